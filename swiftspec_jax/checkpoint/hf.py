@@ -1,0 +1,96 @@
+"""Reads model directories in Hugging Face layout."""
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
+import numpy as np
+import safetensors
+import transformers
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import families
+from swiftspec_jax.models.params import Params
+
+_INDEX = 'model.safetensors.index.json'
+_SINGLE = 'model.safetensors'
+
+
+def read_config(directory: pathlib.Path) -> ModelConfig:
+  """Returns the configuration of a directory.
+
+  EOS tokens come from `generation_config.json` where there is one: chat
+  models name their end-of-turn tokens there.
+
+  Raises:
+    UserError: a missing or unreadable config, or an unknown architecture.
+  """
+  values = _read_json(directory / 'config.json')
+  kind = values.get('model_type')
+  if kind not in families.FAMILIES:
+    raise errors.UserError(
+      f'{directory}: unknown architecture {kind!r}; supported: '
+      f'{", ".join(families.FAMILIES)}'
+    )
+  generation = directory / 'generation_config.json'
+  if generation.exists():
+    eos = _read_json(generation).get('eos_token_id')
+    values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
+  # transformers fills in defaults and translates configs of older releases.
+  full = transformers.AutoConfig.for_model(**values).to_dict()
+  return families.config_from_hf(full)
+
+
+def _read_json(path: pathlib.Path) -> dict:
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError as error:
+    raise errors.UserError(
+      f'{path} is missing; a model directory needs it'
+    ) from error
+  except json.JSONDecodeError as error:
+    raise errors.UserError(f'{path} is not valid JSON: {error}') from error
+
+
+def read_params(directory: pathlib.Path, config: ModelConfig) -> Params:
+  """Returns the parameter tree, numpy arrays in the dtypes of the files.
+
+  Raises:
+    UserError: missing, cut or contradicting weights.
+  """
+  norm_offset = 1.0 if config.family == 'gemma3_text' else 0.0
+  return families.params_from_hf(
+    _tensor_reader(directory), config, norm_offset
+  )
+
+
+def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:
+  """Returns a function from tensor name to array."""
+  if (directory / _INDEX).exists():
+    names = set(_read_json(directory / _INDEX)['weight_map'].values())
+  else:
+    names = {_SINGLE}
+  files = {}
+  for name in sorted(names):
+    path = directory / name
+    try:
+      file = safetensors.safe_open(path, framework='numpy')
+    except (OSError, safetensors.SafetensorError) as error:
+      raise errors.UserError(
+        f'{path} is missing or cut short ({error}); download it again'
+      ) from error
+    files.update(dict.fromkeys(file.keys(), file))
+
+  def get(name: str) -> np.ndarray:
+    # Some checkpoints of a bare decoder lack the prefix.
+    for candidate in (name, name.removeprefix('model.')):
+      if candidate in files:
+        return files[candidate].get_tensor(candidate)
+    raise errors.UserError(
+      f'{directory}: tensor {name} is missing; the weights are not complete '
+      'or belong to another architecture'
+    )
+
+  return get

@@ -1,0 +1,136 @@
+"""Finds a model by name or path and loads it."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import transformers
+
+from swiftspec_jax import errors, sharding
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
+from swiftspec_jax.checkpoint import gguf as gguf_lib
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import params as params_lib
+
+
+def load(
+  name_or_path: str | os.PathLike,
+  *,
+  dtype: jax.typing.DTypeLike | None = None,
+  devices: Sequence[jax.Device] | None = None,
+  draft_of: Model | None = None,
+) -> Model:
+  """Loads a model.
+
+  Args:
+    name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`), a
+      directory in Hugging Face layout, a .gguf file, a directory that
+      `swiftspec_jax.save` wrote, or a Hugging Face hub id.
+    dtype: of weights and cache. Default: float32 on CPU (where bfloat16
+      products are several times slower), bfloat16 elsewhere.
+    devices: tensor parallel over these; the first device by default.
+    draft_of: the target that this model will draft for. Their vocabularies
+      must be the same.
+
+  Raises:
+    UserError: nothing by that name, a broken or unknown checkpoint, or a
+      vocabulary other than that of `draft_of`.
+  """
+  name = os.fspath(name_or_path)
+  mesh = sharding.make_mesh(devices)
+  if dtype is None:
+    platform = mesh.devices.flat[0].platform
+    dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
+  source = _open(name)
+  if draft_of is not None:
+    tokenizer_lib.check_same_vocabulary(
+      draft_of.name, draft_of.tokenizer, name, source.tokenizer
+    )
+  config = dataclasses.replace(source.config, num_shards=mesh.devices.size)
+  params = params_lib.place_params(source.params(), config, dtype, mesh)
+  return Model(
+    name=name,
+    config=config,
+    params=params,
+    dtype=jnp.dtype(dtype),
+    mesh=mesh,
+    tokenizer=source.tokenizer,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+  """A model that was found and whose weights are not read yet."""
+
+  config: ModelConfig
+  tokenizer: transformers.PreTrainedTokenizerBase
+  params: Callable[[], params_lib.Params]
+
+
+def _open(name: str) -> _Source:
+  path = pathlib.Path(name).expanduser()
+  if name in builtin.BUILTIN_MODELS:
+    return _open_gguf(builtin.fetch(name))
+  if path.is_dir():
+    return _open_directory(path)
+  if path.suffix == '.gguf':
+    return _open_gguf(path)
+  if path.exists():
+    raise errors.UserError(
+      f'{name} is neither a model directory nor a .gguf file'
+    )
+  return _open_directory(_download(name))
+
+
+def _open_gguf(path: pathlib.Path) -> _Source:
+  file = gguf_lib.GGUFFile(path)
+  config = file.config()
+  return _Source(
+    config=config,
+    tokenizer=gguf_tokenizer.from_metadata(file.metadata),
+    params=lambda: file.params(config),
+  )
+
+
+def _open_directory(directory: pathlib.Path) -> _Source:
+  is_own = orbax.is_checkpoint(directory)
+  reader = orbax if is_own else hf
+  config = reader.read_config(directory)
+  try:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+  except (OSError, ValueError) as error:
+    raise errors.UserError(
+      f'{directory} has no usable tokenizer files: {error}'
+    ) from error
+  return _Source(
+    config=config,
+    tokenizer=tokenizer,
+    params=lambda: reader.read_params(directory, config),
+  )
+
+
+def _download(repo_id: str) -> pathlib.Path:
+  """Fetches a hub repository, or finds it in the local hub cache."""
+  try:
+    huggingface_hub.utils.validate_repo_id(repo_id)
+    directory = huggingface_hub.snapshot_download(
+      repo_id, allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja']
+    )
+  except (
+    huggingface_hub.errors.HfHubHTTPError,
+    huggingface_hub.errors.HFValidationError,
+    huggingface_hub.errors.LocalEntryNotFoundError,
+    OSError,
+  ) as error:
+    builtins = ', '.join(builtin.BUILTIN_MODELS)
+    raise errors.UserError(
+      f'no model {repo_id!r}: not a built-in name ({builtins}), not a path, '
+      f'and not to be had from the Hugging Face hub: {error}'
+    ) from error
+  return pathlib.Path(directory)

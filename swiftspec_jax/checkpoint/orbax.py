@@ -1,0 +1,97 @@
+"""Saves and restores models in the project's own format.
+
+A checkpoint is a directory with the parameters (orbax), `model_config.json`
+and the tokenizer's files.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from swiftspec_jax import errors, sharding
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import params as params_lib
+
+_CONFIG = 'model_config.json'
+_PARAMS = 'params'
+
+
+def is_checkpoint(directory: pathlib.Path) -> bool:
+  """Whether `save` wrote the directory."""
+  return (directory / _CONFIG).exists()
+
+
+def save(model: Model, directory: str | os.PathLike) -> None:
+  """Saves a model so that `load(directory)` restores it.
+
+  The directory appears complete or not at all.
+
+  Raises:
+    UserError: the directory exists already, or cannot be written.
+  """
+  directory = pathlib.Path(directory).absolute()
+  if directory.exists():
+    raise errors.UserError(
+      f'{directory} exists already; name a new directory to save to'
+    )
+  if model.config.num_shards != 1:
+    raise errors.UserError(
+      f'{model.name} is padded for {model.config.num_shards} devices; load it '
+      'on one device to save it'
+    )
+  try:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(
+      tempfile.mkdtemp(prefix=f'.{directory.name}-', dir=directory.parent)
+    )
+  except OSError as error:
+    raise errors.UserError(f'cannot write {directory}: {error}') from error
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(partial / _PARAMS, model.params)
+    model.tokenizer.save_pretrained(partial)
+    (partial / _CONFIG).write_text(
+      json.dumps(model.config.to_json(), indent=2)
+    )
+    partial.replace(directory)
+  except OSError as error:
+    raise errors.UserError(f'cannot write {directory}: {error}') from error
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_config(directory: pathlib.Path) -> ModelConfig:
+  """Returns the configuration of a checkpoint."""
+  values = json.loads((directory / _CONFIG).read_text())
+  return ModelConfig.from_json(values)
+
+
+def read_params(
+  directory: pathlib.Path, config: ModelConfig
+) -> params_lib.Params:
+  """Returns the parameter tree, host arrays.
+
+  Raises:
+    UserError: missing or cut weights.
+  """
+  mesh = sharding.make_mesh()
+  metadata_path = directory.absolute() / _PARAMS
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      dtype = checkpointer.metadata(metadata_path).item_metadata.tree[
+        'embedding'
+      ].dtype
+      abstract = params_lib.abstract_params(config, dtype, mesh)
+      restored = checkpointer.restore(metadata_path, abstract)
+  except (OSError, ValueError, KeyError) as error:
+    raise errors.UserError(
+      f'{metadata_path} is not a complete checkpoint: {error}'
+    ) from error
+  return jax.tree.map(np.asarray, restored)

@@ -1,0 +1,194 @@
+"""Static descriptions: what a model is and how to sample from it.
+
+All are frozen dataclasses of plain Python values, hashable, so that they can
+be static arguments of jitted functions.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from swiftspec_jax import errors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+  """How rotary frequencies are stretched for long contexts.
+
+  `kind` is 'linear' (all frequencies divided by `factor`) or 'llama3' (only
+  the low ones; Llama 3.1 model card).
+  """
+
+  kind: str
+  factor: float
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+  original_max_context: int = 8192
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+  """Sizes and switches of one decoder-only transformer.
+
+  `num_shards` is the number of devices on the 'model' axis. Heads, widths and
+  vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
+  those of the arrays, the plain ones those of the model.
+  """
+
+  family: str
+  vocab_size: int
+  num_layers: int
+  embed_dim: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  ffw_dim: int
+  max_context: int
+  eos_token_ids: tuple[int, ...] = ()
+  norm_eps: float = 1e-6
+  rope_theta: float = 10_000.0
+  rope_scaling: RopeScaling | None = None
+  tie_embeddings: bool = True
+  activation: str = 'silu'  # or 'gelu_tanh'
+  use_qkv_bias: bool = False  # Qwen 2
+  use_qk_norm: bool = False  # Qwen 3, Gemma 3
+  use_post_norms: bool = False  # Gemma: norms also behind each block
+  embed_scale: float = 1.0  # Gemma: sqrt(embed_dim)
+  query_scale: float | None = None  # default head_dim ** -0.5
+  sliding_window: int | None = None
+  # True for each layer that sees only the window; empty: all layers do
+  # (if there is a window at all).
+  sliding_layers: tuple[bool, ...] = ()
+  local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
+  num_shards: int = 1
+
+  def __post_init__(self):
+    for field in ('vocab_size', 'embed_dim', 'num_heads', 'num_kv_heads',
+                  'head_dim', 'ffw_dim', 'max_context', 'num_shards'):  # fmt: skip
+      if getattr(self, field) < 1:
+        raise errors.UserError(
+          f'{field} must be positive, got {getattr(self, field)}'
+        )
+    if self.num_heads % self.num_kv_heads:
+      raise errors.UserError(
+        f'num_heads={self.num_heads} is not a multiple of '
+        f'num_kv_heads={self.num_kv_heads}'
+      )
+    if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
+      raise errors.UserError(
+        f'sliding_layers names {len(self.sliding_layers)} layers, the model '
+        f'has {self.num_layers}'
+      )
+
+  @property
+  def num_query_groups(self) -> int:
+    """Query heads for each kv head."""
+    return self.num_heads // self.num_kv_heads
+
+  @property
+  def padded_kv_heads(self) -> int:
+    return self._padded(self.num_kv_heads)
+
+  @property
+  def padded_ffw_dim(self) -> int:
+    return self._padded(self.ffw_dim)
+
+  @property
+  def padded_vocab_size(self) -> int:
+    return self._padded(self.vocab_size)
+
+  def _padded(self, size: int) -> int:
+    return math.ceil(size / self.num_shards) * self.num_shards
+
+  def is_sliding(self, layer: int) -> bool:
+    """Whether `layer` sees only the last `sliding_window` tokens."""
+    if self.sliding_window is None:
+      return False
+    return self.sliding_layers[layer] if self.sliding_layers else True
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> 'ModelConfig':
+    values = dict(values)
+    if values.get('rope_scaling') is not None:
+      values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
+    for field in ('eos_token_ids', 'sliding_layers'):
+      values[field] = tuple(values.get(field, ()))
+    return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+  """How the tokens of one request are chosen; names as in vLLM.
+
+  Attributes:
+    temperature: 0 is greedy, 1 the model's own law.
+    top_k: keep the k most probable tokens; 0 keeps all.
+    top_p: keep the smallest set of most probable tokens whose probabilities
+      sum to at least this; 1 keeps all.
+    min_p: drop tokens less probable than this times the most probable one.
+    repetition_penalty: logits of tokens seen in prompt or output are divided
+      (positive) or multiplied (negative) by it; 1 is off (CTRL paper, sec. 4).
+    logit_bias: added to the logits of the tokens named.
+    banned_token_ids: tokens that are never emitted.
+    forced_token_ids: the output starts with these tokens.
+    seed: of the noise. The same seed, prompt, models and mode give the same
+      tokens whatever else is in the batch.
+    stop: strings that end the output; they are not part of the text.
+    max_new_tokens: token limit; None is up to the context limit.
+    ignore_eos: go on behind an end-of-sequence token.
+    logprobs: also return the log-probability of each token, under the
+      model's own law (before temperature, penalties and truncation).
+  """
+
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
+  logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  banned_token_ids: tuple[int, ...] = ()
+  forced_token_ids: tuple[int, ...] = ()
+  seed: int = 0
+  stop: tuple[str, ...] = ()
+  max_new_tokens: int | None = 256
+  ignore_eos: bool = False
+  logprobs: bool = False
+
+  def __post_init__(self):
+    checks = {
+      'temperature': (0 <= self.temperature < math.inf, 'finite and >= 0'),
+      'top_k': (self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
+      'top_p': (0 < self.top_p <= 1, 'in (0, 1]'),
+      'min_p': (0 <= self.min_p < 1, 'in [0, 1)'),
+      'repetition_penalty': (
+        0 < self.repetition_penalty < math.inf,
+        'finite and > 0',
+      ),
+      'seed': (0 <= self.seed < 2**32, 'in [0, 2**32)'),
+      'max_new_tokens': (
+        self.max_new_tokens is None or self.max_new_tokens >= 1,
+        '>= 1, or None for the context limit',
+      ),
+      'stop': (
+        not isinstance(self.stop, str) and all(self.stop),
+        'a sequence of non-empty strings',
+      ),
+    }
+    for field, (is_valid, requirement) in checks.items():
+      if not is_valid:
+        raise errors.UserError(
+          f'{field} must be {requirement}, got {getattr(self, field)!r}'
+        )
+
+  def check_vocabulary(self, vocab_size: int) -> None:
+    """Raises UserError if a token id lies outside the vocabulary."""
+    for field in ('logit_bias', 'banned_token_ids', 'forced_token_ids'):
+      for token_id in getattr(self, field):
+        if not 0 <= token_id < vocab_size:
+          raise errors.UserError(
+            f'{field} names token {token_id}; ids are 0 to {vocab_size - 1}'
+          )

@@ -1,0 +1,47 @@
+"""Drafters: cheap proposers of tokens that the target then verifies.
+
+A drafter is a frozen dataclass of plain values (a static argument of the
+step); what changes lives in its own pytree, the draft state.
+"""
+
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh
+
+from swiftspec_jax import types
+
+
+class Drafter(Protocol):
+  """Proposes up to `num_speculative_tokens` tokens for each row."""
+
+  @property
+  def num_speculative_tokens(self) -> int:
+    """K; the shape of every proposal."""
+
+  @property
+  def may_skip(self) -> bool:
+    """Whether a step often has no draft, and should then cost no more."""
+
+  def init(self, batch_size: int, capacity: int, mesh: Mesh) -> Any:
+    """Returns an empty draft state; all leaves have a leading batch axis."""
+
+  def prefill(
+    self,
+    params: Any,
+    draft_state: Any,
+    token_ids: jax.Array,
+    starts: jax.Array,
+    context: int,
+  ) -> Any:
+    """Takes in a chunk i32[B, C] of the prompt at positions `starts` i32[B].
+
+    `context` is static: no position of the chunk lies at or behind it.
+    """
+
+  def propose(
+    self, params: Any, state: types.DecodeState
+  ) -> tuple[types.Proposal, Any]:
+    """Returns a proposal for the tokens behind `state.lengths`, and the new
+    draft state. Rejected tokens need no call: the next one starts from the
+    committed lengths."""

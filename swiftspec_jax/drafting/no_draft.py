@@ -1,0 +1,30 @@
+"""No speculation: plain autoregressive decoding as a drafter."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from swiftspec_jax import types
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDraft:
+  """Proposes nothing, so that the step needs no special case."""
+
+  num_speculative_tokens: int = dataclasses.field(default=0, init=False)
+  may_skip: bool = dataclasses.field(default=False, init=False)
+
+  def init(self, batch_size, capacity, mesh):
+    del batch_size, capacity, mesh
+
+  def prefill(self, params, draft_state, token_ids, starts, context):
+    del params, draft_state, token_ids, starts, context
+
+  def propose(self, params, state):
+    del params
+    batch = state.lengths.shape[0]
+    proposal = types.Proposal(
+      token_ids=jnp.zeros((batch, 0), jnp.int32),
+      num_drafted=jnp.zeros((batch,), jnp.int32),
+    )
+    return proposal, None

@@ -1,0 +1,75 @@
+"""Prompt lookup: continue as the text did after the same n-gram before.
+
+Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); vLLM's
+`ngram` method. Runs on the device, so the host need not know the tokens.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from swiftspec_jax import errors, types
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptLookup:
+  """Proposes what followed the longest earlier match of the last tokens.
+
+  Attributes:
+    num_speculative_tokens: K.
+    prompt_lookup_min: shortest n-gram that counts as a match.
+    prompt_lookup_max: longest n-gram that is compared. Of equally long
+      matches the most recent wins.
+  """
+
+  num_speculative_tokens: int = 7
+  prompt_lookup_min: int = 2
+  prompt_lookup_max: int = 4
+  may_skip: bool = dataclasses.field(default=True, init=False)
+
+  def __post_init__(self):
+    if self.num_speculative_tokens < 1:
+      raise errors.UserError(
+        'num_speculative_tokens must be at least 1, got '
+        f'{self.num_speculative_tokens}'
+      )
+    if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+      raise errors.UserError(
+        'prompt lookup needs 1 <= prompt_lookup_min <= prompt_lookup_max, got '
+        f'{self.prompt_lookup_min} and {self.prompt_lookup_max}'
+      )
+
+  def init(self, batch_size, capacity, mesh):
+    del batch_size, capacity, mesh
+
+  def prefill(self, params, draft_state, token_ids, starts, context):
+    del params, draft_state, token_ids, starts, context
+
+  def propose(self, params, state):
+    del params
+    token_ids, lengths = state.token_ids, state.lengths
+    places = jnp.arange(token_ids.shape[1])[None]
+    # match_lengths[b, j]: how many tokens up to place j equal the last ones.
+    match_lengths = jnp.zeros_like(token_ids)
+    matches = places < lengths[:, None] - 1
+    for back in range(self.prompt_lookup_max):
+      last = jnp.take_along_axis(
+        token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
+      )
+      matches &= (jnp.roll(token_ids, back, axis=1) == last) & (places >= back)
+      match_lengths += matches
+    # The longest, and of those the last.
+    score = match_lengths * token_ids.shape[1] + places
+    place = jnp.argmax(score, axis=1)[:, None]
+    length = jnp.take_along_axis(match_lengths, place, axis=1)[:, 0]
+    # A continuation that runs into the end of the text goes on periodically.
+    period = lengths[:, None] - 1 - place
+    steps = jnp.arange(self.num_speculative_tokens)[None]
+    source = place + 1 + steps % jnp.maximum(period, 1)
+    proposal = types.Proposal(
+      token_ids=jnp.take_along_axis(token_ids, source, axis=1),
+      num_drafted=jnp.where(
+        length >= self.prompt_lookup_min, self.num_speculative_tokens, 0
+      ),
+    )
+    return proposal, None

@@ -1,0 +1,39 @@
+"""A model with everything that decoding needs."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import transformers
+from jax.sharding import Mesh
+
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models.params import Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+  """A loaded model: parameters on a mesh, and the tokenizer.
+
+  Attributes:
+    name: what it was loaded by, for messages and results.
+    config: static description.
+    params: pytree of arrays on `mesh`.
+    dtype: of the weights and the KV cache.
+    mesh: the devices that hold it.
+    tokenizer: of the vocabulary.
+  """
+
+  name: str
+  config: ModelConfig
+  params: Params = dataclasses.field(repr=False)
+  dtype: np.dtype
+  mesh: Mesh = dataclasses.field(repr=False)
+  tokenizer: transformers.PreTrainedTokenizerBase = dataclasses.field(
+    repr=False
+  )
+
+  @property
+  def num_bytes(self) -> int:
+    """Size of the parameters, padding included."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))

@@ -1,0 +1,196 @@
+"""Model families: Hugging Face configurations and parameter names.
+
+Everything a family changes lies here: how its `config.json` becomes a
+ModelConfig and how its named tensors become the parameter tree.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig, RopeScaling
+from swiftspec_jax.models.params import Params
+
+FAMILIES = ('llama', 'mistral', 'qwen2', 'qwen3', 'gemma3_text')
+
+_ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
+
+
+def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
+  """Translates a complete Hugging Face configuration (transformers 5 form).
+
+  Args:
+    values: `transformers.PretrainedConfig.to_dict()`.
+
+  Raises:
+    UserError: a family, activation or option that the decoder lacks.
+  """
+  family = values.get('model_type')
+  if family not in FAMILIES:
+    raise errors.UserError(
+      f'unknown architecture {family!r}; supported: {", ".join(FAMILIES)}'
+    )
+  _refuse_unsupported(values)
+  is_gemma = family == 'gemma3_text'
+  activation = values.get('hidden_act') or values.get('hidden_activation')
+  if activation not in _ACTIVATIONS:
+    raise errors.UserError(
+      f'unknown activation {activation!r}; supported: '
+      f'{", ".join(_ACTIVATIONS)}'
+    )
+  rope = values['rope_parameters']
+  global_rope = rope['full_attention'] if is_gemma else rope
+  num_heads = values['num_attention_heads']
+  return ModelConfig(
+    family=family,
+    vocab_size=values['vocab_size'],
+    num_layers=values['num_hidden_layers'],
+    embed_dim=values['hidden_size'],
+    num_heads=num_heads,
+    num_kv_heads=values['num_key_value_heads'],
+    head_dim=values.get('head_dim') or values['hidden_size'] // num_heads,
+    ffw_dim=values['intermediate_size'],
+    max_context=values['max_position_embeddings'],
+    eos_token_ids=_as_tuple(values.get('eos_token_id')),
+    norm_eps=values['rms_norm_eps'],
+    rope_theta=global_rope['rope_theta'],
+    rope_scaling=_rope_scaling(global_rope),
+    tie_embeddings=values['tie_word_embeddings'],
+    activation=_ACTIVATIONS[activation],
+    use_qkv_bias=family == 'qwen2' or bool(values.get('attention_bias')),
+    use_qk_norm=family in ('qwen3', 'gemma3_text'),
+    use_post_norms=is_gemma,
+    embed_scale=values['hidden_size'] ** 0.5 if is_gemma else 1.0,
+    query_scale=values['query_pre_attn_scalar'] ** -0.5 if is_gemma else None,
+    **_sliding(values),
+    local_rope_theta=(
+      rope['sliding_attention']['rope_theta'] if is_gemma else None
+    ),
+  )
+
+
+def _refuse_unsupported(values: Mapping[str, Any]) -> None:
+  for option in (
+    'mlp_bias',
+    'attn_logit_softcapping',
+    'final_logit_softcapping',
+    'use_bidirectional_attention',
+  ):
+    if values.get(option):
+      raise errors.UserError(
+        f'{option}={values[option]!r} is not supported for '
+        f'{values["model_type"]}'
+      )
+
+
+def _as_tuple(token_ids: int | list[int] | None) -> tuple[int, ...]:
+  if token_ids is None:
+    return ()
+  return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+  kind = rope.get('rope_type', 'default')
+  if kind == 'default':
+    return None
+  if kind == 'linear':
+    return RopeScaling(kind='linear', factor=rope['factor'])
+  if kind == 'llama3':
+    return RopeScaling(
+      kind='llama3',
+      factor=rope['factor'],
+      low_freq_factor=rope['low_freq_factor'],
+      high_freq_factor=rope['high_freq_factor'],
+      original_max_context=rope['original_max_position_embeddings'],
+    )
+  raise errors.UserError(
+    f'unknown rope scaling {kind!r}; supported: default, linear, llama3'
+  )
+
+
+def _sliding(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The window, and the layers it holds for."""
+  window = values.get('sliding_window')
+  if window is None or values.get('use_sliding_window') is False:
+    return {}
+  kinds = values.get('layer_types') or ()
+  sliding_layers = tuple(kind == 'sliding_attention' for kind in kinds)
+  if kinds and not any(sliding_layers):
+    return {}
+  return {'sliding_window': window, 'sliding_layers': sliding_layers}
+
+
+def params_from_hf(
+  get: Callable[[str], np.ndarray], config: ModelConfig, norm_offset: float
+) -> Params:
+  """Assembles the parameter tree from tensors with Hugging Face names.
+
+  Args:
+    get: returns the tensor of a name; raises UserError when it is missing.
+    config: of the model.
+    norm_offset: added to norm scales (1 where the checkpoint stores them
+      relative to one, as Gemma's do).
+
+  Returns:
+    The tree of `params.param_specs(config)`, unpadded numpy arrays.
+  """
+
+  def layer(i: int) -> Params:
+    prefix = f'model.layers.{i}.'
+
+    def norm(name):
+      return get(f'{prefix}{name}.weight').astype(np.float32) + norm_offset
+
+    def heads(kind):
+      return [
+        _split_heads(get(f'{prefix}self_attn.{name}_proj.{kind}'), config)
+        for name in 'qkv'
+      ]
+
+    gate, up = (get(f'{prefix}mlp.{name}_proj.weight') for name in ('gate', 'up'))  # fmt: skip
+    arrays = {
+      'attention_norm': norm('input_layernorm'),
+      # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
+      'qkv': np.moveaxis(np.concatenate(heads('weight'), axis=1), -1, 0),
+      # [D, H * E] -> [G, Q, E, D]
+      'attention_out': _split_heads(
+        get(f'{prefix}self_attn.o_proj.weight').T, config
+      ),
+      'gate_up': np.stack([gate.T, up.T], axis=1),
+      'down': get(f'{prefix}mlp.down_proj.weight').T,
+    }
+    if config.use_qkv_bias:
+      arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
+    if config.use_qk_norm:
+      arrays['query_norm'] = norm('self_attn.q_norm')
+      arrays['key_norm'] = norm('self_attn.k_norm')
+    if config.use_post_norms:
+      arrays['post_attention_norm'] = norm('post_attention_layernorm')
+      arrays['ffw_norm'] = norm('pre_feedforward_layernorm')
+      arrays['post_ffw_norm'] = norm('post_feedforward_layernorm')
+    else:
+      arrays['ffw_norm'] = norm('post_attention_layernorm')
+    return arrays
+
+  arrays = {
+    'embedding': get('model.embed_tokens.weight'),
+    'layers': [layer(i) for i in range(config.num_layers)],
+    'final_norm': get('model.norm.weight').astype(np.float32) + norm_offset,
+  }
+  if not config.tie_embeddings:
+    arrays['unembedding'] = get('lm_head.weight')
+  return arrays
+
+
+def _split_heads(array: np.ndarray, config: ModelConfig) -> np.ndarray:
+  """[heads * E, ...] -> [G, heads / G, E, ...]."""
+  if array.shape[0] % (config.num_kv_heads * config.head_dim):
+    raise errors.UserError(
+      f'an attention tensor of shape {array.shape} contradicts the config: '
+      f'num_kv_heads={config.num_kv_heads}, head_dim={config.head_dim}'
+    )
+  return array.reshape(
+    config.num_kv_heads, -1, config.head_dim, *array.shape[1:]
+  )

@@ -1,0 +1,117 @@
+"""The parts of a decoder layer, as pure functions.
+
+Legend: B rows, T query tokens, S cache rows, D embed, G kv heads, Q query
+heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from swiftspec_jax.config import ModelConfig, RopeScaling
+
+# What a masked score becomes. Finite, so that a row that sees nothing gives
+# finite numbers instead of NaN.
+MASKED_SCORE = -1e30
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+  """Root-mean-square norm over the last axis, computed in float32."""
+  wide = x.astype(jnp.float32)
+  variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
+  scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+  return (wide * jax.lax.rsqrt(variance + eps) * scale).astype(x.dtype)
+
+
+def rope_frequencies(
+  head_dim: int, theta: float, scaling: RopeScaling | None
+) -> jax.Array:
+  """Returns f32[E / 2] radians for each position."""
+  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+  frequencies = theta**-exponents
+  if scaling is None:
+    return frequencies
+  if scaling.kind == 'linear':
+    return frequencies / scaling.factor
+  # Llama 3.1: long wavelengths are stretched, short ones kept, and those in
+  # between blended.
+  wavelengths = 2 * jnp.pi / frequencies
+  blend = jnp.clip(
+    (scaling.original_max_context / wavelengths - scaling.low_freq_factor)
+    / (scaling.high_freq_factor - scaling.low_freq_factor),
+    0,
+    1,
+  )
+  return frequencies * (blend + (1 - blend) / scaling.factor)
+
+
+def rope_angles(
+  positions: jax.Array, config: ModelConfig, *, is_sliding: bool
+) -> tuple[jax.Array, jax.Array]:
+  """Returns cos and sin, f32[B, T, E / 2], for one kind of layer."""
+  is_local = is_sliding and config.local_rope_theta is not None
+  frequencies = rope_frequencies(
+    config.head_dim,
+    config.local_rope_theta if is_local else config.rope_theta,
+    None if is_local else config.rope_scaling,
+  )
+  angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None]
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Rotates [B, T, heads, E]; first and second half of E are the pairs."""
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos[:, :, None], sin[:, :, None]
+  rotated = (first * cos - second * sin, second * cos + first * sin)
+  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  visible: jax.Array,
+  scale: float,
+) -> jax.Array:
+  """Softmax attention over the cache, scores in float32.
+
+  Args:
+    queries: [B, T, G, Q, E].
+    keys: [B, G, S, E].
+    values: [B, G, S, E].
+    visible: bool[B, T, S], True where a query may attend.
+    scale: of the scores.
+
+  Returns:
+    [B, T, G, Q, E].
+  """
+  batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
+  # Tokens and query groups side by side: one product per kv head.
+  grouped = jnp.moveaxis(queries, 1, 3).reshape(
+    batch, num_kv_heads, num_groups * num_tokens, head_dim
+  )
+  scores = jnp.einsum(
+    'bgne,bgse->bgns',
+    grouped,
+    keys,
+    preferred_element_type=jnp.float32,
+  ).reshape(batch, num_kv_heads, num_groups, num_tokens, -1)
+  scores = jnp.where(visible[:, None, None], scores * scale, MASKED_SCORE)
+  probs = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  output = jnp.einsum(
+    'bgns,bgse->bgne',
+    probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
+    values,
+  )
+  output = output.reshape(
+    batch, num_kv_heads, num_groups, num_tokens, head_dim
+  )
+  return jnp.moveaxis(output, 3, 1)
+
+
+def gated_activation(gate_up: jax.Array, activation: str) -> jax.Array:
+  """act(gate) * up of [..., 2, F]."""
+  gate, up = gate_up[..., 0, :], gate_up[..., 1, :]
+  if activation == 'silu':
+    return jax.nn.silu(gate) * up
+  return jax.nn.gelu(gate, approximate=True) * up

@@ -1,0 +1,181 @@
+"""Parameters, each declared once: shape, logical axes, initialiser.
+
+From the one declaration come the abstract tree, the shardings, random
+parameters, and the placing of loaded arrays on a mesh.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from swiftspec_jax import errors, sharding
+from swiftspec_jax.config import ModelConfig
+
+Params = dict[str, Any]  # pytree of arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+  """One parameter, unpadded and padded.
+
+  Attributes:
+    shape: sizes in the model.
+    padded_shape: sizes of the array; the difference is filled with zeros at
+      the end of each axis.
+    axes: logical name of each axis, None where it is never sharded.
+    init_scale: standard deviation of the initialiser; None means ones.
+    is_norm: norm scales stay float32 whatever the model's dtype.
+  """
+
+  shape: tuple[int, ...]
+  padded_shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+  init_scale: float | None
+
+  @property
+  def is_norm(self) -> bool:
+    return self.init_scale is None
+
+  def dtype(self, model_dtype: jax.typing.DTypeLike) -> np.dtype:
+    return jnp.dtype(jnp.float32 if self.is_norm else model_dtype)
+
+
+def param_specs(config: ModelConfig) -> Params:
+  """Returns the tree of ParamSpec of a model.
+
+  Legend: D embed, G kv heads, Q query heads for each kv head, E head_dim,
+  F ffw, V vocabulary. q, k and v of one kv head lie side by side in `qkv`
+  ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product each,
+  and a device's share of heads is one slice of axis G.
+  """
+  c = config
+  sizes = {
+    'embed': (c.embed_dim, c.embed_dim),
+    'kv_heads': (c.num_kv_heads, c.padded_kv_heads),
+    'query_groups': (c.num_query_groups, c.num_query_groups),
+    'qkv': (c.num_query_groups + 2, c.num_query_groups + 2),
+    'head_dim': (c.head_dim, c.head_dim),
+    'gate_up': (2, 2),
+    'ffw': (c.ffw_dim, c.padded_ffw_dim),
+    'vocab': (c.vocab_size, c.padded_vocab_size),
+  }
+
+  def spec(*axes: str, scale: float | None = None) -> ParamSpec:
+    return ParamSpec(
+      shape=tuple(sizes[axis][0] for axis in axes),
+      padded_shape=tuple(sizes[axis][1] for axis in axes),
+      axes=axes,
+      init_scale=scale,
+    )
+
+  def layer() -> Params:
+    specs = {
+      'attention_norm': spec('embed'),
+      'qkv': spec(
+        'embed', 'kv_heads', 'qkv', 'head_dim', scale=c.embed_dim**-0.5
+      ),
+      'attention_out': spec(
+        'kv_heads',
+        'query_groups',
+        'head_dim',
+        'embed',
+        scale=(c.num_heads * c.head_dim) ** -0.5,
+      ),
+      'ffw_norm': spec('embed'),
+      'gate_up': spec('embed', 'gate_up', 'ffw', scale=c.embed_dim**-0.5),
+      'down': spec('ffw', 'embed', scale=c.ffw_dim**-0.5),
+    }
+    if c.use_qkv_bias:
+      specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
+    if c.use_qk_norm:
+      specs['query_norm'] = spec('head_dim')
+      specs['key_norm'] = spec('head_dim')
+    if c.use_post_norms:
+      specs['post_attention_norm'] = spec('embed')
+      specs['post_ffw_norm'] = spec('embed')
+    return specs
+
+  specs = {
+    'embedding': spec('vocab', 'embed', scale=c.embed_dim**-0.5),
+    'layers': [layer() for _ in range(c.num_layers)],
+    'final_norm': spec('embed'),
+  }
+  if not c.tie_embeddings:
+    specs['unembedding'] = spec('vocab', 'embed', scale=c.embed_dim**-0.5)
+  return specs
+
+
+def abstract_params(
+  config: ModelConfig, dtype: jax.typing.DTypeLike, mesh: Mesh
+) -> Params:
+  """Returns the tree of jax.ShapeDtypeStruct, with shardings."""
+  return jax.tree.map(
+    lambda spec: jax.ShapeDtypeStruct(
+      spec.padded_shape,
+      spec.dtype(dtype),
+      sharding=sharding.sharding_of(mesh, spec.axes),
+    ),
+    param_specs(config),
+  )
+
+
+def place_params(
+  arrays: Params, config: ModelConfig, dtype: jax.typing.DTypeLike, mesh: Mesh
+) -> Params:
+  """Pads host arrays, converts them and puts them on the mesh.
+
+  Args:
+    arrays: tree of numpy arrays with the unpadded shapes of `param_specs`.
+    config: of the model, with the mesh's number of shards.
+    dtype: of the weights; norm scales stay float32.
+    mesh: where they go.
+
+  Raises:
+    UserError: an array's shape contradicts the config.
+  """
+
+  def place(path, spec: ParamSpec, array: np.ndarray) -> jax.Array:
+    if array.shape != spec.shape:
+      raise errors.UserError(
+        f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
+        f'config says {spec.shape}: weights and config do not belong together'
+      )
+    padding = [
+      (0, padded - size)
+      for size, padded in zip(spec.shape, spec.padded_shape, strict=True)
+    ]
+    array = array.astype(spec.dtype(dtype), copy=False)
+    if spec.shape != spec.padded_shape:
+      array = np.pad(array, padding)
+    return jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
+
+  return jax.tree_util.tree_map_with_path(place, param_specs(config), arrays)
+
+
+def random_params(
+  key: jax.Array,
+  config: ModelConfig,
+  dtype: jax.typing.DTypeLike = jnp.float32,
+  mesh: Mesh | None = None,
+) -> Params:
+  """Returns random parameters; the same for any number of shards.
+
+  Args:
+    key: consumed.
+    config: of the model.
+    dtype: of the weights.
+    mesh: where they go; one device by default.
+  """
+  mesh = sharding.make_mesh() if mesh is None else mesh
+  specs, treedef = jax.tree.flatten(param_specs(config))
+  arrays = [
+    np.ones(spec.shape, np.float32)
+    if spec.is_norm
+    else np.asarray(jax.random.normal(k, spec.shape)) * spec.init_scale
+    for k, spec in zip(jax.random.split(key, len(specs)), specs, strict=True)
+  ]
+  return place_params(treedef.unflatten(arrays), config, dtype, mesh)

@@ -1,0 +1,83 @@
+"""What a finished request gives: text, tokens, and raw counts."""
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationStats:
+  """Raw counts and times of one request; ratios are derived.
+
+  Attributes:
+    prompt_tokens: tokens of the prompt, template included.
+    new_tokens: tokens of the output.
+    num_rounds: target forwards that verified or decoded for this request.
+    num_drafted: draft tokens that were verified.
+    num_accepted: draft tokens that were accepted.
+    drafted_per_position: how many rounds drafted position i of the chain.
+    accepted_per_position: how many of them accepted it (and so all before).
+    ttft_seconds: from the start of prefill to the first token on the host.
+    decode_seconds: from the end of prefill to the last token on the host.
+  """
+
+  prompt_tokens: int
+  new_tokens: int
+  num_rounds: int
+  num_drafted: int
+  num_accepted: int
+  drafted_per_position: tuple[int, ...]
+  accepted_per_position: tuple[int, ...]
+  ttft_seconds: float
+  decode_seconds: float
+
+  @property
+  def acceptance_length(self) -> float:
+    """Mean tokens a round, the recovered or bonus token included."""
+    return 1 + self.num_accepted / max(self.num_rounds, 1)
+
+  @property
+  def acceptance_rate(self) -> float:
+    """Accepted of the drafted tokens."""
+    return self.num_accepted / max(self.num_drafted, 1)
+
+  @property
+  def acceptance_rate_per_position(self) -> tuple[float, ...]:
+    """Of the rounds that drafted position i, the share that accepted it."""
+    return tuple(
+      accepted / max(drafted, 1)
+      for accepted, drafted in zip(
+        self.accepted_per_position, self.drafted_per_position, strict=True
+      )
+    )
+
+  @property
+  def tokens_per_second(self) -> float:
+    """New tokens per second of decoding (prefill not counted)."""
+    return self.new_tokens / self.decode_seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationResult:
+  """One finished request.
+
+  Attributes:
+    text: of the output; a stop string and what follows it are cut off.
+    token_ids: of the output, the end-of-sequence token or the tokens of the
+      stop string included.
+    finish_reason: 'stop' (end of sequence or stop string) or 'length'
+      (token limit or context limit).
+    logprobs: of each token under the model's own law, if asked for.
+    stats: raw counts and times.
+  """
+
+  text: str
+  token_ids: tuple[int, ...]
+  finish_reason: str
+  logprobs: tuple[float, ...] | None
+  stats: GenerationStats
+
+
+def total_acceptance_length(stats: Sequence[GenerationStats]) -> float:
+  """Acceptance length over many requests: sums first, the ratio last."""
+  num_rounds = sum(s.num_rounds for s in stats)
+  return 1 + sum(s.num_accepted for s in stats) / max(num_rounds, 1)

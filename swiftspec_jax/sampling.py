@@ -1,0 +1,260 @@
+"""From logits to the law that tokens are drawn from, and the draw itself.
+
+The order is that of vLLM and Hugging Face: repetition penalty, bias and bans,
+temperature, top-k, top-p, min-p. Thresholds are found by bisection on the
+bits of the logits instead of sorting the vocabulary: 32 masked sums, which
+accelerators run faster than a sort, and ties are kept together.
+
+All noise is keyed by the request's seed and the position of the token, so a
+row's tokens depend on nothing else in the batch.
+
+Legend: B rows, T query tokens, S cache capacity, V vocabulary, F forced.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from swiftspec_jax.config import SamplingParams
+
+
+class Stream(enum.IntEnum):
+  """Independent noise streams at one position of one request."""
+
+  OUTPUT = 0  # recovered and bonus tokens, and plain decoding
+  ACCEPT = 1  # the uniform draw of rejection sampling
+  DRAFT = 2  # the draft's tokens
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class SamplingState:
+  """SamplingParams of all rows as arrays.
+
+  A field is None when no request of the batch uses it: the compiled step then
+  has no trace of it. `temperatures` None means all rows are greedy.
+  """
+
+  seeds: jax.Array  # u32[B]
+  temperatures: jax.Array | None  # f32[B], 0 is greedy
+  top_ks: jax.Array | None  # i32[B], 0 keeps all
+  top_ps: jax.Array | None  # f32[B]
+  min_ps: jax.Array | None  # f32[B]
+  repetition_penalties: jax.Array | None  # f32[B]
+  logit_bias: jax.Array | None  # f32[B, V], -inf where banned
+  forced_token_ids: jax.Array | None  # i32[B, F], -1 where free
+  with_logprobs: bool = struct.field(pytree_node=False)
+
+
+def make_state(
+  batch: Sequence[SamplingParams],
+  vocab_size: int,
+  features: Sequence[SamplingParams] | None = None,
+) -> SamplingState:
+  """Returns host arrays for a batch of requests.
+
+  Args:
+    batch: one for each row.
+    vocab_size: of the target.
+    features: requests whose features the state must have room for; `batch`
+      by default.
+  """
+  features = batch if features is None else features
+  neutral = SamplingParams()
+
+  def column(field, dtype, is_used=None):
+    values = [getattr(params, field) for params in features]
+    is_used = any(v != getattr(neutral, field) for v in values)
+    if not is_used:
+      return None
+    return np.asarray([getattr(params, field) for params in batch], dtype)
+
+  return SamplingState(
+    seeds=np.asarray([params.seed for params in batch], np.uint32),
+    temperatures=column('temperature', np.float32),
+    top_ks=column('top_k', np.int32),
+    top_ps=column('top_p', np.float32),
+    min_ps=column('min_p', np.float32),
+    repetition_penalties=column('repetition_penalty', np.float32),
+    logit_bias=_bias(batch, features, vocab_size),
+    forced_token_ids=_forced(batch, features),
+    with_logprobs=any(params.logprobs for params in features),
+  )
+
+
+def _bias(batch, features, vocab_size):
+  if not any(f.logit_bias or f.banned_token_ids for f in features):
+    return None
+  bias = np.zeros((len(batch), vocab_size), np.float32)
+  for row, params in zip(bias, batch, strict=True):
+    for token_id, value in params.logit_bias.items():
+      row[token_id] = value
+    row[list(params.banned_token_ids)] = -np.inf
+  return bias
+
+
+def _forced(batch, features):
+  size = max((len(f.forced_token_ids) for f in features), default=0)
+  if not size:
+    return None
+  forced = np.full((len(batch), size), -1, np.int32)
+  for row, params in zip(forced, batch, strict=True):
+    row[: len(params.forced_token_ids)] = params.forced_token_ids
+  return forced
+
+
+def seen_tokens(
+  token_ids: jax.Array, lengths: jax.Array, vocab_size: int
+) -> jax.Array:
+  """Returns bool[B, V]: which tokens occur below `lengths`.
+
+  Args:
+    token_ids: i32[B, S].
+    lengths: i32[B].
+    vocab_size: V.
+  """
+  batch, size = token_ids.shape
+  is_known = jnp.arange(size)[None] < lengths[:, None]
+  # Unknown places count for a token behind the vocabulary: dropped.
+  ids = jnp.where(is_known, token_ids, vocab_size)
+  seen = jnp.zeros((batch, vocab_size), bool)
+  return seen.at[jnp.arange(batch)[:, None], ids].set(True, mode='drop')
+
+
+def adjust_logits(
+  logits: jax.Array,
+  sampling: SamplingState,
+  *,
+  token_ids: jax.Array,
+  lengths: jax.Array,
+  prompt_lengths: jax.Array,
+  draft_token_ids: jax.Array,
+) -> jax.Array:
+  """Applies penalty, bias, bans and forced tokens.
+
+  Args:
+    logits: f32[B, T, V]; query t follows the first t draft tokens.
+    sampling: of the rows.
+    token_ids: i32[B, S] history.
+    lengths: i32[B] of the history.
+    prompt_lengths: i32[B].
+    draft_token_ids: i32[B, T - 1] the chain behind the history.
+
+  Returns:
+    f32[B, T, V], -inf where a token is banned.
+  """
+  num_queries, vocab_size = logits.shape[1:]
+  if sampling.repetition_penalties is not None:
+    seen = seen_tokens(token_ids, lengths, vocab_size)[:, None]
+    drafted = draft_token_ids[:, :, None] == jnp.arange(vocab_size)
+    drafted = jnp.cumsum(drafted, axis=1) > 0
+    first = jnp.zeros_like(seen)
+    seen = seen | jnp.concatenate([first, drafted], axis=1)
+    penalty = sampling.repetition_penalties[:, None, None]
+    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = jnp.where(seen, penalized, logits)
+  if sampling.logit_bias is not None:
+    logits = logits + sampling.logit_bias[:, None]
+  if sampling.forced_token_ids is not None:
+    size = sampling.forced_token_ids.shape[1]
+    index = (lengths - prompt_lengths)[:, None] + jnp.arange(num_queries)[None]
+    forced = jnp.take_along_axis(
+      sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
+    )
+    forced = jnp.where(index < size, forced, -1)[:, :, None]
+    is_free = (forced < 0) | (forced == jnp.arange(vocab_size)[None, None])
+    # A forced token is emitted even where it is banned.
+    logits = jnp.where(forced < 0, logits, jnp.maximum(logits, -1e30))
+    logits = jnp.where(is_free, logits, -jnp.inf)
+  return logits
+
+
+def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
+  """Returns the logits of the law that tokens are drawn from.
+
+  Args:
+    logits: f32[B, T, V], adjusted.
+    sampling: of the rows, with `temperatures`.
+
+  Returns:
+    f32[B, T, V]; excluded tokens are -inf, in greedy rows all but one.
+  """
+  is_greedy = sampling.temperatures == 0
+  law = logits / jnp.where(is_greedy, 1, sampling.temperatures)[:, None, None]
+  if sampling.top_ks is not None:
+    top_ks = jnp.where(sampling.top_ks == 0, law.shape[2], sampling.top_ks)
+    law = _keep_largest(
+      law, lambda kept: kept.sum(-1) >= top_ks[:, None]
+    )
+  if sampling.top_ps is not None:
+    probs = jax.nn.softmax(law, axis=-1)
+    law = _keep_largest(
+      law,
+      lambda kept: (
+        jnp.where(kept, probs, 0).sum(-1) >= sampling.top_ps[:, None]
+      ),
+    )
+  if sampling.min_ps is not None:
+    floor = law.max(-1, keepdims=True) + jnp.log(
+      sampling.min_ps[:, None, None]
+    )
+    law = jnp.where(law >= floor, law, -jnp.inf)
+  best = jnp.argmax(logits, axis=-1)[:, :, None]
+  is_best = jnp.arange(logits.shape[2])[None, None] == best
+  only_best = jnp.where(is_best, 0.0, -jnp.inf)
+  return jnp.where(is_greedy[:, None, None], only_best, law)
+
+
+def _keep_largest(
+  logits: jax.Array, is_enough: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+  """Keeps the fewest largest logits, ties together, that are enough.
+
+  Args:
+    logits: f32[B, T, V].
+    is_enough: bool[B, T, V] of kept tokens -> bool[B, T].
+  """
+  bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+  top = jnp.uint32(1 << 31)
+  # Unsigned integers in the order of the floats.
+  keys = jnp.where(bits & top != 0, ~bits, bits | top)
+
+  def body(i, threshold):
+    candidate = threshold | (top >> i.astype(jnp.uint32))
+    enough = is_enough(keys >= candidate[:, :, None])
+    return jnp.where(enough, candidate, threshold)
+
+  start = jnp.zeros(logits.shape[:2], jnp.uint32)
+  threshold = jax.lax.fori_loop(0, 32, body, start)
+  return jnp.where(keys >= threshold[:, :, None], logits, -jnp.inf)
+
+
+def position_keys(
+  seeds: jax.Array, positions: jax.Array, stream: Stream
+) -> jax.Array:
+  """Returns keys [B, T] for noise at `positions` i32[B, T]."""
+
+  def key_of(seed, position):
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.fold_in(key, int(stream))
+
+  return jax.vmap(jax.vmap(key_of, (None, 0)))(seeds, positions)
+
+
+def draw(law: jax.Array, keys: jax.Array) -> jax.Array:
+  """Draws a token from each law (Gumbel-argmax).
+
+  Args:
+    law: f32[B, T, V] logits, -inf where excluded.
+    keys: [B, T], consumed.
+
+  Returns:
+    i32[B, T].
+  """
+  noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, law.shape[2:])))(
+    keys
+  )
+  return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)

@@ -1,0 +1,197 @@
+"""One decoding step, pure: draft, target forward, verify, commit.
+
+Plain decoding is the step whose drafter proposes nothing.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import types, verification
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import Drafter
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+
+
+@functools.partial(
+  jax.jit, static_argnames=('config', 'drafter'), donate_argnames='state'
+)
+def decode_step(
+  target_params: Params,
+  draft_params: Any,
+  state: types.DecodeState,
+  *,
+  config: ModelConfig,
+  drafter: Drafter,
+) -> tuple[types.DecodeState, types.StepOutput]:
+  """Emits 1 to K + 1 tokens for each row that is below its limit.
+
+  Args:
+    target_params: of the target.
+    draft_params: of the drafter; None where it has none.
+    state: donated.
+    config: of the target; static.
+    drafter: static.
+  """
+  with jax.named_scope('draft'):
+    proposal, draft_state = drafter.propose(draft_params, state)
+  state = state.replace(draft_state=draft_state)
+  verify = functools.partial(_verify, target_params, config, state)
+  if drafter.may_skip:
+    cache, verdict, logprobs = jax.lax.cond(
+      jnp.any(proposal.num_drafted > 0),
+      verify,
+      functools.partial(_verify_nothing, verify),
+      proposal,
+    )
+  else:
+    cache, verdict, logprobs = verify(proposal)
+  with jax.named_scope('commit'):
+    room = jnp.maximum(state.max_lengths - state.lengths, 0)
+    num_emitted = jnp.minimum(verdict.num_accepted + 1, room)
+    state = state.replace(
+      target_cache=dense.extend(cache, num_emitted),
+      token_ids=_append(state, verdict.token_ids, num_emitted),
+      lengths=state.lengths + num_emitted,
+    )
+  output = types.StepOutput.pack(
+    num_emitted=num_emitted,
+    num_drafted=proposal.num_drafted,
+    verdict=verdict,
+    logprobs=logprobs,
+  )
+  return state, output
+
+
+def _verify(params, config, state, proposal):
+  """Target forward over root and drafts, and the verdict."""
+  root = jnp.take_along_axis(
+    state.token_ids, jnp.maximum(state.lengths[:, None] - 1, 0), axis=1
+  )
+  token_ids = jnp.concatenate([root, proposal.token_ids], axis=1)
+  with jax.named_scope('target_forward'):
+    hidden, cache = decoder.forward(
+      params,
+      config,
+      token_ids,
+      state.target_cache,
+      starts=state.target_cache.kv_lengths,
+    )
+    logits = decoder.unembed(params, config, hidden)
+  with jax.named_scope('verify'):
+    adjusted = sampling_lib.adjust_logits(
+      logits,
+      state.sampling,
+      token_ids=state.token_ids,
+      lengths=state.lengths,
+      prompt_lengths=state.prompt_lengths,
+      draft_token_ids=proposal.token_ids,
+    )
+    positions = state.lengths[:, None] + jnp.arange(token_ids.shape[1])[None]
+    verdict = verification.verify(
+      proposal, adjusted, positions, state.sampling
+    )
+  logprobs = None
+  if state.sampling.with_logprobs:
+    chosen = jnp.maximum(verdict.token_ids, 0)[:, :, None]
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    logprobs = jnp.take_along_axis(log_probs, chosen, axis=2)[:, :, 0]
+  return cache, verdict, logprobs
+
+
+def _verify_nothing(verify, proposal):
+  """The one-token step, with outputs as wide as those of a full one."""
+  num_tokens = proposal.token_ids.shape[1]
+  none = proposal.replace(token_ids=proposal.token_ids[:, :0])
+  cache, verdict, logprobs = verify(none)
+  verdict = verdict.replace(
+    token_ids=jnp.pad(
+      verdict.token_ids,
+      ((0, 0), (0, num_tokens)),
+      constant_values=types.PLACEHOLDER_TOKEN_ID,
+    )
+  )
+  if logprobs is not None:
+    logprobs = jnp.pad(logprobs, ((0, 0), (0, num_tokens)))
+  return cache, verdict, logprobs
+
+
+def _append(state, token_ids, num_emitted):
+  """Writes the emitted tokens behind the known ones."""
+  steps = jnp.arange(token_ids.shape[1])[None]
+  places = jnp.where(
+    steps < num_emitted[:, None],
+    state.lengths[:, None] + steps,
+    state.token_ids.shape[1],
+  )
+  batch = jnp.arange(token_ids.shape[0])[:, None]
+  return state.token_ids.at[batch, places].set(token_ids, mode='drop')
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'drafter', 'chunk_size', 'context'),
+  donate_argnames='state',
+)
+def prefill_chunk(
+  target_params: Params,
+  draft_params: Any,
+  state: types.DecodeState,
+  starts: jax.Array,
+  num_kept: jax.Array,
+  *,
+  config: ModelConfig,
+  drafter: Drafter,
+  chunk_size: int,
+  context: int,
+) -> types.DecodeState:
+  """Takes a chunk of known tokens into the caches of target and drafter.
+
+  Args:
+    target_params: of the target.
+    draft_params: of the drafter.
+    state: donated; `token_ids` hold the prompt.
+    starts: i32[B] first position of the chunk. It may lie below
+      `kv_lengths`: those rows are computed again, to the same values.
+    num_kept: i32[B] committed tokens afterwards.
+    config: of the target; static.
+    drafter: static.
+    chunk_size: C; static.
+    context: static; starts + C is at most this.
+  """
+  token_ids = jax.vmap(
+    lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, chunk_size)
+  )(state.token_ids, starts)
+  _, cache = decoder.forward(
+    target_params,
+    config,
+    token_ids,
+    state.target_cache,
+    starts=starts,
+    context=context,
+  )
+  draft_state = drafter.prefill(
+    draft_params, state.draft_state, token_ids, starts, context
+  )
+  return state.replace(
+    target_cache=cache.replace(kv_lengths=num_kept), draft_state=draft_state
+  )
+
+
+@functools.partial(jax.jit, donate_argnames='state')
+def insert_row(
+  state: types.DecodeState, row: types.DecodeState, slot: jax.Array
+) -> types.DecodeState:
+  """Puts a state of one row into row `slot` i32[] of a batch (donated)."""
+  return jax.tree.map(
+    lambda batch, one: jax.lax.dynamic_update_index_in_dim(
+      batch, one[0], slot, axis=0
+    ),
+    state,
+    row,
+  )

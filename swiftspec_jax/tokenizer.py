@@ -1,0 +1,218 @@
+"""From a prompt to token ids, and from token ids to text as they come in."""
+
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import transformers
+
+from swiftspec_jax import errors
+
+Tokenizer = transformers.PreTrainedTokenizerFast
+Message = Mapping[str, Any]
+
+_BROKEN = '\ufffd'  # what bytes that are no character are decoded to
+
+
+def encode_prompt(
+  tokenizer: Tokenizer,
+  prompt: str | Sequence[Message] | Sequence[int],
+  *,
+  use_chat_template: bool | None = None,
+) -> list[int]:
+  """Returns the token ids that a model is to continue.
+
+  Args:
+    tokenizer: the model's tokenizer.
+    prompt: a text, messages (each with 'role' and 'content'), or token ids,
+      which are taken as they are.
+    use_chat_template: whether a text is the user's turn of a conversation;
+      None is yes if the tokenizer has a chat template. Any other text gets
+      the tokenizer's own special tokens, such as BOS.
+
+  Raises:
+    UserError: the prompt is empty or malformed, or needs a chat template that
+      the tokenizer lacks.
+  """
+  if len(prompt) == 0:
+    raise errors.UserError('the prompt is empty; give at least one token')
+  if use_chat_template is None:
+    use_chat_template = tokenizer.chat_template is not None
+  if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+    return [_check_id(token_id, len(tokenizer)) for token_id in prompt]
+  if isinstance(prompt, str) and not use_chat_template:
+    # The user may have written BOS.
+    bos = tokenizer.bos_token
+    has_bos = bos is not None and prompt.startswith(bos)
+    return _encode_text(tokenizer, prompt, add_special_tokens=not has_bos)
+  if isinstance(prompt, str):
+    prompt = [{'role': 'user', 'content': prompt}]
+  # The template writes BOS where the model wants it.
+  text = _render(tokenizer, prompt)
+  return _encode_text(tokenizer, text, add_special_tokens=False)
+
+
+def _check_id(token_id: Any, vocab_size: int) -> int:
+  if not hasattr(token_id, '__index__') or not 0 <= token_id < vocab_size:
+    raise errors.UserError(
+      f'the prompt holds {token_id!r}; token ids of this model are integers '
+      f'from 0 to {vocab_size - 1}'
+    )
+  return operator.index(token_id)
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+  """Returns the text of a conversation up to the model's turn."""
+  for message in messages:
+    if not isinstance(message, Mapping) or not all(
+      isinstance(message.get(key), str) for key in ('role', 'content')
+    ):
+      raise errors.UserError(
+        f"each message needs the strings 'role' and 'content', got {message!r}"
+      )
+  if not any(message['content'] for message in messages):
+    raise errors.UserError('the prompt is empty: no message has content')
+  if tokenizer.chat_template is None:
+    raise errors.UserError(
+      'this model has no chat template; give the prompt as one plain text'
+    )
+  try:
+    return tokenizer.apply_chat_template(
+      [dict(message) for message in messages],
+      tokenize=False,
+      add_generation_prompt=True,
+    )
+  except jinja2.TemplateError as error:
+    raise errors.UserError(
+      f"the model's chat template refuses these messages: {error}"
+    ) from error
+
+
+def _encode_text(
+  tokenizer: Tokenizer, text: str, *, add_special_tokens: bool
+) -> list[int]:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    message = f'the prompt is not valid Unicode: {error}'
+    raise errors.UserError(message) from error
+  ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+  if not ids:
+    raise errors.UserError(f'the prompt {text!r} has no tokens')
+  return ids
+
+
+class TextStream:
+  """Text of a growing sequence of token ids, cut at a stop string.
+
+  What was returned is never taken back: a character of which bytes are
+  missing and what may be the start of a stop string are withheld. Special
+  tokens give no text.
+
+  Attributes:
+    text: everything that was returned so far.
+    stopped: the stop string that was completed first, else None.
+    num_tokens: how many token ids were taken, up to and including the one
+      that completed the stop string.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+    """Starts an empty text.
+
+    Args:
+      tokenizer: the model's tokenizer.
+      stop: strings, none empty, that end the text; they are not part of it.
+    """
+    self.text = ''
+    self.stopped: str | None = None
+    self.num_tokens = 0
+    self._stop = tuple(stop)
+    self._withheld = ''
+    self._backend = tokenizer.backend_tokenizer
+    # Token ids that are not all text yet, and how many characters are.
+    self._pending: list[int] = []
+    self._num_settled = 0
+    # Decoded in front of the pending ids once there is text, because the
+    # first word of a text can lose its leading space.
+    self._context: list[int] = []
+
+  def push(self, token_ids: Sequence[int]) -> str:
+    """Takes the next token ids and returns the text that is now certain.
+
+    Token ids behind a stop string are ignored.
+    """
+    start = len(self.text)
+    for token_id in token_ids:
+      if self.stopped is not None:
+        break
+      self.num_tokens += 1
+      self._withheld += self._decode(int(token_id))
+      self._release()
+    return self.text[start:]
+
+  def finish(self) -> str:
+    """Returns what was withheld, without the bytes of a cut-off character."""
+    rest, self._withheld = self._withheld, ''
+    self.text += rest
+    return rest
+
+  def _decode(self, token_id: int) -> str:
+    # tokenizers' DecodeStream is not used: it raises, and goes on raising,
+    # when byte tokens behind a complete character break off.
+    self._pending.append(token_id)
+    num_context = len(self._backend.decode(self._context))
+    text = self._backend.decode(self._context + self._pending)[num_context:]
+    settled = text.rstrip(_BROKEN)
+    new = settled[self._num_settled :]
+    self._num_settled = len(settled)
+    if settled == text and (text or self._context):
+      self._pending, self._num_settled = [], 0
+      encoding = self._backend.encode('a', add_special_tokens=False)
+      self._context = encoding.ids[-1:]
+    return new
+
+  def _release(self) -> None:
+    """Moves text from `_withheld` to `text` as far as stop strings allow."""
+    found = [stop for stop in self._stop if stop in self._withheld]
+    if found:
+      ends = {stop: self._withheld.index(stop) + len(stop) for stop in found}
+      # The first to be complete; of several the longest.
+      self.stopped = min(found, key=lambda stop: (ends[stop], -len(stop)))
+      self.text += self._withheld[: ends[self.stopped] - len(self.stopped)]
+      self._withheld = ''
+      return
+    lengths = [
+      n
+      for stop in self._stop
+      for n in range(1, len(stop))
+      if self._withheld.endswith(stop[:n])
+    ]
+    num_free = len(self._withheld) - max(lengths, default=0)
+    self.text += self._withheld[:num_free]
+    self._withheld = self._withheld[num_free:]
+
+
+def check_same_vocabulary(
+  target_name: str,
+  target_tokenizer: Tokenizer,
+  draft_name: str,
+  draft_tokenizer: Tokenizer,
+) -> None:
+  """Raises UserError unless each token id means the same to both models."""
+  if target_tokenizer is draft_tokenizer:
+    return
+  target, draft = (
+    list(map(tokenizer.backend_tokenizer.id_to_token, range(len(tokenizer))))
+    for tokenizer in (target_tokenizer, draft_tokenizer)
+  )
+  if target == draft:
+    return
+  pairs = enumerate(itertools.zip_longest(target, draft))
+  first, tokens = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+  raise errors.UserError(
+    f'{target_name} ({len(target)} tokens) and {draft_name} ({len(draft)} '
+    f'tokens) have different vocabularies: token {first} is {tokens[0]!r} and '
+    f'{tokens[1]!r}; choose a draft model of the same family'
+  )

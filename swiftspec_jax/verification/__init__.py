@@ -1,0 +1,26 @@
+"""Verifiers of a chain: which draft tokens stand, and what follows them."""
+
+import jax
+
+from swiftspec_jax import types
+from swiftspec_jax.sampling import SamplingState
+from swiftspec_jax.verification import greedy, rejection
+
+
+def verify(
+  proposal: types.Proposal,
+  logits: jax.Array,
+  positions: jax.Array,
+  sampling: SamplingState,
+) -> types.Verdict:
+  """Verifies a chain, exactly, at any temperature.
+
+  Args:
+    proposal: K draft tokens for each row.
+    logits: f32[B, K + 1, V] of the target, adjusted.
+    positions: i32[B, K + 1] of the tokens that the logits are for.
+    sampling: of the rows.
+  """
+  if sampling.temperatures is None:
+    return greedy.verify(proposal, logits)
+  return rejection.verify(proposal, logits, positions, sampling)

@@ -1,0 +1,20 @@
+"""Settings of the whole test run, made before JAX starts."""
+
+import os
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+import jax
+
+from swiftspec_jax.checkpoint import builtin
+
+# Sharding tests run on simulated devices.
+jax.config.update('jax_num_cpu_devices', 8)
+# Silent broadcasting and silent promotion hide mistakes.
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+# Compiled programs are kept, so that a second run is quick.
+jax.config.update(
+  'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled-tests')
+)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
