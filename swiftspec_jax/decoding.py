@@ -100,22 +100,22 @@ class Decoder:
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:
     """Decodes requests; yields news of each as it becomes certain.
 
+    Closing the iterator early stops the decoding.
+
     Raises:
       UserError: an empty prompt, a prompt that leaves no room in the
-        context, or a token id outside the vocabulary. Nothing has been
-        decoded then.
+        context, or a token id outside the vocabulary; at the call, not at
+        the first event.
     """
-    limits = [self._check(request) for request in requests]
-    if not requests:
-      return
-    features = [request.sampling for request in requests]
-    self._prepare(max(limits), features)
     waiting = collections.deque(
-      _Row(i, request, limit, self._target, self._drafter)
-      for i, (request, limit) in enumerate(
-        zip(requests, limits, strict=True)
-      )
+      _Row(i, request, self._check(request), self._target, self._drafter)
+      for i, request in enumerate(requests)
     )
+    return self._run(waiting) if waiting else iter(())
+
+  def _run(self, waiting: collections.deque['_Row']) -> Iterator[Event]:
+    features = [row.request.sampling for row in waiting]
+    self._prepare(max(row.limit for row in waiting), features)
     rows: list[_Row | None] = [None] * self._batch_size
     in_flight = collections.deque()
     try:
@@ -225,9 +225,7 @@ class Decoder:
 
   def _sampling(self, batch, features) -> sampling_lib.SamplingState:
     vocab_size = self._target.config.vocab_size
-    return self._on_mesh(
-      sampling_lib.make_state(batch, vocab_size, features)
-    )
+    return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
 
   def _admit(
     self, row: '_Row', slot: int, features: Sequence[SamplingParams]
@@ -314,9 +312,7 @@ def _drafter(
   )
 
 
-def plan_prefill(
-  num_tokens: int, capacity: int
-) -> list[tuple[int, int, int]]:
+def plan_prefill(num_tokens: int, capacity: int) -> list[tuple[int, int, int]]:
   """Splits a prompt into chunks of the compiled sizes.
 
   Args:
@@ -448,8 +444,6 @@ def _read(
   for slot, row in enumerate(rows):
     if row is None or row.is_finished:
       continue
-    event = row.push(
-      packed[slot], None if logprobs is None else logprobs[slot]
-    )
+    event = row.push(packed[slot], None if logprobs is None else logprobs[slot])
     if event is not None:
       yield event

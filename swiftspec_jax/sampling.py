@@ -147,10 +147,13 @@ def adjust_logits(
     f32[B, T, V], -inf where a token is banned.
   """
   num_queries, vocab_size = logits.shape[1:]
+
+  def is_token(ids):  # [B, T] -> bool[B, T, V]
+    return ids[:, :, None] == jnp.arange(vocab_size)[None, None]
+
   if sampling.repetition_penalties is not None:
     seen = seen_tokens(token_ids, lengths, vocab_size)[:, None]
-    drafted = draft_token_ids[:, :, None] == jnp.arange(vocab_size)
-    drafted = jnp.cumsum(drafted, axis=1) > 0
+    drafted = jnp.cumsum(is_token(draft_token_ids), axis=1) > 0
     first = jnp.zeros_like(seen)
     seen = seen | jnp.concatenate([first, drafted], axis=1)
     penalty = sampling.repetition_penalties[:, None, None]
@@ -164,11 +167,9 @@ def adjust_logits(
     forced = jnp.take_along_axis(
       sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
     )
-    forced = jnp.where(index < size, forced, -1)[:, :, None]
-    is_free = (forced < 0) | (forced == jnp.arange(vocab_size)[None, None])
-    # A forced token is emitted even where it is banned.
-    logits = jnp.where(forced < 0, logits, jnp.maximum(logits, -1e30))
-    logits = jnp.where(is_free, logits, -jnp.inf)
+    forced = jnp.where(index < size, forced, -1)
+    only_forced = jnp.where(is_token(forced), 0.0, -jnp.inf)
+    logits = jnp.where((forced < 0)[:, :, None], logits, only_forced)
   return logits
 
 
@@ -186,9 +187,7 @@ def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
   law = logits / jnp.where(is_greedy, 1, sampling.temperatures)[:, None, None]
   if sampling.top_ks is not None:
     top_ks = jnp.where(sampling.top_ks == 0, law.shape[2], sampling.top_ks)
-    law = _keep_largest(
-      law, lambda kept: kept.sum(-1) >= top_ks[:, None]
-    )
+    law = _keep_largest(law, lambda kept: kept.sum(-1) >= top_ks[:, None])
   if sampling.top_ps is not None:
     probs = jax.nn.softmax(law, axis=-1)
     law = _keep_largest(
@@ -198,11 +197,9 @@ def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
       ),
     )
   if sampling.min_ps is not None:
-    floor = law.max(-1, keepdims=True) + jnp.log(
-      sampling.min_ps[:, None, None]
-    )
+    floor = law.max(-1, keepdims=True) + jnp.log(sampling.min_ps[:, None, None])
     law = jnp.where(law >= floor, law, -jnp.inf)
-  best = jnp.argmax(logits, axis=-1)[:, :, None]
+  best = jnp.argmax(logits, axis=-1, keepdims=True)
   is_best = jnp.arange(logits.shape[2])[None, None] == best
   only_best = jnp.where(is_best, 0.0, -jnp.inf)
   return jnp.where(is_greedy[:, None, None], only_best, law)

@@ -93,9 +93,7 @@ def _verify(params, config, state, proposal):
       draft_token_ids=proposal.token_ids,
     )
     positions = state.lengths[:, None] + jnp.arange(token_ids.shape[1])[None]
-    verdict = verification.verify(
-      proposal, adjusted, positions, state.sampling
-    )
+    verdict = verification.verify(proposal, adjusted, positions, state.sampling)
   logprobs = None
   if state.sampling.with_logprobs:
     chosen = jnp.maximum(verdict.token_ids, 0)[:, :, None]

@@ -72,8 +72,6 @@ class StepOutput:
     verdict: Verdict,
     logprobs: jax.Array | None,
   ) -> 'StepOutput':
-    counts = jnp.stack(
-      [num_emitted, num_drafted, verdict.num_accepted], axis=1
-    )
+    counts = jnp.stack([num_emitted, num_drafted, verdict.num_accepted], axis=1)
     packed = jnp.concatenate([counts, verdict.token_ids], axis=1)
     return cls(packed=packed, logprobs=logprobs)

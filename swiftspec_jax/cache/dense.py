@@ -31,10 +31,7 @@ class KVCache:
   keys: list[jax.Array]  # L x [B, G, S, E]
   values: list[jax.Array]  # L x [B, G, S, E]
   kv_lengths: jax.Array  # i32[B] committed tokens
-
-  @property
-  def capacity(self) -> int:
-    return self.keys[0].shape[2]
+  capacity: int = struct.field(pytree_node=False)  # S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +75,7 @@ class KVCacheConfig:
       keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
+      capacity=self.capacity,
     )
 
 
@@ -136,6 +134,4 @@ def extend(cache: KVCache, num_kept: jax.Array) -> KVCache:
 
 def rollback(cache: KVCache, kv_lengths: jax.Array) -> KVCache:
   """Drops the rows at and behind `kv_lengths` i32[B]; never lengthens."""
-  return cache.replace(
-    kv_lengths=jnp.minimum(cache.kv_lengths, kv_lengths)
-  )
+  return cache.replace(kv_lengths=jnp.minimum(cache.kv_lengths, kv_lengths))

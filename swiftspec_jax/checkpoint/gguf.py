@@ -182,4 +182,3 @@ def _unpermute(array: np.ndarray, head_dim: int) -> np.ndarray:
   """Undoes llama.cpp's order: it interleaves the two rotary halves."""
   rows = array.reshape(-1, head_dim // 2, 2, *array.shape[1:])
   return np.swapaxes(rows, 1, 2).reshape(array.shape)
-

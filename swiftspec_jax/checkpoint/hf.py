@@ -61,9 +61,7 @@ def read_params(directory: pathlib.Path, config: ModelConfig) -> Params:
     UserError: missing, cut or contradicting weights.
   """
   norm_offset = 1.0 if config.family == 'gemma3_text' else 0.0
-  return families.params_from_hf(
-    _tensor_reader(directory), config, norm_offset
-  )
+  return families.params_from_hf(_tensor_reader(directory), config, norm_offset)
 
 
 def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:

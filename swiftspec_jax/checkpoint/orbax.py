@@ -57,9 +57,7 @@ def save(model: Model, directory: str | os.PathLike) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(partial / _PARAMS, model.params)
     model.tokenizer.save_pretrained(partial)
-    (partial / _CONFIG).write_text(
-      json.dumps(model.config.to_json(), indent=2)
-    )
+    (partial / _CONFIG).write_text(json.dumps(model.config.to_json(), indent=2))
     partial.replace(directory)
   except OSError as error:
     raise errors.UserError(f'cannot write {directory}: {error}') from error
@@ -85,9 +83,11 @@ def read_params(
   metadata_path = directory.absolute() / _PARAMS
   try:
     with ocp.StandardCheckpointer() as checkpointer:
-      dtype = checkpointer.metadata(metadata_path).item_metadata.tree[
-        'embedding'
-      ].dtype
+      dtype = (
+        checkpointer.metadata(metadata_path)
+        .item_metadata.tree['embedding']
+        .dtype
+      )
       abstract = params_lib.abstract_params(config, dtype, mesh)
       restored = checkpointer.restore(metadata_path, abstract)
   except (OSError, ValueError, KeyError) as error:

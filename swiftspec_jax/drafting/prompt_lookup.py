@@ -57,7 +57,7 @@ class PromptLookup:
         token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
       )
       matches &= (jnp.roll(token_ids, back, axis=1) == last) & (places >= back)
-      match_lengths += matches
+      match_lengths += matches.astype(jnp.int32)
     # The longest, and of those the last.
     score = match_lengths * token_ids.shape[1] + places
     place = jnp.argmax(score, axis=1)[:, None]

@@ -34,11 +34,10 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     )
   _refuse_unsupported(values)
   is_gemma = family == 'gemma3_text'
-  activation = values.get('hidden_act') or values.get('hidden_activation')
+  activation = values['hidden_activation' if is_gemma else 'hidden_act']
   if activation not in _ACTIVATIONS:
     raise errors.UserError(
-      f'unknown activation {activation!r}; supported: '
-      f'{", ".join(_ACTIVATIONS)}'
+      f'unknown activation {activation!r}; supported: {", ".join(_ACTIVATIONS)}'
     )
   rope = values['rope_parameters']
   global_rope = rope['full_attention'] if is_gemma else rope
@@ -149,7 +148,8 @@ def params_from_hf(
         for name in 'qkv'
       ]
 
-    gate, up = (get(f'{prefix}mlp.{name}_proj.weight') for name in ('gate', 'up'))  # fmt: skip
+    gate = get(f'{prefix}mlp.gate_proj.weight')
+    up = get(f'{prefix}mlp.up_proj.weight')
     arrays = {
       'attention_norm': norm('input_layernorm'),
       # [G, Q + 2, E, D] -> [D, G, Q + 2, E]

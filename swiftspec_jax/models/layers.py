@@ -103,9 +103,7 @@ def attention(
     probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
     values,
   )
-  output = output.reshape(
-    batch, num_kv_heads, num_groups, num_tokens, head_dim
-  )
+  output = output.reshape(batch, num_kv_heads, num_groups, num_tokens, head_dim)
   return jnp.moveaxis(output, 3, 1)
 
 

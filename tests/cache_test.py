@@ -1,0 +1,169 @@
+"""Any sequence of write, commit and rollback equals a prefill from scratch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftspec_jax import sharding
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models import params as params_lib
+
+CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=32,
+  num_layers=2,
+  embed_dim=16,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  ffw_dim=24,
+  max_context=64,
+)
+BATCH = 2
+CAPACITY = 48
+NUM_NODES = 4  # tokens of one write
+LIMIT = 40  # committed tokens; behind them lie scratch rows
+PARAMS = params_lib.random_params(jax.random.key(0), CONFIG)
+
+
+def new_cache(batch_size=BATCH):
+  return dense.KVCacheConfig.of_model(
+    CONFIG, batch_size, CAPACITY, jnp.float32
+  ).init(sharding.make_mesh())
+
+
+@jax.jit
+def write_tree(cache, token_ids, parents, depths):
+  """Writes trees of NUM_NODES tokens behind the prefix."""
+  mask = ancestor_mask(parents)
+  _, cache = decoder.forward(
+    PARAMS,
+    CONFIG,
+    token_ids,
+    cache,
+    starts=cache.kv_lengths,
+    positions=cache.kv_lengths[:, None] + depths,
+    attention_mask=mask,
+  )
+  return cache
+
+
+def ancestor_mask(parents):
+  """bool[B, N, N] from parents i32[B, N]; a node sees itself."""
+  mask = jnp.broadcast_to(
+    jnp.eye(NUM_NODES, dtype=bool), (BATCH, NUM_NODES, NUM_NODES)
+  )
+  for node in range(1, NUM_NODES):
+    above = jnp.take_along_axis(
+      mask, jnp.maximum(parents[:, node], 0)[:, None, None], axis=1
+    )[:, 0]
+    above = above & (parents[:, node] >= 0)[:, None]
+    mask = mask.at[:, node].set(mask[:, node] | above)
+  return mask
+
+
+@jax.jit
+def prefill(token_ids):
+  _, cache = decoder.forward(
+    PARAMS,
+    CONFIG,
+    token_ids,
+    new_cache(1),
+    starts=jnp.zeros(1, jnp.int32),
+  )
+  return cache
+
+
+commit = jax.jit(dense.commit)
+rollback = jax.jit(dense.rollback)
+
+
+def path_to(node, parents):
+  path = []
+  while node >= 0:
+    path.append(node)
+    node = parents[node]
+  return path[::-1]
+
+
+@st.composite
+def operations(draw):
+  """Trees to write in each row with the node to keep, or a rollback."""
+  if draw(st.booleans()):
+    rows = []
+    for _ in range(BATCH):
+      parents = [-1]
+      for node in range(1, NUM_NODES):
+        parents.append(draw(st.integers(-1, node - 1)))
+      token_ids = [draw(st.integers(0, 31)) for _ in range(NUM_NODES)]
+      rows.append((token_ids, parents, draw(st.integers(-1, NUM_NODES - 1))))
+    return ('tree', rows)
+  return ('rollback', [draw(st.integers(0, 3)) for _ in range(BATCH)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(operations(), min_size=1, max_size=8))
+def test_any_sequence_equals_prefill(sequence):
+  cache = new_cache()
+  known = [[] for _ in range(BATCH)]
+  for kind, rows in sequence:
+    if kind == 'rollback':
+      known = [
+        k[: max(len(k) - n, 0)] for k, n in zip(known, rows, strict=True)
+      ]
+      cache = rollback(cache, jnp.asarray([len(k) for k in known], jnp.int32))
+      continue
+    token_ids, parents, kept = zip(*rows, strict=True)
+    depths = [[len(path_to(n, p)) - 1 for n in range(NUM_NODES)] for p in parents]  # fmt: skip
+    cache = write_tree(cache, *map(jnp.asarray, (token_ids, parents, depths)))
+    paths = [path_to(n, p) for n, p in zip(kept, parents, strict=True)]
+    paths = [
+      p if len(k) + len(p) <= LIMIT else []
+      for p, k in zip(paths, known, strict=True)
+    ]
+    padded = [p + [0] * (NUM_NODES - len(p)) for p in paths]
+    cache = commit(
+      cache,
+      jnp.asarray(padded),
+      jnp.asarray([len(p) for p in paths], jnp.int32),
+    )
+    for k, ids, path in zip(known, token_ids, paths, strict=True):
+      k += [ids[node] for node in path]
+  for row, expected in enumerate(known):
+    assert cache.kv_lengths[row] == len(expected)
+    padded = jnp.asarray([expected + [0] * (LIMIT - len(expected))])
+    reference = prefill(padded)
+    for got, want in zip(
+      cache.keys + cache.values,
+      reference.keys + reference.values,
+      strict=True,
+    ):
+      np.testing.assert_allclose(
+        got[row, :, : len(expected)],
+        want[0, :, : len(expected)],
+        atol=2e-5,
+      )
+
+
+def test_extend_is_the_commit_of_a_chain():
+  cache = new_cache()
+  token_ids = jnp.arange(BATCH * NUM_NODES).reshape(BATCH, NUM_NODES)
+  parents = jnp.tile(jnp.arange(NUM_NODES) - 1, (BATCH, 1))
+  depths = jnp.tile(jnp.arange(NUM_NODES), (BATCH, 1))
+  cache = write_tree(cache, token_ids, parents, depths)
+  num_kept = jnp.asarray([0, 3], jnp.int32)
+  by_path = commit(cache, depths, num_kept)
+  by_length = dense.extend(cache, num_kept)
+  assert by_path.kv_lengths.tolist() == by_length.kv_lengths.tolist() == [0, 3]
+  for got, want in zip(by_length.keys, by_path.keys, strict=True):
+    np.testing.assert_array_equal(got[1, :, :3], want[1, :, :3])
+
+
+def test_rollback_never_lengthens():
+  cache = dense.extend(new_cache(), jnp.asarray([5, 2], jnp.int32))
+  rolled = rollback(cache, jnp.asarray([3, 9], jnp.int32))
+  assert rolled.kv_lengths.tolist() == [3, 2]

@@ -1,0 +1,354 @@
+"""The host loop: exactness, rows that come and go, stops, statistics."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import swiftspec_jax as ss
+from swiftspec_jax import decoding, profiling, testing
+from swiftspec_jax.config import ModelConfig
+
+CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=262,
+  num_layers=2,
+  embed_dim=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  ffw_dim=64,
+  max_context=512,
+)
+TARGET = testing.random_model(CONFIG, seed=0, name='target')
+# The same weights draft perfectly, others hardly ever.
+BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
+
+DRAFTS = {
+  'none': None,
+  'prompt_lookup': ss.PromptLookup(num_speculative_tokens=3),
+  'perfect_draft': TARGET,
+  'bad_draft': BAD_DRAFT,
+}
+
+
+def requests_of(num_requests, **sampling):
+  rng = np.random.default_rng(3)
+  return [
+    ss.Request(
+      token_ids=tuple(rng.integers(0, 256, rng.integers(1, 90)).tolist()),
+      sampling=ss.SamplingParams(
+        **{'max_new_tokens': int(rng.integers(1, 50)), **sampling}
+      ),
+    )
+    for _ in range(num_requests)
+  ]
+
+
+def run(decoder, requests):
+  events = list(decoder.run(requests))
+  found = {e.index: e.result for e in events if e.result is not None}
+  for i, result in found.items():
+    assert ''.join(e.text for e in events if e.index == i) == result.text
+  return [found[i] for i in range(len(requests))]
+
+
+def plain_tokens(request):
+  """Oracle: a Python loop that prefills everything for each token."""
+  token_ids = list(request.token_ids)
+  for _ in range(request.sampling.max_new_tokens):
+    alone = ss.Request(
+      token_ids=tuple(token_ids),
+      sampling=ss.SamplingParams(max_new_tokens=1),
+    )
+    token_ids += run(ORACLE, [alone])[0].token_ids
+  return tuple(token_ids[len(request.token_ids) :])
+
+
+ORACLE = ss.Decoder(TARGET, run_ahead=0)
+
+
+def test_plain_decoding_equals_prefill_for_each_token():
+  for request in requests_of(3):
+    assert run(ss.Decoder(TARGET), [request])[0].token_ids == plain_tokens(
+      request
+    )
+
+
+@pytest.mark.parametrize('draft', DRAFTS)
+@pytest.mark.parametrize('batch_size', [1, 3])
+@pytest.mark.parametrize('run_ahead', [0, 2])
+def test_greedy_output_is_that_of_plain_decoding(draft, batch_size, run_ahead):
+  requests = requests_of(7)
+  expected = run(ORACLE, requests)
+  decoder = ss.Decoder(
+    TARGET, DRAFTS[draft], batch_size=batch_size, run_ahead=run_ahead
+  )
+  for got, want in zip(run(decoder, requests), expected, strict=True):
+    assert got.token_ids == want.token_ids
+    assert got.finish_reason == want.finish_reason == 'length'
+
+
+def test_perfect_draft_accepts_everything():
+  request = requests_of(1, max_new_tokens=40)[0]
+  decoder = ss.Decoder(TARGET, TARGET, num_speculative_tokens=3)
+  stats = run(decoder, [request])[0].stats
+  assert stats.acceptance_length == 4
+  assert stats.acceptance_rate_per_position == (1, 1, 1)
+  assert stats.num_rounds == 10
+
+
+@pytest.mark.parametrize('draft', DRAFTS)
+def test_a_row_depends_on_its_own_request_only(draft):
+  """Same seed, same tokens, whatever else is in the batch."""
+  sampling = {'temperature': 0.9, 'top_k': 40, 'top_p': 0.95}
+  requests = [
+    ss.Request(
+      token_ids=r.token_ids,
+      sampling=ss.SamplingParams(seed=i, max_new_tokens=20, **sampling),
+    )
+    for i, r in enumerate(requests_of(5))
+  ]
+  decoder = ss.Decoder(TARGET, DRAFTS[draft], batch_size=3)
+  together = [r.token_ids for r in run(decoder, requests)]
+  reverse = [r.token_ids for r in run(decoder, requests[::-1])][::-1]
+  assert together == reverse
+  greedy = requests_of(2)
+  mixed = run(decoder, [greedy[0], requests[4], greedy[1]])
+  assert mixed[1].token_ids == together[4]
+  assert mixed[0].token_ids == run(ORACLE, greedy[:1])[0].token_ids
+
+
+def markov_table(size, seed, sharpness=1.0):
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(size, size)) * sharpness
+  probs = np.exp(logits)
+  return probs / probs.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize('draft', ['none', 'prompt_lookup', 'model'])
+def test_sampled_sequences_follow_the_target_law(draft):
+  """Chi-square over all sequences of three tokens, through the whole loop."""
+  size, num_requests, length = 4, 6000, 3
+  table = markov_table(size, seed=0)
+  target = testing.table_model(table)
+  drafts = {
+    'none': None,
+    'prompt_lookup': ss.PromptLookup(
+      num_speculative_tokens=2, prompt_lookup_min=1
+    ),
+    'model': testing.table_model(markov_table(size, seed=5)),
+  }
+  decoder = ss.Decoder(target, drafts[draft], batch_size=64)
+  requests = [
+    ss.Request(
+      token_ids=(1, 0, 2, 1, 0),
+      sampling=ss.SamplingParams(
+        temperature=1.0, seed=seed, max_new_tokens=length
+      ),
+    )
+    for seed in range(num_requests)
+  ]
+  counts = np.zeros((size,) * length)
+  for result in run(decoder, requests):
+    counts[result.token_ids] += 1
+  expected = np.zeros_like(counts)
+  for tokens in itertools.product(range(size), repeat=length):
+    steps = zip((0, *tokens), tokens, strict=False)
+    expected[tokens] = num_requests * np.prod([table[a, b] for a, b in steps])
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  # 63 degrees of freedom; chance exceeds 121 once in 10^5.
+  assert statistic < 121
+
+
+def text_model(text, **options):
+  """A table model that says `text` (all letters different) in a circle."""
+  size = 26
+  table = np.eye(size)
+  ids = [ord(c) - ord('a') for c in text]
+  for a, b in zip(ids, ids[1:] + ids[:1], strict=True):
+    table[a] = np.eye(size)[b]
+  return testing.table_model(table, **options)
+
+
+def letters(text):
+  return tuple(ord(c) - ord('a') for c in text)
+
+
+@pytest.mark.parametrize(
+  'draft', [None, ss.PromptLookup(prompt_lookup_min=1), 'itself']
+)
+@pytest.mark.parametrize('run_ahead', [0, 1, 3])
+def test_stops_cut_the_output_exactly(draft, run_ahead):
+  model = text_model('abcdefgh', eos_token_ids=[7])
+  draft = model if draft == 'itself' else draft
+  decoder = ss.Decoder(model, draft, run_ahead=run_ahead)
+
+  def one(prompt, **sampling):
+    request = ss.Request(
+      token_ids=letters(prompt), sampling=ss.SamplingParams(**sampling)
+    )
+    result = run(decoder, [request])[0]
+    assert result.stats.new_tokens == len(result.token_ids)
+    tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
+    return result.text, tokens, result.finish_reason
+
+  assert one('abcdefghab') == ('cdefgh', 'cdefgh', 'stop')
+  assert one('a', stop=('de',)) == ('bc', 'bcde', 'stop')
+  assert one('a', stop=('zz', 'c')) == ('b', 'bc', 'stop')
+  assert one('a', max_new_tokens=3) == ('bcd', 'bcd', 'length')
+  assert one('a', max_new_tokens=1) == ('b', 'b', 'length')
+  assert one('g') == ('h', 'h', 'stop')  # the first token ends it
+  text, tokens, reason = one('a', ignore_eos=True, max_new_tokens=12)
+  assert (text, reason) == ('bcdefghabcde'[:12], 'length')
+  assert tokens == text
+
+
+def test_context_limit_ends_a_request():
+  model = text_model('ab', max_context=20)
+  for draft in (None, model, ss.PromptLookup()):
+    request = ss.Request(
+      token_ids=letters('ab' * 8),
+      sampling=ss.SamplingParams(max_new_tokens=None),
+    )
+    result = run(ss.Decoder(model, draft), [request])[0]
+    assert (len(result.token_ids), result.finish_reason) == (4, 'length')
+
+
+def test_logprobs_are_those_of_the_model():
+  table = markov_table(4, seed=2)
+  model = testing.table_model(table)
+  sampling = ss.SamplingParams(
+    temperature=0.5, top_k=2, logprobs=True, max_new_tokens=9, seed=4
+  )
+  for draft in (None, ss.PromptLookup(prompt_lookup_min=1), model):
+    request = ss.Request(token_ids=(0, 1, 0, 1), sampling=sampling)
+    result = run(ss.Decoder(model, draft), [request])[0]
+    steps = zip((1, *result.token_ids), result.token_ids, strict=False)
+    expected = [np.log(table[a, b]) for a, b in steps]
+    np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+
+
+def test_penalty_bans_and_forced_tokens_survive_speculation():
+  for params in (
+    {'repetition_penalty': 1.8},
+    {'banned_token_ids': (5, 6), 'logit_bias': {9: 2.0}},
+    {'forced_token_ids': (65, 66, 67)},
+  ):
+    requests = requests_of(4, **params)
+    expected = [r.token_ids for r in run(ORACLE, requests)]
+    for draft in DRAFTS.values():
+      decoder = ss.Decoder(TARGET, draft, batch_size=2)
+      assert [r.token_ids for r in run(decoder, requests)] == expected
+  assert expected[0][:3] == (65, 66, 67)[: len(expected[0])]
+
+
+def test_no_compilation_after_warmup():
+  for draft in (None, ss.PromptLookup(), BAD_DRAFT):
+    decoder = ss.Decoder(TARGET, draft)
+    decoder.warmup(300)
+    with profiling.count_compilations() as counter:
+      for length in (1, 2, 33, 70, 129, 200, 255, 270):
+        request = ss.Request(
+          token_ids=(7,) * length,
+          sampling=ss.SamplingParams(max_new_tokens=300 - length),
+        )
+        run(decoder, [request])
+    assert counter.count == 0
+
+
+def test_hot_loop_makes_no_implicit_transfer():
+  decoder = ss.Decoder(TARGET, ss.PromptLookup(), batch_size=2)
+  requests = requests_of(4)
+  expected = run(decoder, requests)
+  with jax.transfer_guard('disallow'):
+    got = run(decoder, requests)
+  assert [r.token_ids for r in got] == [r.token_ids for r in expected]
+
+
+def test_closing_early_leaves_the_decoder_usable():
+  decoder = ss.Decoder(TARGET, TARGET)
+  request = requests_of(1, max_new_tokens=50)[0]
+  expected = run(decoder, [request])[0].token_ids
+  events = decoder.run([request])
+  next(events)
+  events.close()
+  assert run(decoder, [request])[0].token_ids == expected
+
+
+@pytest.mark.parametrize('num_tokens', [0, 1, 31, 32, 33, 64, 128, 200, 1000])
+@pytest.mark.parametrize('capacity', [264, 1032])
+def test_prefill_plan_covers_the_prompt(num_tokens, capacity):
+  if num_tokens > capacity - 8:
+    return
+  done = 0
+  for start, size, kept in decoding.plan_prefill(num_tokens, capacity):
+    assert start <= done
+    assert start + size <= capacity
+    assert done < kept <= start + size
+    done = kept
+  assert done == num_tokens
+
+
+@pytest.mark.parametrize('num_devices', [2, 4])
+def test_tensor_parallel_decoding_gives_the_same_tokens(num_devices):
+  devices = jax.devices()[:num_devices]
+  sharded = testing.random_model(CONFIG, seed=0, devices=devices)
+  requests = requests_of(3)
+  expected = [r.token_ids for r in run(ORACLE, requests)]
+  for draft in (None, ss.PromptLookup(), sharded):
+    decoder = ss.Decoder(sharded, draft, batch_size=2)
+    assert [r.token_ids for r in run(decoder, requests)] == expected
+
+
+def test_generate_and_stream():
+  prompts = ['Hello', [{'role': 'user', 'content': 'Hi'}], [1, 2, 3]]
+  results = ss.generate(TARGET, prompts, max_new_tokens=12)
+  for prompt, result in zip(prompts, results, strict=True):
+    assert len(result.token_ids) == 12
+    pieces = list(ss.stream(TARGET, prompt, draft=TARGET, max_new_tokens=12))
+    assert ''.join(pieces) == result.text
+  single = ss.generate(TARGET, 'Hello', max_new_tokens=12)
+  assert single[0].text == results[0].text
+  assert ss.generate(TARGET, []) == []
+
+
+@pytest.mark.parametrize(
+  ('call', 'message'),
+  [
+    (lambda: ss.generate(TARGET, ['']), 'prompt is empty'),
+    (lambda: ss.generate(TARGET, [[]]), 'prompt is empty'),
+    (lambda: ss.generate(TARGET, [[999]]), '999'),
+    (lambda: ss.generate(TARGET, [[1] * 512]), '512 tokens.*at most 512'),
+    (lambda: ss.stream(TARGET, [1] * 600), '600 tokens'),
+    (
+      lambda: ss.generate(TARGET, ['a'], sampling=[ss.SamplingParams()] * 2),
+      '1 prompts, but 2 sampling',
+    ),
+    (lambda: ss.Decoder(TARGET, batch_size=0), 'batch_size must be'),
+    (lambda: ss.Decoder(TARGET, run_ahead=-1), 'run_ahead must be'),
+    (
+      lambda: ss.Decoder(TARGET, TARGET, num_speculative_tokens=0),
+      'num_speculative_tokens must be at least 1, got 0',
+    ),
+    (
+      lambda: ss.Decoder(TARGET, num_speculative_tokens=3),
+      'num_speculative_tokens=3 is for a draft model',
+    ),
+    (
+      lambda: ss.PromptLookup(prompt_lookup_min=3, prompt_lookup_max=2),
+      'got 3 and 2',
+    ),
+    (lambda: ss.Decoder(TARGET, text_model('ab')), 'target.*table'),
+    (
+      lambda: ss.Decoder(
+        TARGET, testing.random_model(CONFIG, devices=jax.devices()[1:2])
+      ),
+      'other devices',
+    ),
+  ],
+)
+def test_bad_input_is_refused_before_any_work(call, message):
+  with pytest.raises(ss.UserError, match=message):
+    call()

@@ -1,0 +1,75 @@
+"""Prompt lookup against a loop over the text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import swiftspec_jax as ss
+from swiftspec_jax import types
+
+SIZE = 24
+
+
+def oracle(tokens, drafter):
+  """Drafts of one row, by comparing n-grams from the longest on."""
+  shortest, longest = drafter.prompt_lookup_min, drafter.prompt_lookup_max
+  for size in range(longest, shortest - 1, -1):
+    for end in range(len(tokens) - 1, size - 1, -1):
+      if tokens[end - size : end] == tokens[-size:]:
+        extended = list(tokens)
+        for i in range(drafter.num_speculative_tokens):
+          extended.append(extended[end + i])
+        return extended[len(tokens) :]
+  return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+  rows=st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=SIZE),
+    min_size=2,
+    max_size=2,
+  ),
+  sizes=st.sampled_from([(1, 1), (1, 3), (2, 4), (3, 3)]),
+)
+def test_equals_oracle(rows, sizes):
+  drafter = ss.PromptLookup(
+    num_speculative_tokens=5,
+    prompt_lookup_min=sizes[0],
+    prompt_lookup_max=sizes[1],
+  )
+  # What lies behind the known tokens must not matter.
+  token_ids = np.full((2, SIZE), 1, np.int32)
+  for row, tokens in zip(token_ids, rows, strict=True):
+    row[: len(tokens)] = tokens
+  proposal = propose(drafter, token_ids, [len(tokens) for tokens in rows])
+  for row, tokens in enumerate(rows):
+    expected = oracle(tokens, drafter)
+    if expected is None:
+      assert proposal.num_drafted[row] == 0
+    else:
+      assert proposal.num_drafted[row] == 5
+      assert proposal.token_ids[row].tolist() == expected
+
+
+def propose(drafter, token_ids, lengths):
+  lengths = jnp.asarray(lengths, jnp.int32)
+  state = types.DecodeState(
+    token_ids=jnp.asarray(token_ids),
+    lengths=lengths,
+    prompt_lengths=lengths,
+    max_lengths=lengths,
+    target_cache=None,
+    draft_state=None,
+    sampling=None,
+  )
+  return _propose(drafter, state)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _propose(drafter, state):
+  return drafter.propose(None, state)[0]

@@ -1,0 +1,179 @@
+"""Sampling against plain numpy oracles that sort the vocabulary."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftspec_jax import errors
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax.config import SamplingParams
+
+VOCAB = 16
+
+
+def oracle_law(logits, params):
+  """Probabilities f64[V] of one row, by sorting."""
+  logits = np.asarray(logits, np.float64)
+  if params.temperature == 0:
+    return np.eye(len(logits))[np.argmax(logits)]
+  logits = logits / params.temperature
+  if params.top_k:
+    kth = np.sort(logits)[::-1][min(params.top_k, len(logits)) - 1]
+    logits = np.where(logits >= kth, logits, -np.inf)
+  probs = np.exp(logits - logits.max())
+  probs /= probs.sum()
+  if params.top_p < 1:
+    order = np.argsort(-probs, kind='stable')
+    before = np.cumsum(probs[order]) - probs[order]
+    smallest = probs[order][before < params.top_p].min()
+    probs = np.where(probs >= smallest, probs, 0)
+  probs = np.where(probs >= params.min_p * probs.max(), probs, 0)
+  return probs / probs.sum()
+
+
+def law(logits, batch):
+  state = sampling_lib.make_state(batch, logits.shape[-1])
+  return np.asarray(
+    jax.nn.softmax(sampling_lib.law_logits(jnp.asarray(logits), state), -1)
+  )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  seed=st.integers(0, 10_000),
+  temperature=st.sampled_from([0.3, 1.0, 1.7]),
+  top_k=st.integers(0, VOCAB + 2),
+  top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+  min_p=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(3, 2, VOCAB)).astype(np.float32) * 2
+  odd = SamplingParams(
+    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+  )
+  # Rows with other settings, among them a greedy one, must not disturb it.
+  batch = [odd, SamplingParams(), SamplingParams(temperature=1.0)]
+  got = law(logits, batch)
+  for row, params in enumerate(batch):
+    for query in range(2):
+      np.testing.assert_allclose(
+        got[row, query], oracle_law(logits[row, query], params), atol=1e-5
+      )
+
+
+def test_ties_are_kept_together():
+  logits = np.asarray([[[3.0, 1.0, 1.0, 1.0, 0.0, -1.0]]], np.float32)
+  got = law(logits, [SamplingParams(temperature=1.0, top_k=2)])
+  assert (got[0, 0] > 0).tolist() == [True] * 4 + [False] * 2
+
+
+def test_greedy_batch_has_no_trace_of_other_features():
+  state = sampling_lib.make_state([SamplingParams()] * 2, VOCAB)
+  assert len(jax.tree.leaves(state)) == 1  # the seeds
+
+
+def adjust(logits, batch, history, lengths, drafts, prompt_lengths=None):
+  return np.asarray(
+    sampling_lib.adjust_logits(
+      jnp.asarray(logits),
+      sampling_lib.make_state(batch, VOCAB),
+      token_ids=jnp.asarray(history),
+      lengths=jnp.asarray(lengths),
+      prompt_lengths=jnp.asarray(
+        lengths if prompt_lengths is None else prompt_lengths
+      ),
+      draft_token_ids=jnp.asarray(drafts),
+    )
+  )
+
+
+def test_repetition_penalty_sees_history_and_earlier_drafts():
+  logits = np.full((2, 3, VOCAB), 2.0, np.float32)
+  logits[:, :, 1] = -2.0
+  batch = [SamplingParams(repetition_penalty=2.0), SamplingParams()]
+  # Token 9 lies behind the length and must not count.
+  history = np.asarray([[0, 1, 9, 9], [0, 1, 9, 9]], np.int32)
+  drafts = np.asarray([[4, 5], [4, 5]], np.int32)
+  got = adjust(logits, batch, history, np.asarray([2, 2], np.int32), drafts)
+  for query, seen in enumerate([{0, 1}, {0, 1, 4}, {0, 1, 4, 5}]):
+    expected = logits[0, query].copy()
+    for token in seen:
+      expected[token] = 1.0 if expected[token] > 0 else -4.0
+    np.testing.assert_array_equal(got[0, query], expected)
+  np.testing.assert_array_equal(got[1], logits[1])
+
+
+def test_bias_bans_and_forced_tokens():
+  batch = [
+    SamplingParams(
+      logit_bias={3: 5.0}, banned_token_ids=(7,), forced_token_ids=(7, 2)
+    )
+  ]
+  logits = np.zeros((1, 3, VOCAB), np.float32)
+  # The prompt has 4 tokens: query 0 is the first output token.
+  got = adjust(
+    logits,
+    batch,
+    np.zeros((1, 8), np.int32),
+    np.asarray([4], np.int32),
+    np.zeros((1, 2), np.int32),
+  )
+  assert got[0, 0].argmax() == 7  # forced though banned
+  assert np.isneginf(np.delete(got[0, 0], 7)).all()
+  assert got[0, 1].argmax() == 2
+  assert got[0, 2, 3] == 5.0
+  assert np.isneginf(got[0, 2, 7])
+
+
+def test_noise_depends_on_seed_position_and_stream_only():
+  seeds = jnp.asarray([3, 4], jnp.uint32)
+  positions = jnp.asarray([[10, 11], [11, 12]], jnp.int32)
+
+  def keys(seeds, positions, stream):
+    keys = sampling_lib.position_keys(seeds, positions, stream)
+    return jax.random.key_data(keys)
+
+  both = keys(seeds, positions, sampling_lib.Stream.OUTPUT)
+  alone = keys(seeds[1:], positions[1:], sampling_lib.Stream.OUTPUT)
+  np.testing.assert_array_equal(both[1], alone[0])
+  other = keys(seeds, positions, sampling_lib.Stream.DRAFT)
+  everything = np.concatenate([both.reshape(-1, 2), other.reshape(-1, 2)])
+  assert len(np.unique(everything, axis=0)) == 8
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'temperature': -0.5}, 'temperature must be finite and >= 0, got -0.5'),
+    ({'temperature': float('nan')}, 'temperature must be .* got nan'),
+    ({'top_k': -1}, 'top_k must be >= 0'),
+    ({'top_p': 0.0}, 'top_p must be in'),
+    ({'min_p': 1.0}, 'min_p must be in'),
+    ({'repetition_penalty': 0.0}, 'repetition_penalty must be'),
+    ({'max_new_tokens': 0}, 'max_new_tokens must be >= 1'),
+    ({'max_new_tokens': -3}, 'max_new_tokens must be .* got -3'),
+    ({'seed': -1}, 'seed must be in'),
+    ({'stop': 'END'}, 'stop must be a sequence of non-empty strings'),
+    ({'stop': ('',)}, 'stop must be a sequence of non-empty strings'),
+  ],
+)
+def test_bad_values_are_refused(values, message):
+  with pytest.raises(errors.UserError, match=message):
+    SamplingParams(**values)
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    {'logit_bias': {99: 1.0}},
+    {'banned_token_ids': (16,)},
+    {'forced_token_ids': (-1,)},
+  ],
+)
+def test_token_ids_outside_the_vocabulary_are_refused(values):
+  with pytest.raises(errors.UserError, match='ids are 0 to 15'):
+    SamplingParams(**values).check_vocabulary(VOCAB)

@@ -1,0 +1,164 @@
+"""Chain verification: hand tables, padded twins, and the output law."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import types, verification
+from swiftspec_jax.config import SamplingParams
+
+VOCAB = 5
+END = types.PLACEHOLDER_TOKEN_ID
+
+
+def greedy_logits(best):
+  """Logits [B, T, V] whose best tokens are `best`."""
+  return jax.nn.one_hot(jnp.asarray(best), VOCAB) * 3.0
+
+
+def verify(proposal, logits, batch, start=10):
+  positions = start + jnp.arange(logits.shape[1])[None]
+  positions = jnp.broadcast_to(positions, logits.shape[:2])
+  state = sampling_lib.make_state(batch, VOCAB)
+  return verification.verify(proposal, logits, positions, state)
+
+
+HAND_TABLE = {
+  # name: (drafts, number that count, target's best tokens, output)
+  'all_accepted': ([1, 2, 3], 3, [1, 2, 3, 4], [1, 2, 3, 4]),
+  'early_mismatch': ([0, 2, 3], 3, [1, 2, 3, 4], [1, END, END, END]),
+  'late_mismatch': ([1, 2, 0], 3, [1, 2, 3, 4], [1, 2, 3, END]),
+  'match_behind_mismatch': ([0, 2, 3], 3, [4, 2, 3, 1], [4, END, END, END]),
+  'nothing_drafted': ([1, 2, 3], 0, [1, 2, 3, 4], [1, END, END, END]),
+  'padded_drafts': ([1, 2, 3], 2, [1, 2, 3, 4], [1, 2, 3, END]),
+}
+
+
+@pytest.mark.parametrize('case', HAND_TABLE)
+@pytest.mark.parametrize('use_rejection', [False, True])
+def test_greedy_hand_table(case, use_rejection):
+  drafts, num_drafted, best, output = HAND_TABLE[case]
+  # A second, sampled row makes rejection sampling verify the greedy one.
+  batch = [SamplingParams(), SamplingParams(temperature=float(use_rejection))]
+  proposal = types.Proposal(
+    token_ids=jnp.asarray([drafts] * 2),
+    num_drafted=jnp.asarray([num_drafted] * 2),
+  )
+  verdict = verify(proposal, greedy_logits([best] * 2), batch)
+  assert verdict.token_ids[0].tolist() == output
+  assert verdict.num_accepted[0] == sum(t != END for t in output) - 1
+
+
+def test_no_drafts_at_all_is_plain_decoding():
+  proposal = types.Proposal(
+    token_ids=jnp.zeros((2, 0), jnp.int32),
+    num_drafted=jnp.zeros((2,), jnp.int32),
+  )
+  verdict = verify(proposal, greedy_logits([[3], [1]]), [SamplingParams()] * 2)
+  assert verdict.token_ids.tolist() == [[3], [1]]
+
+
+def chi_square(counts, probs):
+  """Statistic and a bound that chance exceeds once in 10^5."""
+  expected = probs * counts.sum()
+  assert counts[expected == 0].sum() == 0
+  counts, expected = counts[expected > 0], expected[expected > 0]
+  freedom = len(expected) - 1
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  # Wilson-Hilferty approximation of the quantile.
+  width = 2 / (9 * freedom)
+  bound = freedom * (1 - width + 4.27 * width**0.5) ** 3
+  return statistic, bound
+
+
+@pytest.mark.parametrize('is_one_hot', [False, True])
+@pytest.mark.parametrize('num_drafted', [3, 2, 0])
+@pytest.mark.parametrize(
+  'params',
+  [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=3),
+    SamplingParams(temperature=1.3, top_p=0.8),
+  ],
+  ids=['plain', 'top_k', 'top_p'],
+)
+def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
+  """Over many seeds: the laws of the first and second output token.
+
+  The target's law at each place is fixed here, so the second token, where
+  there is one, must follow the law of its place whatever the first was.
+  """
+  num_rows, num_tokens = 20_000, 3
+  rng = np.random.default_rng(1)
+  target_logits = rng.normal(size=(num_tokens + 1, VOCAB)).astype(np.float32)
+  draft_logits = rng.normal(size=(num_tokens, VOCAB)).astype(np.float32)
+  seeds = jnp.arange(num_rows, dtype=jnp.uint32)
+  state = sampling_lib.make_state([params], VOCAB)
+  state = jax.tree.map(
+    lambda x: jnp.repeat(jnp.asarray(x), num_rows, axis=0), state
+  ).replace(seeds=seeds)
+  draft_law = jnp.broadcast_to(draft_logits, (num_rows, num_tokens, VOCAB))
+  draft_law = sampling_lib.law_logits(draft_law, state)
+  positions = jnp.broadcast_to(
+    7 + jnp.arange(num_tokens + 1)[None], (num_rows, num_tokens + 1)
+  )
+  keys = sampling_lib.position_keys(
+    seeds, positions[:, :-1], sampling_lib.Stream.DRAFT
+  )
+  drafts = sampling_lib.draw(draft_law, keys)
+  probs = jax.nn.softmax(draft_law, -1)
+  if is_one_hot:  # as prompt lookup drafts
+    best = int(target_logits[0].argmax())
+    drafts, probs = jnp.full_like(drafts, best), None
+  proposal = types.Proposal(
+    token_ids=drafts,
+    num_drafted=jnp.full((num_rows,), num_drafted),
+    probs=probs,
+  )
+  logits = jnp.broadcast_to(target_logits, (num_rows, num_tokens + 1, VOCAB))
+  verdict = jax.jit(verification.verify)(proposal, logits, positions, state)
+  one = jax.tree.map(lambda x: x[:1], state)
+  law = jax.nn.softmax(sampling_lib.law_logits(logits[:1], one), -1)[0]
+
+  first = np.asarray(verdict.token_ids[:, 0])
+  statistic, bound = chi_square(
+    np.bincount(first, minlength=VOCAB), np.asarray(law[0], np.float64)
+  )
+  assert statistic < bound
+  if num_drafted == 0:
+    assert (np.asarray(verdict.num_accepted) == 0).all()
+    return
+  second = np.asarray(verdict.token_ids[:, 1])
+  has_second = second != END
+  assert has_second.mean() > 0.05
+  # Given that there is a second token, its law is the target's.
+  statistic, bound = chi_square(
+    np.bincount(second[has_second], minlength=VOCAB),
+    np.asarray(law[1], np.float64),
+  )
+  assert statistic < bound
+  assert (np.asarray(verdict.num_accepted) <= num_drafted).all()
+
+
+def test_equal_laws_accept_everything():
+  num_rows = 500
+  logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, VOCAB)))
+  logits = jnp.broadcast_to(logits, (num_rows, 4, VOCAB)).astype(jnp.float32)
+  params = SamplingParams(temperature=1.0)
+  state = sampling_lib.make_state([params] * num_rows, VOCAB).replace(
+    seeds=jnp.arange(num_rows, dtype=jnp.uint32)
+  )
+  positions = jnp.broadcast_to(jnp.arange(4)[None], (num_rows, 4))
+  law = sampling_lib.law_logits(logits[:, :3], state)
+  keys = sampling_lib.position_keys(
+    state.seeds, positions[:, :3], sampling_lib.Stream.DRAFT
+  )
+  proposal = types.Proposal(
+    token_ids=sampling_lib.draw(law, keys),
+    num_drafted=jnp.full((num_rows,), 3),
+    probs=jax.nn.softmax(law, -1),
+  )
+  verdict = verification.verify(proposal, logits, positions, state)
+  assert (np.asarray(verdict.num_accepted) == 3).all()
