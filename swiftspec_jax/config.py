@@ -11,6 +11,17 @@ from typing import Any
 
 from swiftspec_jax import errors
 
+_POSITIVE = (
+  'vocab_size',
+  'embed_dim',
+  'num_heads',
+  'num_kv_heads',
+  'head_dim',
+  'ffw_dim',
+  'max_context',
+  'num_shards',
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -64,8 +75,7 @@ class ModelConfig:
   num_shards: int = 1
 
   def __post_init__(self):
-    for field in ('vocab_size', 'embed_dim', 'num_heads', 'num_kv_heads',
-                  'head_dim', 'ffw_dim', 'max_context', 'num_shards'):  # fmt: skip
+    for field in _POSITIVE:
       if getattr(self, field) < 1:
         raise errors.UserError(
           f'{field} must be positive, got {getattr(self, field)}'

@@ -43,4 +43,5 @@ def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())

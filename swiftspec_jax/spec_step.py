@@ -43,14 +43,9 @@ def decode_step(
   state = state.replace(draft_state=draft_state)
   verify = functools.partial(_verify, target_params, config, state)
   if drafter.may_skip:
-    cache, verdict, logprobs = jax.lax.cond(
-      jnp.any(proposal.num_drafted > 0),
-      verify,
-      functools.partial(_verify_nothing, verify),
-      proposal,
-    )
+    cache, verdict, logprobs = _verify_or_skip(verify, state, proposal)
   else:
-    cache, verdict, logprobs = verify(proposal)
+    cache, verdict, logprobs = verify(state.target_cache, proposal)
   with jax.named_scope('commit'):
     room = jnp.maximum(state.max_lengths - state.lengths, 0)
     num_emitted = jnp.minimum(verdict.num_accepted + 1, room)
@@ -68,7 +63,7 @@ def decode_step(
   return state, output
 
 
-def _verify(params, config, state, proposal):
+def _verify(params, config, state, cache, proposal):
   """Target forward over root and drafts, and the verdict."""
   root = jnp.take_along_axis(
     state.token_ids, jnp.maximum(state.lengths[:, None] - 1, 0), axis=1
@@ -79,8 +74,8 @@ def _verify(params, config, state, proposal):
       params,
       config,
       token_ids,
-      state.target_cache,
-      starts=state.target_cache.kv_lengths,
+      cache,
+      starts=cache.kv_lengths,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -102,21 +97,41 @@ def _verify(params, config, state, proposal):
   return cache, verdict, logprobs
 
 
-def _verify_nothing(verify, proposal):
-  """The one-token step, with outputs as wide as those of a full one."""
+def _verify_or_skip(verify, state, proposal):
+  """Verifies, or when no row has a draft takes a one-token step.
+
+  XLA copies the caches into and out of a conditional; a loop of at most one
+  turn updates them in place.
+  """
   num_tokens = proposal.token_ids.shape[1]
   none = proposal.replace(token_ids=proposal.token_ids[:, :0])
-  cache, verdict, logprobs = verify(none)
-  verdict = verdict.replace(
-    token_ids=jnp.pad(
-      verdict.token_ids,
-      ((0, 0), (0, num_tokens)),
-      constant_values=types.PLACEHOLDER_TOKEN_ID,
-    )
+
+  def widen(x, fill):
+    return jnp.pad(x, ((0, 0), (0, num_tokens)), constant_values=fill)
+
+  def skip(cache):
+    cache, verdict, logprobs = verify(cache, none)
+    token_ids = widen(verdict.token_ids, types.PLACEHOLDER_TOKEN_ID)
+    if logprobs is not None:
+      logprobs = widen(logprobs, 0.0)
+    return cache, verdict.replace(token_ids=token_ids), logprobs
+
+  def run_if(condition, step, carry):
+    return jax.lax.while_loop(
+      lambda c: c[0],
+      lambda c: (jnp.zeros_like(c[0]), *step(c[1])),
+      (condition, *carry),
+    )[1:]
+
+  shapes = jax.eval_shape(skip, state.target_cache)[1:]
+  empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  has_draft = jnp.any(proposal.num_drafted > 0)
+  carry = run_if(
+    has_draft,
+    lambda cache: verify(cache, proposal),
+    (state.target_cache, *empty),
   )
-  if logprobs is not None:
-    logprobs = jnp.pad(logprobs, ((0, 0), (0, num_tokens)))
-  return cache, verdict, logprobs
+  return run_if(~has_draft, skip, carry)
 
 
 def _append(state, token_ids, num_emitted):

@@ -298,10 +298,11 @@ def table_model(
     num_shards=mesh.devices.size,
   )
   arrays = _table_params(table, scale)
+  specs = params_lib.param_specs(config)
   return Model(
     name=name,
     config=config,
-    params=params_lib.place_params(arrays, config, jnp.float32, mesh),
+    params=params_lib.place_params(arrays, specs, jnp.float32, mesh),
     dtype=jnp.dtype(jnp.float32),
     mesh=mesh,
     tokenizer=_letters(len(table)),

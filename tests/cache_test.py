@@ -118,7 +118,9 @@ def test_any_sequence_equals_prefill(sequence):
       cache = rollback(cache, jnp.asarray([len(k) for k in known], jnp.int32))
       continue
     token_ids, parents, kept = zip(*rows, strict=True)
-    depths = [[len(path_to(n, p)) - 1 for n in range(NUM_NODES)] for p in parents]  # fmt: skip
+    depths = [
+      [len(path_to(node, p)) - 1 for node in range(NUM_NODES)] for p in parents
+    ]
     cache = write_tree(cache, *map(jnp.asarray, (token_ids, parents, depths)))
     paths = [path_to(n, p) for n, p in zip(kept, parents, strict=True)]
     paths = [

@@ -91,11 +91,11 @@ def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
   if rows.shape[0] > 1:
     return jax.vmap(_write_block)(rows, new, starts)
+  # XLA CPU copies the whole cache each step unless the update has all axes of
+  # the cache and more than one row; the second row is scratch.
   if new.shape[2] == 1:
-    # XLA CPU would fuse a one-row update into both of its readers and copy
-    # the whole cache for it, each step; the second row is scratch.
     new = jnp.concatenate([new, new], axis=2)
-  return _write_block(rows[0], new[0], starts[0])[None]
+  return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
 
 
 def _write_block(rows, new, start):

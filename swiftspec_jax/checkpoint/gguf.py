@@ -1,5 +1,7 @@
 """Reads .gguf files: configuration, dequantized weights, tokenizer metadata."""
 
+import functools
+import math
 import pathlib
 from typing import Any
 
@@ -7,6 +9,7 @@ import gguf
 import numpy as np
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import gguf_header
 from swiftspec_jax.config import ModelConfig, RopeScaling
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models.params import Params
@@ -51,15 +54,8 @@ class GGUFFile:
         architecture that the decoder lacks.
     """
     self._path = path
-    try:
-      reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, OSError) as error:
-      raise errors.UserError(
-        f'{path} is not a complete GGUF file ({error}); download it again'
-      ) from error
-    self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-    self.metadata = {key: f.contents() for key, f in reader.fields.items()}
-    self._architecture = self.metadata['general.architecture']
+    self.metadata, self._tensors = gguf_header.read(path)
+    self._architecture = self.metadata.get('general.architecture')
     if self._architecture not in _FAMILIES:
       raise errors.UserError(
         f'{path}: unknown architecture {self._architecture!r}; supported: '
@@ -68,12 +64,27 @@ class GGUFFile:
 
   def _get(self, key: str, default: Any = None) -> Any:
     key = f'{self._architecture}.{key}'
-    if default is None and key not in self.metadata:
+    value = self.metadata.get(key, default)
+    if value is None:
       raise errors.UserError(f'{self._path}: the metadata lack {key}')
-    return self.metadata.get(key, default)
+    if isinstance(value, list):
+      raise errors.UserError(
+        f'{self._path}: {key} differs between layers: {value}; that is not '
+        'supported'
+      )
+    return value
 
   def config(self) -> ModelConfig:
-    """Returns the model's configuration."""
+    """Returns the model's configuration.
+
+    Raises:
+      UserError: missing metadata, or an option that the decoder lacks.
+    """
+    if 'blk.0.attn_output.bias' in self._tensors:
+      raise errors.UserError(
+        f'{self._path}: blk.0.attn_output.bias: a bias behind the attention '
+        'is not supported'
+      )
     family = _FAMILIES[self._architecture]
     is_gemma = family == 'gemma3_text'
     num_heads = self._get('attention.head_count')
@@ -83,7 +94,7 @@ class GGUFFile:
     rope_theta = self._get('rope.freq_base', 10_000.0)
     return ModelConfig(
       family=family,
-      vocab_size=len(self.metadata['tokenizer.ggml.tokens']),
+      vocab_size=self._tensor('token_embd.weight').data.shape[0],
       num_layers=num_layers,
       embed_dim=embed_dim,
       num_heads=num_heads,
@@ -101,22 +112,31 @@ class GGUFFile:
       use_qk_norm=family in ('qwen3', 'gemma3_text'),
       use_post_norms=is_gemma,
       embed_scale=embed_dim**0.5 if is_gemma else 1.0,
-      **(self._gemma_windows(num_layers) if is_gemma else {}),
+      **(
+        self._gemma_options(num_layers, embed_dim, num_heads)
+        if is_gemma
+        else {}
+      ),
     )
 
-  def _gemma_windows(self, num_layers: int) -> dict[str, Any]:
-    # The files do not name the pattern: every sixth layer is global
-    # (Gemma 3 technical report, section 2).
+  def _gemma_options(
+    self, num_layers: int, embed_dim: int, num_heads: int
+  ) -> dict[str, Any]:
+    # The files do not name all of these; the numbers are in the technical
+    # report (section 2) and in the configurations that Google published.
+    period = self._get('attention.sliding_window_pattern', 6)
+    is_27b = num_layers == 62
     return {
+      'query_scale': (embed_dim // num_heads) ** -0.5 if is_27b else None,
       'sliding_window': self._get('attention.sliding_window'),
-      'sliding_layers': tuple((i + 1) % 6 != 0 for i in range(num_layers)),
-      'local_rope_theta': 10_000.0,
+      'sliding_layers': tuple((i + 1) % period != 0 for i in range(num_layers)),
+      'local_rope_theta': self._get('rope.freq_base_swa', 10_000.0),
     }
 
   def _rope_scaling(self, head_dim: int, theta: float) -> RopeScaling | None:
     if 'rope_freqs.weight' in self._tensors:
       # Llama 3.1: the file holds the divisors, the largest is the factor.
-      divisors = np.asarray(self._tensors['rope_freqs.weight'].data)
+      divisors = _dequantize(self._tensors['rope_freqs.weight'])
       scaling = RopeScaling(kind='llama3', factor=float(divisors.max()))
       plain = layers.rope_frequencies(head_dim, theta, None)
       scaled = layers.rope_frequencies(head_dim, theta, scaling)
@@ -139,29 +159,55 @@ class GGUFFile:
     ids = (self.metadata.get(f'tokenizer.ggml.{key}') for key in keys)
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
-  def params(self, config: ModelConfig) -> Params:
-    """Returns the dequantized parameter tree, float32 numpy arrays."""
+  def read_params(self, config: ModelConfig, place: families.Place) -> Params:
+    """Returns the dequantized parameters as `place` puts them.
+
+    Raises:
+      UserError: missing or contradicting weights, or a type of quantization
+        that the gguf package cannot read.
+    """
     # The file stores Gemma's norm scales with the one already added.
     return families.params_from_hf(
-      lambda name: self._tensor(name, config), config, norm_offset=0.0
+      functools.partial(self._get_tensor, config),
+      config,
+      norm_offset=0.0,
+      place=place,
     )
 
-  def _tensor(self, hf_name: str, config: ModelConfig) -> np.ndarray:
-    name = _gguf_name(hf_name, config.use_post_norms)
+  def _tensor(self, name: str) -> gguf_header.Tensor:
     if name not in self._tensors:
-      raise errors.UserError(f'{self._path}: tensor {name} is missing')
-    tensor = self._tensors[name]
+      raise errors.UserError(
+        f'{self._path}: tensor {name} is missing; the weights are not '
+        'complete or belong to another architecture'
+      )
+    return self._tensors[name]
+
+  def _get_tensor(self, config: ModelConfig, hf_name: str) -> np.ndarray:
+    name = _gguf_name(hf_name, config.use_post_norms)
+    tensor = self._tensor(name)
     try:
-      array = gguf.dequantize(tensor.data, tensor.tensor_type)
+      array = _dequantize(tensor)
     except NotImplementedError as error:
       raise errors.UserError(
-        f'{self._path}: {name} has type {tensor.tensor_type.name}, which the '
+        f'{self._path}: {name} has type {tensor.kind.name}, which the '
         'gguf package cannot dequantize'
       ) from error
-    if self._architecture == 'llama' and 'attn_' in name:
-      if name.endswith(('attn_q.weight', 'attn_k.weight')):
-        array = _unpermute(array, config.head_dim)
+    is_permuted = name.endswith(('attn_q.weight', 'attn_k.weight'))
+    if self._architecture == 'llama' and is_permuted:
+      array = _unpermute(array, config.head_dim)
     return array
+
+
+def _dequantize(tensor: gguf_header.Tensor) -> np.ndarray:
+  """Returns f32, or the file's own dtype where it is not quantized."""
+  shape = gguf.quant_shape_from_byte_shape(tensor.data.shape, tensor.kind)
+  # The package works on 16 rows at a time. That is slow for short rows, which
+  # are joined here to some 2 ** 13 numbers.
+  num_joined = math.gcd(
+    math.prod(shape[:-1]), 1 << (2**13 // shape[-1]).bit_length()
+  )
+  rows = tensor.data.reshape(math.prod(shape[:-1]) // num_joined, -1)
+  return gguf.dequantize(rows, tensor.kind).reshape(shape)
 
 
 def _gguf_name(hf_name: str, use_post_norms: bool) -> str:

@@ -4,6 +4,7 @@ import json
 import pathlib
 from collections.abc import Callable
 
+import huggingface_hub
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
 import safetensors
@@ -39,7 +40,15 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     eos = _read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
   # transformers fills in defaults and translates configs of older releases.
-  full = transformers.AutoConfig.for_model(**values).to_dict()
+  try:
+    full = transformers.AutoConfig.for_model(**values).to_dict()
+  except (
+    huggingface_hub.errors.StrictDataclassError,
+    KeyError,
+    TypeError,
+    ValueError,
+  ) as error:
+    raise errors.UserError(f'{directory}/config.json: {error}') from error
   return families.config_from_hf(full)
 
 
@@ -54,14 +63,18 @@ def _read_json(path: pathlib.Path) -> dict:
     raise errors.UserError(f'{path} is not valid JSON: {error}') from error
 
 
-def read_params(directory: pathlib.Path, config: ModelConfig) -> Params:
-  """Returns the parameter tree, numpy arrays in the dtypes of the files.
+def read_params(
+  directory: pathlib.Path, config: ModelConfig, place: families.Place
+) -> Params:
+  """Returns the parameters as `place` puts them, in the dtypes of the files.
 
   Raises:
     UserError: missing, cut or contradicting weights.
   """
   norm_offset = 1.0 if config.family == 'gemma3_text' else 0.0
-  return families.params_from_hf(_tensor_reader(directory), config, norm_offset)
+  return families.params_from_hf(
+    _tensor_reader(directory), config, norm_offset, place
+  )
 
 
 def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:

@@ -1,6 +1,7 @@
 """Finds a model by name or path and loads it."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
 from swiftspec_jax.checkpoint import gguf as gguf_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 
 
@@ -53,11 +55,11 @@ def load(
       draft_of.name, draft_of.tokenizer, name, source.tokenizer
     )
   config = dataclasses.replace(source.config, num_shards=mesh.devices.size)
-  params = params_lib.place_params(source.params(), config, dtype, mesh)
+  place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   return Model(
     name=name,
     config=config,
-    params=params,
+    params=source.read_params(config, place),
     dtype=jnp.dtype(dtype),
     mesh=mesh,
     tokenizer=source.tokenizer,
@@ -70,7 +72,7 @@ class _Source:
 
   config: ModelConfig
   tokenizer: transformers.PreTrainedTokenizerBase
-  params: Callable[[], params_lib.Params]
+  read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
 
 
 def _open(name: str) -> _Source:
@@ -90,11 +92,10 @@ def _open(name: str) -> _Source:
 
 def _open_gguf(path: pathlib.Path) -> _Source:
   file = gguf_lib.GGUFFile(path)
-  config = file.config()
   return _Source(
-    config=config,
+    config=file.config(),
     tokenizer=gguf_tokenizer.from_metadata(file.metadata),
-    params=lambda: file.params(config),
+    read_params=file.read_params,
   )
 
 
@@ -111,7 +112,7 @@ def _open_directory(directory: pathlib.Path) -> _Source:
   return _Source(
     config=config,
     tokenizer=tokenizer,
-    params=lambda: reader.read_params(directory, config),
+    read_params=functools.partial(reader.read_params, directory),
   )
 
 

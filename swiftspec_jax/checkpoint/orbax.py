@@ -4,6 +4,7 @@ A checkpoint is a directory with the parameters (orbax), `model_config.json`
 and the tokenizer's files.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import orbax.checkpoint as ocp
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 
 _CONFIG = 'model_config.json'
@@ -72,26 +74,25 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
 
 
 def read_params(
-  directory: pathlib.Path, config: ModelConfig
+  directory: pathlib.Path, config: ModelConfig, place: families.Place
 ) -> params_lib.Params:
-  """Returns the parameter tree, host arrays.
+  """Returns the parameters as `place` puts them.
 
   Raises:
     UserError: missing or cut weights.
   """
-  mesh = sharding.make_mesh()
-  metadata_path = directory.absolute() / _PARAMS
+  path = directory.absolute() / _PARAMS
+  unpadded = dataclasses.replace(config, num_shards=1)
   try:
     with ocp.StandardCheckpointer() as checkpointer:
-      dtype = (
-        checkpointer.metadata(metadata_path)
-        .item_metadata.tree['embedding']
-        .dtype
+      metadata = checkpointer.metadata(path).item_metadata.tree
+      abstract = params_lib.abstract_params(
+        unpadded, metadata['embedding'].dtype, sharding.make_mesh()
       )
-      abstract = params_lib.abstract_params(config, dtype, mesh)
-      restored = checkpointer.restore(metadata_path, abstract)
+      restored = checkpointer.restore(path, abstract)
   except (OSError, ValueError, KeyError) as error:
     raise errors.UserError(
-      f'{metadata_path} is not a complete checkpoint: {error}'
+      f'{path} is not a complete checkpoint: {error}'
     ) from error
-  return jax.tree.map(np.asarray, restored)
+  arrays = jax.tree.map(np.asarray, restored)
+  return place(arrays, params_lib.param_specs(config))

@@ -42,6 +42,8 @@ class Drafter(Protocol):
   def propose(
     self, params: Any, state: types.DecodeState
   ) -> tuple[types.Proposal, Any]:
-    """Returns a proposal for the tokens behind `state.lengths`, and the new
-    draft state. Rejected tokens need no call: the next one starts from the
-    committed lengths."""
+    """Returns a proposal for the tokens behind `state.lengths`.
+
+    Returns the new draft state, too. Rejected tokens need no call: the next
+    proposal starts from the committed lengths.
+    """

@@ -4,6 +4,7 @@ Everything a family changes lies here: how its `config.json` becomes a
 ModelConfig and how its named tensors become the parameter tree.
 """
 
+import concurrent.futures
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,10 +12,28 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig, RopeScaling
+from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.params import Params
+
+# Puts a part of the parameters, described by the specs, on the devices.
+Place = Callable[[Params, Params], Params]
 
 FAMILIES = ('llama', 'mistral', 'qwen2', 'qwen3', 'gemma3_text')
 
+# Only those that the family has: elsewhere such an entry means nothing.
+_UNSUPPORTED_OPTIONS = {
+  'llama': ('attention_bias', 'mlp_bias'),
+  'mistral': (),
+  'qwen2': (),
+  'qwen3': ('attention_bias',),
+  'gemma3_text': (
+    'attention_bias',
+    'attn_logit_softcapping',
+    'final_logit_softcapping',
+    'use_bidirectional_attention',
+  ),
+}
+_NUM_THREADS = 8  # that read layers; each holds one in memory
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
@@ -58,7 +77,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     rope_scaling=_rope_scaling(global_rope),
     tie_embeddings=values['tie_word_embeddings'],
     activation=_ACTIVATIONS[activation],
-    use_qkv_bias=family == 'qwen2' or bool(values.get('attention_bias')),
+    use_qkv_bias=family == 'qwen2',
     use_qk_norm=family in ('qwen3', 'gemma3_text'),
     use_post_norms=is_gemma,
     embed_scale=values['hidden_size'] ** 0.5 if is_gemma else 1.0,
@@ -71,12 +90,8 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _refuse_unsupported(values: Mapping[str, Any]) -> None:
-  for option in (
-    'mlp_bias',
-    'attn_logit_softcapping',
-    'final_logit_softcapping',
-    'use_bidirectional_attention',
-  ):
+  family_options = _UNSUPPORTED_OPTIONS[values['model_type']]
+  for option in ('quantization_config', *family_options):
     if values.get(option):
       raise errors.UserError(
         f'{option}={values[option]!r} is not supported for '
@@ -112,75 +127,98 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 def _sliding(values: Mapping[str, Any]) -> dict[str, Any]:
   """The window, and the layers it holds for."""
   window = values.get('sliding_window')
-  if window is None or values.get('use_sliding_window') is False:
+  family = values['model_type']
+  if window is None or family == 'llama':
     return {}
-  kinds = values.get('layer_types') or ()
-  sliding_layers = tuple(kind == 'sliding_attention' for kind in kinds)
-  if kinds and not any(sliding_layers):
+  if family == 'mistral':
+    return {'sliding_window': window}
+  layers = tuple(kind == 'sliding_attention' for kind in values['layer_types'])
+  if not any(layers):
     return {}
-  return {'sliding_window': window, 'sliding_layers': sliding_layers}
+  return {'sliding_window': window, 'sliding_layers': layers}
 
 
 def params_from_hf(
-  get: Callable[[str], np.ndarray], config: ModelConfig, norm_offset: float
+  get: Callable[[str], np.ndarray],
+  config: ModelConfig,
+  norm_offset: float,
+  place: Place,
 ) -> Params:
   """Assembles the parameter tree from tensors with Hugging Face names.
 
   Args:
     get: returns the tensor of a name; raises UserError when it is missing.
+      Called from several threads.
     config: of the model.
     norm_offset: added to norm scales (1 where the checkpoint stores them
       relative to one, as Gemma's do).
+    place: puts a part of the tree on the devices as soon as it is read.
 
   Returns:
-    The tree of `params.param_specs(config)`, unpadded numpy arrays.
+    What `place` makes of the tree of `params.param_specs(config)`.
   """
+  specs = params_lib.param_specs(config)
+  final_norm = get('model.norm.weight').astype(np.float32) + norm_offset
+  names = {'embedding': 'model.embed_tokens.weight'}
+  if not config.tie_embeddings:
+    names['unembedding'] = 'lm_head.weight'
 
   def layer(i: int) -> Params:
-    prefix = f'model.layers.{i}.'
+    arrays = _layer_from_hf(get, config, norm_offset, f'model.layers.{i}.')
+    return place(arrays, specs['layers'][i])
 
-    def norm(name):
-      return get(f'{prefix}{name}.weight').astype(np.float32) + norm_offset
-
-    def heads(kind):
-      return [
-        _split_heads(get(f'{prefix}self_attn.{name}_proj.{kind}'), config)
-        for name in 'qkv'
-      ]
-
-    gate = get(f'{prefix}mlp.gate_proj.weight')
-    up = get(f'{prefix}mlp.up_proj.weight')
-    arrays = {
-      'attention_norm': norm('input_layernorm'),
-      # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-      'qkv': np.moveaxis(np.concatenate(heads('weight'), axis=1), -1, 0),
-      # [D, H * E] -> [G, Q, E, D]
-      'attention_out': _split_heads(
-        get(f'{prefix}self_attn.o_proj.weight').T, config
-      ),
-      'gate_up': np.stack([gate.T, up.T], axis=1),
-      'down': get(f'{prefix}mlp.down_proj.weight').T,
+  with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+    # The largest first.
+    tables = pool.map(lambda key: place(get(names[key]), specs[key]), names)
+    layers = pool.map(layer, range(config.num_layers))
+    return {
+      **dict(zip(names, tables, strict=True)),
+      'layers': list(layers),
+      'final_norm': place(final_norm, specs['final_norm']),
     }
-    if config.use_qkv_bias:
-      arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
-    if config.use_qk_norm:
-      arrays['query_norm'] = norm('self_attn.q_norm')
-      arrays['key_norm'] = norm('self_attn.k_norm')
-    if config.use_post_norms:
-      arrays['post_attention_norm'] = norm('post_attention_layernorm')
-      arrays['ffw_norm'] = norm('pre_feedforward_layernorm')
-      arrays['post_ffw_norm'] = norm('post_feedforward_layernorm')
-    else:
-      arrays['ffw_norm'] = norm('post_attention_layernorm')
-    return arrays
 
+
+def _layer_from_hf(
+  get: Callable[[str], np.ndarray],
+  config: ModelConfig,
+  norm_offset: float,
+  prefix: str,
+) -> Params:
+  """Returns the unpadded numpy arrays of one layer."""
+
+  def norm(name):
+    return get(f'{prefix}{name}.weight').astype(np.float32) + norm_offset
+
+  def heads(kind):
+    return [
+      _split_heads(get(f'{prefix}self_attn.{name}_proj.{kind}'), config)
+      for name in 'qkv'
+    ]
+
+  gate = get(f'{prefix}mlp.gate_proj.weight')
+  up = get(f'{prefix}mlp.up_proj.weight')
   arrays = {
-    'embedding': get('model.embed_tokens.weight'),
-    'layers': [layer(i) for i in range(config.num_layers)],
-    'final_norm': get('model.norm.weight').astype(np.float32) + norm_offset,
+    'attention_norm': norm('input_layernorm'),
+    # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
+    'qkv': np.moveaxis(np.concatenate(heads('weight'), axis=1), -1, 0),
+    # [D, H * E] -> [G, Q, E, D]
+    'attention_out': _split_heads(
+      get(f'{prefix}self_attn.o_proj.weight').T, config
+    ),
+    'gate_up': np.stack([gate.T, up.T], axis=1),
+    'down': get(f'{prefix}mlp.down_proj.weight').T,
   }
-  if not config.tie_embeddings:
-    arrays['unembedding'] = get('lm_head.weight')
+  if config.use_qkv_bias:
+    arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
+  if config.use_qk_norm:
+    arrays['query_norm'] = norm('self_attn.q_norm')
+    arrays['key_norm'] = norm('self_attn.k_norm')
+  if config.use_post_norms:
+    arrays['post_attention_norm'] = norm('post_attention_layernorm')
+    arrays['ffw_norm'] = norm('pre_feedforward_layernorm')
+    arrays['post_ffw_norm'] = norm('post_feedforward_layernorm')
+  else:
+    arrays['ffw_norm'] = norm('post_attention_layernorm')
   return arrays
 
 

@@ -124,13 +124,14 @@ def abstract_params(
 
 
 def place_params(
-  arrays: Params, config: ModelConfig, dtype: jax.typing.DTypeLike, mesh: Mesh
+  arrays: Params, specs: Params, dtype: jax.typing.DTypeLike, mesh: Mesh
 ) -> Params:
   """Pads host arrays, converts them and puts them on the mesh.
 
   Args:
-    arrays: tree of numpy arrays with the unpadded shapes of `param_specs`.
-    config: of the model, with the mesh's number of shards.
+    arrays: tree of numpy arrays with the unpadded shapes of `specs`.
+    specs: `param_specs` of the model, or a part of it; its config has the
+      mesh's number of shards.
     dtype: of the weights; norm scales stay float32.
     mesh: where they go.
 
@@ -153,7 +154,7 @@ def place_params(
       array = np.pad(array, padding)
     return jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
 
-  return jax.tree_util.tree_map_with_path(place, param_specs(config), arrays)
+  return jax.tree_util.tree_map_with_path(place, specs, arrays)
 
 
 def random_params(
@@ -171,11 +172,12 @@ def random_params(
     mesh: where they go; one device by default.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
-  specs, treedef = jax.tree.flatten(param_specs(config))
+  tree = param_specs(config)
+  specs, treedef = jax.tree.flatten(tree)
   arrays = [
     np.ones(spec.shape, np.float32)
     if spec.is_norm
     else np.asarray(jax.random.normal(k, spec.shape)) * spec.init_scale
     for k, spec in zip(jax.random.split(key, len(specs)), specs, strict=True)
   ]
-  return place_params(treedef.unflatten(arrays), config, dtype, mesh)
+  return place_params(treedef.unflatten(arrays), tree, dtype, mesh)
