@@ -124,13 +124,27 @@ class Decoder:
           if rows[slot] is None and waiting:
             rows[slot] = waiting.popleft()
             self._admit(rows[slot], slot, features)
-        in_flight.append((self._dispatch(), tuple(rows)))
+        in_flight.append((self.dispatch(), tuple(rows)))
         if len(in_flight) > self._run_ahead:
           yield from _read(*in_flight.popleft())
           rows = [row if row and not row.is_finished else None for row in rows]
     finally:
       # The surplus must not delay whoever comes next.
       jax.block_until_ready([output for output, _ in in_flight])
+
+  def dispatch(self) -> types.StepOutput:
+    """Enqueues one step for the rows at hand; does not wait for its output.
+
+    `run` does this; alone it is for measuring steps without the host loop.
+    """
+    self._state, output = spec_step.decode_step(
+      self._target.params,
+      self._draft_params,
+      self._state,
+      config=self._target.config,
+      drafter=self._drafter,
+    )
+    return output
 
   def warmup(
     self,
@@ -166,7 +180,7 @@ class Decoder:
       request = Request(token_ids=(0,) * length, sampling=sampling)
       row = _Row(0, request, limit, self._target, self._drafter)
       self._admit(row, 0, [sampling])
-      jax.block_until_ready(self._dispatch())
+      jax.block_until_ready(self.dispatch())
 
   def _check(self, request: Request) -> int:
     """Returns the length at which the request must end."""
@@ -270,16 +284,6 @@ class Decoder:
     self._row_state = state
     jax.block_until_ready(self._state)
     row.end_prefill()
-
-  def _dispatch(self) -> types.StepOutput:
-    self._state, output = spec_step.decode_step(
-      self._target.params,
-      self._draft_params,
-      self._state,
-      config=self._target.config,
-      drafter=self._drafter,
-    )
-    return output
 
 
 def _drafter(

@@ -121,7 +121,10 @@ def _download(repo_id: str) -> pathlib.Path:
   try:
     huggingface_hub.utils.validate_repo_id(repo_id)
     directory = huggingface_hub.snapshot_download(
-      repo_id, allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja']
+      repo_id,
+      allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja'],
+      # The same weights in other layouts.
+      ignore_patterns=['*/*', 'consolidated*'],
     )
   except (
     huggingface_hub.errors.HfHubHTTPError,

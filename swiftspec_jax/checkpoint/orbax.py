@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 
 import jax
 import numpy as np
@@ -48,14 +47,9 @@ def save(model: Model, directory: str | os.PathLike) -> None:
       f'{model.name} is padded for {model.config.num_shards} devices; load it '
       'on one device to save it'
     )
+  partial = directory.with_name(f'.{directory.name}-{os.getpid()}.partial')
   try:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(
-      tempfile.mkdtemp(prefix=f'.{directory.name}-', dir=directory.parent)
-    )
-  except OSError as error:
-    raise errors.UserError(f'cannot write {directory}: {error}') from error
-  try:
+    partial.mkdir(parents=True)
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(partial / _PARAMS, model.params)
     model.tokenizer.save_pretrained(partial)
@@ -68,9 +62,17 @@ def save(model: Model, directory: str | os.PathLike) -> None:
 
 
 def read_config(directory: pathlib.Path) -> ModelConfig:
-  """Returns the configuration of a checkpoint."""
-  values = json.loads((directory / _CONFIG).read_text())
-  return ModelConfig.from_json(values)
+  """Returns the configuration of a checkpoint.
+
+  Raises:
+    UserError: it is damaged, or of another version.
+  """
+  try:
+    return ModelConfig.from_json(json.loads((directory / _CONFIG).read_text()))
+  except (OSError, TypeError, ValueError) as error:
+    raise errors.UserError(
+      f'{directory / _CONFIG} is not usable: {error}; save the model again'
+    ) from error
 
 
 def read_params(

@@ -151,8 +151,9 @@ def _attention_block(x, layer, config, rows, starts, visible, angles):
 def _product(x, weight, num_in_axes):
   """x [B, T, in] times a weight whose first axes are the inputs."""
   out_shape = weight.shape[num_in_axes:]
-  matrix = weight.reshape(x.shape[-1], -1)
-  product = x.reshape(-1, x.shape[-1]) @ matrix
+  # The output axes are not merged: one of them may be sharded.
+  weight = weight.reshape(x.shape[-1], *out_shape)
+  product = jnp.tensordot(x.reshape(-1, x.shape[-1]), weight, axes=1)
   return product.reshape(*x.shape[:2], *out_shape)
 
 

@@ -1,0 +1,228 @@
+"""Measures modes of decoding against each other.
+
+  python -m experiments.benchmark --max_new_tokens=128 --output_dir=results
+
+Every mode decodes every prompt, one at a time. The directory gets
+results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
+--resume goes on with it.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+from absl import flags, logging
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_plot,
+  benchmark_report,
+  benchmark_run,
+  peers,
+  program,
+  provenance,
+)
+from experiments import flags as flags_lib
+from experiments import prompts as prompts_lib
+from swiftspec_jax import errors, profiling
+
+_MODES = flags.DEFINE_list(
+  'modes',
+  None,
+  f'Some of {", ".join(flags_lib.MODES)}. Default: all, but chain only with '
+  '--draft.',
+)
+_PEERS = flags.DEFINE_list(
+  'peers',
+  [],
+  f'Also run transformers on the CPU: some of {", ".join(peers.PEERS)}.',
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 1, 'How often to measure each prompt.', lower_bound=1
+)
+_WARMUP = flags.DEFINE_integer(
+  'warmup', 1, 'Prompts that run before and are not counted.', lower_bound=0
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for the results.', required=True
+)
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'Go on with the results in --output_dir.'
+)
+
+
+def main() -> None:
+  """Runs the program."""
+  start = time.perf_counter()
+  modes = _check_modes()
+  samplings = _samplings()
+  prompts_path = pathlib.Path(_PROMPTS.value)
+  prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  settings = _settings(modes, prompts_path)
+  records = benchmark_output.open_directory(
+    directory, settings, resume=_RESUME.value
+  )
+  with profiling.count_compilations() as compilations:
+    target = flags_lib.load_target()
+    encoded = _encode(target, prompts)
+    runners = _runners(modes, target, encoded)
+    benchmark_output.write_settings(directory, settings)
+    facts = {
+      **provenance.collect(),
+      'target_config': target.config.to_json(),
+      'dtype': target.dtype.name,
+      'num_skipped': len(prompts) - len(encoded),
+      'num_resumed': len(records),
+    }
+    jobs = benchmark_run.plan(encoded, modes, _REPEATS.value)
+    num_before = compilations.count
+    interruption = None
+    try:
+      _measure(jobs, runners, samplings, records, directory)
+    except KeyboardInterrupt as error:
+      interruption = error
+  facts['compile_count'] = compilations.count
+  facts['compile_count_measured'] = compilations.count - num_before
+  facts['total_seconds'] = time.perf_counter() - start
+  _report(records, modes, directory, facts)
+  if interruption is not None:
+    raise interruption
+
+
+def _check_modes() -> list[str]:
+  """Returns all modes to be measured, if the flags fit together."""
+  modes = list(_MODES.value or flags_lib.default_modes())
+  for flag, names, known in (
+    ('modes', modes, flags_lib.MODES),
+    ('peers', _PEERS.value, peers.PEERS),
+  ):
+    for name in names:
+      if name not in known:
+        raise errors.UserError(
+          f'--{flag}: unknown mode {name!r}; choose from {", ".join(known)}'
+        )
+      if names.count(name) > 1:
+        raise errors.UserError(f'--{flag} names {name} twice')
+  flags_lib.check(modes)
+  if _PEERS.value:
+    peers.check()
+  return modes + _PEERS.value
+
+
+def _samplings() -> list[ss.SamplingParams]:
+  """Returns the sampling of each repeat; each has noise of its own."""
+  sampling = flags_lib.sampling()
+  return [
+    dataclasses.replace(sampling, seed=sampling.seed + repeat)
+    for repeat in range(_REPEATS.value)
+  ]
+
+
+def _settings(modes: Sequence[str], prompts: pathlib.Path) -> dict[str, Any]:
+  """Returns what results must share to be put into one summary."""
+  facts = provenance.collect()
+  return {
+    **flags_lib.to_json(),
+    'modes': modes,
+    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    'limit': _LIMIT.value,
+    'repeats': _REPEATS.value,
+    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
+  }
+
+
+def _encode(target, prompts):
+  """Returns the prompts that fit, with their token ids."""
+  max_new_tokens = flags_lib.sampling().max_new_tokens
+  encoded = benchmark_run.encode(target, prompts, max_new_tokens)
+  num_skipped = len(prompts) - len(encoded)
+  limit = (
+    f'the {target.config.max_context} tokens of the context, which must also '
+    f'hold {max_new_tokens} new tokens'
+  )
+  if not encoded:
+    raise errors.UserError(f'no prompt fits into {limit}')
+  if num_skipped:
+    logging.warning('Skipping %d prompts longer than %s.', num_skipped, limit)
+  return encoded
+
+
+def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
+  """Returns a runner for each mode, compiled and warmed up."""
+  draft = flags_lib.load_draft(target)
+  sampling = flags_lib.sampling()
+  longest = max(len(token_ids) for _, token_ids in encoded)
+  runners = {}
+  for mode in modes:
+    if mode in flags_lib.MODES:
+      decoder = flags_lib.make_decoder(mode, target, draft)
+      print(f'compiling for {mode}...', file=sys.stderr, flush=True)
+      decoder.warmup(longest + sampling.max_new_tokens, sampling)
+      runners[mode] = benchmark_run.make_runner(decoder)
+  if _PEERS.value:
+    lookup = flags_lib.prompt_lookup()
+    rivals = peers.load(target, lookup.num_speculative_tokens)
+    runners |= {name: rivals[name] for name in _PEERS.value}
+  jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
+  for _ in benchmark_run.measure(jobs, runners, [sampling]):
+    pass
+  return runners
+
+
+def _measure(jobs, runners, samplings, records, directory) -> None:
+  """Adds what is missing to `records` and, line by line, to the file."""
+  done = {record.key for record in records}
+  with tqdm.tqdm(
+    total=len(jobs), initial=len(done), unit='run', mininterval=0.5
+  ) as progress:
+    for record in benchmark_run.measure(jobs, runners, samplings, done):
+      benchmark_output.append(directory, record)
+      records.append(record)
+      speed = benchmark_report.speed([record]) or 0
+      progress.set_postfix_str(
+        f'{record.mode} {speed:.1f} tokens/s', refresh=False
+      )
+      progress.update()
+
+
+def _report(records, modes, directory, facts) -> None:
+  """Writes and prints what the results say."""
+  if not records:
+    return
+  is_greedy = flags_lib.sampling().temperature == 0
+  summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
+  text = json.dumps({'modes': summary, 'provenance': facts}, indent=2)
+  benchmark_output.write(directory / 'summary.json', text.encode())
+  num_prompts = max(figures['num_prompts'] for figures in summary.values())
+  title = (
+    f'{flags_lib.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '
+    f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_kind"]} device'
+  )
+  picture = benchmark_plot.draw(summary, title)
+  benchmark_output.write(directory / 'results.png', picture)
+  print(benchmark_report.table(summary))
+  if is_greedy:
+    for mode, question_id, position in benchmark_report.differences(records):
+      print(
+        f'{mode}: the output for {question_id} differs from '
+        f'{benchmark_report.BASELINE} at token {position}'
+      )
+  print(f'written to {directory}')
+
+
+if __name__ == '__main__':
+  program.run(main)

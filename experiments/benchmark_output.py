@@ -1,0 +1,165 @@
+"""The folder of a benchmark: its settings, and a line for each result."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import program
+from experiments.prompts import Prompt
+from swiftspec_jax import errors, results
+
+_RESULTS = 'results.jsonl'
+_SETTINGS = 'settings.json'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+  """One line of results.jsonl; the fields of `GenerationStats` and more."""
+
+  question_id: int | str
+  task: str
+  mode: str
+  repeat: int
+  prompt_tokens: int
+  token_ids: tuple[int, ...]
+  new_tokens: int
+  ttft_seconds: float
+  decode_seconds: float
+  num_rounds: int
+  num_drafted: int
+  num_accepted: int
+  acceptance_length: float
+  finish_reason: str
+
+  @property
+  def key(self) -> tuple[int | str, str, int]:
+    """What tells this result from the others of a run."""
+    return self.question_id, self.mode, self.repeat
+
+
+def make_record(
+  prompt: Prompt, mode: str, repeat: int, result: results.GenerationResult
+) -> Record:
+  """Returns what is kept of `result`."""
+  stats = result.stats
+  return Record(
+    question_id=prompt.question_id,
+    task=prompt.task,
+    mode=mode,
+    repeat=repeat,
+    prompt_tokens=stats.prompt_tokens,
+    token_ids=result.token_ids,
+    new_tokens=stats.new_tokens,
+    ttft_seconds=stats.ttft_seconds,
+    decode_seconds=stats.decode_seconds,
+    num_rounds=stats.num_rounds,
+    num_drafted=stats.num_drafted,
+    num_accepted=stats.num_accepted,
+    acceptance_length=stats.acceptance_length,
+    finish_reason=result.finish_reason,
+  )
+
+
+def open_directory(
+  directory: pathlib.Path, settings: Mapping[str, Any], *, resume: bool
+) -> list[Record]:
+  """Makes sure that results can be added to `directory`.
+
+  Args:
+    directory: made if it does not exist.
+    settings: JSON values; all results in the directory must share them.
+    resume: whether there may be results already.
+
+  Returns:
+    The results that are there.
+
+  Raises:
+    UserError: the directory cannot be written, holds files although `resume`
+      is false, or has results of other settings.
+  """
+  with program.writing(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory) as file:
+      file.write(b'test')
+    names = sorted(path.name for path in directory.iterdir())
+  if not names:
+    return []
+  if not resume:
+    raise errors.UserError(
+      f'{directory} is not empty (it holds {names[0]}); name a new directory '
+      'or go on with what is there by --resume'
+    )
+  if _SETTINGS not in names:
+    raise errors.UserError(
+      f'--resume: {directory} holds no benchmark, {_SETTINGS} is missing'
+    )
+  _check_settings(directory / _SETTINGS, settings)
+  return _read_records(directory / _RESULTS)
+
+
+def write_settings(
+  directory: pathlib.Path, settings: Mapping[str, Any]
+) -> None:
+  """Records the settings that `open_directory` will compare with."""
+  text = json.dumps(settings, indent=2)
+  write(directory / _SETTINGS, text.encode())
+
+
+def append(directory: pathlib.Path, record: Record) -> None:
+  """Adds a complete line to the results."""
+  path = directory / _RESULTS
+  line = json.dumps(dataclasses.asdict(record))
+  with program.writing(path), path.open('a') as file:
+    file.write(f'{line}\n')
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+  """Makes or replaces a file in one step."""
+  partial = path.with_name(f'{path.name}.partial')
+  with program.writing(path):
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
+  try:
+    old = json.loads(path.read_text())
+  except (OSError, json.JSONDecodeError) as error:
+    raise errors.UserError(
+      f'--resume: {path} cannot be read: {error}'
+    ) from error
+  new = json.loads(json.dumps(settings))
+  for name in sorted(old.keys() | new.keys()):
+    if old.get(name) != new.get(name):
+      raise errors.UserError(
+        f'--resume: {name} is {json.dumps(new.get(name))}, but the results in '
+        f'{path.parent} were made with {json.dumps(old.get(name))}; use that '
+        'value or another --output_dir'
+      )
+
+
+def _read_records(path: pathlib.Path) -> list[Record]:
+  """Reads results; what a killed process left of a line is cut off."""
+  if not path.exists():
+    return []
+  content = path.read_bytes()
+  num_complete = content.rfind(b'\n') + 1
+  if num_complete < len(content):
+    with program.writing(path):
+      os.truncate(path, num_complete)
+  records = []
+  for number, line in enumerate(content[:num_complete].splitlines(), start=1):
+    try:
+      values = json.loads(line)
+      records.append(
+        Record(**{**values, 'token_ids': tuple(values['token_ids'])})
+      )
+    except (ValueError, TypeError, KeyError) as error:
+      raise errors.UserError(
+        f'{path}, line {number}: not a result: {error!r}'
+      ) from error
+  return records

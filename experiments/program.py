@@ -1,0 +1,77 @@
+"""The start of every program: logs, caches, errors and exit codes."""
+
+import contextlib
+import functools
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import transformers
+from absl import app, flags
+from absl import logging as absl_logging
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import builtin
+
+_INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def run(main: Callable[[], None]) -> None:
+  """Parses the flags, runs `main` and exits.
+
+  A `UserError` becomes one line on standard error and exit status 1, and
+  Ctrl-C exit status 130, both without a traceback.
+  """
+  # Unless the level of the log is chosen, absl would show more than warnings.
+  flags.FLAGS['verbosity'].using_default_value = False
+  app.run(functools.partial(_main, main))
+
+
+def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
+  _set_up()
+  try:
+    if len(argv) > 1:
+      raise errors.UserError(
+        f'unexpected argument {argv[1]!r}; flags are given as --name=value'
+      )
+    main()
+    sys.stdout.flush()
+  except errors.UserError as error:
+    # Messages that quote those of other libraries can have many lines.
+    print('error:', ' '.join(str(error).split()), file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print('\ninterrupted', file=sys.stderr)
+    return _INTERRUPTED
+  except BrokenPipeError:
+    # The reader, such as `head`, has seen enough. Python's own flush at exit
+    # must not complain about it again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+  return 0
+
+
+def _set_up() -> None:
+  absl_logging.get_absl_handler().setFormatter(logging.Formatter('%(message)s'))
+  transformers.logging.set_verbosity_error()
+  transformers.logging.disable_progress_bar()
+  if jax.config.jax_compilation_cache_dir is None:
+    jax.config.update(
+      'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled')
+    )
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Turns what the system says about a write to `path` into a UserError."""
+  try:
+    yield
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {path}: {error.strerror}; name a directory that you can '
+      'write to and that has room'
+    ) from error

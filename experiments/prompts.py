@@ -1,0 +1,100 @@
+"""Files of prompts: JSON lines in the format of Spec-Bench and MT-Bench."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from swiftspec_jax import errors
+
+DEFAULT_PATH = pathlib.Path(__file__).parent / 'prompts' / 'default.jsonl'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+  """One task for a model.
+
+  Attributes:
+    question_id: unique in its file.
+    task: the kind of task, by which results are grouped.
+    turns: what the user says; programs use the first turn.
+  """
+
+  question_id: int | str
+  task: str
+  turns: tuple[str, ...]
+
+
+def read_prompts(path: pathlib.Path, limit: int | None = None) -> list[Prompt]:
+  """Reads prompts.
+
+  Args:
+    path: each line is a JSON object with `question_id`, `task` (or
+      `category`) and `turns`, a list of texts. Empty lines are skipped.
+    limit: how many to read, from the start; None is all.
+
+  Raises:
+    UserError: the file cannot be read or holds no prompt, or a line is not a
+      prompt.
+  """
+  try:
+    lines = path.read_text(encoding='utf-8').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise errors.UserError(f'cannot read prompts from {path}: {reason}') from (
+      error
+    )
+  prompts: dict[int | str, Prompt] = {}
+  for number, line in enumerate(lines, start=1):
+    if len(prompts) == limit:
+      break
+    if not line.strip():
+      continue
+    place = f'{path}, line {number}'
+    prompt = _parse(line, place)
+    if prompt.question_id in prompts:
+      raise errors.UserError(
+        f'{place}: question_id {prompt.question_id!r} occurs twice'
+      )
+    prompts[prompt.question_id] = prompt
+  if not prompts:
+    raise errors.UserError(f'{path} holds no prompts')
+  return list(prompts.values())
+
+
+def _parse(line: str, place: str) -> Prompt:
+  try:
+    values = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise errors.UserError(f'{place}: not valid JSON: {error}') from error
+  if not isinstance(values, dict):
+    raise errors.UserError(
+      f'{place}: must be a JSON object, got {_short(values)}'
+    )
+  question_id = values.get('question_id')
+  if isinstance(question_id, bool) or not isinstance(question_id, int | str):
+    raise errors.UserError(
+      f"{place}: 'question_id' must be a text or a whole number, got "
+      f'{_short(question_id)}'
+    )
+  task = values.get('task', values.get('category'))
+  if not isinstance(task, str) or not task:
+    raise errors.UserError(
+      f"{place}: 'task' (or 'category') must be a text, got {_short(task)}"
+    )
+  turns = values.get('turns')
+  if (
+    not isinstance(turns, list)
+    or not turns
+    or not all(isinstance(turn, str) and turn for turn in turns)
+  ):
+    raise errors.UserError(
+      f"{place}: 'turns' must be a list of one or more texts, got "
+      f'{_short(turns)}'
+    )
+  return Prompt(question_id=question_id, task=task, turns=tuple(turns))
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 60 else f'{text[:57]}...'

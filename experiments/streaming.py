@@ -1,0 +1,45 @@
+"""Shows an answer while it is decoded, and how fast it was."""
+
+from collections.abc import Sequence
+
+import swiftspec_jax as ss
+from swiftspec_jax import results
+
+
+def compile_for(decoder: ss.Decoder, request: ss.Request) -> None:
+  """Runs the start of `request`, so that its measured run compiles nothing."""
+  events = decoder.run([request])
+  next(events)
+  events.close()
+
+
+def show(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationResult:
+  """Decodes `request`; its text appears on standard output as it comes."""
+  for event in decoder.run([request]):
+    print(event.text, end='', flush=True)
+  print()
+  return event.result
+
+
+def describe(stats: Sequence[ss.GenerationStats]) -> str:
+  """Returns a line about the speed of one or more requests."""
+  new_tokens = sum(s.new_tokens for s in stats)
+  seconds = sum(s.decode_seconds for s in stats)
+  ttft = sum(s.ttft_seconds for s in stats) / len(stats)
+  parts = [
+    f'{new_tokens} tokens in {seconds:.2f} s',
+    f'{new_tokens / seconds:.1f} tokens/s',
+    f'time to first token {ttft:.2f} s',
+    f'acceptance length {results.total_acceptance_length(stats):.2f}',
+  ]
+  drafted = _sum_positions([s.drafted_per_position for s in stats])
+  accepted = _sum_positions([s.accepted_per_position for s in stats])
+  if any(drafted):
+    rates = [a / max(d, 1) for a, d in zip(accepted, drafted, strict=True)]
+    shares = ' '.join(f'{rate:.2f}' for rate in rates)
+    parts.append(f'accepted per position {shares}')
+  return ', '.join(parts)
+
+
+def _sum_positions(counts: Sequence[Sequence[int]]) -> list[int]:
+  return [sum(position) for position in zip(*counts, strict=True)]

@@ -1,0 +1,132 @@
+"""Records what transformers makes of the cases in model_cases.py.
+
+Needs torch and accelerate. From the root of the repository:
+
+  PYTHONPATH=.:tests python tests/golden/record_models.py
+"""
+
+import json
+import pathlib
+import tempfile
+
+import model_cases
+import numpy as np
+import torch
+import transformers
+from transformers import modeling_utils
+
+from swiftspec_jax import testing, tokenizer
+from swiftspec_jax.checkpoint import builtin
+
+
+def load_peer(directory: pathlib.Path) -> modeling_utils.PreTrainedModel:
+  """Returns the model of transformers in float32."""
+  return transformers.AutoModelForCausalLM.from_pretrained(
+    directory, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+
+
+@torch.no_grad()
+def chain_logits(peer, token_ids: np.ndarray) -> np.ndarray:
+  """Returns f32[tokens, V]."""
+  return peer(torch.tensor(token_ids)[None].long()).logits[0].numpy()
+
+
+@torch.no_grad()
+def tree_logits(peer, token_ids: np.ndarray) -> np.ndarray:
+  """Returns f32[nodes, V]; the nodes' tokens follow those of the prefix."""
+  num_prefix = model_cases.NUM_PREFIX
+  num_tokens = num_prefix + len(model_cases.PARENTS)
+  positions = np.arange(num_tokens)
+  positions[num_prefix:] = num_prefix + model_cases.tree_depths()
+  visible = np.tri(num_tokens, dtype=bool)
+  visible[num_prefix:, num_prefix:] = model_cases.tree_mask()
+  window = getattr(peer.config, 'sliding_window', None) or num_tokens
+  near = positions[:, None] - positions[None] < window
+
+  def additive(mask):
+    return torch.where(torch.tensor(mask)[None, None], 0.0, -1e30)
+
+  masks = {
+    'full_attention': additive(visible),
+    'sliding_attention': additive(visible & near),
+  }
+  if peer.config.model_type == 'llama':
+    masks = masks['full_attention']
+  elif peer.config.model_type == 'mistral':
+    masks = masks['sliding_attention']
+  output = peer(
+    torch.tensor(token_ids[:num_tokens])[None].long(),
+    attention_mask=masks,
+    position_ids=torch.tensor(positions)[None],
+  )
+  return output.logits[0, num_prefix:].numpy()
+
+
+def _rounded(logits: np.ndarray) -> list:
+  return [[float(f'{x:.6g}') for x in row] for row in logits.tolist()]
+
+
+def _record_cases() -> dict:
+  record = {}
+  for name, (family, changes) in model_cases.CASES.items():
+    with tempfile.TemporaryDirectory() as directory:
+      path = pathlib.Path(directory)
+      testing.write_tiny_checkpoint(path, family, **changes)
+      peer = load_peer(path)
+    ids = model_cases.token_ids()
+    record[name] = {
+      'chain': _rounded(model_cases.sample(chain_logits(peer, ids))),
+      'tree': _rounded(model_cases.sample(tree_logits(peer, ids))),
+    }
+  return record
+
+
+@torch.no_grad()
+def _record_greedy(name: str, prompts: tuple[str, ...]) -> list:
+  """Returns tokens, and where the choice was close by how much."""
+  path = builtin.fetch(name)
+  peer = transformers.AutoModelForCausalLM.from_pretrained(
+    path.parent,
+    gguf_file=path.name,
+    dtype=torch.float32,
+    attn_implementation='eager',
+  ).eval()
+  peer_tokenizer = transformers.AutoTokenizer.from_pretrained(
+    path.parent, gguf_file=path.name
+  )
+  records = []
+  for prompt in prompts:
+    ids = tokenizer.encode_prompt(peer_tokenizer, prompt)
+    output = peer.generate(
+      torch.tensor([ids]),
+      attention_mask=torch.ones(1, len(ids)),
+      do_sample=False,
+      max_new_tokens=model_cases.NUM_NEW_TOKENS,
+      output_logits=True,
+      return_dict_in_generate=True,
+    )
+    best = torch.cat(output.logits).topk(2).values
+    gaps = (best[:, 0] - best[:, 1]).tolist()
+    records.append(
+      {
+        'prompt_ids': ids,
+        'token_ids': output.sequences[0, len(ids) :].tolist(),
+        'gaps': {i: float(f'{g:.3g}') for i, g in enumerate(gaps) if g < 0.01},
+      }
+    )
+  return records
+
+
+if __name__ == '__main__':
+  golden = {
+    'transformers': transformers.__version__,
+    'torch': torch.__version__,
+    'tiny': _record_cases(),
+    'smollm2-135m-instruct': _record_greedy(
+      'smollm2-135m-instruct', model_cases.CHAT_PROMPTS
+    ),
+    'gemma-3-270m': _record_greedy('gemma-3-270m', model_cases.PLAIN_PROMPTS),
+  }
+  file = pathlib.Path(__file__).with_name('models.json')
+  file.write_text(json.dumps(golden) + '\n')

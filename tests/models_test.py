@@ -1,0 +1,307 @@
+"""The decoder in all its modes against transformers, and on many devices."""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import model_cases
+import numpy as np
+import pytest
+
+import swiftspec_jax as ss
+from swiftspec_jax import sampling, sharding, spec_step, testing, types
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import no_draft
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models import params as params_lib
+
+GOLDEN = json.loads(
+  pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
+)
+IDS = model_cases.token_ids()
+NUM_PREFIX = model_cases.NUM_PREFIX
+ODD_CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=271,
+  num_layers=2,
+  embed_dim=45,
+  num_heads=9,
+  num_kv_heads=3,
+  head_dim=6,
+  ffw_dim=47,
+  max_context=64,
+)
+
+
+@functools.partial(jax.jit, static_argnames='config')
+def run(params, config, token_ids, cache, starts, positions=None, mask=None):
+  hidden, cache = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=starts,
+    positions=positions,
+    attention_mask=mask,
+  )
+  return decoder.unembed(params, config, hidden), cache
+
+
+def new_cache(model, batch_size=1):
+  sizes = dense.KVCacheConfig.of_model(
+    model.config, batch_size, capacity=64, dtype=model.dtype
+  )
+  return sizes.init(model.mesh)
+
+
+def chain(model, chunk_size, token_ids=IDS):
+  """Returns the logits f32[tokens, V] of a chain taken in chunks."""
+  cache, logits = new_cache(model), []
+  for start in range(0, len(token_ids), chunk_size):
+    chunk = token_ids[None, start : start + chunk_size]
+    new, cache = run(
+      model.params, model.config, chunk, cache, np.array([start], np.int32)
+    )
+    cache = dense.extend(cache, chunk.shape[1])
+    logits.append(new[0])
+  return np.concatenate(logits)
+
+
+def tree(model):
+  """Returns the logits f32[nodes, V] of the tree behind the prefix."""
+  prefix = IDS[None, :NUM_PREFIX]
+  start = np.zeros(1, np.int32)
+  _, cache = run(model.params, model.config, prefix, new_cache(model), start)
+  cache = dense.extend(cache, NUM_PREFIX)
+  num_nodes = len(model_cases.PARENTS)
+  logits, _ = run(
+    model.params,
+    model.config,
+    IDS[None, NUM_PREFIX : NUM_PREFIX + num_nodes],
+    cache,
+    cache.kv_lengths,
+    positions=NUM_PREFIX + model_cases.tree_depths()[None],
+    mask=model_cases.tree_mask()[None],
+  )
+  return np.asarray(logits[0])
+
+
+def load_case(name, directory, seed=0, **options):
+  family, changes = model_cases.CASES[name]
+  testing.write_tiny_checkpoint(directory, family, seed=seed, **changes)
+  return ss.load(directory, **options)
+
+
+@pytest.fixture(scope='module', params=model_cases.CASES)
+def case(request, tmp_path_factory):
+  """Name and model."""
+  directory = tmp_path_factory.mktemp(request.param)
+  return request.param, load_case(request.param, directory)
+
+
+@pytest.mark.parametrize(
+  'chunk_size',
+  [
+    pytest.param(len(IDS), id='prefill'),
+    pytest.param(1, id='token-by-token'),
+    pytest.param(8, id='chunks'),
+  ],
+)
+def test_a_chain_equals_transformers(case, chunk_size):
+  name, model = case
+  np.testing.assert_allclose(
+    model_cases.sample(chain(model, chunk_size)),
+    GOLDEN['tiny'][name]['chain'],
+    atol=1e-4,
+  )
+
+
+def test_a_tree_equals_transformers(case):
+  name, model = case
+  np.testing.assert_allclose(
+    model_cases.sample(tree(model)), GOLDEN['tiny'][name]['tree'], atol=1e-4
+  )
+
+
+def test_the_cases_differ():
+  samples = [np.ravel(golden['chain']) for golden in GOLDEN['tiny'].values()]
+
+  # Mistral without a window is Llama.
+  assert len(set(map(tuple, samples))) == len(model_cases.CASES) - 1
+
+
+@pytest.mark.parametrize('name', ['llama', 'gemma3_text'])
+def test_rows_at_different_positions_do_not_meet(name, tmp_path):
+  model = load_case(name, tmp_path)
+  starts = np.array([0, 9, 21], np.int32)
+  cache = new_cache(model, batch_size=3)
+  prefixes = np.stack([np.roll(IDS, -row) for row in range(3)])
+  _, cache = run(
+    model.params, model.config, prefixes[:, :24], cache, np.zeros(3, np.int32)
+  )
+  new = np.stack(
+    [
+      row[start : start + 8]
+      for row, start in zip(prefixes, starts, strict=True)
+    ]
+  )
+  cache = cache.replace(kv_lengths=jnp.asarray(starts))
+
+  logits, _ = run(model.params, model.config, new, cache, starts)
+
+  for row, start in enumerate(starts):
+    alone = chain(model, 8, prefixes[row])[start : start + 8]
+    np.testing.assert_allclose(logits[row], alone, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', ['llama', 'gemma3_text'])
+def test_bfloat16_is_close(name, tmp_path):
+  wide = chain(load_case(name, tmp_path), len(IDS))
+  narrow = chain(load_case(name, tmp_path, dtype=jnp.bfloat16), len(IDS))
+
+  assert np.abs(narrow - wide).max() < 0.1 * np.abs(wide).max()
+  assert np.abs(narrow - wide).mean() < 0.02 * np.abs(wide).max()
+
+
+def axis_sizes(model):
+  """Yields each parameter, its shape on one device, and its spec."""
+  leaves = jax.tree.leaves(model.params)
+  specs = jax.tree.leaves(params_lib.param_specs(model.config))
+  for leaf, spec in zip(leaves, specs, strict=True):
+    (shape,) = {shard.data.shape for shard in leaf.addressable_shards}
+    yield leaf, shape, spec
+
+
+@pytest.mark.parametrize('num_devices', [2, 4, 6])
+@pytest.mark.parametrize('name', ['llama_odd_sizes', 'qwen2', 'gemma3_text'])
+def test_many_devices_equal_one(name, num_devices, tmp_path):
+  one = load_case(name, tmp_path)
+  many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
+
+  np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=1e-5)
+  np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
+  for leaf, shape, spec in axis_sizes(many):
+    for size, padded, whole, axis in zip(
+      shape, leaf.shape, spec.shape, spec.axes, strict=True
+    ):
+      num_parts = num_devices if axis in sharding.RULES else 1
+      assert size == math.ceil(whole / num_parts)
+      assert padded == size * num_parts
+
+
+def step_text(model):
+  """Returns the compiled text of one plain decoding step."""
+  replicated = sharding.replicated(model.mesh)
+
+  def on_mesh(tree):
+    return jax.device_put(tree, replicated)
+
+  numbers = {
+    name: on_mesh(np.full(1, 5, np.int32))
+    for name in ('lengths', 'prompt_lengths', 'max_lengths')
+  }
+  state = types.DecodeState(
+    token_ids=on_mesh(np.zeros((1, 64), np.int32)),
+    target_cache=new_cache(model),
+    draft_state=None,
+    sampling=on_mesh(
+      sampling.make_state([ss.SamplingParams()], model.config.vocab_size)
+    ),
+    **numbers,
+  )
+  lowered = spec_step.decode_step.lower(
+    model.params, None, state, config=model.config, drafter=no_draft.NoDraft()
+  )
+  return lowered.compile().as_text()
+
+
+def test_no_weights_travel_between_devices():
+  config = dataclasses.replace(
+    ODD_CONFIG, embed_dim=64, ffw_dim=256, num_kv_heads=9, vocab_size=512
+  )
+  model = testing.random_model(config, devices=jax.devices()[:4])
+
+  text = step_text(model)
+
+  # Behind the attention and behind the feed-forward layer of each layer.
+  assert len(re.findall(r' all-reduce(?:-start)?\(', text)) >= 4
+  gathered = re.findall(r'= (\S+) all-gather(?:-start)?\(', text)
+  sizes = [
+    math.prod(map(int, dims.split(',')))
+    for result in gathered
+    for dims in re.findall(r'\[([\d,]+)\]', result)
+  ]
+  assert all(size <= config.vocab_size for size in sizes), gathered
+
+
+def test_random_weights_are_the_same_on_any_number_of_devices():
+  one = testing.random_model(ODD_CONFIG)
+  four = testing.random_model(ODD_CONFIG, devices=jax.devices()[:4])
+
+  for alone, (leaf, _, spec) in zip(
+    jax.tree.leaves(one.params), axis_sizes(four), strict=True
+  ):
+    padded = np.array(leaf)
+    inner = tuple(slice(size) for size in spec.shape)
+    np.testing.assert_array_equal(padded[inner], alone)
+    padded[inner] = 0
+    assert not padded.any()
+
+
+def test_random_weights_keep_activations_in_range():
+  logits = chain(testing.random_model(ODD_CONFIG), len(IDS))
+
+  assert 0.1 < logits.std() < 10
+
+
+def test_a_table_model_has_the_laws_of_its_table():
+  table = np.random.default_rng(0).dirichlet(np.ones(7), 7)
+  table[2, 3] += table[2, 4]
+  table[2, 4] = 0
+  model = testing.table_model(table)
+
+  laws = jax.nn.softmax(chain(model, 7, np.arange(7, dtype=np.int32)))
+
+  np.testing.assert_allclose(laws, table, atol=1e-6)
+  assert laws[2, 4] == 0
+  assert model.tokenizer.encode('abcg') == [0, 1, 2, 6]
+  assert model.tokenizer.decode([0, 1, 2, 6]) == 'abcg'
+
+
+@pytest.mark.parametrize(
+  ('table', 'message'),
+  [
+    (np.ones((2, 3)) / 3, 'square'),
+    (np.ones((2, 2)), 'sum to 1'),
+    (np.array([[2.0, -1.0], [0.5, 0.5]]), 'sum to 1'),
+  ],
+)
+def test_a_table_must_hold_laws(table, message):
+  with pytest.raises(ss.UserError, match=message):
+    testing.table_model(table)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('seed', [1, 2])
+@pytest.mark.parametrize('name', model_cases.CASES)
+def test_equals_transformers_live(name, seed, tmp_path):
+  record_models = pytest.importorskip('golden.record_models')
+  model = load_case(name, tmp_path, seed)
+  peer = record_models.load_peer(tmp_path)
+  token_ids = np.random.default_rng(seed).integers(0, 262, len(IDS))
+  token_ids = token_ids.astype(np.int32)
+
+  np.testing.assert_allclose(
+    chain(model, len(IDS), token_ids),
+    record_models.chain_logits(peer, token_ids),
+    atol=1e-4,
+  )
+  np.testing.assert_allclose(
+    tree(model), record_models.tree_logits(peer, IDS), atol=1e-4
+  )
