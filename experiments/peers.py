@@ -69,7 +69,8 @@ def load(target: ss.Model, num_speculative_tokens: int) -> dict[str, Runner]:
   }
 
 
-def _load_model(name: str) -> transformers.PreTrainedModel:
+# Types of transformers are quoted, because looking them up would load torch.
+def _load_model(name: str) -> 'transformers.PreTrainedModel':
   import torch
 
   source, options = name, {}
@@ -105,7 +106,7 @@ class _Clock:
 
 
 def _make_runner(
-  model: transformers.PreTrainedModel,
+  model: 'transformers.PreTrainedModel',
   target: ss.Model,
   num_speculative_tokens: int | None,
 ) -> Runner:

@@ -60,8 +60,8 @@ def new_cache(model, batch_size=1):
   return sizes.init(model.mesh)
 
 
-def chain(model, chunk_size, token_ids=IDS):
-  """Returns the logits f32[tokens, V] of a chain taken in chunks."""
+def take(model, chunk_size, token_ids):
+  """Returns the logits f32[tokens, V] of a chain taken in chunks, and cache."""
   cache, logits = new_cache(model), []
   for start in range(0, len(token_ids), chunk_size):
     chunk = token_ids[None, start : start + chunk_size]
@@ -70,15 +70,16 @@ def chain(model, chunk_size, token_ids=IDS):
     )
     cache = dense.extend(cache, chunk.shape[1])
     logits.append(new[0])
-  return np.concatenate(logits)
+  return np.concatenate(logits), cache
+
+
+def chain(model, chunk_size, token_ids=IDS):
+  return take(model, chunk_size, token_ids)[0]
 
 
 def tree(model):
   """Returns the logits f32[nodes, V] of the tree behind the prefix."""
-  prefix = IDS[None, :NUM_PREFIX]
-  start = np.zeros(1, np.int32)
-  _, cache = run(model.params, model.config, prefix, new_cache(model), start)
-  cache = dense.extend(cache, NUM_PREFIX)
+  _, cache = take(model, 8, IDS[:NUM_PREFIX])
   num_nodes = len(model_cases.PARENTS)
   logits, _ = run(
     model.params,
@@ -105,21 +106,25 @@ def case(request, tmp_path_factory):
   return request.param, load_case(request.param, directory)
 
 
-@pytest.mark.parametrize(
-  'chunk_size',
-  [
-    pytest.param(len(IDS), id='prefill'),
-    pytest.param(1, id='token-by-token'),
-    pytest.param(8, id='chunks'),
-  ],
-)
-def test_a_chain_equals_transformers(case, chunk_size):
-  name, model = case
+def check_chain(name, model, chunk_size):
   np.testing.assert_allclose(
     model_cases.sample(chain(model, chunk_size)),
     GOLDEN['tiny'][name]['chain'],
     atol=1e-4,
   )
+
+
+@pytest.mark.parametrize(
+  'chunk_size',
+  [pytest.param(len(IDS), id='prefill'), pytest.param(8, id='chunks')],
+)
+def test_a_chain_equals_transformers(case, chunk_size):
+  check_chain(*case, chunk_size)
+
+
+@pytest.mark.parametrize('name', testing.TINY_FAMILIES)
+def test_token_by_token_equals_transformers(name, tmp_path):
+  check_chain(name, load_case(name, tmp_path), chunk_size=1)
 
 
 def test_a_tree_equals_transformers(case):
@@ -285,6 +290,13 @@ def test_a_table_model_has_the_laws_of_its_table():
 def test_a_table_must_hold_laws(table, message):
   with pytest.raises(ss.UserError, match=message):
     testing.table_model(table)
+
+
+def test_tiny_checkpoints_of_unknown_kind(tmp_path):
+  with pytest.raises(ss.UserError, match="unknown family 'gpt2'"):
+    testing.write_tiny_checkpoint(tmp_path, 'gpt2')
+  with pytest.raises(ss.UserError, match='at least 262, got 256'):
+    testing.write_tiny_checkpoint(tmp_path, vocab_size=256)
 
 
 @pytest.mark.peers

@@ -54,13 +54,16 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
 
 def _read_json(path: pathlib.Path) -> dict:
   try:
-    return json.loads(path.read_text())
+    values = json.loads(path.read_text())
   except FileNotFoundError as error:
     raise errors.UserError(
       f'{path} is missing; a model directory needs it'
     ) from error
-  except json.JSONDecodeError as error:
+  except ValueError as error:
     raise errors.UserError(f'{path} is not valid JSON: {error}') from error
+  if not isinstance(values, dict):
+    raise errors.UserError(f'{path} must be a JSON object, got {values!r}')
+  return values
 
 
 def read_params(
@@ -79,10 +82,12 @@ def read_params(
 
 def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:
   """Returns a function from tensor name to array."""
+  names = {_SINGLE}
   if (directory / _INDEX).exists():
-    names = set(_read_json(directory / _INDEX)['weight_map'].values())
-  else:
-    names = {_SINGLE}
+    weight_map = _read_json(directory / _INDEX).get('weight_map')
+    if not isinstance(weight_map, dict):
+      raise errors.UserError(f'{directory / _INDEX} has no weight_map')
+    names = set(weight_map.values())
   files = {}
   for name in sorted(names):
     path = directory / name

@@ -105,9 +105,11 @@ def _open_directory(directory: pathlib.Path) -> _Source:
   config = reader.read_config(directory)
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-  except (OSError, ValueError) as error:
+  except (OSError, KeyError, TypeError, ValueError) as error:
+    reason = str(error).partition('\n')[0]
     raise errors.UserError(
-      f'{directory} has no usable tokenizer files: {error}'
+      f'{directory} has no usable tokenizer; its tokenizer.json belongs there '
+      f'({reason})'
     ) from error
   return _Source(
     config=config,
@@ -133,8 +135,9 @@ def _download(repo_id: str) -> pathlib.Path:
     OSError,
   ) as error:
     builtins = ', '.join(builtin.BUILTIN_MODELS)
+    reason = ' '.join(str(error).split())
     raise errors.UserError(
       f'no model {repo_id!r}: not a built-in name ({builtins}), not a path, '
-      f'and not to be had from the Hugging Face hub: {error}'
+      f'and not to be had from the Hugging Face hub: {reason}'
     ) from error
   return pathlib.Path(directory)

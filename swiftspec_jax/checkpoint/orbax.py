@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import uuid
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ def save(model: Model, directory: str | os.PathLike) -> None:
       f'{model.name} is padded for {model.config.num_shards} devices; load it '
       'on one device to save it'
     )
-  partial = directory.with_name(f'.{directory.name}-{os.getpid()}.partial')
+  partial = directory.with_name(f'.{directory.name}-{uuid.uuid4().hex}')
   try:
     partial.mkdir(parents=True)
     with ocp.StandardCheckpointer() as checkpointer:
@@ -87,9 +88,11 @@ def read_params(
   unpadded = dataclasses.replace(config, num_shards=1)
   try:
     with ocp.StandardCheckpointer() as checkpointer:
-      metadata = checkpointer.metadata(path).item_metadata.tree
+      metadata = checkpointer.metadata(path).item_metadata
+      if metadata is None:
+        raise FileNotFoundError('there are no parameters')
       abstract = params_lib.abstract_params(
-        unpadded, metadata['embedding'].dtype, sharding.make_mesh()
+        unpadded, metadata.tree['embedding'].dtype, sharding.make_mesh()
       )
       restored = checkpointer.restore(path, abstract)
   except (OSError, ValueError, KeyError) as error:

@@ -5,6 +5,7 @@ ModelConfig and how its named tensors become the parameter tree.
 """
 
 import concurrent.futures
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -157,20 +158,26 @@ def params_from_hf(
   Returns:
     What `place` makes of the tree of `params.param_specs(config)`.
   """
-  specs = params_lib.param_specs(config)
-  final_norm = get('model.norm.weight').astype(np.float32) + norm_offset
+  c = config
+  get = functools.partial(_get_checked, get)
+  specs = params_lib.param_specs(c)
   names = {'embedding': 'model.embed_tokens.weight'}
-  if not config.tie_embeddings:
+  if not c.tie_embeddings:
     names['unembedding'] = 'lm_head.weight'
+  final_norm = get('model.norm.weight', c.embed_dim)
+  final_norm = final_norm.astype(np.float32) + norm_offset
+
+  def table(key: str) -> Params:
+    return place(get(names[key], c.vocab_size, c.embed_dim), specs[key])
 
   def layer(i: int) -> Params:
-    arrays = _layer_from_hf(get, config, norm_offset, f'model.layers.{i}.')
+    arrays = _layer_from_hf(get, c, norm_offset, f'model.layers.{i}.')
     return place(arrays, specs['layers'][i])
 
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     # The largest first.
-    tables = pool.map(lambda key: place(get(names[key]), specs[key]), names)
-    layers = pool.map(layer, range(config.num_layers))
+    tables = pool.map(table, names)
+    layers = pool.map(layer, range(c.num_layers))
     return {
       **dict(zip(names, tables, strict=True)),
       'layers': list(layers),
@@ -178,57 +185,71 @@ def params_from_hf(
     }
 
 
+def _get_checked(
+  get: Callable[[str], np.ndarray], name: str, *shape: int
+) -> np.ndarray:
+  array = get(name)
+  if array.shape != shape:
+    raise errors.UserError(
+      f'tensor {name} has shape {array.shape}, the config says {shape}: '
+      'weights and config do not belong together'
+    )
+  return array
+
+
 def _layer_from_hf(
-  get: Callable[[str], np.ndarray],
+  get: Callable[..., np.ndarray],
   config: ModelConfig,
   norm_offset: float,
   prefix: str,
 ) -> Params:
-  """Returns the unpadded numpy arrays of one layer."""
+  """Returns the unpadded numpy arrays of one layer.
 
-  def norm(name):
-    return get(f'{prefix}{name}.weight').astype(np.float32) + norm_offset
+  Those that are transposed are views: numpy takes long to transpose, JAX does
+  not.
+  """
+  c = config
+  num_heads = {'q': c.num_heads, 'k': c.num_kv_heads, 'v': c.num_kv_heads}
+  # Sorted by the kv head that they belong to.
+  grouped = (c.num_kv_heads, -1, c.head_dim)
 
-  def heads(kind):
-    return [
-      _split_heads(get(f'{prefix}self_attn.{name}_proj.{kind}'), config)
-      for name in 'qkv'
+  def norm(name, size=c.embed_dim):
+    array = get(f'{prefix}{name}.weight', size)
+    return array.astype(np.float32) + norm_offset
+
+  def linear(name, num_out, num_in):
+    return get(f'{prefix}{name}.weight', num_out, num_in)
+
+  def heads(kind, *inputs):
+    arrays = [
+      get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
+      for name, count in num_heads.items()
     ]
+    grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
+    return np.concatenate(grouped_arrays, axis=1)
 
-  gate = get(f'{prefix}mlp.gate_proj.weight')
-  up = get(f'{prefix}mlp.up_proj.weight')
+  out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
+  gate = linear('mlp.gate_proj', c.ffw_dim, c.embed_dim)
+  up = linear('mlp.up_proj', c.ffw_dim, c.embed_dim)
   arrays = {
     'attention_norm': norm('input_layernorm'),
     # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-    'qkv': np.moveaxis(np.concatenate(heads('weight'), axis=1), -1, 0),
-    # [D, H * E] -> [G, Q, E, D]
-    'attention_out': _split_heads(
-      get(f'{prefix}self_attn.o_proj.weight').T, config
-    ),
-    'gate_up': np.stack([gate.T, up.T], axis=1),
-    'down': get(f'{prefix}mlp.down_proj.weight').T,
+    'qkv': np.moveaxis(heads('weight', c.embed_dim), -1, 0),
+    # [D, heads * E] -> [G, Q, E, D]
+    'attention_out': out.T.reshape(*grouped, c.embed_dim),
+    # [2, F, D] -> [D, 2, F]
+    'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+    'down': linear('mlp.down_proj', c.embed_dim, c.ffw_dim).T,
   }
-  if config.use_qkv_bias:
-    arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
-  if config.use_qk_norm:
-    arrays['query_norm'] = norm('self_attn.q_norm')
-    arrays['key_norm'] = norm('self_attn.k_norm')
-  if config.use_post_norms:
+  if c.use_qkv_bias:
+    arrays['qkv_bias'] = heads('bias')
+  if c.use_qk_norm:
+    arrays['query_norm'] = norm('self_attn.q_norm', c.head_dim)
+    arrays['key_norm'] = norm('self_attn.k_norm', c.head_dim)
+  if c.use_post_norms:
     arrays['post_attention_norm'] = norm('post_attention_layernorm')
     arrays['ffw_norm'] = norm('pre_feedforward_layernorm')
     arrays['post_ffw_norm'] = norm('post_feedforward_layernorm')
   else:
     arrays['ffw_norm'] = norm('post_attention_layernorm')
   return arrays
-
-
-def _split_heads(array: np.ndarray, config: ModelConfig) -> np.ndarray:
-  """[heads * E, ...] -> [G, heads / G, E, ...]."""
-  if array.shape[0] % (config.num_kv_heads * config.head_dim):
-    raise errors.UserError(
-      f'an attention tensor of shape {array.shape} contradicts the config: '
-      f'num_kv_heads={config.num_kv_heads}, head_dim={config.head_dim}'
-    )
-  return array.reshape(
-    config.num_kv_heads, -1, config.head_dim, *array.shape[1:]
-  )

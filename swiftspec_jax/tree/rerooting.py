@@ -1,0 +1,135 @@
+"""Following a verdict: the last verified token becomes the root."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from swiftspec_jax.tree import arrays, state
+
+# Outcomes: the new root is not in the tree; it is a candidate; it is expanded.
+MISS, LATE_HIT, HIT = range(3)
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Reroot:
+  """What a verdict did to a tree, and does to its rows of the cache.
+
+  `dense.commit(cache, path, num_committed)` brings the cache up to date.
+  """
+
+  outcome: jax.Array  # i32[B] MISS, LATE_HIT or HIT
+  # i32[B, M] rows to keep in order, counted from the end of the old prefix:
+  # those of verified tokens, then those of surviving nodes, then zeros.
+  path: jax.Array
+  # i32[B] rows that join the prefix: `num_tokens`, or one less after a miss,
+  # if the last accepted token was not expanded. That token then has to be
+  # forwarded before the new root.
+  num_committed: jax.Array
+  num_surviving: jax.Array  # i32[B] expanded nodes of the new tree
+
+
+def reroot(
+  tree: state.DraftTree, token_ids: jax.Array, num_tokens: jax.Array
+) -> tuple[state.DraftTree, Reroot]:
+  """Follows a verdict from the root down.
+
+  The walk goes by tokens, not by the indices of a selection: the tree may have
+  grown since that was sent. After a hit the new root's subtree stays,
+  candidates included, with weights and depths counted from the new root. After
+  a miss or a late hit the tree is the new root alone, a candidate.
+
+  Args:
+    tree: that the verified selection is from.
+    token_ids: i32[B, T] accepted tokens, then the next one, then anything.
+    num_tokens: i32[B] how many of them count. A row with none stays as it is.
+  """
+  is_path, is_path_row, row_depths = _walk(tree, token_ids, num_tokens)
+  is_root = is_path & (tree.depths == num_tokens[:, None])
+  root = jnp.argmax(is_root, axis=1).astype(jnp.int32)[:, None]
+  root_slot = arrays.take(tree.cache_slots, root)
+  is_found = jnp.any(is_root, axis=1)
+  is_hit = is_found & (root_slot[:, 0] != state.NO_SLOT)
+  is_committed = is_path_row & (row_depths < num_tokens[:, None])
+  sees_root = jnp.take_along_axis(
+    tree.row_mask, jnp.maximum(root_slot, 0)[:, :, None], axis=2
+  )[:, :, 0]
+  is_surviving = sees_root & is_hit[:, None]
+
+  last = arrays.take(token_ids, num_tokens[:, None] - 1)[:, 0]
+  old_root = tree.token_ids[:, state.ROOT_INDEX]
+  fresh = state.new_tree(
+    jnp.where(num_tokens > 0, last, old_root),
+    capacity=tree.capacity,
+    num_cache_rows=tree.num_cache_rows,
+  )
+  num_committed = arrays.count(is_committed)
+  committed = arrays.indices_of(is_committed, tree.num_cache_rows)
+  survivors = arrays.indices_of(is_surviving, tree.num_cache_rows)
+  places = jnp.arange(tree.num_cache_rows)[None] - num_committed[:, None]
+  result = Reroot(
+    outcome=is_found.astype(jnp.int32) + is_hit.astype(jnp.int32),
+    path=jnp.where(places < 0, committed, arrays.take(survivors, places)),
+    num_committed=num_committed,
+    num_surviving=arrays.count(is_surviving),
+  )
+  subtree = _subtree(tree, root, is_surviving, survivors)
+  return _choose(is_hit, subtree, fresh), result
+
+
+def _walk(tree, token_ids, num_tokens):
+  """Finds the nodes that a verdict passes.
+
+  Returns:
+    bool[B, N] of the nodes and bool[B, M] of the rows that match together
+    with all above them; i32[B, M] depths of the rows.
+  """
+  wanted = arrays.take(token_ids, tree.depths - 1)
+  is_match = (tree.depths == 0) | (tree.token_ids == wanted)
+  is_match &= tree.depths <= num_tokens[:, None]
+  is_match &= tree.status != state.EMPTY
+
+  slots = tree.cache_slots
+  is_expanded = tree.status == state.EXPANDED
+  zeros = jnp.zeros(tree.row_mask.shape[:2], jnp.int32)
+  row_depths = arrays.put(zeros, slots, tree.depths, is_expanded)
+  is_row_match = arrays.put(zeros != 0, slots, is_match, is_expanded)
+  misses_above = jnp.any(tree.row_mask & ~is_row_match[:, None], axis=2)
+  is_path_row = is_row_match & ~misses_above
+  # Whatever has children is expanded, so that its row tells.
+  parent_slots = arrays.take(slots, tree.parents)
+  is_below_path = (tree.depths == 0) | arrays.take(is_path_row, parent_slots)
+  return is_match & is_below_path, is_path_row, row_depths
+
+
+@jax.vmap
+def _choose(condition, first, second):
+  """The first tree's row where the condition bool[B] holds."""
+  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), first, second)
+
+
+def _subtree(tree, root, is_surviving, survivors):
+  """Keeps the nodes at and below the new root.
+
+  Args:
+    tree: of N nodes and M rows.
+    root: i32[B, 1] an expanded node, else the result means nothing.
+    is_surviving: bool[B, M] the rows at and below the root.
+    survivors: i32[B, M] their indices in order.
+  """
+  rows = jnp.arange(tree.num_cache_rows)[None]
+  is_row = rows < arrays.count(is_surviving)[:, None]
+  row_mask = jnp.take_along_axis(tree.row_mask, survivors[:, :, None], axis=1)
+  row_mask = jnp.take_along_axis(row_mask, survivors[:, None], axis=2)
+  # Candidates go with the row of their parent.
+  is_expanded = tree.cache_slots != state.NO_SLOT
+  parent_slots = arrays.take(tree.cache_slots, tree.parents)
+  slots = jnp.where(is_expanded, tree.cache_slots, parent_slots)
+  new_slots = arrays.take(arrays.ranks(is_surviving), slots)
+  is_kept = (tree.status != state.EMPTY) & arrays.take(is_surviving, slots)
+  tree = tree.replace(
+    depths=tree.depths - arrays.take(tree.depths, root),
+    log_probs=tree.log_probs - arrays.take(tree.log_probs, root),
+    cache_slots=jnp.where(is_expanded, new_slots, state.NO_SLOT),
+    row_mask=row_mask & is_row[:, :, None] & is_row[:, None],
+  )
+  return state.keep(tree, is_kept, tree.capacity)

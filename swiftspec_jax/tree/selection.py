@@ -1,0 +1,37 @@
+"""The part of a tree that goes to the target."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from swiftspec_jax import types
+from swiftspec_jax.tree import arrays, state
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Selection:
+  """Connected nodes, most probable first: the root leads, padding is last."""
+
+  nodes: jax.Array  # i32[B, T] in the tree; NO_NODE for padding
+  token_ids: jax.Array  # i32[B, T] PLACEHOLDER_TOKEN_ID for padding
+  parents: jax.Array  # i32[B, T] in the selection; NO_PARENT for padding
+  depths: jax.Array  # i32[B, T]
+  size: jax.Array  # i32[B]
+
+
+def select(tree: state.DraftTree, num_nodes: int) -> Selection:
+  """Returns the `num_nodes` (T) most probable nodes, or all if fewer."""
+  weights, nodes = jax.lax.top_k(tree.log_probs, num_nodes)
+  is_node = weights > -jnp.inf
+  is_parent = arrays.take(tree.parents, nodes)[:, :, None] == nodes[:, None]
+  has_parent = is_node & jnp.any(is_parent, axis=2)
+  parents = jnp.argmax(is_parent, axis=2).astype(jnp.int32)
+  return Selection(
+    nodes=jnp.where(is_node, nodes, state.NO_NODE),
+    token_ids=jnp.where(
+      is_node, arrays.take(tree.token_ids, nodes), types.PLACEHOLDER_TOKEN_ID
+    ),
+    parents=jnp.where(has_parent, parents, state.NO_PARENT),
+    depths=jnp.where(is_node, arrays.take(tree.depths, nodes), 0),
+    size=arrays.count(is_node),
+  )

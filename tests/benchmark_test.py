@@ -1,0 +1,395 @@
+"""The benchmark: its figures, its files, and what can go wrong on the way."""
+
+import dataclasses
+import itertools
+import json
+import resource
+import signal
+
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_plot,
+  benchmark_report,
+  benchmark_run,
+  provenance,
+)
+from experiments.prompts import Prompt
+from swiftspec_jax import errors, testing
+
+QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
+MODES = ('autoregressive', 'prompt_lookup', 'chain')
+FIELDS = {
+  'tokens_per_second',
+  'speedup',
+  'acceptance_length',
+  'outputs_equal',
+  'num_outputs_equal',
+  'num_prompts',
+}
+NUM_TOKENS = 100
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('models') / 'tiny'
+  testing.write_tiny_checkpoint(directory)
+  return directory
+
+
+@pytest.fixture(scope='module')
+def prompts(tmp_path_factory):
+  path = tmp_path_factory.mktemp('prompts') / 'prompts.jsonl'
+  lines = [
+    {'question_id': i, 'task': 'ab'[i % 2], 'turns': [question]}
+    for i, question in enumerate(QUESTIONS)
+  ]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  return path
+
+
+@pytest.fixture(scope='module')
+def flags(model, prompts):
+  return [
+    f'--target={model}',
+    f'--prompts={prompts}',
+    f'--max_new_tokens={NUM_TOKENS}',
+  ]
+
+
+@pytest.fixture(scope='module')
+def finished(flags, model, tmp_path_factory):
+  """A benchmark that ran to its end: its directory and what it printed."""
+  directory = tmp_path_factory.mktemp('results')
+  status, output, complaints = programs.run(
+    'benchmark', *flags, f'--draft={model}', f'--output_dir={directory}'
+  )
+  assert status == 0, complaints
+  return directory, output
+
+
+def read_lines(directory):
+  path = directory / 'results.jsonl'
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_summary(directory):
+  return json.loads((directory / 'summary.json').read_text())
+
+
+def count_lines(directory):
+  path = directory / 'results.jsonl'
+  return path.read_bytes().count(b'\n') if path.exists() else 0
+
+
+def test_results_have_a_line_for_each_prompt_and_mode(finished, model):
+  lines = read_lines(finished[0])
+  keys = [(line['question_id'], line['mode']) for line in lines]
+  assert sorted(keys) == sorted(itertools.product(range(4), MODES))
+  target = ss.load(model)
+  expected = ss.generate(target, QUESTIONS, max_new_tokens=NUM_TOKENS)
+  for line in lines:
+    assert line['repeat'] == 0
+    assert line['task'] == 'ab'[line['question_id'] % 2]
+    result = expected[line['question_id']]
+    assert tuple(line['token_ids']) == result.token_ids
+    assert line['new_tokens'] == len(result.token_ids)
+    assert line['prompt_tokens'] == result.stats.prompt_tokens
+    assert line['finish_reason'] == result.finish_reason
+    assert line['ttft_seconds'] > 0
+    assert line['acceptance_length'] == pytest.approx(
+      1 + line['num_accepted'] / line['num_rounds']
+    )
+
+
+def test_every_mode_is_first_in_turn(finished):
+  lines = read_lines(finished[0])
+  assert [line['mode'] for line in lines[::3]] == [*MODES, MODES[0]]
+  assert [line['question_id'] for line in lines[::3]] == [0, 1, 2, 3]
+
+
+def test_summary_is_what_the_results_say(finished):
+  lines = read_lines(finished[0])
+  modes = read_summary(finished[0])['modes']
+  assert tuple(modes) == MODES
+
+  def speed(mode, tasks):
+    own = [x for x in lines if x['mode'] == mode and x['task'] in tasks]
+    seconds = sum(line['decode_seconds'] for line in own)
+    return sum(line['new_tokens'] for line in own) / seconds
+
+  for mode, figures in modes.items():
+    assert set(figures) == {*FIELDS, 'tasks'}
+    for tasks, part in (
+      ('ab', figures),
+      ('a', figures['tasks']['a']),
+      ('b', figures['tasks']['b']),
+    ):
+      own = [x for x in lines if x['mode'] == mode and x['task'] in tasks]
+      assert part['tokens_per_second'] == pytest.approx(speed(mode, tasks))
+      assert part['speedup'] == pytest.approx(
+        speed(mode, tasks) / speed('autoregressive', tasks)
+      )
+      accepted = sum(line['num_accepted'] for line in own)
+      rounds = sum(line['num_rounds'] for line in own)
+      assert part['acceptance_length'] == pytest.approx(1 + accepted / rounds)
+      assert part['num_prompts'] == part['num_outputs_equal'] == len(own)
+      assert part['outputs_equal'] is True
+  assert set(modes['chain']['tasks']['a']) == FIELDS
+  # The target drafts perfectly for itself.
+  assert modes['chain']['acceptance_length'] > 4
+
+
+def test_summary_says_where_it_comes_from(finished):
+  facts = read_summary(finished[0])['provenance']
+  assert 'experiments.benchmark' in ' '.join(facts['argv'])
+  assert facts['git_sha'] == provenance.git_sha()
+  assert facts['versions']['swiftspec_jax'] == ss.__version__
+  assert facts['device_count'] == 1
+  assert facts['dtype'] == 'float32'
+  assert facts['target_config']['family'] == 'llama'
+  assert facts['compile_count'] > 0
+  # Nothing was compiled while the clock ran.
+  assert facts['compile_count_measured'] == 0
+
+
+def test_table_and_picture(finished):
+  directory, output = finished
+  assert (directory / 'results.png').read_bytes().startswith(b'\x89PNG')
+  for mode in MODES:
+    assert any(line.startswith(mode) for line in output.splitlines())
+  assert output.count('4/4') == 3
+  assert 'differs' not in output
+
+
+def test_directory_with_results_is_refused(finished, flags, model):
+  flags = [*flags, f'--output_dir={finished[0]}']
+  before = {path: path.read_bytes() for path in finished[0].iterdir()}
+  error = programs.error_of('benchmark', *flags)
+  assert 'is not empty (it holds results.jsonl)' in error
+  error = programs.error_of(
+    'benchmark', *flags, f'--draft={model}', '--resume', '--temperature=0.5'
+  )
+  assert '--resume: temperature is 0.5, but the results in' in error
+  assert 'were made with 0.0' in error
+  assert {p: p.read_bytes() for p in finished[0].iterdir()} == before
+
+
+def test_kill_and_resume(flags, tmp_path):
+  flags = [*flags, '--repeats=10', f'--output_dir={tmp_path}']
+  with programs.start('benchmark', *flags) as process:
+    programs.wait_for(lambda: count_lines(tmp_path) >= 3)
+    process.kill()
+    programs.finish(process)
+  num_done = count_lines(tmp_path)
+  assert num_done < 80
+  with (tmp_path / 'results.jsonl').open('a') as file:
+    file.write('{"question_id": 1, "ta')
+  status, _, complaints = programs.run('benchmark', *flags, '--resume')
+  assert status == 0, complaints
+  lines = read_lines(tmp_path)
+  keys = {(x['question_id'], x['mode'], x['repeat']) for x in lines}
+  assert len(lines) == len(keys) == 80
+  summary = read_summary(tmp_path)
+  assert summary['provenance']['num_resumed'] == num_done
+  assert summary['modes']['prompt_lookup']['outputs_equal'] is True
+
+
+def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
+  flags = [*flags, '--repeats=10000', f'--output_dir={tmp_path}']
+  with programs.start('benchmark', *flags) as process:
+    programs.wait_for(lambda: count_lines(tmp_path) >= 20)
+    process.send_signal(signal.SIGINT)
+    status, output, complaints = programs.finish(process)
+  assert status == 130
+  assert complaints.endswith('\ninterrupted\n')
+  assert len(read_lines(tmp_path)) >= 20
+  summary = read_summary(tmp_path)['modes']
+  assert summary['prompt_lookup']['speedup'] > 0
+  assert summary['prompt_lookup']['outputs_equal'] is True
+  assert 'autoregressive' in output
+
+
+@pytest.mark.skipif(
+  not hasattr(resource, 'prlimit'), reason='limits of other processes: Linux'
+)
+def test_full_disk_while_measuring(flags, tmp_path):
+  flags = [*flags, '--repeats=10000', f'--output_dir={tmp_path}']
+  with programs.start('benchmark', *flags) as process:
+    programs.wait_for(lambda: count_lines(tmp_path) >= 1)
+    size = (tmp_path / 'results.jsonl').stat().st_size + 10_000
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
+    status, _, complaints = programs.finish(process)
+  assert status == 1
+  last = complaints.splitlines()[-1]
+  assert last.startswith('error: cannot write ')
+  assert 'results.jsonl: File too large; name a directory' in last
+
+
+def test_samples_and_skipped_prompts(model, tmp_path):
+  path = tmp_path / 'prompts.jsonl'
+  lines = [
+    {'question_id': name, 'task': 'qa', 'turns': [text]}
+    for name, text in (('short', 'Hello!'), ('long', 'a' * 1000))
+  ]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  directory = tmp_path / 'new' / 'results'
+  status, output, complaints = programs.run(
+    'benchmark',
+    f'--target={model}',
+    f'--prompts={path}',
+    '--modes=prompt_lookup',
+    '--max_new_tokens=60',
+    '--temperature=1',
+    '--repeats=2',
+    f'--output_dir={directory}',
+  )
+  assert status == 0, complaints
+  assert 'Skipping 1 prompts longer than the 1024 tokens' in complaints
+  summary = read_summary(directory)
+  assert summary['provenance']['num_skipped'] == 1
+  figures = summary['modes']['prompt_lookup']
+  assert figures['num_prompts'] == 1
+  assert figures['speedup'] is figures['outputs_equal'] is None
+  first, second = (line['token_ids'] for line in read_lines(directory))
+  assert first != second
+  assert '60.0' not in output
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--modes=autoregressive,guess', "--modes: unknown mode 'guess'; choose"),
+    ('--modes=chain', 'mode chain needs a draft model: give --draft'),
+    ('--repeats=-1', 'flag --repeats=-1: -1 is not a positive integer'),
+    ('--prompts=/missing', 'cannot read prompts from /missing: No such file'),
+    ('--output_dir=/dev/null/x', 'cannot write /dev/null/x: Not a directory'),
+    ('--max_new_tokens=2000', 'no prompt fits into the 1024 tokens'),
+  ],
+)
+def test_bad_flags_get_one_line(flags, tmp_path, flag, message):
+  directory = tmp_path / 'results'
+  error = programs.error_of(
+    'benchmark', *flags, f'--output_dir={directory}', flag
+  )
+  assert message in error
+  assert not directory.exists() or not list(directory.iterdir())
+
+
+def test_bad_line_of_the_prompts_is_named(flags, tmp_path):
+  path = tmp_path / 'prompts.jsonl'
+  line = '{"question_id": %d, "task": "qa", "turns": ["Why?"]}\n'
+  path.write_text(''.join(line % i for i in range(16)) + '{"question_id": 16,')
+  error = programs.error_of(
+    'benchmark', *flags, f'--prompts={path}', f'--output_dir={tmp_path / "r"}'
+  )
+  assert f'error: {path}, line 17: not valid JSON' in error
+
+
+def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):
+  values = {
+    'question_id': question_id,
+    'task': 'qa',
+    'mode': mode,
+    'repeat': repeat,
+    'prompt_tokens': 5,
+    'token_ids': token_ids,
+    'new_tokens': len(token_ids),
+    'ttft_seconds': 0.1,
+    'decode_seconds': 1.0,
+    'num_rounds': 1,
+    'num_drafted': 0,
+    'num_accepted': 0,
+    'acceptance_length': 1.0,
+    'finish_reason': 'length',
+  }
+  return benchmark_output.Record(**{**values, **changes})
+
+
+def test_modes_are_compared_on_what_both_have_measured():
+  records = [
+    record(1, 'autoregressive', decode_seconds=2.0),
+    record(2, 'autoregressive', decode_seconds=100.0),
+    record(1, 'chain', decode_seconds=1.0, num_rounds=1, num_accepted=1),
+    record(3, 'chain', decode_seconds=3.0, num_rounds=3, num_accepted=0),
+  ]
+  summary = benchmark_report.summarize(
+    records, ['autoregressive', 'prompt_lookup', 'chain'], is_greedy=True
+  )
+  assert list(summary) == ['autoregressive', 'chain']
+  chain = summary['chain']
+  assert chain['tokens_per_second'] == 1.0
+  assert chain['speedup'] == 2.0
+  assert chain['acceptance_length'] == 1.25
+  assert chain['num_prompts'] == 2
+  assert chain['num_outputs_equal'] == 1
+
+
+def test_differences_are_found():
+  records = [
+    record(1, 'autoregressive', token_ids=(1, 2, 3)),
+    record(2, 'autoregressive'),
+    record(2, 'autoregressive', repeat=1),
+    record(1, 'chain', token_ids=(1, 2)),
+    record(2, 'chain'),
+    record(2, 'chain', repeat=1, token_ids=(7, 2)),
+  ]
+  assert benchmark_report.differences(records) == [
+    ('chain', 1, 2),
+    ('chain', 2, 0),
+  ]
+  summary = benchmark_report.summarize(
+    records, ['autoregressive', 'chain'], is_greedy=True
+  )
+  assert summary['autoregressive']['outputs_equal'] is True
+  assert summary['chain']['outputs_equal'] is False
+  assert summary['chain']['num_outputs_equal'] == 0
+
+
+def test_plan_takes_all_modes_of_a_prompt_together():
+  prompts = [
+    (Prompt(question_id=i, task='qa', turns=('a',)), (i,)) for i in range(2)
+  ]
+  jobs = benchmark_run.plan(prompts, 'xyz', 2)
+  assert [
+    ''.join(job.mode for job in jobs[i : i + 3]) for i in (0, 3, 6, 9)
+  ] == [
+    'xyz',
+    'yzx',
+    'yzx',
+    'zxy',
+  ]
+  assert [job.repeat for job in jobs[::3]] == [0, 0, 1, 1]
+  assert [job.token_ids for job in jobs[::3]] == [(0,), (1,), (0,), (1,)]
+
+
+def test_picture_of_a_single_mode_without_figures():
+  summary = benchmark_report.summarize(
+    [record(1, 'chain', decode_seconds=0.0)], ['chain'], is_greedy=True
+  )
+  assert summary['chain']['tokens_per_second'] is None
+  assert benchmark_plot.draw(summary, 'title').startswith(b'\x89PNG')
+  assert 'chain' in benchmark_report.table(summary)
+
+
+def test_damaged_results_are_refused(tmp_path):
+  settings = {'mode': 'x'}
+  benchmark_output.write_settings(tmp_path, settings)
+  benchmark_output.append(tmp_path, record(1, 'chain'))
+  assert benchmark_output.open_directory(tmp_path, settings, resume=True) == [
+    record(1, 'chain')
+  ]
+  line = json.dumps(dataclasses.asdict(record(2, 'chain')))
+  with (tmp_path / 'results.jsonl').open('a') as file:
+    file.write(f'{line[:40]}\n{line}\n')
+  with pytest.raises(errors.UserError, match='line 2: not a result'):
+    benchmark_output.open_directory(tmp_path, settings, resume=True)
+
+
+def test_resume_needs_a_benchmark(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  with pytest.raises(errors.UserError, match='holds no benchmark'):
+    benchmark_output.open_directory(tmp_path, {}, resume=True)

@@ -1,0 +1,368 @@
+"""Every way to load a model, and what is said of broken checkpoints."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from swiftspec_jax import testing
+from swiftspec_jax.config import RopeScaling
+
+
+def assert_same_params(one, other, **tolerances):
+  paths = jax.tree_util.tree_leaves_with_path(one.params)
+  for (path, a), b in zip(paths, jax.tree.leaves(other.params), strict=True):
+    np.testing.assert_allclose(
+      np.asarray(a, np.float32),
+      np.asarray(b, np.float32),
+      err_msg=jax.tree_util.keystr(path),
+      **(tolerances or {'rtol': 0}),
+    )
+
+
+@pytest.mark.parametrize('family', testing.TINY_FAMILIES)
+def test_weights_in_several_files(family, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'one', family)
+  testing.write_tiny_checkpoint(tmp_path / 'three', family, num_files=3)
+
+  assert_same_params(ss.load(tmp_path / 'one'), ss.load(tmp_path / 'three'))
+
+
+def test_a_checkpoint_of_a_bare_decoder(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'qwen3')
+  before = ss.load(tmp_path)
+  file = tmp_path / 'model.safetensors'
+  weights = safetensors_numpy.load_file(file)
+  bare = {name.removeprefix('model.'): weights[name] for name in weights}
+  safetensors_numpy.save_file(bare, file)
+
+  assert_same_params(ss.load(tmp_path), before)
+
+
+@pytest.mark.parametrize('stored', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_dtypes(stored, dtype, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'llama', torch_dtype=stored)
+
+  model = ss.load(tmp_path, dtype=dtype)
+
+  weights = safetensors_numpy.load_file(tmp_path / 'model.safetensors')
+  embedding = weights['model.embed_tokens.weight']
+  assert embedding.dtype == jnp.dtype(stored)
+  np.testing.assert_array_equal(
+    model.params['embedding'], embedding.astype(dtype)
+  )
+  assert model.params['final_norm'].dtype == jnp.float32
+  assert model.dtype == dtype
+
+
+@pytest.mark.parametrize('family', ['qwen2', 'llama3', 'gemma3_text'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_saved_models_come_back(family, dtype, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'source', family)
+  model = ss.load(tmp_path / 'source', dtype=dtype)
+  ss.save(model, tmp_path / 'new' / 'saved')
+
+  loaded = ss.load(tmp_path / 'new' / 'saved', dtype=dtype)
+  on_two = ss.load(tmp_path / 'new' / 'saved', devices=jax.devices()[:2])
+
+  assert_same_params(loaded, model)
+  assert loaded.config == model.config
+  assert on_two.config == dataclasses.replace(model.config, num_shards=2)
+  assert loaded.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+  assert loaded.tokenizer.chat_template == model.tokenizer.chat_template
+  assert os.listdir(tmp_path / 'new') == ['saved']
+
+
+CRASH = """
+import dataclasses, os, sys
+import swiftspec_jax as ss
+
+class Crash:
+  def save_pretrained(self, directory):
+    os._exit(9)
+
+model = ss.load(sys.argv[1])
+ss.save(dataclasses.replace(model, tokenizer=Crash()), sys.argv[2])
+"""
+
+
+def test_a_crash_leaves_nothing_to_load(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'source')
+  target = tmp_path / 'saved'
+  program = [sys.executable, '-c', CRASH, tmp_path / 'source', target]
+
+  assert subprocess.run(program, check=False).returncode == 9
+
+  assert not target.exists()
+  ss.save(ss.load(tmp_path / 'source'), target)
+  assert ss.load(target).config == ss.load(tmp_path / 'source').config
+
+
+def test_saving_needs_a_new_directory_and_one_device(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'source')
+  model = ss.load(tmp_path / 'source')
+  padded = ss.load(tmp_path / 'source', devices=jax.devices()[:3])
+  (tmp_path / 'file').touch()
+
+  with pytest.raises(ss.UserError, match='source exists already'):
+    ss.save(model, tmp_path / 'source')
+  with pytest.raises(ss.UserError, match='padded for 3 devices'):
+    ss.save(padded, tmp_path / 'saved')
+  with pytest.raises(ss.UserError, match=r'cannot write .*file/saved'):
+    ss.save(model, tmp_path / 'file' / 'saved')
+
+
+HUB = """
+import sys
+import swiftspec_jax as ss
+try:
+  print(ss.load(sys.argv[1]).config.embed_dim)
+except ss.UserError as error:
+  print('UserError:', error)
+"""
+
+
+@pytest.mark.parametrize(
+  ('repo_id', 'output'),
+  [('someone/tiny', '32\n'), ('someone/other', "UserError: no model 'someone")],
+)
+def test_hub_ids_without_network(repo_id, output, tmp_path):
+  repo = tmp_path / 'hub' / 'models--someone--tiny'
+  testing.write_tiny_checkpoint(repo / 'snapshots' / 'abc123')
+  (repo / 'refs').mkdir()
+  (repo / 'refs' / 'main').write_text('abc123')
+
+  done = subprocess.run(
+    [sys.executable, '-c', HUB, repo_id],
+    env={**os.environ, 'HF_HOME': str(tmp_path), 'HF_HUB_OFFLINE': '1'},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+
+  assert done.stdout.startswith(output)
+
+
+def test_a_draft_must_have_the_vocabulary_of_its_target(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'target')
+  testing.write_tiny_checkpoint(tmp_path / 'draft', num_hidden_layers=1)
+  testing.write_tiny_checkpoint(tmp_path / 'longer', vocab_size=280)
+  target = ss.load(tmp_path / 'target')
+
+  assert ss.load(tmp_path / 'draft', draft_of=target).config.num_layers == 1
+  with pytest.raises(ss.UserError, match=r'target \(272.*longer \(280'):
+    ss.load(tmp_path / 'longer', draft_of=target)
+
+
+def change_config(directory, **changes):
+  path = directory / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+  ('in_config', 'in_generation_config', 'expected'),
+  [
+    (2, None, (2,)),
+    ([1, 2], None, (1, 2)),
+    (None, None, ()),
+    (2, {'eos_token_id': [3, 4]}, (3, 4)),
+    (2, {'eos_token_id': 0}, (0,)),
+    (2, {'temperature': 0.6}, (2,)),
+  ],
+)
+def test_end_of_sequence_tokens(
+  in_config, in_generation_config, expected, tmp_path
+):
+  testing.write_tiny_checkpoint(tmp_path, 'llama', eos_token_id=in_config)
+  if in_generation_config is not None:
+    path = tmp_path / 'generation_config.json'
+    path.write_text(json.dumps(in_generation_config))
+
+  assert ss.load(tmp_path).config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+  ('family', 'changes', 'expected'),
+  [
+    ('llama', {'head_dim': None}, {'head_dim': 8}),
+    ('llama', {'sliding_window': 4}, {'sliding_window': None}),
+    ('mistral', {'sliding_window': None}, {'sliding_window': None}),
+    ('mistral', {}, {'sliding_window': 16, 'sliding_layers': ()}),
+    ('qwen2', {'sliding_window': 4}, {'sliding_window': None}),
+    (
+      'qwen3',
+      {'sliding_window': 4, 'use_sliding_window': True, 'max_window_layers': 1},
+      {'sliding_window': 4, 'sliding_layers': (False, True)},
+    ),
+    (
+      'qwen3',
+      {'sliding_window': 4, 'use_sliding_window': True},
+      {'sliding_window': None, 'sliding_layers': ()},
+    ),
+    (
+      'gemma3_text',
+      {'num_hidden_layers': 7, 'layer_types': None},
+      {'sliding_layers': (True,) * 5 + (False, True)},
+    ),
+    (
+      'llama',
+      {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
+      {'rope_scaling': RopeScaling(kind='linear', factor=2.0)},
+    ),
+  ],
+)
+def test_options_of_configurations(family, changes, expected, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, family, **changes)
+
+  config = ss.load(tmp_path).config
+
+  for field, value in expected.items():
+    assert getattr(config, field) == value
+
+
+@pytest.mark.parametrize(
+  ('family', 'changes', 'message'),
+  [
+    ('llama', {'model_type': 'mamba'}, "unknown architecture 'mamba'"),
+    ('llama', {'model_type': None}, 'unknown architecture None'),
+    ('llama', {'rope_scaling': {'type': 'su'}}, "unknown rope scaling 'su'"),
+    ('llama', {'rope_scaling': {'rope_type': 'llama3'}}, 'low_freq_factor'),
+    ('llama', {'hidden_act': 'relu'}, "unknown activation 'relu'"),
+    ('llama', {'attention_bias': True}, 'attention_bias=True'),
+    ('llama', {'mlp_bias': True}, 'mlp_bias=True'),
+    ('qwen3', {'attention_bias': True}, 'attention_bias=True'),
+    ('qwen3', {'head_dim': None}, "'head_dim' expected int, got NoneType"),
+    (
+      'gemma3_text',
+      {'final_logit_softcapping': 30.0},
+      'final_logit_softcapping=30.0',
+    ),
+    (
+      'llama',
+      {'quantization_config': {'quant_method': 'fp8'}},
+      'quantization_config=.*fp8',
+    ),
+    ('llama', {'num_hidden_layers': 'two'}, "'num_hidden_layers' .*'two'"),
+    ('llama', {'num_key_value_heads': 3}, 'num_kv_heads=3'),
+    ('llama', {'hidden_size': 40}, r'\(32,\).*\(40,\)'),
+    ('llama', {'intermediate_size': 50}, r'\(48, 32\).*\(50, 32\)'),
+    ('llama', {'vocab_size': 280}, r'\(272, 32\).*\(280, 32\)'),
+    ('llama', {'head_dim': 24}, r'\(32, 32\).*\(32, 96\)'),
+    ('llama', {'num_hidden_layers': 3}, r'model\.layers\.2\..* is missing'),
+    ('qwen2', {'tie_word_embeddings': False}, r'lm_head\.weight is missing'),
+  ],
+)
+def test_unusable_configurations(family, changes, message, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, family)
+  change_config(tmp_path, **changes)
+
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(tmp_path)
+
+
+def cut(path, size):
+  with path.open('r+b') as file:
+    file.truncate(size)
+
+
+BROKEN = {
+  'no config': (
+    lambda d: (d / 'config.json').unlink(),
+    r'config\.json is missing',
+  ),
+  'config is no JSON': (
+    lambda d: cut(d / 'config.json', 30),
+    r'config\.json is not valid JSON',
+  ),
+  'config is no object': (
+    lambda d: (d / 'config.json').write_text('[1]'),
+    r'config\.json must be a JSON object, got \[1\]',
+  ),
+  'no weights': (
+    lambda d: (d / 'model.safetensors').unlink(),
+    r'model\.safetensors is missing',
+  ),
+  'cut weights': (
+    lambda d: cut(d / 'model.safetensors', 20_000),
+    r'model\.safetensors is missing or cut short',
+  ),
+  'an index of nothing': (
+    lambda d: (d / 'model.safetensors.index.json').write_text(
+      '{"weight_map": {"a": "gone.safetensors"}}'
+    ),
+    r'gone\.safetensors is missing',
+  ),
+  'an empty index': (
+    lambda d: (d / 'model.safetensors.index.json').write_text('{}'),
+    r'index\.json has no weight_map',
+  ),
+  'no tokenizer': (
+    lambda d: [
+      (d / name).unlink()
+      for name in ('tokenizer.json', 'tokenizer_config.json')
+    ],
+    'no usable tokenizer',
+  ),
+  'cut tokenizer': (
+    lambda d: cut(d / 'tokenizer.json', 300),
+    'no usable tokenizer',
+  ),
+}
+
+
+@pytest.mark.parametrize('what', BROKEN)
+def test_broken_directories(what, tmp_path):
+  damage, message = BROKEN[what]
+  testing.write_tiny_checkpoint(tmp_path)
+  damage(tmp_path)
+
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(tmp_path)
+
+
+BROKEN_SAVES = {
+  'no parameters': (
+    lambda d: shutil.rmtree(d / 'params'),
+    'params is not a complete checkpoint',
+  ),
+  'cut configuration': (
+    lambda d: cut(d / 'model_config.json', 40),
+    r'model_config\.json is not usable',
+  ),
+  'unknown configuration': (
+    lambda d: (d / 'model_config.json').write_text('{"new": 1}'),
+    r'model_config\.json is not usable',
+  ),
+}
+
+
+@pytest.mark.parametrize('what', BROKEN_SAVES)
+def test_broken_saves(what, tmp_path):
+  damage, message = BROKEN_SAVES[what]
+  testing.write_tiny_checkpoint(tmp_path / 'source')
+  ss.save(ss.load(tmp_path / 'source'), tmp_path / 'saved')
+  damage(tmp_path / 'saved')
+
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(tmp_path / 'saved')
+
+
+def test_paths_that_are_no_model(tmp_path):
+  (tmp_path / 'notes.txt').write_text('hello')
+
+  with pytest.raises(ss.UserError, match=r'notes\.txt is neither'):
+    ss.load(tmp_path / 'notes.txt')
+  with pytest.raises(ss.UserError, match=r"no model '.*/nowhere'"):
+    ss.load(tmp_path / 'nowhere')
+  with pytest.raises(ss.UserError, match=r'config\.json is missing'):
+    ss.load(tmp_path)

@@ -1,0 +1,148 @@
+"""The program that generates: streams, chats, and complains clearly."""
+
+import math
+import re
+import signal
+
+import programs
+import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+import swiftspec_jax as ss
+from experiments import flags as flags_lib
+from swiftspec_jax import errors, testing
+
+absl_flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('models') / 'tiny'
+  testing.write_tiny_checkpoint(directory)
+  return directory
+
+
+@pytest.fixture(scope='module')
+def expected(model):
+  """What the library says behind 'hello'."""
+  (result,) = ss.generate(ss.load(model), 'hello', max_new_tokens=24)
+  return result.text
+
+
+def generate(model, *flags, text=''):
+  return programs.run(
+    'generate', f'--target={model}', '--max_new_tokens=24', *flags, text=text
+  )
+
+
+def test_text_and_statistics(model, expected):
+  status, output, complaints = generate(
+    model, '--prompt=hello', '--mode=prompt_lookup'
+  )
+  assert status == 0
+  assert output == f'{expected}\n'
+  last = complaints.splitlines()[-1]
+  assert last.startswith('24 tokens in ')
+  for part in ('tokens/s', 'time to first token', 'acceptance length'):
+    assert part in last
+
+
+def test_prompts_from_a_file(model, expected, tmp_path):
+  path = tmp_path / 'prompts.jsonl'
+  line = '{{"question_id": {}, "task": "qa", "turns": ["hello"]}}\n'
+  path.write_text(line.format(1) + line.format(2))
+  status, output, complaints = generate(model, f'--prompt_file={path}')
+  assert status == 0
+  assert output == f'[1]\n{expected}\n[2]\n{expected}\n'
+  assert complaints.splitlines()[-1].startswith('48 tokens in ')
+
+
+def test_chain_from_a_plain_file(model, expected, tmp_path):
+  path = tmp_path / 'prompt.txt'
+  path.write_text('hello')
+  status, output, complaints = generate(
+    model, '--mode=chain', f'--draft={model}', f'--prompt_file={path}'
+  )
+  assert status == 0
+  assert output == f'{expected}\n'
+  # The target drafts perfectly for itself.
+  assert 'accepted per position 1.00' in complaints
+
+
+def test_chat_keeps_the_conversation_until_reset(model, expected):
+  lines = ['hello', 'hello', '/reset', '/unknown', '', 'hello', '/quit']
+  status, output, complaints = generate(model, text='\n'.join(lines))
+  assert status == 0
+  assert complaints.count('tokens/s') == 3
+  start, end = f'> {expected}\n> ', f'\n> > > > {expected}\n> '
+  assert output.startswith(start)
+  assert output.endswith(end)
+  assert output.removeprefix(start).removesuffix(end) != expected
+
+
+def test_chat_survives_a_full_context_and_ends_with_its_input(model, expected):
+  status, output, complaints = generate(model, text=f'{"a" * 1100}\nhello\n')
+  assert status == 0
+  assert 'error: the prompt has 11' in complaints
+  assert output == f'> > {expected}\n> \n'
+
+
+def test_ctrl_c_stops_the_answer_but_not_the_chat(tmp_path):
+  testing.write_tiny_checkpoint(
+    tmp_path / 'slow', num_hidden_layers=12, hidden_size=128
+  )
+  flags = f'--target={tmp_path / "slow"}', '--max_new_tokens=900'
+  with programs.start('generate', *flags) as process:
+    process.stdin.write('hello\n')
+    process.stdin.flush()
+    # The prompt, and the first character of the answer.
+    process.stdout.read(3)
+    process.send_signal(signal.SIGINT)
+    status, output, complaints = programs.finish(process, '/quit\n')
+  assert status == 0
+  assert '[stopped]' in complaints
+  assert output.endswith('> ')
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ({'temperature': -1.0}, 'temperature must be finite and >= 0, got -1.0'),
+    ({'temperature': math.nan}, 'temperature must be finite and >= 0, got nan'),
+    ({'top_k': -1}, 'top_k must be >= 0'),
+    ({'top_p': math.nan}, 'top_p must be in (0, 1], got nan'),
+    ({'max_new_tokens': 0}, 'max_new_tokens must be >= 1'),
+    ({'seed': -1}, 'seed must be in'),
+    ({'prompt_lookup_min': 5}, 'needs 1 <= prompt_lookup_min'),
+    ({'target_devices': 99}, '--target_devices=99, but there are only 8'),
+    ({'draft': 'x'}, '--draft=x is used by mode chain only'),
+  ],
+)
+def test_flags_are_checked_before_anything_is_loaded(flags, message):
+  with (
+    flagsaver.flagsaver(**flags),
+    pytest.raises(errors.UserError, match=re.escape(message)),
+  ):
+    flags_lib.check(['autoregressive'])
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--mode=guess'], 'flag --mode=guess: value should be one of'),
+    (['--num_speculative_tokens=0'], 'flag --num_speculative_tokens=0'),
+    (['--mode=chain'], 'error: mode chain needs a draft model: give --draft'),
+    (['--temperature=nan'], 'error: temperature must be finite and >= 0'),
+    (['--target=no-model'], "error: no model 'no-model'"),
+    (['--prompt_file=x'], 'error: give --prompt or --prompt_file, not both'),
+    (['hello'], "error: unexpected argument 'hello'"),
+  ],
+)
+def test_bad_flags_get_one_line(flags, message):
+  assert message in programs.error_of('generate', '--prompt=hello', *flags)
+
+
+def test_missing_prompt_file(model):
+  error = programs.error_of('generate', '--prompt_file=/missing.txt')
+  assert error == 'error: cannot read /missing.txt: No such file or directory'

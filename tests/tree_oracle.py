@@ -1,0 +1,252 @@
+"""A token tree of Python objects and heaps, and a draft that reads its cache.
+
+The draft is a table whose row is chosen by a sum over all visible rows of the
+cache. So one wrong mask, slot, position or stale row gives other children than
+the oracle's, which sums over the tokens of the path.
+"""
+
+import dataclasses
+import functools
+import heapq
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.cache import dense
+from swiftspec_jax.models import decoder
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Table:
+  """Children by hash of the context."""
+
+  token_ids: np.ndarray  # i32[rows, K]
+  log_probs: np.ndarray  # f32[rows, K]
+
+
+def code(token_id, position):
+  """What a token leaves in its row of the cache; ints or arrays."""
+  return (token_id * 7919 + position * 104729) & 0xFFFF
+
+
+def draft_fn(table: Table, cache: dense.KVCache, leaves: tree_lib.Leaves):
+  """Writes the leaves' rows and looks their children up."""
+  lengths = cache.kv_lengths
+  codes = code(leaves.token_ids, lengths[:, None] + leaves.depths)
+  rows = dense.write(
+    cache.keys[0],
+    codes[:, :, None, None],
+    lengths + leaves.cache_slots[:, 0],
+  )
+  visible = decoder.visible_rows(lengths, leaves.attention_mask, cache.capacity)
+  sums = jnp.sum(jnp.where(visible, rows[:, 0, :, 0][:, None], 0), axis=2)
+  row = sums % table.token_ids.shape[0]
+  return (
+    jnp.asarray(table.token_ids)[row],
+    jnp.asarray(table.log_probs)[row],
+    cache.replace(keys=[rows]),
+  )
+
+
+def forward_missing(cache, token_ids, is_missing):
+  """Writes and commits one token i32[B] where bool[B] says so."""
+  lengths = cache.kv_lengths
+  codes = code(token_ids, lengths)[:, None, None, None]
+  # The rows of the others hold surviving nodes; the last rows are free.
+  starts = jnp.where(is_missing, lengths, cache.capacity - 2)
+  cache = cache.replace(keys=[dense.write(cache.keys[0], codes, starts)])
+  return dense.extend(cache, is_missing.astype(jnp.int32))
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+  token_id: int
+  parent: 'Node | None'
+  weight: np.float32
+  order: int
+  slot: int = tree_lib.NO_SLOT
+  children: list['Node'] = dataclasses.field(default_factory=list)
+
+  @property
+  def key(self):
+    """Sorts by probability, then by age."""
+    return -self.weight, self.order
+
+  @property
+  def path(self):
+    """From the root down to the node."""
+    return [*self.parent.path, self] if self.parent else [self]
+
+  @property
+  def depth(self):
+    return len(self.path) - 1
+
+
+class HeapTree:
+  """One row's tree together with all tokens that were verified."""
+
+  def __init__(self, token_id, capacity, num_rows, table):
+    self.capacity, self.num_rows, self.table = capacity, num_rows, table
+    self.verified = []  # before the root
+    self._start(token_id)
+
+  def _start(self, token_id):
+    self.root = Node(token_id, None, np.float32(0), 0)
+    self.nodes = {0: self.root}
+    self.num_inserted = 1
+    self.num_expanded = 0
+    self.heap = [self.root.key]
+
+  @property
+  def can_grow(self):
+    is_candidate = any(n.slot < 0 for n in self.nodes.values())
+    return is_candidate and self.num_expanded < self.num_rows
+
+  def expand(self, width):
+    leaves = []
+    room = min(width, self.num_rows - self.num_expanded)
+    while self.heap and len(leaves) < room:
+      order = heapq.heappop(self.heap)[1]
+      if order in self.nodes:  # else it was dropped
+        leaves.append(self.nodes[order])
+    for leaf in leaves:
+      leaf.slot = self.num_expanded
+      self.num_expanded += 1
+      for token_id, log_prob in self._children(leaf):
+        if log_prob > -np.inf:
+          weight = np.float32(leaf.weight + log_prob)
+          child = Node(token_id, leaf, weight, self.num_inserted)
+          self.num_inserted += 1
+          leaf.children.append(child)
+          self.nodes[child.order] = child
+          heapq.heappush(self.heap, child.key)
+    while len(self.nodes) > self.capacity:
+      candidates = [n for n in self.nodes.values() if n.slot < 0]
+      worst = max(candidates, key=lambda n: n.key)
+      worst.parent.children.remove(worst)
+      del self.nodes[worst.order]
+
+  def _children(self, leaf):
+    context = [*self.verified, *(n.token_id for n in leaf.path)]
+    total = sum(code(t, i) for i, t in enumerate(context))
+    row = total % len(self.table.token_ids)
+    return zip(
+      self.table.token_ids[row].tolist(),
+      self.table.log_probs[row],
+      strict=True,
+    )
+
+  def select(self, num_nodes):
+    """Best first from the root down."""
+    selected, frontier = [], [self.root.key]
+    while frontier and len(selected) < num_nodes:
+      node = self.nodes[heapq.heappop(frontier)[1]]
+      selected.append(node)
+      for child in node.children:
+        heapq.heappush(frontier, child.key)
+    return selected
+
+  def reroot(self, token_ids):
+    """Returns the outcome, and the rows committed and surviving."""
+    path, node = [], self.root
+    for token_id in token_ids:
+      path.append(node)
+      matches = [n for n in node.children if n.token_id == token_id]
+      node = matches[0] if matches else None
+      if node is None:
+        break
+    committed = [n.slot for n in path if n.slot >= 0]
+    if not token_ids:
+      outcome = tree_lib.HIT if self.root.slot >= 0 else tree_lib.LATE_HIT
+    elif node is None:
+      outcome = tree_lib.MISS
+    else:
+      outcome = tree_lib.HIT if node.slot >= 0 else tree_lib.LATE_HIT
+    self.verified += [self.root.token_id, *token_ids][:-1]
+    if outcome == tree_lib.HIT:
+      return outcome, committed, self._move_to(node)
+    self._start(token_ids[-1] if token_ids else self.root.token_id)
+    return outcome, committed, []
+
+  def _move_to(self, root):
+    base = root.weight
+    self.nodes = {
+      n.order: n for n in self.nodes.values() if n is root or root in n.path
+    }
+    self.root, root.parent = root, None
+    expanded = [n for n in self.nodes.values() if n.slot >= 0]
+    expanded.sort(key=lambda n: n.slot)
+    rows = [n.slot for n in expanded]
+    self.num_expanded = len(expanded)
+    for slot, node in enumerate(expanded):
+      node.slot = slot
+    for node in self.nodes.values():
+      node.weight = np.float32(node.weight - base)
+    self.heap = [n.key for n in self.nodes.values() if n.slot < 0]
+    heapq.heapify(self.heap)
+    return rows
+
+  def listing(self):
+    """(token, parent's index, depth, weight, slot) of each node, in order."""
+    nodes = list(self.nodes.values())
+    index = {n.order: i for i, n in enumerate(nodes)}
+    return [
+      (
+        n.token_id,
+        index[n.parent.order] if n.parent else tree_lib.NO_PARENT,
+        n.depth,
+        float(n.weight),
+        n.slot,
+      )
+      for n in nodes
+    ]
+
+  def cached_codes(self):
+    """What the cache must hold: the prefix, then the rows of the tree."""
+    expanded = [n for n in self.nodes.values() if n.slot >= 0]
+    expanded.sort(key=lambda n: n.slot)
+    start = len(self.verified)
+    return [code(t, i) for i, t in enumerate(self.verified)] + [
+      code(n.token_id, start + n.depth) for n in expanded
+    ]
+
+
+def listing(tree: tree_lib.DraftTree, row: int):
+  """The same of one row of a batch."""
+  size = int(tree.size[row])
+  fields = (
+    tree.token_ids,
+    tree.parents,
+    tree.depths,
+    tree.log_probs,
+    tree.cache_slots,
+  )
+  return list(
+    zip(*(np.asarray(f)[row, :size].tolist() for f in fields), strict=True)
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('num_nodes', 'num_steps', 'width'))
+def play_round(
+  tree, cache, table, token_ids, num_tokens, *, num_nodes, num_steps, width
+):
+  """A round of the draft: re-root, select, grow while the target verifies."""
+  old_root = tree.token_ids[:, 0]
+  tree, moved = tree_lib.reroot(tree, token_ids, num_tokens)
+  cache = dense.commit(cache, moved.path, moved.num_committed)
+  accepted = jnp.concatenate([old_root[:, None], token_ids], axis=1)
+  last = jnp.maximum(num_tokens - 1, 0)[:, None]
+  last = jnp.take_along_axis(accepted, last, axis=1)[:, 0]
+  cache = forward_missing(cache, last, moved.num_committed < num_tokens)
+  draft = functools.partial(draft_fn, table)
+  tree, cache = tree_lib.grow_until(
+    tree, cache, draft, num_nodes=num_nodes, width=width
+  )
+  selection = tree_lib.select(tree, num_nodes)
+  tree, cache = tree_lib.grow(
+    tree, cache, draft, num_steps=num_steps, width=width
+  )
+  return tree, cache, moved, selection

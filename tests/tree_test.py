@@ -1,0 +1,449 @@
+"""The token tree equals a heap of objects; the examples are in the docs."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tree_oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftspec_jax import errors, types
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.cache import dense
+
+# Children of t1, t2, ... and their log-probabilities: docs/token_tree.md.
+EXAMPLE = {
+  1: {2: -0.75, 3: -1.0},
+  2: {4: -2.5},
+  3: {5: -1.0, 6: -1.25},
+  5: {7: -0.5},
+  6: {9: -0.25},
+  7: {8: -0.5},
+  8: {12: -1.0},
+  9: {10: -0.25},
+  10: {11: -0.5},
+  11: {13: -1.0},
+  13: {14: -0.25},
+  14: {15: -0.25},
+  16: {17: -0.5, 18: -1.25},
+  17: {19: -2.5},
+  18: {20: -0.5, 21: -1.5},
+}
+CACHE_EXAMPLE = {
+  10: {11: -0.5, 12: -1.0},
+  11: {13: -1.0, 14: -1.25},
+  12: {15: -1.0, 16: -1.5},
+  15: {17: -1.0, 18: -1.25},
+}
+
+
+def example_draft(example):
+  """A draft of two children at most; the carry counts its forwards."""
+  token_ids = np.zeros((32, 2), np.int32)
+  log_probs = np.full((32, 2), -np.inf, np.float32)
+  for parent, children in example.items():
+    for i, (token_id, log_prob) in enumerate(children.items()):
+      token_ids[parent, i], log_probs[parent, i] = token_id, log_prob
+
+  def draft_fn(num_forwards, leaves):
+    return (
+      jnp.asarray(token_ids)[leaves.token_ids],
+      jnp.asarray(log_probs)[leaves.token_ids],
+      num_forwards + 1,
+    )
+
+  return draft_fn
+
+
+DRAFT = example_draft(EXAMPLE)
+CACHE_DRAFT = example_draft(CACHE_EXAMPLE)
+grow = jax.jit(
+  tree_lib.grow, static_argnames=('draft_fn', 'num_steps', 'width')
+)
+grow_until = jax.jit(
+  tree_lib.grow_until, static_argnames=('draft_fn', 'num_nodes', 'width')
+)
+select = jax.jit(tree_lib.select, static_argnames='num_nodes')
+
+
+def new_tree(token_id, capacity=24, num_cache_rows=16):
+  return tree_lib.new_tree(
+    jnp.asarray([token_id], jnp.int32),
+    capacity=capacity,
+    num_cache_rows=num_cache_rows,
+  )
+
+
+def tokens(tree, *status):
+  """Token ids of the nodes, or of those with a status."""
+  status = status or (tree_lib.CANDIDATE, tree_lib.EXPANDED)
+  is_wanted = np.isin(tree.status, status)
+  return np.asarray(tree.token_ids)[is_wanted].tolist()
+
+
+def summary(moved):
+  """The outcome, the rows that join the prefix, those that stay behind it."""
+  ends = np.cumsum([moved.num_committed[0], moved.num_surviving[0]])
+  committed, surviving, _ = np.split(np.asarray(moved.path)[0], ends)
+  return int(moved.outcome[0]), committed.tolist(), surviving.tolist()
+
+
+def reroot(tree, *token_ids):
+  return jax.jit(tree_lib.reroot)(
+    tree,
+    jnp.asarray([token_ids], jnp.int32),
+    jnp.asarray([len(token_ids)], jnp.int32),
+  )
+
+
+def test_two_rounds_with_hit_and_miss():
+  """Figure 2 of the paper: w=2, d=3, bs=4."""
+  fill = functools.partial(grow_until, draft_fn=DRAFT, num_nodes=4, width=2)
+  extend = functools.partial(grow, draft_fn=DRAFT, num_steps=3, width=2)
+  tree, num_forwards = fill(new_tree(1), 0)
+  assert tokens(tree) == [1, 2, 3, 4, 5, 6]
+  sent = select(tree, 4)
+  assert sent.token_ids.tolist() == [[1, 2, 3, 5]]
+  assert sent.parents.tolist() == [[-1, 0, 0, 2]]
+  assert sent.depths.tolist() == [[0, 1, 1, 2]]
+
+  tree, num_forwards = extend(tree, num_forwards)
+  assert tokens(tree) == [1, 2, 3, 4, 5, 6, 7, 9, 8, 10, 11, 12]
+  assert tokens(tree, tree_lib.CANDIDATE) == [4, 11, 12]
+  tree, moved = reroot(tree, 3, 6)
+  assert summary(moved) == (tree_lib.HIT, [0, 2], [4, 6, 7])
+  assert tree_oracle.listing(tree, 0) == [
+    (6, -1, 0, 0.0, 0),
+    (9, 0, 1, -0.25, 1),
+    (10, 1, 2, -0.5, 2),
+    (11, 2, 3, -1.0, -1),
+  ]
+  assert num_forwards == 5
+  tree, num_forwards = fill(tree, num_forwards)
+  assert num_forwards == 5  # a hit with enough nodes costs no forward
+  assert select(tree, 4).token_ids.tolist() == [[6, 9, 10, 11]]
+
+  tree, num_forwards = extend(tree, num_forwards)
+  assert tokens(tree) == [6, 9, 10, 11, 13, 14, 15]
+  tree, moved = reroot(tree, 9, 16)
+  assert summary(moved) == (tree_lib.MISS, [0, 1], [])
+  assert tree_oracle.listing(tree, 0) == [(16, -1, 0, 0.0, -1)]
+  tree, num_forwards = fill(tree, num_forwards)
+  assert num_forwards == 10
+  assert tokens(tree) == [16, 17, 18, 19, 20, 21]
+  assert select(tree, 4).token_ids.tolist() == [[16, 17, 18, 20]]
+
+
+def test_scored_candidate_as_next_token_is_a_late_hit():
+  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
+  tree, moved = reroot(tree, 2, 4)
+  assert summary(moved) == (tree_lib.LATE_HIT, [0, 1], [])
+  assert tree_oracle.listing(tree, 0) == [(4, -1, 0, 0.0, -1)]
+
+
+def test_accepted_token_without_row_is_left_to_forward():
+  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
+  tree, moved = reroot(tree, 3, 5, 31)
+  # Verified are t1, t3 and t5, but t5 has no row.
+  assert summary(moved) == (tree_lib.MISS, [0, 2], [])
+  assert tree_oracle.listing(tree, 0) == [(31, -1, 0, 0.0, -1)]
+
+
+def test_cache_keeps_path_and_subtree():
+  """Figure 4 of the paper; the root's row is the first of the tree here."""
+  tree, _ = grow(new_tree(10), 0, CACHE_DRAFT, num_steps=5, width=2)
+  slots = np.asarray(tree.cache_slots)[0, :9]
+  in_rows = np.asarray(tree.token_ids)[0, np.argsort(slots)]
+  assert in_rows.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, 18]
+  rows = np.zeros((1, 1, 32, 1), np.int32)
+  rows[0, 0, :12, 0] = [1, 3, 7, *in_rows]
+  cache = dense.KVCache(
+    keys=[jnp.asarray(rows)],
+    values=[jnp.asarray(rows)],
+    kv_lengths=jnp.asarray([3], jnp.int32),
+    capacity=32,
+  )
+  tree, moved = reroot(tree, 12, 15)
+  assert summary(moved) == (tree_lib.HIT, [0, 2], [5, 7, 8])
+  cache = jax.jit(dense.commit)(cache, moved.path, moved.num_committed)
+  rows = np.asarray(cache.keys[0])[0, 0, :8, 0]
+  assert rows.tolist() == [1, 3, 7, 10, 12, 15, 17, 18]
+  assert cache.kv_lengths.tolist() == [5]
+  assert tokens(tree, tree_lib.EXPANDED) == [15, 17, 18]
+
+
+def test_leaves_see_ancestors_and_themselves():
+  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=3, width=2)
+  # Rows: t1, t2, t3, t5, t6; next come t7 and t9, of equal weights.
+  leaves = tree_lib.best_candidates(tree, 4)
+  assert leaves.token_ids.tolist() == [[7, 9, 4, -1]]
+  assert leaves.depths.tolist() == [[3, 3, 2, 0]]
+  assert leaves.cache_slots.tolist() == [[5, 6, 7, 8]]
+  seen = [np.flatnonzero(row).tolist() for row in leaves.attention_mask[0]]
+  assert seen == [[0, 2, 3, 5], [0, 2, 4, 6], [0, 1, 7], []]
+
+
+def test_full_tree_drops_least_probable_candidates():
+  tree = new_tree(1, capacity=5, num_cache_rows=5)
+  tree, _ = grow(tree, 0, DRAFT, num_steps=2, width=2)
+  assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t4 went
+  tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)
+  assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t7 found no place
+  tree, num_forwards = grow_until(tree, 0, DRAFT, num_nodes=6, width=2)
+  assert tokens(tree, tree_lib.EXPANDED) == [1, 2, 3, 5, 6]
+  assert num_forwards == 1  # and no more: nothing is left to expand
+
+
+def test_ancestor_mask_follows_parents():
+  parents = jnp.asarray([[-1, 0, 1, 2, 3, 1, 5, -1], [-1] + [0] * 7])
+  expected = np.zeros((2, 8, 8), bool)
+  for row, node in np.ndindex(2, 8):
+    above = node
+    while above >= 0:
+      expected[row, node, above] = True
+      above = parents[row, above]
+  mask = tree_lib.ancestor_mask(parents)
+  np.testing.assert_array_equal(mask, expected)
+
+
+def test_sizes_that_make_no_sense_are_refused():
+  with pytest.raises(errors.UserError, match='from 1 to the capacity of 4'):
+    new_tree(1, capacity=4, num_cache_rows=5)
+
+
+class Sizes(NamedTuple):
+  capacity: int
+  num_cache_rows: int
+  width: int
+  num_nodes: int
+  num_steps: int
+
+
+class Game:
+  """A batch of trees and caches next to their oracles."""
+
+  def __init__(self, sizes, table, roots):
+    self.sizes, self.table = sizes, table
+    self.num_rounds = 0
+    self.tree = tree_lib.new_tree(
+      jnp.asarray(roots, jnp.int32),
+      capacity=sizes.capacity,
+      num_cache_rows=sizes.num_cache_rows,
+    )
+    rows = jnp.zeros((len(roots), 1, 640, 1), jnp.int32)
+    self.cache = dense.KVCache(
+      keys=[rows],
+      values=[rows],
+      kv_lengths=jnp.zeros(len(roots), jnp.int32),
+      capacity=640,
+    )
+    self.oracles = [
+      tree_oracle.HeapTree(root, sizes.capacity, sizes.num_cache_rows, table)
+      for root in roots
+    ]
+
+  def play(self, verdicts):
+    """Plays a round; returns the selections and outcomes of the oracles."""
+    sizes = self.sizes
+    num_tokens = [len(verdict) for verdict in verdicts]
+    padded = [v + [-1] * (sizes.num_nodes - len(v)) for v in verdicts]
+    self.tree, self.cache, moved, sent = jax.device_get(
+      tree_oracle.play_round(
+        self.tree,
+        self.cache,
+        self.table,
+        np.asarray(padded, np.int32),
+        np.asarray(num_tokens, np.int32),
+        num_nodes=sizes.num_nodes,
+        num_steps=sizes.num_steps,
+        width=sizes.width,
+      )
+    )
+    outcomes = [
+      self._check_reroot(moved, row, verdict)
+      for row, verdict in enumerate(verdicts)
+    ]
+    while any(
+      o.can_grow and len(o.nodes) < sizes.num_nodes for o in self.oracles
+    ):
+      for oracle in self.oracles:
+        oracle.expand(sizes.width)
+    selections = [o.select(sizes.num_nodes) for o in self.oracles]
+    for row, selection in enumerate(selections):
+      self._check_selection(sent, row, selection)
+    for oracle in self.oracles:
+      for _ in range(sizes.num_steps):
+        oracle.expand(sizes.width)
+    for row, oracle in enumerate(self.oracles):
+      self._check_tree(row, oracle)
+    return selections, outcomes
+
+  def _check_reroot(self, moved, row, verdict):
+    oracle = self.oracles[row]
+    outcome, committed, surviving = oracle.reroot(verdict)
+    assert moved.outcome[row] == outcome
+    assert moved.num_committed[row] == len(committed)
+    assert moved.num_surviving[row] == len(surviving)
+    path = committed + surviving
+    assert moved.path[row, : len(path)].tolist() == path
+    assert not moved.path[row, len(path) :].any()
+    num_missing = len(verdict) - len(committed)
+    assert 0 <= num_missing <= (outcome == tree_lib.MISS)
+    return outcome, num_missing
+
+  def _check_selection(self, sent, row, selection):
+    index = {node: i for i, node in enumerate(selection)}
+    expected = [
+      (n.token_id, index[n.parent] if n.parent else -1, n.depth)
+      for n in selection
+    ]
+    padding = self.sizes.num_nodes - len(expected)
+    expected += [(types.PLACEHOLDER_TOKEN_ID, tree_lib.NO_PARENT, 0)] * padding
+    fields = (sent.token_ids, sent.parents, sent.depths)
+    assert [tuple(f[row, i] for f in fields) for i in range(len(expected))] == (
+      expected
+    )
+    assert sent.size[row] == len(selection)
+    parents = sent.parents[row, 1 : len(selection)]
+    assert all(0 <= p <= i for i, p in enumerate(parents))  # parents first
+
+  def _check_tree(self, row, oracle):
+    assert tree_oracle.listing(self.tree, row) == oracle.listing()
+    codes = oracle.cached_codes()
+    assert self.cache.keys[0][row, 0, : len(codes), 0].tolist() == codes
+    assert self.cache.kv_lengths[row] == len(oracle.verified)
+    slots = self.tree.cache_slots[row]
+    num_expanded = (slots >= 0).sum()
+    assert sorted(slots[slots >= 0]) == list(range(num_expanded))
+    assert not self.tree.row_mask[row, num_expanded:].any()
+    assert not self.tree.row_mask[row, :, num_expanded:].any()
+
+
+def follow(oracle, sent, choices, vocab_size):
+  """A verdict: choices lead down the selection, the last one anywhere.
+
+  Each choice is one of the node's children, those of the selection first, or
+  a token if there are not as many.
+  """
+  node, verdict = oracle.root, []
+  for choice in choices:
+    # What was sent may have been dropped from the tree meanwhile.
+    children = [n for n in sent if n.parent is node]
+    others = [n for n in node.children if n not in children]
+    known = [n.token_id for n in [*children, *others]]
+    token_id = known[choice] if choice < len(known) else choice % vocab_size
+    verdict.append(token_id)
+    node = next((n for n in children if n.token_id == token_id), None)
+    if node is None:
+      break
+  return verdict
+
+
+# Room for all; too few places for nodes; too few rows; hardly any.
+SIZES = [
+  Sizes(48, 32, 3, 6, 2),
+  Sizes(12, 12, 2, 5, 2),
+  Sizes(40, 9, 4, 8, 3),
+  Sizes(4, 3, 2, 4, 1),
+]
+# Few values: many ties, also between parent and child.
+LOG_PROBS = [0.0, -0.25, -0.5, -0.5, -1.0, -2.0, -np.inf]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  st.sampled_from(SIZES),
+  st.lists(
+    st.lists(st.sampled_from(LOG_PROBS), min_size=3, max_size=3),
+    min_size=7,
+    max_size=7,
+  ),
+  st.lists(
+    st.lists(
+      st.lists(st.integers(0, 9), min_size=0, max_size=4),
+      min_size=2,
+      max_size=2,
+    ),
+    min_size=1,
+    max_size=8,
+  ),
+)
+def test_any_game_equals_heap(sizes, log_probs, rounds):
+  token_ids = (np.arange(7)[:, None] + np.arange(3)[None] * 2) % 8
+  table = tree_oracle.Table(
+    token_ids=token_ids.astype(np.int32),
+    log_probs=np.asarray(log_probs, np.float32),
+  )
+  game = Game(sizes, table, [1, 2])
+  selections, _ = game.play([[], []])
+  for choices in rounds:
+    verdicts = [
+      follow(o, s, c, 8)
+      for o, s, c in zip(game.oracles, selections, choices, strict=True)
+    ]
+    selections, _ = game.play(verdicts)
+
+
+@pytest.mark.parametrize('sizes', SIZES[:3])
+def test_thousand_verdicts(sizes):
+  """Weights are equal by rounding only; the batch has 16 rows."""
+  rng = np.random.default_rng(0)
+  logits = 2 * rng.standard_normal((31, 16)).astype(np.float32)
+  log_probs, token_ids = jax.lax.top_k(jax.nn.log_softmax(logits), 4)
+  table = tree_oracle.Table(
+    token_ids=np.asarray(token_ids), log_probs=np.asarray(log_probs)
+  )
+  game = Game(sizes, table, rng.integers(0, 16, 16).tolist())
+  selections, _ = game.play([[]] * 16)
+  selections, _ = game.play([[]] * 16)
+  seen, num_verdicts = [], 0
+  while num_verdicts < 1000:
+    choices = rng.integers(0, 16, (16, sizes.num_nodes))
+    # Mostly the most probable children, as if the draft were good.
+    choices = np.minimum(choices, rng.geometric(0.6, choices.shape) - 1)
+    lengths = rng.integers(0, sizes.num_nodes + 1, 16)
+    verdicts = [
+      follow(o, s, c[:n].tolist(), 16)
+      for o, s, c, n in zip(
+        game.oracles, selections, choices, lengths, strict=True
+      )
+    ]
+    num_verdicts += sum(map(bool, verdicts))
+    with jax.no_tracing():  # nothing is compiled again
+      selections, outcomes = game.play(verdicts)
+    seen += outcomes
+
+  assert {tree_lib.HIT, tree_lib.LATE_HIT, tree_lib.MISS} == {
+    outcome for outcome, _ in seen
+  }
+
+
+def test_rows_do_not_depend_on_each_other():
+  roots, verdicts = [1, 3, 6, 16], [[3, 6], [5, 7], [9, 31], [18, 31]]
+  tree = tree_lib.new_tree(
+    jnp.asarray(roots, jnp.int32), capacity=10, num_cache_rows=6
+  )
+  num_tokens = jnp.asarray([2, 2, 2, 0], jnp.int32)
+
+  @jax.jit
+  def play(tree, token_ids, num_tokens):
+    tree, _ = tree_lib.grow(tree, 0, DRAFT, num_steps=3, width=2)
+    sent = tree_lib.select(tree, 4)
+    return tree, sent, tree_lib.reroot(tree, token_ids, num_tokens)
+
+  together = play(tree, jnp.asarray(verdicts), num_tokens)
+  for row, verdict in enumerate(verdicts):
+    alone = play(
+      jax.tree.map(lambda x, row=row: x[row : row + 1], tree),
+      jnp.asarray([verdict]),
+      num_tokens[row : row + 1],
+    )
+    jax.tree.map(
+      lambda x, y, row=row: np.testing.assert_array_equal(x[row], y[0]),
+      together,
+      alone,
+    )
