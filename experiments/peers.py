@@ -113,11 +113,13 @@ def _make_runner(
   import torch
 
   def run(request: ss.Request) -> ss.GenerationResult:
+    sampling = request.sampling
+    ends = () if sampling.ignore_eos else target.config.eos_token_ids
     # Else the model's own sampling defaults would fill in what is not set.
     model.generation_config = _generation_config(
-      request.sampling, target.config.eos_token_ids, num_speculative_tokens
+      sampling, ends, num_speculative_tokens
     )
-    torch.manual_seed(request.sampling.seed)
+    torch.manual_seed(sampling.seed)
     prompt = torch.tensor([request.token_ids])
     widths = []
 
@@ -147,11 +149,10 @@ def _make_runner(
       ttft_seconds=float(times[0] - start),
       decode_seconds=float((times[-1] - times[0]) * scale),
     )
-    is_stopped = token_ids[-1] in target.config.eos_token_ids
     return results.GenerationResult(
       text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
       token_ids=token_ids,
-      finish_reason='stop' if is_stopped else 'length',
+      finish_reason='stop' if token_ids[-1] in ends else 'length',
       logprobs=None,
       stats=stats,
     )

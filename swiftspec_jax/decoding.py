@@ -6,16 +6,14 @@ a row that turns out to have ended is cut, and its surplus is never emitted.
 """
 
 import collections
-import dataclasses
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, results, spec_step, types
+from swiftspec_jax import buckets, errors, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -25,27 +23,7 @@ from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.drafting.draft_model import DraftModel
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
-
-# Cache capacities that are compiled for: powers of two from here on.
-_SMALLEST_CAPACITY = 256
-_CHUNK_SIZES = (32, 128, 512)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """One prompt, as token ids, and how to continue it."""
-
-  token_ids: tuple[int, ...]
-  sampling: SamplingParams = SamplingParams()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Event:
-  """News of one request: text that is certain, and at its end the result."""
-
-  index: int  # of the request in the list that was given
-  text: str
-  result: results.GenerationResult | None = None
+from swiftspec_jax.requests import Event, Request, Row
 
 
 class Decoder:
@@ -90,6 +68,7 @@ class Decoder:
       )
     self._target = target
     self._drafter = drafter
+    self._num_tokens = drafter.num_speculative_tokens
     self._draft_params = draft.params if isinstance(draft, Model) else None
     self._batch_size = batch_size
     self._run_ahead = run_ahead
@@ -108,15 +87,15 @@ class Decoder:
         the first event.
     """
     waiting = collections.deque(
-      _Row(i, request, self._check(request), self._target, self._drafter)
+      Row(i, request, self._check(request), self._target, self._num_tokens)
       for i, request in enumerate(requests)
     )
     return self._run(waiting) if waiting else iter(())
 
-  def _run(self, waiting: collections.deque['_Row']) -> Iterator[Event]:
+  def _run(self, waiting: collections.deque[Row]) -> Iterator[Event]:
     features = [row.request.sampling for row in waiting]
     self._prepare(max(row.limit for row in waiting), features)
-    rows: list[_Row | None] = [None] * self._batch_size
+    rows: list[Row | None] = [None] * self._batch_size
     in_flight = collections.deque()
     try:
       while waiting or any(rows):
@@ -158,12 +137,11 @@ class Decoder:
       sampling: stands for the features that requests will use.
     """
     limit = min(max_total_tokens, self._target.config.max_context)
-    capacity = _SMALLEST_CAPACITY
-    while True:
-      self._warmup_capacity(min(capacity, limit), sampling)
-      if capacity >= limit:
-        return
+    capacity = buckets.SMALLEST
+    while capacity < limit:
+      self._warmup_capacity(capacity, sampling)
       capacity *= 2
+    self._warmup_capacity(limit, sampling)
 
   def _warmup_capacity(self, limit: int, sampling: SamplingParams) -> None:
     """Runs every program of the cache that requests of `limit` tokens get."""
@@ -171,14 +149,14 @@ class Decoder:
     seen = set()
     for length in range(1, limit):
       programs = {
-        (size, _context(start + size, self._capacity))
-        for start, size, _ in plan_prefill(length - 1, self._capacity)
+        (size, buckets.context_of(start + size, self._capacity))
+        for start, size, _ in buckets.plan_prefill(length - 1, self._capacity)
       }
       if length > 1 and programs <= seen:
         continue
       seen |= programs
       request = Request(token_ids=(0,) * length, sampling=sampling)
-      row = _Row(0, request, limit, self._target, self._drafter)
+      row = Row(0, request, limit, self._target, self._num_tokens)
       self._admit(row, 0, [sampling])
       jax.block_until_ready(self.dispatch())
 
@@ -199,12 +177,12 @@ class Decoder:
 
   def _prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     """Makes the states, unless those of the last call will do."""
-    capacity = _SMALLEST_CAPACITY
-    while capacity < limit:
-      capacity *= 2
-    num_scratch = self._drafter.num_speculative_tokens + 2
-    capacity += math.ceil(num_scratch / 8) * 8
-    if capacity != self._capacity:
+    num_scratch = self._num_tokens + 2
+    capacity = buckets.power_of_two(limit) + math.ceil(num_scratch / 8) * 8
+    states = (self._state, self._row_state)
+    # Ctrl-C may have come between a donation and the new state.
+    is_lost = any(x.is_deleted() for x in jax.tree.leaves(states))
+    if capacity != self._capacity or is_lost:
       self._capacity = capacity
       self._state = self._row_state = None  # free them first
       self._state = self._init_state(self._batch_size)
@@ -242,7 +220,7 @@ class Decoder:
     return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
 
   def _admit(
-    self, row: '_Row', slot: int, features: Sequence[SamplingParams]
+    self, row: Row, slot: int, features: Sequence[SamplingParams]
   ) -> None:
     """Prefills a request on its own and puts it into a row of the batch."""
     row.start()
@@ -260,7 +238,7 @@ class Decoder:
       **self._on_mesh({'token_ids': token_ids, **counts}),
     )
     # The last token of the prompt is the root of the first step.
-    chunks = plan_prefill(len(prompt) - 1, self._capacity)
+    chunks = buckets.plan_prefill(len(prompt) - 1, self._capacity)
     state = state.replace(
       target_cache=state.target_cache.replace(
         kv_lengths=self._on_mesh(np.zeros(1, np.int32))
@@ -276,7 +254,7 @@ class Decoder:
         config=self._target.config,
         drafter=self._drafter,
         chunk_size=size,
-        context=_context(start + size, self._capacity),
+        context=buckets.context_of(start + size, self._capacity),
       )
     self._state = spec_step.insert_row(
       self._state, state, self._on_mesh(np.int32(slot))
@@ -316,132 +294,8 @@ def _drafter(
   )
 
 
-def plan_prefill(num_tokens: int, capacity: int) -> list[tuple[int, int, int]]:
-  """Splits a prompt into chunks of the compiled sizes.
-
-  Args:
-    num_tokens: to take in.
-    capacity: rows of the cache; no chunk reaches beyond them.
-
-  Returns:
-    For each chunk its first position, its size, and how many tokens are in
-    the cache after it. The last chunk may begin earlier than the one before
-    it ended, or be longer than what is left: surplus rows become scratch.
-  """
-  sizes = [size for size in _CHUNK_SIZES if size <= capacity]
-  chunks, done = [], 0
-  while done < num_tokens:
-    left = num_tokens - done
-    # One padded chunk, if at least half of it is used; else a full one.
-    size = next((s for s in sizes if left <= s <= 2 * left), None)
-    size = size or max([s for s in sizes if s <= left], default=sizes[0])
-    start = min(done, capacity - size)
-    done = min(start + size, num_tokens)
-    chunks.append((start, size, done))
-  return chunks
-
-
-def _context(size: int, capacity: int) -> int:
-  """The smallest compiled context that holds `size` rows."""
-  context = _SMALLEST_CAPACITY
-  while context < size:
-    context *= 2
-  return min(context, capacity)
-
-
-class _Row:
-  """What the host knows of one request."""
-
-  def __init__(
-    self,
-    index: int,
-    request: Request,
-    limit: int,
-    target: Model,
-    drafter: Drafter,
-  ):
-    self.request = request
-    self.limit = limit
-    self.is_finished = False
-    self._index = index
-    self._eos_token_ids = (
-      () if request.sampling.ignore_eos else target.config.eos_token_ids
-    )
-    self._stream = tokenizer_lib.TextStream(
-      target.tokenizer, request.sampling.stop
-    )
-    self._token_ids: list[int] = []
-    self._logprobs: list[float] = []
-    num_tokens = drafter.num_speculative_tokens
-    self._num_rounds = 0
-    self._drafted = np.zeros(num_tokens, int)
-    self._accepted = np.zeros(num_tokens, int)
-
-  def start(self) -> None:
-    self._start_time = time.perf_counter()
-
-  def end_prefill(self) -> None:
-    self._decode_time = time.perf_counter()
-
-  def push(
-    self, packed: np.ndarray, logprobs: np.ndarray | None
-  ) -> Event | None:
-    """Takes one step's output; returns news, if there are any."""
-    num_emitted, num_drafted, num_accepted = packed[:3]
-    if not self._token_ids:
-      self._first_token_time = time.perf_counter()
-    self._num_rounds += 1
-    self._drafted[:num_drafted] += 1
-    self._accepted[:num_accepted] += 1
-    token_ids = packed[3 : 3 + num_emitted].tolist()
-    finish_reason = None
-    for i, token_id in enumerate(token_ids):
-      if token_id in self._eos_token_ids:
-        finish_reason, token_ids = 'stop', token_ids[: i + 1]
-        break
-    text = self._stream.push(token_ids)
-    if self._stream.stopped is not None:
-      finish_reason = 'stop'
-      token_ids = token_ids[: self._stream.num_tokens - len(self._token_ids)]
-    self._token_ids += token_ids
-    if logprobs is not None:
-      self._logprobs += logprobs[: len(token_ids)].tolist()
-    num_known = len(self.request.token_ids) + len(self._token_ids)
-    if finish_reason is None and num_known >= self.limit:
-      finish_reason = 'length'
-    if finish_reason is None:
-      return Event(index=self._index, text=text) if text else None
-    self.is_finished = True
-    text += self._stream.finish()
-    return Event(
-      index=self._index, text=text, result=self._result(finish_reason)
-    )
-
-  def _result(self, finish_reason: str) -> results.GenerationResult:
-    stats = results.GenerationStats(
-      prompt_tokens=len(self.request.token_ids),
-      new_tokens=len(self._token_ids),
-      num_rounds=self._num_rounds,
-      num_drafted=int(self._drafted.sum()),
-      num_accepted=int(self._accepted.sum()),
-      drafted_per_position=tuple(self._drafted.tolist()),
-      accepted_per_position=tuple(self._accepted.tolist()),
-      ttft_seconds=self._first_token_time - self._start_time,
-      decode_seconds=time.perf_counter() - self._decode_time,
-    )
-    return results.GenerationResult(
-      text=self._stream.text,
-      token_ids=tuple(self._token_ids),
-      finish_reason=finish_reason,
-      logprobs=(
-        tuple(self._logprobs) if self.request.sampling.logprobs else None
-      ),
-      stats=stats,
-    )
-
-
 def _read(
-  output: types.StepOutput, rows: Sequence[_Row | None]
+  output: types.StepOutput, rows: Sequence[Row | None]
 ) -> Iterator[Event]:
   """Waits for a step and hands each row its part."""
   packed, logprobs = jax.device_get((output.packed, output.logprobs))

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from swiftspec_jax import errors, results
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import SamplingParams
-from swiftspec_jax.decoding import Decoder, Request
+from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.model import Model
+from swiftspec_jax.requests import Request
 
 Prompt = str | Sequence[tokenizer_lib.Message] | Sequence[int]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import swiftspec_jax as ss
-from swiftspec_jax import decoding, profiling, testing
+from swiftspec_jax import buckets, profiling, testing
 from swiftspec_jax.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -283,7 +283,7 @@ def test_prefill_plan_covers_the_prompt(num_tokens, capacity):
   if num_tokens > capacity - 8:
     return
   done = 0
-  for start, size, kept in decoding.plan_prefill(num_tokens, capacity):
+  for start, size, kept in buckets.plan_prefill(num_tokens, capacity):
     assert start <= done
     assert start + size <= capacity
     assert done < kept <= start + size

@@ -149,6 +149,25 @@ class HeapTree:
         heapq.heappush(frontier, child.key)
     return selected
 
+  def verdict(self, sent, choices, vocab_size):
+    """Tokens that choices lead to: down the selection, at last anywhere.
+
+    Each choice is one of the node's children, those of the selection first, or
+    a token if there are not as many.
+    """
+    node, verdict = self.root, []
+    for choice in choices:
+      # What was sent may have been dropped from the tree meanwhile.
+      children = [n for n in sent if n.parent is node]
+      others = [n for n in node.children if n not in children]
+      known = [n.token_id for n in [*children, *others]]
+      token_id = known[choice] if choice < len(known) else choice % vocab_size
+      verdict.append(token_id)
+      node = next((n for n in children if n.token_id == token_id), None)
+      if node is None:
+        break
+    return verdict
+
   def reroot(self, token_ids):
     """Returns the outcome, and the rows committed and surviving."""
     path, node = [], self.root

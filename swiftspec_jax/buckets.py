@@ -1,0 +1,46 @@
+"""The sizes that programs are compiled for.
+
+Whatever the prompt, only these shapes occur, so nothing is compiled after
+warm-up.
+"""
+
+SMALLEST = 256  # rows of the smallest cache, and of the smallest context
+_CHUNK_SIZES = (32, 128, 512)
+
+
+def plan_prefill(num_tokens: int, capacity: int) -> list[tuple[int, int, int]]:
+  """Splits a prompt into chunks of the compiled sizes.
+
+  Args:
+    num_tokens: to take in.
+    capacity: rows of the cache; no chunk reaches beyond them.
+
+  Returns:
+    For each chunk its first position, its size, and how many tokens are in
+    the cache after it. The last chunk may begin earlier than the one before
+    it ended, or be longer than what is left: surplus rows become scratch.
+  """
+  sizes = [size for size in _CHUNK_SIZES if size <= capacity]
+  chunks, done = [], 0
+  while done < num_tokens:
+    left = num_tokens - done
+    # One padded chunk, if at least half of it is used; else a full one.
+    size = next((s for s in sizes if left <= s <= 2 * left), None)
+    size = size or max([s for s in sizes if s <= left], default=sizes[0])
+    start = min(done, capacity - size)
+    done = min(start + size, num_tokens)
+    chunks.append((start, size, done))
+  return chunks
+
+
+def context_of(size: int, capacity: int) -> int:
+  """Returns the context that is compiled for `size` rows of a cache."""
+  return min(power_of_two(size), capacity)
+
+
+def power_of_two(size: int) -> int:
+  """Returns the smallest declared power of two that is at least `size`."""
+  power = SMALLEST
+  while power < size:
+    power *= 2
+  return power

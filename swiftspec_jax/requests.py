@@ -1,0 +1,129 @@
+"""What the host knows of requests: from the prompt to the result."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from swiftspec_jax import results
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.model import Model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """One prompt, as token ids, and how to continue it."""
+
+  token_ids: tuple[int, ...]
+  sampling: SamplingParams = SamplingParams()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+  """News of one request: text that is certain, and at its end the result."""
+
+  index: int  # of the request in the list that was given
+  text: str
+  result: results.GenerationResult | None = None
+
+
+class Row:
+  """What the host knows of one request that is being decoded."""
+
+  def __init__(
+    self,
+    index: int,
+    request: Request,
+    limit: int,
+    target: Model,
+    num_speculative_tokens: int,
+  ):
+    """Nothing has been decoded yet.
+
+    Args:
+      index: of the request, for its events.
+      request: what to decode.
+      limit: tokens, prompt and output together, at which it must end.
+      target: whose tokens they are.
+      num_speculative_tokens: K of the drafter.
+    """
+    self.request = request
+    self.limit = limit
+    self.is_finished = False
+    self._index = index
+    self._eos_token_ids = (
+      () if request.sampling.ignore_eos else target.config.eos_token_ids
+    )
+    self._stream = tokenizer_lib.TextStream(
+      target.tokenizer, request.sampling.stop
+    )
+    self._token_ids: list[int] = []
+    self._logprobs: list[float] = []
+    self._num_rounds = 0
+    self._drafted = np.zeros(num_speculative_tokens, int)
+    self._accepted = np.zeros(num_speculative_tokens, int)
+
+  def start(self) -> None:
+    """Starts the clock of the first token."""
+    self._start_time = time.perf_counter()
+
+  def end_prefill(self) -> None:
+    """Starts the clock of decoding."""
+    self._decode_time = time.perf_counter()
+
+  def push(
+    self, packed: np.ndarray, logprobs: np.ndarray | None
+  ) -> Event | None:
+    """Takes one step's output; returns news, if there are any."""
+    num_emitted, num_drafted, num_accepted = packed[:3]
+    if not self._token_ids:
+      self._first_token_time = time.perf_counter()
+    self._num_rounds += 1
+    self._drafted[:num_drafted] += 1
+    self._accepted[:num_accepted] += 1
+    token_ids = packed[3 : 3 + num_emitted].tolist()
+    finish_reason = None
+    for i, token_id in enumerate(token_ids):
+      if token_id in self._eos_token_ids:
+        finish_reason, token_ids = 'stop', token_ids[: i + 1]
+        break
+    text = self._stream.push(token_ids)
+    if self._stream.stopped is not None:
+      finish_reason = 'stop'
+      token_ids = token_ids[: self._stream.num_tokens - len(self._token_ids)]
+    self._token_ids += token_ids
+    if logprobs is not None:
+      self._logprobs += logprobs[: len(token_ids)].tolist()
+    num_known = len(self.request.token_ids) + len(self._token_ids)
+    if finish_reason is None and num_known >= self.limit:
+      finish_reason = 'length'
+    if finish_reason is None:
+      return Event(index=self._index, text=text) if text else None
+    self.is_finished = True
+    text += self._stream.finish()
+    return Event(
+      index=self._index, text=text, result=self._result(finish_reason)
+    )
+
+  def _result(self, finish_reason: str) -> results.GenerationResult:
+    stats = results.GenerationStats(
+      prompt_tokens=len(self.request.token_ids),
+      new_tokens=len(self._token_ids),
+      num_rounds=self._num_rounds,
+      num_drafted=int(self._drafted.sum()),
+      num_accepted=int(self._accepted.sum()),
+      drafted_per_position=tuple(self._drafted.tolist()),
+      accepted_per_position=tuple(self._accepted.tolist()),
+      ttft_seconds=self._first_token_time - self._start_time,
+      decode_seconds=time.perf_counter() - self._decode_time,
+    )
+    return results.GenerationResult(
+      text=self._stream.text,
+      token_ids=tuple(self._token_ids),
+      finish_reason=finish_reason,
+      logprobs=(
+        tuple(self._logprobs) if self.request.sampling.logprobs else None
+      ),
+      stats=stats,
+    )

@@ -1,0 +1,85 @@
+"""Other libraries, measured in the same run as our own."""
+
+import importlib.util
+import json
+
+import programs
+import pytest
+
+from swiftspec_jax import testing
+
+HAS_TORCH = importlib.util.find_spec('torch') is not None
+
+
+@pytest.mark.skipif(HAS_TORCH, reason='torch is installed')
+def test_missing_torch_is_explained(tmp_path):
+  error = programs.error_of(
+    'benchmark', '--peers=hf', f'--output_dir={tmp_path}'
+  )
+  assert 'run: pip install -e ".[peers]"' in error
+
+
+@pytest.mark.peers
+def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
+  # The threads of torch get in each other's way where processors are busy.
+  monkeypatch.setenv('OMP_NUM_THREADS', '1')
+  model, directory = tmp_path / 'model', tmp_path / 'results'
+  testing.write_tiny_checkpoint(model)
+  prompts = tmp_path / 'prompts.jsonl'
+  lines = [
+    {'question_id': i, 'task': 'qa', 'turns': [text]}
+    for i, text in enumerate(('What is rain? ' * 5, 'Name a tree.', 'a'))
+  ]
+  prompts.write_text('\n'.join(map(json.dumps, lines)))
+  status, _, complaints = programs.run(
+    'benchmark',
+    f'--target={model}',
+    f'--prompts={prompts}',
+    '--max_new_tokens=60',
+    '--peers=hf,hf_prompt_lookup',
+    f'--output_dir={directory}',
+  )
+  assert status == 0, complaints
+  modes = json.loads((directory / 'summary.json').read_text())['modes']
+  assert list(modes) == [
+    'autoregressive',
+    'prompt_lookup',
+    'hf',
+    'hf_prompt_lookup',
+  ]
+  for figures in modes.values():
+    assert figures['outputs_equal'] is True
+    assert figures['tokens_per_second'] > 0
+  assert modes['hf']['acceptance_length'] == 1
+  assert modes['hf_prompt_lookup']['acceptance_length'] > 1
+  for text in (directory / 'results.jsonl').read_text().splitlines():
+    line = json.loads(text)
+    # A round gives what it accepts and one token; the last may be cut.
+    emitted = line['num_rounds'] + line['num_accepted']
+    assert 0 <= emitted - line['new_tokens'] <= 7
+    assert line['num_accepted'] <= line['num_drafted']
+    assert line['ttft_seconds'] > 0
+    assert line['decode_seconds'] > 0
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--dtype=bfloat16'], 'compares in float32, but the dtype is bfloat16'),
+    (['--peers=vllm'], "--peers: unknown mode 'vllm'; choose from hf, hf_"),
+  ],
+)
+def test_unfair_or_unknown_peers_are_refused(tmp_path, flags, message):
+  testing.write_tiny_checkpoint(tmp_path / 'model')
+  status, _, complaints = programs.run(
+    'benchmark',
+    f'--target={tmp_path / "model"}',
+    '--limit=1',
+    '--max_new_tokens=8',
+    '--peers=hf',
+    f'--output_dir={tmp_path / "results"}',
+    *flags,
+  )
+  assert status == 1
+  assert message in complaints.splitlines()[-1]
