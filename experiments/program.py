@@ -45,7 +45,11 @@ def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
     return 1
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
-    return _INTERRUPTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not `return`: JAX can crash when Python ends while programs still run or
+    # are being compiled.
+    os._exit(_INTERRUPTED)
   except BrokenPipeError:
     # The reader, such as `head`, has seen enough. Python's own flush at exit
     # must not complain about it again.
