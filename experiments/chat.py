@@ -1,8 +1,10 @@
 """A conversation in the terminal."""
 
 import contextlib
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 
 import swiftspec_jax as ss
 from experiments import streaming
@@ -16,9 +18,7 @@ _HELP = '/reset forgets the conversation, /quit (or Ctrl-D) ends the program'
 
 
 def run(
-  target: ss.Model,
-  make_decoder: Callable[[], ss.Decoder],
-  sampling: ss.SamplingParams,
+  target: ss.Model, decoder: ss.Decoder, sampling: ss.SamplingParams
 ) -> None:
   """Answers the user until /quit or the end of the input.
 
@@ -26,7 +26,7 @@ def run(
 
   Args:
     target: whose chat template is used.
-    make_decoder: of one request at a time.
+    decoder: of `target`.
     sampling: of every answer.
 
   Raises:
@@ -56,9 +56,7 @@ def run(
     elif text:
       asked = [*messages, {'role': 'user', 'content': text}]
       try:
-        # A decoder that was interrupted may be in any state, and a new one
-        # costs nothing: what it needs has been compiled.
-        answer = _answer(target, make_decoder(), asked, sampling)
+        answer = _answer(target, decoder, asked, sampling)
       except errors.UserError as error:
         print(f'error: {error}', file=sys.stderr)
         continue
@@ -75,17 +73,43 @@ def _answer(
   token_ids = tokenizer_lib.encode_prompt(target.tokenizer, messages)
   request = ss.Request(token_ids=tuple(token_ids), sampling=sampling)
   text = ''
-  try:
-    with profiling.count_compilations() as compilations:
-      for event in decoder.run([request]):
-        print(event.text, end='', flush=True)
-        text += event.text
-  except KeyboardInterrupt:
-    print('\n[stopped]', file=sys.stderr)
-    return text
+  result = None
+  with (
+    profiling.count_compilations() as compilations,
+    _postponed_interrupt() as is_stopped,
+    contextlib.closing(decoder.run([request])) as events,
+  ):
+    for event in events:
+      print(event.text, end='', flush=True)
+      text += event.text
+      result = event.result
+      if is_stopped.is_set():
+        break
   print()
+  if result is None:
+    print('[stopped]', file=sys.stderr)
+    return text
   remark = ' (compilation included)' if compilations.count else ''
-  print(
-    f'[{streaming.describe([event.result.stats])}{remark}]', file=sys.stderr
-  )
+  print(f'[{streaming.describe([result.stats])}{remark}]', file=sys.stderr)
   return text
+
+
+@contextlib.contextmanager
+def _postponed_interrupt() -> Iterator[threading.Event]:
+  """Sets the event at the first Ctrl-C; only a second one raises.
+
+  An exception in the middle of a step or a compilation would leave the
+  decoder, and JAX itself, in a state that nobody knows.
+  """
+  pressed = threading.Event()
+
+  def note(number, frame):
+    del number, frame
+    pressed.set()
+    signal.signal(signal.SIGINT, previous)
+
+  previous = signal.signal(signal.SIGINT, note)
+  try:
+    yield pressed
+  finally:
+    signal.signal(signal.SIGINT, previous)

@@ -36,14 +36,10 @@ def main() -> None:
   prompts = _read_prompts()
   target = flags_lib.load_target()
   draft = flags_lib.load_draft(target)
-  if prompts is None:
-    chat.run(
-      target,
-      lambda: flags_lib.make_decoder(_MODE.value, target, draft),
-      flags_lib.sampling(),
-    )
-    return
   decoder = flags_lib.make_decoder(_MODE.value, target, draft)
+  if prompts is None:
+    chat.run(target, decoder, flags_lib.sampling())
+    return
   stats = []
   for title, prompt in prompts:
     token_ids = tokenizer_lib.encode_prompt(target.tokenizer, prompt)

@@ -7,8 +7,11 @@ warm-up.
 SMALLEST = 256  # rows of the smallest cache, and of the smallest context
 _CHUNK_SIZES = (32, 128, 512)
 
+# First position, size, and tokens in the cache afterwards.
+Chunk = tuple[int, int, int]
 
-def plan_prefill(num_tokens: int, capacity: int) -> list[tuple[int, int, int]]:
+
+def plan_prefill(num_tokens: int, capacity: int) -> list[Chunk]:
   """Splits a prompt into chunks of the compiled sizes.
 
   Args:

@@ -7,7 +7,7 @@ a row that turns out to have ended is cut, and its surplus is never emitted.
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -102,7 +102,7 @@ class Decoder:
         for slot in range(self._batch_size):
           if rows[slot] is None and waiting:
             rows[slot] = waiting.popleft()
-            self._admit(rows[slot], slot, features)
+            self._admit(rows[slot], slot, features, self._plan(rows[slot]))
         in_flight.append((self.dispatch(), tuple(rows)))
         if len(in_flight) > self._run_ahead:
           yield from _read(*in_flight.popleft())
@@ -146,19 +146,16 @@ class Decoder:
   def _warmup_capacity(self, limit: int, sampling: SamplingParams) -> None:
     """Runs every program of the cache that requests of `limit` tokens get."""
     self._prepare(limit, [sampling])
-    seen = set()
+    chunks = {}  # one for each program
     for length in range(1, limit):
-      programs = {
-        (size, buckets.context_of(start + size, self._capacity))
-        for start, size, _ in buckets.plan_prefill(length - 1, self._capacity)
-      }
-      if length > 1 and programs <= seen:
-        continue
-      seen |= programs
-      request = Request(token_ids=(0,) * length, sampling=sampling)
-      row = Row(0, request, limit, self._target, self._num_tokens)
-      self._admit(row, 0, [sampling])
-      jax.block_until_ready(self.dispatch())
+      for chunk in buckets.plan_prefill(length - 1, self._capacity):
+        start, size, _ = chunk
+        context = buckets.context_of(start + size, self._capacity)
+        chunks.setdefault((size, context), chunk)
+    request = Request(token_ids=(0,), sampling=sampling)
+    row = Row(0, request, limit, self._target, self._num_tokens)
+    self._admit(row, 0, [sampling], chunks.values())
+    jax.block_until_ready(self.dispatch())
 
   def _check(self, request: Request) -> int:
     """Returns the length at which the request must end."""
@@ -219,8 +216,17 @@ class Decoder:
     vocab_size = self._target.config.vocab_size
     return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
 
+  def _plan(self, row: Row) -> list[buckets.Chunk]:
+    # The last token of the prompt is the root of the first step.
+    num_tokens = len(row.request.token_ids) - 1
+    return buckets.plan_prefill(num_tokens, self._capacity)
+
   def _admit(
-    self, row: Row, slot: int, features: Sequence[SamplingParams]
+    self,
+    row: Row,
+    slot: int,
+    features: Sequence[SamplingParams],
+    chunks: Iterable[buckets.Chunk],
   ) -> None:
     """Prefills a request on its own and puts it into a row of the batch."""
     row.start()
@@ -237,8 +243,6 @@ class Decoder:
       sampling=self._sampling([row.request.sampling], features),
       **self._on_mesh({'token_ids': token_ids, **counts}),
     )
-    # The last token of the prompt is the root of the first step.
-    chunks = buckets.plan_prefill(len(prompt) - 1, self._capacity)
     state = state.replace(
       target_cache=state.target_cache.replace(
         kv_lengths=self._on_mesh(np.zeros(1, np.int32))

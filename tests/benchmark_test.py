@@ -1,24 +1,17 @@
 """The benchmark: its figures, its files, and what can go wrong on the way."""
 
-import dataclasses
 import itertools
 import json
 import resource
 import signal
+import time
 
 import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
-  benchmark_plot,
-  benchmark_report,
-  benchmark_run,
-  provenance,
-)
-from experiments.prompts import Prompt
-from swiftspec_jax import errors, testing
+from experiments import provenance
+from swiftspec_jax import testing
 
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
 MODES = ('autoregressive', 'prompt_lookup', 'chain')
@@ -213,6 +206,23 @@ def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
   assert 'autoregressive' in output
 
 
+def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
+  monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path / 'cache'))
+  with programs.start(
+    'benchmark', *flags, f'--output_dir={tmp_path / "results"}'
+  ) as process:
+    while process.stderr.readline() != 'compiling for prompt_lookup...\n':
+      assert process.poll() is None
+    # Somewhere in the middle, where it used to crash.
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    status, output, complaints = programs.finish(process)
+  assert status == 130
+  assert complaints == '\ninterrupted\n'
+  assert not output
+  assert not list((tmp_path / 'results').iterdir())
+
+
 @pytest.mark.skipif(
   not hasattr(resource, 'prlimit'), reason='limits of other processes: Linux'
 )
@@ -287,109 +297,3 @@ def test_bad_line_of_the_prompts_is_named(flags, tmp_path):
     'benchmark', *flags, f'--prompts={path}', f'--output_dir={tmp_path / "r"}'
   )
   assert f'error: {path}, line 17: not valid JSON' in error
-
-
-def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):
-  values = {
-    'question_id': question_id,
-    'task': 'qa',
-    'mode': mode,
-    'repeat': repeat,
-    'prompt_tokens': 5,
-    'token_ids': token_ids,
-    'new_tokens': len(token_ids),
-    'ttft_seconds': 0.1,
-    'decode_seconds': 1.0,
-    'num_rounds': 1,
-    'num_drafted': 0,
-    'num_accepted': 0,
-    'acceptance_length': 1.0,
-    'finish_reason': 'length',
-  }
-  return benchmark_output.Record(**{**values, **changes})
-
-
-def test_modes_are_compared_on_what_both_have_measured():
-  records = [
-    record(1, 'autoregressive', decode_seconds=2.0),
-    record(2, 'autoregressive', decode_seconds=100.0),
-    record(1, 'chain', decode_seconds=1.0, num_rounds=1, num_accepted=1),
-    record(3, 'chain', decode_seconds=3.0, num_rounds=3, num_accepted=0),
-  ]
-  summary = benchmark_report.summarize(
-    records, ['autoregressive', 'prompt_lookup', 'chain'], is_greedy=True
-  )
-  assert list(summary) == ['autoregressive', 'chain']
-  chain = summary['chain']
-  assert chain['tokens_per_second'] == 1.0
-  assert chain['speedup'] == 2.0
-  assert chain['acceptance_length'] == 1.25
-  assert chain['num_prompts'] == 2
-  assert chain['num_outputs_equal'] == 1
-
-
-def test_differences_are_found():
-  records = [
-    record(1, 'autoregressive', token_ids=(1, 2, 3)),
-    record(2, 'autoregressive'),
-    record(2, 'autoregressive', repeat=1),
-    record(1, 'chain', token_ids=(1, 2)),
-    record(2, 'chain'),
-    record(2, 'chain', repeat=1, token_ids=(7, 2)),
-  ]
-  assert benchmark_report.differences(records) == [
-    ('chain', 1, 2),
-    ('chain', 2, 0),
-  ]
-  summary = benchmark_report.summarize(
-    records, ['autoregressive', 'chain'], is_greedy=True
-  )
-  assert summary['autoregressive']['outputs_equal'] is True
-  assert summary['chain']['outputs_equal'] is False
-  assert summary['chain']['num_outputs_equal'] == 0
-
-
-def test_plan_takes_all_modes_of_a_prompt_together():
-  prompts = [
-    (Prompt(question_id=i, task='qa', turns=('a',)), (i,)) for i in range(2)
-  ]
-  jobs = benchmark_run.plan(prompts, 'xyz', 2)
-  assert [
-    ''.join(job.mode for job in jobs[i : i + 3]) for i in (0, 3, 6, 9)
-  ] == [
-    'xyz',
-    'yzx',
-    'yzx',
-    'zxy',
-  ]
-  assert [job.repeat for job in jobs[::3]] == [0, 0, 1, 1]
-  assert [job.token_ids for job in jobs[::3]] == [(0,), (1,), (0,), (1,)]
-
-
-def test_picture_of_a_single_mode_without_figures():
-  summary = benchmark_report.summarize(
-    [record(1, 'chain', decode_seconds=0.0)], ['chain'], is_greedy=True
-  )
-  assert summary['chain']['tokens_per_second'] is None
-  assert benchmark_plot.draw(summary, 'title').startswith(b'\x89PNG')
-  assert 'chain' in benchmark_report.table(summary)
-
-
-def test_damaged_results_are_refused(tmp_path):
-  settings = {'mode': 'x'}
-  benchmark_output.write_settings(tmp_path, settings)
-  benchmark_output.append(tmp_path, record(1, 'chain'))
-  assert benchmark_output.open_directory(tmp_path, settings, resume=True) == [
-    record(1, 'chain')
-  ]
-  line = json.dumps(dataclasses.asdict(record(2, 'chain')))
-  with (tmp_path / 'results.jsonl').open('a') as file:
-    file.write(f'{line[:40]}\n{line}\n')
-  with pytest.raises(errors.UserError, match='line 2: not a result'):
-    benchmark_output.open_directory(tmp_path, settings, resume=True)
-
-
-def test_resume_needs_a_benchmark(tmp_path):
-  (tmp_path / 'notes.txt').write_text('mine')
-  with pytest.raises(errors.UserError, match='holds no benchmark'):
-    benchmark_output.open_directory(tmp_path, {}, resume=True)

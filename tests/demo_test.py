@@ -12,7 +12,9 @@ def test_demonstration_is_honest_and_ends_with_a_table():
   for name in ('question', 'summary', 'code', 'all'):
     plain, speculative, speedup, length, identical, *verdict = rows[name][1:]
     ratio = float(speculative) / float(plain)
-    assert abs(float(speedup.removesuffix('x')) - ratio) < 0.02
+    # The numbers are rounded.
+    slack = 0.01 + 0.03 * ratio
+    assert abs(float(speedup.removesuffix('x')) - ratio) < slack
     assert float(length) >= 1
     assert identical == 'yes'
-    assert bool(verdict) == (ratio < 1.05) or abs(ratio - 1.05) < 0.01
+    assert bool(verdict) == (ratio < 1.05) or abs(ratio - 1.05) < slack

@@ -189,11 +189,18 @@ def _add_special_tokens(
   metadata: Mapping[str, Any],
 ) -> None:
   tokens = _get(metadata, 'tokens')
-  named = {
-    name: tokens[metadata[f'tokenizer.ggml.{key}']]
+  ids = {
+    name: metadata[f'tokenizer.ggml.{key}']
     for name, key in _NAMED_TOKENS.items()
     if f'tokenizer.ggml.{key}' in metadata
   }
+  for name, token_id in ids.items():
+    if token_id >= len(tokens):
+      raise errors.UserError(
+        f'the {name} has id {token_id}, the vocabulary has {len(tokens)} '
+        'tokens; the file is damaged'
+      )
+  named = {name: tokens[token_id] for name, token_id in ids.items()}
   tokenizer.add_special_tokens(named)
   # A token that was respelled above is matched like any text.
   backend = tokenizer.backend_tokenizer
