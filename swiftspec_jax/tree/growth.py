@@ -43,14 +43,11 @@ def best_candidates(tree: state.DraftTree, width: int) -> Leaves:
   )
   slots = tree.num_expanded[:, None] + jnp.arange(width)[None]
   is_leaf = (weights > -jnp.inf) & (slots < tree.num_cache_rows)
-  # A root has no parent; in its place the lookup finds the root, without row.
+  # A root as leaf finds row 0 in place of a parent's: no row is in use yet.
   parents = arrays.take(tree.parents, nodes)
-  parent_slots = arrays.take(tree.cache_slots, parents)[:, :, None]
-  above = jnp.take_along_axis(
-    tree.row_mask, jnp.maximum(parent_slots, 0), axis=1
-  )
+  parent_slots = jnp.maximum(arrays.take(tree.cache_slots, parents), 0)
+  above = jnp.take_along_axis(tree.row_mask, parent_slots[:, :, None], axis=1)
   own = slots[:, :, None] == jnp.arange(tree.num_cache_rows)[None, None]
-  mask = (above & (parent_slots != state.NO_SLOT)) | own
   return Leaves(
     nodes=jnp.where(is_leaf, nodes, state.NO_NODE),
     token_ids=jnp.where(
@@ -58,7 +55,7 @@ def best_candidates(tree: state.DraftTree, width: int) -> Leaves:
     ),
     depths=jnp.where(is_leaf, arrays.take(tree.depths, nodes), 0),
     cache_slots=slots,
-    attention_mask=mask & is_leaf[:, :, None],
+    attention_mask=(above | own) & is_leaf[:, :, None],
   )
 
 

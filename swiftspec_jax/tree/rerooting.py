@@ -43,7 +43,7 @@ def reroot(
     token_ids: i32[B, T] accepted tokens, then the next one, then anything.
     num_tokens: i32[B] how many of them count. A row with none stays as it is.
   """
-  is_path, is_path_row, row_depths = _walk(tree, token_ids, num_tokens)
+  is_path, is_path_row, row_depths = _walk(tree, token_ids)
   is_root = is_path & (tree.depths == num_tokens[:, None])
   root = jnp.argmax(is_root, axis=1).astype(jnp.int32)[:, None]
   root_slot = arrays.take(tree.cache_slots, root)
@@ -76,8 +76,10 @@ def reroot(
   return _choose(is_hit, subtree, fresh), result
 
 
-def _walk(tree, token_ids, num_tokens):
+def _walk(tree, token_ids):
   """Finds the nodes that a verdict passes.
+
+  Those deeper than the verdict is long mean nothing.
 
   Returns:
     bool[B, N] of the nodes and bool[B, M] of the rows that match together
@@ -85,7 +87,6 @@ def _walk(tree, token_ids, num_tokens):
   """
   wanted = arrays.take(token_ids, tree.depths - 1)
   is_match = (tree.depths == 0) | (tree.token_ids == wanted)
-  is_match &= tree.depths <= num_tokens[:, None]
   is_match &= tree.status != state.EMPTY
 
   slots = tree.cache_slots
