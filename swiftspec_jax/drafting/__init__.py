@@ -47,3 +47,13 @@ class Drafter(Protocol):
     Returns the new draft state, too. Rejected tokens need no call: the next
     proposal starts from the committed lengths.
     """
+
+
+class StatelessDrafter:
+  """Base of drafters that need neither parameters nor a state."""
+
+  def init(self, batch_size, capacity, mesh):
+    del batch_size, capacity, mesh
+
+  def prefill(self, params, draft_state, token_ids, starts, context):
+    del params, draft_state, token_ids, starts, context

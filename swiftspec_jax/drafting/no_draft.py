@@ -4,21 +4,15 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from swiftspec_jax import types
+from swiftspec_jax import drafting, types
 
 
 @dataclasses.dataclass(frozen=True)
-class NoDraft:
+class NoDraft(drafting.StatelessDrafter):
   """Proposes nothing, so that the step needs no special case."""
 
   num_speculative_tokens: int = dataclasses.field(default=0, init=False)
   may_skip: bool = dataclasses.field(default=False, init=False)
-
-  def init(self, batch_size, capacity, mesh):
-    del batch_size, capacity, mesh
-
-  def prefill(self, params, draft_state, token_ids, starts, context):
-    del params, draft_state, token_ids, starts, context
 
   def propose(self, params, state):
     del params

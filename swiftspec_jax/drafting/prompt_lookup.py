@@ -8,11 +8,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from swiftspec_jax import errors, types
+from swiftspec_jax import drafting, errors, types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptLookup:
+class PromptLookup(drafting.StatelessDrafter):
   """Proposes what followed the longest earlier match of the last tokens.
 
   Attributes:
@@ -38,12 +38,6 @@ class PromptLookup:
         'prompt lookup needs 1 <= prompt_lookup_min <= prompt_lookup_max, got '
         f'{self.prompt_lookup_min} and {self.prompt_lookup_max}'
       )
-
-  def init(self, batch_size, capacity, mesh):
-    del batch_size, capacity, mesh
-
-  def prefill(self, params, draft_state, token_ids, starts, context):
-    del params, draft_state, token_ids, starts, context
 
   def propose(self, params, state):
     del params
