@@ -20,8 +20,14 @@ from absl import flags
 from tqdm import tqdm
 
 import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_run,
+  peers,
+  program,
+  provenance,
+)
 from experiments import flags as shared_flags
-from experiments import peers, program, provenance
 from swiftspec_jax import errors, profiling
 
 _PROMPT_TOKENS = flags.DEFINE_integer(
@@ -99,7 +105,7 @@ def _request(prompt_tokens: int, new_tokens: int) -> ss.Request:
 
 
 def _run(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationStats:
-  return [event.result for event in decoder.run([request])][-1].stats
+  return benchmark_run.make_runner(decoder)(request).stats
 
 
 def _step_seconds(decoder: ss.Decoder, request: ss.Request) -> float:
@@ -139,12 +145,10 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
 
 
 def _write(directory: pathlib.Path, report: dict[str, float]) -> None:
-  path = directory / 'profile.json'
-  with program.writing(path):
+  with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-      json.dumps({**report, 'provenance': provenance.collect()}, indent=2)
-    )
+  text = json.dumps({**report, 'provenance': provenance.collect()}, indent=2)
+  benchmark_output.write(directory / 'profile.json', text.encode())
 
 
 if __name__ == '__main__':

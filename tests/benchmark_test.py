@@ -11,7 +11,6 @@ import pytest
 
 import swiftspec_jax as ss
 from experiments import provenance
-from swiftspec_jax import testing
 
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
 MODES = ('autoregressive', 'prompt_lookup', 'chain')
@@ -24,13 +23,6 @@ FIELDS = {
   'num_prompts',
 }
 NUM_TOKENS = 100
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  directory = tmp_path_factory.mktemp('models') / 'tiny'
-  testing.write_tiny_checkpoint(directory)
-  return directory
 
 
 @pytest.fixture(scope='module')

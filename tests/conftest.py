@@ -5,7 +5,9 @@ import os
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import jax
+import pytest
 
+from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 
 # Sharding tests run on simulated devices.
@@ -18,3 +20,11 @@ jax.config.update(
   'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled-tests')
 )
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  """The directory of a small model, for programs to load."""
+  directory = tmp_path_factory.mktemp('models') / 'tiny'
+  testing.write_tiny_checkpoint(directory)
+  return directory

@@ -17,13 +17,6 @@ absl_flags.FLAGS.mark_as_parsed()
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  directory = tmp_path_factory.mktemp('models') / 'tiny'
-  testing.write_tiny_checkpoint(directory)
-  return directory
-
-
-@pytest.fixture(scope='module')
 def expected(model):
   """What the library says behind 'hello'."""
   (result,) = ss.generate(ss.load(model), 'hello', max_new_tokens=24)
