@@ -117,6 +117,23 @@ class ModelConfig:
       return False
     return self.sliding_layers[layer] if self.sliding_layers else True
 
+  def with_layers(self, num_layers: int) -> 'ModelConfig':
+    """Returns the model of the first layers.
+
+    Raises:
+      UserError: there are not so many.
+    """
+    if not 1 <= num_layers <= self.num_layers:
+      raise errors.UserError(
+        f'num_layers must be from 1 to the {self.num_layers} layers of the '
+        f'model, got {num_layers}'
+      )
+    return dataclasses.replace(
+      self,
+      num_layers=num_layers,
+      sliding_layers=self.sliding_layers[:num_layers],
+    )
+
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
 
@@ -188,11 +205,7 @@ class SamplingParams:
         'a sequence of non-empty strings',
       ),
     }
-    for field, (is_valid, requirement) in checks.items():
-      if not is_valid:
-        raise errors.UserError(
-          f'{field} must be {requirement}, got {getattr(self, field)!r}'
-        )
+    errors.check_fields(self, checks)
 
   def check_vocabulary(self, vocab_size: int) -> None:
     """Raises UserError if a token id lies outside the vocabulary."""
@@ -202,3 +215,66 @@ class SamplingParams:
           raise errors.UserError(
             f'{field} names token {token_id}; ids are 0 to {vocab_size - 1}'
           )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeConfig:
+  """How a draft model grows its token tree, and what it sends of it.
+
+  The letters are those of the SwiftSpec paper, section 3.1.
+
+  Attributes:
+    num_nodes: bs, nodes that the target verifies in a round, the root (the
+      last known token) included.
+    width: w, leaves that one draft forward expands.
+    num_draft_steps: d, draft forwards of a round.
+    branching: children of a leaf that enter the tree.
+    num_restart_steps: asynchronous mode: forwards after the first one before
+      a new tree is sent, when the last verified token was not in the old one.
+      The target waits for them.
+    capacity: most nodes of a tree.
+    num_cache_rows: most nodes of a tree with keys and values.
+    coverage: asynchronous mode: nats by which possible next roots that were
+      not sent are preferred for expansion; 0 is the paper's order.
+    is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
+      while decoding, from the acceptance and the step times.
+    forced_acceptance: for studies of speed: probability that the best child
+      is right. The draft then knows the output, which the request must name.
+  """
+
+  num_nodes: int = 8
+  width: int = 8
+  num_draft_steps: int = 4
+  branching: int = 8
+  num_restart_steps: int = 0
+  capacity: int = 256
+  num_cache_rows: int = 128
+  coverage: float = 0.0
+  is_adaptive: bool = False
+  forced_acceptance: float | None = None
+
+  def __post_init__(self):
+    forced = self.forced_acceptance
+    checks = {
+      'num_nodes': (
+        1 <= self.num_nodes <= self.capacity,
+        f'from 1 to the capacity of {self.capacity} nodes',
+      ),
+      'width': (
+        1 <= self.width <= self.num_cache_rows,
+        f'from 1 to num_cache_rows={self.num_cache_rows}',
+      ),
+      'num_draft_steps': (self.num_draft_steps >= 0, '>= 0'),
+      'branching': (self.branching >= 1, '>= 1'),
+      'num_restart_steps': (self.num_restart_steps >= 0, '>= 0'),
+      'num_cache_rows': (
+        1 <= self.num_cache_rows <= self.capacity,
+        f'from 1 to the capacity of {self.capacity} nodes',
+      ),
+      'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
+      'forced_acceptance': (
+        forced is None or 0 < forced <= 1,
+        'in (0, 1], or None',
+      ),
+    }
+    errors.check_fields(self, checks)

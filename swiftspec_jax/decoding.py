@@ -1,29 +1,45 @@
 """The host loop: rows of a batch, dispatched ahead and read late.
 
-`Decoder` owns what lives on the devices between steps. A step is dispatched
-before the one before it has been read, so the devices never wait for Python;
-a row that turns out to have ended is cut, and its surplus is never emitted.
+A round is dispatched before the one before it has been read, so the devices
+never wait for Python; a row that turns out to have ended is cut, and its
+surplus is never emitted.
 """
 
 import collections
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
 
 import jax
-import numpy as np
 
-from swiftspec_jax import buckets, errors, spec_step, types
-from swiftspec_jax import sampling as sampling_lib
-from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.cache import dense
-from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.drafting.draft_model import DraftModel
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
+from swiftspec_jax.pipelines import Pipeline
+from swiftspec_jax.pipelines.chain import ChainPipeline
+from swiftspec_jax.pipelines.tree import TreePipeline
 from swiftspec_jax.requests import Event, Request, Row
+
+
+@dataclasses.dataclass
+class LoopTimes:
+  """What the host did with its time; raw sums since the decoder was made."""
+
+  num_rounds: int = 0
+  dispatch_seconds: float = 0.0
+  wait_seconds: float = 0.0  # for outputs of the devices
+  read_seconds: float = 0.0  # outputs to tokens and text
+
+  @property
+  def host_seconds_per_round(self) -> float:
+    """Work of the host, waits excluded."""
+    seconds = self.dispatch_seconds + self.read_seconds
+    return seconds / max(self.num_rounds, 1)
 
 
 class Decoder:
@@ -35,19 +51,26 @@ class Decoder:
     draft: Model | Drafter | None = None,
     *,
     num_speculative_tokens: int | None = None,
+    tree: TreeConfig | None = None,
     batch_size: int = 1,
     run_ahead: int = 1,
+    timeline: timeline_lib.Timeline | None = None,
   ):
     """Checks that the parts fit; compiles and allocates nothing yet.
 
     Args:
       target: defines the output.
-      draft: how to speculate: a model that drafts a chain, a drafter such as
-        `PromptLookup()`, or None for plain decoding.
-      num_speculative_tokens: K of a draft model; a drafter has its own.
+      draft: how to speculate: a model, a drafter such as `PromptLookup()`, or
+        None for plain decoding.
+      num_speculative_tokens: K of a draft model that drafts a chain; a drafter
+        has its own.
+      tree: a draft model grows a token tree of these sizes instead of a
+        chain. On the target's devices the two take turns; on others the tree
+        grows while the target verifies.
       batch_size: B, rows that decode together.
-      run_ahead: steps that are dispatched before one is read; 0 waits for
+      run_ahead: rounds that are dispatched before one is read; 0 waits for
         each.
+      timeline: notes when the programs of a tree's rounds ran.
 
     Raises:
       UserError: the draft has another vocabulary or other devices, or a count
@@ -59,22 +82,28 @@ class Decoder:
     ):
       if value < least:
         raise errors.UserError(f'{name} must be at least {least}, got {value}')
-    drafter = _drafter(target, draft, num_speculative_tokens)
-    window = target.config.sliding_window
-    if window is not None and window <= drafter.num_speculative_tokens:
-      raise errors.UserError(
-        f'num_speculative_tokens={drafter.num_speculative_tokens} must be '
-        f"less than the target's sliding window of {window}"
-      )
+    self.times = LoopTimes()
     self._target = target
-    self._drafter = drafter
-    self._num_tokens = drafter.num_speculative_tokens
-    self._draft_params = draft.params if isinstance(draft, Model) else None
     self._batch_size = batch_size
     self._run_ahead = run_ahead
-    self._capacity = 0
-    self._state: types.DecodeState | None = None
-    self._row_state: types.DecodeState | None = None
+    self._timeline = timeline
+    self.pipeline: Pipeline
+    if tree is None:
+      drafter = _drafter(target, draft, num_speculative_tokens)
+      params = draft.params if isinstance(draft, Model) else None
+      self.pipeline = ChainPipeline(target, drafter, params, batch_size)
+    else:
+      _check_tree_draft(target, draft, num_speculative_tokens)
+      self.pipeline = TreePipeline(
+        target, draft, tree, batch_size=batch_size, timeline=timeline
+      )
+    self._num_tokens = self.pipeline.num_speculative_tokens
+    window = target.config.sliding_window
+    if window is not None and window <= self._num_tokens:
+      raise errors.UserError(
+        f'{self._num_tokens} speculative tokens a round must be less than the '
+        f"target's sliding window of {window}"
+      )
 
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:
     """Decodes requests; yields news of each as it becomes certain.
@@ -94,7 +123,7 @@ class Decoder:
 
   def _run(self, waiting: collections.deque[Row]) -> Iterator[Event]:
     features = [row.request.sampling for row in waiting]
-    self._prepare(max(row.limit for row in waiting), features)
+    self.pipeline.prepare(max(row.limit for row in waiting), features)
     rows: list[Row | None] = [None] * self._batch_size
     in_flight = collections.deque()
     try:
@@ -102,28 +131,56 @@ class Decoder:
         for slot in range(self._batch_size):
           if rows[slot] is None and waiting:
             rows[slot] = waiting.popleft()
-            self._admit(rows[slot], slot, features, self._plan(rows[slot]))
+            self._admit(rows[slot], slot, features)
         in_flight.append((self.dispatch(), tuple(rows)))
         if len(in_flight) > self._run_ahead:
-          yield from _read(*in_flight.popleft())
+          yield from self._read(*in_flight.popleft())
           rows = [row if row and not row.is_finished else None for row in rows]
     finally:
       # The surplus must not delay whoever comes next.
       jax.block_until_ready([output for output, _ in in_flight])
 
   def dispatch(self) -> types.StepOutput:
-    """Enqueues one step for the rows at hand; does not wait for its output.
+    """Enqueues one round for the rows at hand; does not wait for its output.
 
-    `run` does this; alone it is for measuring steps without the host loop.
+    `run` does this; alone it is for measuring rounds without the host loop.
     """
-    self._state, output = spec_step.decode_step(
-      self._target.params,
-      self._draft_params,
-      self._state,
-      config=self._target.config,
-      drafter=self._drafter,
-    )
+    start = time.perf_counter()
+    with jax.transfer_guard('disallow'):  # implicit transfers would wait
+      output = self.pipeline.dispatch()
+    end = time.perf_counter()
+    self.times.dispatch_seconds += end - start
+    self.times.num_rounds += 1
+    self._note('dispatch', start, end)
     return output
+
+  def _read(
+    self, output: types.StepOutput, rows: Sequence[Row | None]
+  ) -> list[Event]:
+    """Waits for a round and hands each row its part."""
+    start = time.perf_counter()
+    packed, logprobs = jax.device_get((output.packed, output.logprobs))
+    arrived = time.perf_counter()
+    self.times.wait_seconds += arrived - start
+    events, reports = [], []
+    for slot, row in enumerate(rows):
+      if row is None or row.is_finished:
+        continue
+      report = types.StepReport.unpack(packed[slot])
+      reports.append(report)
+      event = row.push(report, None if logprobs is None else logprobs[slot])
+      if event is not None:
+        events.append(event)
+    self.pipeline.observe(reports)
+    end = time.perf_counter()
+    self.times.read_seconds += end - arrived
+    self._note('wait', start, arrived)
+    self._note('read', arrived, end)
+    return events
+
+  def _note(self, name: str, start: float, end: float) -> None:
+    if self._timeline is not None:
+      self._timeline.host(name, start, end)
 
   def warmup(
     self,
@@ -145,17 +202,18 @@ class Decoder:
 
   def _warmup_capacity(self, limit: int, sampling: SamplingParams) -> None:
     """Runs every program of the cache that requests of `limit` tokens get."""
-    self._prepare(limit, [sampling])
+    self.pipeline.prepare(limit, [sampling])
+    capacity = self.pipeline.capacity
     chunks = {}  # one for each program
     for length in range(1, limit):
-      for chunk in buckets.plan_prefill(length - 1, self._capacity):
+      for chunk in buckets.plan_prefill(length - 1, capacity):
         start, size, _ = chunk
-        context = buckets.context_of(start + size, self._capacity)
+        context = buckets.context_of(start + size, capacity)
         chunks.setdefault((size, context), chunk)
     request = Request(token_ids=(0,), sampling=sampling)
-    row = Row(0, request, limit, self._target, self._num_tokens)
-    self._admit(row, 0, [sampling], chunks.values())
-    jax.block_until_ready(self.dispatch())
+    self.pipeline.admit(0, request, limit, [sampling], chunks.values())
+    for _ in range(2):
+      jax.block_until_ready(self.pipeline.dispatch())
 
   def _check(self, request: Request) -> int:
     """Returns the length at which the request must end."""
@@ -172,99 +230,14 @@ class Decoder:
     max_new_tokens = request.sampling.max_new_tokens or max_context
     return min(length + max_new_tokens, max_context)
 
-  def _prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
-    """Makes the states, unless those of the last call will do."""
-    num_scratch = self._num_tokens + 2
-    capacity = buckets.power_of_two(limit) + math.ceil(num_scratch / 8) * 8
-    states = (self._state, self._row_state)
-    # Ctrl-C may have come between a donation and the new state.
-    is_lost = any(x.is_deleted() for x in jax.tree.leaves(states))
-    if capacity != self._capacity or is_lost:
-      self._capacity = capacity
-      self._state = self._row_state = None  # free them first
-      self._state = self._init_state(self._batch_size)
-      self._row_state = self._init_state(1)
-    idle = [SamplingParams()] * self._batch_size
-    self._state = self._state.replace(
-      max_lengths=self._on_mesh(np.zeros(self._batch_size, np.int32)),
-      sampling=self._sampling(idle, features),
-    )
-
-  def _init_state(self, batch_size: int) -> types.DecodeState:
-    config, mesh = self._target.config, self._target.mesh
-    cache = dense.KVCacheConfig.of_model(
-      config, batch_size, self._capacity, self._target.dtype
-    )
-
-    def zeros(*shape):
-      return self._on_mesh(np.zeros(shape, np.int32))
-
-    return types.DecodeState(
-      token_ids=zeros(batch_size, self._capacity),
-      lengths=zeros(batch_size),
-      prompt_lengths=zeros(batch_size),
-      max_lengths=zeros(batch_size),
-      target_cache=cache.init(mesh),
-      draft_state=self._drafter.init(batch_size, self._capacity, mesh),
-      sampling=self._sampling([SamplingParams()] * batch_size, ()),
-    )
-
-  def _on_mesh(self, tree: Any) -> Any:
-    return jax.device_put(tree, sharding_lib.replicated(self._target.mesh))
-
-  def _sampling(self, batch, features) -> sampling_lib.SamplingState:
-    vocab_size = self._target.config.vocab_size
-    return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
-
-  def _plan(self, row: Row) -> list[buckets.Chunk]:
-    # The last token of the prompt is the root of the first step.
-    num_tokens = len(row.request.token_ids) - 1
-    return buckets.plan_prefill(num_tokens, self._capacity)
-
   def _admit(
-    self,
-    row: Row,
-    slot: int,
-    features: Sequence[SamplingParams],
-    chunks: Iterable[buckets.Chunk],
+    self, row: Row, slot: int, features: Sequence[SamplingParams]
   ) -> None:
-    """Prefills a request on its own and puts it into a row of the batch."""
     row.start()
-    prompt = np.asarray(row.request.token_ids, np.int32)
-    token_ids = np.zeros((1, self._capacity), np.int32)
-    token_ids[0, : len(prompt)] = prompt
-    counts = {
-      'lengths': len(prompt),
-      'prompt_lengths': len(prompt),
-      'max_lengths': row.limit,
-    }
-    counts = {k: np.full(1, v, np.int32) for k, v in counts.items()}
-    state = self._row_state.replace(
-      sampling=self._sampling([row.request.sampling], features),
-      **self._on_mesh({'token_ids': token_ids, **counts}),
-    )
-    state = state.replace(
-      target_cache=state.target_cache.replace(
-        kv_lengths=self._on_mesh(np.zeros(1, np.int32))
-      )
-    )
-    for start, size, num_kept in chunks:
-      state = spec_step.prefill_chunk(
-        self._target.params,
-        self._draft_params,
-        state,
-        self._on_mesh(np.full(1, start, np.int32)),
-        self._on_mesh(np.full(1, num_kept, np.int32)),
-        config=self._target.config,
-        drafter=self._drafter,
-        chunk_size=size,
-        context=buckets.context_of(start + size, self._capacity),
-      )
-    self._state = spec_step.insert_row(
-      self._state, state, self._on_mesh(np.int32(slot))
-    )
-    self._row_state = state
-    jax.block_until_ready(self._state)
+    # The last token of the prompt is the root of the first round.
+    num_tokens = len(row.request.token_ids) - 1
+    chunks = buckets.plan_prefill(num_tokens, self.pipeline.capacity)
+    self.pipeline.admit(slot, row.request, row.limit, features, chunks)
     row.end_prefill()
 
 
@@ -287,7 +260,7 @@ def _drafter(
   if draft.mesh != target.mesh:
     raise errors.UserError(
       f'{draft.name} lies on other devices than {target.name}; load both with '
-      'the same `devices`'
+      'the same `devices`, or give `tree` for asynchronous drafting'
     )
   return DraftModel(
     config=draft.config,
@@ -298,14 +271,20 @@ def _drafter(
   )
 
 
-def _read(
-  output: types.StepOutput, rows: Sequence[Row | None]
-) -> Iterator[Event]:
-  """Waits for a step and hands each row its part."""
-  packed, logprobs = jax.device_get((output.packed, output.logprobs))
-  for slot, row in enumerate(rows):
-    if row is None or row.is_finished:
-      continue
-    event = row.push(packed[slot], None if logprobs is None else logprobs[slot])
-    if event is not None:
-      yield event
+def _check_tree_draft(
+  target: Model,
+  draft: Model | Drafter | None,
+  num_speculative_tokens: int | None,
+) -> None:
+  if not isinstance(draft, Model):
+    raise errors.UserError(
+      f'a tree needs a draft model, got {"none" if draft is None else draft}'
+    )
+  if num_speculative_tokens is not None:
+    raise errors.UserError(
+      f'num_speculative_tokens={num_speculative_tokens} is for chains; a tree '
+      'has the sizes of its TreeConfig'
+    )
+  tokenizer_lib.check_same_vocabulary(
+    target.name, target.tokenizer, draft.name, draft.tokenizer
+  )

@@ -5,18 +5,27 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import results
+from swiftspec_jax import results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.model import Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """One prompt, as token ids, and how to continue it."""
+  """One prompt, as token ids, and how to continue it.
+
+  Attributes:
+    token_ids: of the prompt.
+    sampling: how to choose the tokens.
+    reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
+      the draft know it; else not used.
+  """
 
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
+  reference_token_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,9 @@ class Row:
     self._token_ids: list[int] = []
     self._logprobs: list[float] = []
     self._num_rounds = 0
+    self._num_drafted = 0
+    self._num_forwards = 0
+    self._outcomes = np.zeros(tree_lib.NUM_OUTCOMES, int)
     self._drafted = np.zeros(num_speculative_tokens, int)
     self._accepted = np.zeros(num_speculative_tokens, int)
 
@@ -73,16 +85,19 @@ class Row:
     self._decode_time = time.perf_counter()
 
   def push(
-    self, packed: np.ndarray, logprobs: np.ndarray | None
+    self, report: types.StepReport, logprobs: np.ndarray | None
   ) -> Event | None:
     """Takes one step's output; returns news, if there are any."""
-    num_emitted, num_drafted, num_accepted = packed[:3]
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
+    if self._num_rounds and report.num_levels:
+      self._outcomes[report.outcome] += 1
     self._num_rounds += 1
-    self._drafted[:num_drafted] += 1
-    self._accepted[:num_accepted] += 1
-    token_ids = packed[3 : 3 + num_emitted].tolist()
+    self._num_drafted += report.num_drafted
+    self._num_forwards += report.num_forwards
+    self._drafted[: report.num_levels] += 1
+    self._accepted[: report.num_accepted] += 1
+    token_ids = report.token_ids
     finish_reason = None
     for i, token_id in enumerate(token_ids):
       if token_id in self._eos_token_ids:
@@ -111,7 +126,7 @@ class Row:
       prompt_tokens=len(self.request.token_ids),
       new_tokens=len(self._token_ids),
       num_rounds=self._num_rounds,
-      num_drafted=int(self._drafted.sum()),
+      num_drafted=self._num_drafted,
       num_accepted=int(self._accepted.sum()),
       drafted_per_position=tuple(self._drafted.tolist()),
       accepted_per_position=tuple(self._accepted.tolist()),

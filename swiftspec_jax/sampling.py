@@ -132,16 +132,23 @@ def adjust_logits(
   lengths: jax.Array,
   prompt_lengths: jax.Array,
   draft_token_ids: jax.Array,
+  depths: jax.Array | None = None,
+  ancestor_mask: jax.Array | None = None,
 ) -> jax.Array:
   """Applies penalty, bias, bans and forced tokens.
 
   Args:
-    logits: f32[B, T, V]; query t follows the first t draft tokens.
+    logits: f32[B, T, V]; query 0 follows the history, query t > 0 draft token
+      t - 1.
     sampling: of the rows.
     token_ids: i32[B, S] history.
     lengths: i32[B] of the history.
     prompt_lengths: i32[B].
-    draft_token_ids: i32[B, T - 1] the chain behind the history.
+    draft_token_ids: i32[B, T - 1] behind the history.
+    depths: i32[B, T] draft tokens that lead to each query. None means a chain:
+      query t follows the first t.
+    ancestor_mask: bool[B, T, T] which queries lie on the way to each, its own
+      included. None means a chain.
 
   Returns:
     f32[B, T, V], -inf where a token is banned.
@@ -153,9 +160,11 @@ def adjust_logits(
 
   if sampling.repetition_penalties is not None:
     seen = seen_tokens(token_ids, lengths, vocab_size)[:, None]
-    drafted = jnp.cumsum(is_token(draft_token_ids), axis=1) > 0
-    first = jnp.zeros_like(seen)
-    seen = seen | jnp.concatenate([first, drafted], axis=1)
+    if ancestor_mask is None:
+      ancestor_mask = jnp.tri(num_queries, dtype=bool)[None]
+    for t in range(1, num_queries):
+      is_behind = ancestor_mask[:, :, t, None]
+      seen = seen | (is_behind & is_token(draft_token_ids[:, t - 1 : t]))
     penalty = sampling.repetition_penalties[:, None, None]
     penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = jnp.where(seen, penalized, logits)
@@ -163,7 +172,9 @@ def adjust_logits(
     logits = logits + sampling.logit_bias[:, None]
   if sampling.forced_token_ids is not None:
     size = sampling.forced_token_ids.shape[1]
-    index = (lengths - prompt_lengths)[:, None] + jnp.arange(num_queries)[None]
+    if depths is None:
+      depths = jnp.arange(num_queries)[None]
+    index = (lengths - prompt_lengths)[:, None] + depths
     forced = jnp.take_along_axis(
       sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
     )

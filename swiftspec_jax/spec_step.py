@@ -13,6 +13,7 @@ from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types, verification
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.control_flow import run_if
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
@@ -47,16 +48,12 @@ def decode_step(
   else:
     cache, verdict, logprobs = verify(state.target_cache, proposal)
   with jax.named_scope('commit'):
-    room = jnp.maximum(state.max_lengths - state.lengths, 0)
-    num_emitted = jnp.minimum(verdict.num_accepted + 1, room)
-    state = state.replace(
-      target_cache=dense.extend(cache, num_emitted),
-      token_ids=_append(state, verdict.token_ids, num_emitted),
-      lengths=state.lengths + num_emitted,
-    )
+    num_emitted = count_emitted(state, verdict)
+    state = append_tokens(state, verdict.token_ids, num_emitted)
+    state = state.replace(target_cache=dense.extend(cache, num_emitted))
   output = types.StepOutput.pack(
     num_emitted=num_emitted,
-    num_drafted=proposal.num_drafted,
+    proposal=proposal,
     verdict=verdict,
     logprobs=logprobs,
   )
@@ -89,20 +86,30 @@ def _verify(params, config, state, cache, proposal):
     )
     positions = state.lengths[:, None] + jnp.arange(token_ids.shape[1])[None]
     verdict = verification.verify(proposal, adjusted, positions, state.sampling)
-  logprobs = None
-  if state.sampling.with_logprobs:
-    chosen = jnp.maximum(verdict.token_ids, 0)[:, :, None]
-    log_probs = jax.nn.log_softmax(logits, axis=-1)
-    logprobs = jnp.take_along_axis(log_probs, chosen, axis=2)[:, :, 0]
-  return cache, verdict, logprobs
+  return cache, verdict, logprobs_of(logits, verdict.token_ids, state.sampling)
+
+
+def logprobs_of(
+  logits: jax.Array,
+  token_ids: jax.Array,
+  sampling: sampling_lib.SamplingState,
+) -> jax.Array | None:
+  """Returns the tokens' log-probabilities f32[B, T], if a row wants them.
+
+  Args:
+    logits: f32[B, T, V], not adjusted.
+    token_ids: i32[B, T]; padding gets anything.
+    sampling: of the rows.
+  """
+  if not sampling.with_logprobs:
+    return None
+  index = jnp.maximum(token_ids, 0)[:, :, None]
+  log_probs = jax.nn.log_softmax(logits, axis=-1)
+  return jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0]
 
 
 def _verify_or_skip(verify, state, proposal):
-  """Verifies, or when no row has a draft takes a one-token step.
-
-  XLA copies the caches into and out of a conditional; a loop of at most one
-  turn updates them in place.
-  """
+  """Verifies, or when no row has a draft takes a one-token step."""
   num_tokens = proposal.token_ids.shape[1]
   none = proposal.replace(token_ids=proposal.token_ids[:, :0])
 
@@ -116,26 +123,29 @@ def _verify_or_skip(verify, state, proposal):
       logprobs = widen(logprobs, 0.0)
     return cache, verdict.replace(token_ids=token_ids), logprobs
 
-  def run_if(condition, step, carry):
-    return jax.lax.while_loop(
-      lambda c: c[0],
-      lambda c: (jnp.zeros_like(c[0]), *step(c[1])),
-      (condition, *carry),
-    )[1:]
-
   shapes = jax.eval_shape(skip, state.target_cache)[1:]
   empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   has_draft = jnp.any(proposal.num_drafted > 0)
   carry = run_if(
     has_draft,
-    lambda cache: verify(cache, proposal),
+    lambda carry: verify(carry[0], proposal),
     (state.target_cache, *empty),
   )
-  return run_if(~has_draft, skip, carry)
+  return run_if(~has_draft, lambda carry: skip(carry[0]), carry)
 
 
-def _append(state, token_ids, num_emitted):
-  """Writes the emitted tokens behind the known ones."""
+def count_emitted(
+  state: types.DecodeState, verdict: types.Verdict
+) -> jax.Array:
+  """Returns i32[B], the verified tokens for which a row has room."""
+  room = jnp.maximum(state.max_lengths - state.lengths, 0)
+  return jnp.minimum(verdict.num_accepted + 1, room)
+
+
+def append_tokens(
+  state: types.DecodeState, token_ids: jax.Array, num_emitted: jax.Array
+) -> types.DecodeState:
+  """Writes the emitted of the tokens i32[B, T] behind the known ones."""
   steps = jnp.arange(token_ids.shape[1])[None]
   places = jnp.where(
     steps < num_emitted[:, None],
@@ -143,7 +153,10 @@ def _append(state, token_ids, num_emitted):
     state.token_ids.shape[1],
   )
   batch = jnp.arange(token_ids.shape[0])[:, None]
-  return state.token_ids.at[batch, places].set(token_ids, mode='drop')
+  return state.replace(
+    token_ids=state.token_ids.at[batch, places].set(token_ids, mode='drop'),
+    lengths=state.lengths + num_emitted,
+  )
 
 
 @functools.partial(

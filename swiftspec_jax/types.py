@@ -1,19 +1,22 @@
 """Pytrees that carry one decoding step's data between the parts.
 
 Legend: B rows, S cache capacity, K speculative tokens, T = K + 1 query
-tokens, V vocabulary.
+tokens (the nodes of a tree, its root included), V vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from swiftspec_jax.cache import dense
 from swiftspec_jax.sampling import SamplingState
 
 PLACEHOLDER_TOKEN_ID = -1  # fills token rows behind the last output token
+_NUM_COUNTS = 6  # that lead a packed step
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -22,9 +25,45 @@ class Proposal:
 
   token_ids: jax.Array  # i32[B, K]
   num_drafted: jax.Array  # i32[B] draft tokens that count, 0..K
-  # f32[B, K, V] the law each token was sampled from; None: each was the only
-  # choice (probability one).
+  # f32[B, K, V] the law each token was drawn from; None: they were not drawn
+  # at random.
   probs: jax.Array | None = None
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class TreeProposal:
+  """A part of the draft's tree for each row: all that the target gets of it.
+
+  Parents stand before their children, the root first, padding last. It goes to
+  the target as one array, because each transfer costs the host time.
+  """
+
+  token_ids: jax.Array  # i32[B, T] PLACEHOLDER_TOKEN_ID for padding
+  parents: jax.Array  # i32[B, T] indices, -1 for root and padding
+  depths: jax.Array  # i32[B, T] 0 for the root
+  size: jax.Array  # i32[B] nodes
+  # How the draft came to it, for the statistics:
+  outcome: jax.Array  # i32[B] of the last verdict: tree.MISS, LATE_HIT or HIT
+  num_forwards: jax.Array  # i32[B] draft forwards after that verdict
+
+  def pack(self) -> jax.Array:
+    """Returns i32[B, 3 T + 3]."""
+    nodes = [self.token_ids, self.parents, self.depths]
+    counts = [self.size, self.outcome, self.num_forwards]
+    return jnp.concatenate([*nodes, *(x[:, None] for x in counts)], axis=1)
+
+  @classmethod
+  def unpack(cls, packed: jax.Array) -> 'TreeProposal':
+    nodes, counts = packed[:, :-3], packed[:, -3:]
+    token_ids, parents, depths = jnp.split(nodes, 3, axis=1)
+    return cls(
+      token_ids=token_ids,
+      parents=parents,
+      depths=depths,
+      size=counts[:, 0],
+      outcome=counts[:, 1],
+      num_forwards=counts[:, 2],
+    )
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -35,6 +74,26 @@ class Verdict:
   # PLACEHOLDER_TOKEN_ID.
   token_ids: jax.Array
   num_accepted: jax.Array  # i32[B] accepted draft tokens, 0..K
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class VerifiedTokens:
+  """What the draft has to follow: all that it gets of the target.
+
+  One array, as a proposal.
+  """
+
+  # i32[B, T] accepted tokens, then the next one, then anything.
+  token_ids: jax.Array
+  num_tokens: jax.Array  # i32[B] how many count; 0 in rows at their end
+
+  def pack(self) -> jax.Array:
+    """Returns i32[B, T + 1]."""
+    return jnp.concatenate([self.token_ids, self.num_tokens[:, None]], axis=1)
+
+  @classmethod
+  def unpack(cls, packed: jax.Array) -> 'VerifiedTokens':
+    return cls(token_ids=packed[:, :-1], num_tokens=packed[:, -1])
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -56,11 +115,10 @@ class DecodeState:
 class StepOutput:
   """What the host reads of a step: one small array, and logprobs if asked.
 
-  `packed` i32[B, 3 + T] holds num_emitted, num_drafted, num_accepted and the
-  output token ids.
+  Read as `StepReport.unpack` says.
   """
 
-  packed: jax.Array
+  packed: jax.Array  # i32[B, ...]
   logprobs: jax.Array | None  # f32[B, T]
 
   @classmethod
@@ -68,10 +126,59 @@ class StepOutput:
     cls,
     *,
     num_emitted: jax.Array,
-    num_drafted: jax.Array,
+    proposal: Proposal | TreeProposal,
     verdict: Verdict,
     logprobs: jax.Array | None,
+    path: jax.Array | None = None,
   ) -> 'StepOutput':
-    counts = jnp.stack([num_emitted, num_drafted, verdict.num_accepted], axis=1)
-    packed = jnp.concatenate([counts, verdict.token_ids], axis=1)
-    return cls(packed=packed, logprobs=logprobs)
+    """Packs a step; `path` i32[B, T] are the accepted nodes of a tree."""
+    if isinstance(proposal, Proposal):
+      num_drafted = num_levels = proposal.num_drafted
+      outcome = num_forwards = jnp.zeros_like(num_drafted)
+      path = jnp.zeros_like(verdict.token_ids)
+    else:
+      num_drafted = proposal.size - 1
+      num_levels = proposal.depths.max(axis=1)
+      outcome, num_forwards = proposal.outcome, proposal.num_forwards
+    counts = (
+      num_emitted,
+      num_drafted,
+      num_levels,
+      verdict.num_accepted,
+      outcome,
+      num_forwards,
+    )
+    packed = [jnp.stack(counts, axis=1), verdict.token_ids, path]
+    return cls(packed=jnp.concatenate(packed, axis=1), logprobs=logprobs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepReport:
+  """One row of a step's output, on the host."""
+
+  token_ids: list[int]  # emitted
+  num_drafted: int
+  num_levels: int  # length of the longest chain that was drafted
+  num_accepted: int
+  outcome: int  # of the verdict before, for a tree
+  num_forwards: int  # of the draft after that verdict, for a tree
+  path: list[int]  # indices of root and accepted nodes, for a tree
+
+  @classmethod
+  def unpack(cls, packed: np.ndarray) -> 'StepReport':
+    """Reads a row i32[...] of `StepOutput.packed`."""
+    num_emitted, *counts = packed[:_NUM_COUNTS].tolist()
+    token_ids, path = np.split(packed[_NUM_COUNTS:], 2)
+    names = (
+      'num_drafted',
+      'num_levels',
+      'num_accepted',
+      'outcome',
+      'num_forwards',
+    )
+    report = dict(zip(names, counts, strict=True))
+    return cls(
+      token_ids=token_ids[:num_emitted].tolist(),
+      path=path[: report['num_accepted'] + 1].tolist(),
+      **report,
+    )

@@ -261,8 +261,8 @@ def play_round(
   last = jnp.take_along_axis(accepted, last, axis=1)[:, 0]
   cache = forward_missing(cache, last, moved.num_committed < num_tokens)
   draft = functools.partial(draft_fn, table)
-  tree, cache = tree_lib.grow_until(
-    tree, cache, draft, num_nodes=num_nodes, width=width
+  tree, cache = tree_lib.grow(
+    tree, cache, draft, num_steps=0, num_nodes=num_nodes, width=width
   )
   selection = tree_lib.select(tree, num_nodes)
   tree, cache = tree_lib.grow(

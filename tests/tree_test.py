@@ -59,10 +59,8 @@ def example_draft(example):
 DRAFT = example_draft(EXAMPLE)
 CACHE_DRAFT = example_draft(CACHE_EXAMPLE)
 grow = jax.jit(
-  tree_lib.grow, static_argnames=('draft_fn', 'num_steps', 'width')
-)
-grow_until = jax.jit(
-  tree_lib.grow_until, static_argnames=('draft_fn', 'num_nodes', 'width')
+  tree_lib.grow,
+  static_argnames=('draft_fn', 'num_nodes', 'width', 'coverage'),
 )
 select = jax.jit(tree_lib.select, static_argnames='num_nodes')
 
@@ -99,7 +97,9 @@ def reroot(tree, *token_ids):
 
 def test_two_rounds_with_hit_and_miss():
   """Figure 2 of the paper: w=2, d=3, bs=4."""
-  fill = functools.partial(grow_until, draft_fn=DRAFT, num_nodes=4, width=2)
+  fill = functools.partial(
+    grow, draft_fn=DRAFT, num_steps=0, num_nodes=4, width=2
+  )
   extend = functools.partial(grow, draft_fn=DRAFT, num_steps=3, width=2)
   tree, num_forwards = fill(new_tree(1), 0)
   assert tokens(tree) == [1, 2, 3, 4, 5, 6]
@@ -190,7 +190,7 @@ def test_full_tree_drops_least_probable_candidates():
   assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t4 went
   tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)
   assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t7 found no place
-  tree, num_forwards = grow_until(tree, 0, DRAFT, num_nodes=6, width=2)
+  tree, num_forwards = grow(tree, 0, DRAFT, num_steps=0, num_nodes=6, width=2)
   assert tokens(tree, tree_lib.EXPANDED) == [1, 2, 3, 5, 6]
   assert num_forwards == 1  # and no more: nothing is left to expand
 

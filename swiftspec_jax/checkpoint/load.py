@@ -27,6 +27,7 @@ def load(
   dtype: jax.typing.DTypeLike | None = None,
   devices: Sequence[jax.Device] | None = None,
   draft_of: Model | None = None,
+  num_layers: int | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -39,10 +40,12 @@ def load(
     devices: tensor parallel over these; the first device by default.
     draft_of: the target that this model will draft for. Their vocabularies
       must be the same.
+    num_layers: keep only the first layers, which makes a draft for studies of
+      any model; None keeps all.
 
   Raises:
-    UserError: nothing by that name, a broken or unknown checkpoint, or a
-      vocabulary other than that of `draft_of`.
+    UserError: nothing by that name, a broken or unknown checkpoint, a
+      vocabulary other than that of `draft_of`, or more layers than there are.
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
@@ -55,6 +58,9 @@ def load(
       draft_of.name, draft_of.tokenizer, name, source.tokenizer
     )
   config = dataclasses.replace(source.config, num_shards=mesh.devices.size)
+  if num_layers is not None:
+    config = config.with_layers(num_layers)
+    name = f'{name} ({num_layers} layers)'
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   return Model(
     name=name,

@@ -26,10 +26,17 @@ from swiftspec_jax.tree.growth import (
   expand,
   expand_best,
   grow,
-  grow_until,
+  root_leaves,
 )
-from swiftspec_jax.tree.rerooting import HIT, LATE_HIT, MISS, Reroot, reroot
-from swiftspec_jax.tree.selection import Selection, select
+from swiftspec_jax.tree.rerooting import (
+  HIT,
+  LATE_HIT,
+  MISS,
+  NUM_OUTCOMES,
+  Reroot,
+  reroot,
+)
+from swiftspec_jax.tree.selection import Selection, mark_sent, select
 from swiftspec_jax.tree.state import (
   CANDIDATE,
   EMPTY,
@@ -53,6 +60,7 @@ __all__ = [
   'NO_NODE',
   'NO_PARENT',
   'NO_SLOT',
+  'NUM_OUTCOMES',
   'ROOT_INDEX',
   'DraftFn',
   'DraftTree',
@@ -64,8 +72,9 @@ __all__ = [
   'expand',
   'expand_best',
   'grow',
-  'grow_until',
+  'mark_sent',
   'new_tree',
   'reroot',
+  'root_leaves',
   'select',
 ]

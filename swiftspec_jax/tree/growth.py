@@ -31,15 +31,28 @@ class Leaves:
 DraftFn = Callable[[Any, Leaves], tuple[jax.Array, jax.Array, Any]]
 
 
-def best_candidates(tree: state.DraftTree, width: int) -> Leaves:
+def best_candidates(
+  tree: state.DraftTree, width: int, coverage: float = 0.0
+) -> Leaves:
   """Returns the most probable candidates of the whole tree, best first.
 
   There are fewer than `width` (W) if the tree has no more of them, or the
   cache no more rows.
+
+  Args:
+    tree: to be grown.
+    width: W.
+    coverage: nats by which possible exits rank higher: candidates that were
+      not sent and whose parent was. One of them is the next root if it is in
+      the tree at all, and should have keys and values by then.
   """
   is_candidate = tree.status == state.CANDIDATE
+  ranking = tree.log_probs
+  if coverage:
+    is_exit = ~tree.is_sent & arrays.take(tree.is_sent, tree.parents)
+    ranking = ranking + jnp.where(is_exit, coverage, 0.0)
   weights, nodes = jax.lax.top_k(
-    jnp.where(is_candidate, tree.log_probs, -jnp.inf), width
+    jnp.where(is_candidate, ranking, -jnp.inf), width
   )
   slots = tree.num_expanded[:, None] + jnp.arange(width)[None]
   is_leaf = (weights > -jnp.inf) & (slots < tree.num_cache_rows)
@@ -56,6 +69,24 @@ def best_candidates(tree: state.DraftTree, width: int) -> Leaves:
     depths=jnp.where(is_leaf, arrays.take(tree.depths, nodes), 0),
     cache_slots=slots,
     attention_mask=(above | own) & is_leaf[:, :, None],
+  )
+
+
+def root_leaves(tree: state.DraftTree, is_used: jax.Array) -> Leaves:
+  """Returns the roots as leaves (W = 1) where bool[B] says so, else padding.
+
+  The roots must be candidates.
+  """
+  is_used = is_used[:, None]
+  root = tree.token_ids[:, state.ROOT_INDEX : state.ROOT_INDEX + 1]
+  zeros = jnp.zeros_like(root)
+  own = jnp.arange(tree.num_cache_rows)[None, None] == 0
+  return Leaves(
+    nodes=jnp.where(is_used, state.ROOT_INDEX, state.NO_NODE),
+    token_ids=jnp.where(is_used, root, types.PLACEHOLDER_TOKEN_ID),
+    depths=zeros,
+    cache_slots=zeros,
+    attention_mask=own & is_used[:, :, None],
   )
 
 
@@ -95,6 +126,7 @@ def expand(
     depths=append(tree.depths, leaves.depths[:, :, None] + 1),
     log_probs=append(tree.log_probs, weights + child_log_probs),
     cache_slots=append(slots, jnp.int32(state.NO_SLOT)),
+    is_sent=append(tree.is_sent, jnp.asarray(False)),
     row_mask=arrays.put(
       tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
     ),
@@ -118,10 +150,14 @@ def _surplus(tree, is_node, capacity):
 
 
 def expand_best(
-  tree: state.DraftTree, carry: Any, draft_fn: DraftFn, width: int
+  tree: state.DraftTree,
+  carry: Any,
+  draft_fn: DraftFn,
+  width: int,
+  coverage: float = 0.0,
 ) -> tuple[state.DraftTree, Any]:
-  """Expands the `width` most probable candidates with one draft forward."""
-  leaves = best_candidates(tree, width)
+  """Expands the `width` best candidates with one draft forward."""
+  leaves = best_candidates(tree, width, coverage)
   child_token_ids, child_log_probs, carry = draft_fn(carry, leaves)
   return expand(tree, leaves, child_token_ids, child_log_probs), carry
 
@@ -131,51 +167,38 @@ def grow(
   carry: Any,
   draft_fn: DraftFn,
   *,
-  num_steps: int,
+  num_steps: int | jax.Array,
   width: int,
+  num_nodes: int = 0,
+  coverage: float = 0.0,
 ) -> tuple[state.DraftTree, Any]:
   """Expands the most probable candidates, step by step.
+
+  A tree that can grow no more takes no forward; if one can, the others come
+  along: it costs nothing more.
 
   Args:
     tree: to grow.
     carry: for the first call of `draft_fn`.
     draft_fn: runs the draft model over the leaves of a step.
-    num_steps: draft forwards.
+    num_steps: i32[] draft forwards.
     width: W, leaves of each.
+    num_nodes: go on behind those steps until every tree is of this size.
+    coverage: as in `best_candidates`.
 
   Returns:
     The tree, and the carry of the last call.
   """
-  return jax.lax.fori_loop(
-    0,
-    num_steps,
-    lambda _, now: expand_best(*now, draft_fn, width),
-    (tree, carry),
-  )
 
-
-def grow_until(
-  tree: state.DraftTree,
-  carry: Any,
-  draft_fn: DraftFn,
-  *,
-  num_nodes: int,
-  width: int,
-) -> tuple[state.DraftTree, Any]:
-  """`grow` until every tree has `num_nodes` nodes or can grow no more.
-
-  Without a tree that is too small there is no forward. With one, the others
-  grow along: it costs nothing more.
-  """
-
-  def is_too_small(now):
-    tree = now[0]
+  def must_grow(now):
+    step, tree, _ = now
     has_candidate = jnp.any(tree.status == state.CANDIDATE, axis=1)
     can_grow = has_candidate & (tree.num_expanded < tree.num_cache_rows)
-    return jnp.any((tree.size < num_nodes) & can_grow)
+    wants = (step < num_steps) | (tree.size < num_nodes)
+    return jnp.any(can_grow & wants)
 
-  return jax.lax.while_loop(
-    is_too_small,
-    lambda now: expand_best(*now, draft_fn, width),
-    (tree, carry),
-  )
+  def body(now):
+    step, tree, carry = now
+    return step + 1, *expand_best(tree, carry, draft_fn, width, coverage)
+
+  return jax.lax.while_loop(must_grow, body, (jnp.int32(0), tree, carry))[1:]

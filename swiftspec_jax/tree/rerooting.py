@@ -8,6 +8,7 @@ from swiftspec_jax.tree import arrays, state
 
 # Outcomes: the new root is not in the tree; it is a candidate; it is expanded.
 MISS, LATE_HIT, HIT = range(3)
+NUM_OUTCOMES = 3
 
 
 @struct.dataclass(frozen=True, kw_only=True)

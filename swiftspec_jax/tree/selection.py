@@ -35,3 +35,12 @@ def select(tree: state.DraftTree, num_nodes: int) -> Selection:
     depths=jnp.where(is_node, arrays.take(tree.depths, nodes), 0),
     size=arrays.count(is_node),
   )
+
+
+def mark_sent(tree: state.DraftTree, selection: Selection) -> state.DraftTree:
+  """Notes in `is_sent` that the target gets this selection, no other."""
+  none = jnp.zeros_like(tree.is_sent)
+  is_node = selection.nodes != state.NO_NODE
+  return tree.replace(
+    is_sent=arrays.put(none, selection.nodes, is_node, is_node)
+  )

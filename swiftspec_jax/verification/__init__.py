@@ -1,10 +1,10 @@
-"""Verifiers of a chain: which draft tokens stand, and what follows them."""
+"""Verifiers: which draft tokens stand, and what follows them."""
 
 import jax
 
 from swiftspec_jax import types
 from swiftspec_jax.sampling import SamplingState
-from swiftspec_jax.verification import greedy, rejection
+from swiftspec_jax.verification import matching, rejection
 
 
 def verify(
@@ -21,6 +21,7 @@ def verify(
     positions: i32[B, K + 1] of the tokens that the logits are for.
     sampling: of the rows.
   """
-  if sampling.temperatures is None:
-    return greedy.verify(proposal, logits)
+  if proposal.probs is None or sampling.temperatures is None:
+    choices = matching.choose(logits, positions, sampling)
+    return matching.verify(proposal, choices)
   return rejection.verify(proposal, logits, positions, sampling)

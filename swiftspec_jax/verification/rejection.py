@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
-from swiftspec_jax.verification import greedy
+from swiftspec_jax.verification import matching
 
 
 def verify(
@@ -24,18 +24,18 @@ def verify(
   """Verifies a chain at any temperature; greedy rows are one-hot laws.
 
   Args:
-    proposal: K draft tokens for each row.
+    proposal: K draft tokens for each row, with `probs`.
     logits: f32[B, K + 1, V] of the target, adjusted.
     positions: i32[B, K + 1] of the tokens that the logits are for.
     sampling: of the rows, with `temperatures`.
   """
   law = sampling_lib.law_logits(logits, sampling)
   target_probs = jax.nn.softmax(law, axis=-1)
-  draft_probs = _draft_probs(proposal, logits.shape[2])
+  draft_probs = _draft_probs(proposal)
   accepts = _accepts(
     proposal.token_ids, target_probs, draft_probs, positions, sampling.seeds
   )
-  num_accepted = greedy.count_accepted(accepts, proposal.num_drafted)
+  num_accepted = matching.count_accepted(accepts, proposal.num_drafted)
 
   last = num_accepted[:, None, None]
   target_last = jnp.take_along_axis(target_probs, last, axis=1)
@@ -66,15 +66,13 @@ def verify(
   return types.Verdict(token_ids=token_ids, num_accepted=num_accepted)
 
 
-def _draft_probs(proposal: types.Proposal, vocab_size: int) -> jax.Array:
+def _draft_probs(proposal: types.Proposal) -> jax.Array:
   """Returns f32[B, K + 1, V]; zero where there is no draft token.
 
   With a draft law of zero the residual is the target's own law: the bonus
   token, and the token of a row that drafted less than K.
   """
   probs = proposal.probs
-  if probs is None:
-    probs = jax.nn.one_hot(proposal.token_ids, vocab_size)
   num_tokens = probs.shape[1]
   is_drafted = jnp.arange(num_tokens)[None] < proposal.num_drafted[:, None]
   probs = jnp.where(is_drafted[:, :, None], probs, 0)

@@ -1,0 +1,300 @@
+"""A draft model that grows a token tree: the draft's part of a tree round.
+
+Pure functions of the draft's own state. `grow` runs while the target verifies;
+`advance` follows the verdict and gives the next proposal. Nothing here waits
+for the target's arrays but `advance`.
+
+Legend: B rows, T nodes sent, W leaves of a forward, K children of a leaf, S
+tokens, M cache rows of the tree.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig, TreeConfig
+from swiftspec_jax.control_flow import run_if
+from swiftspec_jax.drafting import forced_acceptance
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class TreeDraftState:
+  """What the draft keeps between rounds; all leaves lead with the row axis."""
+
+  cache: dense.KVCache  # the root and what follows is not committed
+  tree: tree_lib.DraftTree
+  outcome: jax.Array  # i32[B] of the row's last verdict
+  reference: forced_acceptance.Reference | None  # where acceptance is forced
+
+
+def init(
+  config: ModelConfig,
+  tree_config: TreeConfig,
+  dtype: jax.typing.DTypeLike,
+  *,
+  batch_size: int,
+  capacity: int,
+  mesh: Mesh,
+) -> TreeDraftState:
+  """Returns the state of idle rows.
+
+  Args:
+    config: of the draft model.
+    tree_config: sizes of the tree.
+    dtype: of the cache.
+    batch_size: B.
+    capacity: S, tokens that prompt and output can have together.
+    mesh: of the draft.
+  """
+  # Besides the tree, there must be room for a forward whose leaves are padding.
+  num_scratch = tree_config.num_cache_rows + max(tree_config.width, 2)
+  cache = dense.KVCacheConfig.of_model(
+    config, batch_size, capacity + num_scratch, dtype
+  )
+  on_mesh = sharding_lib.replicated(mesh)
+  tree = tree_lib.new_tree(
+    jnp.zeros(batch_size, jnp.int32),
+    capacity=tree_config.capacity,
+    num_cache_rows=tree_config.num_cache_rows,
+  )
+  reference = None
+  if tree_config.forced_acceptance is not None:
+    row = forced_acceptance.make_reference((), 0, capacity)
+    reference = jax.tree.map(lambda x: np.repeat(x, batch_size, axis=0), row)
+  return TreeDraftState(
+    cache=cache.init(mesh),
+    tree=jax.device_put(tree, on_mesh),
+    outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
+    reference=jax.device_put(reference, on_mesh),
+  )
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'context'),
+  donate_argnames='cache',
+)
+def prefill_chunk(
+  params: Params,
+  cache: dense.KVCache,
+  token_ids: jax.Array,
+  starts: jax.Array,
+  num_kept: jax.Array,
+  *,
+  config: ModelConfig,
+  context: int,
+) -> dense.KVCache:
+  """Takes a chunk i32[B, C] of known tokens into the draft's cache.
+
+  `starts`, `num_kept` and `context` are those of `spec_step.prefill_chunk`.
+  """
+  _, cache = decoder.forward(
+    params, config, token_ids, cache, starts=starts, context=context
+  )
+  return cache.replace(kv_lengths=num_kept)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'tree_config'),
+  donate_argnames='state',
+)
+def grow(
+  params: Params,
+  state: TreeDraftState,
+  num_steps: jax.Array,
+  *,
+  config: ModelConfig,
+  tree_config: TreeConfig,
+) -> tuple[TreeDraftState, jax.Array]:
+  """Grows the trees by `num_steps` i32[] forwards.
+
+  Returns:
+    The state and the number i32[] of forwards: fewer if all trees are full.
+  """
+  with jax.named_scope('grow'):
+    state, num_forwards = _grow(
+      params, state, num_steps, 0, config, tree_config
+    )
+  return state, num_forwards
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'tree_config', 'num_nodes'),
+  donate_argnames='state',
+)
+def advance(
+  params: Params,
+  state: TreeDraftState,
+  verified: jax.Array,
+  num_steps: jax.Array,
+  num_restart_steps: jax.Array,
+  *,
+  config: ModelConfig,
+  tree_config: TreeConfig,
+  num_nodes: int,
+) -> tuple[TreeDraftState, jax.Array]:
+  """Follows a verdict and chooses what to send next.
+
+  Args:
+    params: of the draft model.
+    state: donated.
+    verified: the packed `VerifiedTokens` of the proposal before. Rows without
+      tokens stay as they are.
+    num_steps: i32[] forwards that grow the trees before the choice, if every
+      new root is expanded.
+    num_restart_steps: i32[] forwards besides the restart, if one is not.
+    config: of the draft model.
+    tree_config: sizes of the tree.
+    num_nodes: T to send; trees that are smaller grow until they have them.
+
+  Returns:
+    The state and the packed `TreeProposal`. If every new root is expanded and
+    has T nodes left, and `num_steps` is 0, there is no draft forward in
+    between.
+  """
+  verified = types.VerifiedTokens.unpack(verified)
+  with jax.named_scope('reroot'):
+    tree, moved = tree_lib.reroot(
+      state.tree, verified.token_ids, verified.num_tokens
+    )
+    cache = dense.commit(state.cache, moved.path, moved.num_committed)
+    has_news = verified.num_tokens > 0
+    state = state.replace(
+      cache=cache,
+      tree=tree,
+      outcome=jnp.where(has_news, moved.outcome, state.outcome),
+    )
+  with jax.named_scope('restart'):
+    is_missing = moved.num_committed < verified.num_tokens
+    is_restart = tree.num_expanded == 0
+    must_restart = jnp.any(is_restart)
+    state = run_if(
+      must_restart,
+      lambda now: _restart(
+        params, now, verified, is_missing, is_restart, config, tree_config
+      ),
+      state,
+    )
+  with jax.named_scope('grow'):
+    num_steps = jnp.where(must_restart, num_restart_steps, num_steps)
+    state, num_forwards = _grow(
+      params, state, num_steps, num_nodes, config, tree_config
+    )
+  with jax.named_scope('select'):
+    chosen = tree_lib.select(state.tree, num_nodes)
+    state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
+  num_forwards += must_restart.astype(jnp.int32)
+  proposal = types.TreeProposal(
+    token_ids=chosen.token_ids,
+    parents=chosen.parents,
+    depths=chosen.depths,
+    size=chosen.size,
+    outcome=state.outcome,
+    num_forwards=jnp.broadcast_to(num_forwards, chosen.size.shape),
+  )
+  return state, proposal.pack()
+
+
+def _grow(params, state, num_steps, num_nodes, config, tree_config):
+  """Returns the state with grown trees, and the number of forwards."""
+
+  def draft_fn(carry, leaves):
+    cache, num_forwards = carry
+    lengths = cache.kv_lengths
+    hidden, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(leaves.token_ids, 0),
+      cache,
+      starts=lengths + leaves.cache_slots[:, 0],
+      positions=lengths[:, None] + leaves.depths,
+      attention_mask=leaves.attention_mask,
+    )
+    children = _children(
+      params, config, tree_config, state.reference, hidden, leaves, lengths
+    )
+    return *children, (cache, num_forwards + 1)
+
+  tree, (cache, num_forwards) = tree_lib.grow(
+    state.tree,
+    (state.cache, jnp.int32(0)),
+    draft_fn,
+    num_steps=num_steps,
+    width=tree_config.width,
+    num_nodes=num_nodes,
+    coverage=tree_config.coverage,
+  )
+  return state.replace(tree=tree, cache=cache), num_forwards
+
+
+def _restart(
+  params, state, verified, is_missing, is_restart, config, tree_config
+):
+  """Expands the roots that are not, in one forward of two tokens.
+
+  After a miss the token before the root may lack keys and values, too; it
+  takes the first place then. Rows of trees that need no restart are kept: the
+  forward writes behind them.
+  """
+  tree, cache = state.tree, state.cache
+  root = tree.token_ids[:, tree_lib.ROOT_INDEX]
+  before = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
+  before = jnp.take_along_axis(verified.token_ids, before, axis=1)[:, 0]
+  token_ids = jnp.stack([jnp.where(is_missing, before, root), root], axis=1)
+  behind = cache.kv_lengths + tree_config.num_cache_rows
+  hidden, cache = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=jnp.where(is_restart, cache.kv_lengths, behind),
+  )
+  cache = dense.extend(cache, is_missing.astype(jnp.int32))
+  hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
+  leaves = tree_lib.root_leaves(tree, is_restart)
+  children = _children(
+    params,
+    config,
+    tree_config,
+    state.reference,
+    hidden,
+    leaves,
+    cache.kv_lengths,
+  )
+  tree = tree_lib.expand(tree, leaves, *children)
+  return state.replace(tree=tree, cache=cache)
+
+
+def _children(
+  params, config, tree_config, reference, hidden, leaves, kv_lengths
+):
+  """Returns the K best children of each leaf and their log-probabilities."""
+  with jax.named_scope('children'):
+    logits = decoder.unembed(params, config, hidden)
+    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    # Without the barrier, XLA CPU sorts the vocabulary if `top` is not used.
+    top, token_ids = jax.lax.optimization_barrier(
+      jax.lax.top_k(logits, tree_config.branching)
+    )
+    log_probs = top - log_total
+  if reference is None:
+    return token_ids, log_probs
+  return forced_acceptance.force(
+    reference,
+    token_ids,
+    leaves.token_ids,
+    kv_lengths[:, None] + leaves.depths,
+    tree_config.forced_acceptance,
+  )

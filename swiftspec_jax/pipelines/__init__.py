@@ -1,0 +1,42 @@
+"""What runs on the devices for a batch of rows, behind one interface."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from swiftspec_jax import buckets, types
+from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.requests import Request
+
+
+class Pipeline(Protocol):
+  """Holds the device states of B rows and enqueues the rounds on them."""
+
+  @property
+  def num_speculative_tokens(self) -> int:
+    """Most draft tokens that a round can accept."""
+
+  @property
+  def capacity(self) -> int:
+    """Rows of the target's cache; 0 before `prepare`."""
+
+  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
+    """Makes all rows idle, with room for `limit` tokens each.
+
+    Allocates, unless the arrays of the last call will do.
+    """
+
+  def admit(
+    self,
+    slot: int,
+    request: Request,
+    limit: int,
+    features: Sequence[SamplingParams],
+    chunks: Iterable[buckets.Chunk],
+  ) -> None:
+    """Prefills a request on its own and puts it into row `slot`; waits."""
+
+  def dispatch(self) -> types.StepOutput:
+    """Enqueues one round; does not wait for its output."""
+
+  def observe(self, reports: Sequence[types.StepReport]) -> None:
+    """Learns what became of a round: a report for each busy row."""

@@ -1,0 +1,66 @@
+"""Chains: drafting and verifying are one program on the same devices."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from swiftspec_jax import buckets, spec_step, types
+from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.drafting import Drafter
+from swiftspec_jax.model import Model
+from swiftspec_jax.pipelines.target_rows import TargetRows
+from swiftspec_jax.requests import Request
+
+
+class ChainPipeline:
+  """Plain decoding and chains of draft tokens."""
+
+  def __init__(
+    self, target: Model, drafter: Drafter, draft_params: Any, batch_size: int
+  ):
+    self._target = target
+    self._drafter = drafter
+    self._draft_params = draft_params
+    self._rows = TargetRows(
+      target,
+      drafter,
+      draft_params,
+      batch_size=batch_size,
+      num_query_tokens=drafter.num_speculative_tokens + 1,
+    )
+
+  @property
+  def num_speculative_tokens(self) -> int:
+    return self._drafter.num_speculative_tokens
+
+  @property
+  def capacity(self) -> int:
+    return self._rows.capacity
+
+  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
+    self._rows.prepare(limit, features)
+
+  def admit(
+    self,
+    slot: int,
+    request: Request,
+    limit: int,
+    features: Sequence[SamplingParams],
+    chunks: Iterable[buckets.Chunk],
+  ) -> None:
+    self._rows.admit(slot, request, limit, features, chunks)
+    jax.block_until_ready(self._rows.state)
+
+  def dispatch(self) -> types.StepOutput:
+    self._rows.state, output = spec_step.decode_step(
+      self._target.params,
+      self._draft_params,
+      self._rows.state,
+      config=self._target.config,
+      drafter=self._drafter,
+    )
+    return output
+
+  def observe(self, reports: Sequence[types.StepReport]) -> None:
+    del reports

@@ -1,0 +1,138 @@
+"""The target's state: rows on its devices, and one apart to prefill in."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from swiftspec_jax import buckets, spec_step, types
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.drafting import Drafter
+from swiftspec_jax.model import Model
+from swiftspec_jax.requests import Request
+
+
+class TargetRows:
+  """Owns the target's state of B rows, that of its drafter included."""
+
+  def __init__(
+    self,
+    target: Model,
+    drafter: Drafter,
+    draft_params: Any,
+    *,
+    batch_size: int,
+    num_query_tokens: int,
+  ):
+    """Allocates nothing yet.
+
+    Args:
+      target: whose state it is.
+      drafter: that shares its devices.
+      draft_params: of the drafter.
+      batch_size: B.
+      num_query_tokens: T, most tokens of one target forward.
+    """
+    self.capacity = 0
+    self.state: types.DecodeState | None = None
+    self._row_state: types.DecodeState | None = None
+    self._target = target
+    self._drafter = drafter
+    self._draft_params = draft_params
+    self._batch_size = batch_size
+    self._num_query_tokens = num_query_tokens
+
+  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
+    """Makes all rows idle; allocates if they have another capacity."""
+    num_scratch = math.ceil((self._num_query_tokens + 1) / 8) * 8
+    capacity = buckets.power_of_two(limit) + num_scratch
+    if capacity != self.capacity or is_lost((self.state, self._row_state)):
+      self.capacity = capacity
+      self.state = self._row_state = None  # free them first
+      self.state = self._init_state(self._batch_size)
+      self._row_state = self._init_state(1)
+    idle = [SamplingParams()] * self._batch_size
+    self.state = self.state.replace(
+      max_lengths=self._on_mesh(np.zeros(self._batch_size, np.int32)),
+      sampling=self._sampling(idle, features),
+    )
+
+  def admit(
+    self,
+    slot: int,
+    request: Request,
+    limit: int,
+    features: Sequence[SamplingParams],
+    chunks: Iterable[buckets.Chunk],
+  ) -> None:
+    """Prefills a request on its own and puts it into a row."""
+    prompt = np.asarray(request.token_ids, np.int32)
+    token_ids = np.zeros((1, self.capacity), np.int32)
+    token_ids[0, : len(prompt)] = prompt
+    counts = {
+      'lengths': len(prompt),
+      'prompt_lengths': len(prompt),
+      'max_lengths': limit,
+    }
+    counts = {k: np.full(1, v, np.int32) for k, v in counts.items()}
+    state = self._row_state.replace(
+      sampling=self._sampling([request.sampling], features),
+      **self._on_mesh({'token_ids': token_ids, **counts}),
+    )
+    state = state.replace(
+      target_cache=state.target_cache.replace(
+        kv_lengths=self._on_mesh(np.zeros(1, np.int32))
+      )
+    )
+    for start, size, num_kept in chunks:
+      state = spec_step.prefill_chunk(
+        self._target.params,
+        self._draft_params,
+        state,
+        self._on_mesh(np.full(1, start, np.int32)),
+        self._on_mesh(np.full(1, num_kept, np.int32)),
+        config=self._target.config,
+        drafter=self._drafter,
+        chunk_size=size,
+        context=buckets.context_of(start + size, self.capacity),
+      )
+    self.state = spec_step.insert_row(
+      self.state, state, self._on_mesh(np.int32(slot))
+    )
+    self._row_state = state
+
+  def _init_state(self, batch_size: int) -> types.DecodeState:
+    config, mesh = self._target.config, self._target.mesh
+    cache = dense.KVCacheConfig.of_model(
+      config, batch_size, self.capacity, self._target.dtype
+    )
+
+    def zeros(*shape):
+      return self._on_mesh(np.zeros(shape, np.int32))
+
+    return types.DecodeState(
+      token_ids=zeros(batch_size, self.capacity),
+      lengths=zeros(batch_size),
+      prompt_lengths=zeros(batch_size),
+      max_lengths=zeros(batch_size),
+      target_cache=cache.init(mesh),
+      draft_state=self._drafter.init(batch_size, self.capacity, mesh),
+      sampling=self._sampling([SamplingParams()] * batch_size, ()),
+    )
+
+  def _on_mesh(self, tree: Any) -> Any:
+    return jax.device_put(tree, sharding_lib.replicated(self._target.mesh))
+
+  def _sampling(self, batch, features) -> sampling_lib.SamplingState:
+    vocab_size = self._target.config.vocab_size
+    return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
+
+
+def is_lost(states: Any) -> bool:
+  """Whether Ctrl-C came between a donation and the new state."""
+  return any(x.is_deleted() for x in jax.tree.leaves(states))

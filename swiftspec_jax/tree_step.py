@@ -1,0 +1,99 @@
+"""The target's part of a tree round, pure: forward, verify, commit.
+
+It needs nothing of the draft but the proposal, so the draft may lie on other
+devices and grow its tree meanwhile.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import spec_step, types
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.verification import matching
+
+
+@functools.partial(
+  jax.jit, static_argnames=('config', 'max_nodes'), donate_argnames='state'
+)
+def verify_step(
+  params: Params,
+  state: types.DecodeState,
+  proposal: jax.Array,
+  *,
+  config: ModelConfig,
+  max_nodes: int,
+) -> tuple[types.DecodeState, jax.Array, types.StepOutput]:
+  """Emits 1 to T tokens for each row that is below its limit.
+
+  Args:
+    params: of the target.
+    state: donated; its draft state is not used.
+    proposal: a packed `TreeProposal` of T nodes, whose root is the last known
+      token.
+    config: of the target; static.
+    max_nodes: static; what is returned is padded from T to so many tokens, so
+      that the draft's programs do not depend on T.
+
+  Returns:
+    The state, the packed `VerifiedTokens`, and what the host reads.
+  """
+  proposal = types.TreeProposal.unpack(proposal)
+  ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
+  positions = state.lengths[:, None] + proposal.depths
+  with jax.named_scope('target_forward'):
+    hidden, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(proposal.token_ids, 0),
+      state.target_cache,
+      starts=state.target_cache.kv_lengths,
+      positions=state.target_cache.kv_lengths[:, None] + proposal.depths,
+      attention_mask=ancestor_mask,
+    )
+    logits = decoder.unembed(params, config, hidden)
+  with jax.named_scope('verify'):
+    adjusted = sampling_lib.adjust_logits(
+      logits,
+      state.sampling,
+      token_ids=state.token_ids,
+      lengths=state.lengths,
+      prompt_lengths=state.prompt_lengths,
+      draft_token_ids=proposal.token_ids[:, 1:],
+      depths=proposal.depths,
+      ancestor_mask=ancestor_mask,
+    )
+    choices = matching.choose(adjusted, positions, state.sampling)
+    verdict, path = matching.verify_tree(proposal, ancestor_mask, choices)
+    on_path = jnp.take_along_axis(logits, path[:, :, None], axis=1)
+    logprobs = spec_step.logprobs_of(on_path, verdict.token_ids, state.sampling)
+    verdict = verdict.replace(
+      token_ids=_pad(verdict.token_ids, max_nodes, types.PLACEHOLDER_TOKEN_ID)
+    )
+  with jax.named_scope('commit'):
+    num_emitted = spec_step.count_emitted(state, verdict)
+    state = spec_step.append_tokens(state, verdict.token_ids, num_emitted)
+    state = state.replace(target_cache=dense.commit(cache, path, num_emitted))
+  verified = types.VerifiedTokens(
+    token_ids=verdict.token_ids, num_tokens=num_emitted
+  )
+  output = types.StepOutput.pack(
+    num_emitted=num_emitted,
+    proposal=proposal,
+    verdict=verdict,
+    logprobs=None if logprobs is None else _pad(logprobs, max_nodes, 0.0),
+    path=_pad(path, max_nodes, 0),
+  )
+  return state, verified.pack(), output
+
+
+def _pad(values, size, fill):
+  """Pads [B, T] to [B, size]."""
+  padding = ((0, 0), (0, size - values.shape[1]))
+  return jnp.pad(values, padding, constant_values=fill)

@@ -1,0 +1,99 @@
+"""Sample and match: a draft token stands if the target chooses the same.
+
+The target chooses a token behind every node, by itself: its best one, or one
+drawn with noise that belongs to the position. A draft token is accepted if it
+is the choice behind its parent. So the output is what plain decoding with the
+same noise gives, token for token, whoever drafted. Exact for drafts that were
+not drawn at random; the scheme of SpecExec (arXiv 2406.02532).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import types
+
+
+def choose(
+  logits: jax.Array, positions: jax.Array, sampling: sampling_lib.SamplingState
+) -> jax.Array:
+  """Returns the target's choice i32[B, T] behind each query.
+
+  Args:
+    logits: f32[B, T, V] of the target, adjusted.
+    positions: i32[B, T] of the tokens that are chosen.
+    sampling: of the rows.
+  """
+  if sampling.temperatures is None:
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  keys = sampling_lib.position_keys(
+    sampling.seeds, positions, sampling_lib.Stream.OUTPUT
+  )
+  return sampling_lib.draw(sampling_lib.law_logits(logits, sampling), keys)
+
+
+def verify(proposal: types.Proposal, choices: jax.Array) -> types.Verdict:
+  """Verifies a chain.
+
+  Args:
+    proposal: K draft tokens for each row.
+    choices: i32[B, K + 1] of the target.
+  """
+  matches = proposal.token_ids == choices[:, :-1]
+  num_accepted = count_accepted(matches, proposal.num_drafted)
+  # Accepted tokens equal the choices, so the output is a prefix of them.
+  is_output = jnp.arange(choices.shape[1])[None] <= num_accepted[:, None]
+  return types.Verdict(
+    token_ids=jnp.where(is_output, choices, types.PLACEHOLDER_TOKEN_ID),
+    num_accepted=num_accepted,
+  )
+
+
+def verify_tree(
+  proposal: types.TreeProposal, ancestor_mask: jax.Array, choices: jax.Array
+) -> tuple[types.Verdict, jax.Array]:
+  """Verifies a tree.
+
+  Args:
+    proposal: T nodes for each row, the root among them.
+    ancestor_mask: bool[B, T, T] of its parents.
+    choices: i32[B, T] of the target behind each node.
+
+  Returns:
+    The verdict, and the path i32[B, T]: the indices of root and accepted
+    nodes, then zeros.
+  """
+  num_nodes = choices.shape[1]
+  parents = jnp.maximum(proposal.parents, 0)
+  wanted = jnp.take_along_axis(choices, parents, axis=1)
+  nodes = jnp.arange(num_nodes)[None]
+  is_node = nodes < proposal.size[:, None]
+  matches = (nodes == 0) | ((proposal.token_ids == wanted) & is_node)
+  # Siblings differ, so that the nodes whose ancestors match are one path.
+  is_accepted = ~jnp.any(ancestor_mask & ~matches[:, None], axis=2)
+  num_accepted = is_accepted.sum(axis=1, dtype=jnp.int32) - 1
+  # A child stands behind its parent: in order of index is from the root down.
+  path = jnp.argsort(~is_accepted, axis=1, stable=True).astype(jnp.int32)
+  is_output = nodes <= num_accepted[:, None]
+  path = jnp.where(is_output, path, 0)
+  token_ids = jnp.take_along_axis(choices, path, axis=1)
+  verdict = types.Verdict(
+    token_ids=jnp.where(is_output, token_ids, types.PLACEHOLDER_TOKEN_ID),
+    num_accepted=num_accepted,
+  )
+  return verdict, path
+
+
+def count_accepted(accepts: jax.Array, num_drafted: jax.Array) -> jax.Array:
+  """Length of the run of True from the first draft token on.
+
+  Args:
+    accepts: bool[B, K].
+    num_drafted: i32[B] draft tokens that count.
+
+  Returns:
+    i32[B].
+  """
+  is_drafted = jnp.arange(accepts.shape[1])[None] < num_drafted[:, None]
+  run = jnp.cumprod((accepts & is_drafted).astype(jnp.int32), axis=1)
+  return run.sum(axis=1)
