@@ -212,8 +212,7 @@ class Decoder:
         chunks.setdefault((size, context), chunk)
     request = Request(token_ids=(0,), sampling=sampling)
     self.pipeline.admit(0, request, limit, [sampling], chunks.values())
-    for _ in range(2):
-      jax.block_until_ready(self.pipeline.dispatch())
+    self.pipeline.warmup()
 
   def _check(self, request: Request) -> int:
     """Returns the length at which the request must end."""

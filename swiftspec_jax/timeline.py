@@ -34,6 +34,7 @@ class Span:
   after: 'Span | None' = None  # the program on another track that it needs
   end: float = float('nan')  # until it has ended
   start: float = float('nan')
+  count: jax.Array | None = None  # i32[] forwards, of programs that tell
 
 
 class Timeline:
@@ -75,6 +76,8 @@ class Timeline:
     """
     before = self._latest.get(after)
     span = Span(track, name, self._round_index, dispatched, before)
+    if marker.ndim == 0:
+      span.count = marker
     self._latest[name] = span
     self._spans.append(span)
     self._queues[track].put((span, marker))
@@ -143,7 +146,8 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
   """Returns figures of a round, from the first verification to the last.
 
   Seconds are those of a mean round, except that `target_step_seconds` is the
-  median of a target forward.
+  median of a target forward and `draft_step_seconds` the mean of a draft
+  forward between a proposal and the verdict on it.
   """
   verifications = [span for span in spans if span.name == 'verify']
   if len(verifications) < 2:
@@ -166,6 +170,13 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
     if span.track == HOST and begin <= span.start < end:
       host[span.name] += (span.end - span.start) / num_rounds
   round_seconds = (end - begin) / num_rounds
+  growing = [
+    span
+    for span in spans
+    if span.count is not None and begin <= span.start < end
+  ]
+  num_forwards = sum(int(span.count) for span in growing)
+  growth_seconds = sum(span.end - span.start for span in growing)
   return {
     'num_rounds': num_rounds,
     'round_seconds': round_seconds,
@@ -176,6 +187,14 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
     'overlap_fraction': together / max(min(target, draft), 1e-12),
     'target_step_seconds': statistics.median(
       span.end - span.start for span in verifications
+    ),
+    **(
+      {
+        'draft_step_seconds': growth_seconds / num_forwards,
+        'growth_forwards': num_forwards / num_rounds,
+      }
+      if num_forwards
+      else {}
     ),
     **{f'host_{name}_seconds': value for name, value in host.items()},
   }

@@ -16,6 +16,7 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.sampling import SamplingState
 
 PLACEHOLDER_TOKEN_ID = -1  # fills token rows behind the last output token
+NO_OUTCOME = -1  # of rounds without a tree
 _NUM_COUNTS = 6  # that lead a packed step
 
 
@@ -134,7 +135,8 @@ class StepOutput:
     """Packs a step; `path` i32[B, T] are the accepted nodes of a tree."""
     if isinstance(proposal, Proposal):
       num_drafted = num_levels = proposal.num_drafted
-      outcome = num_forwards = jnp.zeros_like(num_drafted)
+      outcome = jnp.full_like(num_drafted, NO_OUTCOME)
+      num_forwards = jnp.zeros_like(num_drafted)
       path = jnp.zeros_like(verdict.token_ids)
     else:
       num_drafted = proposal.size - 1
@@ -160,7 +162,7 @@ class StepReport:
   num_drafted: int
   num_levels: int  # length of the longest chain that was drafted
   num_accepted: int
-  outcome: int  # of the verdict before, for a tree
+  outcome: int  # of the verdict before; NO_OUTCOME where there is no tree
   num_forwards: int  # of the draft after that verdict, for a tree
   path: list[int]  # indices of root and accepted nodes, for a tree
 

@@ -195,6 +195,23 @@ def test_full_tree_drops_least_probable_candidates():
   assert num_forwards == 1  # and no more: nothing is left to expand
 
 
+def test_coverage_prefers_possible_exits():
+  """t1, t2, t3 are sent: t4 and t5 and t6 may follow, t7 may not."""
+  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
+  tree = tree_lib.mark_sent(tree, select(tree, 3))
+  assert tokens(tree, tree_lib.CANDIDATE) == [4, 5, 6]
+  tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)  # t5 gets t7
+  assert np.asarray(tree.token_ids)[np.asarray(tree.is_sent)].tolist() == [
+    1,
+    2,
+    3,
+  ]
+  plain = tree_lib.best_candidates(tree, 3)
+  assert plain.token_ids.tolist() == [[6, 7, 4]]
+  covering = tree_lib.best_candidates(tree, 3, coverage=1.0)
+  assert covering.token_ids.tolist() == [[6, 4, 7]]
+
+
 def test_ancestor_mask_follows_parents():
   parents = jnp.asarray([[-1, 0, 1, 2, 3, 1, 5, -1], [-1] + [0] * 7])
   expected = np.zeros((2, 8, 8), bool)

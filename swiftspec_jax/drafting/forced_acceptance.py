@@ -47,6 +47,7 @@ def make_reference(
 def force(
   reference: Reference,
   child_token_ids: jax.Array,
+  child_log_probs: jax.Array,
   token_ids: jax.Array,
   positions: jax.Array,
   acceptance: float,
@@ -56,6 +57,8 @@ def force(
   Args:
     reference: what is true.
     child_token_ids: i32[B, W, K] of the draft model, best first.
+    child_log_probs: f32[B, W, K] of the draft model; what has probability zero
+      there keeps it.
     token_ids: i32[B, W] of the leaves.
     positions: i32[B, W] of the leaves.
     acceptance: a in (0, 1], probability that the best child is the true token.
@@ -90,6 +93,9 @@ def force(
   forced = jnp.where(ranks == rank, truth[:, :, None], forced)
   is_true = is_true[:, :, None]
   is_left_out = is_true & (rank == num_children) & (ranks == num_children - 1)
+  # To use the model's log-probabilities for something has a reason: XLA CPU
+  # sorts the whole vocabulary where only the indices of a top-k are used.
+  is_left_out |= child_log_probs == -jnp.inf
   return (
     jnp.where(is_true, forced, child_token_ids),
     jnp.where(is_left_out, -jnp.inf, jnp.log(chances)),

@@ -284,16 +284,14 @@ def _children(
   with jax.named_scope('children'):
     logits = decoder.unembed(params, config, hidden)
     log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    # Without the barrier, XLA CPU sorts the vocabulary if `top` is not used.
-    top, token_ids = jax.lax.optimization_barrier(
-      jax.lax.top_k(logits, tree_config.branching)
-    )
+    top, token_ids = jax.lax.top_k(logits, tree_config.branching)
     log_probs = top - log_total
   if reference is None:
     return token_ids, log_probs
   return forced_acceptance.force(
     reference,
     token_ids,
+    log_probs,
     leaves.token_ids,
     kv_lengths[:, None] + leaves.depths,
     tree_config.forced_acceptance,

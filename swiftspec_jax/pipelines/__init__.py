@@ -35,6 +35,9 @@ class Pipeline(Protocol):
   ) -> None:
     """Prefills a request on its own and puts it into row `slot`; waits."""
 
+  def warmup(self) -> None:
+    """Runs every program of a round once, and waits."""
+
   def dispatch(self) -> types.StepOutput:
     """Enqueues one round; does not wait for its output."""
 

@@ -52,6 +52,9 @@ class ChainPipeline:
     self._rows.admit(slot, request, limit, features, chunks)
     jax.block_until_ready(self._rows.state)
 
+  def warmup(self) -> None:
+    jax.block_until_ready(self.dispatch())
+
   def dispatch(self) -> types.StepOutput:
     self._rows.state, output = spec_step.decode_step(
       self._target.params,

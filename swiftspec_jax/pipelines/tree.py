@@ -6,6 +6,7 @@ Between them go two small integer arrays a round, and the host waits for none.
 """
 
 import functools
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 
@@ -19,9 +20,12 @@ from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
+from swiftspec_jax.pipelines import tree_sizes
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
+
+_NUM_TIMINGS = 6  # of each program, where sizes adapt
 
 
 class TreePipeline:
@@ -67,7 +71,9 @@ class TreePipeline:
       sharding_lib.replicated(draft.mesh),
     )
     self._count = functools.cache(self._count)
+    self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     self._proposal: jax.Array | None = None  # on the target's devices
+    self._num_sent = 0  # nodes of the proposal
 
   @property
   def num_speculative_tokens(self) -> int:
@@ -85,7 +91,10 @@ class TreePipeline:
   def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     self._target_rows.prepare(limit, features)
     self._draft_rows.prepare(limit)
+    self._sizes.reset()
     self._proposal = None
+    if self._tree_config.is_adaptive and self._sizes.times is None:
+      self._sizes.times = self._measure_steps()
 
   def admit(
     self,
@@ -101,11 +110,21 @@ class TreePipeline:
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._proposal = None  # has the row's former tree
 
+  def warmup(self) -> None:
+    for num_nodes in tree_sizes.node_buckets(self._tree_config):
+      self.follow(self._no_news, num_nodes)
+      self.verify()
+      if self.is_async:
+        self.grow()
+    jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
+    self._proposal = None
+
   def dispatch(self) -> types.StepOutput:
     if self._timeline is not None:
       self._timeline.start_round()
     if self._proposal is None:
       self.follow(self._no_news)
+    self._sizes.note_verified(self._num_sent)
     verified, output = self.verify()
     if self.is_async:
       self.grow()
@@ -113,7 +132,7 @@ class TreePipeline:
     return output
 
   def observe(self, reports: Sequence[types.StepReport]) -> None:
-    del reports
+    self._sizes.observe(reports)
 
   def verify(self) -> tuple[jax.Array, types.StepOutput]:
     """Enqueues the target's part; returns packed `VerifiedTokens`, output."""
@@ -130,25 +149,37 @@ class TreePipeline:
 
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
+    self._grow(self._sizes.num_draft_steps)
+
+  def _grow(self, num_steps: int) -> jax.Array:
+    """Enqueues so many forwards; returns how many they will have been."""
     dispatched = time.perf_counter()
     self._draft_rows.state, num_forwards = tree_draft.grow(
       self._draft.params,
       self._draft_rows.state,
-      self._count(self._tree_config.num_draft_steps),
+      self._count(num_steps),
       config=self._draft.config,
       tree_config=self._tree_config,
     )
     self._note(timeline_lib.DRAFT, 'grow', dispatched, num_forwards)
+    return num_forwards
 
-  def follow(self, verified: jax.Array) -> None:
-    """Enqueues what makes the next proposal of a verdict."""
+  def follow(self, verified: jax.Array, num_nodes: int | None = None) -> None:
+    """Enqueues what makes the next proposal of a packed verdict.
+
+    Args:
+      verified: packed `VerifiedTokens`.
+      num_nodes: to send; by default what the round before suggests.
+    """
+    num_nodes = num_nodes or self._sizes.next_num_nodes()
+    self._num_sent = num_nodes
     dispatched = time.perf_counter()
     verified = jax.device_put(
       verified, sharding_lib.replicated(self._draft.mesh)
     )
     self._note(timeline_lib.TRANSFER, 'verdict', dispatched, verified, 'verify')
     dispatched = time.perf_counter()
-    num_steps = self._tree_config.num_draft_steps
+    num_steps = self._sizes.num_draft_steps
     steps = (0, self._tree_config.num_restart_steps)
     if not self.is_async:
       steps = (num_steps, max(num_steps - 1, 0))  # the restart is one, too
@@ -159,7 +190,7 @@ class TreePipeline:
       *(self._count(n) for n in steps),
       config=self._draft.config,
       tree_config=self._tree_config,
-      num_nodes=self._tree_config.num_nodes,
+      num_nodes=num_nodes,
     )
     self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
     dispatched = time.perf_counter()
@@ -168,6 +199,27 @@ class TreePipeline:
     )
     self._note(
       timeline_lib.TRANSFER, 'proposal', dispatched, self._proposal, 'advance'
+    )
+
+  def _measure_steps(self) -> tree_sizes.StepTimes:
+    """Times the programs on idle rows, which stay as they are."""
+
+    def seconds(enqueue):
+      times = []
+      for _ in range(_NUM_TIMINGS):
+        jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
+        start = time.perf_counter()
+        jax.block_until_ready(enqueue())
+        times.append(time.perf_counter() - start)
+      return statistics.median(times[1:])  # the first one compiles
+
+    draft_seconds = seconds(lambda: self._grow(1))
+    target_seconds = {}
+    for num_nodes in tree_sizes.node_buckets(self._tree_config):
+      self.follow(self._no_news, num_nodes)
+      target_seconds[num_nodes] = seconds(self.verify)
+    return tree_sizes.StepTimes(
+      target_seconds=target_seconds, draft_seconds=draft_seconds
     )
 
   def _count(self, value: int) -> jax.Array:
