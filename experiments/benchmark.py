@@ -1,6 +1,8 @@
-"""Measures modes of decoding against each other.
+r"""Measures modes of decoding against each other.
 
   python -m experiments.benchmark --max_new_tokens=128 --output_dir=results
+  python -m experiments.benchmark --modes=autoregressive,serial,async \
+    --draft=DRAFT --output_dir=results
 
 Every mode decodes every prompt, one at a time. The directory gets
 results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tqdm
-from absl import flags, logging
+from absl import flags
 
 import swiftspec_jax as ss
 from experiments import (
@@ -25,9 +27,12 @@ from experiments import (
   benchmark_plot,
   benchmark_report,
   benchmark_run,
+  config_file,
   peers,
   program,
   provenance,
+  references,
+  tree_flags,
 )
 from experiments import flags as flags_lib
 from experiments import prompts as prompts_lib
@@ -36,8 +41,8 @@ from swiftspec_jax import errors, profiling
 _MODES = flags.DEFINE_list(
   'modes',
   None,
-  f'Some of {", ".join(flags_lib.MODES)}. Default: all, but chain only with '
-  '--draft.',
+  f'Some of {", ".join(flags_lib.MODES)}. Default: without --draft the first '
+  'two, else all but async.',
 )
 _PEERS = flags.DEFINE_list(
   'peers',
@@ -67,6 +72,7 @@ _RESUME = flags.DEFINE_bool(
 def main() -> None:
   """Runs the program."""
   start = time.perf_counter()
+  config_file.apply()
   modes = _check_modes()
   samplings = _samplings()
   prompts_path = pathlib.Path(_PROMPTS.value)
@@ -78,7 +84,8 @@ def main() -> None:
   )
   with profiling.count_compilations() as compilations:
     target = flags_lib.load_target()
-    encoded = _encode(target, prompts)
+    max_new_tokens = flags_lib.sampling().max_new_tokens
+    encoded = benchmark_run.encode(target, prompts, max_new_tokens)
     runners = _runners(modes, target, encoded)
     benchmark_output.write_settings(directory, settings)
     facts = {
@@ -145,38 +152,36 @@ def _settings(modes: Sequence[str], prompts: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _encode(target, prompts):
-  """Returns the prompts that fit, with their token ids."""
-  max_new_tokens = flags_lib.sampling().max_new_tokens
-  encoded = benchmark_run.encode(target, prompts, max_new_tokens)
-  num_skipped = len(prompts) - len(encoded)
-  limit = (
-    f'the {target.config.max_context} tokens of the context, which must also '
-    f'hold {max_new_tokens} new tokens'
-  )
-  if not encoded:
-    raise errors.UserError(f'no prompt fits into {limit}')
-  if num_skipped:
-    logging.warning('Skipping %d prompts longer than %s.', num_skipped, limit)
-  return encoded
-
-
 def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   """Returns a runner for each mode, compiled and warmed up."""
-  draft = flags_lib.load_draft(target)
+  drafts = flags_lib.load_drafts(target, modes)
   sampling = flags_lib.sampling()
   longest = max(len(token_ids) for _, token_ids in encoded)
+  known = None
+  if tree_flags.config().forced_acceptance is not None:
+    known = references.References(target)
+    known.decoder.warmup(longest + sampling.max_new_tokens, sampling)
   runners = {}
   for mode in modes:
     if mode in flags_lib.MODES:
-      decoder = flags_lib.make_decoder(mode, target, draft)
+      decoder = flags_lib.make_decoder(mode, target, drafts.get(mode))
       print(f'compiling for {mode}...', file=sys.stderr, flush=True)
       decoder.warmup(longest + sampling.max_new_tokens, sampling)
-      runners[mode] = benchmark_run.make_runner(decoder)
+      runners[mode] = benchmark_run.Runner(
+        decode=benchmark_run.make_decode(decoder), times=decoder.times
+      )
+      if known is not None and mode in flags_lib.TREE_MODES:
+        runners[mode] = dataclasses.replace(
+          runners[mode],
+          prepare=known.add_to,
+          forced_acceptance=tree_flags.config().forced_acceptance,
+        )
   if _PEERS.value:
     lookup = flags_lib.prompt_lookup()
     rivals = peers.load(target, lookup.num_speculative_tokens)
-    runners |= {name: rivals[name] for name in _PEERS.value}
+    runners |= {
+      name: benchmark_run.Runner(decode=rivals[name]) for name in _PEERS.value
+    }
   jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
   for _ in benchmark_run.measure(jobs, runners, [sampling]):
     pass
@@ -210,11 +215,16 @@ def _report(records, modes, directory, facts) -> None:
   num_prompts = max(figures['num_prompts'] for figures in summary.values())
   title = (
     f'{flags_lib.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '
-    f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_kind"]} device'
+    f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_count"]} x '
+    f'{facts["device_kind"]}'
   )
+  if label := benchmark_report.forced_label(summary):
+    title += f'\n{label}'
   picture = benchmark_plot.draw(summary, title)
   benchmark_output.write(directory / 'results.png', picture)
   print(benchmark_report.table(summary))
+  if label:
+    print(f'{label}: the draft was told the output, to study speed')
   if is_greedy:
     for mode, question_id, position in benchmark_report.differences(records):
       print(

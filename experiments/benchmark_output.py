@@ -18,7 +18,12 @@ _SETTINGS = 'settings.json'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-  """One line of results.jsonl; the fields of `GenerationStats` and more."""
+  """One line of results.jsonl; the fields of `GenerationStats` and more.
+
+  `host_seconds` is the work of the host loop, waits excluded, and
+  `forced_acceptance` what the draft was told to reach; both are None where
+  there is no such thing.
+  """
 
   question_id: int | str
   task: str
@@ -33,7 +38,13 @@ class Record:
   num_drafted: int
   num_accepted: int
   acceptance_length: float
+  num_hits: int
+  num_late_hits: int
+  num_misses: int
+  num_draft_forwards: int
   finish_reason: str
+  host_seconds: float | None = None
+  forced_acceptance: float | None = None
 
   @property
   def key(self) -> tuple[int | str, str, int]:
@@ -42,9 +53,13 @@ class Record:
 
 
 def make_record(
-  prompt: Prompt, mode: str, repeat: int, result: results.GenerationResult
+  prompt: Prompt,
+  mode: str,
+  repeat: int,
+  result: results.GenerationResult,
+  **values: float | None,
 ) -> Record:
-  """Returns what is kept of `result`."""
+  """Returns what is kept of `result`, and the `values` it does not have."""
   stats = result.stats
   return Record(
     question_id=prompt.question_id,
@@ -60,7 +75,12 @@ def make_record(
     num_drafted=stats.num_drafted,
     num_accepted=stats.num_accepted,
     acceptance_length=stats.acceptance_length,
+    num_hits=stats.num_hits,
+    num_late_hits=stats.num_late_hits,
+    num_misses=stats.num_misses,
+    num_draft_forwards=stats.num_draft_forwards,
     finish_reason=result.finish_reason,
+    **values,
   )
 
 
@@ -111,10 +131,13 @@ def write_settings(
 
 def append(directory: pathlib.Path, record: Record) -> None:
   """Adds a complete line to the results."""
-  path = directory / _RESULTS
-  line = json.dumps(dataclasses.asdict(record))
+  append_line(directory / _RESULTS, dataclasses.asdict(record))
+
+
+def append_line(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  """Adds a line of JSON to a file, which is made if it does not exist."""
   with program.writing(path), path.open('a') as file:
-    file.write(f'{line}\n')
+    file.write(f'{json.dumps(values)}\n')
 
 
 def write(path: pathlib.Path, content: bytes) -> None:
@@ -143,7 +166,25 @@ def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
 
 
 def _read_records(path: pathlib.Path) -> list[Record]:
-  """Reads results; what a killed process left of a line is cut off."""
+  records = []
+  for number, values in enumerate(read_lines(path), start=1):
+    try:
+      records.append(
+        Record(**{**values, 'token_ids': tuple(values['token_ids'])})
+      )
+    except (TypeError, KeyError) as error:
+      raise errors.UserError(
+        f'{path}, line {number}: not a result: {error!r}'
+      ) from error
+  return records
+
+
+def read_lines(path: pathlib.Path) -> list[Any]:
+  """Reads lines of JSON; what a killed process left of one is cut off.
+
+  Raises:
+    UserError: a line is not JSON.
+  """
   if not path.exists():
     return []
   content = path.read_bytes()
@@ -151,15 +192,12 @@ def _read_records(path: pathlib.Path) -> list[Record]:
   if num_complete < len(content):
     with program.writing(path):
       os.truncate(path, num_complete)
-  records = []
+  values = []
   for number, line in enumerate(content[:num_complete].splitlines(), start=1):
     try:
-      values = json.loads(line)
-      records.append(
-        Record(**{**values, 'token_ids': tuple(values['token_ids'])})
-      )
-    except (ValueError, TypeError, KeyError) as error:
+      values.append(json.loads(line))
+    except ValueError as error:
       raise errors.UserError(
         f'{path}, line {number}: not a result: {error!r}'
       ) from error
-  return records
+  return values

@@ -10,7 +10,7 @@ from matplotlib import figure as figure_lib
 from experiments.benchmark_report import BASELINE
 
 _BLUE, _ORANGE, _GREEN = '#0072b2', '#e69f00', '#009e73'
-_COLORS = ('#8c8c8c', _BLUE, _ORANGE, _GREEN, '#cc79a7', '#56b4e9')
+_COLORS = ('#8c8c8c', _BLUE, _ORANGE, _GREEN, '#cc79a7', '#56b4e9', '#d55e00')
 
 
 def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:

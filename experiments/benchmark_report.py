@@ -22,9 +22,11 @@ def summarize(
 
   Returns:
     For each mode `tokens_per_second`, `speedup` over the baseline,
-    `acceptance_length`, `outputs_equal`, `num_outputs_equal`, `num_prompts`
-    and the same for each of its `tasks`. Speedup and equality compare what
-    both modes have measured; they are None where there is nothing to compare.
+    `acceptance_length`, `hit_rate`, `late_hit_rate` and `miss_rate` of its
+    trees, `host_seconds_per_round`, `outputs_equal`, `num_outputs_equal`,
+    `num_prompts`, `forced_acceptance` and the same for each of its `tasks`.
+    Speedup and equality compare what both modes have measured. Figures are
+    None where there is nothing to compare or to count.
   """
   summary = {}
   for mode in modes:
@@ -71,27 +73,56 @@ def speed(records: Sequence[Record]) -> float | None:
   return sum(record.new_tokens for record in records) / seconds
 
 
+def forced_label(summary: dict[str, dict[str, Any]]) -> str:
+  """Returns which modes had a draft that was told the output, and how often.
+
+  Empty if there are none.
+  """
+  forced = {
+    mode: figures['forced_acceptance']
+    for mode, figures in summary.items()
+    if figures['forced_acceptance'] is not None
+  }
+  if not forced:
+    return ''
+  return f'{_forced(next(iter(forced.values())))} in {", ".join(forced)}'
+
+
 def table(summary: dict[str, dict[str, Any]]) -> str:
   """Returns the summary as text for a terminal."""
   header = (
-    'mode', 'task', 'prompts', 'tokens/s', 'speedup', 'acc. length', 'equal'
+    'mode', 'task', 'prompts', 'tokens/s', 'speedup', 'acc. length',
+    'hit/late/miss', 'equal',
   )  # fmt: skip
   rows = [header]
   for mode, figures in summary.items():
-    rows.append(_row(mode, 'all', figures))
+    forced = figures['forced_acceptance']
+    label = mode if forced is None else f'{mode} ({_forced(forced)})'
+    rows.append(_row(label, 'all', figures))
     tasks = figures['tasks']
     if len(tasks) > 1:
       rows += [_row('', task, tasks[task]) for task in tasks]
+  return aligned(rows, num_names=2)
+
+
+def aligned(rows: Sequence[Sequence[str]], num_names: int) -> str:
+  """Returns cells as lines of text, the first row as their header.
+
+  The first `num_names` columns stand to the left, numbers to the right.
+  """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = [
     '  '.join(
-      # Names to the left, numbers to the right.
-      f'{cell:<{width}}' if i < 2 else f'{cell:>{width}}'
+      f'{cell:<{width}}' if i < num_names else f'{cell:>{width}}'
       for i, (cell, width) in enumerate(zip(row, widths, strict=True))
     )
     for row in rows
   ]
   return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
+
+
+def _forced(acceptance: float) -> str:
+  return f'forced acceptance {acceptance:g}'
 
 
 def _place(record: Record) -> tuple[int | str, int]:
@@ -111,6 +142,9 @@ def _figures(
     if own_speed and reference_speed
     else None,
     'acceptance_length': results.total_acceptance_length(own),
+    **tree_rates(own),
+    'host_seconds_per_round': _host_seconds(own),
+    'forced_acceptance': own[0].forced_acceptance,
     'outputs_equal': None,
     'num_outputs_equal': None,
     'num_prompts': len({record.question_id for record in own}),
@@ -127,11 +161,32 @@ def _figures(
   return figures
 
 
+def tree_rates(records: Sequence[Record]) -> dict[str, float | None]:
+  """Returns the rates of hits, late hits and misses; None without trees."""
+  counts = {
+    'hit_rate': sum(record.num_hits for record in records),
+    'late_hit_rate': sum(record.num_late_hits for record in records),
+    'miss_rate': sum(record.num_misses for record in records),
+  }
+  total = sum(counts.values())
+  return {
+    name: count / total if total else None for name, count in counts.items()
+  }
+
+
+def _host_seconds(records: Sequence[Record]) -> float | None:
+  seconds = [record.host_seconds for record in records]
+  if None in seconds:
+    return None
+  return sum(seconds) / max(sum(record.num_rounds for record in records), 1)
+
+
 def _row(mode: str, task: str, figures: dict[str, Any]) -> tuple[str, ...]:
   def cell(value: float | None, form: str) -> str:
     return '-' if value is None else format(value, form)
 
   equal = figures['num_outputs_equal']
+  rates = [figures[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
   return (
     mode,
     task,
@@ -139,5 +194,6 @@ def _row(mode: str, task: str, figures: dict[str, Any]) -> tuple[str, ...]:
     cell(figures['tokens_per_second'], '.1f'),
     cell(figures['speedup'], '.2f'),
     cell(figures['acceptance_length'], '.2f'),
+    '/'.join(cell(rate, '.2f') for rate in rates) if any(rates) else '-',
     '-' if equal is None else f'{equal}/{figures["num_prompts"]}',
   )

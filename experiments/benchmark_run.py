@@ -3,13 +3,33 @@
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from absl import logging
+
 import swiftspec_jax as ss
 from experiments import benchmark_output
 from experiments.prompts import Prompt
+from swiftspec_jax import decoding, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 # Decodes one request from start to end.
-Runner = Callable[[ss.Request], ss.GenerationResult]
+Decode = Callable[[ss.Request], ss.GenerationResult]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runner:
+  """How a mode decodes, and what is known of it.
+
+  Attributes:
+    decode: decodes one request from start to end.
+    times: of the host loop, if it is ours.
+    prepare: what a request gets before the clock runs.
+    forced_acceptance: what the draft is told to reach.
+  """
+
+  decode: Decode
+  times: decoding.LoopTimes | None = None
+  prepare: Callable[[ss.Request], ss.Request] = lambda request: request
+  forced_acceptance: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,20 +47,24 @@ class Job:
     return self.prompt.question_id, self.mode, self.repeat
 
 
-def make_runner(decoder: ss.Decoder) -> Runner:
-  """Returns a runner that decodes with `decoder`."""
+def make_decode(decoder: ss.Decoder) -> Decode:
+  """Returns what decodes a request with `decoder` from start to end."""
 
-  def run(request: ss.Request) -> ss.GenerationResult:
+  def decode(request: ss.Request) -> ss.GenerationResult:
     *_, last = decoder.run([request])
     return last.result
 
-  return run
+  return decode
 
 
 def encode(
   target: ss.Model, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[tuple[Prompt, tuple[int, ...]]]:
-  """Returns the prompts that fit into the context, with their token ids."""
+  """Returns the prompts that fit into the context, with their token ids.
+
+  Raises:
+    UserError: there are none.
+  """
   encoded = [
     (
       prompt,
@@ -49,7 +73,17 @@ def encode(
     for prompt in prompts
   ]
   longest = target.config.max_context - max_new_tokens
-  return [(prompt, ids) for prompt, ids in encoded if len(ids) <= longest]
+  fitting = [(prompt, ids) for prompt, ids in encoded if len(ids) <= longest]
+  num_skipped = len(prompts) - len(fitting)
+  limit = (
+    f'the {target.config.max_context} tokens of the context, which must also '
+    f'hold {max_new_tokens} new tokens'
+  )
+  if not fitting:
+    raise errors.UserError(f'no prompt fits into {limit}')
+  if num_skipped:
+    logging.warning('Skipping %d prompts longer than %s.', num_skipped, limit)
+  return fitting
 
 
 def plan(
@@ -90,8 +124,25 @@ def measure(
   for job in jobs:
     if job.key in done:
       continue
-    request = ss.Request(
-      token_ids=job.token_ids, sampling=samplings[job.repeat]
+    runner = runners[job.mode]
+    request = runner.prepare(
+      ss.Request(token_ids=job.token_ids, sampling=samplings[job.repeat])
     )
-    result = runners[job.mode](request)
-    yield benchmark_output.make_record(job.prompt, job.mode, job.repeat, result)
+    seconds_before = _host_seconds(runner)
+    result = runner.decode(request)
+    yield benchmark_output.make_record(
+      job.prompt,
+      job.mode,
+      job.repeat,
+      result,
+      host_seconds=None
+      if seconds_before is None
+      else _host_seconds(runner) - seconds_before,
+      forced_acceptance=runner.forced_acceptance,
+    )
+
+
+def _host_seconds(runner: Runner) -> float | None:
+  if runner.times is None:
+    return None
+  return runner.times.dispatch_seconds + runner.times.read_seconds

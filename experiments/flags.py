@@ -1,14 +1,17 @@
 """Flags that several programs share, and what they stand for."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 from absl import flags
 
 import swiftspec_jax as ss
+from experiments import config_file, device_flags, tree_flags
 from swiftspec_jax import errors
 
-MODES = ('autoregressive', 'prompt_lookup', 'chain')
+TREE_MODES = ('serial', 'async')
+_DRAFT_MODES = ('chain', *TREE_MODES)
+MODES = ('autoregressive', 'prompt_lookup', *_DRAFT_MODES)
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -18,7 +21,16 @@ _TARGET = flags.DEFINE_string(
   '.gguf file, or a Hugging Face hub id.',
 )
 _DRAFT = flags.DEFINE_string(
-  'draft', None, 'Draft model of mode chain; named like --target.'
+  'draft',
+  None,
+  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target.',
+)
+_DRAFT_LAYERS = flags.DEFINE_integer(
+  'draft_layers',
+  None,
+  'Keep only so many of the first layers of --draft. With that of --target '
+  'it makes a draft for studies of any model.',
+  lower_bound=1,
 )
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
   'num_speculative_tokens',
@@ -58,12 +70,6 @@ _DTYPE = flags.DEFINE_enum(
   ['float32', 'bfloat16'],
   'Of weights and cache. Default: float32 on CPU, bfloat16 elsewhere.',
 )
-_TARGET_DEVICES = flags.DEFINE_integer(
-  'target_devices',
-  1,
-  'Devices that share the model (tensor parallel).',
-  lower_bound=1,
-)
 
 
 def sampling() -> ss.SamplingParams:
@@ -88,67 +94,104 @@ def prompt_lookup() -> ss.PromptLookup:
 
 
 def default_modes() -> tuple[str, ...]:
-  """Returns all modes that the flags allow."""
-  return MODES if _DRAFT.value else MODES[:2]
+  """Returns all modes that the flags allow, but async, which needs devices."""
+  return MODES[:-1] if _DRAFT.value else MODES[:2]
 
 
 def check(modes: Sequence[str]) -> None:
-  """Raises UserError if the flags do not fit together; loads nothing."""
+  """Raises UserError if the flags do not fit together; loads nothing.
+
+  Must come before anything asks JAX for its devices.
+  """
   sampling()
   prompt_lookup()
-  devices()
-  if 'chain' in modes and not _DRAFT.value:
-    raise errors.UserError('mode chain needs a draft model: give --draft')
-  if _DRAFT.value and 'chain' not in modes:
+  forced = tree_flags.config().forced_acceptance
+  device_flags.prepare(modes)
+  device_flags.check(modes)
+  config_file.check_device()
+  drafting = [mode for mode in modes if mode in _DRAFT_MODES]
+  if drafting and not _DRAFT.value:
     raise errors.UserError(
-      f'--draft={_DRAFT.value} is used by mode chain only; the mode is '
-      f'{", ".join(modes)}'
+      f'mode {drafting[0]} needs a draft model: give --draft'
     )
-
-
-def devices() -> list[jax.Device]:
-  """Returns the devices that hold the models."""
-  found = jax.devices()
-  if _TARGET_DEVICES.value > len(found):
-    raise errors.UserError(
-      f'--target_devices={_TARGET_DEVICES.value}, but there are only '
-      f'{len(found)} devices ({found[0].platform})'
-    )
-  return found[: _TARGET_DEVICES.value]
+  for flag, value, users in (
+    ('draft', _DRAFT.value, _DRAFT_MODES),
+    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES),
+    ('forced_acceptance', forced, TREE_MODES),
+  ):
+    if value is not None and not set(users) & set(modes):
+      raise errors.UserError(
+        f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
+        f'is {", ".join(modes)}'
+      )
 
 
 def load_target() -> ss.Model:
   """Loads the model of --target."""
-  return ss.load(_TARGET.value, dtype=_DTYPE.value, devices=devices())
-
-
-def load_draft(target: ss.Model) -> ss.Model | None:
-  """Loads the model of --draft; None where none was given."""
-  if not _DRAFT.value:
-    return None
   return ss.load(
-    _DRAFT.value, dtype=_DTYPE.value, devices=devices(), draft_of=target
+    _TARGET.value, dtype=_DTYPE.value, devices=device_flags.target_devices()
+  )
+
+
+def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
+  """Loads the model of --draft where `modes` need it.
+
+  Returns:
+    The draft of each mode that has one. Modes that have it on the target's
+    devices share it.
+  """
+  drafts = {}
+  if set(modes) & {'chain', 'serial'}:
+    draft = load_draft(target, is_async=False)
+    drafts = {mode: draft for mode in ('chain', 'serial') if mode in modes}
+  if 'async' in modes:
+    drafts['async'] = load_draft(target, is_async=True)
+  return drafts
+
+
+def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
+  """Loads the model of --draft, on devices of its own if `is_async`."""
+  return ss.load(
+    _DRAFT.value,
+    dtype=_DTYPE.value,
+    devices=device_flags.draft_devices()
+    if is_async
+    else list(target.mesh.devices.flat),
+    draft_of=target,
+    num_layers=_DRAFT_LAYERS.value,
   )
 
 
 def make_decoder(
-  mode: str, target: ss.Model, draft: ss.Model | None
+  mode: str,
+  target: ss.Model,
+  draft: ss.Model | None,
+  timeline: ss.Timeline | None = None,
 ) -> ss.Decoder:
   """Returns a decoder of one of `MODES`, for one request at a time."""
   if mode == 'autoregressive':
     return ss.Decoder(target)
   if mode == 'prompt_lookup':
     return ss.Decoder(target, prompt_lookup())
+  if mode == 'chain':
+    return ss.Decoder(
+      target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value
+    )
   return ss.Decoder(
-    target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value
+    target,
+    draft,
+    tree=tree_flags.config(),
+    run_ahead=tree_flags.run_ahead(),
+    timeline=timeline,
   )
 
 
-def to_json() -> dict[str, str | int | float | None]:
+def to_json() -> dict[str, Any]:
   """Returns the values of the shared flags, by name."""
   holders = (
     _TARGET,
     _DRAFT,
+    _DRAFT_LAYERS,
     _NUM_SPECULATIVE_TOKENS,
     _PROMPT_LOOKUP_MIN,
     _PROMPT_LOOKUP_MAX,
@@ -158,6 +201,9 @@ def to_json() -> dict[str, str | int | float | None]:
     _TOP_P,
     _SEED,
     _DTYPE,
-    _TARGET_DEVICES,
   )
-  return {holder.name: holder.value for holder in holders}
+  return {
+    **{holder.name: holder.value for holder in holders},
+    **device_flags.to_json(),
+    **tree_flags.to_json(),
+  }

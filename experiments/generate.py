@@ -2,23 +2,34 @@
 
   python -m experiments.generate --prompt='Why is the sky blue?'
   python -m experiments.generate --mode=prompt_lookup --prompt_file=note.txt
+  python -m experiments.generate --mode=async --draft=DRAFT --prompt='Hello!'
   python -m experiments.generate
 
 --prompt_file is one prompt as plain text or, if it ends in .jsonl, many. The
 text goes to standard output, the speed to standard error. Without a prompt
-you get a conversation.
+you get a conversation. On a CPU, mode async splits it into devices.
 """
 
 import pathlib
 import sys
 
+import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import chat, program, streaming
+from experiments import (
+  chat,
+  config_file,
+  program,
+  references,
+  streaming,
+  tracing,
+  tree_flags,
+)
 from experiments import flags as flags_lib
 from experiments import prompts as prompts_lib
 from swiftspec_jax import errors
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
@@ -28,30 +39,99 @@ _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(
   'prompt_file', None, 'File with a prompt, or with many if it is .jsonl.'
 )
+_TRACE_DIR = flags.DEFINE_string(
+  'trace_dir',
+  None,
+  'Modes serial and async: where timeline.json, for ui.perfetto.dev, its '
+  'summary and a trace of jax.profiler go, all of the first prompt.',
+)
 
 
 def main() -> None:
   """Runs the program."""
+  config_file.apply()
   flags_lib.check([_MODE.value])
   prompts = _read_prompts()
+  _check_studies(prompts)
   target = flags_lib.load_target()
-  draft = flags_lib.load_draft(target)
-  decoder = flags_lib.make_decoder(_MODE.value, target, draft)
+  draft = flags_lib.load_drafts(target, [_MODE.value]).get(_MODE.value)
+  timeline = ss.Timeline() if _TRACE_DIR.value else None
+  decoder = flags_lib.make_decoder(_MODE.value, target, draft, timeline)
   if prompts is None:
     chat.run(target, decoder, flags_lib.sampling())
     return
-  stats = []
-  for title, prompt in prompts:
-    token_ids = tokenizer_lib.encode_prompt(target.tokenizer, prompt)
-    request = ss.Request(
-      token_ids=tuple(token_ids), sampling=flags_lib.sampling()
-    )
+  requests = _requests(target, [prompt for _, prompt in prompts])
+  stats, traced = [], None
+  for (title, _), request in zip(prompts, requests, strict=True):
     print('compiling...', file=sys.stderr, flush=True)
     streaming.compile_for(decoder, request)
     if title:
       print(f'[{title}]')
-    stats.append(streaming.show(decoder, request).stats)
-  print(streaming.describe(stats), file=sys.stderr)
+    if timeline and not traced:
+      traced = _trace(timeline, decoder, request)
+      result = traced.result
+    else:
+      result = streaming.show(decoder, request)
+    stats.append(result.stats)
+  forced = tree_flags.config().forced_acceptance
+  remark = '' if forced is None else f'forced acceptance {forced:g}: '
+  print(f'{remark}{streaming.describe(stats)}', file=sys.stderr)
+  if traced:
+    _report(traced)
+
+
+def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
+  """Raises UserError for flags that this mode, or a chat, cannot have."""
+  if _TRACE_DIR.value and _MODE.value not in flags_lib.TREE_MODES:
+    raise errors.UserError(
+      f'--trace_dir={_TRACE_DIR.value} is for modes '
+      f'{", ".join(flags_lib.TREE_MODES)}; the mode is {_MODE.value}'
+    )
+  forced = tree_flags.config().forced_acceptance
+  if prompts is None and (_TRACE_DIR.value or forced is not None):
+    raise errors.UserError(
+      '--trace_dir and --forced_acceptance are not for a conversation: give '
+      '--prompt or --prompt_file'
+    )
+  if _TRACE_DIR.value:
+    directory = pathlib.Path(_TRACE_DIR.value)
+    with program.writing(directory):
+      directory.mkdir(parents=True, exist_ok=True)
+
+
+def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
+  """Returns the requests, with their references where they are needed."""
+  requests = [
+    ss.Request(
+      token_ids=tuple(tokenizer_lib.encode_prompt(target.tokenizer, prompt)),
+      sampling=flags_lib.sampling(),
+    )
+    for prompt in prompts
+  ]
+  if tree_flags.config().forced_acceptance is None:
+    return requests
+  print(
+    'decoding plainly first, for --forced_acceptance...',
+    file=sys.stderr,
+    flush=True,
+  )
+  known = references.References(target)
+  return [known.add_to(request) for request in requests]
+
+
+def _trace(
+  timeline: ss.Timeline, decoder: ss.Decoder, request: ss.Request
+) -> tracing.Trace:
+  with jax.profiler.trace(_TRACE_DIR.value):
+    return tracing.trace(timeline, lambda: streaming.show(decoder, request))
+
+
+def _report(traced: tracing.Trace) -> None:
+  directory = pathlib.Path(_TRACE_DIR.value)
+  tracing.write(directory, traced)
+  print('mean round of the first prompt:', file=sys.stderr)
+  print(timeline_lib.table(traced.summary), file=sys.stderr)
+  print(f'written to {directory}', file=sys.stderr)
 
 
 def _read_prompts() -> list[tuple[str, str]] | None:

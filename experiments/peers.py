@@ -21,7 +21,7 @@ import numpy as np
 import transformers
 
 import swiftspec_jax as ss
-from experiments.benchmark_run import Runner
+from experiments.benchmark_run import Decode
 from swiftspec_jax import errors, results
 from swiftspec_jax.checkpoint import builtin
 
@@ -44,7 +44,7 @@ def check() -> None:
     )
 
 
-def load(target: ss.Model, num_speculative_tokens: int) -> dict[str, Runner]:
+def load(target: ss.Model, num_speculative_tokens: int) -> dict[str, Decode]:
   """Loads the weights of `target` into transformers.
 
   Args:
@@ -109,7 +109,7 @@ def _make_runner(
   model: 'transformers.PreTrainedModel',
   target: ss.Model,
   num_speculative_tokens: int | None,
-) -> Runner:
+) -> Decode:
   import torch
 
   def run(request: ss.Request) -> ss.GenerationResult:

@@ -23,6 +23,7 @@ import swiftspec_jax as ss
 from experiments import (
   benchmark_output,
   benchmark_run,
+  config_file,
   peers,
   program,
   provenance,
@@ -51,6 +52,7 @@ _SHORT_PROMPT = 32
 
 def main() -> None:
   """Measures, prints and writes."""
+  config_file.apply()
   shared_flags.check(['autoregressive'])
   if _PEERS.value:
     peers.check()
@@ -105,7 +107,7 @@ def _request(prompt_tokens: int, new_tokens: int) -> ss.Request:
 
 
 def _run(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationStats:
-  return benchmark_run.make_runner(decoder)(request).stats
+  return benchmark_run.make_decode(decoder)(request).stats
 
 
 def _step_seconds(decoder: ss.Decoder, request: ss.Request) -> float:

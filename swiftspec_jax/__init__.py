@@ -3,7 +3,7 @@
 from swiftspec_jax.checkpoint.builtin import BUILTIN_MODELS
 from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
-from swiftspec_jax.config import ModelConfig, SamplingParams
+from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafting.draft_model import DraftModel
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
@@ -12,6 +12,7 @@ from swiftspec_jax.generate import generate, stream
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.results import GenerationResult, GenerationStats
+from swiftspec_jax.timeline import Timeline
 
 __version__ = '0.1.0'
 
@@ -27,6 +28,8 @@ __all__ = [
   'PromptLookup',
   'Request',
   'SamplingParams',
+  'Timeline',
+  'TreeConfig',
   'UserError',
   'generate',
   'load',

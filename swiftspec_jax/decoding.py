@@ -28,12 +28,16 @@ from swiftspec_jax.requests import Event, Request, Row
 
 @dataclasses.dataclass
 class LoopTimes:
-  """What the host did with its time; raw sums since the decoder was made."""
+  """What the host did with its time; raw sums since the decoder was made.
+
+  Work is counted in processor time of the host's thread: where the CPU is also
+  the device, the thread may have to wait for a core.
+  """
 
   num_rounds: int = 0
   dispatch_seconds: float = 0.0
-  wait_seconds: float = 0.0  # for outputs of the devices
   read_seconds: float = 0.0  # outputs to tokens and text
+  wait_seconds: float = 0.0  # wall time, for outputs of the devices
 
   @property
   def host_seconds_per_round(self) -> float:
@@ -145,13 +149,12 @@ class Decoder:
 
     `run` does this; alone it is for measuring rounds without the host loop.
     """
-    start = time.perf_counter()
+    start, work = time.perf_counter(), time.thread_time()
     with jax.transfer_guard('disallow'):  # implicit transfers would wait
       output = self.pipeline.dispatch()
-    end = time.perf_counter()
-    self.times.dispatch_seconds += end - start
+    self.times.dispatch_seconds += time.thread_time() - work
     self.times.num_rounds += 1
-    self._note('dispatch', start, end)
+    self._note('dispatch', start, time.perf_counter())
     return output
 
   def _read(
@@ -160,7 +163,7 @@ class Decoder:
     """Waits for a round and hands each row its part."""
     start = time.perf_counter()
     packed, logprobs = jax.device_get((output.packed, output.logprobs))
-    arrived = time.perf_counter()
+    arrived, work = time.perf_counter(), time.thread_time()
     self.times.wait_seconds += arrived - start
     events, reports = [], []
     for slot, row in enumerate(rows):
@@ -172,10 +175,9 @@ class Decoder:
       if event is not None:
         events.append(event)
     self.pipeline.observe(reports)
-    end = time.perf_counter()
-    self.times.read_seconds += end - arrived
+    self.times.read_seconds += time.thread_time() - work
     self._note('wait', start, arrived)
-    self._note('read', arrived, end)
+    self._note('read', arrived, time.perf_counter())
     return events
 
   def _note(self, name: str, start: float, end: float) -> None:

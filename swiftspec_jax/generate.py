@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from swiftspec_jax import errors, results
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.model import Model
@@ -19,6 +19,7 @@ def generate(
   *,
   draft: Model | Drafter | None = None,
   num_speculative_tokens: int | None = None,
+  tree: TreeConfig | None = None,
   sampling: SamplingParams | Sequence[SamplingParams] | None = None,
   max_new_tokens: int | None = None,
   use_chat_template: bool | None = None,
@@ -33,6 +34,8 @@ def generate(
     draft: how to speculate: a draft model, a drafter such as
       `PromptLookup()`, or None for plain decoding. The output is the same.
     num_speculative_tokens: length of a draft model's chain.
+    tree: a draft model grows a token tree of these sizes instead of a chain.
+      If it lies on devices of its own, it does so while the target verifies.
     sampling: for all prompts, or one for each. Greedy by default.
     max_new_tokens: shorthand for that field of the default `sampling`.
     use_chat_template: whether a text is the user's turn of a conversation;
@@ -55,6 +58,7 @@ def generate(
     target,
     draft,
     num_speculative_tokens=num_speculative_tokens,
+    tree=tree,
     batch_size=batch_size,
   )
   finished = {
@@ -71,6 +75,7 @@ def stream(
   *,
   draft: Model | Drafter | None = None,
   num_speculative_tokens: int | None = None,
+  tree: TreeConfig | None = None,
   sampling: SamplingParams | None = None,
   max_new_tokens: int | None = None,
   use_chat_template: bool | None = None,
@@ -84,7 +89,7 @@ def stream(
     target, [prompt], sampling, max_new_tokens, use_chat_template
   )
   decoder = Decoder(
-    target, draft, num_speculative_tokens=num_speculative_tokens
+    target, draft, num_speculative_tokens=num_speculative_tokens, tree=tree
   )
   events = decoder.run(requests)
   return (event.text for event in events if event.text)

@@ -90,7 +90,8 @@ class Row:
     """Takes one step's output; returns news, if there are any."""
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
-    if self._num_rounds and report.num_levels:
+    # That of the first round is no verdict's.
+    if self._num_rounds and report.outcome != types.NO_OUTCOME:
       self._outcomes[report.outcome] += 1
     self._num_rounds += 1
     self._num_drafted += report.num_drafted
@@ -132,6 +133,10 @@ class Row:
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
       decode_seconds=time.perf_counter() - self._decode_time,
+      num_hits=int(self._outcomes[tree_lib.HIT]),
+      num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),
+      num_misses=int(self._outcomes[tree_lib.MISS]),
+      num_draft_forwards=self._num_forwards,
     )
     return results.GenerationResult(
       text=self._stream.text,

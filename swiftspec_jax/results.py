@@ -16,6 +16,12 @@ class GenerationStats:
     num_accepted: draft tokens that were accepted.
     drafted_per_position: how many rounds drafted position i of the chain.
     accepted_per_position: how many of them accepted it (and so all before).
+    num_hits: rounds of a tree after which the last verified token was in it
+      and expanded.
+    num_late_hits: rounds after which it was in the tree, not yet expanded.
+    num_misses: rounds after which it was not in the tree.
+    num_draft_forwards: forwards of a tree's draft between a verdict and the
+      next proposal, for which the target waited.
     ttft_seconds: from the start of prefill to the first token on the host.
     decode_seconds: from the end of prefill to the last token on the host.
   """
@@ -29,6 +35,10 @@ class GenerationStats:
   accepted_per_position: tuple[int, ...]
   ttft_seconds: float
   decode_seconds: float
+  num_hits: int = 0
+  num_late_hits: int = 0
+  num_misses: int = 0
+  num_draft_forwards: int = 0
 
   @property
   def acceptance_length(self) -> float:
@@ -49,6 +59,25 @@ class GenerationStats:
         self.accepted_per_position, self.drafted_per_position, strict=True
       )
     )
+
+  @property
+  def hit_rate(self) -> float:
+    """Hits, of the verdicts on a tree."""
+    return self.num_hits / self._num_verdicts
+
+  @property
+  def late_hit_rate(self) -> float:
+    """Late hits, of the verdicts on a tree."""
+    return self.num_late_hits / self._num_verdicts
+
+  @property
+  def miss_rate(self) -> float:
+    """Misses, of the verdicts on a tree."""
+    return self.num_misses / self._num_verdicts
+
+  @property
+  def _num_verdicts(self) -> int:
+    return max(self.num_hits + self.num_late_hits + self.num_misses, 1)
 
   @property
   def tokens_per_second(self) -> float:

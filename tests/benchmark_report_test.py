@@ -30,6 +30,10 @@ def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):
     'num_drafted': 0,
     'num_accepted': 0,
     'acceptance_length': 1.0,
+    'num_hits': 0,
+    'num_late_hits': 0,
+    'num_misses': 0,
+    'num_draft_forwards': 0,
     'finish_reason': 'length',
   }
   return benchmark_output.Record(**{**values, **changes})
@@ -73,6 +77,26 @@ def test_differences_are_found():
   assert summary['autoregressive']['outputs_equal'] is True
   assert summary['chain']['outputs_equal'] is False
   assert summary['chain']['num_outputs_equal'] == 0
+
+
+def test_rates_of_trees():
+  records = [
+    record(1, 'async', num_hits=6, num_late_hits=1, num_rounds=9),
+    record(2, 'async', num_hits=1, num_misses=2, num_rounds=3),
+    record(1, 'chain'),
+  ]
+  records = [dataclasses.replace(r, host_seconds=0.006) for r in records]
+  summary = benchmark_report.summarize(
+    records, ['async', 'chain'], is_greedy=True
+  )
+  assert summary['async']['hit_rate'] == 0.7
+  assert summary['async']['late_hit_rate'] == 0.1
+  assert summary['async']['miss_rate'] == 0.2
+  assert summary['async']['host_seconds_per_round'] == 0.001
+  assert summary['chain']['hit_rate'] is None
+  table = benchmark_report.table(summary)
+  assert '0.70/0.10/0.20' in table
+  assert benchmark_report.forced_label(summary) == ''
 
 
 def test_plan_takes_all_modes_of_a_prompt_together():

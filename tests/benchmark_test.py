@@ -13,11 +13,16 @@ import swiftspec_jax as ss
 from experiments import provenance
 
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
-MODES = ('autoregressive', 'prompt_lookup', 'chain')
+MODES = ('autoregressive', 'prompt_lookup', 'chain', 'serial')
 FIELDS = {
   'tokens_per_second',
   'speedup',
   'acceptance_length',
+  'hit_rate',
+  'late_hit_rate',
+  'miss_rate',
+  'host_seconds_per_round',
+  'forced_acceptance',
   'outputs_equal',
   'num_outputs_equal',
   'num_prompts',
@@ -92,8 +97,8 @@ def test_results_have_a_line_for_each_prompt_and_mode(finished, model):
 
 def test_every_mode_is_first_in_turn(finished):
   lines = read_lines(finished[0])
-  assert [line['mode'] for line in lines[::3]] == [*MODES, MODES[0]]
-  assert [line['question_id'] for line in lines[::3]] == [0, 1, 2, 3]
+  assert [line['mode'] for line in lines[::4]] == list(MODES)
+  assert [line['question_id'] for line in lines[::4]] == [0, 1, 2, 3]
 
 
 def test_summary_is_what_the_results_say(finished):
@@ -126,6 +131,12 @@ def test_summary_is_what_the_results_say(finished):
   assert set(modes['chain']['tasks']['a']) == FIELDS
   # The target drafts perfectly for itself.
   assert modes['chain']['acceptance_length'] > 4
+  # Its law is flat, so the best nodes of a tree are children of the root.
+  assert modes['serial']['acceptance_length'] > 1.9
+  rates = 'hit_rate', 'late_hit_rate', 'miss_rate'
+  assert sum(modes['serial'][rate] for rate in rates) == pytest.approx(1)
+  assert all(modes['chain'][rate] is None for rate in rates)
+  assert all(f['host_seconds_per_round'] > 0 for f in modes.values())
 
 
 def test_summary_says_where_it_comes_from(finished):
@@ -146,7 +157,7 @@ def test_table_and_picture(finished):
   assert (directory / 'results.png').read_bytes().startswith(b'\x89PNG')
   for mode in MODES:
     assert any(line.startswith(mode) for line in output.splitlines())
-  assert output.count('4/4') == 3
+  assert output.count('4/4') == 4
   assert 'differs' not in output
 
 
@@ -259,6 +270,37 @@ def test_samples_and_skipped_prompts(model, tmp_path):
   first, second = (line['token_ids'] for line in read_lines(directory))
   assert first != second
   assert '60.0' not in output
+
+
+def test_forced_acceptance_is_labelled(flags, model, tmp_path):
+  status, output, complaints = programs.run(
+    'benchmark',
+    *flags,
+    f'--draft={model}',
+    '--draft_layers=1',
+    '--modes=async,autoregressive',
+    '--forced_acceptance=0.7',
+    '--limit=2',
+    '--repeats=2',
+    '--temperature=1',
+    f'--output_dir={tmp_path}',
+  )
+  assert status == 0, complaints
+  assert 'async (forced acceptance 0.7)  all' in output
+  assert '\nforced acceptance 0.7 in async: the draft was told' in output
+  summary = read_summary(tmp_path)
+  assert summary['modes']['async']['forced_acceptance'] == 0.7
+  assert summary['modes']['autoregressive']['forced_acceptance'] is None
+  assert summary['modes']['async']['acceptance_length'] > 2
+  assert summary['provenance']['device_count'] == 2
+  assert summary['provenance']['compile_count_measured'] == 0
+  # The noise belongs to the request, not to the mode.
+  outputs = {}
+  for line in read_lines(tmp_path):
+    outputs.setdefault(line['mode'], []).append(
+      (line['question_id'], line['repeat'], line['token_ids'])
+    )
+  assert sorted(outputs['async']) == sorted(outputs['autoregressive'])
 
 
 @pytest.mark.parametrize(

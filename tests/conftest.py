@@ -11,7 +11,8 @@ from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 
 # Sharding tests run on simulated devices.
-jax.config.update('jax_num_cpu_devices', 8)
+if jax.config.jax_num_cpu_devices == -1:
+  jax.config.update('jax_num_cpu_devices', 8)
 # Silent broadcasting and silent promotion hide mistakes.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')

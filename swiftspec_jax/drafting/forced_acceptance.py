@@ -67,34 +67,33 @@ def force(
     The children i32[B, W, K] and their log-probabilities f32[B, W, K].
   """
   known, num_children = reference.token_ids, child_token_ids.shape[2]
-  last = known.shape[1] - 1
-  here = jnp.take_along_axis(known, jnp.clip(positions, 0, last), axis=1)
-  following = jnp.clip(positions + 1, 0, last)
+  end = known.shape[1] - 1
+  here = jnp.take_along_axis(known, jnp.clip(positions, 0, end), axis=1)
+  following = jnp.clip(positions + 1, 0, end)
   truth = jnp.take_along_axis(known, following, axis=1)
   is_true = (token_ids == here) & (truth != types.PLACEHOLDER_TOKEN_ID)
   keys = sampling_lib.position_keys(
     reference.seeds, following, sampling_lib.Stream.DRAFT
   )
   uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys)
-  ranks = jnp.arange(num_children, dtype=jnp.float32)[None, None]
-  chances = acceptance * (1.0 - acceptance) ** ranks
+  ranks = jnp.arange(num_children)[None, None]
+  chances = acceptance * (1.0 - acceptance) ** ranks.astype(jnp.float32)
   # The rank is the number of better children that are wrong.
   is_worse = uniform[:, :, None] >= jnp.cumsum(chances, axis=2)
-  rank = is_worse.astype(jnp.float32).sum(axis=2, keepdims=True)
+  rank = is_worse.sum(axis=2, keepdims=True, dtype=jnp.int32)
   # The true token must not occur twice: where it is a child anyway, that place
-  # gets the last one, which is then pushed out or left out.
+  # gets the last one, which is then pushed out or left out. (A sum, as XLA CPU
+  # sorts the whole vocabulary for a top-k whose result is sliced.)
+  is_last = ranks == num_children - 1
+  last_child = jnp.where(is_last, child_token_ids, 0).sum(2, keepdims=True)
   wrong = jnp.where(
-    child_token_ids == truth[:, :, None],
-    child_token_ids[:, :, -1:],
-    child_token_ids,
+    child_token_ids == truth[:, :, None], last_child, child_token_ids
   )
-  shifted = jnp.roll(wrong, 1, axis=2)
-  forced = jnp.where(ranks < rank, wrong, shifted)
+  places = ranks - (ranks > rank).astype(jnp.int32)
+  forced = jnp.take_along_axis(wrong, places, axis=2)
   forced = jnp.where(ranks == rank, truth[:, :, None], forced)
   is_true = is_true[:, :, None]
-  is_left_out = is_true & (rank == num_children) & (ranks == num_children - 1)
-  # To use the model's log-probabilities for something has a reason: XLA CPU
-  # sorts the whole vocabulary where only the indices of a top-k are used.
+  is_left_out = is_true & (rank == num_children) & is_last
   is_left_out |= child_log_probs == -jnp.inf
   return (
     jnp.where(is_true, forced, child_token_ids),

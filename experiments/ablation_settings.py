@@ -1,0 +1,110 @@
+"""The configurations that the ablation compares."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import swiftspec_jax as ss
+
+SWEEPS = {
+  'num_nodes': (4, 8, 16),
+  'width': (4, 8, 16),
+  'num_draft_steps': (1, 2, 4, 6),
+}
+MAIN = (
+  'autoregressive',
+  'serial',
+  'async_lockstep',
+  'async',
+  'async_coverage',
+  'async_adaptive',
+  'async_restart',
+)
+# Where the flags leave them off.
+_COVERAGE = 1.0
+_NUM_RESTART_STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configuration:
+  """One way to decode; `tree` is None for plain decoding."""
+
+  name: str
+  mode: str
+  tree: ss.TreeConfig | None = None
+  run_ahead: int = 1
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the settings, for a row of the results."""
+    tree = {} if self.tree is None else dataclasses.asdict(self.tree)
+    return {'mode': self.mode, 'run_ahead': self.run_ahead, **tree}
+
+
+def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
+  """Returns all configurations.
+
+  Args:
+    tree: the sizes that all share but for what they vary. Its switches are on
+      in the rows named after them only.
+    run_ahead: of all but the autoregressive and the lock-step row.
+  """
+  base = dataclasses.replace(
+    tree, coverage=0.0, is_adaptive=False, num_restart_steps=0
+  )
+
+  def asynchronous(name, run_ahead=run_ahead, **changes):
+    return Configuration(
+      name=name,
+      mode='async',
+      tree=dataclasses.replace(base, **changes),
+      run_ahead=run_ahead,
+    )
+
+  main = [
+    Configuration(name='autoregressive', mode='autoregressive'),
+    Configuration(name='serial', mode='serial', tree=base, run_ahead=run_ahead),
+    asynchronous('async_lockstep', run_ahead=0),
+    asynchronous('async'),
+    asynchronous('async_coverage', coverage=tree.coverage or _COVERAGE),
+    asynchronous('async_adaptive', is_adaptive=True),
+    asynchronous(
+      'async_restart',
+      num_restart_steps=tree.num_restart_steps or _NUM_RESTART_STEPS,
+    ),
+  ]
+  swept = [
+    Configuration(
+      name=sweep_name(mode, field, value),
+      mode=mode,
+      tree=dataclasses.replace(base, **{field: value}),
+      run_ahead=run_ahead,
+    )
+    for field, values in SWEEPS.items()
+    for value in values
+    if value != getattr(base, field)
+    for mode in ('serial', 'async')
+  ]
+  return main + swept
+
+
+def sweep_name(mode: str, field: str, value: int) -> str:
+  """Returns the name of a configuration that differs from `mode` in a size."""
+  return f'{mode}_{field}_{value}'
+
+
+def choose(
+  known: Sequence[Configuration], names: Sequence[str]
+) -> list[Configuration]:
+  """Returns the configurations of these names, all if there are none.
+
+  Raises:
+    UserError: a name is unknown.
+  """
+  by_name = {configuration.name: configuration for configuration in known}
+  for name in names:
+    if name not in by_name:
+      raise ss.UserError(
+        f'--configurations: unknown name {name!r}; choose from '
+        f'{", ".join(by_name)}'
+      )
+  return [by_name[name] for name in names or by_name]

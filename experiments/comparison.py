@@ -1,0 +1,50 @@
+"""Measures decoders against each other on a few prompts."""
+
+from collections.abc import Mapping, Sequence
+
+import swiftspec_jax as ss
+from experiments import benchmark_output, benchmark_run, references
+from experiments.prompts import Prompt
+
+
+def compare(
+  target: ss.Model,
+  decoders: Mapping[str, ss.Decoder],
+  prompts: Sequence[str],
+  sampling: ss.SamplingParams,
+  *,
+  forced: Mapping[str, float],
+) -> list[benchmark_output.Record]:
+  """Decodes every prompt with every decoder, once before the clock runs.
+
+  Args:
+    target: of all decoders.
+    decoders: by the names of their modes.
+    prompts: texts; each is the user's turn.
+    sampling: of all prompts.
+    forced: acceptance that is forced on some of the decoders' drafts.
+
+  Returns:
+    Records for `benchmark_report`.
+  """
+  known = references.References(target)
+  runners = {}
+  for mode, decoder in decoders.items():
+    runners[mode] = benchmark_run.Runner(
+      decode=benchmark_run.make_decode(decoder),
+      times=decoder.times,
+      prepare=known.add_to if mode in forced else lambda request: request,
+      forced_acceptance=forced.get(mode),
+    )
+  encoded = benchmark_run.encode(
+    target,
+    [
+      Prompt(question_id=i, task='chat', turns=(text,))
+      for i, text in enumerate(prompts)
+    ],
+    sampling.max_new_tokens,
+  )
+  jobs = benchmark_run.plan(encoded, list(decoders), 1)
+  for _ in benchmark_run.measure(jobs, runners, [sampling]):
+    pass  # compiles
+  return list(benchmark_run.measure(jobs, runners, [sampling]))

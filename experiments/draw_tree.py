@@ -1,0 +1,82 @@
+"""Draws the token trees of a prompt's first rounds as one HTML page.
+
+  python -m experiments.draw_tree --draft=DRAFT --prompt='Why is the sky blue?'
+
+For each round: what the draft had grown when the verdict came, what of it the
+target had been sent, what stood, and what is kept. The rounds run in lock-step,
+so the pictures do not depend on the machine's speed.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  config_file,
+  program,
+  tree_flags,
+  tree_page,
+  tree_picture,
+  tree_rounds,
+)
+from experiments import flags as flags_lib
+from swiftspec_jax import tokenizer as tokenizer_lib
+
+_MODE = flags.DEFINE_enum(
+  'mode', 'async', flags_lib.TREE_MODES, 'How to decode.'
+)
+_PROMPT = flags.DEFINE_string(
+  'prompt', 'Why is the sky blue?', 'Text to continue.'
+)
+_NUM_ROUNDS = flags.DEFINE_integer(
+  'num_rounds', 6, 'Rounds to draw.', lower_bound=1
+)
+_MAX_NODES = flags.DEFINE_integer(
+  'max_nodes',
+  60,
+  'Nodes to draw of each tree, the most probable ones.',
+  lower_bound=1,
+)
+_OUTPUT = flags.DEFINE_string('output', 'trees.html', 'File to write.')
+
+
+def main() -> None:
+  """Runs the program."""
+  config_file.apply()
+  flags_lib.check([_MODE.value])
+  target = flags_lib.load_target()
+  draft = flags_lib.load_draft(target, is_async=_MODE.value == 'async')
+  token_ids = tokenizer_lib.encode_prompt(target.tokenizer, _PROMPT.value)
+  request = ss.Request(
+    token_ids=tuple(token_ids), sampling=flags_lib.sampling()
+  )
+  tree_config = tree_flags.config()
+  rounds = tree_rounds.collect(
+    target, draft, request, tree_config, _NUM_ROUNDS.value
+  )
+  facts = tree_page.facts(target, draft, tree_config, _PROMPT.value)
+  page = tree_page.render(rounds, facts, _MAX_NODES.value)
+  path = pathlib.Path(_OUTPUT.value)
+  benchmark_output.write(path, page.encode())
+  print(_summary(rounds))
+  print(f'written to {path}')
+
+
+def _summary(rounds: Sequence[tree_rounds.Round]) -> str:
+  """Returns a line for each round."""
+  lines = []
+  for number, round_ in enumerate(rounds, start=1):
+    outcome = tree_page.OUTCOMES[round_.outcome]
+    text = tree_picture.visible(''.join(round_.emitted))
+    lines.append(
+      f'round {number}: {outcome:<8} {len(round_.nodes):>4} nodes, '
+      f'{len(round_.emitted)} tokens  {text}'
+    )
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,284 @@
+r"""What each part of SwiftSpec brings, in one run on the devices at hand.
+
+  python -m experiments.swiftspec_ablation --draft=DRAFT --output_dir=results
+
+Compares plain decoding, serial and asynchronous trees and each switch of the
+latter, sweeps their sizes, and compares acceptance in serial and asynchronous
+mode. All configurations take turns at every prompt. The directory gets
+rows.jsonl (a line for each configuration), results.jsonl (one for each
+output), timelines.jsonl, provenance.json, speed.png, sweeps.png and
+acceptance.png. Ctrl-C keeps what is done, and --resume goes on with it.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  ablation_plot,
+  ablation_report,
+  ablation_settings,
+  benchmark_output,
+  benchmark_report,
+  benchmark_run,
+  config_file,
+  program,
+  provenance,
+  references,
+  tracing,
+  tree_flags,
+)
+from experiments import flags as flags_lib
+from experiments import prompts as prompts_lib
+from experiments.ablation_settings import Configuration
+
+_CONFIGURATIONS = flags.DEFINE_list(
+  'configurations', [], 'Names of the rows to measure. Default: all.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', 6, 'How many prompts to take.', lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 3, 'Measurements of which the median counts.', lower_bound=1
+)
+_TIMELINE_TOKENS = flags.DEFINE_integer(
+  'timeline_tokens',
+  64,
+  'Tokens of the extra run of each configuration that gives its step times.',
+  lower_bound=1,
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for the results.', required=True
+)
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'Go on with the results in --output_dir.'
+)
+
+_TIMELINES = 'timelines.jsonl'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Study:
+  """What is compared, and with what."""
+
+  configurations: list[Configuration]
+  target: ss.Model
+  drafts: Mapping[str, ss.Model]
+  references: references.References
+  encoded: list[tuple[prompts_lib.Prompt, tuple[int, ...]]]
+
+  def decoder(
+    self, configuration: Configuration, timeline: ss.Timeline | None = None
+  ) -> ss.Decoder:
+    """Returns a decoder of a configuration, compiled."""
+    if configuration.tree is None:
+      decoder = ss.Decoder(self.target)
+    else:
+      decoder = ss.Decoder(
+        self.target,
+        self.drafts[configuration.mode],
+        tree=configuration.tree,
+        run_ahead=configuration.run_ahead,
+        timeline=timeline,
+      )
+    self.warmup(decoder)
+    return decoder
+
+  def warmup(self, decoder: ss.Decoder) -> None:
+    """Compiles what the prompts can need."""
+    sampling = flags_lib.sampling()
+    longest = max(len(token_ids) for _, token_ids in self.encoded)
+    decoder.warmup(longest + sampling.max_new_tokens, sampling)
+
+
+def main() -> None:
+  """Runs the program."""
+  config_file.apply()
+  tree = tree_flags.config()
+  configurations = ablation_settings.choose(
+    ablation_settings.configurations(tree, tree_flags.run_ahead()),
+    _CONFIGURATIONS.value,
+  )
+  modes = list(dict.fromkeys(c.mode for c in configurations))
+  flags_lib.check(modes)
+  prompts_path = pathlib.Path(_PROMPTS.value)
+  prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  settings = _settings(configurations, prompts_path)
+  records = benchmark_output.open_directory(
+    directory, settings, resume=_RESUME.value
+  )
+  timelines = {
+    line['name']: line['summary']
+    for line in benchmark_output.read_lines(directory / _TIMELINES)
+  }
+  target = flags_lib.load_target()
+  max_new_tokens = flags_lib.sampling().max_new_tokens
+  study = _Study(
+    configurations=configurations,
+    target=target,
+    drafts=flags_lib.load_drafts(target, modes),
+    references=references.References(target),
+    encoded=benchmark_run.encode(target, prompts, max_new_tokens),
+  )
+  benchmark_output.write_settings(directory, settings)
+  facts = provenance.collect()
+  interruption = None
+  try:
+    _measure(study, records, timelines, directory)
+  except KeyboardInterrupt as error:
+    interruption = error
+  _report(study, records, timelines, directory, facts)
+  if interruption is not None:
+    raise interruption
+
+
+def _settings(
+  configurations: Sequence[Configuration], prompts: pathlib.Path
+) -> dict[str, Any]:
+  """Returns what results must share to be put into one table."""
+  facts = provenance.collect()
+  return {
+    **flags_lib.to_json(),
+    'configurations': [c.name for c in configurations],
+    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    'limit': _LIMIT.value,
+    'repeats': _REPEATS.value,
+    'timeline_tokens': _TIMELINE_TOKENS.value,
+    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
+  }
+
+
+def _measure(
+  study: _Study,
+  records: list[benchmark_output.Record],
+  timelines: dict[str, Any],
+  directory: pathlib.Path,
+) -> None:
+  """Adds what is missing, to the lists and line by line to the files."""
+  runners = {}
+  for configuration in tqdm.tqdm(study.configurations, desc='compiling'):
+    name = configuration.name
+    runners[name] = _runner(study, configuration)
+    if configuration.tree is not None and name not in timelines:
+      timelines[name] = _timeline(study, configuration)
+      line = {'name': name, 'summary': timelines[name]}
+      benchmark_output.append_line(directory / _TIMELINES, line)
+  sampling = flags_lib.sampling()
+  samplings = [
+    dataclasses.replace(sampling, seed=sampling.seed + repeat)
+    for repeat in range(_REPEATS.value)
+  ]
+  jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
+  done = {record.key for record in records}
+  with tqdm.tqdm(
+    total=len(jobs), initial=len(done), desc='measuring', mininterval=0.5
+  ) as progress:
+    for record in benchmark_run.measure(jobs, runners, samplings, done):
+      benchmark_output.append(directory, record)
+      records.append(record)
+      progress.set_postfix_str(record.mode, refresh=False)
+      progress.update()
+
+
+def _runner(
+  study: _Study, configuration: Configuration
+) -> benchmark_run.Runner:
+  decoder = study.decoder(configuration)
+  runner = benchmark_run.Runner(
+    decode=benchmark_run.make_decode(decoder), times=decoder.times
+  )
+  if configuration.tree is None or not configuration.tree.forced_acceptance:
+    return runner
+  return dataclasses.replace(
+    runner,
+    prepare=study.references.add_to,
+    forced_acceptance=configuration.tree.forced_acceptance,
+  )
+
+
+def _timeline(study: _Study, configuration: Configuration) -> dict[str, float]:
+  """Returns the figures of a run apart, which notes when programs ran."""
+  timeline = ss.Timeline()
+  decode = benchmark_run.make_decode(study.decoder(configuration, timeline))
+  sampling = flags_lib.sampling()
+  max_new_tokens = min(_TIMELINE_TOKENS.value, sampling.max_new_tokens)
+  request = ss.Request(
+    token_ids=study.encoded[0][1],
+    sampling=dataclasses.replace(
+      sampling, max_new_tokens=max_new_tokens, ignore_eos=True
+    ),
+  )
+  if configuration.tree.forced_acceptance:
+    request = study.references.add_to(request)
+  return tracing.trace(timeline, lambda: decode(request)).summary
+
+
+def _report(
+  study: _Study,
+  records: Sequence[benchmark_output.Record],
+  timelines: Mapping[str, Any],
+  directory: pathlib.Path,
+  facts: Mapping[str, Any],
+) -> None:
+  """Writes and prints what the results say."""
+  if not records:
+    return
+  is_greedy = flags_lib.sampling().temperature == 0
+  rows = ablation_report.make_rows(
+    study.configurations, records, timelines, is_greedy=is_greedy
+  )
+  lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
+  benchmark_output.write(directory / 'rows.jsonl', lines.encode())
+  text = json.dumps({**facts, 'flags': flags_lib.to_json()}, indent=2)
+  benchmark_output.write(directory / 'provenance.json', text.encode())
+  title = _title(study, rows, facts)
+  for name, draw in (
+    ('speed', ablation_plot.draw_speed),
+    ('sweeps', ablation_plot.draw_sweeps),
+    ('acceptance', ablation_plot.draw_acceptance),
+  ):
+    picture = draw(rows, title)
+    if picture is not None:
+      benchmark_output.write(directory / f'{name}.png', picture)
+  print(title)
+  print(ablation_report.table(rows))
+  print('times in ms: round; target and draft forward; host work in a round')
+  if comparison := ablation_report.acceptance_table(rows):
+    print(f'\n{comparison}')
+  if is_greedy:
+    for name, question_id, position in benchmark_report.differences(records):
+      print(
+        f'{name}: the output for {question_id} differs from '
+        f'{benchmark_report.BASELINE} at token {position}'
+      )
+  print(f'written to {directory}')
+
+
+def _title(study, rows, facts) -> str:
+  """Returns on what it was measured."""
+  names = [study.target.name, *(draft.name for draft in study.drafts.values())]
+  devices = flags_lib.to_json()
+  title = (
+    f'{" + ".join(dict.fromkeys(names))}, {study.target.dtype.name}\n'
+    f'{facts["cpu"]}, {devices["target_devices"]} + '
+    f'{devices["draft_devices"]} x {facts["device_kind"]}'
+  )
+  forced = {row['forced_acceptance'] for row in rows} - {None}
+  if forced:
+    title += f', forced acceptance {forced.pop():g}'
+  return title
+
+
+if __name__ == '__main__':
+  program.run(main)

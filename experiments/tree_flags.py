@@ -1,0 +1,92 @@
+"""Flags of the token tree, modes serial and async."""
+
+from typing import Any
+
+from absl import flags
+
+import swiftspec_jax as ss
+
+_DEFAULTS = ss.TreeConfig()
+
+_NUM_NODES = flags.DEFINE_integer(
+  'num_nodes',
+  _DEFAULTS.num_nodes,
+  'Nodes of the tree that the target verifies in a round, the last known '
+  'token included.',
+)
+_WIDTH = flags.DEFINE_integer(
+  'width', _DEFAULTS.width, 'Leaves that a forward of the draft expands.'
+)
+_NUM_DRAFT_STEPS = flags.DEFINE_integer(
+  'num_draft_steps',
+  _DEFAULTS.num_draft_steps,
+  'Forwards of the draft in a round.',
+)
+_BRANCHING = flags.DEFINE_integer(
+  'branching', _DEFAULTS.branching, 'Children of a leaf that enter the tree.'
+)
+_NUM_RESTART_STEPS = flags.DEFINE_integer(
+  'num_restart_steps',
+  _DEFAULTS.num_restart_steps,
+  'Mode async: forwards after the first before a new tree is sent, when the '
+  'last verified token was not in the old one.',
+)
+_COVERAGE = flags.DEFINE_float(
+  'coverage',
+  _DEFAULTS.coverage,
+  'Mode async: nats by which possible next roots that were not sent are '
+  "preferred for expansion; 0 is the paper's order.",
+)
+_ADAPTIVE = flags.DEFINE_bool(
+  'adaptive',
+  _DEFAULTS.is_adaptive,
+  'Choose --num_nodes (up to the value given) and --num_draft_steps while '
+  'decoding.',
+)
+_FORCED_ACCEPTANCE = flags.DEFINE_float(
+  'forced_acceptance',
+  None,
+  'For studies of speed: probability that the best child is right. The draft '
+  'is told the output of plain decoding, which runs first.',
+)
+_RUN_AHEAD = flags.DEFINE_integer(
+  'run_ahead',
+  1,
+  'Modes serial and async: rounds that are dispatched before one is read; 0 '
+  'waits for each.',
+)
+
+
+def config() -> ss.TreeConfig:
+  """Returns what the flags say about the tree, checked."""
+  return ss.TreeConfig(
+    num_nodes=_NUM_NODES.value,
+    width=_WIDTH.value,
+    num_draft_steps=_NUM_DRAFT_STEPS.value,
+    branching=_BRANCHING.value,
+    num_restart_steps=_NUM_RESTART_STEPS.value,
+    coverage=_COVERAGE.value,
+    is_adaptive=_ADAPTIVE.value,
+    forced_acceptance=_FORCED_ACCEPTANCE.value,
+  )
+
+
+def run_ahead() -> int:
+  """Returns how many rounds are dispatched before one is read."""
+  return _RUN_AHEAD.value
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of these flags, by name."""
+  holders = (
+    _NUM_NODES,
+    _WIDTH,
+    _NUM_DRAFT_STEPS,
+    _BRANCHING,
+    _NUM_RESTART_STEPS,
+    _COVERAGE,
+    _ADAPTIVE,
+    _FORCED_ACCEPTANCE,
+    _RUN_AHEAD,
+  )
+  return {holder.name: holder.value for holder in holders}

@@ -1,0 +1,339 @@
+"""Finds the tree sizes and the split of the devices that decode fastest.
+
+  python -m experiments.tune --draft=DRAFT --output=tuned.json
+  python -m experiments.generate --config=tuned.json --prompt='Hello!'
+
+Measures the forwards of target and draft, sets the number of draft forwards
+from the ratio r of the two (the better of r and r + 1), tries the neighbouring
+sizes by decoding prompts, and writes a configuration for --config.
+"""
+
+import dataclasses
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  ablation_settings,
+  benchmark_report,
+  benchmark_run,
+  config_file,
+  device_flags,
+  program,
+  references,
+  step_times,
+  tree_flags,
+)
+from experiments import flags as flags_lib
+from experiments import prompts as prompts_lib
+from swiftspec_jax import errors
+
+_MODE = flags.DEFINE_enum(
+  'mode', 'async', flags_lib.TREE_MODES, 'What to tune.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', 4, 'How many prompts to decode.', lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 3, 'How often to decode each prompt.', lower_bound=1
+)
+_TRY = {
+  'num_nodes': flags.DEFINE_list(
+    'try_num_nodes', ['4', '8', '16'], 'Values of --num_nodes to try.'
+  ),
+  'width': flags.DEFINE_list(
+    'try_width', ['4', '8', '16'], 'Values of --width to try.'
+  ),
+}
+_OUTPUT = flags.DEFINE_string(
+  'output', None, 'File of the configuration.', required=True
+)
+
+_MARGIN = 1.02  # gain that is worth a change; less may be noise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Trial:
+  """One configuration that was tried; `chosen` in its stage."""
+
+  stage: str
+  target_devices: int
+  draft_devices: int | None
+  num_nodes: int
+  width: int
+  num_draft_steps: int
+  tokens_per_second: float
+  acceptance_length: float
+  chosen: bool = False
+
+
+class _Tuner:
+  """Tries trees on one split of the devices."""
+
+  def __init__(self, split: tuple[int, int], prompts):
+    device_flags.choose(*split)
+    mode = _MODE.value
+    sampling = flags_lib.sampling()
+    self.split = split
+    self._target = flags_lib.load_target()
+    self._draft = flags_lib.load_draft(self._target, is_async=mode == 'async')
+    self._encoded = benchmark_run.encode(
+      self._target, prompts, sampling.max_new_tokens
+    )
+    longest = max(len(token_ids) for _, token_ids in self._encoded)
+    self._max_total_tokens = longest + sampling.max_new_tokens
+    self._references = references.References(self._target)
+    self._decoders: dict[ss.TreeConfig, ss.Decoder] = {}
+    self._target_seconds: dict[int, float] = {}
+    self._draft_seconds: dict[int, float] = {}
+
+  def target_seconds(self, tree: ss.TreeConfig) -> float:
+    """Returns the time of a target forward over the nodes of `tree`."""
+    if tree.num_nodes not in self._target_seconds:
+      seconds = step_times.target_step_seconds(self._decoder(tree))
+      self._target_seconds[tree.num_nodes] = seconds
+    return self._target_seconds[tree.num_nodes]
+
+  def draft_seconds(self, tree: ss.TreeConfig) -> float:
+    """Returns the time of a draft forward over the leaves of `tree`."""
+    if tree.width not in self._draft_seconds:
+      self._draft_seconds[tree.width] = step_times.draft_step_seconds(
+        self._draft, tree, self._max_total_tokens
+      )
+    return self._draft_seconds[tree.width]
+
+  def with_steps(self, tree: ss.TreeConfig) -> list[ss.TreeConfig]:
+    """Returns `tree` with the numbers of draft forwards that are worth a try.
+
+    In mode async those of which the target's time is a multiple, rounded down
+    and up; in serial mode, where the target waits for all, the usual ones.
+    """
+    most = max(tree.num_cache_rows // tree.width, 1)
+    if _MODE.value == 'async':
+      ratio = int(self.target_seconds(tree) / self.draft_seconds(tree))
+      steps = (ratio, ratio + 1)
+    else:
+      steps = ablation_settings.SWEEPS['num_draft_steps']
+    chosen = sorted({min(max(number, 1), most) for number in steps})
+    return [
+      dataclasses.replace(tree, num_draft_steps=number) for number in chosen
+    ]
+
+  def compare(
+    self, stage: str, trees: Sequence[ss.TreeConfig]
+  ) -> tuple[ss.TreeConfig, list[_Trial]]:
+    """Decodes the prompts with all `trees` in turn.
+
+    Returns:
+      The fastest, or the first if it is hardly slower; and what was measured.
+    """
+    by_name = {str(i): tree for i, tree in enumerate(dict.fromkeys(trees))}
+    records = self._measure(stage, by_name)
+    summary = benchmark_report.summarize(
+      records, list(by_name), is_greedy=False
+    )
+    speeds = {n: summary[n]['tokens_per_second'] or 0.0 for n in by_name}
+    best = max(speeds, key=lambda name: speeds[name])
+    if speeds[best] < _MARGIN * speeds['0']:
+      best = '0'
+    trials = [
+      _Trial(
+        stage=stage,
+        target_devices=self.split[0],
+        draft_devices=self.split[1] if _MODE.value == 'async' else None,
+        num_nodes=tree.num_nodes,
+        width=tree.width,
+        num_draft_steps=tree.num_draft_steps,
+        tokens_per_second=speeds[name],
+        acceptance_length=summary[name]['acceptance_length'],
+        chosen=name == best,
+      )
+      for name, tree in by_name.items()
+    ]
+    return by_name[best], trials
+
+  def _measure(self, stage, trees):
+    runners = {}
+    for name, tree in trees.items():
+      runners[name] = benchmark_run.Runner(
+        decode=benchmark_run.make_decode(self._decoder(tree)),
+        forced_acceptance=tree.forced_acceptance,
+      )
+      if tree.forced_acceptance is not None:
+        runners[name] = dataclasses.replace(
+          runners[name], prepare=self._references.add_to
+        )
+    samplings = [flags_lib.sampling()] * _REPEATS.value
+    jobs = benchmark_run.plan(self._encoded, list(trees), _REPEATS.value)
+    records = benchmark_run.measure(jobs, runners, samplings)
+    return list(tqdm.tqdm(records, total=len(jobs), desc=stage))
+
+  def _decoder(self, tree: ss.TreeConfig) -> ss.Decoder:
+    if tree not in self._decoders:
+      sizes = f'{tree.num_nodes}/{tree.width}/{tree.num_draft_steps}'
+      print(f'compiling for bs/w/d {sizes}...', file=sys.stderr, flush=True)
+      decoder = ss.Decoder(
+        self._target, self._draft, tree=tree, run_ahead=tree_flags.run_ahead()
+      )
+      decoder.warmup(self._max_total_tokens, flags_lib.sampling())
+      self._decoders[tree] = decoder
+    return self._decoders[tree]
+
+  def describe_steps(self) -> str:
+    """Returns a table of the measured times of a forward."""
+    cells = [('forward', 'tokens', 'ms')]
+    for who, seconds in (
+      ('target', self._target_seconds),
+      ('draft', self._draft_seconds),
+    ):
+      cells += [
+        (who, str(size), f'{seconds[size] * 1e3:.2f}')
+        for size in sorted(seconds)
+      ]
+    return benchmark_report.aligned(cells, num_names=1)
+
+
+def main() -> None:
+  """Runs the program."""
+  config_file.apply()
+  base = tree_flags.config()
+  flags_lib.check([_MODE.value])
+  for field in _TRY:
+    _sizes(base, field)
+  prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
+  path = pathlib.Path(_OUTPUT.value)
+  with program.writing(path), tempfile.TemporaryFile(dir=path.parent):
+    pass
+  tuner, tree, trials = _tune_splits(base, prompts)
+  for field in _TRY:
+    tree, tried = _tune_size(tuner, tree, field)
+    trials += tried
+  device_flags.choose(*tuner.split)
+  settings = {
+    **flags_lib.to_json(),
+    **{
+      name: getattr(tree, name)
+      for name in ('num_nodes', 'width', 'num_draft_steps')
+    },
+    'mode': _MODE.value,
+  }
+  if _MODE.value == 'serial':
+    settings['draft_devices'] = None
+  config_file.write(path, settings, [dataclasses.asdict(t) for t in trials])
+  print(_table(trials))
+  print(_explain(tuner, tree))
+  print(f'written to {path}')
+
+
+def _tune_splits(
+  base: ss.TreeConfig, prompts: Sequence[prompts_lib.Prompt]
+) -> tuple[_Tuner, ss.TreeConfig, list[_Trial]]:
+  """Returns the tuner of the best split, its best tree, and what was tried."""
+  splits = device_flags.splits()
+  if _MODE.value == 'serial':
+    count = device_flags.to_json()
+    splits = [(count['target_devices'], count['draft_devices'])]
+  trials: list[_Trial] = []
+  best = None
+  for split in splits:
+    tuner = _Tuner(split, prompts)
+    for field in _TRY:
+      for value in _sizes(base, field):
+        tree = dataclasses.replace(base, **{field: value})
+        tuner.target_seconds(tree)
+        tuner.draft_seconds(tree)
+    devices = '+'.join(map(str, split)) if _MODE.value == 'async' else split[0]
+    print(f'on {devices} devices\n{tuner.describe_steps()}\n', flush=True)
+    tree, tried = tuner.compare('draft forwards', tuner.with_steps(base))
+    trials += tried
+    speed = max(t.tokens_per_second for t in tried if t.chosen)
+    if best is None or speed > best[0]:
+      best = speed, tuner, tree
+  return best[1], best[2], trials
+
+
+def _sizes(tree: ss.TreeConfig, field: str) -> list[int]:
+  """Returns the values of a size to try, that of `tree` included."""
+  sizes = {getattr(tree, field)}
+  for text in _TRY[field].value:
+    if not text.isdecimal():
+      raise errors.UserError(
+        f'--{_TRY[field].name}: {text!r} is not a whole number'
+      )
+    sizes.add(int(text))
+    dataclasses.replace(tree, **{field: int(text)})  # checks it
+  return sorted(sizes)
+
+
+def _tune_size(
+  tuner: _Tuner, tree: ss.TreeConfig, field: str
+) -> tuple[ss.TreeConfig, list[_Trial]]:
+  """Tries the sizes next to that of `tree`; each with its draft forwards."""
+  value = getattr(tree, field)
+  known = _sizes(tree, field)
+  below = [size for size in known if size < value][-1:]
+  above = [size for size in known if size > value][:1]
+  candidates = [tree]
+  for size in below + above:
+    neighbour = dataclasses.replace(tree, **{field: size})
+    is_async = _MODE.value == 'async'
+    candidates += tuner.with_steps(neighbour) if is_async else [neighbour]
+  return tuner.compare(field, candidates)
+
+
+def _table(trials: Sequence[_Trial]) -> str:
+  """Returns what was tried, as text for a terminal."""
+  cells = [('tried', 'devices', 'bs', 'w', 'd', 'tokens/s', 'acc. length', '')]
+  for trial in trials:
+    devices = str(trial.target_devices)
+    if trial.draft_devices is not None:
+      devices += f'+{trial.draft_devices}'
+    cells.append(
+      (
+        trial.stage,
+        devices,
+        str(trial.num_nodes),
+        str(trial.width),
+        str(trial.num_draft_steps),
+        f'{trial.tokens_per_second:.1f}',
+        f'{trial.acceptance_length:.2f}',
+        'best' if trial.chosen else '',
+      )
+    )
+  return benchmark_report.aligned(cells, num_names=2)
+
+
+def _explain(tuner: _Tuner, tree: ss.TreeConfig) -> str:
+  """Returns what was chosen and why."""
+  target, draft = tuner.target_seconds(tree), tuner.draft_seconds(tree)
+  values: dict[str, Any] = {
+    'num_nodes': tree.num_nodes,
+    'width': tree.width,
+    'num_draft_steps': tree.num_draft_steps,
+  }
+  chosen = ' '.join(f'--{name}={value}' for name, value in values.items())
+  lines = [
+    f'chosen: {chosen}, the fastest of what was tried (a change must gain '
+    f'{_MARGIN - 1:.0%}).',
+    f'One target forward takes {target * 1e3:.2f} ms, as long as '
+    f'{target / draft:.1f} of the draft ({draft * 1e3:.2f} ms each).',
+  ]
+  if tree.forced_acceptance is not None:
+    lines.append(
+      f'Forced acceptance {tree.forced_acceptance:g}: the draft was told the '
+      'output; with its own guesses other sizes may be faster.'
+    )
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,249 @@
+"""The ablation: its rows and pictures, and a run that is interrupted."""
+
+import dataclasses
+import json
+import re
+import signal
+
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from experiments import ablation_plot, ablation_report, ablation_settings
+from experiments.benchmark_output import Record
+from swiftspec_jax import errors
+
+COLUMNS = (
+  'name',
+  'settings',
+  'tokens_per_second',
+  'round_seconds',
+  'target_step_seconds',
+  'draft_step_seconds',
+  'overlap_fraction',
+  'acceptance_length',
+  'hit_rate',
+  'late_hit_rate',
+  'miss_rate',
+  'host_seconds_per_round',
+)
+ALL = ablation_settings.configurations(ss.TreeConfig(), run_ahead=1)
+
+
+def record(name, repeat, seconds, *, num_accepted=0, token_ids=(1, 2, 3, 4)):
+  is_tree = name != 'autoregressive'
+  return Record(
+    question_id=1,
+    task='qa',
+    mode=name,
+    repeat=repeat,
+    prompt_tokens=3,
+    token_ids=token_ids,
+    new_tokens=4,
+    ttft_seconds=0.1,
+    decode_seconds=seconds,
+    num_rounds=4 - num_accepted,
+    num_drafted=0,
+    num_accepted=num_accepted,
+    acceptance_length=1.0,
+    num_hits=is_tree,
+    num_late_hits=0,
+    num_misses=is_tree,
+    num_draft_forwards=0,
+    finish_reason='length',
+    host_seconds=0.004,
+  )
+
+
+def read_rows(directory):
+  lines = (directory / 'rows.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def rows_of(records, timelines=None):
+  return ablation_report.make_rows(
+    ALL, records, timelines or {}, is_greedy=True
+  )
+
+
+def test_configurations_differ_in_what_they_are_named_after():
+  by_name = {c.name: c for c in ALL}
+  assert len(by_name) == len(ALL)
+  assert set(ablation_settings.MAIN) < set(by_name)
+  base = by_name['async']
+  assert base.tree == by_name['serial'].tree == ss.TreeConfig()
+  assert by_name['async_lockstep'] == dataclasses.replace(
+    base, name='async_lockstep', run_ahead=0
+  )
+  for name, field in (
+    ('async_coverage', 'coverage'),
+    ('async_adaptive', 'is_adaptive'),
+    ('async_restart', 'num_restart_steps'),
+  ):
+    tree = by_name[name].tree
+    assert getattr(tree, field)
+    unchanged = {field: getattr(base.tree, field)}
+    assert dataclasses.replace(tree, **unchanged) == base.tree
+  for mode in ('serial', 'async'):
+    assert by_name[f'{mode}_num_nodes_16'].tree.num_nodes == 16
+    assert by_name[f'{mode}_num_draft_steps_1'].tree.num_draft_steps == 1
+
+
+def test_switches_of_the_flags_stay_in_their_rows():
+  tree = ss.TreeConfig(coverage=0.25, num_restart_steps=3, is_adaptive=True)
+  found = ablation_settings.configurations(tree, run_ahead=2)
+  by_name = {c.name: c for c in found}
+  assert by_name['async'].tree == ss.TreeConfig()
+  assert by_name['async'].run_ahead == 2
+  assert by_name['async_coverage'].tree.coverage == 0.25
+  assert by_name['async_restart'].tree.num_restart_steps == 3
+
+
+def test_unknown_configurations_are_named():
+  assert ablation_settings.choose(ALL, []) == ALL
+  with pytest.raises(errors.UserError, match="unknown name 'asinc'; choose"):
+    ablation_settings.choose(ALL, ['async', 'asinc'])
+
+
+def test_rows_are_medians_over_the_repeats():
+  records = [record('autoregressive', i, 4.0) for i in range(3)]
+  records += [
+    record('async', i, seconds, num_accepted=2)
+    for i, seconds in enumerate((1.0, 2.0, 8.0))
+  ]
+  timelines = {'async': {'target_step_seconds': 0.5, 'overlap_fraction': 0.9}}
+  plain, tree = rows_of(records, timelines)
+  assert set(COLUMNS) <= set(plain)
+  assert (plain['name'], tree['name']) == ('autoregressive', 'async')
+  assert plain['tokens_per_second'] == 1.0
+  assert plain['hit_rate'] is plain['target_step_seconds'] is None
+  assert tree['tokens_per_second'] == 2.0
+  assert tree['speedup'] == 2.0
+  assert tree['round_seconds'] == 1.0
+  assert tree['acceptance_length'] == 2.0
+  assert tree['hit_rate'] == tree['miss_rate'] == 0.5
+  assert tree['host_seconds_per_round'] == 0.002
+  assert tree['target_step_seconds'] == 0.5
+  assert tree['draft_step_seconds'] is None
+  assert tree['overlap_fraction'] == 0.9
+  assert tree['outputs_equal'] is True
+  assert tree['settings']['num_nodes'] == 8
+  json.dumps([plain, tree])
+
+
+def test_another_output_is_reported():
+  rows = rows_of(
+    [
+      record('autoregressive', 0, 4.0),
+      record('serial', 0, 4.0, token_ids=(1, 2, 3, 5)),
+    ]
+  )
+  assert rows[1]['outputs_equal'] is False
+  assert ablation_report.table(rows).splitlines()[-1].endswith('NO')
+
+
+def test_acceptance_is_compared_at_the_same_settings():
+  rows = rows_of(
+    [
+      record('serial', 0, 1.0, num_accepted=2),
+      record('async', 0, 1.0, num_accepted=1),
+      record('serial_width_4', 0, 1.0),
+    ]
+  )
+  assert ablation_report.compare_acceptance(rows) == [('base', 2.0, 4 / 3)]
+  assert '-33%' in ablation_report.acceptance_table(rows)
+  assert ablation_report.acceptance_table(rows[1:]) == ''
+
+
+def test_sweeps_have_the_common_point():
+  rows = rows_of(
+    [
+      record('async', 0, 1.0),
+      record('async_num_nodes_4', 0, 2.0),
+      record('async_num_nodes_16', 0, 4.0),
+      record('serial_num_nodes_4', 0, 4.0),
+    ]
+  )
+  points = ablation_report.sweep(rows, 'async', 'num_nodes')
+  assert points == [(4, 2.0), (8, 4.0), (16, 1.0)]
+  assert ablation_report.sweep(rows, 'async', 'width') == [(8, 4.0)]
+  assert ablation_plot.draw_sweeps(rows, 'title').startswith(b'\x89PNG')
+
+
+def test_pictures_need_something_to_show():
+  plain = rows_of([record('autoregressive', 0, 1.0)])
+  assert ablation_plot.draw_speed(plain, 'title').startswith(b'\x89PNG')
+  assert ablation_plot.draw_sweeps(plain, 'title') is None
+  assert ablation_plot.draw_acceptance(plain, 'title') is None
+  assert ablation_plot.draw_speed([], 'title') is None
+
+
+def test_interrupted_and_resumed(model, tmp_path):
+  names = ['autoregressive', 'serial', 'async']
+  flags = [
+    f'--target={model}',
+    f'--draft={model}',
+    '--draft_layers=1',
+    f'--configurations={",".join(names)}',
+    '--limit=2',
+    '--repeats=12',
+    '--max_new_tokens=20',
+    '--timeline_tokens=12',
+    '--forced_acceptance=0.7',
+    f'--output_dir={tmp_path}',
+  ]
+  results = tmp_path / 'results.jsonl'
+
+  def count():
+    return results.read_bytes().count(b'\n') if results.exists() else 0
+
+  with programs.start('swiftspec_ablation', *flags) as process:
+    programs.wait_for(lambda: count() >= 3)
+    process.send_signal(signal.SIGINT)
+    status, output, _ = programs.finish(process)
+  assert status == 130
+  num_done = count()
+  assert num_done < 72
+  rows = read_rows(tmp_path)
+  assert [row['name'] for row in rows] == names
+  assert 'forced acceptance 0.7' in output
+
+  status, output, complaints = programs.run(
+    'swiftspec_ablation', *flags, '--resume'
+  )
+  assert status == 0, complaints
+  assert count() == 72
+  assert len((tmp_path / 'timelines.jsonl').read_text().splitlines()) == 2
+  rows = read_rows(tmp_path)
+  for row in rows:
+    assert row['outputs_equal'] is True
+    assert row['num_repeats'] == 12
+    assert row['tokens_per_second'] > 0
+    assert row['forced_acceptance'] == (
+      None if row['name'] == 'autoregressive' else 0.7
+    )
+  trees = rows[1:]
+  assert all(row[column] is not None for row in trees for column in COLUMNS)
+  table = output.splitlines()
+  assert any(re.match('async +8/8/4 ', line) for line in table)
+  facts = json.loads((tmp_path / 'provenance.json').read_text())
+  assert facts['flags']['draft_layers'] == 1
+  assert facts['device_count'] == 2
+  for name in ('speed', 'acceptance'):
+    picture = (tmp_path / f'{name}.png').read_bytes()
+    assert picture.startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--configurations=guess', "--configurations: unknown name 'guess'"),
+    ('--configurations=serial', 'mode serial needs a draft model'),
+  ],
+)
+def test_bad_flags_get_one_line(flag, message, tmp_path):
+  error = programs.error_of(
+    'swiftspec_ablation', flag, f'--output_dir={tmp_path}'
+  )
+  assert message in error
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,254 @@
+"""Drawn trees: they show the rounds as they were, on a sound page."""
+
+import collections
+import dataclasses
+import itertools
+import re
+from xml.etree import ElementTree
+
+import jax
+import numpy as np
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from experiments import tree_layout, tree_page, tree_picture, tree_rounds
+from swiftspec_jax import buckets, errors, testing
+from swiftspec_jax import tree as tree_lib
+
+TREE = ss.TreeConfig(
+  num_nodes=6,
+  width=3,
+  num_draft_steps=2,
+  branching=4,
+  capacity=64,
+  num_cache_rows=32,
+)
+SVG = '{http://www.w3.org/2000/svg}'
+NODE = tree_rounds.Node(
+  token_id=7,
+  text='x',
+  parent=None,
+  depth=0,
+  log_prob=0.0,
+  is_expanded=True,
+  is_sent=True,
+  is_accepted=False,
+  is_next=False,
+  is_kept=False,
+)
+
+
+@pytest.fixture(scope='module')
+def pairs(model):
+  """Target and draft of each mode; the draft is sometimes right."""
+  target = ss.load(model, devices=jax.devices()[:1])
+  drafts = {
+    'serial': ss.load(model, devices=jax.devices()[:1], num_layers=1),
+    'async': ss.load(model, devices=jax.devices()[1:2], num_layers=1),
+  }
+  return {mode: (target, draft) for mode, draft in drafts.items()}
+
+
+def request_of(**sampling):
+  return ss.Request(
+    token_ids=tuple(b'Why is the sky blue?'),
+    sampling=ss.SamplingParams(**{'max_new_tokens': 60, **sampling}),
+  )
+
+
+@pytest.mark.parametrize('mode', ['serial', 'async'])
+@pytest.mark.parametrize('forced', [None, 0.5])
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
+  tree = dataclasses.replace(TREE, forced_acceptance=forced)
+  request = request_of(temperature=temperature)
+  rounds = tree_rounds.collect(*pairs[mode], request, tree, 1000)
+  *_, last = ss.Decoder(pairs[mode][0]).run([request])
+  known = dataclasses.replace(
+    request, reference_token_ids=last.result.token_ids
+  )
+  *_, last = ss.Decoder(*pairs[mode], tree=tree).run([known])
+  result = last.result
+  assert len(rounds) == result.stats.num_rounds
+  tokens = [text for r in rounds for text in r.emitted]
+  tokenizer = pairs[mode][0].tokenizer
+  assert tokens[: len(result.token_ids)] == [
+    tree_rounds.token_text(tokenizer, t) for t in result.token_ids
+  ]
+  # The last verdict is nobody's.
+  outcomes = collections.Counter(r.outcome for r in rounds[:-1])
+  assert outcomes[tree_lib.HIT] == result.stats.num_hits
+  assert outcomes[tree_lib.LATE_HIT] == result.stats.num_late_hits
+  assert outcomes[tree_lib.MISS] == result.stats.num_misses
+  assert sum(r.num_forwards for r in rounds) == result.stats.num_draft_forwards
+  assert rounds[0].position == len(request.token_ids) - 1
+  for before, after in itertools.pairwise(rounds):
+    assert after.position == before.position + len(before.emitted)
+    kept = [n.text for n in before.nodes if n.is_kept]
+    assert [n.text for n in after.nodes[: len(kept)]] == kept
+    assert after.nodes[0].text == before.emitted[-1]
+    next_root = [n.is_expanded for n in before.nodes if n.is_next]
+    expected = {
+      tree_lib.HIT: [True],
+      tree_lib.LATE_HIT: [False],
+      tree_lib.MISS: [],
+    }
+    assert next_root == expected[before.outcome]
+
+
+def raw_trees(target, draft, request, tree_config, num_rounds):
+  """The trees that the rounds must show, read without their code."""
+  pipeline = ss.Decoder(target, draft, tree=tree_config).pipeline
+  limit = len(request.token_ids) + request.sampling.max_new_tokens
+  pipeline.prepare(limit, [request.sampling])
+  chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
+  pipeline.admit(0, request, limit, [request.sampling], chunks)
+  pipeline.follow(np.zeros((1, tree_config.num_nodes + 1), np.int32))
+  for _ in range(num_rounds):
+    verified, output = pipeline.verify()
+    if pipeline.is_async:
+      pipeline.grow()
+    yield jax.device_get((pipeline.tree, output.packed))
+    pipeline.follow(verified)
+
+
+@pytest.mark.parametrize('mode', ['serial', 'async'])
+@pytest.mark.parametrize('max_nodes', [12, 1000])
+def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
+  rounds = tree_rounds.collect(*pairs[mode], request_of(), TREE, 5)
+  facts = tree_page.facts(*pairs[mode], TREE, 'why?')
+  page = tree_page.render(rounds, facts, max_nodes)
+  sections = list(ElementTree.fromstring(page).iter('section'))
+  assert len(sections) == 5
+  raw = raw_trees(*pairs[mode], request_of(), TREE, 5)
+  for section, round_, (tree, packed) in zip(
+    sections, rounds, raw, strict=True
+  ):
+    classes = [
+      set(g.get('class').split())
+      for g in section.iter(f'{SVG}g')
+      if g.get('class').startswith('node')
+    ]
+    drawn = collections.Counter(name for names in classes for name in names)
+    size = int(tree.size[0])
+    is_miss = round_.outcome == tree_lib.MISS
+    assert drawn['node'] == min(size, max_nodes) + is_miss
+    assert drawn['missed'] == is_miss
+    assert drawn['next'] == (not is_miss)
+    assert drawn['root'] == 1
+    assert drawn['sent'] == tree.is_sent.sum()
+    assert drawn['accepted'] == packed[0, 3]
+    num_expanded = int((tree.cache_slots[0] >= 0).sum())
+    if max_nodes > size:
+      num_candidates = drawn['candidate']
+      assert num_candidates == size - num_expanded
+      assert len(list(section.iter(f'{SVG}path'))) >= size - 1
+    text = ''.join(section.itertext())
+    assert f'nodes of the tree {size} · expanded {num_expanded} · ' in text
+    assert f'not drawn {max(size - max_nodes, 0)}' in text
+
+
+def test_layout_has_no_collisions(pairs):
+  for round_ in tree_rounds.collect(*pairs['async'], request_of(), TREE, 8):
+    nodes = round_.nodes
+    for max_nodes in (1, 10, 100):
+      chosen = tree_layout.choose(nodes, max_nodes)
+      assert all(nodes[i].parent in chosen for i in chosen - {0})
+      assert len(chosen) >= min(max_nodes, len(nodes))
+      children = tree_layout.children_of(nodes, chosen)
+      rows = tree_layout.rows_of(children)
+      places = {(nodes[i].depth, row) for i, row in rows.items()}
+      assert len(places) == len(chosen)
+      for parent, others in children.items():
+        found = [rows[i] for i in others]
+        assert found == sorted(found)
+        assert not found or found[0] == rows[parent]
+
+
+def test_page_is_escaped_and_complete():
+  nasty = '</svg><script>alert("&\'")</script> \n\x00\u200b'
+  root = dataclasses.replace(NODE, text=nasty)
+  child = dataclasses.replace(
+    NODE, text=' <b>&', parent=0, depth=1, log_prob=-1.0, is_accepted=True
+  )
+  round_ = tree_rounds.Round(
+    nodes=(root, child),
+    position=3,
+    context=nasty,
+    emitted=(' <b>&', nasty),
+    outcome=tree_lib.MISS,
+    num_forwards=1,
+  )
+  page = tree_page.render([round_], {'prompt': nasty, '<name>': '&'})
+  tree = ElementTree.fromstring(page)
+  assert not list(tree.iter('script'))
+  names = [text.text for text in tree.iter(f'{SVG}text')]
+  assert '␣<b>&' in names
+  assert '</svg><script>a…'[:15] in names[0]
+  assert not re.search(r'(src|href)=|url\(|@import', page)
+  shown = ''.join(tree.itertext())
+  assert '␣↵\\x00\\u200b' in shown
+  assert '\x00' not in page
+
+
+def test_tokens_are_shown_as_text():
+  tokenizer = testing.byte_tokenizer()
+  texts = [tree_rounds.token_text(tokenizer, t) for t in (65, 32, 0xE2, 257)]
+  assert texts == ['A', ' ', '#226', '<eos>']
+  assert tree_picture.visible('a b\n\tc\x7f') == 'a␣b↵⇥c\\x7f'
+
+
+def test_rounds_end_with_the_output(pairs):
+  request = request_of(max_new_tokens=3)
+  rounds = tree_rounds.collect(*pairs['async'], request, TREE, 10)
+  assert sum(len(r.emitted) for r in rounds) == 3
+  target, draft = pairs['async']
+  *_, last = ss.Decoder(target).run([request])
+  config = dataclasses.replace(
+    target.config, eos_token_ids=last.result.token_ids[:1]
+  )
+  stopping = dataclasses.replace(target, config=config)
+  assert len(tree_rounds.collect(stopping, draft, request, TREE, 10)) == 1
+  with pytest.raises(errors.UserError, match='num_rounds must be at least 1'):
+    tree_rounds.collect(target, draft, request, TREE, 0)
+  with pytest.raises(errors.UserError, match='the prompt is empty'):
+    tree_rounds.collect(target, draft, ss.Request(token_ids=()), TREE, 1)
+
+
+@pytest.mark.parametrize('mode', ['serial', 'async'])
+def test_program(model, tmp_path, mode):
+  path = tmp_path / 'trees.html'
+  status, output, complaints = programs.run(
+    'draw_tree',
+    f'--target={model}',
+    f'--draft={model}',
+    '--draft_layers=1',
+    f'--mode={mode}',
+    '--forced_acceptance=0.7',
+    '--max_new_tokens=40',
+    '--num_rounds=3',
+    '--prompt=Is <i> & a tag?',
+    f'--output={path}',
+  )
+  assert status == 0, complaints
+  assert output.splitlines()[-1] == f'written to {path}'
+  assert [line[:8] for line in output.splitlines()[:3]] == [
+    f'round {i}:' for i in (1, 2, 3)
+  ]
+  page = path.read_text(encoding='utf-8')
+  assert 'Is &lt;i&gt; &amp; a tag?' in page
+  assert len(list(ElementTree.fromstring(page).iter('section'))) == 3
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ([], 'mode async needs a draft model: give --draft'),
+    (['--num_rounds=0'], 'flag --num_rounds=0'),
+    (['--draft=x', '--max_nodes=0'], 'flag --max_nodes=0'),
+  ],
+)
+def test_bad_flags_get_one_line(model, flags, message):
+  error = programs.error_of('draw_tree', f'--target={model}', *flags)
+  assert message in error

@@ -1,0 +1,260 @@
+"""The flags of trees, devices and --config: what fits, and what does not."""
+
+import contextlib
+import json
+import re
+
+import jax
+import programs
+import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+import swiftspec_jax as ss
+from experiments import config_file, device_flags, tree_flags
+from experiments import flags as flags_lib
+from swiftspec_jax import errors
+
+absl_flags.FLAGS.mark_as_parsed()
+
+
+@contextlib.contextmanager
+def given(**values):
+  """Sets flags as if they stood on the command line."""
+  with flagsaver.flagsaver(**values):
+    for name in values:
+      absl_flags.FLAGS[name].present = 1
+    yield
+
+
+def test_defaults_are_those_of_the_library():
+  assert tree_flags.config() == ss.TreeConfig()
+
+
+def test_flags_become_a_tree():
+  with given(
+    num_nodes=4, width=2, num_draft_steps=3, adaptive=True, coverage=0.5
+  ):
+    assert tree_flags.config() == ss.TreeConfig(
+      num_nodes=4, width=2, num_draft_steps=3, is_adaptive=True, coverage=0.5
+    )
+
+
+def test_draft_lies_right_behind_the_target():
+  with given(target_devices=2, draft_devices=3):
+    assert device_flags.target_devices() == jax.devices()[:2]
+    assert device_flags.draft_devices() == jax.devices()[2:5]
+
+
+def test_splits_use_all_devices_or_those_given():
+  assert device_flags.splits() == [(2, 6), (4, 4), (6, 2)]
+  with given(target_devices=3):
+    assert device_flags.splits() == [(3, 1)]
+
+
+@pytest.mark.parametrize('mode', flags_lib.MODES)
+def test_every_mode_gives_the_same_text(model, mode):
+  drafts = {} if mode in flags_lib.default_modes() else {'draft': str(model)}
+  with given(target=str(model), max_new_tokens=20, **drafts):
+    flags_lib.check([mode])
+    target = flags_lib.load_target()
+    draft = flags_lib.load_drafts(target, [mode]).get(mode)
+    decoder = flags_lib.make_decoder(mode, target, draft)
+    request = ss.Request(token_ids=(1, 2, 3), sampling=flags_lib.sampling())
+    *_, last = decoder.run([request])
+    (expected,) = ss.generate(target, [(1, 2, 3)], max_new_tokens=20)
+    assert last.result.token_ids == expected.token_ids
+    stats = last.result.stats
+    num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
+    is_tree = mode in flags_lib.TREE_MODES
+    assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
+
+
+def test_modes_on_the_same_devices_share_the_draft(model):
+  with given(target=str(model), draft=str(model), draft_layers=1):
+    target = flags_lib.load_target()
+    drafts = flags_lib.load_drafts(target, ['chain', 'serial', 'async'])
+  assert drafts['chain'] is drafts['serial']
+  assert drafts['chain'].config.num_layers == 1
+  assert drafts['chain'].mesh == target.mesh
+  assert list(drafts['async'].mesh.devices.flat) == jax.devices()[1:2]
+
+
+@pytest.mark.parametrize(
+  ('mode', 'flags', 'message'),
+  [
+    ('serial', {}, 'mode serial needs a draft model: give --draft'),
+    ('async', {}, 'mode async needs a draft model: give --draft'),
+    (
+      'async',
+      {'draft': 'x', 'target_devices': 6, 'draft_devices': 3},
+      '--target_devices=6 and --draft_devices=3 of mode async need 9 devices, '
+      'but there are only 8 (cpu); --simulated_devices=9',
+    ),
+    (
+      'serial',
+      {'draft': 'x', 'draft_devices': 2},
+      '--draft_devices=2 is used by mode async only',
+    ),
+    (
+      'autoregressive',
+      {'draft_layers': 2},
+      '--draft_layers=2 is used by',
+    ),
+    (
+      'chain',
+      {'draft': 'x', 'forced_acceptance': 0.5},
+      '--forced_acceptance=0.5 is used by modes serial, async only; the mode '
+      'is chain',
+    ),
+    (
+      'serial',
+      {'forced_acceptance': 1.5},
+      'forced_acceptance must be in (0',
+    ),
+    ('serial', {'num_nodes': 0}, 'num_nodes must be from 1 to'),
+    ('serial', {'width': 999}, 'width must be from 1 to'),
+    ('async', {'num_draft_steps': -1}, 'num_draft_steps must be >= 0'),
+  ],
+)
+def test_what_does_not_fit_is_refused(mode, flags, message):
+  with (
+    given(**flags),
+    pytest.raises(errors.UserError, match=re.escape(message)),
+  ):
+    flags_lib.check([mode])
+
+
+SETTINGS = {
+  'target': 'big',
+  'draft': 'small',
+  'target_devices': 2,
+  'num_nodes': 4,
+  'width': 16,
+  'dtype': None,
+}
+
+
+def write_config(path, settings=SETTINGS, **entries):
+  values = {'flags': settings, 'device_kind': 'cpu', **entries}
+  path.write_text(json.dumps(values))
+  return str(path)
+
+
+def test_config_stands_in_for_what_is_not_given(tmp_path):
+  path = write_config(tmp_path / 'tuned.json')
+  with given(config=path, num_nodes=6, target='big'):
+    config_file.apply()
+    config_file.check_device()
+    tree = tree_flags.config()
+    assert (tree.num_nodes, tree.width) == (6, 16)
+    values = flags_lib.to_json()
+  assert (values['draft'], values['target_devices']) == ('small', 2)
+  assert flags_lib.to_json()['draft'] is None
+
+
+@pytest.mark.parametrize(
+  ('changes', 'flags', 'message'),
+  [
+    ({}, {'target': 'other'}, '--target=other, but .* was tuned for '),
+    (
+      {},
+      {'target_devices': 3},
+      '--target_devices=3, but .* tuned for',
+    ),
+    ({'speed': 1}, {}, "unknown key 'speed'; there are target, dtype"),
+    ({'width': 'wide'}, {}, "tuned.json: width: .*'wide'"),
+    ({'target_devices': 0}, {}, 'tuned.json: target_devices: 0 is not'),
+  ],
+)
+def test_wrong_settings_of_a_config(tmp_path, changes, flags, message):
+  path = write_config(tmp_path / 'tuned.json', {**SETTINGS, **changes})
+  with (
+    given(config=path, **flags),
+    pytest.raises(errors.UserError, match=message),
+  ):
+    config_file.apply()
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (None, 'cannot read --config=.*: No such file'),
+    ('{"flags": ', 'cannot read --config=.*: Expecting value'),
+    ('[]', 'no configuration: not a JSON object'),
+    ('{}', "no configuration: 'flags' is missing"),
+    ('{"flags": {}, "x": 1}', "unknown key 'x'; there are flags"),
+  ],
+)
+def test_files_that_are_no_config(tmp_path, text, message):
+  path = tmp_path / 'tuned.json'
+  if text is not None:
+    path.write_text(text)
+  with (
+    given(config=str(path)),
+    pytest.raises(errors.UserError, match=message),
+  ):
+    config_file.apply()
+
+
+def test_config_of_another_machine(tmp_path):
+  path = write_config(tmp_path / 'tuned.json', device_kind='TPU v5e')
+  with (
+    given(config=path),
+    pytest.raises(errors.UserError, match='tuned on TPU v5e devices, here'),
+  ):
+    config_file.check_device()
+
+
+def test_async_splits_the_cpu_and_traces(model, tmp_path):
+  status, output, complaints = programs.run(
+    'generate',
+    f'--target={model}',
+    f'--draft={model}',
+    '--draft_layers=1',
+    '--mode=async',
+    '--forced_acceptance=0.7',
+    f'--trace_dir={tmp_path / "trace"}',
+    '--max_new_tokens=24',
+    '--prompt=hello',
+  )
+  assert status == 0, complaints
+  (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=24)
+  assert output == f'{expected.text}\n'
+  assert 'decoding plainly first, for --forced_acceptance' in complaints
+  assert 'forced acceptance 0.7: 24 tokens in' in complaints
+  assert 'overlap fraction' in complaints
+  trace = json.loads((tmp_path / 'trace' / 'timeline.json').read_text())
+  names = {event['name'] for event in trace['traceEvents']}
+  assert {'verify', 'grow', 'advance', 'dispatch', 'wait'} <= names
+  summary = tmp_path / 'trace' / 'timeline_summary.json'
+  figures = json.loads(summary.read_text())
+  rates = figures['hit_rate'] + figures['late_hit_rate'] + figures['miss_rate']
+  assert rates == pytest.approx(1)
+  assert figures['draft_step_seconds'] > 0
+  assert list((tmp_path / 'trace' / 'plugins').rglob('*.xplane.pb'))
+
+
+def test_simulated_devices_can_be_too_few(model):
+  error = programs.error_of(
+    'generate',
+    '--mode=async',
+    '--draft=x',
+    '--simulated_devices=1',
+    '--prompt=hello',
+  )
+  assert 'of mode async need 2 devices, but there are only 1' in error
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--trace_dir=x', '--prompt=hello'], '--trace_dir=x is for modes serial'),
+    (
+      ['--mode=serial', '--draft=x', '--forced_acceptance=0.5'],
+      '--forced_acceptance are not for a conversation: give --prompt',
+    ),
+  ],
+)
+def test_studies_that_cannot_be(flags, message):
+  assert message in programs.error_of('generate', *flags)

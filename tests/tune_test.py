@@ -1,0 +1,94 @@
+"""The program that finds sizes writes what the others can use."""
+
+import json
+import re
+
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from experiments import step_times
+from swiftspec_jax import testing
+from swiftspec_jax.config import ModelConfig
+
+CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=262,
+  num_layers=1,
+  embed_dim=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  ffw_dim=64,
+  max_context=256,
+)
+
+
+def test_steps_are_timed():
+  target = testing.random_model(CONFIG)
+  tree = ss.TreeConfig(num_nodes=4, width=4)
+  decoder = ss.Decoder(target, target, tree=tree)
+  decoder.warmup(64)
+  assert 0 < step_times.target_step_seconds(decoder) < 1
+  assert 0 < step_times.draft_step_seconds(target, tree, 64) < 1
+
+
+@pytest.mark.parametrize('mode', ['serial', 'async'])
+def test_configuration_is_made_and_used(model, tmp_path, mode):
+  path = tmp_path / 'tuned.json'
+  status, output, complaints = programs.run(
+    'tune',
+    f'--target={model}',
+    f'--draft={model}',
+    '--draft_layers=1',
+    f'--mode={mode}',
+    '--limit=1',
+    '--repeats=1',
+    '--max_new_tokens=12',
+    '--try_num_nodes=4',
+    '--try_width=',
+    f'--output={path}',
+  )
+  assert status == 0, complaints
+  values = json.loads(path.read_text())
+  settings = values['flags']
+  chosen = [trial for trial in values['trials'] if trial['chosen']]
+  assert [trial['stage'] for trial in chosen] == [
+    'draft forwards',
+    'num_nodes',
+    'width',
+  ]
+  for name in ('num_nodes', 'width', 'num_draft_steps'):
+    assert settings[name] == chosen[-1][name]
+    assert f'--{name}={settings[name]}' in output
+  assert settings['mode'] == mode
+  assert values['provenance']['versions']['jax']
+  tried = {trial['num_nodes'] for trial in values['trials']}
+  assert tried == {4, 8}
+  assert re.search('draft +8 +[0-9.]+', output)
+  assert 'One target forward takes' in output
+
+  status, output, complaints = programs.run(
+    'generate', f'--config={path}', '--prompt=hello', '--max_new_tokens=12'
+  )
+  assert status == 0, complaints
+  (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=12)
+  assert output == f'{expected.text}\n'
+  assert 'late hits' in complaints
+  error = programs.error_of(
+    'generate', f'--config={path}', '--target=other', '--prompt=hello'
+  )
+  assert f'--target=other, but {path} was tuned for --target={model}' in error
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--output=/missing/x.json'], 'cannot write /missing/x.json: No such'),
+    (['--output=x.json', '--try_width=a'], "--try_width: 'a' is not a whole"),
+    (['--output=x.json', '--try_num_nodes=0'], 'num_nodes must be from 1'),
+    (['--output=x.json', '--mode=chain'], 'flag --mode=chain: value should be'),
+  ],
+)
+def test_bad_flags_get_one_line(flags, message):
+  assert message in programs.error_of('tune', '--draft=x', *flags)
