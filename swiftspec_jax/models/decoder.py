@@ -194,11 +194,15 @@ def _product(x, weight, num_in_axes):
 def unembed(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:
-  """Returns logits f32[B, T, V] of hidden states [B, T, D]."""
+  """Returns logits of hidden states [B, T, D].
+
+  They are f32[B, T, V]; with a reduced output vocabulary of V' tokens they are
+  f32[B, T, V'], and logit i belongs to token `params['output_token_ids'][i]`.
+  """
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
   # Vocabulary first: the table is read row by row as it lies in memory.
   logits = jnp.einsum(
     'vd,btd->vbt', table, x, preferred_element_type=jnp.float32
   )
-  return jnp.moveaxis(logits, 0, -1)[..., : config.vocab_size]
+  return jnp.moveaxis(logits, 0, -1)[..., : config.num_logits]
