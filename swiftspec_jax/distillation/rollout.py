@@ -1,9 +1,12 @@
 """Writes text in large batches: many continuations of few prefixes, on device.
 
-G prefixes (such as documents) are prefilled once. Each has C rows that go on
+F prefixes (such as documents) are prefilled once. Each has C rows that go on
 from it, all N steps long, without the host in between. A row follows a
 script: forced tokens (such as an instruction) and generated passages take
 turns, and a branch begins anew behind the prefix, so that no row is ever idle.
+
+Keys lie with the rows last: so a CPU multiplies them with few queries several
+times faster.
 
 Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows
 of the cache behind it, R script length, T steps, G kv heads, Q query heads for
@@ -54,15 +57,15 @@ class Law:
 class Prefix:
   """Keys and values of the prefixes."""
 
-  keys: list[jax.Array]  # layers x [F, G, P, E]
-  values: list[jax.Array]
+  keys: list[jax.Array]  # layers x [F, G, E, P]
+  values: list[jax.Array]  # layers x [F, G, P, E]
   lengths: jax.Array  # i32[F]
 
 
 @struct.dataclass(frozen=True, kw_only=True)
 class _State:
-  keys: list[jax.Array]  # layers x [B, G, N, E]
-  values: list[jax.Array]
+  keys: list[jax.Array]  # layers x [B, G, E, N]
+  values: list[jax.Array]  # layers x [B, G, N, E]
   token_ids: jax.Array  # i32[B] the newest, not yet in the cache
   op_index: jax.Array  # i32[B] of the newest token
   next_ops: jax.Array  # i32[B]
@@ -115,7 +118,9 @@ def prefill(
   laws = jax.device_get(laws)
   law = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *laws)
   prefix = Prefix(
-    keys=cache.keys, values=cache.values, lengths=jnp.asarray(lengths)
+    keys=[jnp.swapaxes(keys, 2, 3) for keys in cache.keys],
+    values=cache.values,
+    lengths=jnp.asarray(lengths),
   )
   return prefix, law
 
@@ -167,12 +172,15 @@ def roll_out(
   """
   config = model.config
   batch = len(script.ops)
-  shape = (batch, config.padded_kv_heads, 0, config.head_dim)
-  empty = [jnp.zeros(shape, model.dtype)] * config.num_layers
+  heads, head_dim = config.padded_kv_heads, config.head_dim
+
+  def empty(*shape):
+    return [jnp.zeros(shape, model.dtype)] * config.num_layers
+
   zeros = jnp.zeros(batch, jnp.int32)
   state = _State(
-    keys=empty,
-    values=empty,
+    keys=empty(batch, heads, head_dim, 0),
+    values=empty(batch, heads, 0, head_dim),
     token_ids=jnp.asarray(script.ops[:, 0]),
     op_index=zeros,
     next_ops=zeros + 1,
@@ -202,12 +210,13 @@ def roll_out(
 def _run_steps(params, prefix, script, state, *, config, num_stored):
   """Runs as many steps as the cache gets new rows here."""
 
-  def longer(rows):
-    return jnp.pad(rows, ((0, 0), (0, 0), (0, _STEPS), (0, 0)))
+  def longer(rows, axis):
+    padding = [(0, _STEPS if i == axis else 0) for i in range(4)]
+    return jnp.pad(rows, padding)
 
   state = state.replace(
-    keys=[longer(rows) for rows in state.keys],
-    values=[longer(rows) for rows in state.values],
+    keys=[longer(rows, 3) for rows in state.keys],
+    values=[longer(rows, 2) for rows in state.values],
   )
 
   def step(state, _):
@@ -226,20 +235,20 @@ def _forward(params, config, prefix, state):
   per_prefix = batch // num_prefixes
   lengths = jnp.repeat(prefix.lengths, per_prefix)
   positions = lengths + state.step - state.branch_starts
-  slots = jnp.arange(prefix.keys[0].shape[2])[None]
-  rows = jnp.arange(state.keys[0].shape[2])[None]
+  slots = jnp.arange(prefix.keys[0].shape[3])[None]
+  rows = jnp.arange(state.keys[0].shape[3])[None]
   is_newer = (rows >= state.branch_starts[:, None]) & (rows <= state.step)
-  visible = {False: (slots < prefix.lengths[:, None], is_newer)}
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
-    for new, old, all_rows in (
-      (new_keys, state.keys[i], keys),
-      (new_values, state.values[i], values),
+    for new, old, axes, all_rows in (
+      (new_keys, state.keys[i], (0, 2, 3, 1), keys),
+      (new_values, state.values[i], (0, 2, 1, 3), values),
     ):
+      new = new.transpose(axes).astype(old.dtype)
       all_rows.append(
         jax.lax.dynamic_update_slice_in_dim(
-          old, jnp.moveaxis(new, 1, 2).astype(old.dtype), state.step, axis=2
+          old, new, state.step, axis=axes.index(1)
         )
       )
     shared = queries.reshape(
@@ -249,7 +258,8 @@ def _forward(params, config, prefix, state):
       shared * jnp.asarray(decoder.query_scale(config), shared.dtype),
       (prefix.keys[i], prefix.values[i]),
       (keys[i], values[i]),
-      *visible[False],
+      slots < prefix.lengths[:, None],
+      is_newer,
     )
     return attended.transpose(0, 2, 1, 3, 4).reshape(queries.shape)
 
@@ -265,8 +275,8 @@ def _attention(queries, prefix, own, in_prefix, in_own):
 
   Args:
     queries: [F, G, C, Q, E], scaled.
-    prefix: keys and values [F, G, P, E].
-    own: keys and values [B, G, N, E].
+    prefix: keys [F, G, E, P] and values [F, G, P, E].
+    own: keys [B, G, E, N] and values [B, G, N, E].
     in_prefix: bool[F, P] visible.
     in_own: bool[B, N] visible.
 
@@ -288,13 +298,13 @@ def _attention(queries, prefix, own, in_prefix, in_own):
 
   side_by_side = queries.reshape(num_prefixes, num_heads, -1, head_dim)
   to_prefix = jnp.einsum(
-    'fgne,fgpe->fgnp',
+    'fgne,fgep->fgnp',
     side_by_side,
     prefix[0],
     preferred_element_type=jnp.float32,
   )
   to_own = jnp.einsum(
-    'bgqe,bgse->bgqs',
+    'bgqe,bges->bgqs',
     to_rows(queries),
     own[0],
     preferred_element_type=jnp.float32,
