@@ -32,7 +32,7 @@ TASKS = (
   Task(
     'summarize',
     3,
-    180,
+    160,
     (
       'Summarize the text above.',
       'Summarize this.',
@@ -55,7 +55,7 @@ TASKS = (
   Task(
     'translate',
     3,
-    200,
+    160,
     (
       'Translate the text to {language}.',
       'Translate this into {language}.',
@@ -118,7 +118,7 @@ TASKS = (
   Task(
     'rewrite',
     2,
-    220,
+    160,
     (
       'Rewrite the text in a friendlier tone.',
       'Rewrite this more formally.',
@@ -138,7 +138,7 @@ TASKS = (
   Task(
     'continue',
     2,
-    220,
+    160,
     (
       'Continue the text.',
       'Write the next paragraph.',
@@ -152,7 +152,7 @@ TASKS = (
   Task(
     'code',
     1,
-    220,
+    160,
     (
       'Fix the mistakes in the code, if there are any.',
       'Explain the code line by line.',

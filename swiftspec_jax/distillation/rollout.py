@@ -394,7 +394,7 @@ def _advance(script, state, logits, law):
   return state.replace(
     token_ids=token_ids,
     op_index=state.next_ops,
-    next_ops=state.next_ops + ends,
+    next_ops=state.next_ops + ends.astype(jnp.int32),
     num_generated=jnp.where(ends, 0, num_generated),
     branch_starts=jnp.where(begins, state.step, state.branch_starts),
     key=key,

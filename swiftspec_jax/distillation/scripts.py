@@ -11,7 +11,7 @@ from swiftspec_jax.distillation import documents, instructions, rollout
 
 _MARKS = ('\u2042first\u2042', '\u2042second\u2042', '\u2042third\u2042')
 _MAX_OPS = 320  # of one row
-_ANSWER_LIMIT = 250
+_ANSWER_LIMIT = 160
 _GREEDY_SHARE = 0.75
 _INVENTED_SHARE = 0.55  # of documents, as soon as there are enough
 

@@ -69,9 +69,9 @@ class TrainingConfig:
         raise errors.UserError(
           f'{name} must be positive, got {getattr(self, name)}'
         )
-    if not 0 <= self.warmup_steps <= self.num_steps:
+    if not 0 <= self.warmup_steps < self.num_steps:
       raise errors.UserError(
-        f'warmup_steps={self.warmup_steps} must be between 0 and '
+        f'warmup_steps={self.warmup_steps} must be at least 0 and less than '
         f'num_steps={self.num_steps}'
       )
 
@@ -452,7 +452,7 @@ def _train_step(
     params = optax.apply_updates(state['params'], updates)
   metrics = {
     'loss': loss,
-    'gradient_norm': optax.global_norm(gradient),
+    'gradient_norm': optax.tree.norm(gradient),
     **means,
   }
   return {'params': params, 'optimiser': optimiser_state}, metrics
