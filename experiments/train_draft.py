@@ -1,6 +1,6 @@
 r"""Trains a draft model on what its target wrote.
 
-  python -m experiments.train_draft --data=data --output_dir=draft \\
+  python -m experiments.train_draft --data=data --output_dir=draft \
     --init_layers=0,1,29 --output_vocab_size=8192 --num_steps=2000
 
 Afterwards `swiftspec_jax.load('draft', draft_of=target)` and --draft=draft
@@ -19,7 +19,13 @@ import swiftspec_jax as ss
 from experiments import flags as flags_lib
 from experiments import program, training_log
 from swiftspec_jax import errors
-from swiftspec_jax.distillation import evaluation, losses, student, training
+from swiftspec_jax.distillation import (
+  evaluation,
+  losses,
+  student,
+  training,
+)
+from swiftspec_jax.distillation import trainer as trainer_lib
 
 _DATA = flags.DEFINE_string(
   'data', None, 'Folder that experiments.generate_data wrote.', required=True
@@ -93,7 +99,7 @@ def main() -> None:
   if _START_FROM.value:
     start_from = ss.load(_START_FROM.value, draft_of=target, dtype='float32')
   output_dir = pathlib.Path(_OUTPUT_DIR.value)
-  trainer = training.Trainer(
+  trainer = trainer_lib.Trainer(
     config,
     target,
     pathlib.Path(_DATA.value),

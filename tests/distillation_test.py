@@ -18,6 +18,7 @@ from swiftspec_jax.distillation import (
   packing,
   shards,
   student,
+  trainer,
   training,
 )
 
@@ -38,7 +39,7 @@ def data(tmp_path):
 
 
 def make_trainer(data, output_dir, config=TRAINING, devices=1, **options):
-  return training.Trainer(
+  return trainer.Trainer(
     config,
     target(),
     data,
@@ -162,10 +163,10 @@ def test_training_learns(data, tmp_path):
   config = dataclasses.replace(
     TRAINING, num_steps=40, learning_rate=3e-3, prompt_weight=0.5
   )
-  trainer = make_trainer(data, tmp_path / 'run', config)
-  metrics = list(trainer.run())
+  run = make_trainer(data, tmp_path / 'run', config)
+  metrics = list(run.run())
   assert metrics[-1]['cross_entropy'] < 0.7 * metrics[0]['cross_entropy']
-  figures = evaluation.summarize(trainer.held_out_batches())
+  figures = evaluation.summarize(run.held_out_batches())
   assert figures['all']['num_tokens'] > 0
 
 

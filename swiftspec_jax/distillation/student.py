@@ -9,7 +9,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.distillation.samples import Group, Role
+from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
 from swiftspec_jax.models import params as params_lib
@@ -90,20 +90,20 @@ class StudentConfig:
 def choose_outputs(
   groups: Sequence[Group], vocab_size: int, size: int
 ) -> np.ndarray:
-  """Returns the most frequent token ids of the data, i32[size], ascending.
+  """Returns the token ids that the target expects most, i32[size], ascending.
 
-  Both what was written and what the target thought most probable count. What
-  the data lack is filled up from the lowest ids, which are the most frequent
-  ones in usual vocabularies.
+  What counts is the probability that the stored laws give a token, so that
+  little data suffice. What they lack is filled up from the lowest ids, which
+  are the most frequent ones in usual vocabularies.
   """
-  counts = np.zeros(vocab_size, np.int64)
+  counts = np.zeros(vocab_size)
   for group in groups:
-    np.add.at(counts, group.token_ids, 1)
-    for sample in group.samples:
-      is_answer = sample.roles == Role.ANSWER
-      np.add.at(counts, sample.token_ids, 1)
-      np.add.at(counts, sample.token_ids[is_answer], _ANSWER_WEIGHT)
-      np.add.at(counts, sample.law_ids[is_answer, 0], _ANSWER_WEIGHT)
+    for part in (group, *group.samples):
+      weights = np.exp(part.law_log_probs.astype(np.float32))
+      if isinstance(part, Sample):
+        is_answer = part.roles == Role.ANSWER
+        weights *= np.where(is_answer, _ANSWER_WEIGHT, 1)[:, None]
+      np.add.at(counts, part.law_ids.ravel(), weights.ravel())
   order = np.lexsort((np.arange(vocab_size), -counts))
   return np.sort(order[:size]).astype(np.int32)
 
