@@ -86,9 +86,12 @@ def test_packed_rows_are_independent():
   params = student.initial_params(config, model, STUDENT, outputs, seed=0)
   pieces = packing.make_pieces(random_groups(1, num_groups=6))
   plan = packing.plan_batches(pieces, 2048, np.random.default_rng(0))
-  batch = packing.make_batch(plan[0], 2048, (0.1, 0.3, 1.0))
 
-  def logits(batch):
+  def logits(rows):
+    batch = make_batch(rows)
+    every = np.broadcast_to(
+      np.arange(batch.token_ids.shape[1]), batch.token_ids.shape
+    )
     return np.asarray(
       student.forward(
         params,
@@ -97,10 +100,11 @@ def test_packed_rows_are_independent():
         batch.positions,
         batch.pieces,
         batch.branches,
+        every,
       )
     )
 
-  packed = logits(batch)
+  packed = logits(plan[0])
   assert packed.shape[2] == 100
   for i, row in enumerate(plan[0]):
     prefix_place = None
@@ -110,7 +114,7 @@ def test_packed_rows_are_independent():
         continue
       alone = dataclasses.replace(prefix, samples=(part,))
       piece = packing.Piece(group=alone, samples=(part,), is_first=True)
-      single = logits(packing.make_batch([[piece]], 2048, (0.1, 0.3, 1.0)))[0]
+      single = logits([[piece]])[0]
       size = len(prefix.token_ids)
       np.testing.assert_allclose(
         packed[i, prefix_place], single[:size], atol=1e-4
@@ -120,6 +124,32 @@ def test_packed_rows_are_independent():
         single[size : size + len(part.token_ids)],
         atol=1e-4,
       )
+
+
+def make_batch(rows, role_weights=(0.1, 0.3, 1.0)):
+  rng = np.random.default_rng(0)
+  return packing.make_batch(rows, 2048, role_weights, rng)
+
+
+@pytest.mark.parametrize('num_samples', [1, 8])
+def test_places_hold_what_is_learned(num_samples):
+  """All answers once, and prompts with their whole weight together."""
+  groups = random_groups(2, num_groups=8, num_samples=num_samples)
+  pieces = packing.make_pieces(groups)
+  (rows,) = packing.plan_batches(pieces, 2048, None)
+  batch = make_batch(rows)
+  assert batch.places.shape[1] == (256 if num_samples == 1 else 512)
+  num_answers = sum(group.num_answer_tokens for group in groups)
+  assert batch.is_answer.sum() == num_answers
+  num_given = sum(
+    len(group.token_ids) - 1 + 3 * len(group.samples) for group in groups
+  )
+  np.testing.assert_allclose(
+    batch.weights.sum(), num_answers + 0.1 * num_given, rtol=1e-5
+  )
+  i, j = np.argwhere(batch.is_answer)[0]
+  token = batch.token_ids[i, batch.places[i, j]]
+  assert batch.law_ids[i, j, 0] == 7 * token % 256
 
 
 def test_losses_by_hand():
@@ -278,9 +308,9 @@ def test_a_killed_program_goes_on(model, tmp_path):
       '--init_layers=0',
       '--output_vocab_size=100',
       '--tokens_per_batch=2048',
-      '--num_steps=30',
-      '--warmup_steps=5',
-      '--evaluate_every=5',
+      '--num_steps=9',
+      '--warmup_steps=2',
+      '--evaluate_every=3',
     )
 
   def read_losses(name):
@@ -292,11 +322,11 @@ def test_a_killed_program_goes_on(model, tmp_path):
 
   assert programs.run('train_draft', *flags('whole'))[0] == 0
   with programs.start('train_draft', *flags('killed')) as process:
-    programs.wait_for(lambda: (tmp_path / 'killed/checkpoints/5').exists())
+    programs.wait_for(lambda: (tmp_path / 'killed/checkpoints/3').exists())
     process.send_signal(signal.SIGKILL)
   status, output, _ = programs.run('train_draft', *flags('killed'))
   assert status == 0
   assert 'chain_acceptance_length' in output
   assert read_losses('killed') == read_losses('whole')
-  assert len(read_losses('killed')) == 30
+  assert len(read_losses('killed')) == 9
   assert (tmp_path / 'killed' / 'training.png').exists()

@@ -1,6 +1,6 @@
 """How far a draft's law is from the target's, of which the top is stored.
 
-Legend: B rows, S tokens, V' outputs of the draft, K stored entries.
+Legend: B rows, M places, V' outputs of the draft, K stored entries.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ class LossWeights:
 def token_losses(
   logits: jax.Array, law_outputs: jax.Array, law_log_probs: jax.Array
 ) -> dict[str, jax.Array]:
-  """Returns losses and measures of each token, f32[B, S].
+  """Returns losses and measures at each place, f32[B, M].
 
   Args:
-    logits: f32[B, S, V'].
-    law_outputs: i32[B, S, K] outputs that the stored tokens belong to, -1 for
+    logits: f32[B, M, V'].
+    law_outputs: i32[B, M, K] outputs that the stored tokens belong to, -1 for
       those that the draft cannot propose; most probable first.
-    law_log_probs: f32[B, S, K].
+    law_log_probs: f32[B, M, K].
   """
   is_output = law_outputs >= 0
   outputs = jnp.maximum(law_outputs, 0)
@@ -72,7 +72,7 @@ def token_losses(
 
 
 def total_loss(losses: dict[str, jax.Array], weights: LossWeights) -> jax.Array:
-  """Returns the weighted sum f32[B, S] of `token_losses`."""
+  """Returns the weighted sum f32[B, M] of `token_losses`."""
   return sum(
     weight * losses[name]
     for name, weight in dataclasses.asdict(weights).items()

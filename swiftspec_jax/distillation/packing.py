@@ -15,6 +15,7 @@ from swiftspec_jax.distillation import samples as samples_lib
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 
 ROW_SIZES = (512, 1024, 2048)
+_NOTHING = len(Role)  # in place of a role: there is no token behind
 _PREFIX = 0  # branch number of tokens that all samples of a piece see
 
 
@@ -34,19 +35,20 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Rows of packed pieces; host arrays.
+  """Rows of packed pieces, and what is learned at M places of each row.
 
-  `law_*` at a token are about the token behind it in its branch; its
-  `weights` are zero where nothing is known or wanted.
+  Host arrays. The law at a place is about the token behind it in its branch.
   """
 
   token_ids: np.ndarray  # i32[B, S]
   positions: np.ndarray  # i32[B, S]
   pieces: np.ndarray  # i32[B, S], 0 is padding
   branches: np.ndarray  # i32[B, S] in the piece, 0 is the prefix
-  law_ids: np.ndarray  # i32[B, S, K]
-  law_log_probs: np.ndarray  # f32[B, S, K]
-  weights: np.ndarray  # f32[B, S]
+  places: np.ndarray  # i32[B, M]
+  law_ids: np.ndarray  # i32[B, M, K]
+  law_log_probs: np.ndarray  # f32[B, M, K]
+  weights: np.ndarray  # f32[B, M], 0 where a place is not used
+  is_answer: np.ndarray  # bool[B, M] whether an answer's token is behind
 
 
 def split(
@@ -155,13 +157,19 @@ def make_batch(
   rows: Sequence[Sequence[Piece]],
   tokens_per_batch: int,
   role_weights: Sequence[float],
+  rng: np.random.Generator,
 ) -> Batch:
   """Returns the arrays of a planned batch; missing rows are padding.
+
+  Most of a row may be a prompt. So if half of the places are enough for
+  all that was written, the others are left out, and those prompt tokens that
+  fill the rest stand for all.
 
   Args:
     rows: pieces of each row.
     tokens_per_batch: as in `plan_batches`.
     role_weights: of tokens of each `Role`.
+    rng: chooses among prompt tokens.
   """
   largest = max(sum(piece.size for piece in row) for row in rows)
   # All rows of a batch were filled for the same size.
@@ -170,34 +178,59 @@ def make_batch(
     for size in ROW_SIZES
     if size >= largest and tokens_per_batch // size >= len(rows)
   )
-  num_stored = rows[0][0].group.law_ids.shape[1]
   shape = (tokens_per_batch // row_size, row_size)
-  batch = Batch(
-    token_ids=np.zeros(shape, np.int32),
-    positions=np.zeros(shape, np.int32),
-    pieces=np.zeros(shape, np.int32),
-    branches=np.zeros(shape, np.int32),
-    law_ids=np.zeros((*shape, num_stored), np.int32),
-    law_log_probs=np.zeros((*shape, num_stored), np.float32),
-    weights=np.zeros(shape, np.float32),
-  )
+  num_stored = rows[0][0].group.law_ids.shape[1]
+  token_ids, positions, pieces, branches = np.zeros((4, *shape), np.int32)
+  law_ids = np.zeros((*shape, num_stored), np.int32)
+  law_log_probs = np.zeros((*shape, num_stored), np.float32)
+  roles = np.full(shape, _NOTHING, np.int32)  # of the token behind
   for i, row in enumerate(rows):
     for number, place, part, branch in walk(row):
-      weights = np.zeros(len(part.token_ids), np.float32)
+      piece = row[number - 1]
+      size = len(part.token_ids)
+      behind = slice(place.start, place.stop - 1)
       if branch != _PREFIX:
-        weights[:-1] = np.asarray(role_weights)[part.roles[1:]]
-      elif row[number - 1].is_first:
-        weights[:-1] = role_weights[Role.GIVEN]
-      prefix = len(row[number - 1].group.token_ids)
-      start = 0 if branch == _PREFIX else prefix
-      batch.token_ids[i, place] = part.token_ids
-      batch.positions[i, place] = start + np.arange(len(part.token_ids))
-      batch.pieces[i, place] = number
-      batch.branches[i, place] = branch
-      batch.law_ids[i, place] = part.law_ids
-      batch.law_log_probs[i, place] = part.law_log_probs
-      batch.weights[i, place] = weights
-  return batch
+        roles[i, behind] = part.roles[1:]
+      elif piece.is_first:
+        roles[i, behind] = Role.GIVEN
+      start = 0 if branch == _PREFIX else len(piece.group.token_ids)
+      token_ids[i, place] = part.token_ids
+      positions[i, place] = start + np.arange(size)
+      pieces[i, place] = number
+      branches[i, place] = branch
+      law_ids[i, place] = part.law_ids
+      law_log_probs[i, place] = part.law_log_probs
+  places, weights = _choose_places(roles, np.asarray(role_weights), rng)
+  chosen = np.arange(shape[0])[:, None], places
+  return Batch(
+    token_ids=token_ids,
+    positions=positions,
+    pieces=pieces,
+    branches=branches,
+    places=places,
+    law_ids=law_ids[chosen],
+    law_log_probs=law_log_probs[chosen],
+    weights=weights,
+    is_answer=roles[chosen] == Role.ANSWER,
+  )
+
+
+def _choose_places(roles, role_weights, rng):
+  """Returns the places [B, M] to learn at, and their weights."""
+  num_rows, row_size = roles.shape
+  is_given = roles == Role.GIVEN
+  is_written = (roles == Role.USER) | (roles == Role.ANSWER)
+  is_enough = is_written.sum(1).max() <= row_size // 2
+  num_places = row_size // 2 if is_enough else row_size
+  # Written tokens first, prompts in random order, then what does not count.
+  order = np.where(is_written, 0, np.where(is_given, 1, 2))
+  order = order + rng.random(roles.shape)
+  places = np.sort(np.argsort(order, axis=1)[:, :num_places], axis=1)
+  chosen = roles[np.arange(num_rows)[:, None], places]
+  weights = np.append(role_weights, 0.0)[chosen]
+  share = (chosen == Role.GIVEN).sum() / max(is_given.sum(), 1)
+  weights[chosen == Role.GIVEN] /= max(share, 1e-6)
+  return places.astype(np.int32), weights.astype(np.float32)
 
 
 def walk(

@@ -149,8 +149,9 @@ def forward(
   positions: jax.Array,
   pieces: jax.Array,
   branches: jax.Array,
+  places: jax.Array,
 ) -> jax.Array:
-  """Returns logits f32[B, S, V'] of packed rows.
+  """Returns logits f32[B, M, V'] at some places of packed rows.
 
   Args:
     params: of the draft.
@@ -159,6 +160,7 @@ def forward(
     positions: i32[B, S].
     pieces: i32[B, S]; tokens see only their own piece,
     branches: i32[B, S] and there only the prefix (0) and their own branch.
+    places: i32[B, M].
   """
   size = token_ids.shape[1]
   order = jnp.arange(size)
@@ -182,9 +184,10 @@ def forward(
     )
 
   hidden = decoder.run_layers(params, config, token_ids, positions, attend)
+  hidden = jnp.take_along_axis(hidden, places[:, :, None], axis=1)
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   return jnp.einsum(
-    'bsd,vd->bsv', x, params['unembedding'], preferred_element_type=jnp.float32
+    'bmd,vd->bmv', x, params['unembedding'], preferred_element_type=jnp.float32
   )
 
 

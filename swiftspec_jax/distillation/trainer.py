@@ -258,11 +258,16 @@ class Trainer:
     for planned in itertools.islice(self._plans(), self.step, None):
       if self.step >= self.config.num_steps:
         return
-      batch = self._to_devices(planned)
+      batch = packing.make_batch(
+        planned,
+        self.config.tokens_per_batch,
+        self.config.role_weights,
+        np.random.default_rng([self.config.seed, self.step]),
+      )
       self._state, metrics = training.train_step(
         self._state,
         self._frozen,
-        batch,
+        self._to_devices(batch),
         config=self.config,
         model_config=self.model_config,
       )
@@ -284,10 +289,7 @@ class Trainer:
       packing.plan_batches(self._pieces, self.config.tokens_per_batch, rng)
     )
 
-  def _to_devices(self, rows) -> dict[str, jax.Array]:
-    batch = packing.make_batch(
-      rows, self.config.tokens_per_batch, self.config.role_weights
-    )
+  def _to_devices(self, batch: packing.Batch) -> dict[str, jax.Array]:
     arrays = dataclasses.asdict(batch)
     arrays['law_outputs'] = student.law_outputs(
       arrays.pop('law_ids'), self.outputs
@@ -308,11 +310,28 @@ class Trainer:
         {size: pieces}, self.config.tokens_per_batch, None
       )
       for rows in plans[:most]:
+        batch = packing.make_batch(
+          rows,
+          self.config.tokens_per_batch,
+          self.config.role_weights,
+          np.random.default_rng(0),
+        )
         measures = training.measure(
           self._state['params'],
           self._frozen,
-          self._to_devices(rows),
+          self._to_devices(batch),
           config=self.config,
           model_config=self.model_config,
         )
-        yield rows, jax.device_get(measures)
+        yield rows, _at_places(jax.device_get(measures), batch)
+
+
+def _at_places(
+  measures: dict[str, np.ndarray], batch: packing.Batch
+) -> dict[str, np.ndarray]:
+  """Puts values [B, M] at their places in rows [B, S]."""
+  whole = {}
+  for name, values in measures.items():
+    whole[name] = np.zeros(batch.token_ids.shape, values.dtype)
+    np.put_along_axis(whole[name], batch.places, values, axis=1)
+  return whole

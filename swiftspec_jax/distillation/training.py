@@ -104,6 +104,7 @@ def _measures(params, frozen, batch, config, model_config):
     batch['positions'],
     batch['pieces'],
     batch['branches'],
+    batch['places'],
   )
   return losses.token_losses(
     logits, batch['law_outputs'], batch['law_log_probs']
@@ -119,7 +120,7 @@ def measure(
   config: TrainingConfig,
   model_config: ModelConfig,
 ) -> dict[str, jax.Array]:
-  """Returns `losses.token_losses` f32[B, S] of a batch.
+  """Returns `losses.token_losses` f32[B, M] of a batch.
 
   Args:
     params: those that are trained.
@@ -157,7 +158,7 @@ def train_step(
     weights = batch['weights']
     total = jnp.maximum(weights.sum(), 1.0)
     loss = (losses.total_loss(measures, config.loss) * weights).sum() / total
-    is_answer = weights == config.role_weights[2]
+    is_answer = batch['is_answer']
     means = {
       name: jnp.where(is_answer, value, 0.0).sum()
       / jnp.maximum(is_answer.sum(), 1).astype(jnp.float32)
