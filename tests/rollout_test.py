@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +22,10 @@ from swiftspec_jax.models import decoder
 PREFIX_LENGTHS = (5, 64, 33)
 
 
-@pytest.fixture(scope='module')
-def target():
-  return testing.random_model(CONFIG, name='tiny')
+@pytest.fixture(scope='module', params=[None, 12], ids=['full', 'sliding'])
+def target(request):
+  config = dataclasses.replace(CONFIG, sliding_window=request.param)
+  return testing.random_model(config, name='tiny')
 
 
 @pytest.fixture(scope='module')
@@ -137,8 +140,13 @@ def test_draws_follow_the_law():
   assert abs(frequencies - expected).sum() / 2 < 0.05
 
 
-def test_chat_format_and_its_lack(target):
-  form = scripts.chat_format(target.tokenizer)
+@pytest.fixture(scope='module')
+def plain_target():
+  return testing.random_model(CONFIG, name='tiny')
+
+
+def test_chat_format_and_its_lack(plain_target):
+  form = scripts.chat_format(plain_target.tokenizer)
   assert form.opening == (256, 260)
   assert form.closing == (257, 261)
   assert form.between == (257, 260)
@@ -161,7 +169,7 @@ def test_loops_are_found(text, start):
 
 
 @pytest.fixture
-def planner(target, tmp_path):
+def planner(plain_target, tmp_path):
   text = '\n'.join(
     f'Line {i} of the manual says that part {i * i} is {"good" * (i % 3)}.'
     for i in range(400)
@@ -169,7 +177,7 @@ def planner(target, tmp_path):
   (tmp_path / 'manual.txt').write_text(text)
   files = documents.find_files([str(tmp_path / '*.txt')])
   return scripts.Planner(
-    target.tokenizer,
+    plain_target.tokenizer,
     documents.Library(files),
     seed=0,
     num_steps=generation.NUM_STEPS,
@@ -177,10 +185,10 @@ def planner(target, tmp_path):
   )
 
 
-def test_generation_goes_on_where_it_stopped(target, planner, tmp_path):
+def test_generation_goes_on_where_it_stopped(plain_target, planner, tmp_path):
   def generate(directory, count):
     reports = generation.generate_shards(
-      target, planner, directory, seed=0, num_stored=NUM_STORED
+      plain_target, planner, directory, seed=0, num_stored=NUM_STORED
     )
     return [next(reports) for _ in range(count)]
 

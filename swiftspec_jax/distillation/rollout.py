@@ -237,7 +237,14 @@ def _forward(params, config, prefix, state):
   positions = lengths + state.step - state.branch_starts
   slots = jnp.arange(prefix.keys[0].shape[3])[None]
   rows = jnp.arange(state.keys[0].shape[3])[None]
-  is_newer = (rows >= state.branch_starts[:, None]) & (rows <= state.step)
+  in_prefix = (slots < prefix.lengths[:, None])[:, None]
+  in_own = (rows >= state.branch_starts[:, None]) & (rows <= state.step)
+  visible = {False: (in_prefix, in_own)}
+  if config.sliding_window is not None:
+    near_slots = positions[:, None] - slots < config.sliding_window
+    near_slots = near_slots.reshape(num_prefixes, per_prefix, -1)
+    near_rows = state.step - rows < config.sliding_window
+    visible[True] = (in_prefix & near_slots, in_own & near_rows)
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
@@ -258,8 +265,7 @@ def _forward(params, config, prefix, state):
       shared * jnp.asarray(decoder.query_scale(config), shared.dtype),
       (prefix.keys[i], prefix.values[i]),
       (keys[i], values[i]),
-      slots < prefix.lengths[:, None],
-      is_newer,
+      *visible[config.is_sliding(i)],
     )
     return attended.transpose(0, 2, 1, 3, 4).reshape(queries.shape)
 
@@ -277,7 +283,7 @@ def _attention(queries, prefix, own, in_prefix, in_own):
     queries: [F, G, C, Q, E], scaled.
     prefix: keys [F, G, E, P] and values [F, G, P, E].
     own: keys [B, G, E, N] and values [B, G, N, E].
-    in_prefix: bool[F, P] visible.
+    in_prefix: bool[F, C or 1, P] visible, to each row or to all.
     in_own: bool[B, N] visible.
 
   Returns:
@@ -309,9 +315,9 @@ def _attention(queries, prefix, own, in_prefix, in_own):
     own[0],
     preferred_element_type=jnp.float32,
   )
-  to_prefix = jnp.where(
-    in_prefix[:, None, None], to_prefix, layers.MASKED_SCORE
-  )
+  if in_prefix.shape[1] > 1:
+    in_prefix = jnp.repeat(in_prefix, num_groups, axis=1)
+  to_prefix = jnp.where(in_prefix[:, None], to_prefix, layers.MASKED_SCORE)
   to_own = jnp.where(in_own[:, None, None], to_own, layers.MASKED_SCORE)
   shape = (num_prefixes, num_heads, per_prefix, num_groups, 1)
   best = jnp.maximum(

@@ -151,14 +151,17 @@ class Planner:
       own_prompts: user turns that are answered first.
 
     Raises:
-      UserError: see `chat_format`.
+      UserError: a prompt is too long; or see `chat_format`.
     """
     self._tokenizer = tokenizer
     self._library = library
     self._seed = seed
     self._num_steps = num_steps
-    self._own_prompts = tuple(own_prompts)
     self._format = chat_format(tokenizer)
+    self._own_prompts = tuple(
+      self._own_prompt(number, text)
+      for number, text in enumerate(own_prompts, 1)
+    )
 
   def learn(self, texts: Sequence[str]) -> None:
     """Takes texts that the target wrote as documents of later batches."""
@@ -188,6 +191,16 @@ class Planner:
 
   def _encode(self, text: str) -> tuple[int, ...]:
     return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+  def _own_prompt(self, number: int, text: str) -> tuple[int, ...]:
+    token_ids = (*self._format.opening, *self._encode(text))
+    most = DOCUMENT_SHAPES[-1].capacity
+    if len(token_ids) > most:
+      raise errors.UserError(
+        f'own prompt {number} has {len(token_ids)} tokens with the chat '
+        f'template, at most {most} are supported; shorten it'
+      )
+    return token_ids
 
   def _chat_plan(self, rng: np.random.Generator) -> Plan:
     form = self._format
@@ -280,12 +293,9 @@ class Planner:
   def _own_batch(
     self, rng: np.random.Generator, first: int
   ) -> tuple[BatchShape, list[Plan]]:
-    encoded = [
-      (*self._format.opening, *self._encode(prompt))
-      for prompt in self._own_prompts[first:][: DOCUMENT_SHAPES[1].num_prefixes]
-    ]
+    encoded = self._own_prompts[first:][: DOCUMENT_SHAPES[1].num_prefixes]
     longest = max(len(ids) for ids in encoded)
-    capacity = min(-(-longest // 64) * 64, 1792)
+    capacity = -(-longest // 64) * 64
     shape = BatchShape(len(encoded), 4, capacity)
 
     def branch():
@@ -299,9 +309,7 @@ class Planner:
       )
 
     return shape, [
-      Plan(
-        prefix=ids[:capacity], has_document=True, rows=self._rows(shape, branch)
-      )
+      Plan(prefix=ids, has_document=True, rows=self._rows(shape, branch))
       for ids in encoded
     ]
 
