@@ -18,6 +18,7 @@ _MAX_BYTES = 400_000
 _MIN_CHARACTERS = 200
 _MIN_DOCSTRING = 400
 _MIN_ADDED = 64
+_LEAST_LETTERS = 0.5  # share; else it is a table of numbers
 _DULL = re.compile(
   'top_level|entry_points|RECORD|requirements|licen[cs]e|copying|notice', re.I
 )
@@ -153,7 +154,9 @@ class Library:
       text = texts[rng.integers(len(texts))]
       if len(text) < 0.4 * num_characters:
         continue
-      return _cut(text, rng, num_characters)
+      passage = _cut(text, rng, num_characters)
+      if sum(map(str.isalpha, passage)) > _LEAST_LETTERS * len(passage):
+        return passage
     raise errors.UserError(
       f'the documents hold hardly any text of {num_characters} characters; '
       'name more or longer files with --documents'
@@ -161,8 +164,13 @@ class Library:
 
   def word(self, rng: np.random.Generator) -> str:
     """Returns a word of the documents."""
-    words = _WORD.findall(self.passage(rng, 400))
-    return str(words[rng.integers(len(words))]) if words else 'history'
+    return word_in(self.passage(rng, 400), rng) or 'history'
+
+
+def word_in(text: str, rng: np.random.Generator) -> str:
+  """Returns a word of a text; '' if it has none of some length."""
+  words = _WORD.findall(text)
+  return str(words[rng.integers(len(words))]) if words else ''
 
 
 def _cut(text: str, rng: np.random.Generator, num_characters: int) -> str:

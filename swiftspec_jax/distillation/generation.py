@@ -12,6 +12,7 @@ from swiftspec_jax.distillation import rollout, samples, scripts, shards
 from swiftspec_jax.model import Model
 
 NUM_STEPS = 256  # length of a row
+_SENSIBLE_TEMPERATURE = 0.85
 _MIN_DOCUMENT = 60  # tokens of an answer that becomes a document
 
 
@@ -136,7 +137,9 @@ def _texts(target: Model, groups: list[samples.Group]) -> list[str]:
       first = int(np.argmax(is_answer))
       others = np.flatnonzero(~is_answer[first:])
       size = int(others[0]) if len(others) else len(is_answer) - first
-      if sample.kind in ('chat', 'translate') and size >= _MIN_DOCUMENT:
+      is_sensible = sample.temperature <= _SENSIBLE_TEMPERATURE
+      is_article = sample.kind in ('chat', 'translate') and is_sensible
+      if is_article and size >= _MIN_DOCUMENT:
         token_ids = sample.token_ids[first : first + size]
         texts.append(
           target.tokenizer.decode(token_ids, skip_special_tokens=True)

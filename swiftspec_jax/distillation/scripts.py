@@ -274,9 +274,8 @@ class Planner:
       else:
         chosen = instructions.draw_task(rng)
         text = '\n\n' + instructions.pick(rng, chosen.wordings)
-      words = passage.split()
-      inside = words[rng.integers(len(words))] if words else word
-      text = instructions.fill(text, rng, inside.strip('.,:;()`*"\'') or word)
+      inside = documents.word_in(passage, rng) or word
+      text = instructions.fill(text, rng, inside)
       return Branch(
         kind=chosen.kind,
         parts=(
