@@ -19,6 +19,7 @@ import swiftspec_jax as ss
 from experiments import flags as flags_lib
 from experiments import program, training_log
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
   losses,
@@ -82,6 +83,12 @@ _COMPUTE_DTYPE = flags.DEFINE_enum(
   None,
   ['float32', 'bfloat16'],
   'Of products. Default: float32 on CPU, bfloat16 elsewhere.',
+)
+_STORED_DTYPE = flags.DEFINE_enum(
+  'stored_dtype',
+  'float16',
+  draft_lib.STORED_DTYPES,
+  'Of the weights of the draft in its file; int8 has a scale for each row.',
 )
 _EVALUATE_EVERY = flags.DEFINE_integer(
   'evaluate_every',
@@ -155,7 +162,7 @@ def _train(trainer, log, num_steps: int) -> None:
       if is_last or trainer.step % _EVALUATE_EVERY.value == 0:
         held_out = evaluation.summarize(trainer.held_out_batches(8))
         log.add(trainer.step, held_out=held_out)
-        trainer.save()
+        trainer.save(_STORED_DTYPE.value)
         log.draw()
         figures = held_out['all']
         bar.write(

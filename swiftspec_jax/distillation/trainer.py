@@ -230,8 +230,11 @@ class Trainer:
       ) from error
     self.step = latest
 
-  def save(self) -> None:
+  def save(self, stored_dtype: str = 'float16') -> None:
     """Writes a checkpoint and the draft as it is now.
+
+    Args:
+      stored_dtype: of the draft's weights, one of `draft.STORED_DTYPES`.
 
     Raises:
       UserError: they cannot be written.
@@ -250,6 +253,7 @@ class Trainer:
       self.model_config,
       arrays,
       self.target,
+      stored_dtype=stored_dtype,
       training={'step': self.step, **self.config.to_json()},
     )
 
