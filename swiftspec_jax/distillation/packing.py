@@ -236,10 +236,14 @@ def _choose_places(roles, role_weights, rng):
 def walk(
   row: Sequence[Piece],
 ) -> Iterator[tuple[int, slice, Group | Sample, int]]:
-  """Yields piece number from 1, place, part, and branch of all parts."""
+  """Yields piece number from 1, place, part and branch of all that is not empty.
+
+  Branch 0 is the prefix.
+  """
   place = 0
   for number, piece in enumerate(row, 1):
     for branch, part in enumerate((piece.group, *piece.samples)):
       size = len(part.token_ids)
-      yield number, slice(place, place + size), part, branch
+      if size:
+        yield number, slice(place, place + size), part, branch
       place += size

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jinja2
 import numpy as np
 
 from swiftspec_jax import errors
@@ -86,7 +87,8 @@ def chat_format(
 
   Args:
     tokenizer: of the target.
-    system: a system prompt; None is what the template does without.
+    system: a system prompt, unless the template refuses it; None is what the
+      template does without.
 
   Raises:
     UserError: there is no chat template, or it changes what it is given.
@@ -103,9 +105,16 @@ def chat_format(
   ]
   if system is not None:
     messages.insert(0, {'role': 'system', 'content': system})
-  text = tokenizer.apply_chat_template(
-    messages, tokenize=False, add_generation_prompt=True
-  )
+  try:
+    text = tokenizer.apply_chat_template(
+      messages, tokenize=False, add_generation_prompt=True
+    )
+  except jinja2.TemplateError as error:
+    if system is not None:  # not all templates know that role
+      return chat_format(tokenizer)
+    raise errors.UserError(
+      f"the target's chat template refuses a conversation: {error}"
+    ) from error
   pieces, rest = [], text
   for mark in _MARKS:
     piece, found, rest = rest.partition(mark)
@@ -116,10 +125,10 @@ def chat_format(
       )
     pieces.append(tokenizer.encode(piece, add_special_tokens=False))
   opening, closing, between = pieces
-  if not closing or not between:
+  if not (opening and closing and between):
     raise errors.UserError(
-      "the target's chat template puts nothing between turns; it cannot be "
-      'used to write conversations'
+      "the target's chat template puts nothing before or between turns; it "
+      'cannot be used to write conversations'
     )
   return ChatFormat(
     opening=tuple(opening), closing=tuple(closing), between=tuple(between)
