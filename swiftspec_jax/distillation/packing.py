@@ -236,7 +236,7 @@ def _choose_places(roles, role_weights, rng):
 def walk(
   row: Sequence[Piece],
 ) -> Iterator[tuple[int, slice, Group | Sample, int]]:
-  """Yields piece number from 1, place, part and branch of all that is not empty.
+  """Yields piece number from 1, place, part and branch of what is not empty.
 
   Branch 0 is the prefix.
   """
