@@ -72,6 +72,9 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
+  # Of a draft that can only propose so many of the tokens; its parameter
+  # `output_token_ids` names them.
+  output_vocab_size: int | None = None
   num_shards: int = 1
 
   def __post_init__(self):
@@ -84,6 +87,13 @@ class ModelConfig:
       raise errors.UserError(
         f'num_heads={self.num_heads} is not a multiple of '
         f'num_kv_heads={self.num_kv_heads}'
+      )
+    if self.output_vocab_size is not None and not (
+      1 <= self.output_vocab_size <= self.vocab_size
+    ):
+      raise errors.UserError(
+        f'output_vocab_size={self.output_vocab_size} must be between 1 and '
+        f'vocab_size={self.vocab_size}'
       )
     if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
       raise errors.UserError(
@@ -107,6 +117,15 @@ class ModelConfig:
   @property
   def padded_vocab_size(self) -> int:
     return self._padded(self.vocab_size)
+
+  @property
+  def num_logits(self) -> int:
+    """Tokens that the model can propose."""
+    return self.output_vocab_size or self.vocab_size
+
+  @property
+  def padded_num_logits(self) -> int:
+    return self._padded(self.num_logits)
 
   def _padded(self, size: int) -> int:
     return math.ceil(size / self.num_shards) * self.num_shards

@@ -15,6 +15,7 @@ MODEL_AXIS = 'model'
 RULES = {
   'batch': DATA_AXIS,
   'vocab': MODEL_AXIS,
+  'outputs': MODEL_AXIS,
   'kv_heads': MODEL_AXIS,
   'ffw': MODEL_AXIS,
 }

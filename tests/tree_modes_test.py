@@ -179,6 +179,31 @@ def test_sliding_windows(tmp_path, family):
     ss.Decoder(target, draft, tree=TREE)
 
 
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_drafts_that_propose_some_tokens_only(temperature):
+  """The target's weights, so that most guesses are right; odd tokens only."""
+  target, draft = pair(*DEVICES['serial'])
+  odd = jnp.arange(1, 262, 2)
+  draft = dataclasses.replace(
+    draft,
+    config=dataclasses.replace(draft.config, output_vocab_size=131),
+    params={
+      **draft.params,
+      'unembedding': draft.params['embedding'][odd],
+      'output_token_ids': odd,
+    },
+  )
+  requests = requests_of(3, temperature=temperature, max_new_tokens=40)
+  want = run(ss.Decoder(target), requests)
+  got = run(ss.Decoder(target, draft, tree=TREE), requests)
+  assert_same(got, want)
+  assert sum(result.stats.num_accepted for result in got) > 0
+  chain = run(ss.Decoder(target, draft), requests)
+  assert sum(result.stats.num_accepted for result in chain) > 0
+  if temperature == 0:
+    assert_same(chain, want)
+
+
 def start(mode, draft_seed=0, **changes):
   """A pipeline with one admitted request, to be driven round by round."""
   tree = dataclasses.replace(TREE, **changes)

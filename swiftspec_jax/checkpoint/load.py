@@ -14,6 +14,7 @@ import transformers
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
+from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.checkpoint import gguf as gguf_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
@@ -34,7 +35,8 @@ def load(
   Args:
     name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`), a
       directory in Hugging Face layout, a .gguf file, a directory that
-      `swiftspec_jax.save` wrote, or a Hugging Face hub id.
+      `swiftspec_jax.save` or the training of a draft wrote, or a Hugging Face
+      hub id.
     dtype: of weights and cache. Default: float32 on CPU (where bfloat16
       products are several times slower), bfloat16 elsewhere.
     devices: tensor parallel over these; the first device by default.
@@ -52,7 +54,7 @@ def load(
   if dtype is None:
     platform = mesh.devices.flat[0].platform
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
-  source = _open(name)
+  source = _open(name, draft_of)
   if draft_of is not None:
     tokenizer_lib.check_same_vocabulary(
       draft_of.name, draft_of.tokenizer, name, source.tokenizer
@@ -81,10 +83,17 @@ class _Source:
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
 
 
-def _open(name: str) -> _Source:
+def _open(name: str, draft_of: Model | None) -> _Source:
   path = pathlib.Path(name).expanduser()
   if name in builtin.BUILTIN_MODELS:
     return _open_gguf(builtin.fetch(name))
+  if path.is_dir() and draft_lib.is_draft(path):
+    draft = draft_lib.open_draft(path, draft_of)
+    return _Source(
+      config=draft.config,
+      tokenizer=draft.target.tokenizer,
+      read_params=draft.read_params,
+    )
   if path.is_dir():
     return _open_directory(path)
   if path.suffix == '.gguf':

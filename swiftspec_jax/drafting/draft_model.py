@@ -98,8 +98,9 @@ class DraftModel:
     history = state.token_ids.at[batch, state.lengths[:, None] + drafts].set(
       drafted, mode='drop'
     )
+    logits = decoder.unembed(params, self.config, hidden)
     logits = sampling_lib.adjust_logits(
-      decoder.unembed(params, self.config, hidden),
+      decoder.widen_logits(params, self.config, logits),
       state.sampling,
       token_ids=history,
       lengths=state.lengths + step,

@@ -284,8 +284,9 @@ def _children(
   with jax.named_scope('children'):
     logits = decoder.unembed(params, config, hidden)
     log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    top, token_ids = jax.lax.top_k(logits, tree_config.branching)
+    top, indices = jax.lax.top_k(logits, tree_config.branching)
     log_probs = top - log_total
+    token_ids = decoder.token_ids_of(params, config, indices)
   if reference is None:
     return token_ids, log_probs
   return forced_acceptance.force(

@@ -4,6 +4,9 @@ Legend: B rows, T new tokens, M cache rows under the attention mask, S cache
 capacity, D embed, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -69,43 +72,81 @@ def forward(
     visible = rows <= chain[:, :, None]
   else:
     visible = visible_rows(cache.kv_lengths, attention_mask, context)
-  visible_by_kind, angles_by_kind = {False: visible}, {}
+  visible_by_kind = {False: visible}
   if config.sliding_window is not None:
     # Rows of the prefix and of a chain lie at their position; a tree is
     # shallower than the window (the caller checks).
     near = positions[:, :, None] - rows < config.sliding_window
     visible_by_kind[True] = visible & near
-  for kind in {config.is_sliding(i) for i in range(config.num_layers)}:
-    angles_by_kind[kind] = layers.rope_angles(
-      positions, config, is_sliding=kind
+  keys, values = [], []
+
+  def attend(i, queries, new_keys, new_values):
+    keys.append(dense.write(cache.keys[i], new_keys, starts))
+    values.append(dense.write(cache.values[i], new_values, starts))
+    return layers.attention(
+      queries,
+      keys[i][:, :, :context],
+      values[i][:, :, :context],
+      visible_by_kind[config.is_sliding(i)],
+      query_scale(config),
     )
 
-  x = params['embedding'][token_ids]
-  x = x * jnp.asarray(config.embed_scale, x.dtype)
-  keys, values = [], []
-  for i, layer in enumerate(params['layers']):
-    kind = config.is_sliding(i)
-    with jax.named_scope(f'layer_{i}'):
-      x, k, v = _layer(
-        x,
-        layer,
-        config,
-        (cache.keys[i], cache.values[i]),
-        starts,
-        visible_by_kind[kind],
-        angles_by_kind[kind],
-      )
-    keys.append(k)
-    values.append(v)
+  x = run_layers(params, config, token_ids, positions, attend)
   return x, cache.replace(keys=keys, values=values)
 
 
-def _layer(x, layer, config, rows, starts, visible, angles):
-  """One decoder layer; returns x [B, T, D] and the layer's new cache rows."""
+# Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E] -> attended
+# [B, T, G, Q, E].
+AttendFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def run_layers(
+  params: Params,
+  config: ModelConfig,
+  token_ids: jax.Array,
+  positions: jax.Array,
+  attend_fn: AttendFn,
+) -> jax.Array:
+  """Runs the model over tokens; what they attend to is up to `attend_fn`.
+
+  Args:
+    params: as `params.param_specs(config)` says.
+    config: static.
+    token_ids: i32[B, T].
+    positions: i32[B, T] RoPE positions.
+    attend_fn: called once for each layer, in their order, with queries and
+      keys that RoPE has rotated. It keeps the keys and values.
+
+  Returns:
+    Hidden states [B, T, D] before the final norm.
+  """
+  angles_by_kind = {
+    kind: layers.rope_angles(positions, config, is_sliding=kind)
+    for kind in {config.is_sliding(i) for i in range(config.num_layers)}
+  }
+  x = params['embedding'][token_ids]
+  x = x * jnp.asarray(config.embed_scale, x.dtype)
+  for i, layer in enumerate(params['layers']):
+    with jax.named_scope(f'layer_{i}'):
+      x = _layer(
+        x,
+        layer,
+        config,
+        functools.partial(attend_fn, i),
+        angles_by_kind[config.is_sliding(i)],
+      )
+  return x
+
+
+def query_scale(config: ModelConfig) -> float:
+  """Returns the factor of the attention scores."""
+  return config.query_scale or config.head_dim**-0.5
+
+
+def _layer(x, layer, config, attend, angles):
+  """One decoder layer over x [B, T, D]."""
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
-  attended, keys, values = _attention_block(
-    normed, layer, config, rows, starts, visible, angles
-  )
+  attended = _attention_block(normed, layer, config, attend, angles)
   if config.use_post_norms:
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
@@ -117,10 +158,10 @@ def _layer(x, layer, config, rows, starts, visible, angles):
   hidden = _product(hidden, layer['down'], 1)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
-  return x + hidden, keys, values
+  return x + hidden
 
 
-def _attention_block(x, layer, config, rows, starts, visible, angles):
+def _attention_block(x, layer, config, attend, angles):
   num_groups = config.num_query_groups
   batch, length = x.shape[:2]
   qkv = _product(x, layer['qkv'], 1)
@@ -135,17 +176,10 @@ def _attention_block(x, layer, config, rows, starts, visible, angles):
     queries.reshape(batch, length, -1, config.head_dim), *angles
   ).reshape(queries.shape)
   new_keys = layers.apply_rope(new_keys, *angles)
-  keys = dense.write(rows[0], new_keys, starts)
-  values = dense.write(rows[1], new_values, starts)
-  scale = config.query_scale or config.head_dim**-0.5
-  context = visible.shape[2]
-  attended = layers.attention(
-    queries, keys[:, :, :context], values[:, :, :context], visible, scale
-  )
-  output = _product(
+  attended = attend(queries, new_keys, new_values)
+  return _product(
     attended.reshape(batch, length, -1), layer['attention_out'], 3
   )
-  return output, keys, values
 
 
 def _product(x, weight, num_in_axes):
@@ -160,11 +194,40 @@ def _product(x, weight, num_in_axes):
 def unembed(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:
-  """Returns logits f32[B, T, V] of hidden states [B, T, D]."""
+  """Returns logits of hidden states [B, T, D].
+
+  They are f32[B, T, V]; with a reduced output vocabulary of V' tokens they are
+  f32[B, T, V'], and logit i belongs to token `params['output_token_ids'][i]`.
+  """
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
   # Vocabulary first: the table is read row by row as it lies in memory.
   logits = jnp.einsum(
     'vd,btd->vbt', table, x, preferred_element_type=jnp.float32
   )
-  return jnp.moveaxis(logits, 0, -1)[..., : config.vocab_size]
+  return jnp.moveaxis(logits, 0, -1)[..., : config.num_logits]
+
+
+def token_ids_of(
+  params: Params, config: ModelConfig, indices: jax.Array
+) -> jax.Array:
+  """Returns the token ids that indices of logits stand for."""
+  if config.output_vocab_size is None:
+    return indices
+  return params['output_token_ids'][indices]
+
+
+def widen_logits(
+  params: Params, config: ModelConfig, logits: jax.Array
+) -> jax.Array:
+  """Returns logits f32[B, T, V] of all tokens; others than the model's: -inf.
+
+  Args:
+    params: of a model.
+    config: static.
+    logits: of `unembed`.
+  """
+  if config.output_vocab_size is None:
+    return logits
+  wide = jnp.full((*logits.shape[:2], config.vocab_size), -jnp.inf)
+  return wide.at[:, :, params['output_token_ids']].set(logits)

@@ -28,19 +28,23 @@ class ParamSpec:
       the end of each axis.
     axes: logical name of each axis, None where it is never sharded.
     init_scale: standard deviation of the initialiser; None means ones.
-    is_norm: norm scales stay float32 whatever the model's dtype.
+    is_index: token ids, int32.
   """
 
   shape: tuple[int, ...]
   padded_shape: tuple[int, ...]
   axes: tuple[str | None, ...]
   init_scale: float | None
+  is_index: bool = False
 
   @property
   def is_norm(self) -> bool:
-    return self.init_scale is None
+    """Norm scales stay float32 whatever the model's dtype."""
+    return self.init_scale is None and not self.is_index
 
   def dtype(self, model_dtype: jax.typing.DTypeLike) -> np.dtype:
+    if self.is_index:
+      return jnp.dtype(jnp.int32)
     return jnp.dtype(jnp.float32 if self.is_norm else model_dtype)
 
 
@@ -62,6 +66,7 @@ def param_specs(config: ModelConfig) -> Params:
     'gate_up': (2, 2),
     'ffw': (c.ffw_dim, c.padded_ffw_dim),
     'vocab': (c.vocab_size, c.padded_vocab_size),
+    'outputs': (c.num_logits, c.padded_num_logits),
   }
 
   def spec(*axes: str, scale: float | None = None) -> ParamSpec:
@@ -104,8 +109,18 @@ def param_specs(config: ModelConfig) -> Params:
     'layers': [layer() for _ in range(c.num_layers)],
     'final_norm': spec('embed'),
   }
-  if not c.tie_embeddings:
-    specs['unembedding'] = spec('vocab', 'embed', scale=c.embed_dim**-0.5)
+  if not c.tie_embeddings or c.output_vocab_size:
+    specs['unembedding'] = spec('outputs', 'embed', scale=c.embed_dim**-0.5)
+  if c.output_vocab_size:
+    # Ascending; logit i is that of token output_token_ids[i]. Not padded.
+    size = (c.output_vocab_size,)
+    specs['output_token_ids'] = ParamSpec(
+      shape=size,
+      padded_shape=size,
+      axes=(None,),
+      init_scale=None,
+      is_index=True,
+    )
   return specs
 
 
@@ -174,10 +189,14 @@ def random_params(
   mesh = sharding.make_mesh() if mesh is None else mesh
   tree = param_specs(config)
   specs, treedef = jax.tree.flatten(tree)
-  arrays = [
-    np.ones(spec.shape, np.float32)
-    if spec.is_norm
-    else np.asarray(jax.random.normal(k, spec.shape)) * spec.init_scale
-    for k, spec in zip(jax.random.split(key, len(specs)), specs, strict=True)
-  ]
+
+  def random(key, spec):
+    if spec.is_index:
+      return np.arange(*spec.shape, dtype=np.int32)
+    if spec.is_norm:
+      return np.ones(spec.shape, np.float32)
+    return np.asarray(jax.random.normal(key, spec.shape)) * spec.init_scale
+
+  keys = jax.random.split(key, len(specs))
+  arrays = [random(k, spec) for k, spec in zip(keys, specs, strict=True)]
   return place_params(treedef.unflatten(arrays), tree, dtype, mesh)

@@ -246,10 +246,10 @@ def _are_disjoint(target: Model, draft: Model) -> bool:
 
 
 def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
-  if tree_config.branching > draft.config.vocab_size:
+  if tree_config.branching > draft.config.num_logits:
     raise errors.UserError(
       f'branching={tree_config.branching} is more than the '
-      f'{draft.config.vocab_size} tokens of {draft.name}'
+      f'{draft.config.num_logits} tokens that {draft.name} proposes'
     )
   window = draft.config.sliding_window
   if window is not None and window <= tree_config.num_cache_rows:

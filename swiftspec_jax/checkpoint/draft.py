@@ -1,0 +1,211 @@
+"""Reads and writes draft models that belong to a target.
+
+Such a directory holds `config.json` and `draft.safetensors`. The tokenizer is
+the target's, and so is the embedding if the draft does not have its own, so a
+draft stays small. Parameters are named by their path in the tree, such as
+`layers.0.qkv`; one that is stored as int8 has a float16 scale for each row
+(all axes but the last), named `<name>:scale`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import uuid
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import errors
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
+from swiftspec_jax.models import params as params_lib
+
+MODEL_TYPE = 'swiftspec_draft'
+_CONFIG = 'config.json'
+_WEIGHTS = 'draft.safetensors'
+_SCALE = ':scale'
+_EMBEDDING = 'embedding'
+STORED_DTYPES = ('float32', 'float16', 'int8')
+
+
+def is_draft(directory: pathlib.Path) -> bool:
+  """Whether `save` wrote the directory."""
+  return (directory / _WEIGHTS).exists()
+
+
+def vocabulary_hash(tokenizer: tokenizer_lib.Tokenizer) -> str:
+  """Returns the SHA-256 of all tokens in the order of their ids."""
+  to_token = tokenizer.backend_tokenizer.id_to_token
+  tokens = [to_token(i) for i in range(len(tokenizer))]
+  return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+
+def save(
+  directory: pathlib.Path,
+  config: ModelConfig,
+  arrays: params_lib.Params,
+  target: Model,
+  *,
+  stored_dtype: str = 'float16',
+  training: dict[str, Any] | None = None,
+) -> None:
+  """Writes a draft so that `load(directory, draft_of=target)` reads it.
+
+  The files are replaced one by one, each atomically.
+
+  Args:
+    directory: made if it does not exist.
+    config: of the draft, for one device.
+    arrays: tree of host arrays as `param_specs(config)` says; without
+      'embedding' it is the target's.
+    target: that it drafts for.
+    stored_dtype: of the weights, one of `STORED_DTYPES`; norms stay float32.
+    training: how it was made, for the reader of config.json.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  stored: dict[str, np.ndarray] = {}
+  for path, array in jax.tree_util.tree_leaves_with_path(arrays):
+    name = jax.tree_util.keystr(path, simple=True, separator='.')
+    stored |= _encode(name, np.asarray(array), stored_dtype)
+  values = {
+    'model_type': MODEL_TYPE,
+    'target': target.name,
+    'vocabulary_sha256': vocabulary_hash(target.tokenizer),
+    'shares_embedding': _EMBEDDING not in arrays,
+    'model': config.to_json(),
+    'training': training or {},
+  }
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    _replace(
+      directory / _WEIGHTS, lambda p: safetensors_numpy.save_file(stored, p)
+    )
+    text = json.dumps(values, indent=2) + '\n'
+    _replace(directory / _CONFIG, lambda p: p.write_text(text))
+  except (OSError, safetensors.SafetensorError) as error:
+    raise errors.UserError(f'cannot write {directory}: {error}') from error
+
+
+def _replace(path: pathlib.Path, write) -> None:
+  partial = path.with_name(f'.{path.name}-{uuid.uuid4().hex}')
+  try:
+    write(partial)
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:
+  if array.dtype.kind == 'i':
+    return {name: array.astype(np.int32)}
+  array = array.astype(np.float32)
+  if array.ndim == 1 or stored_dtype == 'float32':
+    return {name: array}
+  if stored_dtype == 'float16':
+    return {name: array.astype(np.float16)}
+  scale = np.abs(array).max(-1, keepdims=True) / 127
+  scale = np.maximum(scale, 1e-7).astype(np.float16)
+  quantized = np.rint(array / scale.astype(np.float32)).clip(-127, 127)
+  return {name: quantized.astype(np.int8), name + _SCALE: scale}
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftFile:
+  """A draft directory whose weights are not read yet."""
+
+  directory: pathlib.Path
+  config: ModelConfig
+  target: Model
+
+  def read_params(
+    self, config: ModelConfig, place: families.Place
+  ) -> params_lib.Params:
+    """Returns the parameters as `place` puts them.
+
+    Raises:
+      UserError: missing or cut weights, or ids outside the vocabulary.
+    """
+    path = self.directory / _WEIGHTS
+    try:
+      stored = safetensors_numpy.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+      raise errors.UserError(
+        f'{path} is missing or cut short ({error}); write it again'
+      ) from error
+    specs = params_lib.param_specs(config)
+    if _EMBEDDING not in stored:
+      embedding = np.asarray(self.target.params[_EMBEDDING])
+      stored[_EMBEDDING] = embedding[: config.vocab_size]
+
+    def get(path_in_tree, spec):
+      name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')
+      if name not in stored:
+        raise errors.UserError(
+          f'{path}: {name} is missing; weights and config do not belong '
+          'together'
+        )
+      array = stored[name]
+      if name + _SCALE in stored:
+        array = array.astype(np.float32) * stored[name + _SCALE].astype(
+          np.float32
+        )
+      return array
+
+    arrays = jax.tree_util.tree_map_with_path(get, specs)
+    _check_output_ids(path, arrays.get('output_token_ids'), config.vocab_size)
+    return place(arrays, specs)
+
+
+def _check_output_ids(path, token_ids, vocab_size):
+  if token_ids is None:
+    return
+  is_ascending = (np.diff(token_ids) > 0).all()
+  if not is_ascending or token_ids[0] < 0 or token_ids[-1] >= vocab_size:
+    raise errors.UserError(
+      f'{path}: output_token_ids must ascend from 0 to {vocab_size - 1}; the '
+      'file is damaged or belongs to another vocabulary'
+    )
+
+
+def open_draft(directory: pathlib.Path, target: Model | None) -> DraftFile:
+  """Returns a draft that fits the target.
+
+  Raises:
+    UserError: no target is given, the config is damaged, or the draft belongs
+      to a target with another vocabulary or width.
+  """
+  path = directory / _CONFIG
+  try:
+    values = json.loads(path.read_text())
+    config = ModelConfig.from_json(values['model'])
+    shares_embedding, its_target = values['shares_embedding'], values['target']
+    its_vocabulary = values['vocabulary_sha256']
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f'{path} is not usable: {error}; write the draft again'
+    ) from error
+  if target is None:
+    raise errors.UserError(
+      f'{directory} is a draft of {its_target} and cannot be loaded alone; '
+      'load it with draft_of=target'
+    )
+  if its_vocabulary != vocabulary_hash(target.tokenizer):
+    raise errors.UserError(
+      f'{directory} is a draft of {its_target}, whose vocabulary is another '
+      f'than that of {target.name}; choose a draft of the same family'
+    )
+  if shares_embedding and config.embed_dim != target.config.embed_dim:
+    raise errors.UserError(
+      f'{directory} shares the embedding of {its_target} ({config.embed_dim} '
+      f'wide); that of {target.name} is {target.config.embed_dim} wide'
+    )
+  return DraftFile(directory, config, target)

@@ -1,0 +1,1 @@
+"""Draft models that the target teaches: its own text, and training on it."""

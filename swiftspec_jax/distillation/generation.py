@@ -1,0 +1,147 @@
+"""The target writes its own training text, shard by shard."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.distillation import rollout, samples, scripts, shards
+from swiftspec_jax.model import Model
+
+NUM_STEPS = 256  # length of a row
+_SENSIBLE_TEMPERATURE = 0.85
+_MIN_DOCUMENT = 60  # tokens of an answer that becomes a document
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardReport:
+  """What is in a shard.
+
+  Attributes:
+    number: of the shard.
+    num_tokens: with their laws, prefixes and prompts included.
+    num_answer_tokens: those that the target wrote as itself.
+    kinds: answer tokens of each kind.
+  """
+
+  number: int
+  num_tokens: int
+  num_answer_tokens: int
+  kinds: dict[str, int]
+
+
+def generate_shards(
+  target: Model,
+  planner: scripts.Planner,
+  directory: pathlib.Path,
+  *,
+  seed: int,
+  num_stored: int,
+) -> Iterator[ShardReport]:
+  """Yields reports of the shards, those that exist already first; endless.
+
+  Shard i depends on the seed, i and the shards before it, from which it takes
+  texts as documents. So generation goes on where it was interrupted.
+
+  Args:
+    target: writes.
+    planner: of the batches.
+    directory: of the shards; made if it does not exist.
+    seed: of the sampled passages.
+    num_stored: K, entries of each law.
+
+  Raises:
+    UserError: a shard cannot be written, or one that exists is broken or of
+      another target.
+  """
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise errors.UserError(f'cannot make {directory}: {error}') from error
+  metadata = {
+    'target': target.name,
+    'vocab_size': target.config.vocab_size,
+    'seed': seed,
+  }
+  existing = dict(shards.find_shards(directory))
+  number = 0
+  while True:
+    path = existing.get(number)
+    if path is not None:
+      groups, found = shards.read_shard(path)
+      check_target(path, found, target.config.vocab_size)
+    else:
+      groups = _generate(target, planner, number, seed, num_stored)
+      shards.write_shard(shards.shard_path(directory, number), groups, metadata)
+    planner.learn(_texts(target, groups))
+    yield report(number, groups)
+    number += 1
+
+
+def check_target(
+  path: pathlib.Path, metadata: dict[str, object], vocab_size: int
+) -> None:
+  """Raises UserError if a shard was written with another vocabulary."""
+  if metadata['vocab_size'] != vocab_size:
+    raise errors.UserError(
+      f'{path} was written by {metadata["target"]} with a vocabulary of '
+      f'{metadata["vocab_size"]} tokens, this target has {vocab_size}; name '
+      'another directory'
+    )
+
+
+def report(number: int, groups: list[samples.Group]) -> ShardReport:
+  """Returns the figures of a shard."""
+  kinds: dict[str, int] = {}
+  for group in groups:
+    for sample in group.samples:
+      size = int((sample.roles == samples.Role.ANSWER).sum())
+      kinds[sample.kind] = kinds.get(sample.kind, 0) + size
+  return ShardReport(
+    number=number,
+    num_tokens=sum(group.num_tokens for group in groups),
+    num_answer_tokens=sum(kinds.values()),
+    kinds=kinds,
+  )
+
+
+def _generate(target, planner, number, seed, num_stored):
+  """Returns the groups of one batch."""
+  shape, plans = planner.batch(number)
+  token_ids = np.zeros((shape.num_prefixes, shape.capacity), np.int32)
+  for i, plan in enumerate(plans):
+    token_ids[i, : len(plan.prefix)] = plan.prefix
+  lengths = np.array([len(plan.prefix) for plan in plans], np.int32)
+  prefix, law = rollout.prefill(target, token_ids, lengths, num_stored)
+  stops = {*target.config.eos_token_ids, *planner.end_of_turn}
+  written = rollout.roll_out(
+    target,
+    prefix,
+    scripts.compile_script(plans, sorted(stops)),
+    num_steps=NUM_STEPS,
+    num_stored=num_stored,
+    key=jax.random.fold_in(jax.random.key(seed), number),
+  )
+  return samples.harvest(plans, law, written)
+
+
+def _texts(target: Model, groups: list[samples.Group]) -> list[str]:
+  """Returns answers that may serve as documents."""
+  texts = []
+  for group in groups:
+    for sample in group.samples:
+      is_answer = sample.roles == samples.Role.ANSWER
+      first = int(np.argmax(is_answer))
+      others = np.flatnonzero(~is_answer[first:])
+      size = int(others[0]) if len(others) else len(is_answer) - first
+      is_sensible = sample.temperature <= _SENSIBLE_TEMPERATURE
+      is_article = sample.kind in ('chat', 'translate') and is_sensible
+      if is_article and size >= _MIN_DOCUMENT:
+        token_ids = sample.token_ids[first : first + size]
+        texts.append(
+          target.tokenizer.decode(token_ids, skip_special_tokens=True)
+        )
+  return texts

@@ -1,0 +1,426 @@
+"""Writes text in large batches: many continuations of few prefixes, on device.
+
+F prefixes (such as documents) are prefilled once. Each has C rows that go on
+from it, all N steps long, without the host in between. A row follows a
+script: forced tokens (such as an instruction) and generated passages take
+turns, and a branch begins anew behind the prefix, so that no row is ever idle.
+
+Keys lie with the rows last: so a CPU multiplies them with few queries several
+times faster.
+
+Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows
+of the cache behind it, R script length, T steps, G kv heads, Q query heads for
+each kv head, E head_dim, V vocabulary, K stored entries of the law.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.models.params import Params
+
+GENERATE = -1  # in a script: the model writes here
+_GROUP = 128  # of the vocabulary, when the largest logits are looked for
+_PREFILL_CHUNK = 256
+_STEPS = 128  # of one program
+# Rows of the unembedding at a time in prefill.
+_LAW_ROWS = 256
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Script:
+  """What the rows do; op r is a forced token, or a generated passage."""
+
+  ops: jax.Array  # i32[B, R] token id, or GENERATE
+  begins_branch: jax.Array  # bool[B, R] of forced tokens
+  temperatures: jax.Array  # f32[B, R] of generated passages; 0 is greedy
+  limits: jax.Array  # i32[B, R] most tokens of generated passages
+  stop_token_ids: jax.Array  # i32[stops] end a generated passage
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Law:
+  """The K most probable next tokens, best first, at temperature 1."""
+
+  token_ids: jax.Array  # i32[..., K]
+  log_probs: jax.Array  # f32[..., K]
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Prefix:
+  """Keys and values of the prefixes."""
+
+  keys: list[jax.Array]  # layers x [F, G, E, P]
+  values: list[jax.Array]  # layers x [F, G, P, E]
+  lengths: jax.Array  # i32[F]
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class _State:
+  keys: list[jax.Array]  # layers x [B, G, E, N]
+  values: list[jax.Array]  # layers x [B, G, N, E]
+  token_ids: jax.Array  # i32[B] the newest, not yet in the cache
+  op_index: jax.Array  # i32[B] of the newest token
+  next_ops: jax.Array  # i32[B]
+  num_generated: jax.Array  # i32[B] in this passage
+  branch_starts: jax.Array  # i32[B] row of the cache
+  step: jax.Array  # i32[]
+  key: jax.Array
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Rollout:
+  """What the rows wrote; host arrays."""
+
+  token_ids: np.ndarray  # i32[B, T]
+  op_index: np.ndarray  # i32[B, T] op of the script that a token comes from
+  law: Law  # [B, T, K] of the token behind
+
+
+def prefill(
+  model: Model, token_ids: np.ndarray, lengths: np.ndarray, num_stored: int
+) -> tuple[Prefix, Law]:
+  """Takes in the prefixes.
+
+  Args:
+    model: the target.
+    token_ids: i32[F, P]; P is a multiple of 64.
+    lengths: i32[F] tokens that count.
+    num_stored: K.
+
+  Returns:
+    The prefixes, and the law [F, P, K] behind each token, as host arrays.
+  """
+  num_prefixes, capacity = token_ids.shape
+  cache = dense.KVCacheConfig.of_model(
+    model.config, num_prefixes, capacity, model.dtype
+  ).init(model.mesh)
+  laws = []
+  for start in range(0, capacity, _PREFILL_CHUNK):
+    size = min(_PREFILL_CHUNK, capacity - start)
+    cache, law = _prefill_chunk(
+      model.params,
+      token_ids[:, start : start + size],
+      cache,
+      np.full(num_prefixes, start, np.int32),
+      config=model.config,
+      context=start + size,
+      num_stored=num_stored,
+    )
+    laws.append(law)
+  laws = jax.device_get(laws)
+  law = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *laws)
+  prefix = Prefix(
+    keys=[jnp.swapaxes(keys, 2, 3) for keys in cache.keys],
+    values=cache.values,
+    lengths=jnp.asarray(lengths),
+  )
+  return prefix, law
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'context', 'num_stored'),
+  donate_argnames='cache',
+)
+def _prefill_chunk(
+  params, token_ids, cache, starts, *, config, context, num_stored
+):
+  hidden, cache = decoder.forward(
+    params, config, token_ids, cache, starts=starts, context=context
+  )
+  flat = hidden.reshape(-1, hidden.shape[-1])
+  rows = min(_LAW_ROWS, len(flat))
+  num_parts = -(-len(flat) // rows)
+  flat = jnp.pad(flat, ((0, num_parts * rows - len(flat)), (0, 0)))
+  law = jax.lax.map(
+    lambda part: largest(_logits(params, config, part), num_stored),
+    flat.reshape(num_parts, rows, -1),
+  )
+  shape = (*token_ids.shape, num_stored)
+  return cache, jax.tree.map(
+    lambda x: x.reshape(-1, num_stored)[: shape[0] * shape[1]].reshape(shape),
+    law,
+  )
+
+
+def roll_out(
+  model: Model,
+  prefix: Prefix,
+  script: Script,
+  *,
+  num_steps: int,
+  num_stored: int,
+  key: jax.Array,
+) -> Rollout:
+  """Lets each row follow its script.
+
+  Args:
+    model: the target.
+    prefix: of F sequences; rows f * C to f * C + C - 1 go on from prefix f.
+    script: of B rows; its first op is a forced token that begins a branch.
+    num_steps: T, a multiple of 128.
+    num_stored: K.
+    key: consumed.
+  """
+  config = model.config
+  batch = len(script.ops)
+  heads, head_dim = config.padded_kv_heads, config.head_dim
+
+  def empty(*shape):
+    return [jnp.zeros(shape, model.dtype)] * config.num_layers
+
+  zeros = jnp.zeros(batch, jnp.int32)
+  state = _State(
+    keys=empty(batch, heads, head_dim, 0),
+    values=empty(batch, heads, 0, head_dim),
+    token_ids=jnp.asarray(script.ops[:, 0]),
+    op_index=zeros,
+    next_ops=zeros + 1,
+    num_generated=zeros,
+    branch_starts=zeros,
+    step=jnp.zeros((), jnp.int32),
+    key=key,
+  )
+  outputs = []
+  for _ in range(0, num_steps, _STEPS):
+    state, output = _run_steps(
+      model.params,
+      prefix,
+      script,
+      state,
+      config=config,
+      num_stored=num_stored,
+    )
+    outputs.append(jax.device_get(output))
+  token_ids, op_index, law = jax.tree.map(
+    lambda *parts: np.moveaxis(np.concatenate(parts), 0, 1), *outputs
+  )
+  return Rollout(token_ids=token_ids, op_index=op_index, law=law)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'num_stored'))
+def _run_steps(params, prefix, script, state, *, config, num_stored):
+  """Runs as many steps as the cache gets new rows here."""
+
+  def longer(rows, axis):
+    padding = [(0, _STEPS if i == axis else 0) for i in range(4)]
+    return jnp.pad(rows, padding)
+
+  state = state.replace(
+    keys=[longer(rows, 3) for rows in state.keys],
+    values=[longer(rows, 2) for rows in state.values],
+  )
+
+  def step(state, _):
+    output = (state.token_ids, state.op_index)
+    state, logits = _forward(params, config, prefix, state)
+    law = largest(logits, num_stored)
+    return _advance(script, state, logits, law), (*output, law)
+
+  return jax.lax.scan(step, state, length=_STEPS)
+
+
+def _forward(params, config, prefix, state):
+  """Takes in the newest tokens; returns the new state and logits [B, V]."""
+  num_prefixes = len(prefix.lengths)
+  batch = len(state.token_ids)
+  per_prefix = batch // num_prefixes
+  lengths = jnp.repeat(prefix.lengths, per_prefix)
+  positions = lengths + state.step - state.branch_starts
+  slots = jnp.arange(prefix.keys[0].shape[3])[None]
+  rows = jnp.arange(state.keys[0].shape[3])[None]
+  in_prefix = (slots < prefix.lengths[:, None])[:, None]
+  in_own = (rows >= state.branch_starts[:, None]) & (rows <= state.step)
+  visible = {False: (in_prefix, in_own)}
+  if config.sliding_window is not None:
+    near_slots = positions[:, None] - slots < config.sliding_window
+    near_slots = near_slots.reshape(num_prefixes, per_prefix, -1)
+    near_rows = state.step - rows < config.sliding_window
+    visible[True] = (in_prefix & near_slots, in_own & near_rows)
+  keys, values = [], []
+
+  def attend(i, queries, new_keys, new_values):
+    for new, old, axes, all_rows in (
+      (new_keys, state.keys[i], (0, 2, 3, 1), keys),
+      (new_values, state.values[i], (0, 2, 1, 3), values),
+    ):
+      new = new.transpose(axes).astype(old.dtype)
+      all_rows.append(
+        jax.lax.dynamic_update_slice_in_dim(
+          old, new, state.step, axis=axes.index(1)
+        )
+      )
+    shared = queries.reshape(
+      num_prefixes, per_prefix, *queries.shape[2:]
+    ).transpose(0, 2, 1, 3, 4)
+    attended = _attention(
+      shared * jnp.asarray(decoder.query_scale(config), shared.dtype),
+      (prefix.keys[i], prefix.values[i]),
+      (keys[i], values[i]),
+      *visible[config.is_sliding(i)],
+    )
+    return attended.transpose(0, 2, 1, 3, 4).reshape(queries.shape)
+
+  hidden = decoder.run_layers(
+    params, config, state.token_ids[:, None], positions[:, None], attend
+  )
+  logits = _logits(params, config, hidden[:, 0])
+  return state.replace(keys=keys, values=values, step=state.step + 1), logits
+
+
+def _attention(queries, prefix, own, in_prefix, in_own):
+  """Attends to the shared prefix and to the rows' own tokens.
+
+  Args:
+    queries: [F, G, C, Q, E], scaled.
+    prefix: keys [F, G, E, P] and values [F, G, P, E].
+    own: keys [B, G, E, N] and values [B, G, N, E].
+    in_prefix: bool[F, C or 1, P] visible, to each row or to all.
+    in_own: bool[B, N] visible.
+
+  Returns:
+    [F, G, C, Q, E].
+  """
+  num_prefixes, num_heads, per_prefix, num_groups, head_dim = queries.shape
+  batch = num_prefixes * per_prefix
+
+  def to_rows(x):  # [F, G, C, Q, X] -> [B, G, Q, X]
+    return x.transpose(0, 2, 1, 3, 4).reshape(
+      batch, num_heads, num_groups, x.shape[-1]
+    )
+
+  def from_rows(x):
+    return x.reshape(
+      num_prefixes, per_prefix, num_heads, num_groups, x.shape[-1]
+    ).transpose(0, 2, 1, 3, 4)
+
+  side_by_side = queries.reshape(num_prefixes, num_heads, -1, head_dim)
+  to_prefix = jnp.einsum(
+    'fgne,fgep->fgnp',
+    side_by_side,
+    prefix[0],
+    preferred_element_type=jnp.float32,
+  )
+  to_own = jnp.einsum(
+    'bgqe,bges->bgqs',
+    to_rows(queries),
+    own[0],
+    preferred_element_type=jnp.float32,
+  )
+  if in_prefix.shape[1] > 1:
+    in_prefix = jnp.repeat(in_prefix, num_groups, axis=1)
+  to_prefix = jnp.where(in_prefix[:, None], to_prefix, layers.MASKED_SCORE)
+  to_own = jnp.where(in_own[:, None, None], to_own, layers.MASKED_SCORE)
+  shape = (num_prefixes, num_heads, per_prefix, num_groups, 1)
+  best = jnp.maximum(
+    to_prefix.max(-1).reshape(shape), from_rows(to_own.max(-1, keepdims=True))
+  )
+  to_prefix = jnp.exp(to_prefix - best.reshape(*to_prefix.shape[:3], 1))
+  to_own = jnp.exp(to_own - to_rows(best))
+  total = to_prefix.sum(-1).reshape(shape) + from_rows(
+    to_own.sum(-1, keepdims=True)
+  )
+  dtype = queries.dtype
+  attended = jnp.einsum(
+    'fgnp,fgpe->fgne', to_prefix.astype(dtype), prefix[1]
+  ).reshape(queries.shape)
+  attended += from_rows(
+    jnp.einsum('bgqs,bgse->bgqe', to_own.astype(dtype), own[1])
+  )
+  return (attended / total).astype(dtype)
+
+
+def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
+  """Returns f32[B, V] of hidden states [B, D]."""
+  x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
+  table = params.get('unembedding', params['embedding'])
+  logits = jnp.einsum('bd,vd->bv', x, table, preferred_element_type=jnp.float32)
+  return logits[:, : config.vocab_size]
+
+
+def largest(logits: jax.Array, num_stored: int) -> Law:
+  """Returns the law's K largest entries.
+
+  Args:
+    logits: f32[B, V].
+    num_stored: K.
+  """
+  num_rows, vocab_size = logits.shape
+  grouped = _grouped(logits)
+  # The K largest lie in the K groups with the largest maxima.
+  num_groups = min(num_stored, grouped.shape[1])
+  maxima = grouped.max(-1)
+  _, groups = jax.lax.top_k(maxima, num_groups)
+  candidates = jnp.take_along_axis(grouped, groups[:, :, None], axis=1)
+  values, places = jax.lax.top_k(candidates.reshape(num_rows, -1), num_stored)
+  groups = jnp.take_along_axis(groups, places // _GROUP, axis=1)
+  best = maxima.max(-1, keepdims=True)  # from `values` XLA takes 5 times longer
+  total = jnp.exp(logits - best).sum(-1, keepdims=True)
+  normaliser = best + jnp.log(total)
+  token_ids = groups * _GROUP + places % _GROUP
+  # Where the vocabulary is smaller than K.
+  token_ids = jnp.minimum(token_ids, vocab_size - 1)
+  return Law(token_ids=token_ids, log_probs=values - normaliser)
+
+
+def _grouped(logits):
+  """[B, V] -> [B, groups, 128], filled up with -inf."""
+  padding = -logits.shape[1] % _GROUP
+  logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+  return logits.reshape(len(logits), -1, _GROUP)
+
+
+def _advance(script, state, logits, law):
+  """Chooses the next tokens."""
+
+  def of_next(values):
+    index = jnp.minimum(state.next_ops, values.shape[1] - 1)
+    return jnp.take_along_axis(values, index[:, None], axis=1)[:, 0]
+
+  op = of_next(script.ops)
+  is_forced = op != GENERATE
+  temperatures = of_next(script.temperatures)
+  key, noise_key = jax.random.split(state.key)
+  uniform = jax.random.uniform(noise_key, (2, len(op)))
+  drawn = _draw(logits, law, temperatures, uniform)
+  chosen = jnp.where(temperatures > 0, drawn, law.token_ids[:, 0])
+  token_ids = jnp.where(is_forced, op, chosen).astype(jnp.int32)
+  num_generated = jnp.where(is_forced, 0, state.num_generated + 1)
+  is_stop = (token_ids[:, None] == script.stop_token_ids[None]).any(-1)
+  ends = is_forced | is_stop | (num_generated >= of_next(script.limits))
+  begins = is_forced & of_next(script.begins_branch)
+  return state.replace(
+    token_ids=token_ids,
+    op_index=state.next_ops,
+    next_ops=state.next_ops + ends.astype(jnp.int32),
+    num_generated=jnp.where(ends, 0, num_generated),
+    branch_starts=jnp.where(begins, state.step, state.branch_starts),
+    key=key,
+  )
+
+
+def _draw(logits, law, temperatures, uniform):
+  """Draws from softmax(logits / temperature): first a group, then in it."""
+  inverse = 1 / jnp.where(temperatures > 0, temperatures, 1.0)
+  best = jnp.take_along_axis(logits, law.token_ids[:, :1], axis=1)
+  weights = jnp.exp((logits - best) * inverse[:, None])
+  weights = jnp.pad(weights, ((0, 0), (0, -logits.shape[1] % _GROUP)))
+  weights = weights.reshape(len(logits), -1, _GROUP)
+  group = _pick(weights.sum(-1), uniform[0])
+  inside = jnp.take_along_axis(weights, group[:, None, None], axis=1)[:, 0]
+  return group * _GROUP + _pick(inside, uniform[1])
+
+
+def _pick(weights, uniform):
+  """Draws an index of each row of weights [B, X] with uniform numbers [B]."""
+  sums = jnp.cumsum(weights, axis=1)
+  threshold = uniform[:, None] * sums[:, -1:]
+  return jnp.argmax(sums > threshold, axis=1)

@@ -1,0 +1,155 @@
+"""Files of samples: written whole or not at all, and checked when read.
+
+A shard is a safetensors file. Legend: n tokens of all groups one after the
+other (each: prefix, then its samples), b samples, g groups, K law entries.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import errors
+from swiftspec_jax.distillation import samples as samples_lib
+from swiftspec_jax.distillation.samples import Group, Sample
+
+FORMAT = 'swiftspec_jax samples 1'
+_NAME = re.compile(r'shard-(\d{6})\.safetensors')
+
+
+def shard_path(directory: pathlib.Path, number: int) -> pathlib.Path:
+  """Returns where shard `number` lies or will lie."""
+  return directory / f'shard-{number:06}.safetensors'
+
+
+def find_shards(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
+  """Returns numbers and paths of all shards, in their order."""
+  if not directory.is_dir():
+    return []
+  found = [(_NAME.fullmatch(p.name), p) for p in directory.iterdir()]
+  return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def write_shard(
+  path: pathlib.Path, groups: Sequence[Group], metadata: dict[str, object]
+) -> None:
+  """Writes a shard; it appears complete or not at all.
+
+  Args:
+    path: of the file.
+    groups: may be empty.
+    metadata: JSON values; the name and vocabulary of the target.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  parts = [p for group in groups for p in (group, *group.samples)]
+  all_samples = [sample for group in groups for sample in group.samples]
+  num_stored = parts[0].law_ids.shape[1] if parts else 0
+
+  def joined(values, dtype, *shape):
+    values = list(values)
+    if not values:
+      return np.zeros((0, *shape), dtype)
+    return np.concatenate(values).astype(dtype)
+
+  id_dtype = np.uint16 if metadata['vocab_size'] <= 2**16 else np.int32
+  arrays = {
+    'token_ids': joined((p.token_ids for p in parts), id_dtype),
+    'roles': joined(
+      (
+        p.roles if isinstance(p, Sample) else np.zeros(len(p.token_ids))
+        for p in parts
+      ),
+      np.uint8,
+    ),
+    'law_ids': joined((p.law_ids for p in parts), id_dtype, num_stored),
+    'law_log_probs': joined(
+      (p.law_log_probs for p in parts), np.float16, num_stored
+    ),
+    'part_sizes': np.array([len(p.token_ids) for p in parts], np.int32),
+    'group_num_samples': np.array([len(g.samples) for g in groups], np.int32),
+    'group_has_document': np.array([g.has_document for g in groups], np.uint8),
+    'sample_kinds': np.array(
+      [samples_lib.KINDS.index(s.kind) for s in all_samples], np.uint8
+    ),
+    'sample_temperatures': np.array(
+      [s.temperature for s in all_samples], np.float16
+    ),
+  }
+  metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
+  partial = path.with_name(f'.{path.name}-{uuid.uuid4().hex}')
+  try:
+    safetensors_numpy.save_file(
+      arrays, partial, {k: json.dumps(v) for k, v in metadata.items()}
+    )
+    with partial.open('rb') as file:
+      os.fsync(file.fileno())
+    partial.replace(path)
+  except (OSError, safetensors.SafetensorError) as error:
+    raise errors.UserError(
+      f'cannot write {path}: {error}; name a directory that you can write to '
+      'and that has room. All shards before it are kept'
+    ) from error
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
+  """Returns the groups of a shard, and its metadata.
+
+  Raises:
+    UserError: it is cut short or no shard.
+  """
+  try:
+    with safetensors.safe_open(path, framework='numpy') as file:
+      metadata = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+      if metadata.get('format') != FORMAT:
+        raise ValueError(f'its format is {metadata.get("format")!r}')
+      arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except (OSError, ValueError, safetensors.SafetensorError) as error:
+    raise errors.UserError(
+      f'{path} is cut short or no shard of samples ({error}); delete it and '
+      'generate it again'
+    ) from error
+  return list(_groups(arrays, metadata['kinds'])), metadata
+
+
+def _groups(arrays, kinds) -> Iterator[Group]:
+  bounds = itertools.pairwise([0, *np.cumsum(arrays['part_sizes']).tolist()])
+  sample = 0
+
+  def part():
+    begin, end = next(bounds)
+    return {
+      'token_ids': arrays['token_ids'][begin:end].astype(np.int32),
+      'law_ids': arrays['law_ids'][begin:end],
+      'law_log_probs': arrays['law_log_probs'][begin:end],
+    }, arrays['roles'][begin:end]
+
+  for num_samples, has_document in zip(
+    arrays['group_num_samples'].tolist(),
+    arrays['group_has_document'].tolist(),
+    strict=True,
+  ):
+    prefix, _ = part()
+    found = []
+    for _ in range(num_samples):
+      fields, roles = part()
+      found.append(
+        Sample(
+          kind=kinds[arrays['sample_kinds'][sample]],
+          temperature=float(arrays['sample_temperatures'][sample]),
+          roles=roles,
+          **fields,
+        )
+      )
+      sample += 1
+    yield Group(has_document=bool(has_document), samples=tuple(found), **prefix)

@@ -1,0 +1,183 @@
+"""One step of training, pure: options, optimiser, losses and update."""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.distillation import losses, student
+from swiftspec_jax.models import params as params_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+  """What a run does; with the data, all that its result depends on.
+
+  Attributes:
+    student: architecture of the draft.
+    loss: weights of the losses.
+    num_steps: optimiser steps.
+    tokens_per_batch: of one step, padding included.
+    learning_rate: at its peak.
+    warmup_steps: until the peak; then it falls as a cosine.
+    final_learning_rate: as a share of the peak.
+    weight_decay: of all but the norms.
+    clip_norm: of the gradient.
+    prompt_weight: of tokens of prompts and documents; answers have 1.
+    user_weight: of turns that the target wrote as the user.
+    seed: of initialisation and order.
+    compute_dtype: of products; parameters and optimiser are float32.
+  """
+
+  student: student.StudentConfig
+  loss: losses.LossWeights
+  num_steps: int = 1000
+  tokens_per_batch: int = 4096
+  learning_rate: float = 6e-4
+  warmup_steps: int = 50
+  final_learning_rate: float = 0.05
+  weight_decay: float = 0.01
+  clip_norm: float = 1.0
+  prompt_weight: float = 0.1
+  user_weight: float = 0.3
+  seed: int = 0
+  compute_dtype: str = 'float32'
+
+  def __post_init__(self):
+    for name in ('num_steps', 'tokens_per_batch', 'learning_rate', 'clip_norm'):
+      if getattr(self, name) <= 0:
+        raise errors.UserError(
+          f'{name} must be positive, got {getattr(self, name)}'
+        )
+    if not 0 <= self.warmup_steps < self.num_steps:
+      raise errors.UserError(
+        f'warmup_steps={self.warmup_steps} must be at least 0 and less than '
+        f'num_steps={self.num_steps}'
+      )
+
+  @property
+  def role_weights(self) -> tuple[float, float, float]:
+    """Weights in the order of `samples.Role`."""
+    return (self.prompt_weight, self.user_weight, 1.0)
+
+  def to_json(self) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def optimiser(config: TrainingConfig) -> optax.GradientTransformation:
+  """Returns clipping and AdamW with warm-up and cosine."""
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0,
+    config.learning_rate,
+    config.warmup_steps,
+    config.num_steps,
+    config.final_learning_rate * config.learning_rate,
+  )
+  return optax.chain(
+    optax.clip_by_global_norm(config.clip_norm),
+    optax.adamw(
+      schedule,
+      b2=0.98,
+      weight_decay=config.weight_decay,
+      mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    ),
+  )
+
+
+def _measures(params, frozen, batch, config, model_config):
+  dtype = jnp.dtype(config.compute_dtype)
+
+  def cast(x):
+    # Norm scales stay float32.
+    return x.astype(dtype) if x.ndim > 1 else x
+
+  logits = student.forward(
+    jax.tree.map(cast, {**frozen, **params}),
+    model_config,
+    batch['token_ids'],
+    batch['positions'],
+    batch['pieces'],
+    batch['branches'],
+    batch['places'],
+  )
+  return losses.token_losses(
+    logits, batch['law_outputs'], batch['law_log_probs']
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'model_config'))
+def measure(
+  params: params_lib.Params,
+  frozen: params_lib.Params,
+  batch: dict[str, jax.Array],
+  *,
+  config: TrainingConfig,
+  model_config: ModelConfig,
+) -> dict[str, jax.Array]:
+  """Returns `losses.token_losses` f32[B, M] of a batch.
+
+  Args:
+    params: those that are trained.
+    frozen: the others.
+    batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids`.
+    config: static.
+    model_config: of the draft; static.
+  """
+  return _measures(params, frozen, batch, config, model_config)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('config', 'model_config'), donate_argnames='state'
+)
+def train_step(
+  state: dict[str, Any],
+  frozen: params_lib.Params,
+  batch: dict[str, jax.Array],
+  *,
+  config: TrainingConfig,
+  model_config: ModelConfig,
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+  """Returns the state after a step, and the loss and means over answers.
+
+  Args:
+    state: 'params' and 'optimiser'; donated.
+    frozen: parameters that are not trained.
+    batch: as for `measure`.
+    config: static.
+    model_config: of the draft; static.
+  """
+
+  def loss_fn(params):
+    measures = _measures(params, frozen, batch, config, model_config)
+    weights = batch['weights']
+    total = jnp.maximum(weights.sum(), 1.0)
+    loss = (losses.total_loss(measures, config.loss) * weights).sum() / total
+    is_answer = batch['is_answer']
+    means = {
+      name: jnp.where(is_answer, value, 0.0).sum()
+      / jnp.maximum(is_answer.sum(), 1).astype(jnp.float32)
+      for name, value in measures.items()
+    }
+    return loss, means
+
+  (loss, means), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
+    state['params']
+  )
+  # Optax mixes Python numbers and arrays of other types.
+  with jax.numpy_dtype_promotion('standard'):
+    updates, optimiser_state = optimiser(config).update(
+      gradient, state['optimiser'], state['params']
+    )
+    params = optax.apply_updates(state['params'], updates)
+  metrics = {
+    'loss': loss,
+    'gradient_norm': optax.tree.norm(gradient),
+    **means,
+  }
+  return {'params': params, 'optimiser': optimiser_state}, metrics

@@ -1,0 +1,332 @@
+import dataclasses
+import json
+import shutil
+import signal
+
+import jax
+import numpy as np
+import programs
+import pytest
+from distillation_cases import CONFIG, random_groups, target, write_data
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.checkpoint import draft as draft_lib
+from swiftspec_jax.distillation import (
+  evaluation,
+  losses,
+  packing,
+  shards,
+  student,
+  trainer,
+  training,
+)
+
+STUDENT = student.StudentConfig(init_layers=(0, 2), output_vocab_size=100)
+TRAINING = training.TrainingConfig(
+  student=STUDENT,
+  loss=losses.LossWeights(),
+  num_steps=6,
+  tokens_per_batch=2048,
+  warmup_steps=2,
+)
+
+
+@pytest.fixture
+def data(tmp_path):
+  write_data(tmp_path / 'data')
+  return tmp_path / 'data'
+
+
+def make_trainer(data, output_dir, config=TRAINING, devices=1, **options):
+  return trainer.Trainer(
+    config,
+    target(),
+    data,
+    output_dir,
+    devices=jax.devices()[:devices],
+    **options,
+  )
+
+
+def test_shards_keep_what_was_written(tmp_path):
+  groups = random_groups(0)
+  path = shards.shard_path(tmp_path, 0)
+  shards.write_shard(path, groups, {'target': 'tiny', 'vocab_size': 272})
+  read, metadata = shards.read_shard(path)
+  assert metadata['target'] == 'tiny'
+  for group, again in zip(groups, read, strict=True):
+    assert group.has_document == again.has_document
+    for part, other in zip(
+      (group, *group.samples), (again, *again.samples), strict=True
+    ):
+      np.testing.assert_array_equal(part.token_ids, other.token_ids)
+      np.testing.assert_array_equal(part.law_ids, other.law_ids)
+      np.testing.assert_allclose(
+        part.law_log_probs, other.law_log_probs, rtol=2e-3
+      )
+    for sample, other in zip(group.samples, again.samples, strict=True):
+      np.testing.assert_array_equal(sample.roles, other.roles)
+      assert sample.kind == other.kind
+
+
+def test_repeated_samples_are_dropped():
+  groups = random_groups(0)
+  once = packing.split(groups)
+  twice = packing.split([*groups, *groups])
+  for part, other in zip(once, twice, strict=True):
+    assert sum(g.num_tokens for g in part) == sum(g.num_tokens for g in other)
+
+
+def test_packed_rows_are_independent():
+  """Logits in a packed row are those of each branch on its own."""
+  model = target()
+  config = STUDENT.model_config(model.config)
+  outputs = student.choose_outputs(random_groups(0), 272, 100)
+  params = student.initial_params(config, model, STUDENT, outputs, seed=0)
+  pieces = packing.make_pieces(random_groups(1, num_groups=6))
+  plan = packing.plan_batches(pieces, 2048, np.random.default_rng(0))
+
+  def logits(rows):
+    batch = make_batch(rows)
+    every = np.broadcast_to(
+      np.arange(batch.token_ids.shape[1]), batch.token_ids.shape
+    )
+    return np.asarray(
+      student.forward(
+        params,
+        config,
+        batch.token_ids,
+        batch.positions,
+        batch.pieces,
+        batch.branches,
+        every,
+      )
+    )
+
+  packed = logits(plan[0])
+  assert packed.shape[2] == 100
+  for i, row in enumerate(plan[0]):
+    prefix_place = None
+    for _, place, part, branch in packing.walk(row):
+      if branch == 0:
+        prefix, prefix_place = part, place
+        continue
+      alone = dataclasses.replace(prefix, samples=(part,))
+      piece = packing.Piece(group=alone, samples=(part,), is_first=True)
+      single = logits([[piece]])[0]
+      size = len(prefix.token_ids)
+      np.testing.assert_allclose(
+        packed[i, prefix_place], single[:size], atol=1e-4
+      )
+      np.testing.assert_allclose(
+        packed[i, place],
+        single[size : size + len(part.token_ids)],
+        atol=1e-4,
+      )
+
+
+def make_batch(rows, role_weights=(0.1, 0.3, 1.0)):
+  rng = np.random.default_rng(0)
+  return packing.make_batch(rows, 2048, role_weights, rng)
+
+
+@pytest.mark.parametrize('num_samples', [1, 8])
+def test_places_hold_what_is_learned(num_samples):
+  """All answers once, and prompts with their whole weight together."""
+  groups = random_groups(2, num_groups=8, num_samples=num_samples)
+  pieces = packing.make_pieces(groups)
+  (rows,) = packing.plan_batches(pieces, 2048, None)
+  batch = make_batch(rows)
+  assert batch.places.shape[1] == (256 if num_samples == 1 else 512)
+  num_answers = sum(group.num_answer_tokens for group in groups)
+  assert batch.is_answer.sum() == num_answers
+  num_given = sum(
+    len(group.token_ids) - 1 + 3 * len(group.samples) for group in groups
+  )
+  np.testing.assert_allclose(
+    batch.weights.sum(), num_answers + 0.1 * num_given, rtol=1e-5
+  )
+  i, j = np.argwhere(batch.is_answer)[0]
+  token = batch.token_ids[i, batch.places[i, j]]
+  assert batch.law_ids[i, j, 0] == 7 * token % 256
+
+
+def test_losses_by_hand():
+  draft = np.log([[[0.5, 0.2, 0.2, 0.1]]])
+  target_law = np.log([[[0.6, 0.3]]])
+  measures = losses.token_losses(draft, np.array([[[0, 2]]]), target_law)
+  kl = (
+    0.6 * np.log(0.6 / 0.5) + 0.3 * np.log(0.3 / 0.2) + 0.1 * np.log(0.1 / 0.3)
+  )
+  expected = {
+    'cross_entropy': -np.log(0.5),
+    'kl': kl,
+    'acceptance': 0.7,
+    'total_variation': 0.3,
+    'agreement': 1.0,
+  }
+  for name, value in expected.items():
+    np.testing.assert_allclose(measures[name], [[value]], rtol=1e-5)
+
+
+def test_what_the_draft_cannot_propose_counts_as_rest():
+  draft = np.log([[[0.5, 0.5]]])
+  measures = losses.token_losses(
+    draft, np.array([[[-1, 1]]]), np.log([[[0.6, 0.4]]])
+  )
+  kl = 0.4 * np.log(0.4 / 0.5) + 0.6 * np.log(0.6 / 0.5)
+  np.testing.assert_allclose(measures['kl'], [[kl]], rtol=1e-5)
+  np.testing.assert_allclose(measures['agreement'], [[0.0]])
+  np.testing.assert_allclose(measures['cross_entropy'], [[0.0]])
+
+
+@pytest.mark.parametrize(
+  ('hits', 'rounds'),
+  [([], 0), ([True] * 5, 1), ([True] * 6, 2), ([False] * 3, 3)],
+)
+def test_rounds_of_a_chain(hits, rounds):
+  assert evaluation.count_rounds(hits) == rounds
+
+
+def test_training_learns(data, tmp_path):
+  config = dataclasses.replace(
+    TRAINING, num_steps=40, learning_rate=3e-3, prompt_weight=0.5
+  )
+  run = make_trainer(data, tmp_path / 'run', config)
+  metrics = list(run.run())
+  assert metrics[-1]['cross_entropy'] < 0.7 * metrics[0]['cross_entropy']
+  figures = evaluation.summarize(run.held_out_batches())
+  assert figures['all']['num_tokens'] > 0
+
+
+def test_devices_share_a_batch(data, tmp_path):
+  config = dataclasses.replace(TRAINING, tokens_per_batch=4096, num_steps=3)
+  one = make_trainer(data, tmp_path / 'one', config)
+  two = make_trainer(data, tmp_path / 'two', config, devices=2)
+  for a, b in zip(one.run(), two.run(), strict=True):
+    np.testing.assert_allclose(a['loss'], b['loss'], rtol=1e-4)
+
+
+def test_a_restored_run_repeats_the_losses(data, tmp_path):
+  expected = list(make_trainer(data, tmp_path / 'whole').run())
+  first = make_trainer(data, tmp_path / 'parts')
+  steps = first.run()
+  losses_seen = [next(steps) for _ in range(4)]
+  first.save()
+  next(steps)  # lost
+  # More data must not change a run that has begun.
+  shutil.copy(
+    data / 'shard-000000.safetensors', data / 'shard-000003.safetensors'
+  )
+  second = make_trainer(data, tmp_path / 'parts')
+  assert second.step == 4
+  assert losses_seen + list(second.run()) == expected
+
+
+def test_a_run_with_other_options_is_refused(data, tmp_path):
+  make_trainer(data, tmp_path / 'run')
+  other = dataclasses.replace(TRAINING, learning_rate=1.0)
+  with pytest.raises(errors.UserError, match='learning_rate'):
+    make_trainer(data, tmp_path / 'run', other)
+
+
+def test_bad_data_is_refused(tmp_path):
+  with pytest.raises(errors.UserError, match='has 0 shards'):
+    make_trainer(tmp_path / 'nothing', tmp_path / 'run')
+  write_data(tmp_path / 'other', vocab_size=300)
+  with pytest.raises(errors.UserError, match='another vocabulary'):
+    make_trainer(tmp_path / 'other', tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({}, 'give init_layers or num_layers'),
+    ({'init_layers': (7,)}, 'layers 0 to 2'),
+    ({'init_layers': (0,), 'ffw_dim': 8}, 'leave out ffw_dim'),
+    ({'num_layers': 1, 'output_vocab_size': 1000}, 'between 1 and'),
+  ],
+)
+def test_architectures_that_do_not_fit(options, message):
+  with pytest.raises(errors.UserError, match=message):
+    student.StudentConfig(**options).model_config(CONFIG)
+
+
+@pytest.mark.parametrize('stored_dtype', draft_lib.STORED_DTYPES)
+def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype):
+  model = target()
+  config = STUDENT.model_config(model.config)
+  outputs = np.arange(5, 105, dtype=np.int32)
+  params = student.initial_params(config, model, STUDENT, outputs, seed=0)
+  stored = {k: v for k, v in params.items() if k != 'embedding'}
+  draft_lib.save(tmp_path, config, stored, model, stored_dtype=stored_dtype)
+  draft = ss.load(tmp_path, draft_of=model)
+  assert draft.config == config
+  np.testing.assert_array_equal(draft.params['output_token_ids'], outputs)
+  tolerance = {'float32': 0, 'float16': 1e-3, 'int8': 1e-2}[stored_dtype]
+  for (path, leaf), other in zip(
+    jax.tree_util.tree_leaves_with_path(params),
+    jax.tree.leaves(draft.params),
+    strict=True,
+  ):
+    np.testing.assert_allclose(
+      leaf, other, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+    )
+  with pytest.raises(errors.UserError, match='draft_of=target'):
+    ss.load(tmp_path)
+  other = testing.random_model(dataclasses.replace(CONFIG, vocab_size=280))
+  with pytest.raises(errors.UserError, match='vocabulary is another'):
+    ss.load(tmp_path, draft_of=other)
+  wider = testing.random_model(dataclasses.replace(CONFIG, embed_dim=64))
+  with pytest.raises(errors.UserError, match='64 wide'):
+    ss.load(tmp_path, draft_of=wider)
+
+
+def test_output_ids_that_do_not_fit(tmp_path):
+  model = target()
+  config = STUDENT.model_config(model.config)
+  outputs = np.arange(200, 300, dtype=np.int32)
+  params = student.initial_params(
+    config, model, STUDENT, np.arange(100, dtype=np.int32), seed=0
+  )
+  params['output_token_ids'] = outputs
+  draft_lib.save(tmp_path, config, params, model)
+  with pytest.raises(errors.UserError, match='output_token_ids'):
+    ss.load(tmp_path, draft_of=model)
+
+
+def test_a_killed_program_goes_on(model, tmp_path):
+  """kill -9 in the middle changes no loss."""
+  write_data(tmp_path / 'data')
+
+  def flags(name):
+    return (
+      f'--target={model}',
+      f'--data={tmp_path / "data"}',
+      f'--output_dir={tmp_path / name}',
+      '--init_layers=0',
+      '--output_vocab_size=100',
+      '--tokens_per_batch=2048',
+      '--num_steps=9',
+      '--warmup_steps=2',
+      '--evaluate_every=3',
+    )
+
+  def read_losses(name):
+    path = tmp_path / name / 'metrics.jsonl'
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+      (x['step'], x['training']['loss']) for x in lines if 'training' in x
+    ]
+
+  assert programs.run('train_draft', *flags('whole'))[0] == 0
+  with programs.start('train_draft', *flags('killed')) as process:
+    programs.wait_for(lambda: (tmp_path / 'killed/checkpoints/3').exists())
+    process.send_signal(signal.SIGKILL)
+  status, output, _ = programs.run('train_draft', *flags('killed'))
+  assert status == 0
+  assert 'chain_acceptance_length' in output
+  assert read_losses('killed') == read_losses('whole')
+  assert len(read_losses('killed')) == 9
+  assert (tmp_path / 'killed' / 'training.png').exists()

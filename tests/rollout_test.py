@@ -1,0 +1,218 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from distillation_cases import CONFIG, NUM_STORED
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import errors, testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.distillation import (
+  documents,
+  generation,
+  rollout,
+  samples,
+  scripts,
+  shards,
+)
+from swiftspec_jax.models import decoder
+
+PREFIX_LENGTHS = (5, 64, 33)
+
+
+@pytest.fixture(scope='module', params=[None, 12], ids=['full', 'sliding'])
+def target(request):
+  config = dataclasses.replace(CONFIG, sliding_window=request.param)
+  return testing.random_model(config, name='tiny')
+
+
+@pytest.fixture(scope='module')
+def rolled(target):
+  """Three prefixes with two rows each; rows repeat two kinds of branches."""
+  rng = np.random.default_rng(0)
+  token_ids = rng.integers(0, 256, (3, 64)).astype(np.int32)
+  ops = [7, 8, 9, -1, 10, -1, 20, -1]
+  is_first = [True] + [False] * 5 + [True, False]
+  temperatures = [0, 0, 0, 1, 0, 0, 0, 0]
+  limits = [0, 0, 0, 6, 0, 20, 0, 30]
+  script = rollout.Script(
+    ops=np.tile(np.array(ops * 8, np.int32), (6, 1)),
+    begins_branch=np.tile(np.array(is_first * 8), (6, 1)),
+    temperatures=np.tile(np.array(temperatures * 8, np.float32), (6, 1)),
+    limits=np.tile(np.array(limits * 8, np.int32), (6, 1)),
+    stop_token_ids=np.array([257], np.int32),
+  )
+  lengths = np.array(PREFIX_LENGTHS, np.int32)
+  prefix, law = rollout.prefill(target, token_ids, lengths, NUM_STORED)
+  written = rollout.roll_out(
+    target,
+    prefix,
+    script,
+    num_steps=256,
+    num_stored=NUM_STORED,
+    key=jax.random.key(0),
+  )
+  return token_ids, law, written, ops
+
+
+def _log_probs(target, token_ids):
+  cache = dense.KVCacheConfig.of_model(
+    target.config, 1, 512, target.dtype
+  ).init(target.mesh)
+  hidden, _ = decoder.forward(
+    target.params,
+    target.config,
+    jnp.asarray(token_ids)[None],
+    cache,
+    starts=jnp.zeros(1, jnp.int32),
+  )
+  logits = decoder.unembed(target.params, target.config, hidden)
+  return np.asarray(jax.nn.log_softmax(logits[0], axis=-1))
+
+
+def test_laws_are_those_of_a_plain_forward(target, rolled):
+  token_ids, law, written, ops = rolled
+  for row in (0, 3, 5):
+    prefix = token_ids[row // 2][: PREFIX_LENGTHS[row // 2]]
+    # The second branch of the row, from op 6 on, stands behind the prefix.
+    places = np.flatnonzero(written.op_index[row] // len(ops) == 0)
+    branch = places[written.op_index[row, places] >= 6]
+    text = written.token_ids[row, branch]
+    expected = _log_probs(target, np.concatenate([prefix, text]))
+    size = len(prefix)
+    for got, place, want in (
+      (law, (row // 2, slice(size)), expected[:size]),
+      (written.law, (row, branch), expected[size:]),
+    ):
+      best = np.sort(want, axis=-1)[:, ::-1][:, :NUM_STORED]
+      np.testing.assert_allclose(got.log_probs[place], best, atol=1e-4)
+      of_ids = np.take_along_axis(want, got.token_ids[place], axis=1)
+      np.testing.assert_allclose(of_ids, best, atol=1e-4)
+
+
+def test_rows_follow_their_script(rolled):
+  _, _, written, ops = rolled
+  for row in range(6):
+    ids, index = written.token_ids[row], written.op_index[row]
+    assert index[0] == 0
+    assert set(np.diff(index)) <= {0, 1}
+    op = np.array(ops)[index % len(ops)]
+    np.testing.assert_array_equal(ids[op >= 0], op[op >= 0])
+    for number, limit in ((3, 6), (5, 20), (7, 30)):
+      size = int((index == number).sum())
+      stopped = 257 in ids[index == number]
+      assert size == limit or (stopped and size < limit)
+
+
+def test_greedy_passages_take_the_best_token(rolled):
+  _, _, written, ops = rolled
+  is_greedy = np.isin(written.op_index[:, 1:] % len(ops), (5, 7))
+  best = written.law.token_ids[:, :-1, 0]
+  np.testing.assert_array_equal(
+    written.token_ids[:, 1:][is_greedy], best[is_greedy]
+  )
+
+
+def test_largest_finds_the_top():
+  logits = jax.random.normal(jax.random.key(1), (5, 1000))
+  law = rollout.largest(logits, 16)
+  values, ids = jax.lax.top_k(jax.nn.log_softmax(logits), 16)
+  np.testing.assert_array_equal(law.token_ids, ids)
+  np.testing.assert_allclose(law.log_probs, values, atol=1e-5)
+
+
+def test_draws_follow_the_law():
+  num_rows, size = 40_000, 300
+  logits = jnp.tile(
+    jax.random.normal(jax.random.key(2), (1, size)), (num_rows, 1)
+  )
+  law = rollout.largest(logits, 4)
+  drawn = rollout._draw(
+    logits,
+    law,
+    jnp.full(num_rows, 0.5),
+    jax.random.uniform(jax.random.key(3), (2, num_rows)),
+  )
+  expected = np.asarray(jax.nn.softmax(logits[0] / 0.5))
+  frequencies = np.bincount(drawn, minlength=size) / num_rows
+  assert abs(frequencies - expected).sum() / 2 < 0.05
+
+
+@pytest.fixture(scope='module')
+def plain_target():
+  return testing.random_model(CONFIG, name='tiny')
+
+
+def test_chat_format_and_its_lack(plain_target):
+  form = scripts.chat_format(plain_target.tokenizer)
+  assert form.opening == (256, 260)
+  assert form.closing == (257, 261)
+  assert form.between == (257, 260)
+  bare = testing.table_model(np.eye(3)).tokenizer
+  with pytest.raises(errors.UserError, match='no chat template'):
+    scripts.chat_format(bare)
+
+
+@pytest.mark.parametrize(
+  ('text', 'start'),
+  [
+    (list(range(200)), None),
+    ([9, 8, 7] + [1, 2] * 60, 3 + 4),
+    ([5] * 100, 2),
+    ([5] * 20, None),
+  ],
+)
+def test_loops_are_found(text, start):
+  assert samples.loop_start(np.array(text)) == start
+
+
+@pytest.fixture
+def planner(plain_target, tmp_path):
+  text = '\n'.join(
+    f'Line {i} of the manual says that part {i * i} is {"good" * (i % 3)}.'
+    for i in range(400)
+  )
+  (tmp_path / 'manual.txt').write_text(text)
+  files = documents.find_files([str(tmp_path / '*.txt')])
+  return scripts.Planner(
+    plain_target.tokenizer,
+    documents.Library(files),
+    seed=0,
+    num_steps=generation.NUM_STEPS,
+    own_prompts=['Who are you?', 'What is this?'],
+  )
+
+
+def test_generation_goes_on_where_it_stopped(plain_target, planner, tmp_path):
+  def generate(directory, count):
+    reports = generation.generate_shards(
+      plain_target, planner, directory, seed=0, num_stored=NUM_STORED
+    )
+    return [next(reports) for _ in range(count)]
+
+  directory = tmp_path / 'data'
+  first = generate(directory, 1)
+  assert first[0].kinds.keys() == {'own'}
+  path = shards.shard_path(directory, 0)
+  content = safetensors_numpy.load_file(path)
+  assert generate(directory, 1) == first
+  path.unlink()
+  assert generate(directory, 1) == first
+  for name, array in safetensors_numpy.load_file(path).items():
+    np.testing.assert_array_equal(array, content[name], err_msg=name)
+  path.write_bytes(path.read_bytes()[:-100])
+  with pytest.raises(errors.UserError, match='cut short'):
+    generate(directory, 1)
+
+
+def test_a_shard_that_cannot_be_written(tmp_path):
+  path = shards.shard_path(tmp_path / 'missing', 0)
+  with pytest.raises(errors.UserError, match='cannot write'):
+    shards.write_shard(path, [], {'vocab_size': 10})
+
+
+def test_documents_that_do_not_exist():
+  with pytest.raises(errors.UserError, match='matches no file'):
+    documents.find_files(['/nowhere/*.md'])
