@@ -14,6 +14,7 @@ import queue
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,12 +46,10 @@ class Timeline:
     self._latest: dict[str, Span] = {}
     self._round_index = 0
     self._queues = {name: queue.SimpleQueue() for name in TRACKS[:-1]}
-    self._threads = [
-      threading.Thread(target=_watch, args=(q,), daemon=True)
-      for q in self._queues.values()
-    ]
-    for thread in self._threads:
-      thread.start()
+    for waiting in self._queues.values():
+      threading.Thread(target=_watch, args=(waiting,), daemon=True).start()
+    # The threads hold the queues alone, so that they end with the timeline.
+    weakref.finalize(self, _stop, tuple(self._queues.values()))
 
   def start_round(self) -> None:
     """Gives what follows the next number."""
@@ -105,13 +104,18 @@ class Timeline:
 
 
 def _watch(waiting: queue.SimpleQueue) -> None:
-  while True:
-    item, marker = waiting.get()
+  while (noted := waiting.get()) is not None:
+    item, marker = noted
     if isinstance(item, threading.Event):
       item.set()
       continue
     jax.block_until_ready(marker)
     item.end = time.perf_counter()
+
+
+def _stop(queues: Sequence[queue.SimpleQueue]) -> None:
+  for waiting in queues:
+    waiting.put(None)
 
 
 def to_chrome_trace(spans: Sequence[Span]) -> str:

@@ -5,6 +5,7 @@ grows while the target verifies (asynchronous mode, SwiftSpec section 3.1).
 Between them go two small integer arrays a round, and the host waits for none.
 """
 
+import dataclasses
 import functools
 import statistics
 import time
@@ -57,6 +58,10 @@ class TreePipeline:
     _check_sizes(draft, tree_config)
     self._target, self._draft = target, draft
     self._tree_config = tree_config
+    # What the host decides must not be compiled in.
+    self._compiled_config = dataclasses.replace(
+      tree_config, num_draft_steps=0, num_restart_steps=0, is_adaptive=False
+    )
     self._timeline = timeline
     self._target_rows = TargetRows(
       target,
@@ -159,7 +164,7 @@ class TreePipeline:
       self._draft_rows.state,
       self._count(num_steps),
       config=self._draft.config,
-      tree_config=self._tree_config,
+      tree_config=self._compiled_config,
     )
     self._note(timeline_lib.DRAFT, 'grow', dispatched, num_forwards)
     return num_forwards
@@ -189,7 +194,7 @@ class TreePipeline:
       verified,
       *(self._count(n) for n in steps),
       config=self._draft.config,
-      tree_config=self._tree_config,
+      tree_config=self._compiled_config,
       num_nodes=num_nodes,
     )
     self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
