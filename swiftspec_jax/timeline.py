@@ -93,6 +93,10 @@ class Timeline:
       done = threading.Event()
       waiting.put((done, None))
       done.wait()
+    # What another program needed had ended before it; its thread woke late.
+    for span in reversed(self._spans):
+      if span.after is not None:
+        span.after.end = min(span.after.end, span.end)
     last_ends = collections.defaultdict(float)
     for span in self._spans:
       if span.track != HOST:

@@ -7,7 +7,7 @@ and the measured step times give the expected tokens per second of each size.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class TreeSizes:
     if rates[best] > current * _HYSTERESIS:
       self.num_nodes, self.num_draft_steps = best
 
-  def _step_choices(self, bucket: int) -> Sequence[int]:
+  def _step_choices(self, bucket: int) -> Iterable[int]:
     most = max(self._tree_config.num_draft_steps, 1)
     if not self._is_async:
       return range(1, most + 1)
