@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import program
 from experiments.prompts import Prompt
-from swiftspec_jax import errors, results
+from swiftspec_jax import atomic_file, errors, results
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'
@@ -142,10 +142,8 @@ def append_line(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 
 def write(path: pathlib.Path, content: bytes) -> None:
   """Makes or replaces a file in one step."""
-  partial = path.with_name(f'{path.name}.partial')
-  with program.writing(path):
+  with program.writing(path), atomic_file.replacing(path) as partial:
     partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:

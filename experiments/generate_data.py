@@ -17,8 +17,8 @@ import pathlib
 from absl import flags
 from tqdm import tqdm
 
-from experiments import device_flags, program
 from experiments import flags as flags_lib
+from experiments import program
 from swiftspec_jax import errors
 from swiftspec_jax.distillation import documents, generation, scripts
 
@@ -50,8 +50,7 @@ _TOP_LOGPROBS = flags.DEFINE_integer(
 
 def main() -> None:
   """Runs the program."""
-  device_flags.prepare(('autoregressive',))
-  device_flags.check(('autoregressive',))
+  flags_lib.check(['autoregressive'])
   own_prompts = _read_prompts()
   library = documents.Library(documents.find_files(_DOCUMENTS.value))
   target = flags_lib.load_target()

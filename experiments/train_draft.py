@@ -100,6 +100,7 @@ _EVALUATE_EVERY = flags.DEFINE_integer(
 
 def main() -> None:
   """Runs the program."""
+  flags_lib.check(['autoregressive'])
   config = _config()
   target = flags_lib.load_target()
   start_from = None

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import program
+from experiments import benchmark_output
 
 _METRICS = 'metrics.jsonl'
 _PICTURE = 'training.png'
@@ -19,24 +19,12 @@ class TrainingLog:
   def __init__(self, directory: pathlib.Path, step: int):
     self._path = directory / _METRICS
     self._picture = directory / _PICTURE
-    kept = [line for line in self._read() if line['step'] <= step]
+    lines = benchmark_output.read_lines(self._path)
+    kept = [line for line in lines if line['step'] <= step]
     # The first evaluation is repeated when nothing else was done.
     kept = kept if step else []
-    with program.writing(self._path):
-      partial = self._path.with_suffix('.partial')
-      partial.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-      partial.replace(self._path)
-
-  def _read(self) -> list[dict[str, Any]]:
-    if not self._path.exists():
-      return []
-    lines = []
-    for line in self._path.read_text(encoding='utf-8').splitlines():
-      try:
-        lines.append(json.loads(line))
-      except ValueError:
-        break  # the process was killed while it wrote
-    return lines
+    text = ''.join(json.dumps(line) + '\n' for line in kept)
+    benchmark_output.write(self._path, text.encode())
 
   def add(self, step: int, **values: Any) -> None:
     """Appends a line.
@@ -44,11 +32,7 @@ class TrainingLog:
     Raises:
       UserError: it cannot be written.
     """
-    with (
-      program.writing(self._path),
-      self._path.open('a', encoding='utf-8') as file,
-    ):
-      file.write(json.dumps({'step': step, **values}) + '\n')
+    benchmark_output.append_line(self._path, {'step': step, **values})
 
   def draw(self) -> None:
     """Writes the picture of loss and acceptance; not without matplotlib."""
@@ -56,7 +40,7 @@ class TrainingLog:
       from matplotlib import figure as figure_lib
     except ImportError:
       return
-    lines = self._read()
+    lines = benchmark_output.read_lines(self._path)
     steps = [line for line in lines if 'training' in line]
     evaluations = [line for line in lines if 'held_out' in line]
     figure = figure_lib.Figure(figsize=(8, 8), layout='constrained')
@@ -91,10 +75,7 @@ class TrainingLog:
     chain.legend(fontsize='x-small', ncols=3)
     output = io.BytesIO()
     figure.savefig(output, format='png', dpi=120)
-    with program.writing(self._picture):
-      partial = self._picture.with_suffix('.partial')
-      partial.write_bytes(output.getvalue())
-      partial.replace(self._picture)
+    benchmark_output.write(self._picture, output.getvalue())
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:

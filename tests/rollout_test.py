@@ -12,6 +12,7 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import (
   documents,
   generation,
+  laws,
   rollout,
   samples,
   scripts,
@@ -117,7 +118,7 @@ def test_greedy_passages_take_the_best_token(rolled):
 
 def test_largest_finds_the_top():
   logits = jax.random.normal(jax.random.key(1), (5, 1000))
-  law = rollout.largest(logits, 16)
+  law = laws.largest(logits, 16)
   values, ids = jax.lax.top_k(jax.nn.log_softmax(logits), 16)
   np.testing.assert_array_equal(law.token_ids, ids)
   np.testing.assert_allclose(law.log_probs, values, atol=1e-5)
@@ -128,8 +129,8 @@ def test_draws_follow_the_law():
   logits = jnp.tile(
     jax.random.normal(jax.random.key(2), (1, size)), (num_rows, 1)
   )
-  law = rollout.largest(logits, 4)
-  drawn = rollout._draw(
+  law = laws.largest(logits, 4)
+  drawn = laws.draw(
     logits,
     law,
     jnp.full(num_rows, 0.5),

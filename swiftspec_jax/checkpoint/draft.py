@@ -10,9 +10,7 @@ draft stays small. Parameters are named by their path in the tree, such as
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
-import uuid
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import errors
+from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
@@ -86,22 +84,12 @@ def save(
   }
   try:
     directory.mkdir(parents=True, exist_ok=True)
-    _replace(
-      directory / _WEIGHTS, lambda p: safetensors_numpy.save_file(stored, p)
-    )
-    text = json.dumps(values, indent=2) + '\n'
-    _replace(directory / _CONFIG, lambda p: p.write_text(text))
+    with atomic_file.replacing(directory / _WEIGHTS) as partial:
+      safetensors_numpy.save_file(stored, partial)
+    with atomic_file.replacing(directory / _CONFIG) as partial:
+      partial.write_text(json.dumps(values, indent=2) + '\n')
   except (OSError, safetensors.SafetensorError) as error:
     raise errors.UserError(f'cannot write {directory}: {error}') from error
-
-
-def _replace(path: pathlib.Path, write) -> None:
-  partial = path.with_name(f'.{path.name}-{uuid.uuid4().hex}')
-  try:
-    write(partial)
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
 
 
 def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:

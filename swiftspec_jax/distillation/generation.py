@@ -72,7 +72,7 @@ def generate_shards(
     path = existing.get(number)
     if path is not None:
       groups, found = shards.read_shard(path)
-      check_target(path, found, target.config.vocab_size)
+      shards.check_vocabulary(path, found, target)
     else:
       groups = _generate(target, planner, number, seed, num_stored)
       shards.write_shard(shards.shard_path(directory, number), groups, metadata)
@@ -81,24 +81,12 @@ def generate_shards(
     number += 1
 
 
-def check_target(
-  path: pathlib.Path, metadata: dict[str, object], vocab_size: int
-) -> None:
-  """Raises UserError if a shard was written with another vocabulary."""
-  if metadata['vocab_size'] != vocab_size:
-    raise errors.UserError(
-      f'{path} was written by {metadata["target"]} with a vocabulary of '
-      f'{metadata["vocab_size"]} tokens, this target has {vocab_size}; name '
-      'another directory'
-    )
-
-
 def report(number: int, groups: list[samples.Group]) -> ShardReport:
   """Returns the figures of a shard."""
   kinds: dict[str, int] = {}
   for group in groups:
     for sample in group.samples:
-      size = int((sample.roles == samples.Role.ANSWER).sum())
+      size = sample.num_answer_tokens
       kinds[sample.kind] = kinds.get(sample.kind, 0) + size
   return ShardReport(
     number=number,

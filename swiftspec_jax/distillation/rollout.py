@@ -22,12 +22,12 @@ from flax import struct
 
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.distillation import laws
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
 from swiftspec_jax.models.params import Params
 
 GENERATE = -1  # in a script: the model writes here
-_GROUP = 128  # of the vocabulary, when the largest logits are looked for
 _PREFILL_CHUNK = 256
 _STEPS = 128  # of one program
 # Rows of the unembedding at a time in prefill.
@@ -43,14 +43,6 @@ class Script:
   temperatures: jax.Array  # f32[B, R] of generated passages; 0 is greedy
   limits: jax.Array  # i32[B, R] most tokens of generated passages
   stop_token_ids: jax.Array  # i32[stops] end a generated passage
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class Law:
-  """The K most probable next tokens, best first, at temperature 1."""
-
-  token_ids: jax.Array  # i32[..., K]
-  log_probs: jax.Array  # f32[..., K]
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -81,12 +73,12 @@ class Rollout:
 
   token_ids: np.ndarray  # i32[B, T]
   op_index: np.ndarray  # i32[B, T] op of the script that a token comes from
-  law: Law  # [B, T, K] of the token behind
+  law: laws.Law  # [B, T, K] of the token behind
 
 
 def prefill(
   model: Model, token_ids: np.ndarray, lengths: np.ndarray, num_stored: int
-) -> tuple[Prefix, Law]:
+) -> tuple[Prefix, laws.Law]:
   """Takes in the prefixes.
 
   Args:
@@ -141,7 +133,7 @@ def _prefill_chunk(
   num_parts = -(-len(flat) // rows)
   flat = jnp.pad(flat, ((0, num_parts * rows - len(flat)), (0, 0)))
   law = jax.lax.map(
-    lambda part: largest(_logits(params, config, part), num_stored),
+    lambda part: laws.largest(_logits(params, config, part), num_stored),
     flat.reshape(num_parts, rows, -1),
   )
   shape = (*token_ids.shape, num_stored)
@@ -222,7 +214,7 @@ def _run_steps(params, prefix, script, state, *, config, num_stored):
   def step(state, _):
     output = (state.token_ids, state.op_index)
     state, logits = _forward(params, config, prefix, state)
-    law = largest(logits, num_stored)
+    law = laws.largest(logits, num_stored)
     return _advance(script, state, logits, law), (*output, law)
 
   return jax.lax.scan(step, state, length=_STEPS)
@@ -346,38 +338,6 @@ def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
   return logits[:, : config.vocab_size]
 
 
-def largest(logits: jax.Array, num_stored: int) -> Law:
-  """Returns the law's K largest entries.
-
-  Args:
-    logits: f32[B, V].
-    num_stored: K.
-  """
-  num_rows, vocab_size = logits.shape
-  grouped = _grouped(logits)
-  # The K largest lie in the K groups with the largest maxima.
-  num_groups = min(num_stored, grouped.shape[1])
-  maxima = grouped.max(-1)
-  _, groups = jax.lax.top_k(maxima, num_groups)
-  candidates = jnp.take_along_axis(grouped, groups[:, :, None], axis=1)
-  values, places = jax.lax.top_k(candidates.reshape(num_rows, -1), num_stored)
-  groups = jnp.take_along_axis(groups, places // _GROUP, axis=1)
-  best = maxima.max(-1, keepdims=True)  # from `values` XLA takes 5 times longer
-  total = jnp.exp(logits - best).sum(-1, keepdims=True)
-  normaliser = best + jnp.log(total)
-  token_ids = groups * _GROUP + places % _GROUP
-  # Where the vocabulary is smaller than K.
-  token_ids = jnp.minimum(token_ids, vocab_size - 1)
-  return Law(token_ids=token_ids, log_probs=values - normaliser)
-
-
-def _grouped(logits):
-  """[B, V] -> [B, groups, 128], filled up with -inf."""
-  padding = -logits.shape[1] % _GROUP
-  logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-  return logits.reshape(len(logits), -1, _GROUP)
-
-
 def _advance(script, state, logits, law):
   """Chooses the next tokens."""
 
@@ -390,7 +350,7 @@ def _advance(script, state, logits, law):
   temperatures = of_next(script.temperatures)
   key, noise_key = jax.random.split(state.key)
   uniform = jax.random.uniform(noise_key, (2, len(op)))
-  drawn = _draw(logits, law, temperatures, uniform)
+  drawn = laws.draw(logits, law, temperatures, uniform)
   chosen = jnp.where(temperatures > 0, drawn, law.token_ids[:, 0])
   token_ids = jnp.where(is_forced, op, chosen).astype(jnp.int32)
   num_generated = jnp.where(is_forced, 0, state.num_generated + 1)
@@ -405,22 +365,3 @@ def _advance(script, state, logits, law):
     branch_starts=jnp.where(begins, state.step, state.branch_starts),
     key=key,
   )
-
-
-def _draw(logits, law, temperatures, uniform):
-  """Draws from softmax(logits / temperature): first a group, then in it."""
-  inverse = 1 / jnp.where(temperatures > 0, temperatures, 1.0)
-  best = jnp.take_along_axis(logits, law.token_ids[:, :1], axis=1)
-  weights = jnp.exp((logits - best) * inverse[:, None])
-  weights = jnp.pad(weights, ((0, 0), (0, -logits.shape[1] % _GROUP)))
-  weights = weights.reshape(len(logits), -1, _GROUP)
-  group = _pick(weights.sum(-1), uniform[0])
-  inside = jnp.take_along_axis(weights, group[:, None, None], axis=1)[:, 0]
-  return group * _GROUP + _pick(inside, uniform[1])
-
-
-def _pick(weights, uniform):
-  """Draws an index of each row of weights [B, X] with uniform numbers [B]."""
-  sums = jnp.cumsum(weights, axis=1)
-  threshold = uniform[:, None] * sums[:, -1:]
-  return jnp.argmax(sums > threshold, axis=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swiftspec_jax.distillation import rollout, scripts
+from swiftspec_jax.distillation import laws, rollout, scripts
 
 KINDS = (
   'chat',
@@ -50,6 +50,11 @@ class Sample:
   law_ids: np.ndarray  # i32[n, K]
   law_log_probs: np.ndarray  # f32[n, K]
 
+  @property
+  def num_answer_tokens(self) -> int:
+    """Tokens that the target wrote as itself."""
+    return int((self.roles == Role.ANSWER).sum())
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
@@ -68,12 +73,12 @@ class Group:
   @property
   def num_answer_tokens(self) -> int:
     """Tokens that the target wrote as itself."""
-    return sum(int((s.roles == Role.ANSWER).sum()) for s in self.samples)
+    return sum(sample.num_answer_tokens for sample in self.samples)
 
 
 def harvest(
   plans: Sequence[scripts.Plan],
-  prefix_law: rollout.Law,
+  prefix_law: laws.Law,
   written: rollout.Rollout,
 ) -> list[Group]:
   """Returns the usable samples of a batch.

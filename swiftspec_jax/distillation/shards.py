@@ -6,19 +6,18 @@ other (each: prefix, then its samples), b samples, g groups, K law entries.
 
 import itertools
 import json
-import os
 import pathlib
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import errors
+from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.distillation import samples as samples_lib
 from swiftspec_jax.distillation.samples import Group, Sample
+from swiftspec_jax.model import Model
 
 FORMAT = 'swiftspec_jax samples 1'
 _NAME = re.compile(r'shard-(\d{6})\.safetensors')
@@ -85,21 +84,16 @@ def write_shard(
     ),
   }
   metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
-  partial = path.with_name(f'.{path.name}-{uuid.uuid4().hex}')
   try:
-    safetensors_numpy.save_file(
-      arrays, partial, {k: json.dumps(v) for k, v in metadata.items()}
-    )
-    with partial.open('rb') as file:
-      os.fsync(file.fileno())
-    partial.replace(path)
+    with atomic_file.replacing(path) as partial:
+      safetensors_numpy.save_file(
+        arrays, partial, {k: json.dumps(v) for k, v in metadata.items()}
+      )
   except (OSError, safetensors.SafetensorError) as error:
     raise errors.UserError(
       f'cannot write {path}: {error}; name a directory that you can write to '
       'and that has room. All shards before it are kept'
     ) from error
-  finally:
-    partial.unlink(missing_ok=True)
 
 
 def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
@@ -120,6 +114,18 @@ def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
       'generate it again'
     ) from error
   return list(_groups(arrays, metadata['kinds'])), metadata
+
+
+def check_vocabulary(
+  path: pathlib.Path, metadata: dict[str, object], target: Model
+) -> None:
+  """Raises UserError if a shard was written with another vocabulary."""
+  if metadata['vocab_size'] != target.config.vocab_size:
+    raise errors.UserError(
+      f'{path} was written by {metadata["target"]} with another vocabulary '
+      f'({metadata["vocab_size"]} tokens) than that of {target.name} '
+      f'({target.config.vocab_size}); name another target or directory'
+    )
 
 
 def _groups(arrays, kinds) -> Iterator[Group]:

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import atomic_file, errors, sharding
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import packing, shards, student, training
 from swiftspec_jax.distillation.samples import Group
@@ -48,11 +48,7 @@ def load_data(
   groups = []
   for _, path in found:
     new, metadata = shards.read_shard(path)
-    if metadata['vocab_size'] != target.config.vocab_size:
-      raise errors.UserError(
-        f'{path} was written by {metadata["target"]} with another vocabulary '
-        f'than that of {target.name}; name its own target'
-      )
+    shards.check_vocabulary(path, metadata, target)
     groups += new
   stored = {group.law_ids.shape[1] for group in groups}
   if len(stored) > 1:
@@ -168,9 +164,8 @@ class Trainer:
     }
     try:
       self._output_dir.mkdir(parents=True, exist_ok=True)
-      partial = path.with_suffix('.partial')
-      partial.write_text(json.dumps(values, indent=2) + '\n')
-      partial.replace(path)
+      with atomic_file.replacing(path) as partial:
+        partial.write_text(json.dumps(values, indent=2) + '\n')
     except OSError as error:
       raise errors.UserError(f'cannot write {path}: {error}') from error
 
@@ -209,8 +204,8 @@ class Trainer:
     params = jax.device_put(
       {k: v for k, v in arrays.items() if k not in frozen}, everywhere
     )
-    self._optimiser = training.optimiser(self.config)
-    state = {'params': params, 'optimiser': self._optimiser.init(params)}
+    optimiser = training.optimiser(self.config)
+    state = {'params': params, 'optimiser': optimiser.init(params)}
     self._state = jax.device_put(state, everywhere)
     self.step = 0
 
@@ -284,14 +279,6 @@ class Trainer:
       yield from packing.plan_batches(
         self._pieces, self.config.tokens_per_batch, rng
       )
-
-  @property
-  def steps_per_epoch(self) -> int:
-    """Steps in which all data are seen once."""
-    rng = np.random.default_rng([self.config.seed, 0])
-    return len(
-      packing.plan_batches(self._pieces, self.config.tokens_per_batch, rng)
-    )
 
   def _to_devices(self, batch: packing.Batch) -> dict[str, jax.Array]:
     arrays = dataclasses.asdict(batch)
