@@ -9,7 +9,6 @@ results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
 --resume goes on with it.
 """
 
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -21,7 +20,6 @@ from typing import Any
 import tqdm
 from absl import flags
 
-import swiftspec_jax as ss
 from experiments import (
   benchmark_output,
   benchmark_plot,
@@ -74,7 +72,7 @@ def main() -> None:
   start = time.perf_counter()
   config_file.apply()
   modes = _check_modes()
-  samplings = _samplings()
+  samplings = flags_lib.samplings(_REPEATS.value)
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
@@ -130,15 +128,6 @@ def _check_modes() -> list[str]:
   return modes + _PEERS.value
 
 
-def _samplings() -> list[ss.SamplingParams]:
-  """Returns the sampling of each repeat; each has noise of its own."""
-  sampling = flags_lib.sampling()
-  return [
-    dataclasses.replace(sampling, seed=sampling.seed + repeat)
-    for repeat in range(_REPEATS.value)
-  ]
-
-
 def _settings(modes: Sequence[str], prompts: pathlib.Path) -> dict[str, Any]:
   """Returns what results must share to be put into one summary."""
   facts = provenance.collect()
@@ -157,9 +146,9 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   drafts = flags_lib.load_drafts(target, modes)
   sampling = flags_lib.sampling()
   longest = max(len(token_ids) for _, token_ids in encoded)
-  known = None
-  if tree_flags.config().forced_acceptance is not None:
-    known = references.References(target)
+  forced_acceptance = tree_flags.config().forced_acceptance
+  known = references.References(target)
+  if forced_acceptance is not None:
     known.decoder.warmup(longest + sampling.max_new_tokens, sampling)
   runners = {}
   for mode in modes:
@@ -167,15 +156,11 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
       decoder = flags_lib.make_decoder(mode, target, drafts.get(mode))
       print(f'compiling for {mode}...', file=sys.stderr, flush=True)
       decoder.warmup(longest + sampling.max_new_tokens, sampling)
-      runners[mode] = benchmark_run.Runner(
-        decode=benchmark_run.make_decode(decoder), times=decoder.times
+      runners[mode] = benchmark_run.make_runner(
+        decoder,
+        forced_acceptance if mode in flags_lib.TREE_MODES else None,
+        known.add_to,
       )
-      if known is not None and mode in flags_lib.TREE_MODES:
-        runners[mode] = dataclasses.replace(
-          runners[mode],
-          prepare=known.add_to,
-          forced_acceptance=tree_flags.config().forced_acceptance,
-        )
   if _PEERS.value:
     lookup = flags_lib.prompt_lookup()
     rivals = peers.load(target, lookup.num_speculative_tokens)
@@ -226,11 +211,8 @@ def _report(records, modes, directory, facts) -> None:
   if label:
     print(f'{label}: the draft was told the output, to study speed')
   if is_greedy:
-    for mode, question_id, position in benchmark_report.differences(records):
-      print(
-        f'{mode}: the output for {question_id} differs from '
-        f'{benchmark_report.BASELINE} at token {position}'
-      )
+    for line in benchmark_report.describe_differences(records):
+      print(line)
   print(f'written to {directory}')
 
 

@@ -65,6 +65,15 @@ def differences(
   return found
 
 
+def describe_differences(records: Sequence[Record]) -> list[str]:
+  """Returns a line for each output that leaves the baseline."""
+  return [
+    f'{mode}: the output for {question_id} differs from {BASELINE} at token '
+    f'{position}'
+    for mode, question_id, position in differences(records)
+  ]
+
+
 def speed(records: Sequence[Record]) -> float | None:
   """Returns tokens per second; None if no time was measured."""
   seconds = sum(record.decode_seconds for record in records)
@@ -142,7 +151,7 @@ def _figures(
     if own_speed and reference_speed
     else None,
     'acceptance_length': results.total_acceptance_length(own),
-    **tree_rates(own),
+    **results.tree_rates(own),
     'host_seconds_per_round': _host_seconds(own),
     'forced_acceptance': own[0].forced_acceptance,
     'outputs_equal': None,
@@ -159,19 +168,6 @@ def _figures(
     figures['outputs_equal'] = not unequal
     figures['num_outputs_equal'] = len(compared) - len(unequal)
   return figures
-
-
-def tree_rates(records: Sequence[Record]) -> dict[str, float | None]:
-  """Returns the rates of hits, late hits and misses; None without trees."""
-  counts = {
-    'hit_rate': sum(record.num_hits for record in records),
-    'late_hit_rate': sum(record.num_late_hits for record in records),
-    'miss_rate': sum(record.num_misses for record in records),
-  }
-  total = sum(counts.values())
-  return {
-    name: count / total if total else None for name, count in counts.items()
-  }
 
 
 def _host_seconds(records: Sequence[Record]) -> float | None:

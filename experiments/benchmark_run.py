@@ -8,7 +8,7 @@ from absl import logging
 import swiftspec_jax as ss
 from experiments import benchmark_output
 from experiments.prompts import Prompt
-from swiftspec_jax import decoding, errors
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 # Decodes one request from start to end.
@@ -21,13 +21,13 @@ class Runner:
 
   Attributes:
     decode: decodes one request from start to end.
-    times: of the host loop, if it is ours.
+    host_seconds: returns the work of the host loop so far, if it is ours.
     prepare: what a request gets before the clock runs.
     forced_acceptance: what the draft is told to reach.
   """
 
   decode: Decode
-  times: decoding.LoopTimes | None = None
+  host_seconds: Callable[[], float] | None = None
   prepare: Callable[[ss.Request], ss.Request] = lambda request: request
   forced_acceptance: float | None = None
 
@@ -55,6 +55,28 @@ def make_decode(decoder: ss.Decoder) -> Decode:
     return last.result
 
   return decode
+
+
+def make_runner(
+  decoder: ss.Decoder,
+  forced_acceptance: float | None = None,
+  add_reference: Callable[[ss.Request], ss.Request] | None = None,
+) -> Runner:
+  """Returns a runner of `decoder`.
+
+  Args:
+    decoder: of the mode.
+    forced_acceptance: of its tree, if that is forced.
+    add_reference: what then tells a request its output.
+  """
+  runner = Runner(
+    decode=make_decode(decoder),
+    host_seconds=lambda: decoder.host_seconds,
+    forced_acceptance=forced_acceptance,
+  )
+  if forced_acceptance is None:
+    return runner
+  return dataclasses.replace(runner, prepare=add_reference)
 
 
 def encode(
@@ -128,21 +150,17 @@ def measure(
     request = runner.prepare(
       ss.Request(token_ids=job.token_ids, sampling=samplings[job.repeat])
     )
-    seconds_before = _host_seconds(runner)
+    host_seconds = None
+    if runner.host_seconds is not None:
+      host_seconds = -runner.host_seconds()
     result = runner.decode(request)
+    if runner.host_seconds is not None:
+      host_seconds += runner.host_seconds()
     yield benchmark_output.make_record(
       job.prompt,
       job.mode,
       job.repeat,
       result,
-      host_seconds=None
-      if seconds_before is None
-      else _host_seconds(runner) - seconds_before,
+      host_seconds=host_seconds,
       forced_acceptance=runner.forced_acceptance,
     )
-
-
-def _host_seconds(runner: Runner) -> float | None:
-  if runner.times is None:
-    return None
-  return runner.times.dispatch_seconds + runner.times.read_seconds

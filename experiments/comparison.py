@@ -28,14 +28,10 @@ def compare(
     Records for `benchmark_report`.
   """
   known = references.References(target)
-  runners = {}
-  for mode, decoder in decoders.items():
-    runners[mode] = benchmark_run.Runner(
-      decode=benchmark_run.make_decode(decoder),
-      times=decoder.times,
-      prepare=known.add_to if mode in forced else lambda request: request,
-      forced_acceptance=forced.get(mode),
-    )
+  runners = {
+    mode: benchmark_run.make_runner(decoder, forced.get(mode), known.add_to)
+    for mode, decoder in decoders.items()
+  }
   encoded = benchmark_run.encode(
     target,
     [

@@ -1,5 +1,6 @@
 """Flags that several programs share, and what they stand for."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,6 +82,15 @@ def sampling() -> ss.SamplingParams:
     seed=_SEED.value,
     max_new_tokens=_MAX_NEW_TOKENS.value,
   )
+
+
+def samplings(num_repeats: int) -> list[ss.SamplingParams]:
+  """Returns the sampling of each repeat; each has noise of its own."""
+  first = sampling()
+  return [
+    dataclasses.replace(first, seed=first.seed + repeat)
+    for repeat in range(num_repeats)
+  ]
 
 
 def prompt_lookup() -> ss.PromptLookup:

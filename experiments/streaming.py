@@ -38,15 +38,11 @@ def describe(stats: Sequence[ss.GenerationStats]) -> str:
     rates = [a / max(d, 1) for a, d in zip(accepted, drafted, strict=True)]
     shares = ' '.join(f'{rate:.2f}' for rate in rates)
     parts.append(f'accepted per position {shares}')
-  hits, late_hits, misses = (
-    sum(getattr(s, name) for s in stats)
-    for name in ('num_hits', 'num_late_hits', 'num_misses')
-  )
-  if num_verdicts := hits + late_hits + misses:
-    parts.append(
-      f'hits {hits / num_verdicts:.2f}, late hits '
-      f'{late_hits / num_verdicts:.2f}, misses {misses / num_verdicts:.2f}'
-    )
+  rates = results.tree_rates(stats)
+  if None not in rates.values():
+    names = ('hits', 'late hits', 'misses')
+    rounded = [f'{rate:.2f}' for rate in rates.values()]
+    parts += map(' '.join, zip(names, rounded, strict=True))
   return ', '.join(parts)
 
 

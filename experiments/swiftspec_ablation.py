@@ -174,11 +174,7 @@ def _measure(
       timelines[name] = _timeline(study, configuration)
       line = {'name': name, 'summary': timelines[name]}
       benchmark_output.append_line(directory / _TIMELINES, line)
-  sampling = flags_lib.sampling()
-  samplings = [
-    dataclasses.replace(sampling, seed=sampling.seed + repeat)
-    for repeat in range(_REPEATS.value)
-  ]
+  samplings = flags_lib.samplings(_REPEATS.value)
   jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
   done = {record.key for record in records}
   with tqdm.tqdm(
@@ -194,16 +190,11 @@ def _measure(
 def _runner(
   study: _Study, configuration: Configuration
 ) -> benchmark_run.Runner:
-  decoder = study.decoder(configuration)
-  runner = benchmark_run.Runner(
-    decode=benchmark_run.make_decode(decoder), times=decoder.times
-  )
-  if configuration.tree is None or not configuration.tree.forced_acceptance:
-    return runner
-  return dataclasses.replace(
-    runner,
-    prepare=study.references.add_to,
-    forced_acceptance=configuration.tree.forced_acceptance,
+  tree = configuration.tree
+  return benchmark_run.make_runner(
+    study.decoder(configuration),
+    None if tree is None else tree.forced_acceptance,
+    study.references.add_to,
   )
 
 
@@ -257,11 +248,8 @@ def _report(
   if comparison := ablation_report.acceptance_table(rows):
     print(f'\n{comparison}')
   if is_greedy:
-    for name, question_id, position in benchmark_report.differences(records):
-      print(
-        f'{name}: the output for {question_id} differs from '
-        f'{benchmark_report.BASELINE} at token {position}'
-      )
+    for line in benchmark_report.describe_differences(records):
+      print(line)
   print(f'written to {directory}')
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 import swiftspec_jax as ss
 from experiments import references
@@ -88,7 +87,7 @@ def collect(
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(known) - 1, pipeline.capacity)
   pipeline.admit(0, request, limit, [request.sampling], chunks)
-  pipeline.follow(np.zeros((1, tree_config.num_nodes + 1), np.int32))
+  pipeline.follow()
   eos_token_ids = (
     () if request.sampling.ignore_eos else target.config.eos_token_ids
   )

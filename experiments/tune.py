@@ -162,16 +162,12 @@ class _Tuner:
     return by_name[best], trials
 
   def _measure(self, stage, trees):
-    runners = {}
-    for name, tree in trees.items():
-      runners[name] = benchmark_run.Runner(
-        decode=benchmark_run.make_decode(self._decoder(tree)),
-        forced_acceptance=tree.forced_acceptance,
+    runners = {
+      name: benchmark_run.make_runner(
+        self._decoder(tree), tree.forced_acceptance, self._references.add_to
       )
-      if tree.forced_acceptance is not None:
-        runners[name] = dataclasses.replace(
-          runners[name], prepare=self._references.add_to
-        )
+      for name, tree in trees.items()
+    }
     samplings = [flags_lib.sampling()] * _REPEATS.value
     jobs = benchmark_run.plan(self._encoded, list(trees), _REPEATS.value)
     records = benchmark_run.measure(jobs, runners, samplings)

@@ -6,7 +6,6 @@ surplus is never emitted.
 """
 
 import collections
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
@@ -26,28 +25,15 @@ from swiftspec_jax.pipelines.tree import TreePipeline
 from swiftspec_jax.requests import Event, Request, Row
 
 
-@dataclasses.dataclass
-class LoopTimes:
-  """What the host did with its time; raw sums since the decoder was made.
-
-  Work is counted in processor time of the host's thread: where the CPU is also
-  the device, the thread may have to wait for a core.
-  """
-
-  num_rounds: int = 0
-  dispatch_seconds: float = 0.0
-  read_seconds: float = 0.0  # outputs to tokens and text
-  wait_seconds: float = 0.0  # wall time, for outputs of the devices
-
-  @property
-  def host_seconds_per_round(self) -> float:
-    """Work of the host, waits excluded."""
-    seconds = self.dispatch_seconds + self.read_seconds
-    return seconds / max(self.num_rounds, 1)
-
-
 class Decoder:
-  """Decodes requests with one target, one drafter and `batch_size` rows."""
+  """Decodes requests with one target, one drafter and `batch_size` rows.
+
+  Attributes:
+    host_seconds: work of the host so far, waits excluded, in processor time of
+      its thread: where the CPU is also the device, the thread may have to wait
+      for a core.
+    pipeline: what runs on the devices.
+  """
 
   def __init__(
     self,
@@ -86,7 +72,7 @@ class Decoder:
     ):
       if value < least:
         raise errors.UserError(f'{name} must be at least {least}, got {value}')
-    self.times = LoopTimes()
+    self.host_seconds = 0.0
     self._target = target
     self._batch_size = batch_size
     self._run_ahead = run_ahead
@@ -152,8 +138,7 @@ class Decoder:
     start, work = time.perf_counter(), time.thread_time()
     with jax.transfer_guard('disallow'):  # implicit transfers would wait
       output = self.pipeline.dispatch()
-    self.times.dispatch_seconds += time.thread_time() - work
-    self.times.num_rounds += 1
+    self.host_seconds += time.thread_time() - work
     self._note('dispatch', start, time.perf_counter())
     return output
 
@@ -164,7 +149,6 @@ class Decoder:
     start = time.perf_counter()
     packed, logprobs = jax.device_get((output.packed, output.logprobs))
     arrived, work = time.perf_counter(), time.thread_time()
-    self.times.wait_seconds += arrived - start
     events, reports = [], []
     for slot, row in enumerate(rows):
       if row is None or row.is_finished:
@@ -175,7 +159,7 @@ class Decoder:
       if event is not None:
         events.append(event)
     self.pipeline.observe(reports)
-    self.times.read_seconds += time.thread_time() - work
+    self.host_seconds += time.thread_time() - work
     self._note('wait', start, arrived)
     self._note('read', arrived, time.perf_counter())
     return events

@@ -110,3 +110,16 @@ def total_acceptance_length(stats: Sequence[GenerationStats]) -> float:
   """Acceptance length over many requests: sums first, the ratio last."""
   num_rounds = sum(s.num_rounds for s in stats)
   return 1 + sum(s.num_accepted for s in stats) / max(num_rounds, 1)
+
+
+def tree_rates(stats: Sequence[GenerationStats]) -> dict[str, float | None]:
+  """Rates of hits, late hits and misses of verdicts; None without trees."""
+  counts = {
+    'hit_rate': sum(s.num_hits for s in stats),
+    'late_hit_rate': sum(s.num_late_hits for s in stats),
+    'miss_rate': sum(s.num_misses for s in stats),
+  }
+  total = sum(counts.values())
+  return {
+    name: count / total if total else None for name, count in counts.items()
+  }

@@ -5,22 +5,11 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from decoding_cases import CONFIG, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import buckets, profiling, testing
-from swiftspec_jax.config import ModelConfig
 
-CONFIG = ModelConfig(
-  family='llama',
-  vocab_size=262,
-  num_layers=2,
-  embed_dim=32,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  ffw_dim=64,
-  max_context=512,
-)
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 # The same weights draft perfectly, others hardly ever.
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
@@ -31,27 +20,6 @@ DRAFTS = {
   'perfect_draft': TARGET,
   'bad_draft': BAD_DRAFT,
 }
-
-
-def requests_of(num_requests, **sampling):
-  rng = np.random.default_rng(3)
-  return [
-    ss.Request(
-      token_ids=tuple(rng.integers(0, 256, rng.integers(1, 90)).tolist()),
-      sampling=ss.SamplingParams(
-        **{'max_new_tokens': int(rng.integers(1, 50)), **sampling}
-      ),
-    )
-    for _ in range(num_requests)
-  ]
-
-
-def run(decoder, requests):
-  events = list(decoder.run(requests))
-  found = {e.index: e.result for e in events if e.result is not None}
-  for i, result in found.items():
-    assert ''.join(e.text for e in events if e.index == i) == result.text
-  return [found[i] for i in range(len(requests))]
 
 
 def plain_tokens(request):

@@ -7,7 +7,6 @@ import re
 from xml.etree import ElementTree
 
 import jax
-import numpy as np
 import programs
 import pytest
 
@@ -104,7 +103,7 @@ def raw_trees(target, draft, request, tree_config, num_rounds):
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
   pipeline.admit(0, request, limit, [request.sampling], chunks)
-  pipeline.follow(np.zeros((1, tree_config.num_nodes + 1), np.int32))
+  pipeline.follow()
   for _ in range(num_rounds):
     verified, output = pipeline.verify()
     if pipeline.is_async:

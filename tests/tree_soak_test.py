@@ -5,24 +5,13 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from tree_cases import CONFIG
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling, testing
-from swiftspec_jax.config import ModelConfig, TreeConfig
+from swiftspec_jax.config import TreeConfig
 
 pytestmark = pytest.mark.slow
-
-CONFIG = ModelConfig(
-  family='llama',
-  vocab_size=262,
-  num_layers=2,
-  embed_dim=32,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  ffw_dim=64,
-  max_context=256,
-)
 
 
 def resident_bytes():

@@ -5,23 +5,11 @@ import re
 
 import programs
 import pytest
+from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
 from experiments import step_times
 from swiftspec_jax import testing
-from swiftspec_jax.config import ModelConfig
-
-CONFIG = ModelConfig(
-  family='llama',
-  vocab_size=262,
-  num_layers=1,
-  embed_dim=32,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  ffw_dim=64,
-  max_context=256,
-)
 
 
 def test_steps_are_timed():

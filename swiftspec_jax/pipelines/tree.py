@@ -117,7 +117,7 @@ class TreePipeline:
 
   def warmup(self) -> None:
     for num_nodes in tree_sizes.node_buckets(self._tree_config):
-      self.follow(self._no_news, num_nodes)
+      self.follow(num_nodes=num_nodes)
       self.verify()
       if self.is_async:
         self.grow()
@@ -128,7 +128,7 @@ class TreePipeline:
     if self._timeline is not None:
       self._timeline.start_round()
     if self._proposal is None:
-      self.follow(self._no_news)
+      self.follow()
     self._sizes.note_verified(self._num_sent)
     verified, output = self.verify()
     if self.is_async:
@@ -169,18 +169,21 @@ class TreePipeline:
     self._note(timeline_lib.DRAFT, 'grow', dispatched, num_forwards)
     return num_forwards
 
-  def follow(self, verified: jax.Array, num_nodes: int | None = None) -> None:
+  def follow(
+    self, verified: jax.Array | None = None, num_nodes: int | None = None
+  ) -> None:
     """Enqueues what makes the next proposal of a packed verdict.
 
     Args:
-      verified: packed `VerifiedTokens`.
+      verified: packed `VerifiedTokens`; None before the first verdict.
       num_nodes: to send; by default what the round before suggests.
     """
     num_nodes = num_nodes or self._sizes.next_num_nodes()
     self._num_sent = num_nodes
     dispatched = time.perf_counter()
     verified = jax.device_put(
-      verified, sharding_lib.replicated(self._draft.mesh)
+      self._no_news if verified is None else verified,
+      sharding_lib.replicated(self._draft.mesh),
     )
     self._note(timeline_lib.TRANSFER, 'verdict', dispatched, verified, 'verify')
     dispatched = time.perf_counter()
@@ -221,7 +224,7 @@ class TreePipeline:
     draft_seconds = seconds(lambda: self._grow(1))
     target_seconds = {}
     for num_nodes in tree_sizes.node_buckets(self._tree_config):
-      self.follow(self._no_news, num_nodes)
+      self.follow(num_nodes=num_nodes)
       target_seconds[num_nodes] = seconds(self.verify)
     return tree_sizes.StepTimes(
       target_seconds=target_seconds, draft_seconds=draft_seconds

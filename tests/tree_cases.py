@@ -1,0 +1,53 @@
+"""Pairs of small models that decode with trees, and requests for them."""
+
+import dataclasses
+import functools
+
+import decoding_cases
+import jax
+
+from swiftspec_jax import testing
+from swiftspec_jax.config import TreeConfig
+
+CONFIG = dataclasses.replace(decoding_cases.CONFIG, max_context=256)
+TREE = TreeConfig(
+  num_nodes=8,
+  width=4,
+  num_draft_steps=3,
+  branching=4,
+  num_restart_steps=1,
+  capacity=64,
+  num_cache_rows=32,
+)
+DEVICES = {
+  'serial': ((0, 1), (0, 1)),
+  'async': ((0, 1), (1, 2)),
+}
+
+
+@functools.cache
+def pair(target_devices, draft_devices, draft_seed=0, vocab_size=262):
+  """A target and a draft; the draft of seed 0 has the target's weights."""
+  config = dataclasses.replace(CONFIG, vocab_size=vocab_size)
+  devices = jax.devices()
+  target = testing.random_model(config, devices=devices[slice(*target_devices)])
+  draft = testing.random_model(
+    config,
+    seed=draft_seed,
+    name='draft',
+    devices=devices[slice(*draft_devices)],
+  )
+  return target, draft
+
+
+def requests_of(num_requests, **sampling):
+  """Requests with seeds of their own."""
+  requests = decoding_cases.requests_of(
+    num_requests, longest_prompt=60, **sampling
+  )
+  return [
+    dataclasses.replace(
+      request, sampling=dataclasses.replace(request.sampling, seed=i)
+    )
+    for i, request in enumerate(requests)
+  ]
