@@ -94,7 +94,7 @@ def prefill(
   cache = dense.KVCacheConfig.of_model(
     model.config, num_prefixes, capacity, model.dtype
   ).init(model.mesh)
-  laws = []
+  parts = []
   for start in range(0, capacity, _PREFILL_CHUNK):
     size = min(_PREFILL_CHUNK, capacity - start)
     cache, law = _prefill_chunk(
@@ -106,9 +106,9 @@ def prefill(
       context=start + size,
       num_stored=num_stored,
     )
-    laws.append(law)
-  laws = jax.device_get(laws)
-  law = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *laws)
+    parts.append(law)
+  parts = jax.device_get(parts)
+  law = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
   prefix = Prefix(
     keys=[jnp.swapaxes(keys, 2, 3) for keys in cache.keys],
     values=cache.values,
