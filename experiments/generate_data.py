@@ -46,14 +46,22 @@ _TOP_LOGPROBS = flags.DEFINE_integer(
   'Entries of the next-token law that are stored with each token.',
   lower_bound=1,
 )
+flags.DEFINE_list(
+  'feature_layers',
+  [],
+  'Layers of the target whose outputs are stored, too, for drafts that read '
+  'them; 2 bytes for each number.',
+)
 
 
 def main() -> None:
   """Runs the program."""
   flags_lib.check(['autoregressive'])
+  feature_layers = flags_lib.layers('feature_layers')
   own_prompts = _read_prompts()
   library = documents.Library(documents.find_files(_DOCUMENTS.value))
   target = flags_lib.load_target()
+  target.config.check_layers('feature_layers', feature_layers)
   seed = flags.FLAGS.seed
   planner = scripts.Planner(
     target.tokenizer,
@@ -68,6 +76,7 @@ def main() -> None:
     pathlib.Path(_OUTPUT_DIR.value),
     seed=seed,
     num_stored=_TOP_LOGPROBS.value,
+    feature_layers=feature_layers,
   )
   kinds = collections.Counter()
   with tqdm(total=_NUM_TOKENS.value, unit='tok', unit_scale=True) as bar:

@@ -18,7 +18,6 @@ from tqdm import tqdm
 import swiftspec_jax as ss
 from experiments import flags as flags_lib
 from experiments import program, training_log
-from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
@@ -40,7 +39,7 @@ _NUM_SHARDS = flags.DEFINE_integer(
 _START_FROM = flags.DEFINE_string(
   'start_from', None, 'Draft whose parameters are the first ones.'
 )
-_INIT_LAYERS = flags.DEFINE_list(
+flags.DEFINE_list(
   'init_layers', [], "Layers of the target that the draft's begin as."
 )
 _NUM_LAYERS = flags.DEFINE_integer(
@@ -123,18 +122,11 @@ def main() -> None:
 
 
 def _config() -> training.TrainingConfig:
-  try:
-    init_layers = tuple(int(layer) for layer in _INIT_LAYERS.value)
-  except ValueError as error:
-    raise errors.UserError(
-      f'--init_layers={",".join(_INIT_LAYERS.value)} must be layer numbers '
-      'such as 0,1,29'
-    ) from error
   platform = jax.devices()[0].platform
   default = 'float32' if platform == 'cpu' else 'bfloat16'
   return training.TrainingConfig(
     student=student.StudentConfig(
-      init_layers=init_layers,
+      init_layers=flags_lib.layers('init_layers'),
       num_layers=_NUM_LAYERS.value,
       **{name: holder.value for name, holder in _SIZES.items()},
     ),

@@ -6,7 +6,7 @@ be static arguments of jitted functions.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swiftspec_jax import errors
@@ -135,6 +135,15 @@ class ModelConfig:
     if self.sliding_window is None:
       return False
     return self.sliding_layers[layer] if self.sliding_layers else True
+
+  def check_layers(self, name: str, layers: Sequence[int]) -> None:
+    """Raises UserError if option `name` lists layers that do not exist."""
+    for layer in layers:
+      if not 0 <= layer < self.num_layers:
+        raise errors.UserError(
+          f'{name} names layer {layer}; the model has layers 0 to '
+          f'{self.num_layers - 1}'
+        )
 
   def with_layers(self, num_layers: int) -> 'ModelConfig':
     """Returns the model of the first layers.

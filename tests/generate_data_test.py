@@ -3,6 +3,8 @@ import json
 import programs
 import pytest
 
+from swiftspec_jax.distillation import shards
+
 
 @pytest.fixture
 def documents(tmp_path):
@@ -23,11 +25,16 @@ def test_data_are_written_and_kept(model, documents, tmp_path):
     f'--prompts={prompts}',
     '--num_tokens=10',
     '--top_logprobs=4',
+    '--feature_layers=0,1',
   )
   status, output, _ = programs.run('generate_data', *flags)
   assert status == 0
   assert 'own' in output
   (path,) = (tmp_path / 'data').iterdir()
+  groups, _ = shards.read_shard(path)
+  for part in (groups[0], *groups[0].samples):
+    assert part.features.shape == (len(part.token_ids), 2 * 32)
+    assert part.features.any(axis=1).all()
   changed = path.stat().st_mtime_ns
   assert programs.run('generate_data', *flags)[:2] == (0, output)
   assert path.stat().st_mtime_ns == changed
@@ -46,5 +53,13 @@ def test_bad_input_is_one_line(model, documents, tmp_path):
     ((f'--target={model}', f'--prompts={prompts}'), 'mine.jsonl line 1'),
     ((f'--target={model}', '--documents=/nowhere/*'), 'matches no file'),
     ((f'--target={bare}', documents), 'no chat template'),
+    (
+      (f'--target={model}', documents, '--feature_layers=7'),
+      'feature_layers names layer 7; the model has layers 0 to',
+    ),
+    (
+      (f'--target={model}', documents, '--feature_layers=-1'),
+      '--feature_layers=-1 must be layer numbers',
+    ),
   ):
     assert message in programs.error_of(*start, *flags)

@@ -21,6 +21,7 @@ from swiftspec_jax.distillation import (
 from swiftspec_jax.models import decoder
 
 PREFIX_LENGTHS = (5, 64, 33)
+FEATURE_LAYERS = (1, 0)
 
 
 @pytest.fixture(scope='module', params=[None, 12], ids=['full', 'sliding'])
@@ -46,7 +47,13 @@ def rolled(target):
     stop_token_ids=np.array([257], np.int32),
   )
   lengths = np.array(PREFIX_LENGTHS, np.int32)
-  prefix, law = rollout.prefill(target, token_ids, lengths, NUM_STORED)
+  prefix, law, features = rollout.prefill(
+    target,
+    token_ids,
+    lengths,
+    num_stored=NUM_STORED,
+    feature_layers=FEATURE_LAYERS,
+  )
   written = rollout.roll_out(
     target,
     prefix,
@@ -54,39 +61,55 @@ def rolled(target):
     num_steps=256,
     num_stored=NUM_STORED,
     key=jax.random.key(0),
+    feature_layers=FEATURE_LAYERS,
   )
-  return token_ids, law, written, ops
+  return token_ids, law, features, written, ops
 
 
-def _log_probs(target, token_ids):
+def _expected(target, token_ids):
+  """Log-probabilities and features of a plain forward."""
   cache = dense.KVCacheConfig.of_model(
     target.config, 1, 512, target.dtype
   ).init(target.mesh)
-  hidden, _ = decoder.forward(
+  hidden, features, _ = decoder.forward_with_features(
     target.params,
     target.config,
     jnp.asarray(token_ids)[None],
     cache,
     starts=jnp.zeros(1, jnp.int32),
+    feature_layers=FEATURE_LAYERS,
   )
   logits = decoder.unembed(target.params, target.config, hidden)
-  return np.asarray(jax.nn.log_softmax(logits[0], axis=-1))
+  return np.asarray(jax.nn.log_softmax(logits[0], axis=-1)), features[0]
 
 
-def test_laws_are_those_of_a_plain_forward(target, rolled):
-  token_ids, law, written, ops = rolled
+def test_laws_and_features_are_those_of_a_plain_forward(target, rolled):
+  token_ids, law, features, written, ops = rolled
   for row in (0, 3, 5):
     prefix = token_ids[row // 2][: PREFIX_LENGTHS[row // 2]]
     # The second branch of the row, from op 6 on, stands behind the prefix.
     places = np.flatnonzero(written.op_index[row] // len(ops) == 0)
     branch = places[written.op_index[row, places] >= 6]
     text = written.token_ids[row, branch]
-    expected = _log_probs(target, np.concatenate([prefix, text]))
+    expected, outputs = _expected(target, np.concatenate([prefix, text]))
     size = len(prefix)
-    for got, place, want in (
-      (law, (row // 2, slice(size)), expected[:size]),
-      (written.law, (row, branch), expected[size:]),
+    for got, stored, place, want, output in (
+      (
+        law,
+        features,
+        (row // 2, slice(size)),
+        expected[:size],
+        outputs[:size],
+      ),
+      (
+        written.law,
+        written.features,
+        (row, branch),
+        expected[size:],
+        outputs[size:],
+      ),
     ):
+      np.testing.assert_allclose(stored[place], output, atol=5e-3)
       best = np.sort(want, axis=-1)[:, ::-1][:, :NUM_STORED]
       np.testing.assert_allclose(got.log_probs[place], best, atol=1e-4)
       of_ids = np.take_along_axis(want, got.token_ids[place], axis=1)
@@ -94,7 +117,7 @@ def test_laws_are_those_of_a_plain_forward(target, rolled):
 
 
 def test_rows_follow_their_script(rolled):
-  _, _, written, ops = rolled
+  *_, written, ops = rolled
   for row in range(6):
     ids, index = written.token_ids[row], written.op_index[row]
     assert index[0] == 0
@@ -108,7 +131,7 @@ def test_rows_follow_their_script(rolled):
 
 
 def test_greedy_passages_take_the_best_token(rolled):
-  _, _, written, ops = rolled
+  *_, written, ops = rolled
   is_greedy = np.isin(written.op_index[:, 1:] % len(ops), (5, 7))
   best = written.law.token_ids[:, :-1, 0]
   np.testing.assert_array_equal(

@@ -40,6 +40,7 @@ def generate_shards(
   *,
   seed: int,
   num_stored: int,
+  feature_layers: tuple[int, ...] = (),
 ) -> Iterator[ShardReport]:
   """Yields reports of the shards, those that exist already first; endless.
 
@@ -52,6 +53,7 @@ def generate_shards(
     directory: of the shards; made if it does not exist.
     seed: of the sampled passages.
     num_stored: K, entries of each law.
+    feature_layers: of the target, whose outputs are stored.
 
   Raises:
     UserError: a shard cannot be written, or one that exists is broken or of
@@ -65,6 +67,7 @@ def generate_shards(
     'target': target.name,
     'vocab_size': target.config.vocab_size,
     'seed': seed,
+    'feature_layers': feature_layers,
   }
   existing = dict(shards.find_shards(directory))
   number = 0
@@ -74,7 +77,9 @@ def generate_shards(
       groups, found = shards.read_shard(path)
       shards.check_vocabulary(path, found, target)
     else:
-      groups = _generate(target, planner, number, seed, num_stored)
+      groups = _generate(
+        target, planner, number, seed, num_stored, feature_layers
+      )
       shards.write_shard(shards.shard_path(directory, number), groups, metadata)
     planner.learn(_texts(target, groups))
     yield report(number, groups)
@@ -96,14 +101,20 @@ def report(number: int, groups: list[samples.Group]) -> ShardReport:
   )
 
 
-def _generate(target, planner, number, seed, num_stored):
+def _generate(target, planner, number, seed, num_stored, feature_layers):
   """Returns the groups of one batch."""
   shape, plans = planner.batch(number)
   token_ids = np.zeros((shape.num_prefixes, shape.capacity), np.int32)
   for i, plan in enumerate(plans):
     token_ids[i, : len(plan.prefix)] = plan.prefix
   lengths = np.array([len(plan.prefix) for plan in plans], np.int32)
-  prefix, law = rollout.prefill(target, token_ids, lengths, num_stored)
+  prefix, law, features = rollout.prefill(
+    target,
+    token_ids,
+    lengths,
+    num_stored=num_stored,
+    feature_layers=feature_layers,
+  )
   stops = {*target.config.eos_token_ids, *planner.end_of_turn}
   written = rollout.roll_out(
     target,
@@ -112,8 +123,9 @@ def _generate(target, planner, number, seed, num_stored):
     num_steps=NUM_STEPS,
     num_stored=num_stored,
     key=jax.random.fold_in(jax.random.key(seed), number),
+    feature_layers=feature_layers,
   )
-  return samples.harvest(plans, law, written)
+  return samples.harvest(plans, law, features, written)
 
 
 def _texts(target: Model, groups: list[samples.Group]) -> list[str]:

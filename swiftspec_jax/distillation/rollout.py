@@ -10,7 +10,8 @@ times faster.
 
 Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows
 of the cache behind it, R script length, T steps, G kv heads, Q query heads for
-each kv head, E head_dim, V vocabulary, K stored entries of the law.
+each kv head, E head_dim, V vocabulary, K stored entries of the law, H width of
+the features.
 """
 
 import functools
@@ -74,11 +75,17 @@ class Rollout:
   token_ids: np.ndarray  # i32[B, T]
   op_index: np.ndarray  # i32[B, T] op of the script that a token comes from
   law: laws.Law  # [B, T, K] of the token behind
+  features: np.ndarray | None  # f16[B, T, H]
 
 
 def prefill(
-  model: Model, token_ids: np.ndarray, lengths: np.ndarray, num_stored: int
-) -> tuple[Prefix, laws.Law]:
+  model: Model,
+  token_ids: np.ndarray,
+  lengths: np.ndarray,
+  *,
+  num_stored: int,
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[Prefix, laws.Law, np.ndarray | None]:
   """Takes in the prefixes.
 
   Args:
@@ -86,9 +93,11 @@ def prefill(
     token_ids: i32[F, P]; P is a multiple of 64.
     lengths: i32[F] tokens that count.
     num_stored: K.
+    feature_layers: of the target, whose outputs are stored.
 
   Returns:
-    The prefixes, and the law [F, P, K] behind each token, as host arrays.
+    The prefixes, and as host arrays the law [F, P, K] behind each token and
+    the features f16[F, P, H].
   """
   num_prefixes, capacity = token_ids.shape
   cache = dense.KVCacheConfig.of_model(
@@ -97,7 +106,7 @@ def prefill(
   parts = []
   for start in range(0, capacity, _PREFILL_CHUNK):
     size = min(_PREFILL_CHUNK, capacity - start)
-    cache, law = _prefill_chunk(
+    cache, *part = _prefill_chunk(
       model.params,
       token_ids[:, start : start + size],
       cache,
@@ -105,28 +114,43 @@ def prefill(
       config=model.config,
       context=start + size,
       num_stored=num_stored,
+      feature_layers=feature_layers,
     )
-    parts.append(law)
+    parts.append(part)
   parts = jax.device_get(parts)
-  law = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
+  law, features = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
   prefix = Prefix(
     keys=[jnp.swapaxes(keys, 2, 3) for keys in cache.keys],
     values=cache.values,
     lengths=jnp.asarray(lengths),
   )
-  return prefix, law
+  return prefix, law, features
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=('config', 'context', 'num_stored'),
+  static_argnames=('config', 'context', 'num_stored', 'feature_layers'),
   donate_argnames='cache',
 )
 def _prefill_chunk(
-  params, token_ids, cache, starts, *, config, context, num_stored
+  params,
+  token_ids,
+  cache,
+  starts,
+  *,
+  config,
+  context,
+  num_stored,
+  feature_layers,
 ):
-  hidden, cache = decoder.forward(
-    params, config, token_ids, cache, starts=starts, context=context
+  hidden, features, cache = decoder.forward_with_features(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=starts,
+    context=context,
+    feature_layers=feature_layers,
   )
   flat = hidden.reshape(-1, hidden.shape[-1])
   rows = min(_LAW_ROWS, len(flat))
@@ -137,10 +161,15 @@ def _prefill_chunk(
     flat.reshape(num_parts, rows, -1),
   )
   shape = (*token_ids.shape, num_stored)
-  return cache, jax.tree.map(
+  law = jax.tree.map(
     lambda x: x.reshape(-1, num_stored)[: shape[0] * shape[1]].reshape(shape),
     law,
   )
+  return cache, law, _stored(features)
+
+
+def _stored(features):
+  return None if features is None else features.astype(jnp.float16)
 
 
 def roll_out(
@@ -151,6 +180,7 @@ def roll_out(
   num_steps: int,
   num_stored: int,
   key: jax.Array,
+  feature_layers: tuple[int, ...] = (),
 ) -> Rollout:
   """Lets each row follow its script.
 
@@ -161,6 +191,7 @@ def roll_out(
     num_steps: T, a multiple of 128.
     num_stored: K.
     key: consumed.
+    feature_layers: of the target, whose outputs are stored.
   """
   config = model.config
   batch = len(script.ops)
@@ -190,16 +221,23 @@ def roll_out(
       state,
       config=config,
       num_stored=num_stored,
+      feature_layers=feature_layers,
     )
     outputs.append(jax.device_get(output))
-  token_ids, op_index, law = jax.tree.map(
+  token_ids, op_index, law, features = jax.tree.map(
     lambda *parts: np.moveaxis(np.concatenate(parts), 0, 1), *outputs
   )
-  return Rollout(token_ids=token_ids, op_index=op_index, law=law)
+  return Rollout(
+    token_ids=token_ids, op_index=op_index, law=law, features=features
+  )
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'num_stored'))
-def _run_steps(params, prefix, script, state, *, config, num_stored):
+@functools.partial(
+  jax.jit, static_argnames=('config', 'num_stored', 'feature_layers')
+)
+def _run_steps(
+  params, prefix, script, state, *, config, num_stored, feature_layers
+):
   """Runs as many steps as the cache gets new rows here."""
 
   def longer(rows, axis):
@@ -213,15 +251,21 @@ def _run_steps(params, prefix, script, state, *, config, num_stored):
 
   def step(state, _):
     output = (state.token_ids, state.op_index)
-    state, logits = _forward(params, config, prefix, state)
+    state, logits, features = _forward(
+      params, config, prefix, state, feature_layers
+    )
     law = laws.largest(logits, num_stored)
-    return _advance(script, state, logits, law), (*output, law)
+    return _advance(script, state, logits, law), (*output, law, features)
 
   return jax.lax.scan(step, state, length=_STEPS)
 
 
-def _forward(params, config, prefix, state):
-  """Takes in the newest tokens; returns the new state and logits [B, V]."""
+def _forward(params, config, prefix, state, feature_layers):
+  """Takes in the newest tokens.
+
+  Returns:
+    The new state, logits [B, V] and features f16[B, H].
+  """
   num_prefixes = len(prefix.lengths)
   batch = len(state.token_ids)
   per_prefix = batch // num_prefixes
@@ -261,11 +305,17 @@ def _forward(params, config, prefix, state):
     )
     return attended.transpose(0, 2, 1, 3, 4).reshape(queries.shape)
 
-  hidden = decoder.run_layers(
-    params, config, state.token_ids[:, None], positions[:, None], attend
+  hidden, features = decoder.run_layers(
+    params,
+    config,
+    state.token_ids[:, None],
+    positions[:, None],
+    attend,
+    feature_layers,
   )
   logits = _logits(params, config, hidden[:, 0])
-  return state.replace(keys=keys, values=values, step=state.step + 1), logits
+  state = state.replace(keys=keys, values=values, step=state.step + 1)
+  return state, logits, None if features is None else _stored(features[:, 0])
 
 
 def _attention(queries, prefix, own, in_prefix, in_own):

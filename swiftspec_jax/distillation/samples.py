@@ -40,7 +40,8 @@ class Role(enum.IntEnum):
 class Sample:
   """One branch: what follows a prefix.
 
-  n tokens; the law at a token is that of the token behind it.
+  n tokens; the law at a token is that of the token behind it. The features at a
+  token are outputs of the target's layers there, side by side.
   """
 
   kind: str
@@ -49,6 +50,7 @@ class Sample:
   roles: np.ndarray  # u8[n]
   law_ids: np.ndarray  # i32[n, K]
   law_log_probs: np.ndarray  # f32[n, K]
+  features: np.ndarray | None = None  # f16[n, H]
 
   @property
   def num_answer_tokens(self) -> int:
@@ -65,6 +67,7 @@ class Group:
   law_ids: np.ndarray  # i32[p, K]
   law_log_probs: np.ndarray  # f32[p, K]
   samples: tuple[Sample, ...]
+  features: np.ndarray | None = None  # f16[p, H]
 
   @property
   def num_tokens(self) -> int:
@@ -79,6 +82,7 @@ class Group:
 def harvest(
   plans: Sequence[scripts.Plan],
   prefix_law: laws.Law,
+  prefix_features: np.ndarray | None,
   written: rollout.Rollout,
 ) -> list[Group]:
   """Returns the usable samples of a batch.
@@ -86,6 +90,7 @@ def harvest(
   Args:
     plans: of the prefixes.
     prefix_law: host arrays [F, P, K].
+    prefix_features: f16[F, P, H].
     written: of the rows, in the plans' order.
   """
   groups, row = [], 0
@@ -103,6 +108,9 @@ def harvest(
           law_ids=prefix_law.token_ids[i, :size],
           law_log_probs=prefix_law.log_probs[i, :size],
           samples=tuple(found),
+          features=None
+          if prefix_features is None
+          else prefix_features[i, :size],
         )
       )
   return groups
@@ -140,6 +148,9 @@ def _sample(branch, ops, written, row, places, start) -> Sample | None:
     roles=roles[:size],
     law_ids=written.law.token_ids[row, places],
     law_log_probs=written.law.log_probs[row, places],
+    features=None
+    if written.features is None
+    else written.features[row, places],
   )
 
 

@@ -1,7 +1,8 @@
 """Files of samples: written whole or not at all, and checked when read.
 
 A shard is a safetensors file. Legend: n tokens of all groups one after the
-other (each: prefix, then its samples), b samples, g groups, K law entries.
+other (each: prefix, then its samples), b samples, g groups, K law entries, H
+width of the features, if there are any.
 """
 
 import itertools
@@ -83,6 +84,8 @@ def write_shard(
       [s.temperature for s in all_samples], np.float16
     ),
   }
+  if parts and parts[0].features is not None:
+    arrays['features'] = np.concatenate([p.features for p in parts])
   metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
   try:
     with atomic_file.replacing(path) as partial:
@@ -134,11 +137,14 @@ def _groups(arrays, kinds) -> Iterator[Group]:
 
   def part():
     begin, end = next(bounds)
-    return {
+    fields = {
       'token_ids': arrays['token_ids'][begin:end].astype(np.int32),
       'law_ids': arrays['law_ids'][begin:end],
       'law_log_probs': arrays['law_log_probs'][begin:end],
-    }, arrays['roles'][begin:end]
+    }
+    if 'features' in arrays:
+      fields['features'] = arrays['features'][begin:end]
+    return fields, arrays['roles'][begin:end]
 
   for num_samples, has_document in zip(
     arrays['group_num_samples'].tolist(),

@@ -52,12 +52,7 @@ class StudentConfig:
       for name in ('embed_dim', 'num_heads', 'num_kv_heads', 'ffw_dim')
       if getattr(self, name) is not None
     }
-    for layer in self.init_layers:
-      if not 0 <= layer < target.num_layers:
-        raise errors.UserError(
-          f'init_layers names layer {layer}; the target has layers 0 to '
-          f'{target.num_layers - 1}'
-        )
+    target.check_layers('init_layers', self.init_layers)
     if self.init_layers and sizes:
       raise errors.UserError(
         f'init_layers={self.init_layers} needs the sizes of the target; leave '
@@ -183,7 +178,7 @@ def forward(
       decoder.query_scale(config),
     )
 
-  hidden = decoder.run_layers(params, config, token_ids, positions, attend)
+  hidden, _ = decoder.run_layers(params, config, token_ids, positions, attend)
   hidden = jnp.take_along_axis(hidden, places[:, :, None], axis=1)
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   return jnp.einsum(

@@ -35,7 +35,13 @@ def visible_rows(
   return (offsets < 0)[:, None] | (behind & is_behind[:, None])
 
 
-def forward(
+def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
+  """Returns what `forward_with_features` does, without features."""
+  hidden, _, cache = forward_with_features(*args, **options)
+  return hidden, cache
+
+
+def forward_with_features(
   params: Params,
   config: ModelConfig,
   token_ids: jax.Array,
@@ -45,7 +51,8 @@ def forward(
   positions: jax.Array | None = None,
   attention_mask: jax.Array | None = None,
   context: int | None = None,
-) -> tuple[jax.Array, dense.KVCache]:
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array | None, dense.KVCache]:
   """Runs the model over new tokens; writes but does not commit their KV.
 
   Args:
@@ -60,9 +67,10 @@ def forward(
       `cache.kv_lengths` rows, visible to all) each token sees. None means all
       rows up to the token's own: a chain.
     context: static; no token sees rows from here on. None is the capacity.
+    feature_layers: static; as for `run_layers`.
 
   Returns:
-    Hidden states [B, T, D] before the final norm, and the cache.
+    Hidden states [B, T, D] before the final norm, features, and the cache.
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
@@ -91,8 +99,10 @@ def forward(
       query_scale(config),
     )
 
-  x = run_layers(params, config, token_ids, positions, attend)
-  return x, cache.replace(keys=keys, values=values)
+  x, features = run_layers(
+    params, config, token_ids, positions, attend, feature_layers
+  )
+  return x, features, cache.replace(keys=keys, values=values)
 
 
 # Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E] -> attended
@@ -106,7 +116,8 @@ def run_layers(
   token_ids: jax.Array,
   positions: jax.Array,
   attend_fn: AttendFn,
-) -> jax.Array:
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
   Args:
@@ -116,9 +127,11 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: called once for each layer, in their order, with queries and
       keys that RoPE has rotated. It keeps the keys and values.
+    feature_layers: indices of layers whose outputs are features.
 
   Returns:
-    Hidden states [B, T, D] before the final norm.
+    Hidden states [B, T, D] before the final norm, and the features
+    [B, T, layers x D], side by side, or None.
   """
   angles_by_kind = {
     kind: layers.rope_angles(positions, config, is_sliding=kind)
@@ -126,6 +139,7 @@ def run_layers(
   }
   x = params['embedding'][token_ids]
   x = x * jnp.asarray(config.embed_scale, x.dtype)
+  outputs = []
   for i, layer in enumerate(params['layers']):
     with jax.named_scope(f'layer_{i}'):
       x = _layer(
@@ -135,7 +149,9 @@ def run_layers(
         functools.partial(attend_fn, i),
         angles_by_kind[config.is_sliding(i)],
       )
-  return x
+    outputs.append(x)
+  features = [outputs[i] for i in feature_layers]
+  return x, jnp.concatenate(features, axis=-1) if features else None
 
 
 def query_scale(config: ModelConfig) -> float:
