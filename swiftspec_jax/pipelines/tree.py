@@ -7,8 +7,10 @@ Between them go two small integer arrays a round, and the host waits for none.
 
 import dataclasses
 import functools
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +27,7 @@ from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
-_NUM_TIMINGS = 6  # of each program, where sizes adapt
+_NUM_TIMINGS = 8  # of each program, where sizes adapt
 # Tokens that a draft takes in after a pause; it can lack one less.
 _CATCH_UP = 64
 
@@ -273,33 +275,37 @@ class TreePipeline:
 
   def _measure_steps(self) -> tree_sizes.StepTimes:
     """Times the programs on idle rows, which stay idle."""
-
-    def seconds(enqueue, prepare=lambda: None):
-      times = []
-      for _ in range(_NUM_TIMINGS):
-        prepare()
-        jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
-        start = time.perf_counter()
-        jax.block_until_ready(enqueue())
-        times.append(time.perf_counter() - start)
-      return min(times[1:])  # the first one compiles, others can disturb
-
     compiled = self._compiled_sizes()
-    smallest_tree = compiled[:2][-1]
+
+    def verify(sizes):
+      self.follow(sizes=sizes)
+      return self.verify
+
+    def grow():
+      self._catch_up()
+      return lambda: self._grow(1)
 
     def advance():
-      self.follow(sizes=smallest_tree)
-      return self._proposal
+      self._catch_up()
+      return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
-    target_seconds = {}
-    for sizes in compiled:
-      self.follow(sizes=sizes)
-      target_seconds[sizes.num_nodes] = seconds(self.verify)
+    seconds = _least_seconds(
+      {
+        **{
+          sizes.num_nodes: functools.partial(verify, sizes)
+          for sizes in compiled
+        },
+        'draft': grow,
+        'advance': advance,
+        'catch_up': lambda: self._catch_up,
+      },
+      lambda: (self._target_rows.state, self._draft_rows.state),
+    )
     return tree_sizes.StepTimes(
-      target_seconds=target_seconds,
-      draft_seconds=seconds(lambda: self._grow(1), self._catch_up),
-      advance_seconds=seconds(advance, self._catch_up),
-      catch_up_seconds=seconds(self._catch_up),
+      target_seconds={x.num_nodes: seconds[x.num_nodes] for x in compiled},
+      draft_seconds=seconds['draft'],
+      advance_seconds=seconds['advance'],
+      catch_up_seconds=seconds['catch_up'],
     )
 
   def _forget_proposal(self) -> None:
@@ -313,6 +319,28 @@ class TreePipeline:
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:
       self._timeline.program(track, name, dispatched, marker, after)
+
+
+def _least_seconds(
+  programs: Mapping[Any, Callable[[], Callable[[], Any]]],
+  state: Callable[[], Any],
+) -> dict[Any, float]:
+  """Times programs in turn, as other work can disturb for a while.
+
+  Args:
+    programs: what prepares each of them, and returns what is timed.
+    state: returns what preparations may leave unfinished.
+  """
+  least = dict.fromkeys(programs, math.inf)
+  for turn in range(_NUM_TIMINGS + 1):
+    for name, prepare in programs.items():
+      enqueue = prepare()
+      jax.block_until_ready(state())
+      start = time.perf_counter()
+      jax.block_until_ready(enqueue())
+      if turn:  # the first one compiles
+        least[name] = min(least[name], time.perf_counter() - start)
+  return least
 
 
 def _are_disjoint(target: Model, draft: Model) -> bool:
