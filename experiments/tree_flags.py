@@ -40,8 +40,8 @@ _COVERAGE = flags.DEFINE_float(
 _ADAPTIVE = flags.DEFINE_bool(
   'adaptive',
   _DEFAULTS.is_adaptive,
-  'Choose --num_nodes (up to the value given) and --num_draft_steps while '
-  'decoding.',
+  'Choose --num_nodes and --num_draft_steps (up to the values given) while '
+  'decoding, and decode plainly where no tree pays.',
 )
 _FORCED_ACCEPTANCE = flags.DEFINE_float(
   'forced_acceptance',

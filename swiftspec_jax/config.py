@@ -265,7 +265,8 @@ class TreeConfig:
     coverage: asynchronous mode: nats by which possible next roots that were
       not sent are preferred for expansion; 0 is the paper's order.
     is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
-      while decoding, from the acceptance and the step times.
+      (likewise) while decoding, from the acceptance and the step times; where
+      no tree pays, decode plainly and try again from time to time.
     forced_acceptance: for studies of speed: probability that the best child
       is right. The draft then knows the output, which the request must name.
   """

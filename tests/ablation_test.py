@@ -45,6 +45,8 @@ def record(name, repeat, seconds, *, num_accepted=0, token_ids=(1, 2, 3, 4)):
     num_rounds=4 - num_accepted,
     num_drafted=0,
     num_accepted=num_accepted,
+    drafted_per_position=(),
+    accepted_per_position=(),
     acceptance_length=1.0,
     num_hits=is_tree,
     num_late_hits=0,

@@ -16,6 +16,7 @@ from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
+from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
 
 
 def start(mode, draft_seed=0, **changes):
@@ -116,6 +117,42 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed):
     assert tree_lib.MISS in outcomes
   elif mode == 'async':
     assert tree_lib.HIT in outcomes
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize('num_rounds', [1, 2, 70, 130])
+def test_draft_catches_up_after_a_pause(mode, num_rounds):
+  """Also where it was longer than what is taken in at once."""
+  pipeline = start(mode)
+  tree_sizes = Sizes(num_nodes=8, num_steps=3)
+  pipeline.follow(sizes=tree_sizes)
+  verified, _ = pipeline.verify()
+  for _ in range(num_rounds):
+    pipeline.follow(verified, PLAIN)
+    verified, _ = pipeline.verify()
+  for _ in range(2):
+    pipeline.follow(verified, tree_sizes)
+    state = jax.device_get(pipeline._target_rows.state)
+    draft_state = jax.device_get(pipeline._draft_rows.state)
+    length = int(state.lengths[0])
+    text = state.token_ids[0, :length].tolist()
+    assert state.target_cache.kv_lengths[0] == length - 1
+    check_cache(pipeline._target, state.target_cache, text, {})
+    assert draft_state.cache.kv_lengths[0] == length - 1
+    check_cache(pipeline._draft, draft_state.cache, text, {})
+    assert path_tokens(draft_state.tree, 0) == text[-1:]
+    verified, _ = pipeline.verify()
+
+
+def test_plain_rounds_leave_the_draft_alone():
+  pipeline = start('async')
+  pipeline.follow(sizes=PLAIN)
+  before = pipeline._draft_rows.state
+  for _ in range(5):
+    verified, output = pipeline.verify()
+    assert int(output.packed[0, 0]) == 1  # token
+    pipeline.follow(verified, PLAIN)
+  assert pipeline._draft_rows.state is before
 
 
 def peaked_table(size=32, best=0.6):
