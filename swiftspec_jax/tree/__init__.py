@@ -19,6 +19,7 @@ Legend: B rows of the batch, N nodes of a tree, M rows of the cache for them,
 W leaves of one expansion, K children of a leaf, T tokens sent or verified.
 """
 
+from swiftspec_jax.tree.chains import add_chains, same_prefixes
 from swiftspec_jax.tree.growth import (
   DraftFn,
   Leaves,
@@ -67,6 +68,7 @@ __all__ = [
   'Leaves',
   'Reroot',
   'Selection',
+  'add_chains',
   'ancestor_mask',
   'best_candidates',
   'expand',
@@ -76,5 +78,6 @@ __all__ = [
   'new_tree',
   'reroot',
   'root_leaves',
+  'same_prefixes',
   'select',
 ]
