@@ -124,7 +124,6 @@ def expand(
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
   """
-
   batch_size, width, branching = child_token_ids.shape
 
   def flat(values):
@@ -161,29 +160,23 @@ def expand(
 
 def _twins(tree, leaves, child_token_ids):
   """Returns i32[B, W, K], the nodes that equal a child of the draft."""
-  nodes = jnp.arange(tree.capacity)[None]
+  batch_size, width, branching = child_token_ids.shape
   is_leaf = leaves.nodes != state.NO_NODE
-  width = is_leaf.shape[1]
-  # Which of the leaves is the parent of a node.
   ranks = jnp.broadcast_to(jnp.arange(width)[None], is_leaf.shape)
-  none = jnp.full(tree.token_ids.shape, width)
-  leaf = arrays.put(none, leaves.nodes, ranks, is_leaf)
-  is_below = (tree.parents != state.NO_PARENT) & (
-    tree.status == state.CANDIDATE
-  )
-  leaf = jnp.where(is_below, arrays.take(leaf, tree.parents), width)
+  nobody = jnp.full_like(tree.parents, width)
+  # Which leaf is the parent of a node.
+  leaf = arrays.put(nobody, leaves.nodes, ranks, is_leaf)
+  has_parent = tree.parents != state.NO_PARENT
+  leaf = jnp.where(has_parent, arrays.take(leaf, tree.parents), width)
   children = jnp.take_along_axis(
     child_token_ids, jnp.minimum(leaf, width - 1)[:, :, None], axis=1
   )
-  is_twin = (children == tree.token_ids[:, :, None]) & (leaf < width)[..., None]
-  child = leaf * child_token_ids.shape[2] + jnp.argmax(is_twin, axis=2)
-  twins = arrays.put(
-    jnp.full((nodes.shape[0], child_token_ids[0].size), state.NO_NODE),
-    child,
-    jnp.broadcast_to(nodes, child.shape),
-    jnp.any(is_twin, axis=2),
-  )
-  return twins.reshape(child_token_ids.shape)
+  is_equal = children == tree.token_ids[:, :, None]
+  is_twin = jnp.any(is_equal, axis=2) & (leaf < width)
+  nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], is_twin.shape)
+  none = jnp.full((batch_size, width * branching), state.NO_NODE)
+  child = leaf * branching + jnp.argmax(is_equal, axis=2)
+  return arrays.put(none, child, nodes, is_twin).reshape(child_token_ids.shape)
 
 
 def expand_best(

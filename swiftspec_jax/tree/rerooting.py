@@ -22,9 +22,9 @@ class Reroot:
   # i32[B, M] rows to keep in order, counted from the end of the old prefix:
   # those of verified tokens, then those of surviving nodes, then zeros.
   path: jax.Array
-  # i32[B] rows that join the prefix: `num_tokens`, or one less after a miss,
-  # if the last accepted token was not expanded. That token then has to be
-  # forwarded before the new root.
+  # i32[B] rows that join the prefix: `num_tokens`, or less if the last accepted
+  # tokens were not expanded; one less at most, unless they are a chain's. They
+  # then have to be forwarded before the new root.
   num_committed: jax.Array
   num_surviving: jax.Array  # i32[B] expanded nodes of the new tree
 
@@ -37,7 +37,9 @@ def reroot(
   The walk goes by tokens, not by the indices of a selection: the tree may have
   grown since that was sent. After a hit the new root's subtree stays,
   candidates included, with weights and depths counted from the new root. After
-  a miss or a late hit the tree is the new root alone, a candidate.
+  a miss or a late hit the tree is the new root alone, a candidate. What a text
+  added below a late hit goes, too: the text finds it again, behind a longer
+  match.
 
   Args:
     tree: that the verified selection is from.

@@ -107,9 +107,7 @@ def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
     values: [B, N]. Of flags the result is whether any is True.
   """
   is_flag = values.dtype == jnp.bool_
-  total, add = (
-    (jnp.any, jnp.logical_or) if is_flag else (jnp.sum, jnp.add)
-  )
+  total, add = (jnp.any, jnp.logical_or) if is_flag else (jnp.sum, jnp.add)
   slots, zero = tree.cache_slots, jnp.zeros((), values.dtype)
   rows = jnp.zeros(tree.row_mask.shape[:2], values.dtype)
   rows = arrays.put(rows, slots, values, slots != NO_SLOT)
