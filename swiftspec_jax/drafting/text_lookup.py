@@ -164,11 +164,11 @@ def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
   longest = max(kind.longest for kind in lookup.kinds)
   matches = text_match.match_lengths(lookup.token_ids, lookup.lengths, longest)
   for kind in lookup.kinds:
-    # The longest match, and of those the last.
     size = jnp.minimum(matches, kind.longest)
-    places = jnp.arange(size.shape[1])[None]
-    score = size * size.shape[1] + places
-    _, places = jax.lax.top_k(score, kind.num_chains)
+    # The longest match, and of those the last. (XLA CPU has a top-k of floats
+    # and sorts all else.)
+    score = size * size.shape[1] + jnp.arange(size.shape[1])[None]
+    _, places = jax.lax.top_k(score.astype(jnp.float32), kind.num_chains)
     size = jnp.take_along_axis(size, places, axis=1)
     sizes.append(size)
     chains.append(

@@ -10,6 +10,8 @@ Legend: B rows, S tokens of the text, C places, D steps.
 import jax
 import jax.numpy as jnp
 
+from swiftspec_jax import types
+
 
 def match_lengths(
   token_ids: jax.Array, lengths: jax.Array, longest: int
@@ -21,14 +23,20 @@ def match_lengths(
     lengths: i32[B] of the text. Its last place does not match itself.
     longest: static; more tokens are not compared.
   """
-  places = jnp.arange(token_ids.shape[1])[None]
+  size = token_ids.shape[1]
+  matches = jnp.arange(size)[None] < lengths[:, None] - 1
   sizes = jnp.zeros_like(token_ids)
-  matches = places < lengths[:, None] - 1
+  padded = jnp.pad(
+    token_ids,
+    ((0, 0), (longest, 0)),
+    constant_values=types.PLACEHOLDER_TOKEN_ID,
+  )
   for back in range(longest):
     last = jnp.take_along_axis(
       token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
     )
-    matches &= (jnp.roll(token_ids, back, axis=1) == last) & (places >= back)
+    start = longest - back
+    matches &= padded[:, start : start + size] == last
     sizes += matches.astype(jnp.int32)
   return sizes
 
