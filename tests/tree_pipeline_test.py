@@ -17,7 +17,6 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
 
-
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {
   'prompt_lookup': True,

@@ -28,7 +28,9 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import text_match
 from swiftspec_jax.tree import arrays
 
-_NUM_LENGTHS = 16  # L; longer matches count as these
+# Matches that count: any draft model knows what follows a single token.
+_SHORTEST = 2
+_LONGEST = 16  # longer ones count as these
 _PRIOR_TRIED = 8.0  # tokens of a row that weigh as much as the prior
 
 
@@ -39,8 +41,9 @@ class Kind:
   Attributes:
     num_chains: C of this kind. The longest matches count, and of equally long
       ones the most recent.
-    longest: match that is looked for; all from one token on count.
-    prior: L rates, how often the token behind a match was right.
+    longest: match that is looked for.
+    prior: L rates, how often the token behind a match of 2, 3, ... 16 tokens
+      was right.
   """
 
   num_chains: int
@@ -53,7 +56,7 @@ PROMPT_LOOKUP = Kind(
   num_chains=1,
   longest=4,
   prior=(
-    *(0.19, 0.47, 0.63, 0.80, 0.82, 0.85, 0.86, 0.88),
+    *(0.47, 0.63, 0.80, 0.82, 0.85, 0.86, 0.88),
     *(0.90, 0.92, 0.93, 0.94, 0.95, 0.95, 0.95, 0.97),
   ),
 )
@@ -61,7 +64,7 @@ SUFFIX_LOOKUP = Kind(
   num_chains=4,
   longest=16,
   prior=(
-    *(0.31, 0.59, 0.70, 0.75, 0.76, 0.78, 0.80, 0.82),
+    *(0.59, 0.70, 0.75, 0.76, 0.78, 0.80, 0.82),
     *(0.85, 0.88, 0.89, 0.90, 0.90, 0.91, 0.92, 0.97),
   ),
 )
@@ -132,14 +135,14 @@ def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:
   num_tokens = verified.num_tokens[:, None]
   steps = jnp.arange(lookup.chains.shape[2])[None]
   wanted = verified.token_ids[:, : lookup.chains.shape[2]]
-  lengths = jnp.arange(_NUM_LENGTHS)[None, None]
+  buckets = jnp.arange(lookup.num_tried.shape[2])[None, None]
   num_tried, num_right = [], []
   for chains, sizes in _by_kind(lookup):
     is_right = (chains == wanted[:, None]) & (sizes > 0)[:, :, None]
     is_right = jnp.cumprod(is_right.astype(jnp.int32), axis=2) > 0
     is_tried = _before(is_right, (sizes > 0)[:, :, None])
     size = jnp.max(jnp.where(is_tried, sizes[:, :, None], 0), axis=1) + steps
-    bucket = _buckets(size)[:, :, None] == lengths
+    bucket = _buckets(size)[:, :, None] == buckets
     counts = jnp.any(is_tried, axis=1) & (steps < num_tokens)
     num_tried.append(_count(bucket, counts))
     counts &= jnp.any(is_right, axis=1)
@@ -170,6 +173,7 @@ def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
     score = size * size.shape[1] + jnp.arange(size.shape[1])[None]
     _, places = jax.lax.top_k(score.astype(jnp.float32), kind.num_chains)
     size = jnp.take_along_axis(size, places, axis=1)
+    size = jnp.where(size >= _SHORTEST, size, 0)
     sizes.append(size)
     chains.append(
       text_match.continuations(
@@ -216,7 +220,8 @@ def _count(bucket, counts):
 
 
 def _buckets(sizes):
-  return jnp.minimum(sizes, _NUM_LENGTHS) - 1
+  """Returns the index of the rate behind matches of these lengths."""
+  return jnp.minimum(sizes, _LONGEST) - _SHORTEST
 
 
 def _by_kind(lookup: TextLookup) -> Iterator[tuple[jax.Array, jax.Array]]:
