@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from tree_cases import DEVICES, TREE, pair, requests_of
+from tree_cases import DEVICES, STEP_TIMES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
-from swiftspec_jax.pipelines import tree_sizes
 
 MIXED = [
   *requests_of(4),
@@ -146,21 +145,12 @@ def test_nothing_is_compiled_after_warmup(mode):
   assert compilations.count == 0
 
 
-# Right drafts pay, wrong ones do not, whatever the machine.
-TIMES = tree_sizes.StepTimes(
-  target_seconds={1: 1.0, 4: 1.1, 8: 1.2, 16: 1.3},
-  draft_seconds=0.2,
-  advance_seconds=0.2,
-  catch_up_seconds=0.1,
-)
-
-
 def adaptive(mode, draft_seed, **options):
   """A decoder that stops speculating where drafts are wrong."""
   target, draft = pair(*DEVICES[mode], draft_seed)
   tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
   tree_decoder = ss.Decoder(target, draft, tree=tree, **options)
-  tree_decoder.pipeline._sizes.start(TIMES)
+  tree_decoder.pipeline._sizes.start(STEP_TIMES)
   return tree_decoder
 
 

@@ -5,10 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
 from swiftspec_jax.config import ModelConfig, TreeConfig
-from swiftspec_jax.drafting import tree_draft
+from swiftspec_jax.drafting import text_lookup, tree_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 
@@ -68,15 +67,15 @@ def catch_up(
       params, config, token_ids, state.cache, starts=starts
     )
   last = jnp.maximum(lengths - starts - 1, 0)[:, None]
-  tree = tree_lib.new_tree(
-    jnp.take_along_axis(token_ids, last, axis=1)[:, 0],
-    capacity=tree_config.capacity,
-    num_cache_rows=tree_config.num_cache_rows,
-  )
+  roots = jnp.take_along_axis(token_ids, last, axis=1)[:, 0]
+  lookup = state.lookup
+  if lookup is not None:
+    lookup = text_lookup.catch_up(lookup, token_ids, starts, lengths)
   outcome = jnp.full_like(state.outcome, types.NO_OUTCOME)
   state = state.replace(
     cache=cache.replace(kv_lengths=jnp.maximum(lengths - 1, 0)),
-    tree=tree,
+    tree=tree_draft.new_tree(tree_config, roots),
     outcome=outcome,
+    lookup=lookup,
   )
   return state, jnp.copy(outcome)

@@ -15,6 +15,7 @@ import numpy as np
 
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafting import text_lookup
 
 _SMALLEST = 4  # nodes of a tree
 _DECAY = 0.9  # weight of a round against the one after it
@@ -68,6 +69,11 @@ class TreeSizes:
       num_nodes=tree_config.num_nodes, num_steps=tree_config.num_draft_steps
     )
     self._is_async = is_async
+    # Chains of the text are deep without forwards, so that a round does not
+    # tell what fewer forwards would have done.
+    self._has_chains = bool(text_lookup.kinds_of(tree_config))
+    # A tree of d forwards is d levels deep.
+    self._is_capped = not is_async and not self._has_chains
     self._buckets = node_buckets(tree_config)
     self._times: StepTimes | None = None
     # Sizes of the proposals that are being verified; a decoder that is never
@@ -132,9 +138,11 @@ class TreeSizes:
     """Takes what a round would have accepted with the first nodes."""
     num_accepted = sum(node < bucket for node in report.path[1:])
     num_levels = bucket - 1
-    if not self._is_async:
+    if self._is_capped:
       num_levels = min(num_levels, sizes.num_steps)
-    elif sizes.ends_pause:  # a new tree has not its full depth
+    elif (
+      self._is_async and sizes.ends_pause
+    ):  # a new tree has not its full depth
       num_levels = min(num_levels, report.num_levels)
     reached = slice(min(num_accepted + 1, num_levels))
     self._weights[i, reached] += weight
@@ -151,8 +159,7 @@ class TreeSizes:
     rates = {}
     for sizes in self._options():
       i = self._buckets.index(sizes.num_nodes)
-      # A tree of d forwards is d levels deep.
-      num_levels = None if self._is_async else sizes.num_steps
+      num_levels = sizes.num_steps if self._is_capped else None
       num_tokens = 1 + survivals[i, :num_levels].sum()
       rates[sizes] = num_tokens / self._seconds(sizes)
     best = max(rates, key=rates.get)
@@ -170,7 +177,7 @@ class TreeSizes:
     for bucket in self._buckets:
       if bucket == 1:
         continue
-      steps = range(1, most + 1)
+      steps = range(1, most + 1) if self._is_capped else (most,)
       if self._is_async:
         # As many as fit into the target's step (the paper's rule), and one
         # more.
@@ -200,7 +207,9 @@ class TreeSizes:
     else:
       gains = {}
       for sizes in self._options():
-        num_levels = min(sizes.num_nodes - 1, sizes.num_steps)
+        num_levels = sizes.num_nodes - 1
+        if not self._has_chains:
+          num_levels = min(num_levels, sizes.num_steps)
         best_rate = (1 + num_levels) / self._seconds(sizes)
         if best_rate > _HYSTERESIS / now:
           gains[sizes] = (best_rate - 1 / now) / self._cost(sizes)
