@@ -66,7 +66,10 @@ class StepView:
     return int((-(-missing // self.page_size)).sum())
 
   def fits(self, lengths: np.ndarray) -> bool:
-    """Returns whether drafts of these lengths i64[B] fit into the memory."""
+    """Returns whether drafts of these lengths i64[B] fit into the memory.
+
+    No drafts always do.
+    """
     # Mostly there is so much room that the rows need not be looked at.
     most = len(lengths) * -(-self.buckets.max_length // self.page_size)
     if self.num_free_pages >= most:
@@ -121,6 +124,7 @@ class Outcome:
     accepted_ranks: i64[D, B], -1 where there is none: for trees the places of
       the accepted nodes in the proposal, counted from 0 without the root. None
       for chains, where they are the first `num_accepted`.
+    seconds: that the step took.
     is_usable: bool[B]: whether the row tells about its drafter; not so where a
       grammar or a bias has changed what the target would have said.
   """
@@ -130,6 +134,7 @@ class Outcome:
   drafts: Drafts
   lengths: np.ndarray
   num_accepted: np.ndarray
+  seconds: float
   accepted_ranks: np.ndarray | None = None
   is_usable: np.ndarray | None = None
 

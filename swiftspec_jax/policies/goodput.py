@@ -52,13 +52,13 @@ class Goodput:
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     gains = self._gains(view, view.limits)
     coverage = self._estimator.coverage
-    lengths, steps = _feasible(view)
+    lengths = _feasible(view)
     scores = search.score(
       view,
       gains,
       self._costs,
       lengths=lengths,
-      draft_steps=steps,
+      draft_steps=view.buckets.draft_step_array[: len(lengths)],
       coverage=coverage,
     )
     choice = self._choose(view, scores.goodput)
@@ -69,7 +69,7 @@ class Goodput:
     else:
       planned = np.zeros(view.num_rows, np.int64)
     if not planned.any() and len(lengths) > 1 and self._is_due(view):
-      return self._probe(view, lengths[1])
+      return self._probe(view, int(lengths[1]))
     return policies.DraftPlan(
       lengths=planned,
       expected_tokens=float(scores.expected_tokens[choice]),
@@ -98,8 +98,8 @@ class Goodput:
       view,
       gains,
       self._costs,
-      lengths=[longest],
-      draft_steps=[view.buckets.steps_of(longest)],
+      lengths=np.array([longest]),
+      draft_steps=np.array([view.buckets.steps_of(longest)]),
     )
     return allocation.allocate(
       gains[:longest], int(scores.num_tokens[0] + 1e-6)
@@ -112,7 +112,8 @@ class Goodput:
 
   def _gains(self, view: policies.StepView, limits: np.ndarray) -> np.ndarray:
     gains = self._estimator.gains(view)
-    gains *= np.arange(len(gains))[:, None] < limits
+    if limits.min(initial=len(gains)) < len(gains):
+      gains *= np.arange(len(gains))[:, None] < limits
     return gains
 
   def _choose(self, view: policies.StepView, goodput: np.ndarray) -> int:
@@ -142,11 +143,9 @@ class Goodput:
     return policies.DraftPlan(lengths=planned, is_probe=True)
 
 
-def _feasible(view: policies.StepView) -> tuple[list[int], list[int]]:
-  """Returns the declared lengths that fit into the memory, and their steps."""
-  lengths = [
-    length
-    for length in view.buckets.lengths
-    if view.fits(np.minimum(view.limits, length))
-  ]
-  return lengths, list(view.buckets.draft_steps[: len(lengths)])
+def _feasible(view: policies.StepView) -> np.ndarray:
+  """Returns the declared lengths i64[C] that fit into the memory."""
+  lengths = view.buckets.length_array
+  while not view.fits(np.minimum(view.limits, lengths[-1])):
+    lengths = lengths[:-1]
+  return lengths

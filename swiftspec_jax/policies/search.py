@@ -9,16 +9,17 @@ Legend: B rows, K longest draft, C candidate lengths, E candidate sizes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 
 import numpy as np
 
 from swiftspec_jax import cost_model, policies
 
-# Gains are counted in classes, four for each halving.
-_CLASSES_PER_OCTAVE = 4
-_NUM_CLASSES = 64
-_LEAST_GAIN = 2.0 ** (-(_NUM_CLASSES - 1) / _CLASSES_PER_OCTAVE)
+# Gains are counted in classes, four for each halving: the exponent of a float64
+# and the first two bits of its mantissa name the class.
+_CLASS_SHIFT = 50
+_FIRST_CLASS = 1023 << 2  # of 1.0
+_NUM_CLASSES = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,41 +44,36 @@ def score(
   gains: np.ndarray,
   costs: cost_model.CostModel,
   *,
-  lengths: Sequence[int],
-  draft_steps: Sequence[int],
+  lengths: np.ndarray,
+  draft_steps: np.ndarray,
   coverage: float = 1.0,
 ) -> Scores:
   """Scores longest drafts, each with the best number of tokens.
+
+  Where prompts share the step, goodput is that of the time without them.
 
   Args:
     view: the batch.
     gains: f64[K, B], 0 for what must not be drafted.
     costs: of a step.
-    lengths: C longest drafts.
-    draft_steps: forwards that the draft needs for each.
+    lengths: i64[C] longest drafts.
+    draft_steps: i64[C] forwards that the draft needs for each.
     coverage: share of the rows that will have a draft.
   """
-  num_fixed = view.num_rows + view.num_prefill_tokens
   counts, sums = _curves(gains, lengths)
-  sizes = view.buckets.query_token_array
-  first = np.searchsorted(sizes, num_fixed)
-  last = np.searchsorted(sizes, num_fixed + coverage * counts[-1, -1])
-  sizes = sizes[first : last + 1]
-  room = np.minimum(sizes - num_fixed, view.max_draft_tokens) / coverage
-  num_tokens = np.minimum(room, counts[:, -1:])
-  expected = np.empty(num_tokens.shape)
-  for i in range(len(lengths)):
-    expected[i] = np.interp(room, counts[i], sums[i])
-  expected *= coverage
-  expected += view.num_rows
-  fed = np.searchsorted(sizes, num_fixed + coverage * num_tokens - 1e-6)
-  seconds = costs.predict(
+  predict = functools.partial(
+    costs.predict,
     view.buckets.pad_rows(max(view.num_rows, 1)),
-    sizes[fed],
-    int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
-    np.asarray(draft_steps)[:, None],
-  ).total
-  goodput = expected / seconds
+    kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
+    num_draft_steps=draft_steps[:, None],
+  )
+  measure = _beside_prompts if view.num_prefill_tokens else _alone
+  num_tokens, gained, seconds, prompt_seconds = measure(
+    view, counts, sums, predict, coverage
+  )
+  expected = view.num_rows + coverage * gained
+  goodput = expected / (seconds - prompt_seconds)
+  goodput[num_tokens > view.max_draft_tokens] = 0
   best = goodput.argmax(axis=1)
   chosen = np.arange(len(lengths)), best
   return Scores(
@@ -88,8 +84,57 @@ def score(
   )
 
 
+def _alone(view, counts, sums, predict, coverage):
+  """Returns tokens, gain and seconds of a step that is padded."""
+  sizes = view.buckets.query_token_array
+  most = counts[-1, -1]
+  first, last = np.searchsorted(
+    sizes, (view.num_rows, view.num_rows + coverage * most)
+  )
+  sizes = sizes[first : last + 1]
+  room = (sizes - view.num_rows) / coverage
+  room = np.minimum(room, view.max_draft_tokens)
+  num_tokens = np.minimum(room, counts[:, -1:])
+  gained = _interpolate(num_tokens, counts, sums)
+  # Less a hair, lest rounding asks for the next size.
+  fed = view.num_rows + coverage * num_tokens - 1e-6
+  seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
+  return num_tokens, gained, seconds, 0.0
+
+
+def _beside_prompts(view, counts, sums, predict, coverage):
+  """Returns tokens, gain and seconds of a step that prompts fill up.
+
+  There is no padding then: what drafts take, prompts lose, and another step has
+  to feed it. The time of the prompts themselves is no draft's doing; it is
+  returned, too.
+  """
+  sizes = view.buckets.query_token_array
+  at_sizes = predict(sizes).total
+  fed = view.num_rows + view.num_prefill_tokens + coverage * counts
+  points = np.broadcast_to(sizes, at_sizes.shape)
+  seconds = _interpolate(np.minimum(fed, sizes[-1]), points, at_sizes)
+  if len(sizes) > 1:
+    slope = (at_sizes[:, -1] - at_sizes[:, -2]) / (sizes[-1] - sizes[-2])
+    seconds += slope[:, None] * np.maximum(fed - sizes[-1], 0)
+  prompt_seconds = seconds[0, 0] - np.interp(view.num_rows, sizes, at_sizes[0])
+  return counts, sums, seconds, prompt_seconds
+
+
+def _interpolate(
+  places: np.ndarray, points: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+  """Returns what C curves f64[C, P] are at places f64[C, E] within them."""
+  # One call for all curves: each has a stretch of the axis for itself.
+  starts = np.arange(len(points))[:, None] * (points.max() + 1)
+  found = np.interp(
+    (places + starts).ravel(), (points + starts).ravel(), values.ravel()
+  )
+  return found.reshape(places.shape)
+
+
 def _curves(
-  gains: np.ndarray, lengths: Sequence[int]
+  gains: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns how the sum of gains grows with the number of tokens.
 
@@ -101,8 +146,8 @@ def _curves(
     f64[C, classes + 1], for drafts of each of the lengths.
   """
   num_positions = len(gains)
-  octaves = np.log2(np.maximum(gains, _LEAST_GAIN))
-  classes = (octaves * -_CLASSES_PER_OCTAVE).astype(np.int64)
+  classes = _FIRST_CLASS - (gains.view(np.int64) >> _CLASS_SHIFT)
+  np.minimum(classes, _NUM_CLASSES - 1, out=classes)
   classes += np.arange(num_positions)[:, None] * _NUM_CLASSES
   size = num_positions * _NUM_CLASSES
   shape = (num_positions, _NUM_CLASSES)
@@ -114,5 +159,5 @@ def _curves(
   inner[1] = weighted.reshape(shape)
   # What is not worth counting, or must not be drafted.
   inner[:, :, -1] = 0
-  counts, sums = found.cumsum(axis=1)[:, list(lengths)].cumsum(axis=2)
+  counts, sums = found.cumsum(axis=1)[:, lengths].cumsum(axis=2)
   return counts, sums

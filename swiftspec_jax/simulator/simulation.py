@@ -127,6 +127,7 @@ def _run_step(
       drafts=drafts,
       lengths=verified,
       num_accepted=accepted,
+      seconds=seconds,
       accepted_ranks=ranks,
     )
   )
