@@ -4,7 +4,22 @@
 model predicts, and whose drafts are accepted by drawn luck.
 """
 
-from swiftspec_jax.simulator.acceptance import ChainAcceptance, TreeAcceptance
-from swiftspec_jax.simulator.simulation import Simulation, simulate
+from swiftspec_jax.simulator.acceptance import (
+  ChainAcceptance,
+  TreeAcceptance,
+  node_gains,
+)
+from swiftspec_jax.simulator.simulation import (
+  Acceptance,
+  Simulation,
+  simulate,
+)
 
-__all__ = ['ChainAcceptance', 'Simulation', 'TreeAcceptance', 'simulate']
+__all__ = [
+  'Acceptance',
+  'ChainAcceptance',
+  'Simulation',
+  'TreeAcceptance',
+  'node_gains',
+  'simulate',
+]

@@ -12,6 +12,7 @@ import heapq
 import numpy as np
 
 from swiftspec_jax import policies
+from swiftspec_jax.policies import allocation
 
 
 class ChainAcceptance:
@@ -150,6 +151,20 @@ def best_nodes(acceptance: float, size: int) -> tuple[np.ndarray, int]:
     heapq.heappush(heap, (weight * (1 - acceptance), parent, rank + 1))
     heapq.heappush(heap, (weight * acceptance, node, 0))
   return children, max(depths)
+
+
+def node_gains(acceptance: float, size: int) -> np.ndarray:
+  """Returns f64[size]: the probability of each of the best nodes, best first.
+
+  Args:
+    acceptance: a, if the r-th guess is right with probability a (1 - a)^r.
+    size: nodes without the root.
+  """
+  children, _ = best_nodes(acceptance, size)
+  parents, ranks = np.nonzero(children >= 0)
+  order = np.argsort(children[parents, ranks])
+  chances = acceptance * (1 - acceptance) ** ranks[order]
+  return allocation.path_gains(chances, parents[order] - 1)
 
 
 def _offsets(output_tokens: np.ndarray) -> np.ndarray:
