@@ -80,7 +80,7 @@ _MAX_ROWS = flags.DEFINE_integer(
   'max_rows', 256, 'Most requests of a step.', lower_bound=1
 )
 _MAX_QUERY_TOKENS = flags.DEFINE_integer(
-  'max_query_tokens', 2048, 'Most tokens that a step feeds.', lower_bound=1
+  'max_query_tokens', 1024, 'Most tokens that a step feeds.', lower_bound=1
 )
 _KV_TOKENS = flags.DEFINE_integer(
   'kv_tokens', 2**18, 'Tokens that the cache has room for.', lower_bound=16

@@ -70,7 +70,7 @@ def test_a_whole_draft_is_no_rejection():
       view = cases.make_view(1, BUCKETS, step=step)
       estimator.observe(cases.make_outcome(view, [4], [accepted]))
     rates.append(estimator.acceptance_rate)
-  assert rates[0] > 0.97
+  assert rates[0] > 0.95
   assert rates[1] == pytest.approx(0.75, abs=0.02)
 
 
@@ -103,7 +103,7 @@ def test_positions_that_are_not_drafted_follow_the_others():
   feed(estimator, 0.3, 600, length=1, first=300)
   gains = pooled(estimator)
   assert gains[0] == pytest.approx(0.3, abs=0.05)
-  assert gains[4] < 0.05
+  assert gains[4] < 0.08
   assert (np.diff(gains) <= 0).all()
 
 
@@ -127,9 +127,10 @@ def test_requests_are_told_apart():
   rates = np.array([0.5, 0.9])[np.arange(64) % 2]
   estimator = ChainEstimator()
   feed(estimator, rates, 300, length=5)
-  conditional = estimator.gains(cases.make_view(64, BUCKETS))[0]
-  assert conditional[::2].mean() == pytest.approx(0.5, abs=0.06)
-  assert conditional[1::2].mean() == pytest.approx(0.9, abs=0.03)
+  gains = estimator.gains(cases.make_view(64, BUCKETS))[:5]
+  expected = np.array([0.5, 0.9]) ** np.arange(1, 6)[:, None]
+  found = np.stack([gains[:, ::2].mean(axis=1), gains[:, 1::2].mean(axis=1)], 1)
+  np.testing.assert_allclose(found, expected, atol=0.08)
   view = cases.make_view(64, BUCKETS, request_ids=np.arange(64) + 64)
   new = estimator.gains(view)[0]
   assert (new == new[0]).all()

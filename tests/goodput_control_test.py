@@ -82,18 +82,19 @@ def switches(hysteresis):
   """How often the length changes at a boundary between two lengths."""
   policy = Goodput(COSTS, hysteresis=hysteresis)
   generator = np.random.default_rng(0)
-  buckets = cases.unpadded(16)
+  buckets = cases.unpadded(2)
   longest = []
   for step in range(1200):
-    view = cases.make_view(16, buckets, step=step)
-    plan, _, _ = cases.play(policy, view, 0.72, generator)
+    view = cases.make_view(2, buckets, step=step)
+    plan, _, _ = cases.play(policy, view, 0.7, generator)
     longest.append(plan.lengths.max())
   return np.count_nonzero(np.diff(longest[200:]))
 
 
 def test_hysteresis():
   """Items 22 and 46."""
-  assert switches(1.02) < 20 < switches(1.0)
+  assert switches(1.02) < 5
+  assert switches(1.0) > 30
 
 
 def test_another_batch_size_may_switch_at_once():
@@ -117,9 +118,10 @@ def test_the_first_decision():
 
 
 @pytest.mark.parametrize(
-  ('estimator', 'length'), [(cases.NaiveRatio(), 0), (ChainEstimator(), 3)]
+  ('estimator', 'least', 'most'),
+  [(cases.NaiveRatio(), 0.75, 0.76), (ChainEstimator(), 0.98, 1)],
 )
-def test_a_biased_estimator_locks_at_zero(estimator, length):
+def test_a_biased_estimator_locks_at_zero(estimator, least, most):
   """Item 46: acceptance .7, 64 rows, after a first step of 7 tokens each."""
   generator = np.random.default_rng(0)
   buckets = cases.unpadded(64)
@@ -130,9 +132,10 @@ def test_a_biased_estimator_locks_at_zero(estimator, length):
     accepted = cases.draw_accepted(generator, 0.7, lengths)
     policy.observe(cases.make_outcome(view, lengths, accepted))
     lengths = policy.plan_draft(view).lengths
-  assert round(lengths.mean()) == length
   values = cases.curve(cases.EAGLE_8B, 0.7, 64, 512)
-  assert values[0] / max(values) == pytest.approx(1 - 0.246, abs=1e-3)
+  reached = values[round(lengths.mean())] / max(values)
+  assert least <= reached <= most
+  assert lengths.any() == (least > 0.9)
 
 
 def test_decisions_are_quick():

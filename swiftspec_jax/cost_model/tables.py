@@ -82,10 +82,14 @@ def fit(
     UserError: there are too few measurements, or they do not grow with the
       sizes.
   """
+  points, inverse = np.unique(points, axis=0, return_inverse=True)
+  seconds = np.array(
+    [np.median(seconds[inverse == i]) for i in range(len(points))]
+  )
   matrix = _matrix(features, points)
   if len(points) < matrix.shape[1]:
     raise errors.UserError(
-      f'{len(points)} measurements of {name} are too few, at least '
+      f'{name} was measured at {len(points)} points, at least '
       f'{matrix.shape[1]} are needed'
     )
   coefficients, _ = optimize.nnls(matrix, seconds)
@@ -101,12 +105,8 @@ def fit(
   fitted = _matrix(features, grid.reshape(-1, 3)) @ coefficients
   fitted = fitted.reshape(grid.shape[:3])
   measured = np.full(fitted.shape, np.nan)
-  places = np.stack(
-    [np.searchsorted(a, c) for a, c in zip(arrays, points.T, strict=True)]
-  )
-  for place in np.unique(places, axis=1).T:
-    is_here = (places == place[:, None]).all(axis=0)
-    measured[tuple(place)] = np.median(seconds[is_here])
+  places = tuple(map(np.searchsorted, arrays, points.T))
+  measured[places] = seconds
   ends = grid[:, :, -1].reshape(-1, 3)
   slopes = _matrix(features, ends + [0, 0, 1]) - _matrix(features, ends)
   return CostTable(

@@ -103,20 +103,21 @@ def _alone(view, counts, sums, predict, coverage):
 
 
 def _beside_prompts(view, counts, sums, predict, coverage):
-  """Returns tokens, gain and seconds of a step that prompts fill up.
+  """Returns tokens, gain and seconds of a step that prompts share.
 
-  There is no padding then: what drafts take, prompts lose, and another step has
-  to feed it. The time of the prompts themselves is no draft's doing; it is
-  returned, too.
+  Chunks of prompts take what room there is, so which declared size a few draft
+  tokens bring about is chance: times between the sizes are interpolated. What
+  drafts take from full steps, other steps have to feed. The time of the prompts
+  themselves is no draft's doing; it is returned, too.
   """
   sizes = view.buckets.query_token_array
   at_sizes = predict(sizes).total
   fed = view.num_rows + view.num_prefill_tokens + coverage * counts
   points = np.broadcast_to(sizes, at_sizes.shape)
   seconds = _interpolate(np.minimum(fed, sizes[-1]), points, at_sizes)
-  if len(sizes) > 1:
-    slope = (at_sizes[:, -1] - at_sizes[:, -2]) / (sizes[-1] - sizes[-2])
-    seconds += slope[:, None] * np.maximum(fed - sizes[-1], 0)
+  # What does not fit takes its share of a full step.
+  share = at_sizes[:, -1:] / sizes[-1]
+  seconds += share * np.maximum(fed - sizes[-1], 0)
   prompt_seconds = seconds[0, 0] - np.interp(view.num_rows, sizes, at_sizes[0])
   return counts, sums, seconds, prompt_seconds
 

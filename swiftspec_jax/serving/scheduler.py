@@ -345,34 +345,14 @@ class Scheduler:
     self._free_slots.append(slot)
 
   def _chunks(self, num_tokens: int) -> dict[int, int]:
-    """Returns a chunk for each row to fill, beside `num_tokens` of others.
-
-    Where the declared size above is farther than the one below, the last chunk
-    is cut to the one below instead of padding.
-    """
-    buckets = self._config.buckets
-    missing = {
-      slot: int(self._num_known[slot] - self._num_cached[slot])
-      for slot in self._running
-    }
-    missing = {slot: size for slot, size in missing.items() if size > 1}
-    if not missing:
-      return {}
-    wanted = num_tokens + sum(missing.values())
-    budget = buckets.max_query_tokens
-    if wanted < budget:
-      above = buckets.pad_query_tokens(wanted)
-      below = max(
-        (size for size in buckets.query_tokens if size <= wanted), default=0
-      )
-      cuts = num_tokens < below and wanted - below < above - wanted
-      budget = below if cuts else wanted
-    chunks, left = {}, budget - num_tokens
-    for slot, size in missing.items():
-      if left <= 0:
-        break
-      chunks[slot] = min(size, left)
-      left -= chunks[slot]
+    """Returns a chunk for each row to fill, beside `num_tokens` of others."""
+    left = self._config.buckets.max_query_tokens - num_tokens
+    chunks = {}
+    for slot in self._running:
+      missing = int(self._num_known[slot] - self._num_cached[slot])
+      if missing > 1 and left > 0:
+        chunks[slot] = min(missing, left)
+        left -= chunks[slot]
     return chunks
 
   def _pages_for(self, num_tokens):
