@@ -83,15 +83,19 @@ def test_prompts_share_steps_with_rows_that_decode():
   scheduler.submit(1, 40, 3)
   view = scheduler.begin_step()
   assert view.num_prefill_tokens == 31
-  assert view.max_draft_tokens == 16
+  # The prompt would fill the step; drafts still have a small share.
+  assert view.max_draft_tokens == 1
   plan = scheduler.plan_step(view, np.array([4]))
   assert plan.request_ids.tolist() == [0, 1]
-  assert plan.num_query_tokens.tolist() == [5, 27]
+  assert plan.num_query_tokens.tolist() == [2, 30]
   assert plan.is_sampled.tolist() == [True, False]
   assert plan.padded_query_tokens == 32
-  scheduler.commit(plan, np.array([4, 0]))
-  plan, _ = step(scheduler, length=2)
-  assert plan.num_query_tokens.tolist() == [3, 13]
+  scheduler.commit(plan, np.array([1, 0]))
+  view = scheduler.begin_step()
+  assert view.max_draft_tokens == 32 - 1 - 10
+  plan = scheduler.plan_step(view, np.array([2]))
+  scheduler.commit(plan, np.array([2, 0]))
+  assert plan.num_query_tokens.tolist() == [3, 10]
   assert plan.is_sampled.tolist() == [True, True]
   assert plan.padded_query_tokens == 16
   view = scheduler.begin_step()

@@ -130,10 +130,6 @@ class NaiveRatio(Oracle):
 class PooledEstimator(ChainEstimator):
   """Takes all requests for equal."""
 
-  def gains(self, view):
-    conditional = self.conditional_acceptance()
-    return np.repeat(np.cumprod(conditional)[:, None], view.num_rows, axis=1)
-
   def observe(self, outcome):
     super().observe(outcome)
     self._request_ids[:] = -1

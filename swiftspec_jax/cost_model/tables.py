@@ -12,6 +12,7 @@ from scipy import optimize
 from swiftspec_jax import cost_model, errors
 
 _LEAST_R_SQUARED = 0.9
+_SMALL_ERROR = 0.05  # relative; times that hardly differ explain little
 
 # From sizes along the three axes, f64[n] each, to features f64[n, features],
 # none of which falls when a size grows.
@@ -126,8 +127,8 @@ def _matrix(features: Features, points: np.ndarray) -> np.ndarray:
 def _r_squared(seconds: np.ndarray, fitted: np.ndarray) -> float:
   error = ((seconds - fitted) ** 2).sum()
   spread = ((seconds - seconds.mean()) ** 2).sum()
-  # Equal times everywhere are explained by a constant.
-  return 1.0 if error <= 1e-6 * (seconds**2).sum() else 1 - error / spread
+  is_close = error <= _SMALL_ERROR**2 * (seconds**2).sum()
+  return 1.0 if is_close else 1 - error / spread
 
 
 def _completed(measured: np.ndarray, fitted: np.ndarray) -> np.ndarray:

@@ -76,6 +76,20 @@ class StepView:
       return True
     return self.num_pages_for(lengths) <= self.num_free_pages
 
+  def shortened(self, lengths: np.ndarray) -> np.ndarray:
+    """Returns drafts of these lengths i64[B] as they may be.
+
+    Where they do not fit into the step or the memory, the longest are cut.
+    """
+    lengths = np.minimum(lengths, self.limits)
+    longest = int(lengths.max(initial=0))
+    while longest and not (
+      int(lengths.sum()) <= self.max_draft_tokens and self.fits(lengths)
+    ):
+      longest -= 1
+      lengths = np.minimum(lengths, longest)
+    return lengths
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DraftPlan:

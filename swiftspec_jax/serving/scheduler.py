@@ -21,6 +21,9 @@ from swiftspec_jax.serving.step_buckets import StepBuckets
 
 _NOBODY = -1  # request of an empty slot
 _NO_PAGE = -1
+# Drafts have what prompts leave of a step, but at least one of so many tokens.
+# In full steps a guess takes the place of a token that is certainly needed.
+_DRAFT_SHARE = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,8 +213,9 @@ class Scheduler:
       num_accepted=self._num_accepted[slots],
       num_prefill_tokens=num_prefill_tokens,
       prefill_kv_tokens=int(self._num_cached[filling].sum()),
-      # Drafts leave prompts at least half of the tokens.
-      max_draft_tokens=room - min(num_prefill_tokens, room // 2),
+      max_draft_tokens=max(
+        room - num_prefill_tokens, room // _DRAFT_SHARE
+      ),
       page_size=self._config.page_size,
       num_free_pages=self._pages.num_free,
       num_spare_tokens=self._num_pages[slots] * self._config.page_size - known,
@@ -224,10 +228,10 @@ class Scheduler:
 
     Args:
       view: of `begin_step`.
-      lengths: i64[B] draft tokens to verify. Where they do not fit into the
-        memory or the token budget, the longest become shorter.
+      lengths: i64[B] draft tokens to verify; made to fit by
+        `StepView.shortened`.
     """
-    lengths = _shortened(view, np.minimum(lengths, view.limits))
+    lengths = view.shortened(lengths)
     buckets = self._config.buckets
     decoding, num_decoding = view.slots, view.num_rows
     self._own(decoding, self._num_known[decoding] + lengths)
@@ -378,14 +382,3 @@ class Scheduler:
     self._pages.free(self.page_table[slot, kept:owned].tolist())
     self.page_table[slot, kept:owned] = _NO_PAGE
     self._num_pages[slot] = kept
-
-
-def _shortened(view: policies.StepView, lengths: np.ndarray) -> np.ndarray:
-  """Returns the lengths, cut to the largest one with which all of it fits."""
-  longest = int(lengths.max(initial=0))
-  while longest and not (
-    int(lengths.sum()) <= view.max_draft_tokens and view.fits(lengths)
-  ):
-    longest -= 1
-    lengths = np.minimum(lengths, longest)
-  return lengths
