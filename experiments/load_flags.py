@@ -177,9 +177,7 @@ def positive_numbers(flag: str, values: list[str]) -> list[float]:
     except ValueError:
       number = float('nan')
     if not 0 < number < float('inf'):
-      raise errors.UserError(
-        f'--{flag}: {value!r} must be a positive number'
-      )
+      raise errors.UserError(f'--{flag}: {value!r} must be a positive number')
     numbers.append(number)
   return numbers
 

@@ -18,9 +18,7 @@ _LINES = {
 }
 
 
-def draw_latency(
-  rows: Sequence[Mapping[str, Any]], title: str
-) -> bytes | None:
+def draw_latency(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   """Returns a PNG of latency and its parts over the rate; None without rows.
 
   Args:
@@ -48,9 +46,7 @@ def draw_latency(
   return _png(figure, title)
 
 
-def draw_lengths(
-  rows: Sequence[Mapping[str, Any]], title: str
-) -> bytes | None:
+def draw_lengths(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   """Returns a PNG of draft tokens and acceptance over the rate."""
   panels = (
     ('mean_num_speculative_tokens', 'draft tokens verified, a row and step'),

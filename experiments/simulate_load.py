@@ -31,7 +31,7 @@ from swiftspec_jax import cost_model, errors, simulator
 from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
 
 _PROFILE = flags.DEFINE_string(
@@ -105,6 +105,7 @@ def main() -> None:
   rates = load_flags.request_rates()
   for name in load_flags.policy_names():
     load_flags.make_policy(name, costs, buckets, table)
+  _check_fits(config)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
   rows: list[dict[str, Any]] = []
@@ -117,6 +118,18 @@ def main() -> None:
   _report(rows, directory, time.perf_counter() - start)
   if interruption is not None:
     raise interruption
+
+
+def _check_fits(config: SchedulerConfig) -> None:
+  """Raises UserError if a request is longer than the cache."""
+  for seed in load_flags.seeds():
+    arrivals = load_flags.arrivals(1.0, seed)
+    longest = (arrivals.prompt_tokens + arrivals.output_tokens).argmax()
+    Scheduler(config).submit(
+      0,
+      int(arrivals.prompt_tokens[longest]),
+      int(arrivals.output_tokens[longest]),
+    )
 
 
 def _costs_and_buckets() -> tuple[cost_model.CostModel, StepBuckets]:

@@ -272,7 +272,5 @@ def test_powers_of_two():
   assert buckets.pad_rows(3) == 4
   assert buckets.pad_query_tokens(13) == 16
   assert buckets.steps_of(0) == 0
-  tree = dataclasses.replace(
-    buckets, lengths=(0, 3, 7), draft_steps=(0, 1, 2)
-  )
+  tree = dataclasses.replace(buckets, lengths=(0, 3, 7), draft_steps=(0, 1, 2))
   assert [tree.steps_of(n) for n in (0, 1, 3, 4, 7)] == [0, 1, 1, 2, 2]

@@ -16,8 +16,8 @@ from swiftspec_jax import policies
 from swiftspec_jax.policies import allocation, search
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.serving.step_buckets import StepBuckets
-from swiftspec_jax.simulator import node_gains
 from swiftspec_jax.simulator import acceptance as acceptance_lib
+from swiftspec_jax.simulator import node_gains
 
 BATCHES = (1, 4, 16, 64, 128, 256, 512)
 
@@ -252,9 +252,7 @@ def test_allocation_is_the_best_one(rows, num_tokens):
 
 def test_verification_keeps_confident_tokens():
   """Item 13, in the policy: n is chosen by goodput."""
-  buckets = StepBuckets(
-    rows=(2,), query_tokens=(2, 5, 8), lengths=(0, 1, 2, 3)
-  )
+  buckets = StepBuckets(rows=(2,), query_tokens=(2, 5, 8), lengths=(0, 1, 2, 3))
   costs = cases.linear_costs(fixed=0.01, query_tokens=0.0025)
   confidences = np.array([[0.9, 0.6], [0.8, 0.6], [0.5, 0.6]])
   view = cases.make_view(2, buckets)

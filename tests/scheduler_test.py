@@ -180,7 +180,9 @@ def test_preemption_and_resumption():
   assert filled[1] > 16
 
 
-@pytest.mark.parametrize('when', ['waiting', 'filling', 'decoding', 'in flight'])
+@pytest.mark.parametrize(
+  'when', ['waiting', 'filling', 'decoding', 'in flight']
+)
 def test_cancel(when):
   """Item 33."""
   scheduler = make()
@@ -216,7 +218,9 @@ def test_an_output_that_ends_early():
 
 def test_requests_that_can_never_run_are_refused():
   scheduler = make(num_pages=8, max_context=64)
-  with pytest.raises(errors.UserError, match=r'30 \+ 3 tokens is more than the'):
+  with pytest.raises(
+    errors.UserError, match=r'30 \+ 3 tokens is more than the'
+  ):
     scheduler.submit(0, 30, 3)
   scheduler = make(num_pages=64, max_context=16)
   with pytest.raises(errors.UserError, match='more than the 16 tokens'):

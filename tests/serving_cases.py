@@ -127,6 +127,19 @@ class NaiveRatio(Oracle):
       self.acceptance = np.asarray(ratio)
 
 
+class Average(Oracle):
+  """Accepted over drafted tokens since the start, as in the branch dsd."""
+
+  def __init__(self):
+    super().__init__(0.7)
+    self.num_accepted = self.num_verified = 0
+
+  def observe(self, outcome):
+    self.num_accepted += outcome.num_accepted.sum()
+    self.num_verified += outcome.lengths.sum()
+    self.acceptance = np.asarray(self.num_accepted / self.num_verified)
+
+
 class PooledEstimator(ChainEstimator):
   """Takes all requests for equal."""
 

@@ -62,9 +62,7 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
 
 def _parse(values: dict[str, Any]) -> MeasuredCosts:
   key = dict(values['key'])
-  buckets = {
-    name: tuple(sizes) for name, sizes in key.pop('buckets').items()
-  }
+  buckets = {name: tuple(sizes) for name, sizes in key.pop('buckets').items()}
   return MeasuredCosts(
     key=CostKey(**key, buckets=StepBuckets(**buckets)),
     parts={

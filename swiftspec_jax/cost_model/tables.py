@@ -109,7 +109,8 @@ def fit(
   places = tuple(map(np.searchsorted, arrays, points.T))
   measured[places] = seconds
   ends = grid[:, :, -1].reshape(-1, 3)
-  slopes = _matrix(features, ends + [0, 0, 1]) - _matrix(features, ends)
+  behind = ends + np.array([0, 0, 1])
+  slopes = _matrix(features, behind) - _matrix(features, ends)
   return CostTable(
     first=arrays[0],
     second=arrays[1],

@@ -16,7 +16,8 @@ def allocate(gains: np.ndarray, num_tokens: int) -> np.ndarray:
   """Returns how many draft tokens each row gets, i64[B].
 
   Args:
-    gains: f[K, B] in [0, 1], not rising along K; 0 for what must not be drafted.
+    gains: f64[K, B] in [0, 1], not rising along K; 0 for what must not be
+      drafted.
     num_tokens: for all rows together. Among equal gains (they are compared in
       16 bits) the earlier position comes first, then the earlier row.
   """

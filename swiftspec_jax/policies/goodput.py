@@ -121,9 +121,9 @@ class Goodput:
     best = int(goodput.argmax())
     rows = view.buckets.pad_rows(max(view.num_rows, 1))
     last_rows, last = self._last
-    if rows == last_rows and last < len(goodput):
-      if goodput[best] < goodput[last] * self._hysteresis:
-        best = last
+    is_comparable = rows == last_rows and last < len(goodput)
+    if is_comparable and goodput[best] < goodput[last] * self._hysteresis:
+      best = last
     self._last = rows, best
     return best
 

@@ -11,7 +11,6 @@ no clock occur here, so a simulator and an engine can share it.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -213,9 +212,7 @@ class Scheduler:
       num_accepted=self._num_accepted[slots],
       num_prefill_tokens=num_prefill_tokens,
       prefill_kv_tokens=int(self._num_cached[filling].sum()),
-      max_draft_tokens=max(
-        room - num_prefill_tokens, room // _DRAFT_SHARE
-      ),
+      max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
       page_size=self._config.page_size,
       num_free_pages=self._pages.num_free,
       num_spare_tokens=self._num_pages[slots] * self._config.page_size - known,

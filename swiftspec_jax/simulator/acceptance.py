@@ -89,7 +89,11 @@ class TreeAcceptance:
   """
 
   def __init__(
-    self, output_tokens: np.ndarray, acceptance: np.ndarray, size: int, seed: int
+    self,
+    output_tokens: np.ndarray,
+    acceptance: np.ndarray,
+    size: int,
+    seed: int,
   ):
     """Draws the rank of all tokens among the draft's guesses.
 
