@@ -33,12 +33,12 @@ class CostModel(Protocol):
 
   def predict(
     self,
-    num_rows: Numbers,
+    num_rows: int,
     num_query_tokens: Numbers,
-    kv_tokens: Numbers,
+    kv_tokens: float,
     num_draft_steps: Numbers,
   ) -> StepSeconds:
-    """Returns the seconds of a step; the arguments broadcast.
+    """Returns the seconds of steps; tokens and forwards broadcast.
 
     Args:
       num_rows: declared size of the rows.

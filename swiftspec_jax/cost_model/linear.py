@@ -65,9 +65,9 @@ class LinearCosts:
 
   def predict(
     self,
-    num_rows: cost_model.Numbers,
+    num_rows: int,
     num_query_tokens: cost_model.Numbers,
-    kv_tokens: cost_model.Numbers,
+    kv_tokens: float,
     num_draft_steps: cost_model.Numbers,
   ) -> cost_model.StepSeconds:
     target, draft = self.target, self.draft

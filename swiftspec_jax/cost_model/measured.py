@@ -70,16 +70,15 @@ class MeasuredCosts:
 
   def predict(
     self,
-    num_rows: cost_model.Numbers,
+    num_rows: int,
     num_query_tokens: cost_model.Numbers,
-    kv_tokens: cost_model.Numbers,
+    kv_tokens: float,
     num_draft_steps: cost_model.Numbers,
   ) -> cost_model.StepSeconds:
     parts = self.parts
     is_speculative = np.greater(num_draft_steps, 0)
-    sizes = self.key.buckets.query_token_array
     # A step of nothing but rows that decode has a time of its own.
-    alone = sizes[np.searchsorted(sizes, num_rows)]
+    alone = self.key.buckets.pad_query_tokens(num_rows)
     is_plain = ~is_speculative & np.less_equal(num_query_tokens, alone)
     forward = parts['target'](num_rows, num_query_tokens, kv_tokens)
     plain = parts['plain'](num_rows, 0, kv_tokens)

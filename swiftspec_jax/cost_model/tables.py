@@ -3,6 +3,7 @@
 Legend: F, S, V points of the three axes; n measurements.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -39,24 +40,22 @@ class CostTable:
   kv_slopes: np.ndarray
 
   def __call__(
-    self,
-    first: cost_model.Numbers,
-    second: cost_model.Numbers,
-    kv_tokens: cost_model.Numbers,
-  ) -> np.ndarray:
-    """Returns seconds; the arguments broadcast."""
-    i = np.searchsorted(self.first, first)
-    j = np.searchsorted(self.second, second)
+    self, first: int, second: cost_model.Numbers, kv_tokens: float
+  ) -> cost_model.Numbers:
+    """Returns seconds, in the shape of `second`."""
+    i = bisect.bisect_left(self.first, first)
     last = len(self.kv_tokens) - 1
-    above = np.searchsorted(self.kv_tokens, kv_tokens).clip(min(1, last), last)
-    below = np.maximum(above - 1, 0)
+    above = min(bisect.bisect_left(self.kv_tokens, kv_tokens), last)
+    below = max(above - 1, 0)
     start, end = self.kv_tokens[below], self.kv_tokens[above]
-    share = (kv_tokens - start) / np.maximum(end - start, 1)
-    share = np.clip(share, 0.0, 1.0)
-    inside = (1 - share) * self.seconds[i, j, below]
-    inside = inside + share * self.seconds[i, j, above]
-    behind = np.maximum(kv_tokens - self.kv_tokens[-1], 0)
-    return inside + self.kv_slopes[i, j] * behind
+    share = 0.0
+    if start < kv_tokens:
+      share = min((kv_tokens - start) / max(end - start, 1), 1.0)
+    line = (1 - share) * self.seconds[i, :, below]
+    line += share * self.seconds[i, :, above]
+    if kv_tokens > self.kv_tokens[-1]:
+      line += self.kv_slopes[i] * (kv_tokens - self.kv_tokens[-1])
+    return line[np.searchsorted(self.second, second)]
 
 
 def fit(
