@@ -15,6 +15,7 @@ from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
 _HYSTERESIS = 1.02  # gain that is worth another length
 _PROBE_EVERY = 128  # steps without drafts
 _PROBE_SHARE = 16  # one of so many rows is probed
+_ROUNDING = 1e-6  # tokens that a sum of floats may miss
 
 
 class Goodput:
@@ -62,13 +63,11 @@ class Goodput:
       coverage=coverage,
     )
     choice = self._choose(view, scores.goodput)
-    if choice:
-      num_tokens = int(scores.num_tokens[choice] + 1e-6)
-      planned = allocation.allocate(gains[: lengths[choice]], num_tokens)
+    num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
+    planned = allocation.allocate(gains[: lengths[choice]], num_tokens)
+    if planned.any():
       self._last_draft = view.step
-    else:
-      planned = np.zeros(view.num_rows, np.int64)
-    if not planned.any() and len(lengths) > 1 and self._is_due(view):
+    elif len(lengths) > 1 and self._is_due(view):
       return self._probe(view, int(lengths[1]))
     return policies.DraftPlan(
       lengths=planned,
@@ -102,7 +101,7 @@ class Goodput:
       draft_steps=np.array([view.buckets.steps_of(longest)]),
     )
     return allocation.allocate(
-      gains[:longest], int(scores.num_tokens[0] + 1e-6)
+      gains[:longest], int(scores.num_tokens[0] + _ROUNDING)
     )
 
   def observe(self, outcome: policies.Outcome) -> None:
