@@ -99,12 +99,11 @@ class ChainEstimator:
 
   def gains(self, view: policies.StepView) -> np.ndarray:
     self._make_room(view)
-    factors = np.ones(view.num_rows)
-    is_known = self._request_ids[view.slots] == view.request_ids
-    known = view.slots[is_known]
-    factors[is_known] = (self._stops[known] + _ROW_WEIGHT) / (
-      self._expected_stops[known] + _ROW_WEIGHT
-    )
+    slots = view.slots
+    stops = self._stops[slots] + _ROW_WEIGHT
+    stops /= self._expected_stops[slots] + _ROW_WEIGHT
+    is_known = self._request_ids[slots] == view.request_ids
+    factors = np.where(is_known, stops, 1.0)
     gains = np.multiply.outer(self.conditional_acceptance() - 1, factors)
     gains += 1
     np.maximum(gains, 0, out=gains)

@@ -8,6 +8,7 @@ the search for a single peak would stop on the wrong one.
 Legend: B rows, K longest draft, C candidate lengths, E candidate sizes.
 """
 
+import bisect
 import dataclasses
 import functools
 
@@ -73,7 +74,6 @@ def score(
   )
   expected = view.num_rows + coverage * gained
   goodput = expected / (seconds - prompt_seconds)
-  goodput[num_tokens > view.max_draft_tokens] = 0
   best = goodput.argmax(axis=1)
   chosen = np.arange(len(lengths)), best
   return Scores(
@@ -86,12 +86,11 @@ def score(
 
 def _alone(view, counts, sums, predict, coverage):
   """Returns tokens, gain and seconds of a step that is padded."""
-  sizes = view.buckets.query_token_array
-  most = counts[-1, -1]
-  first, last = np.searchsorted(
-    sizes, (view.num_rows, view.num_rows + coverage * most)
-  )
-  sizes = sizes[first : last + 1]
+  declared = view.buckets.query_tokens
+  most = view.num_rows + coverage * counts[-1, -1]
+  first = bisect.bisect_left(declared, view.num_rows)
+  last = bisect.bisect_left(declared, most)
+  sizes = view.buckets.query_token_array[first : last + 1]
   room = (sizes - view.num_rows) / coverage
   room = np.minimum(room, view.max_draft_tokens)
   num_tokens = np.minimum(room, counts[:, -1:])
@@ -118,6 +117,7 @@ def _beside_prompts(view, counts, sums, predict, coverage):
   # What does not fit takes its share of a full step.
   share = at_sizes[:, -1:] / sizes[-1]
   seconds += share * np.maximum(fed - sizes[-1], 0)
+  seconds[counts > view.max_draft_tokens] = np.inf
   prompt_seconds = seconds[0, 0] - np.interp(view.num_rows, sizes, at_sizes[0])
   return counts, sums, seconds, prompt_seconds
 
@@ -127,7 +127,7 @@ def _interpolate(
 ) -> np.ndarray:
   """Returns what C curves f64[C, P] are at places f64[C, E] within them."""
   # One call for all curves: each has a stretch of the axis for itself.
-  starts = np.arange(len(points))[:, None] * (points.max() + 1)
+  starts = np.arange(len(points))[:, None] * (points[:, -1].max() + 1)
   found = np.interp(
     (places + starts).ravel(), (points + starts).ravel(), values.ravel()
   )
