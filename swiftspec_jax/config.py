@@ -279,7 +279,11 @@ class TreeConfig:
     coverage: asynchronous mode: nats by which possible next roots that were
       not sent are preferred for expansion; 0 is the paper's order.
     is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
-      while decoding, from the acceptance and the step times.
+      (likewise) while decoding, from the acceptance and the step times; where
+      no tree pays, decode plainly and try again from time to time.
+    prompt_lookup: what followed the longest earlier match of the last tokens
+      enters the tree, too, scored by how often that was right in this request.
+    suffix_lookup: the same for several matches, longer and shorter ones.
     forced_acceptance: for studies of speed: probability that the best child
       is right. The draft then knows the output, which the request must name.
   """
@@ -293,6 +297,8 @@ class TreeConfig:
   num_cache_rows: int = 128
   coverage: float = 0.0
   is_adaptive: bool = False
+  prompt_lookup: bool = False
+  suffix_lookup: bool = False
   forced_acceptance: float | None = None
 
   def __post_init__(self):

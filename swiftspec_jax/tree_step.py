@@ -25,7 +25,7 @@ from swiftspec_jax.verification import matching
 def verify_step(
   params: Params,
   state: types.DecodeState,
-  proposal: jax.Array,
+  proposal: jax.Array | None,
   *,
   config: ModelConfig,
   max_nodes: int,
@@ -36,7 +36,7 @@ def verify_step(
     params: of the target.
     state: donated; its draft state is not used.
     proposal: a packed `TreeProposal` of T nodes, whose root is the last known
-      token.
+      token. None is that token alone: a step of plain decoding.
     config: of the target; static.
     max_nodes: static; what is returned is padded from T to so many tokens, so
       that the draft's programs do not depend on T.
@@ -44,7 +44,11 @@ def verify_step(
   Returns:
     The state, the packed `VerifiedTokens`, and what the host reads.
   """
-  proposal = types.TreeProposal.unpack(proposal)
+  if proposal is None:
+    proposal = _root_alone(state)
+  else:
+    proposal = types.TreeProposal.unpack(proposal)
+  is_chain = proposal.token_ids.shape[1] == 1
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   positions = state.lengths[:, None] + proposal.depths
   with jax.named_scope('target_forward'):
@@ -55,7 +59,7 @@ def verify_step(
       state.target_cache,
       starts=state.target_cache.kv_lengths,
       positions=state.target_cache.kv_lengths[:, None] + proposal.depths,
-      attention_mask=ancestor_mask,
+      attention_mask=None if is_chain else ancestor_mask,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -79,7 +83,12 @@ def verify_step(
   with jax.named_scope('commit'):
     num_emitted = spec_step.count_emitted(state, verdict)
     state = spec_step.append_tokens(state, verdict.token_ids, num_emitted)
-    state = state.replace(target_cache=dense.commit(cache, path, num_emitted))
+    cache = (
+      dense.extend(cache, num_emitted)
+      if is_chain
+      else dense.commit(cache, path, num_emitted)
+    )
+    state = state.replace(target_cache=cache)
   verified = types.VerifiedTokens(
     token_ids=verdict.token_ids, num_tokens=num_emitted
   )
@@ -91,6 +100,20 @@ def verify_step(
     path=_pad(path, max_nodes, 0),
   )
   return state, verified.pack(), output
+
+
+def _root_alone(state: types.DecodeState) -> types.TreeProposal:
+  last = jnp.maximum(state.lengths - 1, 0)[:, None]
+  root = jnp.take_along_axis(state.token_ids, last, axis=1)
+  ones = jnp.ones_like(state.lengths)
+  return types.TreeProposal(
+    token_ids=root,
+    parents=jnp.full_like(root, tree_lib.NO_PARENT),
+    depths=jnp.zeros_like(root),
+    size=ones,
+    outcome=types.NO_OUTCOME * ones,
+    num_forwards=0 * ones,
+  )
 
 
 def _pad(values, size, fill):

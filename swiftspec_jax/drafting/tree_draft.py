@@ -22,9 +22,10 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting import forced_acceptance
+from swiftspec_jax.drafting import forced_acceptance, text_lookup
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.tree import arrays
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class TreeDraftState:
   tree: tree_lib.DraftTree
   outcome: jax.Array  # i32[B] of the row's last verdict
   reference: forced_acceptance.Reference | None  # where acceptance is forced
+  lookup: text_lookup.TextLookup | None  # where the text suggests nodes, too
 
 
 def init(
@@ -62,20 +64,35 @@ def init(
     config, batch_size, capacity + num_scratch, dtype
   )
   on_mesh = sharding_lib.replicated(mesh)
-  tree = tree_lib.new_tree(
-    jnp.zeros(batch_size, jnp.int32),
-    capacity=tree_config.capacity,
-    num_cache_rows=tree_config.num_cache_rows,
-  )
+  tree = new_tree(tree_config, jnp.zeros(batch_size, jnp.int32))
   reference = None
   if tree_config.forced_acceptance is not None:
-    row = forced_acceptance.make_reference((), 0, capacity)
-    reference = jax.tree.map(lambda x: np.repeat(x, batch_size, axis=0), row)
+    reference = forced_acceptance.make_reference((), 0, capacity)
+  lookup = text_lookup.make_row(tree_config, (), capacity)
+  reference, lookup = jax.tree.map(
+    lambda x: np.repeat(x, batch_size, axis=0), (reference, lookup)
+  )
   return TreeDraftState(
     cache=cache.init(mesh),
     tree=jax.device_put(tree, on_mesh),
     outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
     reference=jax.device_put(reference, on_mesh),
+    lookup=jax.device_put(lookup, on_mesh),
+  )
+
+
+def new_tree(
+  tree_config: TreeConfig, root_token_ids: jax.Array
+) -> tree_lib.DraftTree:
+  """Returns trees of a root alone: i32[B], the last known tokens."""
+  has_chains = bool(text_lookup.kinds_of(tree_config))
+  return tree_lib.new_tree(
+    root_token_ids,
+    capacity=tree_config.capacity,
+    num_cache_rows=tree_config.num_cache_rows,
+    chain_length=(
+      1 + text_lookup.chain_length(tree_config) if has_chains else 1
+    ),
   )
 
 
@@ -176,8 +193,15 @@ def advance(
       tree=tree,
       outcome=jnp.where(has_news, moved.outcome, state.outcome),
     )
+  num_missing = verified.num_tokens - moved.num_committed
+  num_take_ins = jnp.int32(0)
+  if state.lookup is not None:
+    with jax.named_scope('take_in'):
+      state, num_missing, num_take_ins = _take_in(
+        params, state, verified, num_missing, config, tree_config
+      )
   with jax.named_scope('restart'):
-    is_missing = moved.num_committed < verified.num_tokens
+    is_missing = num_missing > 0
     is_restart = tree.num_expanded == 0
     must_restart = jnp.any(is_restart)
     state = run_if(
@@ -187,6 +211,12 @@ def advance(
       ),
       state,
     )
+  if state.lookup is not None:
+    with jax.named_scope('look_up'):
+      lookup = text_lookup.follow(state.lookup, verified)
+      lookup, log_probs = text_lookup.look_up(lookup)
+      tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
+      state = state.replace(tree=tree, lookup=lookup)
   with jax.named_scope('grow'):
     num_steps = jnp.where(must_restart, num_restart_steps, num_steps)
     state, num_forwards = _grow(
@@ -195,7 +225,7 @@ def advance(
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
-  num_forwards += must_restart.astype(jnp.int32)
+  num_forwards += must_restart.astype(jnp.int32) + num_take_ins
   proposal = types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
@@ -237,6 +267,44 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
     coverage=tree_config.coverage,
   )
   return state.replace(tree=tree, cache=cache), num_forwards
+
+
+def _take_in(params, state, verified, num_missing, config, tree_config):
+  """Takes accepted tokens without keys and values into the cache, but one.
+
+  A chain may be sent before the draft has seen it. Rows that lack more than
+  one token have a tree of a root alone, so that the rows behind their prefix
+  are free. The others write behind their trees.
+
+  Returns:
+    The state, the tokens i32[B] that are still missing, at most one, and the
+    number of forwards.
+  """
+  steps = jnp.arange(tree_config.width)[None]
+
+  def body(now):
+    cache, num_missing, num_forwards = now
+    num_new = jnp.clip(num_missing - 1, 0, tree_config.width)
+    # The root, which is never missing, comes before the verified tokens.
+    first = verified.num_tokens - num_missing - 1
+    token_ids = arrays.take(verified.token_ids, first[:, None] + steps)
+    behind = cache.kv_lengths + tree_config.num_cache_rows
+    _, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(token_ids, 0),
+      cache,
+      starts=jnp.where(num_new > 0, cache.kv_lengths, behind),
+    )
+    cache = dense.extend(cache, num_new)
+    return cache, num_missing - num_new, num_forwards + 1
+
+  cache, num_missing, num_forwards = jax.lax.while_loop(
+    lambda now: jnp.any(now[1] > 1),
+    body,
+    (state.cache, num_missing, jnp.int32(0)),
+  )
+  return state.replace(cache=cache), num_missing, num_forwards
 
 
 def _restart(

@@ -8,9 +8,8 @@ import numpy as np
 
 from swiftspec_jax import buckets, spec_step
 from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import forced_acceptance, tree_draft
+from swiftspec_jax.drafting import forced_acceptance, text_lookup, tree_draft
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import target_rows
 from swiftspec_jax.requests import Request
@@ -59,16 +58,16 @@ class DraftRows:
         context=buckets.context_of(start + size, cache.capacity),
       )
     # The last token of the prompt is the root.
-    tree = tree_lib.new_tree(
-      prompt[-1:],
-      capacity=self._tree_config.capacity,
-      num_cache_rows=self._tree_config.num_cache_rows,
+    tree = tree_draft.new_tree(self._tree_config, prompt[-1:])
+    lookup = text_lookup.make_row(
+      self._tree_config, request.token_ids, self._capacity
     )
     state = self._row_state.replace(
       cache=cache,
       tree=self._on_mesh(tree),
       outcome=self._on_mesh(np.zeros(1, np.int32)),
       reference=self._on_mesh(self._reference(request)),
+      lookup=self._on_mesh(lookup),
     )
     self.state = spec_step.insert_row(
       self.state, state, self._on_mesh(np.int32(slot))
