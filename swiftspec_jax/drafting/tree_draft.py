@@ -22,7 +22,7 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting import forced_acceptance, text_lookup
+from swiftspec_jax.drafting import feature_draft, forced_acceptance, text_lookup
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.tree import arrays
@@ -37,6 +37,7 @@ class TreeDraftState:
   outcome: jax.Array  # i32[B] of the row's last verdict
   reference: forced_acceptance.Reference | None  # where acceptance is forced
   lookup: text_lookup.TextLookup | None  # where the text suggests nodes, too
+  features: feature_draft.FeatureState | None  # where the draft reads them
 
 
 def init(
@@ -60,6 +61,9 @@ def init(
   """
   # Besides the tree, there must be room for a forward whose leaves are padding.
   num_scratch = tree_config.num_cache_rows + max(tree_config.width, 2)
+  if config.reads_features:
+    # And for a verdict, the old root included.
+    num_scratch += tree_config.num_nodes
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype
   )
@@ -72,12 +76,16 @@ def init(
   reference, lookup = jax.tree.map(
     lambda x: np.repeat(x, batch_size, axis=0), (reference, lookup)
   )
+  features = feature_draft.make_state(
+    config, dtype, batch_size, tree_config.num_cache_rows + tree_config.width
+  )
   return TreeDraftState(
     cache=cache.init(mesh),
     tree=jax.device_put(tree, on_mesh),
     outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
     reference=jax.device_put(reference, on_mesh),
     lookup=jax.device_put(lookup, on_mesh),
+    features=jax.device_put(features, on_mesh),
   )
 
 
@@ -123,6 +131,59 @@ def prefill_chunk(
 
 @functools.partial(
   jax.jit,
+  static_argnames=('config', 'context'),
+  donate_argnames=('cache', 'features_before'),
+)
+def prefill_chunk_with_features(
+  params: Params,
+  cache: dense.KVCache,
+  features_before: jax.Array,
+  token_ids: jax.Array,
+  features: jax.Array,
+  starts: jax.Array,
+  num_kept: jax.Array,
+  *,
+  config: ModelConfig,
+  context: int,
+) -> tuple[dense.KVCache, jax.Array, jax.Array]:
+  """Does what `prefill_chunk` does, for a draft that reads features.
+
+  Args:
+    params: of the draft.
+    cache: donated.
+    features_before: [B, S, D] of the token before each one, as far as they are
+      known; that of the first token is 0. Donated.
+    token_ids: i32[B, C].
+    features: [B, C, H] of these tokens, of the target.
+    starts: as in `prefill_chunk`.
+    num_kept: likewise.
+    config: static.
+    context: static.
+
+  Returns:
+    The cache, `features_before`, and of those that [B, D] of the token that
+    comes next.
+  """
+  features_before = feature_draft.put_behind(
+    features_before, decoder.project_features(params, features), starts
+  )
+  _, cache = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=starts,
+    context=context,
+    features_before=feature_draft.take_chunk(
+      features_before, starts, token_ids.shape[1]
+    ),
+  )
+  before_next = feature_draft.take_chunk(features_before, num_kept, 1)[:, 0]
+  return cache.replace(kv_lengths=num_kept), features_before, before_next
+
+
+@functools.partial(
+  jax.jit,
   static_argnames=('config', 'tree_config'),
   donate_argnames='state',
 )
@@ -154,7 +215,7 @@ def grow(
 def advance(
   params: Params,
   state: TreeDraftState,
-  verified: jax.Array,
+  verified: types.PackedVerified,
   num_steps: jax.Array,
   num_restart_steps: jax.Array,
   *,
@@ -167,8 +228,8 @@ def advance(
   Args:
     params: of the draft model.
     state: donated.
-    verified: the packed `VerifiedTokens` of the proposal before. Rows without
-      tokens stay as they are.
+    verified: the packed `VerifiedTokens` of the proposal before, and, if the
+      draft reads them, the features. Rows without tokens stay as they are.
     num_steps: i32[] forwards that grow the trees before the choice, if every
       new root is expanded.
     num_restart_steps: i32[] forwards besides the restart, if one is not.
@@ -179,35 +240,61 @@ def advance(
   Returns:
     The state and the packed `TreeProposal`. If every new root is expanded and
     has T nodes left, and `num_steps` is 0, there is no draft forward in
-    between.
+    between, unless the draft reads features.
   """
+  features = None
+  if config.reads_features:
+    verified, features = verified
   verified = types.VerifiedTokens.unpack(verified)
   with jax.named_scope('reroot'):
     tree, moved = tree_lib.reroot(
       state.tree, verified.token_ids, verified.num_tokens
     )
-    cache = dense.commit(state.cache, moved.path, moved.num_committed)
     has_news = verified.num_tokens > 0
+    outcome = jnp.where(has_news, moved.outcome, state.outcome)
+  if features is None:
+    cache = dense.commit(state.cache, moved.path, moved.num_committed)
+    num_missing = verified.num_tokens - moved.num_committed
+    num_take_ins = jnp.int32(0)
+    state = state.replace(cache=cache, tree=tree, outcome=outcome)
+  else:
+    with jax.named_scope('follow_features'):
+      cache, feature_state = feature_draft.follow(
+        params,
+        state.cache,
+        state.features,
+        verified,
+        features,
+        tree,
+        moved,
+        config=config,
+      )
     state = state.replace(
-      cache=cache,
-      tree=tree,
-      outcome=jnp.where(has_news, moved.outcome, state.outcome),
+      cache=cache, tree=tree, outcome=outcome, features=feature_state
     )
-  num_missing = verified.num_tokens - moved.num_committed
-  num_take_ins = jnp.int32(0)
-  if state.lookup is not None:
+  if state.lookup is not None and features is None:
     with jax.named_scope('take_in'):
       state, num_missing, num_take_ins = _take_in(
         params, state, verified, num_missing, config, tree_config
       )
   with jax.named_scope('restart'):
-    is_missing = num_missing > 0
     is_restart = tree.num_expanded == 0
     must_restart = jnp.any(is_restart)
+    if features is None:
+      restart = functools.partial(
+        _restart, verified=verified, is_missing=num_missing > 0
+      )
+      num_others = must_restart.astype(jnp.int32) + num_take_ins
+    else:
+      restart, num_others = _expand_roots, 1
     state = run_if(
       must_restart,
-      lambda now: _restart(
-        params, now, verified, is_missing, is_restart, config, tree_config
+      lambda now: restart(
+        params,
+        now,
+        is_restart=is_restart,
+        config=config,
+        tree_config=tree_config,
       ),
       state,
     )
@@ -225,7 +312,7 @@ def advance(
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
-  num_forwards += must_restart.astype(jnp.int32) + num_take_ins
+  num_forwards += num_others
   proposal = types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
@@ -241,8 +328,11 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
   """Returns the state with grown trees, and the number of forwards."""
 
   def draft_fn(carry, leaves):
-    cache, num_forwards = carry
+    cache, features, num_forwards = carry
     lengths = cache.kv_lengths
+    before = None
+    if features is not None:
+      before = feature_draft.before_leaves(features, leaves)
     hidden, cache = decoder.forward(
       params,
       config,
@@ -251,22 +341,26 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
       starts=lengths + leaves.cache_slots[:, 0],
       positions=lengths[:, None] + leaves.depths,
       attention_mask=leaves.attention_mask,
+      features_before=before,
     )
+    if features is not None:
+      features = feature_draft.put_leaves(features, leaves, hidden)
     children = _children(
       params, config, tree_config, state.reference, hidden, leaves, lengths
     )
-    return *children, (cache, num_forwards + 1)
+    return *children, (cache, features, num_forwards + 1)
 
-  tree, (cache, num_forwards) = tree_lib.grow(
+  tree, (cache, features, num_forwards) = tree_lib.grow(
     state.tree,
-    (state.cache, jnp.int32(0)),
+    (state.cache, state.features, jnp.int32(0)),
     draft_fn,
     num_steps=num_steps,
     width=tree_config.width,
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
   )
-  return state.replace(tree=tree, cache=cache), num_forwards
+  state = state.replace(tree=tree, cache=cache, features=features)
+  return state, num_forwards
 
 
 def _take_in(params, state, verified, num_missing, config, tree_config):
@@ -308,7 +402,7 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
 
 
 def _restart(
-  params, state, verified, is_missing, is_restart, config, tree_config
+  params, state, *, verified, is_missing, is_restart, config, tree_config
 ):
   """Expands the roots that are not, in one forward of two tokens.
 
@@ -316,8 +410,8 @@ def _restart(
   takes the first place then. Rows of trees that need no restart are kept: the
   forward writes behind them.
   """
-  tree, cache = state.tree, state.cache
-  root = tree.token_ids[:, tree_lib.ROOT_INDEX]
+  cache = state.cache
+  root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
   before = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
   before = jnp.take_along_axis(verified.token_ids, before, axis=1)[:, 0]
   token_ids = jnp.stack([jnp.where(is_missing, before, root), root], axis=1)
@@ -331,7 +425,23 @@ def _restart(
   )
   cache = dense.extend(cache, is_missing.astype(jnp.int32))
   hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
-  leaves = tree_lib.root_leaves(tree, is_restart)
+  state = state.replace(cache=cache)
+  return _expand_roots_by(
+    params, state, hidden, is_restart, config, tree_config
+  )
+
+
+def _expand_roots(params, state, *, is_restart, config, tree_config):
+  """Expands the roots that are not; they have been read with the verdict."""
+  hidden = state.features.of_rows[:, :1]
+  return _expand_roots_by(
+    params, state, hidden, is_restart, config, tree_config
+  )
+
+
+def _expand_roots_by(params, state, hidden, is_restart, config, tree_config):
+  """Expands some roots by the hidden states [B, 1, D]."""
+  leaves = tree_lib.root_leaves(state.tree, is_restart)
   children = _children(
     params,
     config,
@@ -339,10 +449,9 @@ def _restart(
     state.reference,
     hidden,
     leaves,
-    cache.kv_lengths,
+    state.cache.kv_lengths,
   )
-  tree = tree_lib.expand(tree, leaves, *children)
-  return state.replace(tree=tree, cache=cache)
+  return state.replace(tree=tree_lib.expand(state.tree, leaves, *children))
 
 
 def _children(

@@ -2,7 +2,8 @@
 
 On the same devices they take turns (serial mode); on disjoint ones the tree
 grows while the target verifies (asynchronous mode, SwiftSpec section 3.1).
-Between them go two small integer arrays a round, and the host waits for none.
+Between them go two small integer arrays a round, and the target's features of
+the verified tokens if the draft reads them; the host waits for none.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import buckets, errors, tree_step, types
@@ -59,6 +61,7 @@ class TreePipeline:
     """
     self.is_async = _are_disjoint(target, draft)
     _check_sizes(draft, tree_config)
+    _check_features(target, draft, tree_config)
     self._target, self._draft = target, draft
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
@@ -72,10 +75,11 @@ class TreePipeline:
       None,
       batch_size=batch_size,
       num_query_tokens=tree_config.num_nodes,
+      feature_layers=draft.config.feature_layers,
     )
     self._draft_rows = DraftRows(draft, tree_config, batch_size)
     self._no_news = jax.device_put(
-      np.zeros((batch_size, tree_config.num_nodes + 1), np.int32),
+      _no_news(draft, batch_size, tree_config.num_nodes),
       sharding_lib.replicated(draft.mesh),
     )
     self._count = functools.cache(self._count)
@@ -120,8 +124,8 @@ class TreePipeline:
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     chunks = list(chunks)
-    self._target_rows.admit(slot, request, limit, features, chunks)
-    self._draft_rows.admit(slot, request, chunks)
+    outputs = self._target_rows.admit(slot, request, limit, features, chunks)
+    self._draft_rows.admit(slot, request, chunks, outputs)
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()  # has the row's former tree
 
@@ -152,8 +156,8 @@ class TreePipeline:
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     self._sizes.observe(reports)
 
-  def verify(self) -> tuple[jax.Array, types.StepOutput]:
-    """Enqueues the target's part; returns packed `VerifiedTokens`, output."""
+  def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
+    """Enqueues the target's part; returns what goes to draft and host."""
     dispatched = time.perf_counter()
     self._target_rows.state, verified, output = tree_step.verify_step(
       self._target.params,
@@ -161,6 +165,7 @@ class TreePipeline:
       self._proposal,
       config=self._target.config,
       max_nodes=self._tree_config.num_nodes,
+      feature_layers=self._draft.config.feature_layers,
     )
     after = None if self._proposal is None else 'proposal'
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
@@ -185,13 +190,13 @@ class TreePipeline:
 
   def follow(
     self,
-    verified: jax.Array | None = None,
+    verified: types.PackedVerified | None = None,
     sizes: tree_sizes.Sizes | None = None,
   ) -> None:
-    """Enqueues what makes the next proposal of a packed verdict.
+    """Enqueues what makes the next proposal of a verdict.
 
     Args:
-      verified: packed `VerifiedTokens`; None before the first verdict.
+      verified: of `verify`; None before the first verdict.
       sizes: of the proposal; by default what the rounds before suggest.
     """
     sizes = sizes or self._sizes.next()
@@ -208,7 +213,7 @@ class TreePipeline:
       self._num_lacking = 1  # the root
     self._proposal = None if is_plain else self._advance(verified)
 
-  def _advance(self, verified: jax.Array | None) -> jax.Array:
+  def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
     """Enqueues the draft's part and both transfers; returns the proposal."""
     sizes = self._next
     dispatched = time.perf_counter()
@@ -318,6 +323,7 @@ class TreePipeline:
 
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:
+      marker = jax.tree.leaves(marker)[-1]
       self._timeline.program(track, name, dispatched, marker, after)
 
 
@@ -374,3 +380,34 @@ def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
       f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
       f'sliding window of {window} of {draft.name}'
     )
+
+
+def _check_features(
+  target: Model, draft: Model, tree_config: TreeConfig
+) -> None:
+  if not draft.config.reads_features:
+    return
+  layers, width = draft.config.feature_layers, target.config.embed_dim
+  is_wide = draft.config.feature_dim == len(layers) * width
+  if max(layers) >= target.config.num_layers or not is_wide:
+    raise errors.UserError(
+      f'{draft.name} reads layers {layers} of its target, '
+      f'{draft.config.feature_dim} numbers; {target.name} has '
+      f'{target.config.num_layers} layers of {width}: load the target that '
+      'the draft was trained for'
+    )
+  if tree_config.is_adaptive:
+    raise errors.UserError(
+      f'{draft.name} reads features of its target and cannot pause as adaptive '
+      'sizes want it to; leave out is_adaptive, or take a draft that stands '
+      'alone'
+    )
+
+
+def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:
+  """Host arrays of a verdict without tokens."""
+  packed = np.zeros((batch_size, num_nodes + 1), np.int32)
+  if not draft.config.reads_features:
+    return packed
+  shape = (batch_size, num_nodes, draft.config.feature_dim)
+  return packed, np.zeros(shape, jnp.bfloat16)
