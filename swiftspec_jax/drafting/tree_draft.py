@@ -22,7 +22,12 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting import feature_draft, forced_acceptance, text_lookup
+from swiftspec_jax.drafting import (
+  expansion,
+  feature_draft,
+  forced_acceptance,
+  text_lookup,
+)
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.tree import arrays
@@ -106,84 +111,6 @@ def new_tree(
 
 @functools.partial(
   jax.jit,
-  static_argnames=('config', 'context'),
-  donate_argnames='cache',
-)
-def prefill_chunk(
-  params: Params,
-  cache: dense.KVCache,
-  token_ids: jax.Array,
-  starts: jax.Array,
-  num_kept: jax.Array,
-  *,
-  config: ModelConfig,
-  context: int,
-) -> dense.KVCache:
-  """Takes a chunk i32[B, C] of known tokens into the draft's cache.
-
-  `starts`, `num_kept` and `context` are those of `spec_step.prefill_chunk`.
-  """
-  _, cache = decoder.forward(
-    params, config, token_ids, cache, starts=starts, context=context
-  )
-  return cache.replace(kv_lengths=num_kept)
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'context'),
-  donate_argnames=('cache', 'features_before'),
-)
-def prefill_chunk_with_features(
-  params: Params,
-  cache: dense.KVCache,
-  features_before: jax.Array,
-  token_ids: jax.Array,
-  features: jax.Array,
-  starts: jax.Array,
-  num_kept: jax.Array,
-  *,
-  config: ModelConfig,
-  context: int,
-) -> tuple[dense.KVCache, jax.Array, jax.Array]:
-  """Does what `prefill_chunk` does, for a draft that reads features.
-
-  Args:
-    params: of the draft.
-    cache: donated.
-    features_before: [B, S, D] of the token before each one, as far as they are
-      known; that of the first token is 0. Donated.
-    token_ids: i32[B, C].
-    features: [B, C, H] of these tokens, of the target.
-    starts: as in `prefill_chunk`.
-    num_kept: likewise.
-    config: static.
-    context: static.
-
-  Returns:
-    The cache, `features_before`, and of those that [B, D] of the token that
-    comes next.
-  """
-  features_before = feature_draft.put_behind(
-    features_before, decoder.project_features(params, features), starts
-  )
-  _, cache = decoder.forward(
-    params,
-    config,
-    token_ids,
-    cache,
-    starts=starts,
-    context=context,
-    features_before=feature_draft.take_chunk(
-      features_before, starts, token_ids.shape[1]
-    ),
-  )
-  before_next = feature_draft.take_chunk(features_before, num_kept, 1)[:, 0]
-  return cache.replace(kv_lengths=num_kept), features_before, before_next
-
-
-@functools.partial(
-  jax.jit,
   static_argnames=('config', 'tree_config'),
   donate_argnames='state',
 )
@@ -242,62 +169,10 @@ def advance(
     has T nodes left, and `num_steps` is 0, there is no draft forward in
     between, unless the draft reads features.
   """
-  features = None
-  if config.reads_features:
-    verified, features = verified
-  verified = types.VerifiedTokens.unpack(verified)
-  with jax.named_scope('reroot'):
-    tree, moved = tree_lib.reroot(
-      state.tree, verified.token_ids, verified.num_tokens
-    )
-    has_news = verified.num_tokens > 0
-    outcome = jnp.where(has_news, moved.outcome, state.outcome)
-  if features is None:
-    cache = dense.commit(state.cache, moved.path, moved.num_committed)
-    num_missing = verified.num_tokens - moved.num_committed
-    num_take_ins = jnp.int32(0)
-    state = state.replace(cache=cache, tree=tree, outcome=outcome)
-  else:
-    with jax.named_scope('follow_features'):
-      cache, feature_state = feature_draft.follow(
-        params,
-        state.cache,
-        state.features,
-        verified,
-        features,
-        tree,
-        moved,
-        config=config,
-      )
-    state = state.replace(
-      cache=cache, tree=tree, outcome=outcome, features=feature_state
-    )
-  if state.lookup is not None and features is None:
-    with jax.named_scope('take_in'):
-      state, num_missing, num_take_ins = _take_in(
-        params, state, verified, num_missing, config, tree_config
-      )
-  with jax.named_scope('restart'):
-    is_restart = tree.num_expanded == 0
-    must_restart = jnp.any(is_restart)
-    if features is None:
-      restart = functools.partial(
-        _restart, verified=verified, is_missing=num_missing > 0
-      )
-      num_others = must_restart.astype(jnp.int32) + num_take_ins
-    else:
-      restart, num_others = _expand_roots, 1
-    state = run_if(
-      must_restart,
-      lambda now: restart(
-        params,
-        now,
-        is_restart=is_restart,
-        config=config,
-        tree_config=tree_config,
-      ),
-      state,
-    )
+  follow = _follow_with_features if config.reads_features else _follow
+  state, verified, must_restart, num_before = follow(
+    params, state, verified, config, tree_config
+  )
   if state.lookup is not None:
     with jax.named_scope('look_up'):
       lookup = text_lookup.follow(state.lookup, verified)
@@ -312,7 +187,7 @@ def advance(
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
-  num_forwards += num_others
+  num_forwards += num_before
   proposal = types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
@@ -324,8 +199,94 @@ def advance(
   return state, proposal.pack()
 
 
+def _follow(params, state, verified, config, tree_config):
+  """Follows a verdict, and expands the roots that are not.
+
+  Returns:
+    The state; the verdict, unpacked; whether a root was not expanded; and the
+    number of forwards.
+  """
+  verified = types.VerifiedTokens.unpack(verified)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+    cache = dense.commit(state.cache, moved.path, moved.num_committed)
+    state = state.replace(cache=cache)
+  num_missing = verified.num_tokens - moved.num_committed
+  num_take_ins = jnp.int32(0)
+  if state.lookup is not None:
+    with jax.named_scope('take_in'):
+      state, num_missing, num_take_ins = _take_in(
+        params, state, verified, num_missing, config, tree_config
+      )
+  with jax.named_scope('restart'):
+    is_missing = num_missing > 0
+    is_restart = state.tree.num_expanded == 0
+    must_restart = jnp.any(is_restart)
+    state = run_if(
+      must_restart,
+      lambda now: _restart(
+        params, now, verified, is_missing, is_restart, config, tree_config
+      ),
+      state,
+    )
+  num_forwards = must_restart.astype(jnp.int32) + num_take_ins
+  return state, verified, must_restart, num_forwards
+
+
+def _follow_with_features(params, state, verified, config, tree_config):
+  """Does what `_follow` does, for a draft that reads features.
+
+  No token lacks keys and values: all verified ones are read.
+  """
+  packed, features = verified
+  verified = types.VerifiedTokens.unpack(packed)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+  with jax.named_scope('read_verified'):
+    cache, feature_state = feature_draft.follow(
+      params,
+      state.cache,
+      state.features,
+      verified,
+      features,
+      state.tree,
+      moved,
+      config=config,
+    )
+    state = state.replace(cache=cache, features=feature_state)
+  with jax.named_scope('restart'):
+    is_restart = state.tree.num_expanded == 0
+    must_restart = jnp.any(is_restart)
+    state = run_if(
+      must_restart,
+      lambda now: _expand_roots(
+        params,
+        now,
+        now.features.of_rows[:, :1],
+        is_restart,
+        config,
+        tree_config,
+      ),
+      state,
+    )
+  return state, verified, must_restart, jnp.int32(1)
+
+
+def _reroot(state, verified):
+  """Returns the state with the tree behind a verdict, and what moves."""
+  tree, moved = tree_lib.reroot(
+    state.tree, verified.token_ids, verified.num_tokens
+  )
+  has_news = verified.num_tokens > 0
+  outcome = jnp.where(has_news, moved.outcome, state.outcome)
+  return state.replace(tree=tree, outcome=outcome), moved
+
+
 def _grow(params, state, num_steps, num_nodes, config, tree_config):
   """Returns the state with grown trees, and the number of forwards."""
+  children_fn = functools.partial(
+    expansion.children_of, config=config, tree_config=tree_config
+  )
 
   def draft_fn(carry, leaves):
     cache, features, num_forwards = carry
@@ -345,9 +306,7 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
     )
     if features is not None:
       features = feature_draft.put_leaves(features, leaves, hidden)
-    children = _children(
-      params, config, tree_config, state.reference, hidden, leaves, lengths
-    )
+    children = children_fn(params, hidden, leaves, lengths, state.reference)
     return *children, (cache, features, num_forwards + 1)
 
   tree, (cache, features, num_forwards) = tree_lib.grow(
@@ -402,7 +361,7 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
 
 
 def _restart(
-  params, state, *, verified, is_missing, is_restart, config, tree_config
+  params, state, verified, is_missing, is_restart, config, tree_config
 ):
   """Expands the roots that are not, in one forward of two tokens.
 
@@ -426,51 +385,18 @@ def _restart(
   cache = dense.extend(cache, is_missing.astype(jnp.int32))
   hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
   state = state.replace(cache=cache)
-  return _expand_roots_by(
-    params, state, hidden, is_restart, config, tree_config
-  )
+  return _expand_roots(params, state, hidden, is_restart, config, tree_config)
 
 
-def _expand_roots(params, state, *, is_restart, config, tree_config):
-  """Expands the roots that are not; they have been read with the verdict."""
-  hidden = state.features.of_rows[:, :1]
-  return _expand_roots_by(
-    params, state, hidden, is_restart, config, tree_config
-  )
-
-
-def _expand_roots_by(params, state, hidden, is_restart, config, tree_config):
-  """Expands some roots by the hidden states [B, 1, D]."""
-  leaves = tree_lib.root_leaves(state.tree, is_restart)
-  children = _children(
+def _expand_roots(params, state, hidden, is_restart, config, tree_config):
+  tree = expansion.expand_roots(
     params,
-    config,
-    tree_config,
-    state.reference,
+    state.tree,
     hidden,
-    leaves,
+    is_restart,
     state.cache.kv_lengths,
+    state.reference,
+    config=config,
+    tree_config=tree_config,
   )
-  return state.replace(tree=tree_lib.expand(state.tree, leaves, *children))
-
-
-def _children(
-  params, config, tree_config, reference, hidden, leaves, kv_lengths
-):
-  """Returns the K best children of each leaf and their log-probabilities."""
-  with jax.named_scope('children'):
-    logits = decoder.unembed(params, config, hidden)
-    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    top, indices = jax.lax.top_k(logits, tree_config.branching)
-    log_probs = top - log_total
-    token_ids = decoder.token_ids_of(params, config, indices)
-  if reference is None:
-    return token_ids, log_probs
-  return forced_acceptance.force(
-    reference,
-    token_ids,
-    log_probs,
-    leaves.token_ids,
-    kv_lengths[:, None] + leaves.depths,
-    tree_config.forced_acceptance,
-  )
+  return state.replace(tree=tree)

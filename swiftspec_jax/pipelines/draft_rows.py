@@ -9,7 +9,12 @@ import numpy as np
 from swiftspec_jax import buckets, spec_step
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import forced_acceptance, text_lookup, tree_draft
+from swiftspec_jax.drafting import (
+  draft_prefill,
+  forced_acceptance,
+  text_lookup,
+  tree_draft,
+)
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import target_rows
 from swiftspec_jax.requests import Request
@@ -98,12 +103,12 @@ class DraftRows:
         'context': buckets.context_of(start + size, cache.capacity),
       }
       if found is None:
-        cache = tree_draft.prefill_chunk(
+        cache = draft_prefill.take_in(
           self._draft.params, cache, token_ids, *counts, **sizes
         )
       else:
         cache, self._features_before, before_next = (
-          tree_draft.prefill_chunk_with_features(
+          draft_prefill.take_in_with_features(
             self._draft.params,
             cache,
             self._features_before,

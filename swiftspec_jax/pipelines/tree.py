@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import buckets, errors, tree_step, types
+from swiftspec_jax import buckets, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import catch_up, tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import tree_sizes
+from swiftspec_jax.pipelines import tree_checks, tree_sizes
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
@@ -59,9 +59,9 @@ class TreePipeline:
       UserError: the models share a part of their devices only, or a size does
         not fit the draft model.
     """
-    self.is_async = _are_disjoint(target, draft)
-    _check_sizes(draft, tree_config)
-    _check_features(target, draft, tree_config)
+    self.is_async = tree_checks.are_disjoint(target, draft)
+    tree_checks.check_sizes(draft, tree_config)
+    tree_checks.check_features(target, draft, tree_config)
     self._target, self._draft = target, draft
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
@@ -347,61 +347,6 @@ def _least_seconds(
       if turn:  # the first one compiles
         least[name] = min(least[name], time.perf_counter() - start)
   return least
-
-
-def _are_disjoint(target: Model, draft: Model) -> bool:
-  if draft.mesh == target.mesh:
-    return False
-  shared = set(target.mesh.devices.flat) & set(draft.mesh.devices.flat)
-  if shared:
-    raise errors.UserError(
-      f'{target.name} and {draft.name} share {len(shared)} of their devices; '
-      'load both with the same `devices` (serial mode) or without a common one '
-      '(asynchronous mode)'
-    )
-  return True
-
-
-def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
-  most = buckets.SMALLEST // 2
-  if tree_config.is_adaptive and tree_config.num_nodes > most:
-    raise errors.UserError(
-      f'num_nodes={tree_config.num_nodes} must be at most {most} where sizes '
-      'adapt'
-    )
-  if tree_config.branching > draft.config.num_logits:
-    raise errors.UserError(
-      f'branching={tree_config.branching} is more than the '
-      f'{draft.config.num_logits} tokens that {draft.name} proposes'
-    )
-  window = draft.config.sliding_window
-  if window is not None and window <= tree_config.num_cache_rows:
-    raise errors.UserError(
-      f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
-      f'sliding window of {window} of {draft.name}'
-    )
-
-
-def _check_features(
-  target: Model, draft: Model, tree_config: TreeConfig
-) -> None:
-  if not draft.config.reads_features:
-    return
-  layers, width = draft.config.feature_layers, target.config.embed_dim
-  is_wide = draft.config.feature_dim == len(layers) * width
-  if max(layers) >= target.config.num_layers or not is_wide:
-    raise errors.UserError(
-      f'{draft.name} reads layers {layers} of its target, '
-      f'{draft.config.feature_dim} numbers; {target.name} has '
-      f'{target.config.num_layers} layers of {width}: load the target that '
-      'the draft was trained for'
-    )
-  if tree_config.is_adaptive:
-    raise errors.UserError(
-      f'{draft.name} reads features of its target and cannot pause as adaptive '
-      'sizes want it to; leave out is_adaptive, or take a draft that stands '
-      'alone'
-    )
 
 
 def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:
