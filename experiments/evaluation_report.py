@@ -49,16 +49,19 @@ def summarize(records: Sequence[Record], times: StepTimes) -> dict[str, Any]:
   Returns:
     `num_prompts`, `chain_acceptance_length`, `chain_acceptance_per_position`
     (of the rounds that drafted a position, the share that accepted it),
-    `tree_acceptance_length` by nodes, `draft_forwards_per_round` and
-    `predicted_speedup` by mode, over all tasks and for each of the `tasks`;
-    `draft_step_seconds` and `target_step_seconds` by size. What was not
-    measured is None.
+    `tree_acceptance_length` of the largest tree and `_by_nodes`,
+    `draft_forwards_per_round_by_mode`, `predicted_speedup` of the fastest mode
+    and `_by_mode`, over all tasks and for each of the `tasks`;
+    `draft_step_seconds` of a tree's leaves, `target_step_seconds` of the
+    smallest tree's nodes, and both `_by_size`. What was not measured is None.
   """
   tasks = dict.fromkeys(record.task for record in records)
   return {
     **_figures(records, times),
-    'target_step_seconds': _by_size(times.target),
-    'draft_step_seconds': _by_size(times.draft),
+    'target_step_seconds': times.target[TREE_SIZES[0]],
+    'target_step_seconds_by_size': _by_size(times.target),
+    'draft_step_seconds': times.draft[times.width],
+    'draft_step_seconds_by_size': _by_size(times.draft),
     'tasks': {
       task: _figures([r for r in records if r.task == task], times)
       for task in tasks
@@ -76,7 +79,7 @@ def acceptance_per_position(records: Sequence[Record]) -> list[float]:
 def table(summary: Mapping[str, Any]) -> str:
   """Returns the summary as text for a terminal."""
   positions = [f'p{i}' for i in range(1, CHAIN_LENGTH + 1)]
-  modes = list(summary['predicted_speedup'])
+  modes = list(summary['predicted_speedup_by_mode'])
   header = ['task', 'prompts', *positions, *MODES, *(f'x {m}' for m in modes)]
   rows = [('all', summary)]
   if len(summary['tasks']) > 1:
@@ -85,10 +88,10 @@ def table(summary: Mapping[str, Any]) -> str:
   for task, figures in rows:
     lengths = [
       figures['chain_acceptance_length'],
-      *figures['tree_acceptance_length'].values(),
+      *figures['tree_acceptance_length_by_nodes'].values(),
     ]
     shares = figures['chain_acceptance_per_position'] or [None] * CHAIN_LENGTH
-    speedups = [figures['predicted_speedup'][mode] for mode in modes]
+    speedups = [figures['predicted_speedup_by_mode'][mode] for mode in modes]
     numbers = [_cell(value) for value in (*shares, *lengths, *speedups)]
     cells.append([task, str(figures['num_prompts']), *numbers])
   return benchmark_report.aligned(cells, num_names=1)
@@ -114,17 +117,20 @@ def _figures(records: Sequence[Record], times: StepTimes) -> dict[str, Any]:
   }
   forwards = {mode: _forwards(mode, own) for mode, own in by_mode.items()}
   chain = by_mode[CHAIN]
+  by_nodes = {str(size): lengths[f'tree{size}'] for size in TREE_SIZES}
+  speedups = _speedups(lengths, forwards, times)
+  measured = [speedup for speedup in speedups.values() if speedup is not None]
   return {
     'num_prompts': len({record.question_id for record in records}),
     'chain_acceptance_length': lengths[CHAIN],
     'chain_acceptance_per_position': (
       acceptance_per_position(chain) if chain else None
     ),
-    'tree_acceptance_length': {
-      str(size): lengths[f'tree{size}'] for size in TREE_SIZES
-    },
-    'draft_forwards_per_round': forwards,
-    'predicted_speedup': _speedups(lengths, forwards, times),
+    'tree_acceptance_length': by_nodes[str(TREE_SIZES[-1])],
+    'tree_acceptance_length_by_nodes': by_nodes,
+    'draft_forwards_per_round_by_mode': forwards,
+    'predicted_speedup': max(measured, default=None),
+    'predicted_speedup_by_mode': speedups,
   }
 
 

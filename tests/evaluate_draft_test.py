@@ -39,25 +39,29 @@ def test_speedup_is_predicted_by_the_formulas():
   np.testing.assert_allclose(
     summary['chain_acceptance_per_position'], [0.6, 0.3, 0.1, 0]
   )
-  assert summary['tree_acceptance_length'] == {'8': 3, '16': 6}
-  assert summary['draft_forwards_per_round'] == {
+  assert summary['tree_acceptance_length'] == 6
+  assert summary['tree_acceptance_length_by_nodes'] == {'8': 3, '16': 6}
+  assert summary['draft_forwards_per_round_by_mode'] == {
     'chain4': 4,
     'tree8': 6,
     'tree16': 6,
   }
-  assert summary['predicted_speedup'] == {
+  speedups = summary['predicted_speedup_by_mode']
+  assert summary['predicted_speedup'] == max(speedups.values())
+  assert speedups == {
     'chain4': 2 / (1.5 + 4 * 0.25),
     'tree8': 3 / (2 + 6 * 0.5),
     'tree16': 6 / (4 + 6 * 0.5),
     'tree8_async': 3 / 3,
     'tree16_async': 6 / 4,
   }
-  assert summary['target_step_seconds']['16'] == 4
-  assert summary['draft_step_seconds'] == {'1': 0.25, '8': 0.5}
+  assert summary['target_step_seconds_by_size']['16'] == 4
+  assert summary['draft_step_seconds'] == 0.5
+  assert summary['draft_step_seconds_by_size'] == {'1': 0.25, '8': 0.5}
   math = summary['tasks']['math']
   assert math['chain_acceptance_length'] is None
-  assert math['predicted_speedup']['tree8'] is None
-  assert math['predicted_speedup']['tree16'] == 6 / 7
+  assert math['predicted_speedup_by_mode']['tree8'] is None
+  assert math['predicted_speedup_by_mode']['tree16'] == 6 / 7
   lines = evaluation_report.table(summary).splitlines()
   assert lines[2].split()[:6] == ['all', '2', '0.60', '0.30', '0.10', '0.00']
   assert lines[4].split()[:6] == ['math', '1', '-', '-', '-', '-']
@@ -97,8 +101,8 @@ def test_acceptance_is_that_of_decoding(flags, model, tmp_path):
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert set(summary['tasks']) == {'a', 'b'}
   assert summary['num_prompts'] == 3
-  assert set(summary['target_step_seconds']) == {'1', '5', '8', '16'}
-  assert min(summary['predicted_speedup'].values()) > 0
+  assert set(summary['target_step_seconds_by_size']) == {'1', '5', '8', '16'}
+  assert min(summary['predicted_speedup_by_mode'].values()) > 0
   assert summary['provenance']['versions']['jax']
   assert (tmp_path / 'acceptance.png').read_bytes().startswith(b'\x89PNG')
   assert 'tree16_async' in output

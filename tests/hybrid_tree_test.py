@@ -97,11 +97,11 @@ def test_a_text_that_repeats_is_copied(mode, switch):
 def test_text_that_repeats_by_chance_is_hardly_worse():
   """The draft knows the law; what the text says of it is only a sample."""
   rng = np.random.default_rng(0)
-  table = rng.dirichlet(np.full(128, 0.05), 128)
+  table = rng.dirichlet(np.full(256, 0.05), 256)
   models = table_pair(table, table, 'serial')
   requests = [
     ss.Request(
-      token_ids=tuple(rng.integers(0, 128, 40).tolist()),
+      token_ids=tuple(rng.integers(0, 256, 40).tolist()),
       sampling=ss.SamplingParams(temperature=1.0, seed=i, max_new_tokens=200),
     )
     for i in range(8)
@@ -113,4 +113,4 @@ def test_text_that_repeats_by_chance_is_hardly_worse():
     )
     for name, tree in (('model', TREE), ('hybrid', HYBRID))
   }
-  assert num_rounds['hybrid'] <= 1.03 * num_rounds['model']
+  assert num_rounds['hybrid'] <= 1.04 * num_rounds['model']

@@ -28,7 +28,7 @@ def chains_of(tokens, kind):
       and tokens[end - 1 - size] == tokens[len(tokens) - 1 - size]
     ):
       size += 1
-    if size >= 2:
+    if size:
       extended = list(tokens)
       for i in range(BOTH.num_nodes):
         extended.append(extended[end + i])
@@ -40,7 +40,7 @@ def chains_of(tokens, kind):
 def bucket(chains, prefix):
   """The length of the match behind a prefix of chains."""
   sizes = [s for s, chain in chains if chain[: len(prefix)] == prefix]
-  return min(max(sizes) + len(prefix), 16) - 2
+  return min(max(sizes) + len(prefix), NUM_LENGTHS) - 1
 
 
 def count(chains, verified, tried, right):

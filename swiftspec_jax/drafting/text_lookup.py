@@ -28,9 +28,7 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import text_match
 from swiftspec_jax.tree import arrays
 
-# Matches that count: any draft model knows what follows a single token.
-_SHORTEST = 2
-_LONGEST = 16  # longer ones count as these
+_NUM_LENGTHS = 16  # L; longer matches count as these
 _PRIOR_TRIED = 8.0  # tokens of a row that weigh as much as the prior
 
 
@@ -41,9 +39,10 @@ class Kind:
   Attributes:
     num_chains: C of this kind. The longest matches count, and of equally long
       ones the most recent.
-    longest: match that is looked for.
-    prior: L rates, how often the token behind a match of 2, 3, ... 16 tokens
-      was right.
+    longest: match that is looked for; all from one token on count, as their
+      score decides what they are worth.
+    prior: L rates, how often the token behind a match of 1, 2, ... tokens was
+      right.
   """
 
   num_chains: int
@@ -56,7 +55,7 @@ PROMPT_LOOKUP = Kind(
   num_chains=1,
   longest=4,
   prior=(
-    *(0.53, 0.62, 0.73, 0.79, 0.83, 0.86, 0.87),
+    *(0.21, 0.53, 0.62, 0.73, 0.79, 0.83, 0.86, 0.87),
     *(0.88, 0.91, 0.91, 0.91, 0.92, 0.92, 0.94, 0.94),
   ),
 )
@@ -64,7 +63,7 @@ SUFFIX_LOOKUP = Kind(
   num_chains=4,
   longest=16,
   prior=(
-    *(0.58, 0.68, 0.73, 0.78, 0.80, 0.83, 0.84),
+    *(0.33, 0.58, 0.68, 0.73, 0.78, 0.80, 0.83, 0.84),
     *(0.85, 0.89, 0.89, 0.89, 0.90, 0.91, 0.91, 0.96),
   ),
 )
@@ -197,7 +196,6 @@ def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
     score = size * size.shape[1] + jnp.arange(size.shape[1])[None]
     _, places = jax.lax.top_k(score.astype(jnp.float32), kind.num_chains)
     size = jnp.take_along_axis(size, places, axis=1)
-    size = jnp.where(size >= _SHORTEST, size, 0)
     sizes.append(size)
     chains.append(
       text_match.continuations(
@@ -245,7 +243,7 @@ def _count(bucket, counts):
 
 def _buckets(sizes):
   """Returns the index of the rate behind matches of these lengths."""
-  return jnp.minimum(sizes, _LONGEST) - _SHORTEST
+  return jnp.minimum(sizes, _NUM_LENGTHS) - 1
 
 
 def _by_kind(lookup: TextLookup) -> Iterator[tuple[jax.Array, jax.Array]]:

@@ -173,12 +173,8 @@ def advance(
   state, verified, must_restart, num_before = follow(
     params, state, verified, config, tree_config
   )
-  if state.lookup is not None:
-    with jax.named_scope('look_up'):
-      lookup = text_lookup.follow(state.lookup, verified)
-      lookup, log_probs = text_lookup.look_up(lookup)
-      tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
-      state = state.replace(tree=tree, lookup=lookup)
+  with jax.named_scope('look_up'):
+    state = _look_up(state, verified)
   with jax.named_scope('grow'):
     num_steps = jnp.where(must_restart, num_restart_steps, num_steps)
     state, num_forwards = _grow(
@@ -212,12 +208,10 @@ def _follow(params, state, verified, config, tree_config):
     cache = dense.commit(state.cache, moved.path, moved.num_committed)
     state = state.replace(cache=cache)
   num_missing = verified.num_tokens - moved.num_committed
-  num_take_ins = jnp.int32(0)
-  if state.lookup is not None:
-    with jax.named_scope('take_in'):
-      state, num_missing, num_take_ins = _take_in(
-        params, state, verified, num_missing, config, tree_config
-      )
+  with jax.named_scope('take_in'):
+    state, num_missing, num_take_ins = _take_in(
+      params, state, verified, num_missing, config, tree_config
+    )
   with jax.named_scope('restart'):
     is_missing = num_missing > 0
     is_restart = state.tree.num_expanded == 0
@@ -333,6 +327,8 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
     The state, the tokens i32[B] that are still missing, at most one, and the
     number of forwards.
   """
+  if state.lookup is None:
+    return state, num_missing, jnp.int32(0)
   steps = jnp.arange(tree_config.width)[None]
 
   def body(now):
@@ -358,6 +354,16 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
     (state.cache, num_missing, jnp.int32(0)),
   )
   return state.replace(cache=cache), num_missing, num_forwards
+
+
+def _look_up(state, verified):
+  """Adds what the text suggests behind the new roots."""
+  if state.lookup is None:
+    return state
+  lookup = text_lookup.follow(state.lookup, verified)
+  lookup, log_probs = text_lookup.look_up(lookup)
+  tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
+  return state.replace(tree=tree, lookup=lookup)
 
 
 def _restart(
