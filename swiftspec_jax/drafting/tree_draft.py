@@ -64,11 +64,10 @@ def init(
     capacity: S, tokens that prompt and output can have together.
     mesh: of the draft.
   """
-  # Besides the tree, there must be room for a forward whose leaves are padding.
-  num_scratch = tree_config.num_cache_rows + max(tree_config.width, 2)
-  if config.reads_features:
-    # And for a verdict, the old root included.
-    num_scratch += tree_config.num_nodes
+  # Besides the tree, there must be room for a forward whose leaves are padding,
+  # and for one that reads verified tokens.
+  num_read = tree_config.num_nodes if config.reads_features else 0
+  num_scratch = tree_config.num_cache_rows + max(tree_config.width, num_read, 2)
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype
   )
@@ -228,10 +227,7 @@ def _follow(params, state, verified, config, tree_config):
 
 
 def _follow_with_features(params, state, verified, config, tree_config):
-  """Does what `_follow` does, for a draft that reads features.
-
-  No token lacks keys and values: all verified ones are read.
-  """
+  """Does the same for a draft that reads features, and all verified tokens."""
   packed, features = verified
   verified = types.VerifiedTokens.unpack(packed)
   with jax.named_scope('reroot'):
@@ -249,17 +245,13 @@ def _follow_with_features(params, state, verified, config, tree_config):
     )
     state = state.replace(cache=cache, features=feature_state)
   with jax.named_scope('restart'):
+    root = feature_state.of_rows[:, :1]
     is_restart = state.tree.num_expanded == 0
     must_restart = jnp.any(is_restart)
     state = run_if(
       must_restart,
       lambda now: _expand_roots(
-        params,
-        now,
-        now.features.of_rows[:, :1],
-        is_restart,
-        config,
-        tree_config,
+        params, now, root, is_restart, config, tree_config
       ),
       state,
     )
