@@ -75,6 +75,10 @@ class ModelConfig:
   # Of a draft that can only propose so many of the tokens; its parameter
   # `output_token_ids` names them.
   output_vocab_size: int | None = None
+  # Of a draft that reads outputs of these layers of its target: their numbers,
+  # and how wide they are side by side.
+  feature_layers: tuple[int, ...] = ()
+  feature_dim: int = 0
   num_shards: int = 1
 
   def __post_init__(self):
@@ -100,6 +104,16 @@ class ModelConfig:
         f'sliding_layers names {len(self.sliding_layers)} layers, the model '
         f'has {self.num_layers}'
       )
+    if bool(self.feature_layers) != bool(self.feature_dim):
+      raise errors.UserError(
+        f'feature_layers={self.feature_layers} and '
+        f'feature_dim={self.feature_dim} belong together; give both or none'
+      )
+
+  @property
+  def reads_features(self) -> bool:
+    """Whether it is a draft that reads outputs of its target's layers."""
+    return bool(self.feature_layers)
 
   @property
   def num_query_groups(self) -> int:
@@ -170,7 +184,7 @@ class ModelConfig:
     values = dict(values)
     if values.get('rope_scaling') is not None:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
-    for field in ('eos_token_ids', 'sliding_layers'):
+    for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)
 

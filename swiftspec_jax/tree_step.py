@@ -20,7 +20,9 @@ from swiftspec_jax.verification import matching
 
 
 @functools.partial(
-  jax.jit, static_argnames=('config', 'max_nodes'), donate_argnames='state'
+  jax.jit,
+  static_argnames=('config', 'max_nodes', 'feature_layers'),
+  donate_argnames='state',
 )
 def verify_step(
   params: Params,
@@ -29,7 +31,8 @@ def verify_step(
   *,
   config: ModelConfig,
   max_nodes: int,
-) -> tuple[types.DecodeState, jax.Array, types.StepOutput]:
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[types.DecodeState, types.PackedVerified, types.StepOutput]:
   """Emits 1 to T tokens for each row that is below its limit.
 
   Args:
@@ -40,9 +43,10 @@ def verify_step(
     config: of the target; static.
     max_nodes: static; what is returned is padded from T to so many tokens, so
       that the draft's programs do not depend on T.
+    feature_layers: static; layers whose outputs the draft reads.
 
   Returns:
-    The state, the packed `VerifiedTokens`, and what the host reads.
+    The state, what the draft has to follow, and what the host reads.
   """
   if proposal is None:
     proposal = _root_alone(state)
@@ -52,7 +56,7 @@ def verify_step(
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   positions = state.lengths[:, None] + proposal.depths
   with jax.named_scope('target_forward'):
-    hidden, cache = decoder.forward(
+    hidden, features, cache = decoder.forward_with_features(
       params,
       config,
       jnp.maximum(proposal.token_ids, 0),
@@ -60,6 +64,7 @@ def verify_step(
       starts=state.target_cache.kv_lengths,
       positions=state.target_cache.kv_lengths[:, None] + proposal.depths,
       attention_mask=None if is_chain else ancestor_mask,
+      feature_layers=feature_layers,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -99,7 +104,13 @@ def verify_step(
     logprobs=None if logprobs is None else _pad(logprobs, max_nodes, 0.0),
     path=_pad(path, max_nodes, 0),
   )
-  return state, verified.pack(), output
+  packed = verified.pack()
+  if features is None:
+    return state, packed, output
+  # Rounding costs a little acceptance at most, and halves what travels.
+  features = features.astype(jnp.bfloat16)
+  features = jnp.take_along_axis(features, path[:, :, None], axis=1)
+  return state, (packed, _pad(features, max_nodes, 0)), output
 
 
 def _root_alone(state: types.DecodeState) -> types.TreeProposal:
@@ -117,6 +128,7 @@ def _root_alone(state: types.DecodeState) -> types.TreeProposal:
 
 
 def _pad(values, size, fill):
-  """Pads [B, T] to [B, size]."""
-  padding = ((0, 0), (0, size - values.shape[1]))
+  """Pads [B, T, ...] to [B, size, ...]."""
+  padding = [(0, 0)] * values.ndim
+  padding[1] = (0, size - values.shape[1])
   return jnp.pad(values, padding, constant_values=fill)

@@ -2,7 +2,8 @@
 
 On the same devices they take turns (serial mode); on disjoint ones the tree
 grows while the target verifies (asynchronous mode, SwiftSpec section 3.1).
-Between them go two small integer arrays a round, and the host waits for none.
+Between them go two small integer arrays a round, and the target's features of
+the verified tokens if the draft reads them; the host waits for none.
 """
 
 import dataclasses
@@ -13,16 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import buckets, errors, tree_step, types
+from swiftspec_jax import buckets, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import catch_up, tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import tree_sizes
+from swiftspec_jax.pipelines import tree_checks, tree_sizes
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
@@ -57,8 +59,9 @@ class TreePipeline:
       UserError: the models share a part of their devices only, or a size does
         not fit the draft model.
     """
-    self.is_async = _are_disjoint(target, draft)
-    _check_sizes(draft, tree_config)
+    self.is_async = tree_checks.are_disjoint(target, draft)
+    tree_checks.check_sizes(draft, tree_config)
+    tree_checks.check_features(target, draft, tree_config)
     self._target, self._draft = target, draft
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
@@ -72,10 +75,11 @@ class TreePipeline:
       None,
       batch_size=batch_size,
       num_query_tokens=tree_config.num_nodes,
+      feature_layers=draft.config.feature_layers,
     )
     self._draft_rows = DraftRows(draft, tree_config, batch_size)
     self._no_news = jax.device_put(
-      np.zeros((batch_size, tree_config.num_nodes + 1), np.int32),
+      _no_news(draft, batch_size, tree_config.num_nodes),
       sharding_lib.replicated(draft.mesh),
     )
     self._count = functools.cache(self._count)
@@ -120,8 +124,8 @@ class TreePipeline:
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     chunks = list(chunks)
-    self._target_rows.admit(slot, request, limit, features, chunks)
-    self._draft_rows.admit(slot, request, chunks)
+    outputs = self._target_rows.admit(slot, request, limit, features, chunks)
+    self._draft_rows.admit(slot, request, chunks, outputs)
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()  # has the row's former tree
 
@@ -152,8 +156,8 @@ class TreePipeline:
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     self._sizes.observe(reports)
 
-  def verify(self) -> tuple[jax.Array, types.StepOutput]:
-    """Enqueues the target's part; returns packed `VerifiedTokens`, output."""
+  def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
+    """Enqueues the target's part; returns what goes to draft and host."""
     dispatched = time.perf_counter()
     self._target_rows.state, verified, output = tree_step.verify_step(
       self._target.params,
@@ -161,6 +165,7 @@ class TreePipeline:
       self._proposal,
       config=self._target.config,
       max_nodes=self._tree_config.num_nodes,
+      feature_layers=self._draft.config.feature_layers,
     )
     after = None if self._proposal is None else 'proposal'
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
@@ -185,13 +190,13 @@ class TreePipeline:
 
   def follow(
     self,
-    verified: jax.Array | None = None,
+    verified: types.PackedVerified | None = None,
     sizes: tree_sizes.Sizes | None = None,
   ) -> None:
-    """Enqueues what makes the next proposal of a packed verdict.
+    """Enqueues what makes the next proposal of a verdict.
 
     Args:
-      verified: packed `VerifiedTokens`; None before the first verdict.
+      verified: of `verify`; None before the first verdict.
       sizes: of the proposal; by default what the rounds before suggest.
     """
     sizes = sizes or self._sizes.next()
@@ -208,7 +213,7 @@ class TreePipeline:
       self._num_lacking = 1  # the root
     self._proposal = None if is_plain else self._advance(verified)
 
-  def _advance(self, verified: jax.Array | None) -> jax.Array:
+  def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
     """Enqueues the draft's part and both transfers; returns the proposal."""
     sizes = self._next
     dispatched = time.perf_counter()
@@ -318,6 +323,7 @@ class TreePipeline:
 
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:
+      marker = jax.tree.leaves(marker)[-1]
       self._timeline.program(track, name, dispatched, marker, after)
 
 
@@ -343,34 +349,10 @@ def _least_seconds(
   return least
 
 
-def _are_disjoint(target: Model, draft: Model) -> bool:
-  if draft.mesh == target.mesh:
-    return False
-  shared = set(target.mesh.devices.flat) & set(draft.mesh.devices.flat)
-  if shared:
-    raise errors.UserError(
-      f'{target.name} and {draft.name} share {len(shared)} of their devices; '
-      'load both with the same `devices` (serial mode) or without a common one '
-      '(asynchronous mode)'
-    )
-  return True
-
-
-def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
-  most = buckets.SMALLEST // 2
-  if tree_config.is_adaptive and tree_config.num_nodes > most:
-    raise errors.UserError(
-      f'num_nodes={tree_config.num_nodes} must be at most {most} where sizes '
-      'adapt'
-    )
-  if tree_config.branching > draft.config.num_logits:
-    raise errors.UserError(
-      f'branching={tree_config.branching} is more than the '
-      f'{draft.config.num_logits} tokens that {draft.name} proposes'
-    )
-  window = draft.config.sliding_window
-  if window is not None and window <= tree_config.num_cache_rows:
-    raise errors.UserError(
-      f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
-      f'sliding window of {window} of {draft.name}'
-    )
+def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:
+  """Host arrays of a verdict without tokens."""
+  packed = np.zeros((batch_size, num_nodes + 1), np.int32)
+  if not draft.config.reads_features:
+    return packed
+  shape = (batch_size, num_nodes, draft.config.feature_dim)
+  return packed, np.zeros(shape, jnp.bfloat16)
