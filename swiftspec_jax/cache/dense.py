@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
@@ -32,6 +32,8 @@ class KVCache:
   values: list[jax.Array]  # L x [B, G, S, E]
   kv_lengths: jax.Array  # i32[B] committed tokens
   capacity: int = struct.field(pytree_node=False)  # S
+  # Of keys and values; None is JAX's default device.
+  sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class KVCacheConfig:
       values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
       capacity=self.capacity,
+      sharding=rows,
     )
 
 

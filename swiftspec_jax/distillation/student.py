@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas.tree_attention import reference
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation.samples import Group, Role, Sample
@@ -170,7 +171,7 @@ def forward(
     near = visible & (distance < config.sliding_window)
 
   def attend(i, queries, keys, values):
-    return layers.attention(
+    return reference.masked_attention(
       queries,
       jnp.moveaxis(keys, 1, 2),
       jnp.moveaxis(values, 1, 2),
