@@ -10,18 +10,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from kernels_pallas import dispatch
-from kernels_pallas.tree_attention import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-)
+from kernels_pallas.tree_attention import arg_specs as attention_specs
+from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
+from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
+from kernels_pallas.verification import arg_specs as verification_specs
+from kernels_pallas.verification import pallas_gpu as verification_gpu
+from kernels_pallas.verification import pallas_tpu as verification_tpu
 
 _KERNELS = {
   'tree_attention': (
-    arg_specs.arg_specs(),
+    attention_specs.arg_specs(),
     {
-      'pallas_tpu': pallas_tpu.tree_attention,
-      'pallas_gpu': pallas_gpu.tree_attention,
+      'pallas_tpu': attention_tpu.tree_attention,
+      'pallas_gpu': attention_gpu.tree_attention,
+    },
+  ),
+  'verify_tree': (
+    verification_specs.arg_specs(),
+    {
+      'pallas_tpu': verification_tpu.verify_tree,
+      'pallas_gpu': verification_gpu.verify_tree,
     },
   ),
 }

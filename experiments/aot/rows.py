@@ -35,8 +35,7 @@ class Row:
     name: of the kernel or step.
     topology: that it was compiled for.
     shape: in words.
-    status: 'fits', 'too large' (compiled, but not for that memory),
-      'unsupported' (the kernel says so, and the reference takes its place) or
+    status: 'fits', 'too large' (compiled, but not for that memory) or
       'refused' by the compiler.
     bytes_per_device: arguments, results and temporaries at once.
     temp_bytes: of them the temporaries.
@@ -46,7 +45,7 @@ class Row:
     optimal_seconds: the compiler's own lower bound, where it gives one. It is
       no measurement.
     compile_seconds: wall time, on the machine that compiled.
-    message: of the compiler or the kernel.
+    message: of the compiler.
   """
 
   name: str
@@ -71,16 +70,13 @@ def compile_job(job: Job) -> Row:
   start = time.perf_counter()
   try:
     compiled = job.lower().compile()
-  except NotImplementedError as error:
-    return dataclasses.replace(
-      row, status='unsupported', message=_first_lines(error)
-    )
   except (
-    # What compilers and the lowering of kernels raise.
+    # What compilers and the lowering of kernels raise; NotImplementedError is
+    # a RuntimeError.
     jax.errors.JaxRuntimeError,
-    ValueError,
-    TypeError,
     RuntimeError,
+    TypeError,
+    ValueError,
   ) as error:
     return dataclasses.replace(
       row, status='refused', message=_first_lines(error)
@@ -105,13 +101,15 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
     - memory.alias_size_in_bytes
     + memory.temp_size_in_bytes
   )
+  optimal = cost.get('optimal_seconds', 0)
   return {
     'bytes_per_device': total,
     'temp_bytes': memory.temp_size_in_bytes,
     'code_bytes': memory.generated_code_size_in_bytes or None,
     'flops': cost.get('flops'),
     'bytes_accessed': cost.get('bytes accessed'),
-    'optimal_seconds': cost.get('optimal_seconds'),
+    # Negative where the compiler does not know.
+    'optimal_seconds': optimal if optimal > 0 else None,
   }
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import last_program
 from kernels_pallas.tree_attention import mask_words
 
 # What a masked score becomes, and less than any other.
@@ -40,6 +41,23 @@ class Config:
   num_splits: int = 16
   num_warps: int = 4
   num_stages: int = 2
+
+
+def default_config(
+  num_rows: int, head_dim: int, dtype: jax.typing.DTypeLike
+) -> Config:
+  """Returns tiles that fit into the registers of a program; not measured.
+
+  Args:
+    num_rows: N.
+    head_dim: E.
+    dtype: of the cache. Products of float32 are made without matrix units.
+  """
+  is_wide = num_rows * head_dim > 64 * 128
+  block_kv = 64
+  if jnp.dtype(dtype) == jnp.float32:
+    block_kv = 16 if is_wide or head_dim > 128 else 32
+  return Config(block_kv=block_kv, num_warps=8 if is_wide else 4)
 
 
 def check(
@@ -69,7 +87,7 @@ def tree_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
-  config: Config = Config(),
+  config: Config | None = None,
   interpret: bool = False,
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
@@ -77,6 +95,7 @@ def tree_attention(
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   capacity = keys.shape[2]
   num_rows = max(pl.next_power_of_2(num_tokens * num_groups), _MIN_QUERY_ROWS)
+  config = config or default_config(num_rows, head_dim, keys.dtype)
   num_splits = config.num_splits
   words = mask_words.pack(tree_mask)
 
@@ -230,13 +249,10 @@ def _kernel(
   maxima[split] = maximum
   sums[split] = total_weight
   totals[split] = total
-  if not interpret:
-    # All threads have stored before one of them counts.
-    plgpu.debug_barrier()
-  zero = jnp.zeros((), jnp.int32)
-  is_last = plgpu.atomic_add(num_done, zero, zero + 1) == config.num_splits - 1
 
-  @pl.when(is_last)
+  @pl.when(
+    last_program.is_last(num_done, config.num_splits, interpret=interpret)
+  )
   def _():
     combined = _combine(maxima, sums, totals, config.num_splits)
     plgpu.store(
