@@ -2,8 +2,9 @@
 
   make aot
 
-The compilers are the real ones, and run on a CPU; the arrays are abstract.
-The table says what fits, and nothing about speed: no program is run.
+or `make aot-ci`, `make aot-large`. The compilers are the real ones, and run on
+a CPU; the arrays are abstract. The table says what fits, and nothing about
+speed: no program is run.
 """
 
 import collections
@@ -24,8 +25,9 @@ from experiments import benchmark_output, program, provenance
 from experiments.aot import kernels, models, rows, steps, targets
 from swiftspec_jax import errors
 
+_ROWS = 'rows.jsonl'
 _SUITES = ('ci', 'kernels', 'builtin', 'large')
-_CI_SHAPES = 40  # of the kernels' shapes each so-manieth
+_CI_EVERY = 40  # of so many shapes of a kernel one is compiled
 
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
@@ -39,23 +41,22 @@ _TARGET = flags.DEFINE_multi_enum(
   'target', list(targets.TARGETS), list(targets.TARGETS), 'Devices.'
 )
 _OUTPUT = flags.DEFINE_string(
-  'output', 'build/aot', 'Directory of rows.jsonl and provenance.json.'
+  'output', 'build/aot', f'Directory of {_ROWS} and provenance.json.'
 )
 
 
 def main() -> None:
   """Runs the program."""
   directory = pathlib.Path(_OUTPUT.value)
+  with program.writing(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _ROWS).unlink(missing_ok=True)
   done = []
   for job in _jobs():
     row = rows.compile_job(job)
     done.append(row)
     print(_line(row), flush=True)
-  lines = [json.dumps(dataclasses.asdict(row)) for row in done]
-  with program.writing(directory):
-    directory.mkdir(parents=True, exist_ok=True)
-  text = '\n'.join(lines) + '\n'
-  benchmark_output.write(directory / 'rows.jsonl', text.encode())
+    benchmark_output.append_line(directory / _ROWS, dataclasses.asdict(row))
   facts = json.dumps(provenance.collect(), indent=2)
   benchmark_output.write(directory / 'provenance.json', facts.encode())
   print(_summary(done))
@@ -73,15 +74,15 @@ def _jobs() -> Iterator[rows.Job]:
   suites = set(_SUITE.value)
   pairs: Sequence[models.Pair] = ()
   if 'ci' in suites:
-    pairs = models.BUILTIN_PAIRS[:1]
+    pairs = models.CI_PAIRS
   if 'builtin' in suites:
-    pairs = models.BUILTIN_PAIRS
+    pairs = (*pairs, *models.BUILTIN_PAIRS)
   if 'large' in suites:
     pairs = (*pairs, *models.LARGE_PAIRS)
   for name in _TARGET.value:
     target = targets.TARGETS[name]
     if suites & {'ci', 'kernels'}:
-      every = 1 if 'kernels' in suites else _CI_SHAPES
+      every = 1 if 'kernels' in suites else _CI_EVERY
       yield from kernels.jobs(target, every)
     yield from itertools.chain.from_iterable(
       steps.jobs(pair, target) for pair in pairs

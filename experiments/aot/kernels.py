@@ -17,7 +17,7 @@ from kernels_pallas.verification import arg_specs as verification_specs
 from kernels_pallas.verification import pallas_gpu as verification_gpu
 from kernels_pallas.verification import pallas_tpu as verification_tpu
 
-_KERNELS = {
+KERNELS = {
   'tree_attention': (
     attention_specs.arg_specs(),
     {
@@ -38,7 +38,7 @@ _KERNELS = {
 def jobs(target: Target, every: int = 1) -> Iterator[Job]:
   """Yields the kernels of a target at each `every`-th shape."""
   backend = dispatch.implementation_of(target.platform)
-  for kernel, (specs, backends) in _KERNELS.items():
+  for kernel, (specs, backends) in KERNELS.items():
     for spec in specs[::every]:
       yield Job(
         name=kernel,

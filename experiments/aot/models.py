@@ -85,6 +85,14 @@ class Pair:
 
 
 # The built-in models; their drafts are their own first layers.
+CI_PAIRS = (
+  Pair(
+    name='2 layers of smollm2-135m with 1',
+    target=_SMOLLM2.with_layers(2),
+    draft=_SMOLLM2.with_layers(1),
+    splits=((4, 4),),
+  ),
+)
 BUILTIN_PAIRS = (
   Pair(
     name='smollm2-135m with 10 layers',
