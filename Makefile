@@ -50,7 +50,7 @@ aot: ## compile all kernels and small models for TPUs and GPUs: an hour
 
 aot-ci: ## the same for some shapes: minutes
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=ci --output=build/aot-ci
+	$(AOT) --suite=kernels --every=40 --suite=tiny --output=build/aot-ci
 
 aot-large: ## compile the steps of Llama 8B and 70B with their drafts
 	$(BOOTSTRAP_AOT)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TPU_SKIP_MDS_QUERY'] = '1'
 
+import jax
 from absl import flags
 
 from experiments import benchmark_output, program, provenance
@@ -26,16 +27,18 @@ from experiments.aot import kernels, models, rows, steps, targets
 from swiftspec_jax import errors
 
 _ROWS = 'rows.jsonl'
-_SUITES = ('ci', 'kernels', 'builtin', 'large')
-_CI_EVERY = 40  # of so many shapes of a kernel one is compiled
+_SUITES = ('kernels', 'tiny', 'builtin', 'large')
 
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
-  ['ci'],
+  ['kernels'],
   _SUITES,
-  'ci: some shapes of each kernel and the steps of one small pair; kernels: '
-  'all shapes; builtin: the steps of the built-in models; large: those of '
-  'Llama 8B with 1B and 70B with 3B.',
+  'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
+  'layers; builtin: those of the built-in models; large: those of Llama 8B '
+  'with 1B and 70B with 3B.',
+)
+_EVERY = flags.DEFINE_integer(
+  'every', 1, 'Compile a kernel at one of so many shapes.', lower_bound=1
 )
 _TARGET = flags.DEFINE_multi_enum(
   'target', list(targets.TARGETS), list(targets.TARGETS), 'Devices.'
@@ -47,6 +50,8 @@ _OUTPUT = flags.DEFINE_string(
 
 def main() -> None:
   """Runs the program."""
+  # A program out of the cache has met no compiler.
+  jax.config.update('jax_enable_compilation_cache', False)
   directory = pathlib.Path(_OUTPUT.value)
   with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
@@ -72,21 +77,15 @@ def main() -> None:
 
 def _jobs() -> Iterator[rows.Job]:
   suites = set(_SUITE.value)
-  pairs: Sequence[models.Pair] = ()
-  if 'ci' in suites:
-    pairs = models.CI_PAIRS
-  if 'builtin' in suites:
-    pairs = (*pairs, *models.BUILTIN_PAIRS)
-  if 'large' in suites:
-    pairs = (*pairs, *models.LARGE_PAIRS)
   for name in _TARGET.value:
     target = targets.TARGETS[name]
-    if suites & {'ci', 'kernels'}:
-      every = 1 if 'kernels' in suites else _CI_EVERY
-      yield from kernels.jobs(target, every)
-    yield from itertools.chain.from_iterable(
-      steps.jobs(pair, target) for pair in pairs
-    )
+    if 'kernels' in suites:
+      yield from kernels.jobs(target, _EVERY.value)
+    for suite, pairs in models.PAIRS.items():
+      if suite in suites:
+        yield from itertools.chain.from_iterable(
+          steps.jobs(pair, target) for pair in pairs
+        )
 
 
 def _line(row: rows.Row) -> str:

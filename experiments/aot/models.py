@@ -84,40 +84,42 @@ class Pair:
   splits: tuple[tuple[int, int], ...]
 
 
-# The built-in models; their drafts are their own first layers.
-CI_PAIRS = (
-  Pair(
-    name='2 layers of smollm2-135m with 1',
-    target=_SMOLLM2.with_layers(2),
-    draft=_SMOLLM2.with_layers(1),
-    splits=((4, 4),),
+# By suite. Drafts of small models are their own first layers.
+PAIRS = {
+  'tiny': (
+    Pair(
+      name='2 layers of smollm2-135m with 1',
+      target=_SMOLLM2.with_layers(2),
+      draft=_SMOLLM2.with_layers(1),
+      splits=((4, 4),),
+    ),
   ),
-)
-BUILTIN_PAIRS = (
-  Pair(
-    name='smollm2-135m with 10 layers',
-    target=_SMOLLM2,
-    draft=_SMOLLM2.with_layers(10),
-    splits=((1, 1), (4, 4)),
+  'builtin': (
+    Pair(
+      name='smollm2-135m with 10 layers',
+      target=_SMOLLM2,
+      draft=_SMOLLM2.with_layers(10),
+      splits=((1, 1), (4, 4)),
+    ),
+    Pair(
+      name='gemma3-270m with 6 layers',
+      target=_GEMMA3,
+      draft=_GEMMA3.with_layers(6),
+      splits=((1, 1),),
+    ),
   ),
-  Pair(
-    name='gemma3-270m with 6 layers',
-    target=_GEMMA3,
-    draft=_GEMMA3.with_layers(6),
-    splits=((1, 1),),
+  'large': (
+    Pair(
+      name='llama-8b with 1b',
+      target=_LLAMA_8B,
+      draft=_LLAMA_1B,
+      splits=((4, 4), (6, 2)),
+    ),
+    Pair(
+      name='llama-70b with 3b',
+      target=_LLAMA_70B,
+      draft=_LLAMA_3B,
+      splits=((4, 4), (6, 2)),
+    ),
   ),
-)
-LARGE_PAIRS = (
-  Pair(
-    name='llama-8b with 1b',
-    target=_LLAMA_8B,
-    draft=_LLAMA_1B,
-    splits=((4, 4), (6, 2)),
-  ),
-  Pair(
-    name='llama-70b with 3b',
-    target=_LLAMA_70B,
-    draft=_LLAMA_3B,
-    splits=((4, 4), (6, 2)),
-  ),
-)
+}
