@@ -10,12 +10,18 @@ PYTHON ?= $(shell \
   done; \
   echo python3)
 
+# The one with the compilers of other devices, which are large.
+AOT_VENV ?= .venv-aot
+
 BOOTSTRAP = @$(PYTHON) bootstrap.py --venv $(VENV)
 RUN = $(VENV)/bin/python -m
+BOOTSTRAP_AOT = @$(PYTHON) bootstrap.py --venv $(AOT_VENV) \
+  --requirements requirements-aot.txt
+AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo help lint peers test wheel-test
+.PHONY: aot aot-ci aot-large demo help lint peers test wheel-test
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments
@@ -37,6 +43,18 @@ peers: ## the live comparison with transformers, installs torch
 wheel-test: ## build the wheel, install it elsewhere and decode with it
 	$(BOOTSTRAP) experiments test
 	.ci/wheel-test $(VENV)/bin/python
+
+aot: ## compile all kernels and small models for TPUs and GPUs: an hour
+	$(BOOTSTRAP_AOT)
+	$(AOT) --suite=kernels --suite=builtin --output=build/aot
+
+aot-ci: ## the same for some shapes: minutes
+	$(BOOTSTRAP_AOT)
+	$(AOT) --suite=kernels --every=40 --suite=tiny --output=build/aot-ci
+
+aot-large: ## compile the steps of Llama 8B and 70B with their drafts
+	$(BOOTSTRAP_AOT)
+	$(AOT) --suite=large --output=build/aot-large
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

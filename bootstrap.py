@@ -3,9 +3,10 @@
   python3 bootstrap.py --venv .venv [EXTRA ...]
 
 installs the checkout in editable form with the named extras of
-pyproject.toml. A stamp in the environment records what is there, so that a
-second call returns at once. Standard library only, and no syntax newer than
-Python 3.6, so that an old Python gets the message below, not a SyntaxError.
+pyproject.toml, and what --requirements FILE lists. A stamp in the environment
+records what is there, so that a second call returns at once. Standard library
+only, and no syntax newer than Python 3.6, so that an old Python gets the
+message below, not a SyntaxError.
 """
 
 import argparse
@@ -46,10 +47,10 @@ def python_problem(version_info):
   return ''
 
 
-def fingerprint():
+def fingerprint(requirements):
   """Returns a hash of what decides, apart from the extras, what to install."""
   digest = hashlib.sha256(str(ROOT).encode())
-  for name in ('pyproject.toml', 'requirements.txt'):
+  for name in ['pyproject.toml', 'requirements.txt', *requirements]:
     digest.update((ROOT / name).read_bytes())
   return digest.hexdigest()
 
@@ -81,11 +82,13 @@ def make_venv(folder):
     )
 
 
-def pip_install(folder, extras):
+def pip_install(folder, extras, requirements):
   """Installs the checkout; returns what pip wrote to standard error."""
   target = '.[{}]'.format(','.join(extras)) if extras else '.'
   python = folder / 'bin' / 'python'
   command = [str(python), '-m', 'pip', 'install', '--editable', target]
+  for name in requirements:
+    command += ['--requirement', name]
   print('bootstrap: installing {}'.format(target), flush=True)
   with subprocess.Popen(
     command, cwd=str(ROOT), stderr=subprocess.PIPE, universal_newlines=True
@@ -97,7 +100,7 @@ def pip_install(folder, extras):
   return process.returncode, ''.join(complaints)
 
 
-def update(folder, extras):
+def update(folder, extras, requirements):
   """Brings the environment in `folder` up to date, or exits with 1.
 
   Without a stamp it is made from scratch: nobody knows what an interrupted
@@ -108,7 +111,7 @@ def update(folder, extras):
     extras = extras | set(stamp['extras'])
   wanted = {
     'extras': sorted(extras),
-    'fingerprint': fingerprint(),
+    'fingerprint': fingerprint(requirements),
     'python': '{}.{}'.format(*sys.version_info[:2]),
   }
   if stamp == wanted:
@@ -118,7 +121,7 @@ def update(folder, extras):
     make_venv(folder)
   else:
     (folder / STAMP).unlink()
-  returncode, complaints = pip_install(folder, wanted['extras'])
+  returncode, complaints = pip_install(folder, wanted['extras'], requirements)
   if returncode == 0:
     write_stamp(folder, wanted)
     return
@@ -138,13 +141,14 @@ def main():
   """Reads the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--venv', type=pathlib.Path, required=True)
+  parser.add_argument('--requirements', action='append', default=[])
   parser.add_argument('extras', nargs='*')
   args = parser.parse_args()
   problem = python_problem(sys.version_info)
   if problem:
     sys.exit('bootstrap: ' + problem)
   try:
-    update(ROOT / args.venv, set(args.extras))
+    update(ROOT / args.venv, set(args.extras), args.requirements)
   except KeyboardInterrupt:
     sys.exit('bootstrap: interrupted; the next call starts afresh')
 

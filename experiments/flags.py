@@ -8,6 +8,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import config_file, device_flags, tree_flags
+from kernels_pallas import dispatch
 from swiftspec_jax import errors
 
 TREE_MODES = ('serial', 'async')
@@ -70,6 +71,14 @@ _DTYPE = flags.DEFINE_enum(
   None,
   ['float32', 'bfloat16'],
   'Of weights and cache. Default: float32 on CPU, bfloat16 elsewhere.',
+)
+
+_KERNELS = flags.DEFINE_enum(
+  'kernels',
+  'auto',
+  dispatch.IMPLEMENTATIONS,
+  'What steps of few tokens run on: Pallas kernels or plain JAX. auto is a '
+  'kernel where there is one for the devices and the shape.',
 )
 
 
@@ -153,7 +162,10 @@ def check(modes: Sequence[str]) -> None:
 def load_target() -> ss.Model:
   """Loads the model of --target."""
   return ss.load(
-    _TARGET.value, dtype=_DTYPE.value, devices=device_flags.target_devices()
+    _TARGET.value,
+    dtype=_DTYPE.value,
+    devices=device_flags.target_devices(),
+    kernels=_KERNELS.value,
   )
 
 
@@ -183,6 +195,7 @@ def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
     else list(target.mesh.devices.flat),
     draft_of=target,
     num_layers=_DRAFT_LAYERS.value,
+    kernels=_KERNELS.value,
   )
 
 
@@ -225,6 +238,7 @@ def to_json() -> dict[str, Any]:
     _TOP_P,
     _SEED,
     _DTYPE,
+    _KERNELS,
   )
   return {
     **{holder.name: holder.value for holder in holders},

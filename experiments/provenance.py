@@ -1,5 +1,6 @@
 """Where a result comes from: code, versions and machine."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import os
@@ -12,13 +13,17 @@ from typing import Any
 import jax
 
 import swiftspec_jax as ss
+from kernels_pallas import dispatch
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'torch', 'transformers')
 
 
 def collect() -> dict[str, Any]:
-  """Returns what has to be known about this process to repeat a result."""
+  """Returns what has to be known about this process to repeat a result.
+
+  'kernels' are the choices of programs that are compiled already.
+  """
   devices = jax.devices()
   return {
     'argv': sys.orig_argv,
@@ -34,6 +39,7 @@ def collect() -> dict[str, Any]:
     'load_average': os.getloadavg()[0],
     'device_kind': devices[0].device_kind,
     'device_count': len(devices),
+    'kernels': [dataclasses.asdict(c) for c in dispatch.choices()],
     'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
   }
 

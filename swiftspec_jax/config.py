@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernels_pallas import dispatch
 from swiftspec_jax import errors
 
 _POSITIVE = (
@@ -44,7 +45,8 @@ class ModelConfig:
 
   `num_shards` is the number of devices on the 'model' axis. Heads, widths and
   vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
-  those of the arrays, the plain ones those of the model.
+  those of the arrays, the plain ones those of the model. `kernels` is one of
+  `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
 
   family: str
@@ -80,6 +82,7 @@ class ModelConfig:
   feature_layers: tuple[int, ...] = ()
   feature_dim: int = 0
   num_shards: int = 1
+  kernels: str = 'auto'
 
   def __post_init__(self):
     for field in _POSITIVE:
@@ -87,6 +90,11 @@ class ModelConfig:
         raise errors.UserError(
           f'{field} must be positive, got {getattr(self, field)}'
         )
+    if self.kernels not in dispatch.IMPLEMENTATIONS:
+      raise errors.UserError(
+        f'kernels={self.kernels!r} must be one of '
+        f'{", ".join(dispatch.IMPLEMENTATIONS)}'
+      )
     if self.num_heads % self.num_kv_heads:
       raise errors.UserError(
         f'num_heads={self.num_heads} is not a multiple of '

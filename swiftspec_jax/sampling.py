@@ -262,7 +262,12 @@ def draw(law: jax.Array, keys: jax.Array) -> jax.Array:
   Returns:
     i32[B, T].
   """
+  return jnp.argmax(perturb(law, keys), axis=-1).astype(jnp.int32)
+
+
+def perturb(law: jax.Array, keys: jax.Array) -> jax.Array:
+  """Returns logits f32[B, T, V] with noise, whose best tokens `draw` gives."""
   noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, law.shape[2:])))(
     keys
   )
-  return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)
+  return law + noise

@@ -78,8 +78,13 @@ def verify_step(
       depths=proposal.depths,
       ancestor_mask=ancestor_mask,
     )
-    choices = matching.choose(adjusted, positions, state.sampling)
-    verdict, path = matching.verify_tree(proposal, ancestor_mask, choices)
+    verdict, path = matching.verify_tree(
+      proposal,
+      ancestor_mask,
+      matching.scores(adjusted, positions, state.sampling),
+      kernels=config.kernels,
+      sharding=cache.sharding,
+    )
     on_path = jnp.take_along_axis(logits, path[:, :, None], axis=1)
     logprobs = spec_step.logprobs_of(on_path, verdict.token_ids, state.sampling)
     verdict = verdict.replace(

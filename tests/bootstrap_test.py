@@ -125,3 +125,14 @@ def test_supported_pythons_have_no_problem():
 def test_an_old_python_gets_as_far_as_the_message():
   source = pathlib.Path(bootstrap.__file__).read_text()
   ast.parse(source, feature_version=(3, 6))
+
+
+def test_a_requirements_file_is_installed_and_watched(project):
+  (project / 'more.txt').write_text('# nothing\n')
+  options = ('--requirements', 'more.txt')
+  assert 'installing .' in run(project, *options).stdout
+  assert run(project, *options).stdout == ''
+  (project / 'more.txt').write_text('no-such-project==1\n')
+  failed = run(project, *options)
+  assert failed.returncode == 1
+  assert 'no-such-project' in failed.stderr

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from kernels_pallas.tree_attention import reference
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,9 @@ def draft_fn(table: Table, cache: dense.KVCache, leaves: tree_lib.Leaves):
     codes[:, :, None, None],
     lengths + leaves.cache_slots[:, 0],
   )
-  visible = decoder.visible_rows(lengths, leaves.attention_mask, cache.capacity)
+  visible = reference.visible_rows(
+    lengths, leaves.attention_mask, cache.capacity
+  )
   sums = jnp.sum(jnp.where(visible, rows[:, 0, :, 0][:, None], 0), axis=2)
   row = sums % table.token_ids.shape[0]
   return (

@@ -43,7 +43,7 @@ def proposal_of(num_rows, num_padding):
 @jax.jit
 def verify(proposal, choices):
   mask = tree_lib.ancestor_mask(proposal.parents)
-  return matching.verify_tree(proposal, mask, choices)
+  return matching.verify_tree(proposal, mask, jax.nn.one_hot(choices, VOCAB))
 
 
 HAND_TABLE = {

@@ -10,14 +10,18 @@ Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
+
+# Rows that kernels read at once; on a TPU the lanes of a register.
+_ROW_TILE = 128
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,8 @@ class KVCache:
   values: list[jax.Array]  # L x [B, G, S, E]
   kv_lengths: jax.Array  # i32[B] committed tokens
   capacity: int = struct.field(pytree_node=False)  # S
+  # Of keys and values; None is JAX's default device.
+  sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +69,14 @@ class KVCacheConfig:
     )
 
   def init(self, mesh: Mesh) -> KVCache:
-    """Returns an empty cache on the mesh."""
-    shape = (self.batch_size, self.num_kv_heads, self.capacity, self.head_dim)
+    """Returns an empty cache on the mesh.
+
+    On accelerators its capacity is rounded up to whole tiles of rows.
+    """
+    capacity = self.capacity
+    if mesh.devices.flat[0].platform != 'cpu':
+      capacity = math.ceil(capacity / _ROW_TILE) * _ROW_TILE
+    shape = (self.batch_size, self.num_kv_heads, capacity, self.head_dim)
     rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
     replicated = sharding.replicated(mesh)
 
@@ -75,7 +87,8 @@ class KVCacheConfig:
       keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
-      capacity=self.capacity,
+      capacity=capacity,
+      sharding=rows,
     )
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import transformers
 
+from kernels_pallas import dispatch
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
@@ -29,6 +30,7 @@ def load(
   devices: Sequence[jax.Device] | None = None,
   draft_of: Model | None = None,
   num_layers: int | None = None,
+  kernels: str = 'auto',
 ) -> Model:
   """Loads a model.
 
@@ -44,22 +46,34 @@ def load(
       must be the same.
     num_layers: keep only the first layers, which makes a draft for studies of
       any model; None keeps all.
+    kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
+      there is one for the devices and the shape, 'reference' plain JAX;
+      'pallas_tpu' and 'pallas_gpu' insist on kernels.
 
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a
-      vocabulary other than that of `draft_of`, or more layers than there are.
+      vocabulary other than that of `draft_of`, more layers than there are, or
+      kernels for other devices.
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
+  platform = mesh.devices.flat[0].platform
+  made_for_platform = dispatch.implementation_of(platform)
+  if kernels not in ('auto', dispatch.REFERENCE, made_for_platform):
+    raise errors.UserError(
+      f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
+      'can'
+    )
   if dtype is None:
-    platform = mesh.devices.flat[0].platform
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)
   if draft_of is not None:
     tokenizer_lib.check_same_vocabulary(
       draft_of.name, draft_of.tokenizer, name, source.tokenizer
     )
-  config = dataclasses.replace(source.config, num_shards=mesh.devices.size)
+  config = dataclasses.replace(
+    source.config, num_shards=mesh.devices.size, kernels=kernels
+  )
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'

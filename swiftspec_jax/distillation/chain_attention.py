@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.tree_attention import reference
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.models import decoder
 
 # Keys and values [B, S, G, E] of each layer.
 Written = list[tuple[jax.Array, jax.Array]]
@@ -62,7 +63,7 @@ def make_attend_fn(
     if earlier:
       chain = _chain(i, [*earlier[1:], written], rows)
       return _attention(queries, *earlier[0][i], is_visible, chain, scale)
-    return layers.attention(
+    return reference.masked_attention(
       queries,
       jnp.moveaxis(keys, 1, 2),
       jnp.moveaxis(values, 1, 2),

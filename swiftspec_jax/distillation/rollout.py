@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from kernels_pallas.tree_attention import reference
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import laws
@@ -359,8 +360,8 @@ def _attention(queries, prefix, own, in_prefix, in_own):
   )
   if in_prefix.shape[1] > 1:
     in_prefix = jnp.repeat(in_prefix, num_groups, axis=1)
-  to_prefix = jnp.where(in_prefix[:, None], to_prefix, layers.MASKED_SCORE)
-  to_own = jnp.where(in_own[:, None, None], to_own, layers.MASKED_SCORE)
+  to_prefix = jnp.where(in_prefix[:, None], to_prefix, reference.MASKED_SCORE)
+  to_own = jnp.where(in_own[:, None, None], to_own, reference.MASKED_SCORE)
   shape = (num_prefixes, num_heads, per_prefix, num_groups, 1)
   best = jnp.maximum(
     to_prefix.max(-1).reshape(shape), from_rows(to_own.max(-1, keepdims=True))

@@ -10,29 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.tree_attention import api, reference
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
-
-
-def visible_rows(
-  kv_lengths: jax.Array, attention_mask: jax.Array, context: int
-) -> jax.Array:
-  """Returns bool[B, T, context]: the whole prefix, and behind it the mask.
-
-  Args:
-    kv_lengths: i32[B] rows of the prefix.
-    attention_mask: bool[B, T, M] over the M rows behind the prefix.
-    context: number of rows of the result.
-  """
-  offsets = jnp.arange(context)[None] - kv_lengths[:, None]
-  size = attention_mask.shape[2]
-  behind = jnp.take_along_axis(
-    attention_mask, jnp.clip(offsets, 0, size - 1)[:, None], axis=2
-  )
-  is_behind = (offsets >= 0) & (offsets < size)
-  return (offsets < 0)[:, None] | (behind & is_behind[:, None])
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -67,7 +49,8 @@ def forward_with_features(
     attention_mask: bool[B, T, M] which of the M rows behind the prefix (of
       `cache.kv_lengths` rows, visible to all) each token sees. None means all
       rows up to the token's own: a chain.
-    context: static; no token sees rows from here on. None is the capacity.
+    context: static, for prefill; no token sees rows from here on. None is the
+      capacity.
     features_before: as for `run_layers`.
     feature_layers: static; as for `run_layers`.
 
@@ -76,29 +59,29 @@ def forward_with_features(
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
-  context = cache.capacity if context is None else context
-  rows = jnp.arange(context)[None, None]
-  if attention_mask is None:
-    visible = rows <= chain[:, :, None]
-  else:
-    visible = visible_rows(cache.kv_lengths, attention_mask, context)
-  visible_by_kind = {False: visible}
-  if config.sliding_window is not None:
-    # Rows of the prefix and of a chain lie at their position; a tree is
-    # shallower than the window (the caller checks).
-    near = positions[:, :, None] - rows < config.sliding_window
-    visible_by_kind[True] = visible & near
+  # The chunks of a prompt are no work for a kernel of few tokens.
+  attention_fn = reference.tree_attention
+  if context is None:
+    attention_fn = functools.partial(
+      api.tree_attention,
+      implementation=config.kernels,
+      sharding=cache.sharding,
+    )
+  prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
     keys.append(dense.write(cache.keys[i], new_keys, starts))
     values.append(dense.write(cache.values[i], new_values, starts))
-    return layers.attention(
+    return attention_fn(
       queries,
       keys[i][:, :, :context],
       values[i][:, :, :context],
-      visible_by_kind[config.is_sliding(i)],
-      query_scale(config),
+      prefix_lengths,
+      attention_mask,
+      positions,
+      scale=query_scale(config),
+      window=config.sliding_window if config.is_sliding(i) else None,
     )
 
   x, features = run_layers(

@@ -1,17 +1,12 @@
 """The parts of a decoder layer, as pure functions.
 
-Legend: B rows, T query tokens, S cache rows, D embed, G kv heads, Q query
-heads for each kv head, E head_dim.
+Legend: B rows, T tokens, E head_dim, F ffw.
 """
 
 import jax
 import jax.numpy as jnp
 
 from swiftspec_jax.config import ModelConfig, RopeScaling
-
-# What a masked score becomes. Finite, so that a row that sees nothing gives
-# finite numbers instead of NaN.
-MASKED_SCORE = -1e30
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -64,47 +59,6 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   cos, sin = cos[:, :, None], sin[:, :, None]
   rotated = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  visible: jax.Array,
-  scale: float,
-) -> jax.Array:
-  """Softmax attention over the cache, scores in float32.
-
-  Args:
-    queries: [B, T, G, Q, E].
-    keys: [B, G, S, E].
-    values: [B, G, S, E].
-    visible: bool[B, T, S], True where a query may attend.
-    scale: of the scores.
-
-  Returns:
-    [B, T, G, Q, E].
-  """
-  batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
-  # Tokens and query groups side by side: one product per kv head.
-  grouped = jnp.moveaxis(queries, 1, 3).reshape(
-    batch, num_kv_heads, num_groups * num_tokens, head_dim
-  )
-  scores = jnp.einsum(
-    'bgne,bgse->bgns',
-    grouped,
-    keys,
-    preferred_element_type=jnp.float32,
-  ).reshape(batch, num_kv_heads, num_groups, num_tokens, -1)
-  scores = jnp.where(visible[:, None, None], scores * scale, MASKED_SCORE)
-  probs = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  output = jnp.einsum(
-    'bgns,bgse->bgne',
-    probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
-    values,
-  )
-  output = output.reshape(batch, num_kv_heads, num_groups, num_tokens, head_dim)
-  return jnp.moveaxis(output, 3, 1)
 
 
 def gated_activation(gate_up: jax.Array, activation: str) -> jax.Array:

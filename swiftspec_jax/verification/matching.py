@@ -9,7 +9,9 @@ not drawn at random; the scheme of SpecExec (arXiv 2406.02532).
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
+from kernels_pallas.verification import api
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
 
@@ -19,17 +21,29 @@ def choose(
 ) -> jax.Array:
   """Returns the target's choice i32[B, T] behind each query.
 
+  The arguments are those of `scores`.
+  """
+  return jnp.argmax(scores(logits, positions, sampling), axis=-1).astype(
+    jnp.int32
+  )
+
+
+def scores(
+  logits: jax.Array, positions: jax.Array, sampling: sampling_lib.SamplingState
+) -> jax.Array:
+  """Returns f32[B, T, V] whose highest is the target's choice.
+
   Args:
     logits: f32[B, T, V] of the target, adjusted.
     positions: i32[B, T] of the tokens that are chosen.
     sampling: of the rows.
   """
   if sampling.temperatures is None:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return logits
   keys = sampling_lib.position_keys(
     sampling.seeds, positions, sampling_lib.Stream.OUTPUT
   )
-  return sampling_lib.draw(sampling_lib.law_logits(logits, sampling), keys)
+  return sampling_lib.perturb(sampling_lib.law_logits(logits, sampling), keys)
 
 
 def verify(proposal: types.Proposal, choices: jax.Array) -> types.Verdict:
@@ -50,38 +64,36 @@ def verify(proposal: types.Proposal, choices: jax.Array) -> types.Verdict:
 
 
 def verify_tree(
-  proposal: types.TreeProposal, ancestor_mask: jax.Array, choices: jax.Array
+  proposal: types.TreeProposal,
+  ancestor_mask: jax.Array,
+  token_scores: jax.Array,
+  *,
+  kernels: str = 'auto',
+  sharding: NamedSharding | None = None,
 ) -> tuple[types.Verdict, jax.Array]:
   """Verifies a tree.
 
   Args:
     proposal: T nodes for each row, the root among them.
     ancestor_mask: bool[B, T, T] of its parents.
-    choices: i32[B, T] of the target behind each node.
+    token_scores: f32[B, T, V] of `scores`, behind each node.
+    kernels: static; as in `ModelConfig`.
+    sharding: static; of an array on the same devices.
 
   Returns:
     The verdict, and the path i32[B, T]: the indices of root and accepted
     nodes, then zeros.
   """
-  num_nodes = choices.shape[1]
-  parents = jnp.maximum(proposal.parents, 0)
-  wanted = jnp.take_along_axis(choices, parents, axis=1)
-  nodes = jnp.arange(num_nodes)[None]
-  is_node = nodes < proposal.size[:, None]
-  matches = (nodes == 0) | ((proposal.token_ids == wanted) & is_node)
-  # Siblings differ, so that the nodes whose ancestors match are one path.
-  is_accepted = ~jnp.any(ancestor_mask & ~matches[:, None], axis=2)
-  num_accepted = is_accepted.sum(axis=1, dtype=jnp.int32) - 1
-  # A child stands behind its parent: in order of index is from the root down.
-  path = jnp.argsort(~is_accepted, axis=1, stable=True).astype(jnp.int32)
-  is_output = nodes <= num_accepted[:, None]
-  path = jnp.where(is_output, path, 0)
-  token_ids = jnp.take_along_axis(choices, path, axis=1)
-  verdict = types.Verdict(
-    token_ids=jnp.where(is_output, token_ids, types.PLACEHOLDER_TOKEN_ID),
-    num_accepted=num_accepted,
+  token_ids, num_accepted, path = api.verify_tree(
+    token_scores,
+    proposal.token_ids,
+    proposal.parents,
+    proposal.size,
+    ancestor_mask,
+    implementation=kernels,
+    sharding=sharding,
   )
-  return verdict, path
+  return types.Verdict(token_ids=token_ids, num_accepted=num_accepted), path
 
 
 def count_accepted(accepts: jax.Array, num_drafted: jax.Array) -> jax.Array:

@@ -1,0 +1,125 @@
+"""Pairs of models to compile whole steps of, from their published sizes."""
+
+import dataclasses
+
+from swiftspec_jax.config import ModelConfig, RopeScaling
+
+_LLAMA3 = {
+  'family': 'llama',
+  'vocab_size': 128_256,
+  'max_context': 131_072,
+  'norm_eps': 1e-5,
+  'rope_theta': 500_000.0,
+}
+
+
+def _llama(
+  num_layers, embed_dim, num_heads, head_dim, ffw_dim, **changes
+) -> ModelConfig:
+  return ModelConfig(
+    num_layers=num_layers,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    num_kv_heads=8,
+    head_dim=head_dim,
+    ffw_dim=ffw_dim,
+    **{**_LLAMA3, **changes},
+  )
+
+
+_SCALING = RopeScaling(kind='llama3', factor=32.0)
+_LLAMA_1B = _llama(16, 2048, 32, 64, 8192, rope_scaling=_SCALING)
+_LLAMA_3B = _llama(28, 3072, 24, 128, 8192, rope_scaling=_SCALING)
+_LLAMA_8B = _llama(32, 4096, 32, 128, 14_336, tie_embeddings=False)
+_LLAMA_70B = _llama(80, 8192, 64, 128, 28_672, tie_embeddings=False)
+_SMOLLM2 = ModelConfig(
+  family='llama',
+  vocab_size=49_152,
+  num_layers=30,
+  embed_dim=576,
+  num_heads=9,
+  num_kv_heads=3,
+  head_dim=64,
+  ffw_dim=1536,
+  max_context=8192,
+  norm_eps=1e-5,
+  rope_theta=100_000.0,
+)
+_GEMMA3 = ModelConfig(
+  family='gemma3_text',
+  vocab_size=262_144,
+  num_layers=18,
+  embed_dim=640,
+  num_heads=4,
+  num_kv_heads=1,
+  head_dim=256,
+  ffw_dim=2048,
+  max_context=32_768,
+  rope_theta=1e6,
+  local_rope_theta=1e4,
+  activation='gelu_tanh',
+  use_qk_norm=True,
+  use_post_norms=True,
+  embed_scale=640**0.5,
+  query_scale=256**-0.5,
+  sliding_window=512,
+  sliding_layers=tuple(layer % 6 != 5 for layer in range(18)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+  """A target and a draft, each on devices of its own.
+
+  Attributes:
+    name: for the table.
+    target: model that verifies.
+    draft: model that grows the tree.
+    splits: devices of target and draft.
+  """
+
+  name: str
+  target: ModelConfig
+  draft: ModelConfig
+  splits: tuple[tuple[int, int], ...]
+
+
+# By suite. Drafts of small models are their own first layers.
+PAIRS = {
+  'tiny': (
+    Pair(
+      name='2 layers of smollm2-135m with 1',
+      target=_SMOLLM2.with_layers(2),
+      draft=_SMOLLM2.with_layers(1),
+      splits=((4, 4),),
+    ),
+  ),
+  'builtin': (
+    Pair(
+      name='smollm2-135m with 10 layers',
+      target=_SMOLLM2,
+      draft=_SMOLLM2.with_layers(10),
+      splits=((1, 1), (4, 4)),
+    ),
+    Pair(
+      name='gemma3-270m with 6 layers',
+      target=_GEMMA3,
+      draft=_GEMMA3.with_layers(6),
+      splits=((1, 1),),
+    ),
+  ),
+  'large': (
+    Pair(
+      name='llama-8b with 1b',
+      target=_LLAMA_8B,
+      draft=_LLAMA_1B,
+      splits=((4, 4), (6, 2)),
+    ),
+    Pair(
+      name='llama-70b with 3b',
+      target=_LLAMA_70B,
+      draft=_LLAMA_3B,
+      splits=((4, 4), (6, 2)),
+    ),
+  ),
+}

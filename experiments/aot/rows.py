@@ -1,0 +1,117 @@
+"""Compiles one program and says what came of it."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from experiments.aot.targets import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A program to compile.
+
+  Attributes:
+    name: of the kernel or step.
+    shape: in words.
+    target: to compile for.
+    lower: returns the lowered program.
+  """
+
+  name: str
+  shape: str
+  target: Target
+  lower: Callable[[], jax.stages.Lowered]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """A line of the table.
+
+  Attributes:
+    name: of the kernel or step.
+    topology: that it was compiled for.
+    shape: in words.
+    status: 'fits', 'too large' (compiled, but not for that memory) or
+      'refused' by the compiler.
+    bytes_per_device: arguments, results and temporaries at once.
+    temp_bytes: of them the temporaries.
+    code_bytes: size of the code, where the compiler says.
+    flops: by the compiler's count, where it gives one; kernels count nothing.
+    bytes_accessed: likewise.
+    optimal_seconds: the compiler's own lower bound, where it gives one. It is
+      no measurement.
+    compile_seconds: wall time, on the machine that compiled.
+    message: of the compiler.
+  """
+
+  name: str
+  topology: str
+  shape: str
+  status: str
+  bytes_per_device: int | None = None
+  temp_bytes: int | None = None
+  code_bytes: int | None = None
+  flops: float | None = None
+  bytes_accessed: float | None = None
+  optimal_seconds: float | None = None
+  compile_seconds: float | None = None
+  message: str = ''
+
+
+def compile_job(job: Job) -> Row:
+  """Returns the row of a job; a refusal is a row, too."""
+  row = Row(
+    name=job.name, topology=job.target.topology, shape=job.shape, status='fits'
+  )
+  start = time.perf_counter()
+  try:
+    compiled = job.lower().compile()
+  except (
+    # What compilers and the lowering of kernels raise; NotImplementedError is
+    # a RuntimeError.
+    jax.errors.JaxRuntimeError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+  ) as error:
+    return dataclasses.replace(
+      row, status='refused', message=_first_lines(error)
+    )
+  seconds = time.perf_counter() - start
+  facts = _facts(compiled)
+  fits = facts['bytes_per_device'] <= job.target.bytes_per_device
+  return dataclasses.replace(
+    row,
+    status='fits' if fits else 'too large',
+    compile_seconds=round(seconds, 2),
+    **facts,
+  )
+
+
+def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
+  memory = compiled.memory_analysis()
+  cost = compiled.cost_analysis() or {}
+  total = (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+  )
+  optimal = cost.get('optimal_seconds', 0)
+  return {
+    'bytes_per_device': total,
+    'temp_bytes': memory.temp_size_in_bytes,
+    'code_bytes': memory.generated_code_size_in_bytes or None,
+    'flops': cost.get('flops'),
+    'bytes_accessed': cost.get('bytes accessed'),
+    # Negative where the compiler does not know.
+    'optimal_seconds': optimal if optimal > 0 else None,
+  }
+
+
+def _first_lines(error: Exception) -> str:
+  return ' '.join(str(error).split())[:600]

@@ -1,0 +1,154 @@
+"""The whole sharded steps of a pair: verify, decode, grow, advance."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from experiments.aot.models import Pair
+from experiments.aot.rows import Job
+from experiments.aot.targets import Target
+from swiftspec_jax import buckets, sharding, spec_step, tree_step, types
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
+from swiftspec_jax.drafting import tree_draft
+from swiftspec_jax.drafting.no_draft import NoDraft
+from swiftspec_jax.models import params as params_lib
+
+_TREE = TreeConfig()
+_DTYPE = jnp.bfloat16
+_CAPACITY = buckets.power_of_two(1_000) + 16
+_SAMPLING = {
+  'greedy': SamplingParams(),
+  'top-p': SamplingParams(temperature=0.7, top_k=50, top_p=0.9),
+}
+
+
+def jobs(pair: Pair, target: Target) -> Iterator[Job]:
+  """Yields the steps of a pair at each split that the target has."""
+  for split in pair.splits:
+    if not set(split) <= set(target.sizes):
+      continue
+    for name, lower in _steps(pair, split, target):
+      yield Job(
+        name=name,
+        shape=f'{pair.name} {split[0]}+{split[1]}',
+        target=target,
+        lower=lower,
+      )
+
+
+def _steps(pair, split, target):
+  """Yields names of steps and functions that lower them."""
+  for name, params in _SAMPLING.items():
+    options = (pair.target, split[0], target, params)
+    yield f'verify ({name})', functools.partial(_verify, *options)
+    yield f'decode ({name})', functools.partial(_decode, *options)
+  options = (pair.draft, split, target)
+  yield 'draft grow', functools.partial(_grow, *options)
+  yield 'draft advance', functools.partial(_advance, *options)
+
+
+def _verify(config, num_devices, target, params):
+  config, mesh = _place(config, target.devices[:num_devices])
+  num_nodes = _TREE.num_nodes
+  return tree_step.verify_step.lower(
+    params_lib.abstract_params(config, _DTYPE, mesh),
+    _decode_state(config, mesh, params),
+    _integers(mesh, 1, 3 * num_nodes + 3),
+    config=config,
+    max_nodes=num_nodes,
+  )
+
+
+def _decode(config, num_devices, target, params):
+  config, mesh = _place(config, target.devices[:num_devices])
+  return spec_step.decode_step.lower(
+    params_lib.abstract_params(config, _DTYPE, mesh),
+    None,
+    _decode_state(config, mesh, params),
+    config=config,
+    drafter=NoDraft(),
+  )
+
+
+def _grow(config, split, target):
+  config, mesh = _place(config, target.devices[split[0] : sum(split)])
+  return tree_draft.grow.lower(
+    params_lib.abstract_params(config, _DTYPE, mesh),
+    _draft_state(config, mesh),
+    _integers(mesh),
+    config=config,
+    tree_config=_TREE,
+  )
+
+
+def _advance(config, split, target):
+  config, mesh = _place(config, target.devices[split[0] : sum(split)])
+  return tree_draft.advance.lower(
+    params_lib.abstract_params(config, _DTYPE, mesh),
+    _draft_state(config, mesh),
+    _integers(mesh, 1, _TREE.num_nodes + 1),
+    _integers(mesh),
+    _integers(mesh),
+    config=config,
+    tree_config=_TREE,
+    num_nodes=_TREE.num_nodes,
+  )
+
+
+def _place(config: ModelConfig, devices) -> tuple[ModelConfig, Mesh]:
+  config = dataclasses.replace(config, num_shards=len(devices))
+  return config, sharding.make_mesh(devices)
+
+
+def _integers(mesh: Mesh, *shape: int) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(
+    shape, jnp.int32, sharding=sharding.replicated(mesh)
+  )
+
+
+def _decode_state(config, mesh, params) -> types.DecodeState:
+  """Returns the abstract state of one row."""
+  sampling = sampling_lib.make_state([params], config.vocab_size)
+  cache = dense.KVCacheConfig.of_model(config, 1, _CAPACITY, _DTYPE)
+  return types.DecodeState(
+    token_ids=_integers(mesh, 1, _CAPACITY),
+    lengths=_integers(mesh, 1),
+    prompt_lengths=_integers(mesh, 1),
+    max_lengths=_integers(mesh, 1),
+    target_cache=_on_mesh(
+      jax.eval_shape(functools.partial(cache.init, mesh)), mesh
+    ),
+    draft_state=None,
+    sampling=_on_mesh(sampling, mesh),
+  )
+
+
+def _draft_state(config, mesh) -> tree_draft.TreeDraftState:
+  init = functools.partial(
+    tree_draft.init,
+    config,
+    _TREE,
+    _DTYPE,
+    batch_size=1,
+    capacity=_CAPACITY,
+    mesh=mesh,
+  )
+  return _on_mesh(jax.eval_shape(init), mesh)
+
+
+def _on_mesh(tree: Any, mesh: Mesh) -> Any:
+  """Returns abstract arrays: those of a cache sharded, the others whole."""
+  rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
+
+  def place(x):
+    where = rows if x.ndim == 4 else sharding.replicated(mesh)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+  return jax.tree.map(place, tree)

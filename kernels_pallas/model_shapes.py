@@ -1,0 +1,67 @@
+"""Sizes of the models whose shapes the kernels are compiled and measured at."""
+
+import dataclasses
+import math
+
+TENSOR_PARALLEL = (1, 4, 8)
+NUM_TOKENS = (1, 8, 16)  # query tokens of a step
+CONTEXTS = (500, 1_000, 8_192, 32_768)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelShape:
+  """What kernels see of a model.
+
+  Attributes:
+    name: of the model.
+    num_heads: of queries.
+    num_kv_heads: G.
+    head_dim: E.
+    vocab_size: V.
+    window: of the sliding layers, None where there are none.
+  """
+
+  name: str
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  vocab_size: int
+  window: int | None = None
+
+  @property
+  def num_groups(self) -> int:
+    """Query heads for each kv head."""
+    return self.num_heads // self.num_kv_heads
+
+  def kv_heads_of(self, num_shards: int) -> int:
+    """Returns the kv heads of one of so many devices, padding included."""
+    return math.ceil(self.num_kv_heads / num_shards)
+
+  def vocab_of(self, num_shards: int) -> int:
+    """Returns the tokens of one of so many devices, padding included."""
+    return math.ceil(self.vocab_size / num_shards)
+
+
+def _model(name, num_heads, num_kv_heads, head_dim, vocab_size, window=None):
+  return ModelShape(
+    name=name,
+    num_heads=num_heads,
+    num_kv_heads=num_kv_heads,
+    head_dim=head_dim,
+    vocab_size=vocab_size,
+    window=window,
+  )
+
+
+MODELS = (
+  _model('llama-1b', 32, 8, 64, 128_256),
+  _model('llama-3b', 24, 8, 128, 128_256),
+  _model('llama-8b', 32, 8, 128, 128_256),
+  _model('llama-70b', 64, 8, 128, 128_256),
+  _model('qwen2-72b', 64, 8, 128, 152_064),
+  _model('smollm2-135m', 9, 3, 64, 49_152),
+  _model('smollm2-1.7b', 32, 32, 64, 49_152),
+  _model('gemma3-270m', 4, 1, 256, 262_144, 512),
+  _model('gemma3-4b', 8, 4, 256, 262_208, 1024),
+  _model('gemma3-27b', 32, 16, 128, 262_208, 1024),
+)

@@ -1,0 +1,1 @@
+"""Attention of a token tree and of the prefix before it, in one launch."""

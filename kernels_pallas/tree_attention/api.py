@@ -1,0 +1,109 @@
+"""Tree attention by the implementation that suits devices and shape.
+
+Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
+kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch
+from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def tree_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> jax.Array:
+  """Attention of new tokens to a prefix, seen by all, and a tree behind it.
+
+  Args:
+    queries: [B, T, G, Q, E], rotated.
+    keys: [B, G, S, E] of the cache, those of the new tokens included.
+    values: [B, G, S, E].
+    prefix_lengths: i32[B] rows that every token sees.
+    tree_mask: bool[B, T, M] which of the M rows behind the prefix each token
+      sees. None is a chain: each sees those up to its own.
+    positions: i32[B, T] of the tokens; read with a window only.
+    scale: of the scores.
+    window: a token sees no row of `position - window` or less.
+    soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of keys and values, whose first two axes alone may be sharded;
+      None is JAX's default device.
+
+  Returns:
+    [B, T, G, Q, E]; zeros for a token that sees nothing.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
+  arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
+  chosen = _choose(queries, keys, tree_mask, window, implementation, sharding)
+  if chosen == dispatch.REFERENCE:
+    return reference.tree_attention(*arrays, **options)
+  if tree_mask is None:
+    batch, num_tokens = positions.shape
+    chain = jnp.tri(num_tokens, dtype=bool)[None]
+    tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+  call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
+  if sharding is not None:
+    rows, heads = (*sharding.spec, None, None)[:2]
+    call = jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=(
+        P(rows, None, heads),
+        P(rows, heads),
+        P(rows, heads),
+        P(rows),
+        P(rows),
+        P(rows),
+      ),
+      out_specs=P(rows, None, heads),
+      check_vma=False,
+    )
+  return call(queries, keys, values, prefix_lengths, tree_mask, positions)
+
+
+def _choose(queries, keys, tree_mask, window, implementation, sharding):
+  """Returns the name of the implementation."""
+  shape = _local_shape(keys.shape, sharding)
+  tokens = (shape[0], queries.shape[1], shape[1], *queries.shape[3:])
+  tree_size = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
+  checks = {
+    name: functools.partial(
+      backend.check, tokens, shape, tree_size, queries.dtype
+    )
+    for name, backend in _BACKENDS.items()
+  }
+  described = (
+    f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
+    f'{tree_size} tree rows, window {window}'
+  )
+  platform = dispatch.platform_of(sharding)
+  return dispatch.choose(
+    'tree_attention', described, implementation, platform, checks
+  )
+
+
+def _local_shape(shape, sharding):
+  """Returns the shape of a device's part."""
+  return shape if sharding is None else sharding.shard_shape(shape)

@@ -1,0 +1,122 @@
+"""Shapes of tree attention in real models, for compilers and measurements."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import model_shapes
+
+_ROW_TILE = 128
+# Of the embedded pair in float32, and of a grown draft tree.
+_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
+_GROWN_TREE = 128
+_GROWN_CONTEXT = 1_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArgSpec:
+  """The arguments of one call, on one device.
+
+  Attributes:
+    name: models that have the shape, and the sizes.
+    num_tokens: T.
+    num_kv_heads: G.
+    num_groups: Q.
+    head_dim: E.
+    context: rows of the prefix.
+    tree_size: M.
+    dtype: of queries and cache.
+    window: of a sliding layer.
+    batch_size: B.
+  """
+
+  name: str
+  num_tokens: int
+  num_kv_heads: int
+  num_groups: int
+  head_dim: int
+  context: int
+  tree_size: int
+  dtype: str
+  window: int | None
+  batch_size: int = 1
+
+  @property
+  def capacity(self) -> int:
+    """S, in whole tiles."""
+    rows = self.context + self.tree_size
+    return math.ceil(rows / _ROW_TILE) * _ROW_TILE
+
+  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the abstract arguments of `tree_attention`."""
+    batch, tokens = self.batch_size, self.num_tokens
+    heads = (self.num_kv_heads, self.num_groups)
+    cache = (batch, self.num_kv_heads, self.capacity, self.head_dim)
+    return (
+      jax.ShapeDtypeStruct((batch, tokens, *heads, self.head_dim), self.dtype),
+      jax.ShapeDtypeStruct(cache, self.dtype),
+      jax.ShapeDtypeStruct(cache, self.dtype),
+      jax.ShapeDtypeStruct((batch,), jnp.int32),
+      jax.ShapeDtypeStruct((batch, tokens, self.tree_size), jnp.bool_),
+      jax.ShapeDtypeStruct((batch, tokens), jnp.int32),
+    )
+
+  def options(self) -> dict[str, float | int | None]:
+    """Returns the keyword arguments."""
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
+
+
+def arg_specs() -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it."""
+  names: dict[ArgSpec, list[str]] = {}
+  for model, spec in _all():
+    users = names.setdefault(spec, [])
+    if model not in users:
+      users.append(model)
+  return [
+    dataclasses.replace(spec, name=f'{"+".join(users)} {spec.name}')
+    for spec, users in names.items()
+  ]
+
+
+def _all() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields models and their shapes, the same ones several times."""
+  sizes = itertools.product(
+    model_shapes.MODELS,
+    model_shapes.TENSOR_PARALLEL,
+    model_shapes.CONTEXTS,
+    model_shapes.NUM_TOKENS,
+  )
+  for model, shards, context, num_tokens in sizes:
+    user = f'{model.name}/tp{shards}'
+    for window in dict.fromkeys((None, model.window)):
+      yield user, _spec(model, shards, context, num_tokens, window=window)
+    if num_tokens == 8 and context == _GROWN_CONTEXT:
+      yield user, _spec(model, shards, context, 8, tree_size=_GROWN_TREE)
+      yield user, _spec(model, shards, context, 8, batch_size=4)
+      if model.name in _FLOAT32_MODELS:
+        yield user, _spec(model, shards, context, 8, dtype='float32')
+
+
+def _spec(model, shards, context, num_tokens, **changes) -> ArgSpec:
+  fields = {
+    'num_tokens': num_tokens,
+    'num_kv_heads': model.kv_heads_of(shards),
+    'num_groups': model.num_groups,
+    'head_dim': model.head_dim,
+    'context': context,
+    'tree_size': num_tokens,
+    'dtype': 'bfloat16',
+    'window': None,
+    'batch_size': 1,
+    **changes,
+  }
+  name = (
+    f'B{fields["batch_size"]} T{num_tokens} M{fields["tree_size"]} '
+    f'ctx{context} {fields["dtype"]} window {fields["window"]}'
+  )
+  return ArgSpec(name=name, **fields)

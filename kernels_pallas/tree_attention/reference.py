@@ -1,0 +1,109 @@
+"""Tree attention in plain JAX: the definition that the kernels follow.
+
+Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
+kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+
+# What a masked score becomes. Finite, so that a row that sees nothing gives
+# finite numbers instead of NaN.
+MASKED_SCORE = -1e30
+
+
+def tree_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+) -> jax.Array:
+  """Attention of new tokens to a prefix, seen by all, and a tree behind it.
+
+  SwiftSpec paper, section 3.3: the mask covers the tree alone. The arguments
+  are those of `api.tree_attention`.
+  """
+  rows = jnp.arange(keys.shape[2])[None, None]
+  if tree_mask is None:
+    chain = jnp.arange(queries.shape[1])[None] + prefix_lengths[:, None]
+    visible = rows <= chain[:, :, None]
+  else:
+    visible = visible_rows(prefix_lengths, tree_mask, keys.shape[2])
+  if window is not None:
+    # Rows of the prefix and of a chain lie at their position; a tree is
+    # shallower than the window (the caller checks).
+    visible &= positions[:, :, None] - rows < window
+  return masked_attention(queries, keys, values, visible, scale, soft_cap)
+
+
+def visible_rows(
+  prefix_lengths: jax.Array, tree_mask: jax.Array, num_rows: int
+) -> jax.Array:
+  """Returns bool[B, T, S]: the whole prefix, and behind it the mask.
+
+  Args:
+    prefix_lengths: i32[B] rows of the prefix.
+    tree_mask: bool[B, T, M] over the M rows behind the prefix.
+    num_rows: of the result.
+  """
+  offsets = jnp.arange(num_rows)[None] - prefix_lengths[:, None]
+  size = tree_mask.shape[2]
+  behind = jnp.take_along_axis(
+    tree_mask, jnp.clip(offsets, 0, size - 1)[:, None], axis=2
+  )
+  is_behind = (offsets >= 0) & (offsets < size)
+  return (offsets < 0)[:, None] | (behind & is_behind[:, None])
+
+
+def masked_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  visible: jax.Array,
+  scale: float,
+  soft_cap: float | None = None,
+) -> jax.Array:
+  """Softmax attention with any mask, scores in float32.
+
+  Args:
+    queries: [B, T, G, Q, E].
+    keys: [B, G, S, E].
+    values: [B, G, S, E].
+    visible: bool[B, T, S], True where a query may attend.
+    scale: of the scores.
+    soft_cap: of the scores.
+
+  Returns:
+    [B, T, G, Q, E]; zeros for a token that sees nothing.
+  """
+  batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
+  # Tokens and query groups side by side: one product per kv head.
+  grouped = jnp.moveaxis(queries, 1, 3).reshape(
+    batch, num_kv_heads, num_groups * num_tokens, head_dim
+  )
+  scores = jnp.einsum(
+    'bgne,bgse->bgns',
+    grouped,
+    keys,
+    preferred_element_type=jnp.float32,
+  ).reshape(batch, num_kv_heads, num_groups, num_tokens, -1)
+  scores *= scale
+  if soft_cap is not None:
+    scores = soft_cap * jnp.tanh(scores / soft_cap)
+  scores = jnp.where(visible[:, None, None], scores, MASKED_SCORE)
+  probs = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  output = jnp.einsum(
+    'bgns,bgse->bgne',
+    probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
+    values,
+  )
+  output = output.reshape(batch, num_kv_heads, num_groups, num_tokens, head_dim)
+  sees_any = visible.any(axis=2)[:, None, None, :, None]
+  output = jnp.where(sees_any, output, jnp.zeros((), output.dtype))
+  return jnp.moveaxis(output, 3, 1)

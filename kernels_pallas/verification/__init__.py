@@ -1,0 +1,1 @@
+"""From scores of the vocabulary to the accepted path and its tokens."""

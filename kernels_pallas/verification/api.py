@@ -1,0 +1,69 @@
+"""Verification of a tree by the implementation that suits devices and shape.
+
+Legend: B rows, T nodes of the tree, V vocabulary.
+"""
+
+import functools
+
+import jax
+from jax.sharding import Sharding
+
+from kernels_pallas import dispatch
+from kernels_pallas.verification import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def verify_tree(
+  scores: jax.Array,
+  token_ids: jax.Array,
+  parents: jax.Array,
+  sizes: jax.Array,
+  ancestor_mask: jax.Array,
+  *,
+  implementation: str = 'auto',
+  sharding: Sharding | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Chooses a token behind each node and follows the nodes that are chosen.
+
+  All implementations decide alike, bit for bit: they compare and never round.
+
+  Args:
+    scores: f32[B, T, V]; the highest one is the target's choice behind a node,
+      the first of equal ones. Logits, or those of the law with Gumbel noise.
+      Not NaN.
+    token_ids: i32[B, T] of the nodes.
+    parents: i32[B, T], smaller than the index; -1 for root and padding.
+    sizes: i32[B] nodes that count, the root among them; padding comes last.
+    ancestor_mask: bool[B, T, T] of the parents.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of an array on the same devices; None is JAX's default device.
+
+  Returns:
+    Tokens i32[B, T]: the accepted ones, the one behind them, then -1; number
+    of accepted nodes i32[B], the root not counted; path i32[B, T]: indices of
+    root and accepted nodes, then zeros.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+
+  def check(backend):
+    if sharding is not None and len(sharding.device_set) > 1:
+      raise NotImplementedError(
+        f'the vocabulary is shared by {len(sharding.device_set)} devices'
+      )
+    backend.check(scores.shape, scores.dtype)
+
+  chosen = dispatch.choose(
+    'verify_tree',
+    f'scores {scores.dtype}{list(scores.shape)}',
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(check, backend)
+      for name, backend in _BACKENDS.items()
+    },
+  )
+  backend = _BACKENDS.get(chosen, reference)
+  return backend.verify_tree(scores, token_ids, parents, sizes, ancestor_mask)

@@ -1,0 +1,37 @@
+"""Sample and match on a tree in plain JAX: what the kernels follow.
+
+Legend: B rows, T nodes of the tree, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+
+NO_TOKEN = -1  # fills tokens behind the last output
+
+
+def verify_tree(
+  scores: jax.Array,
+  token_ids: jax.Array,
+  parents: jax.Array,
+  sizes: jax.Array,
+  ancestor_mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Chooses a token behind each node and follows the nodes that are chosen.
+
+  The arguments are those of `api.verify_tree`.
+  """
+  choices = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+  num_nodes = choices.shape[1]
+  wanted = jnp.take_along_axis(choices, jnp.maximum(parents, 0), axis=1)
+  nodes = jnp.arange(num_nodes)[None]
+  is_node = nodes < sizes[:, None]
+  matches = (nodes == 0) | ((token_ids == wanted) & is_node)
+  # Siblings differ, so that the nodes whose ancestors match are one path.
+  is_accepted = ~jnp.any(ancestor_mask & ~matches[:, None], axis=2)
+  num_accepted = is_accepted.sum(axis=1, dtype=jnp.int32) - 1
+  # A child stands behind its parent: in order of index is from the root down.
+  path = jnp.argsort(~is_accepted, axis=1, stable=True).astype(jnp.int32)
+  is_output = nodes <= num_accepted[:, None]
+  path = jnp.where(is_output, path, 0)
+  output = jnp.take_along_axis(choices, path, axis=1)
+  return jnp.where(is_output, output, NO_TOKEN), num_accepted, path

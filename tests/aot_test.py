@@ -1,0 +1,55 @@
+"""Rows of the table of `make aot`, and shapes that its kernels accept."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from experiments.aot import rows, targets
+from experiments.aot.kernels import KERNELS
+from kernels_pallas.tree_attention import arg_specs as attention_specs
+from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu
+
+HOST = targets.Target(
+  name='host', platform='cpu', topology='host', bytes_per_device=10_000
+)
+
+
+def row_of(shape, fn=jnp.sin):
+  array = jax.ShapeDtypeStruct((shape,), jnp.float32)
+  return rows.compile_job(
+    rows.Job(
+      name='sin',
+      shape=f'[{shape}]',
+      target=HOST,
+      lower=lambda: jax.jit(fn).lower(array),
+    )
+  )
+
+
+def test_status_says_what_fits():
+  row = row_of(1_000)
+  assert (row.status, row.bytes_per_device) == ('fits', 8_000)
+  assert row.compile_seconds > 0
+  assert row_of(2_000).status == 'too large'
+
+
+def test_a_refusal_is_a_row():
+  def refuse(x):
+    raise NotImplementedError('no such\n  instruction')
+
+  row = row_of(8, refuse)
+  assert (row.status, row.message) == ('refused', 'no such instruction')
+
+
+def test_every_shape_is_one_that_the_kernels_take():
+  for spec in attention_specs.arg_specs():
+    queries, keys, _, _, mask, _ = spec.arrays()
+    for backend in (pallas_tpu, pallas_gpu):
+      backend.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
+
+
+def test_shapes_are_listed_once():
+  for specs, _ in KERNELS.values():
+    sizes = {dataclasses.replace(spec, name='') for spec in specs}
+    assert len(sizes) == len(specs)

@@ -1,0 +1,81 @@
+"""Models run on kernels as they do without them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import model_cases
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+import swiftspec_jax as ss
+from kernels_pallas import dispatch
+from swiftspec_jax import testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.models import decoder
+
+CONFIG = ss.ModelConfig(
+  family='llama',
+  vocab_size=270,
+  num_layers=2,
+  embed_dim=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=64,
+  ffw_dim=32,
+  max_context=128,
+  sliding_window=16,
+  sliding_layers=(True, False),
+)
+
+
+def hidden_states(model, config):
+  """Of a tree behind a prefix; the prefix is taken in by the reference."""
+  token_ids = model_cases.token_ids()
+  num_nodes = len(model_cases.PARENTS)
+  cache = dense.KVCacheConfig.of_model(config, 1, 128, jnp.float32)
+  _, cache = decoder.forward(
+    model.params,
+    config,
+    jnp.asarray(token_ids[None, : model_cases.NUM_PREFIX]),
+    cache.init(model.mesh),
+    starts=jnp.zeros(1, jnp.int32),
+    context=128,
+  )
+  cache = dense.extend(cache, jnp.asarray([model_cases.NUM_PREFIX]))
+  return decoder.forward(
+    model.params,
+    config,
+    jnp.asarray(token_ids[None, -num_nodes:]),
+    cache,
+    starts=cache.kv_lengths,
+    positions=cache.kv_lengths[:, None] + model_cases.tree_depths()[None],
+    attention_mask=jnp.asarray(model_cases.tree_mask()[None]),
+  )[0]
+
+
+def test_a_model_on_kernels_gives_the_same():
+  model = testing.random_model(CONFIG)
+  on_kernels = dataclasses.replace(model.config, kernels='pallas_tpu')
+  with pltpu.force_tpu_interpret_mode():
+    got = hidden_states(model, on_kernels)
+  want = hidden_states(model, model.config)
+  np.testing.assert_allclose(got, want, atol=2e-6)
+  chosen = [
+    (choice.implementation, choice.reason) for choice in dispatch.choices()
+  ]
+  assert ('pallas_tpu', 'asked for') in chosen
+  assert ('reference', 'no kernel for cpu') in chosen
+
+
+def test_kernels_of_other_devices_are_refused(model):
+  assert jax.default_backend() == 'cpu'
+  with pytest.raises(ss.UserError, match="kernels='pallas_tpu' cannot run"):
+    ss.load(model, kernels='pallas_tpu')
+  assert ss.load(model, kernels='reference').config.kernels == 'reference'
+
+
+def test_unknown_kernels_are_named():
+  with pytest.raises(ss.UserError, match="kernels='fast' must be one of auto"):
+    dataclasses.replace(CONFIG, kernels='fast')

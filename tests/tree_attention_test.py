@@ -1,0 +1,316 @@
+"""One test body for all implementations of tree attention, interpreted.
+
+The oracle is a loop in float64 over the rows that a token sees. Tolerances:
+float32 products and sums over up to 400 rows, and an exponential, keep six
+digits; the oracle reads the same rounded bfloat16 inputs, so that what is left
+there are the weights and the output, each rounded to 8 bits.
+"""
+
+import dataclasses
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kernels_pallas import dispatch
+from kernels_pallas.tree_attention import (
+  api,
+  mask_words,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+
+TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
+
+
+def interpret_tpu():
+  """Copies are simulated; races and reads of unwritten memory show."""
+  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
+
+
+IMPLEMENTATIONS = {
+  'reference': reference.tree_attention,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.tree_attention,
+    config=pallas_tpu.Config(block_kv=128, num_heads=2),
+    interpret=interpret_tpu(),
+  ),
+  'pallas_gpu': functools.partial(
+    pallas_gpu.tree_attention,
+    config=pallas_gpu.Config(block_kv=32, num_splits=3),
+    interpret=True,
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """Sizes as in the kernels' legend."""
+
+  prefix_lengths: tuple[int, ...]
+  num_tokens: int = 5
+  num_kv_heads: int = 2
+  num_groups: int = 3
+  head_dim: int = 64
+  capacity: int = 256
+  tree_size: int = 5
+  dtype: str = 'float32'
+  window: int | None = None
+  soft_cap: float | None = None
+
+
+CASES = {
+  # Trees that end before, at and behind the edge of a tile, and an empty
+  # prefix.
+  'edges': Case(prefix_lengths=(0, 123, 124, 128), capacity=256),
+  'one_token': Case(
+    prefix_lengths=(127, 200), num_tokens=1, tree_size=1, num_groups=4
+  ),
+  # A draft's new leaves before a grown tree; odd numbers of heads.
+  'grown_tree': Case(
+    prefix_lengths=(31, 190),
+    num_tokens=8,
+    tree_size=66,
+    num_kv_heads=3,
+    num_groups=1,
+    head_dim=128,
+  ),
+  'window': Case(
+    prefix_lengths=(3, 333), capacity=384, window=40, soft_cap=5.0
+  ),
+  'bfloat16': Case(
+    prefix_lengths=(100, 251), dtype='bfloat16', head_dim=128, num_groups=4
+  ),
+}
+
+
+def ancestor_mask(parents, tree_size):
+  """Rows of the last tokens of a tree; parents come before children."""
+  mask = np.eye(tree_size, dtype=bool)
+  for node in range(1, tree_size):
+    mask[node] |= mask[parents[node] % node]
+  return mask
+
+
+def arguments(case, seed=0, masks=None):
+  """Random arrays; rows that no token may see are large."""
+  random = np.random.default_rng(seed)
+  batch = len(case.prefix_lengths)
+  if masks is None:
+    masks = [
+      ancestor_mask(random.integers(0, 1000, case.tree_size), case.tree_size)
+      for _ in range(batch)
+    ]
+  masks = np.stack(masks)[:, -case.num_tokens :]
+  lengths = np.asarray(case.prefix_lengths, np.int32)
+  depths = masks.sum(axis=2, dtype=np.int32) - 1
+  cache = (batch, case.num_kv_heads, case.capacity, case.head_dim)
+  queries = random.normal(
+    size=(
+      batch,
+      case.num_tokens,
+      case.num_kv_heads,
+      case.num_groups,
+      case.head_dim,
+    )
+  )
+  keys, values = random.normal(size=cache), random.normal(size=cache)
+  ends = lengths + case.tree_size
+  for row, end in enumerate(ends):
+    keys[row, :, end:] = 1e4
+    values[row, :, end:] = 1e4
+  return (
+    *(jnp.asarray(x, case.dtype) for x in (queries, keys, values)),
+    jnp.asarray(lengths),
+    jnp.asarray(masks),
+    jnp.asarray(lengths[:, None] + np.maximum(depths, 0)),
+  )
+
+
+def oracle(
+  queries, keys, values, lengths, masks, positions, scale, window, soft_cap
+):
+  """Plain Python over tokens and rows, in float64."""
+  queries, keys, values = (
+    np.asarray(x.astype(jnp.float32), np.float64)
+    for x in (queries, keys, values)
+  )
+  lengths, masks, positions = map(np.asarray, (lengths, masks, positions))
+  out = np.zeros(queries.shape)
+  for b, t in np.ndindex(queries.shape[:2]):
+    rows = [*range(lengths[b]), *(lengths[b] + np.flatnonzero(masks[b, t]))]
+    if window is not None:
+      rows = [row for row in rows if positions[b, t] - row < window]
+    if not rows:
+      continue
+    for g, q in np.ndindex(queries.shape[2:4]):
+      scores = keys[b, g, rows] @ queries[b, t, g, q] * scale
+      if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+      weights = np.exp(scores - scores.max())
+      out[b, t, g, q] = weights @ values[b, g, rows] / weights.sum()
+  return out
+
+
+@functools.cache
+def compiled(name, case):
+  options = {
+    'scale': case.head_dim**-0.5,
+    'window': case.window,
+    'soft_cap': case.soft_cap,
+  }
+  return jax.jit(functools.partial(IMPLEMENTATIONS[name], **options))
+
+
+def check(name, case, arrays):
+  got = compiled(name, case)(*arrays)
+  assert got.dtype == case.dtype
+  got = np.asarray(got.astype(jnp.float32))
+  want = oracle(
+    *arrays,
+    scale=case.head_dim**-0.5,
+    window=case.window,
+    soft_cap=case.soft_cap,
+  )
+  tolerance = TOLERANCES[case.dtype]
+  np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
+  return got
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints what it finds."""
+  yield
+  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_equals_oracle(name, case):
+  check(name, CASES[case], arguments(CASES[case]))
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_row_that_sees_nothing_gives_zeros(name):
+  case = CASES['edges']
+  *arrays, masks, positions = arguments(case)
+  masks = masks.at[:, 1].set(False)
+  got = check(name, case, (*arrays, masks, positions))
+  assert not got[0, 1].any()  # no prefix, nothing of the tree
+  assert got[0, 2].all()
+  assert got[1, 1].all()  # the prefix alone
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """The same tokens with other ones behind them, and a longer tree."""
+  case = CASES['edges']
+  *arrays, masks, positions = arguments(case)
+  got = check(name, case, (*arrays, masks, positions))
+  wide = dataclasses.replace(case, num_tokens=8, tree_size=8)
+  queries, *cache, lengths = arrays
+  rows = ((0, 0), (0, 3))
+  padded = check(
+    name,
+    wide,
+    (
+      jnp.pad(queries, (*rows, *((0, 0),) * 3)),
+      *cache,
+      lengths,
+      jnp.pad(masks, (*rows, (0, 3))),
+      jnp.pad(positions, rows),
+    ),
+  )
+  np.testing.assert_allclose(padded[:, :5], got, atol=1e-6)
+
+
+parents = st.lists(st.integers(0, 1000), min_size=5, max_size=5)
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@hypothesis.given(trees=st.lists(parents, min_size=4, max_size=4))
+@hypothesis.settings(
+  max_examples=3,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_any_tree(name, trees):
+  case = CASES['edges']
+  masks = [ancestor_mask(tree, case.tree_size) for tree in trees]
+  check(name, case, arguments(case, masks=masks))
+
+
+@hypothesis.given(
+  mask=st.lists(st.booleans(), min_size=70, max_size=70),
+  length=st.integers(0, 20),
+)
+@hypothesis.settings(max_examples=20, deadline=None)
+def test_words_hold_the_mask(mask, length):
+  words = mask_words.pack(jnp.asarray(mask)[None, None])
+  columns = [words[0, :, i : i + 1] for i in range(words.shape[2])]
+  offsets = jnp.arange(150) - length
+  visible = mask_words.is_visible(columns, offsets[None])[0]
+  want = [True] * length + mask
+  assert visible.tolist() == want + [False] * (150 - len(want))
+
+
+def test_chain_is_the_lower_triangle():
+  case = dataclasses.replace(CASES['edges'], tree_size=5)
+  chain = np.tri(5, dtype=bool)
+  arrays = arguments(case, masks=[chain] * 4)
+  options = {'scale': 0.125, 'implementation': 'reference'}
+  with_mask = api.tree_attention(*arrays, **options)
+  without = api.tree_attention(*arrays[:4], None, arrays[5], **options)
+  np.testing.assert_array_equal(with_mask, without)
+
+
+def test_each_device_takes_its_heads():
+  """The TPU kernel on two simulated devices that share the heads."""
+  case = CASES['one_token']
+  arrays = arguments(case)
+  mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
+  sharding = NamedSharding(mesh, PartitionSpec('data', 'model', None, None))
+  placed = [
+    jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for x in arrays
+  ]
+  with pltpu.force_tpu_interpret_mode(interpret_tpu()):
+    got = jax.jit(
+      functools.partial(
+        api.tree_attention,
+        scale=0.125,
+        implementation='pallas_tpu',
+        sharding=sharding,
+      )
+    )(*placed)
+  want = reference.tree_attention(*arrays, scale=0.125)
+  np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_choice_and_reason_can_be_read():
+  case = dataclasses.replace(CASES['edges'], head_dim=32)
+  arrays = arguments(case)
+  api.tree_attention(*arrays, scale=1.0)
+  newest = dispatch.choices()[-1]
+  assert newest.kernel == 'tree_attention'
+  assert newest.implementation == 'reference'
+  assert newest.reason == 'no kernel for cpu'
+  with pytest.raises(NotImplementedError, match='head_dim 32'):
+    api.tree_attention(*arrays, scale=1.0, implementation='pallas_tpu')
+
+
+def test_auto_falls_back_with_the_reason():
+  def refuse():
+    raise NotImplementedError('too wide')
+
+  checks = {'pallas_gpu': refuse, 'pallas_tpu': lambda: None}
+  assert dispatch.choose('x', 'wide', 'auto', 'gpu', checks) == 'reference'
+  assert dispatch.choose('x', 'wide', 'auto', 'tpu', checks) == 'pallas_tpu'
+  reasons = [c.reason for c in dispatch.choices() if c.kernel == 'x']
+  assert reasons == ['pallas_gpu cannot do it: too wide', 'made for tpu']
