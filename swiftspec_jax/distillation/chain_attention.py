@@ -109,12 +109,12 @@ def _attention(queries, keys, values, visible, chain, scale):
     jnp.where(
       visible[:, None, None],
       _product('bsgqe,btge->bgqst', queries, keys) * scale,
-      layers.MASKED_SCORE,
+      reference.MASKED_SCORE,
     )
   ]
   for own_keys, _, is_valid in chain:
     own = _product('bsgqe,bsge->bgqs', queries, own_keys) * scale
-    own = jnp.where(is_valid[:, None, None], own, layers.MASKED_SCORE)
+    own = jnp.where(is_valid[:, None, None], own, reference.MASKED_SCORE)
     scores.append(own[..., None])
   probs = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
   probs = probs.astype(values.dtype)
