@@ -169,16 +169,17 @@ def _measure_steps(
 def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
   """Returns the decoder of one of `evaluation_report.MODES`."""
   if mode == evaluation_report.CHAIN:
-    return ss.Decoder(
-      target,
-      draft,
-      num_speculative_tokens=evaluation_report.CHAIN_LENGTH,
-      batch_size=_BATCH_SIZE.value,
+    # A tree of one leaf, as drafts that read features have no other chains.
+    length = evaluation_report.CHAIN_LENGTH
+    tree = ss.TreeConfig(
+      num_nodes=length + 1, num_draft_steps=length, width=1, branching=1
     )
+  else:
+    tree = _tree(int(mode.removeprefix('tree')))
   return ss.Decoder(
     target,
     draft,
-    tree=_tree(int(mode.removeprefix('tree'))),
+    tree=tree,
     batch_size=_BATCH_SIZE.value,
     run_ahead=tree_flags.run_ahead(),
   )

@@ -109,14 +109,26 @@ def test_acceptance_is_that_of_decoding(flags, model, tmp_path):
 
   target = ss.load(model)
   draft = ss.load(flags[1].partition('=')[2], draft_of=target)
-  results = ss.generate(
+  trees = ss.generate(
     target,
     QUESTIONS,
     draft=draft,
     tree=ss.TreeConfig(num_nodes=16),
     max_new_tokens=24,
   )
-  lines = [line for line in read_lines(tmp_path) if line['mode'] == 'tree16']
+  chains = ss.generate(
+    target,
+    QUESTIONS,
+    draft=draft,
+    num_speculative_tokens=4,
+    max_new_tokens=24,
+  )
+  for mode, results in (('chain4', chains), ('tree16', trees)):
+    check_lines(tmp_path, mode, results)
+
+
+def check_lines(directory, mode, results):
+  lines = [line for line in read_lines(directory) if line['mode'] == mode]
   for line, result in zip(lines, results, strict=True):
     assert tuple(line['token_ids']) == result.token_ids
     assert line['num_accepted'] == result.stats.num_accepted
