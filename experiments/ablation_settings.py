@@ -1,6 +1,7 @@
 """The configurations that the ablation compares."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,22 @@ SWEEPS = {
   'width': (4, 8, 16),
   'num_draft_steps': (1, 2, 4, 6),
 }
+# Hybrid trees: what the text suggests besides the draft model.
+LOOKUPS = {
+  'prompt_lookup': {'prompt_lookup': True},
+  'suffix_lookup': {'suffix_lookup': True},
+  'hybrid': {'prompt_lookup': True, 'suffix_lookup': True},
+}
 MAIN = (
   'autoregressive',
   'serial',
+  *(f'serial_{name}' for name in LOOKUPS),
   'async_lockstep',
   'async',
   'async_coverage',
   'async_adaptive',
   'async_restart',
+  *(f'async_{name}' for name in LOOKUPS),
 )
 # Where the flags leave them off.
 _COVERAGE = 1.0
@@ -49,20 +58,33 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
     run_ahead: of all but the autoregressive and the lock-step row.
   """
   base = dataclasses.replace(
-    tree, coverage=0.0, is_adaptive=False, num_restart_steps=0
+    tree,
+    coverage=0.0,
+    is_adaptive=False,
+    num_restart_steps=0,
+    prompt_lookup=False,
+    suffix_lookup=False,
   )
 
-  def asynchronous(name, run_ahead=run_ahead, **changes):
+  def make(name, mode, run_ahead=run_ahead, **changes):
     return Configuration(
       name=name,
-      mode='async',
+      mode=mode,
       tree=dataclasses.replace(base, **changes),
       run_ahead=run_ahead,
     )
 
+  def lookups(mode):
+    return [
+      make(f'{mode}_{name}', mode, **changes)
+      for name, changes in LOOKUPS.items()
+    ]
+
+  asynchronous = functools.partial(make, mode='async')
   main = [
     Configuration(name='autoregressive', mode='autoregressive'),
-    Configuration(name='serial', mode='serial', tree=base, run_ahead=run_ahead),
+    make('serial', 'serial'),
+    *lookups('serial'),
     asynchronous('async_lockstep', run_ahead=0),
     asynchronous('async'),
     asynchronous('async_coverage', coverage=tree.coverage or _COVERAGE),
@@ -71,14 +93,10 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
       'async_restart',
       num_restart_steps=tree.num_restart_steps or _NUM_RESTART_STEPS,
     ),
+    *lookups('async'),
   ]
   swept = [
-    Configuration(
-      name=sweep_name(mode, field, value),
-      mode=mode,
-      tree=dataclasses.replace(base, **{field: value}),
-      run_ahead=run_ahead,
-    )
+    make(sweep_name(mode, field, value), mode, **{field: value})
     for field, values in SWEEPS.items()
     for value in values
     if value != getattr(base, field)

@@ -37,6 +37,8 @@ class Record:
   num_rounds: int
   num_drafted: int
   num_accepted: int
+  drafted_per_position: tuple[int, ...]
+  accepted_per_position: tuple[int, ...]
   acceptance_length: float
   num_hits: int
   num_late_hits: int
@@ -74,6 +76,8 @@ def make_record(
     num_rounds=stats.num_rounds,
     num_drafted=stats.num_drafted,
     num_accepted=stats.num_accepted,
+    drafted_per_position=stats.drafted_per_position,
+    accepted_per_position=stats.accepted_per_position,
     acceptance_length=stats.acceptance_length,
     num_hits=stats.num_hits,
     num_late_hits=stats.num_late_hits,
@@ -168,13 +172,17 @@ def _read_records(path: pathlib.Path) -> list[Record]:
   for number, values in enumerate(read_lines(path), start=1):
     try:
       records.append(
-        Record(**{**values, 'token_ids': tuple(values['token_ids'])})
+        Record(**{k: _as_tuple(value) for k, value in values.items()})
       )
-    except (TypeError, KeyError) as error:
+    except (TypeError, AttributeError) as error:
       raise errors.UserError(
         f'{path}, line {number}: not a result: {error!r}'
       ) from error
   return records
+
+
+def _as_tuple(value: Any) -> Any:
+  return tuple(value) if isinstance(value, list) else value
 
 
 def read_lines(path: pathlib.Path) -> list[Any]:

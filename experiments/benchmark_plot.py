@@ -27,10 +27,10 @@ def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:
   speedup, speed = figure.subplots(2, sharex=True)
   colors = dict(zip(summary, _COLORS, strict=False))
   compared = [mode for mode in summary if mode != BASELINE] or list(summary)
-  _bars(speedup, summary, compared, groups, 'speedup', '{:.2f}', colors)
+  bars(speedup, summary, compared, groups, 'speedup', '{:.2f}', colors)
   speedup.axhline(1, color=colors.get(BASELINE, 'black'), linewidth=1, zorder=1)
   speedup.set_ylabel(f'speedup over\n{BASELINE}')
-  _bars(
+  bars(
     speed, summary, list(summary), groups, 'tokens_per_second', '{:.0f}', colors
   )
   speed.set_ylabel('tokens per second')
@@ -49,8 +49,18 @@ def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:
   return output.getvalue()
 
 
-def _bars(axes, summary, modes, groups, key, form, colors):
-  """Draws a group of bars for each task, one bar for each of `modes`."""
+def bars(axes, summary, modes, groups, key, form, colors):
+  """Draws a group of bars for each task, one bar for each of `modes`.
+
+  Args:
+    axes: of matplotlib.
+    summary: as `benchmark_report.summarize` returns it.
+    modes: the order of the bars in a group.
+    groups: tasks; what is none stands for all of them.
+    key: of the figure that is drawn.
+    form: of the labels.
+    colors: of each mode.
+  """
   width = 0.8 / len(modes)
   for i, mode in enumerate(modes):
     figures = summary[mode]

@@ -18,10 +18,20 @@ def target_step_seconds(decoder: ss.Decoder) -> float:
   """Returns the median time of a verification.
 
   Args:
-    decoder: with a tree, warmed up; its rows are lost.
+    decoder: with a tree; its rows may be idle, and are lost.
   """
   jax.block_until_ready(decoder.dispatch())
   return _median(lambda: jax.block_until_ready(decoder.pipeline.verify()))
+
+
+def round_seconds(decoder: ss.Decoder) -> float:
+  """Returns the median time of a round; in plain decoding a target step.
+
+  Args:
+    decoder: whose rows may be idle; they are lost.
+  """
+  jax.block_until_ready(decoder.dispatch())
+  return _median(lambda: jax.block_until_ready(decoder.dispatch()))
 
 
 def draft_step_seconds(

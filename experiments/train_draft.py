@@ -22,6 +22,7 @@ from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
   losses,
+  shards,
   student,
   training,
 )
@@ -63,6 +64,12 @@ _LOSSES = {
     ('total_variation', 0.0, 'probability that sampling rejects'),
   )
 }
+_READS_FEATURES = flags.DEFINE_bool(
+  'reads_features',
+  False,
+  "The draft reads outputs of the target's layers (EAGLE-3), those that "
+  'generate_data --feature_layers stored.',
+)
 _DEFAULTS = training.TrainingConfig.__dataclass_fields__
 _TRAINING = {
   name: define(name, _DEFAULTS[name].default, text)
@@ -75,6 +82,11 @@ _TRAINING = {
     ('clip_norm', flags.DEFINE_float, 'Longest gradient.'),
     ('prompt_weight', flags.DEFINE_float, 'Of tokens of prompts.'),
     ('user_weight', flags.DEFINE_float, "Of the target's words as a user."),
+    (
+      'num_passes',
+      flags.DEFINE_integer,
+      'With --reads_features: length of the chains that it is trained for.',
+    ),
   )
 }
 _COMPUTE_DTYPE = flags.DEFINE_enum(
@@ -124,9 +136,13 @@ def main() -> None:
 def _config() -> training.TrainingConfig:
   platform = jax.devices()[0].platform
   default = 'float32' if platform == 'cpu' else 'bfloat16'
+  feature_layers = ()
+  if _READS_FEATURES.value:
+    feature_layers = shards.feature_layers(pathlib.Path(_DATA.value))
   return training.TrainingConfig(
     student=student.StudentConfig(
       init_layers=flags_lib.layers('init_layers'),
+      feature_layers=feature_layers,
       num_layers=_NUM_LAYERS.value,
       **{name: holder.value for name, holder in _SIZES.items()},
     ),

@@ -40,8 +40,19 @@ _COVERAGE = flags.DEFINE_float(
 _ADAPTIVE = flags.DEFINE_bool(
   'adaptive',
   _DEFAULTS.is_adaptive,
-  'Choose --num_nodes (up to the value given) and --num_draft_steps while '
-  'decoding.',
+  'Choose --num_nodes and --num_draft_steps (up to the values given) while '
+  'decoding, and decode plainly where no tree pays.',
+)
+_TREE_PROMPT_LOOKUP = flags.DEFINE_bool(
+  'tree_prompt_lookup',
+  _DEFAULTS.prompt_lookup,
+  'Put what followed the longest earlier match of the last tokens into the '
+  'tree, too.',
+)
+_TREE_SUFFIX_LOOKUP = flags.DEFINE_bool(
+  'tree_suffix_lookup',
+  _DEFAULTS.suffix_lookup,
+  'Put what followed several earlier matches into the tree, too.',
 )
 _FORCED_ACCEPTANCE = flags.DEFINE_float(
   'forced_acceptance',
@@ -67,6 +78,8 @@ def config() -> ss.TreeConfig:
     num_restart_steps=_NUM_RESTART_STEPS.value,
     coverage=_COVERAGE.value,
     is_adaptive=_ADAPTIVE.value,
+    prompt_lookup=_TREE_PROMPT_LOOKUP.value,
+    suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
     forced_acceptance=_FORCED_ACCEPTANCE.value,
   )
 
@@ -86,6 +99,8 @@ def to_json() -> dict[str, Any]:
     _NUM_RESTART_STEPS,
     _COVERAGE,
     _ADAPTIVE,
+    _TREE_PROMPT_LOOKUP,
+    _TREE_SUFFIX_LOOKUP,
     _FORCED_ACCEPTANCE,
     _RUN_AHEAD,
   )

@@ -77,6 +77,10 @@ class ModelConfig:
   # Of a draft that can only propose so many of the tokens; its parameter
   # `output_token_ids` names them.
   output_vocab_size: int | None = None
+  # Of a draft that reads outputs of these layers of its target: their numbers,
+  # and how wide they are side by side.
+  feature_layers: tuple[int, ...] = ()
+  feature_dim: int = 0
   num_shards: int = 1
   kernels: str = 'auto'
 
@@ -108,6 +112,16 @@ class ModelConfig:
         f'sliding_layers names {len(self.sliding_layers)} layers, the model '
         f'has {self.num_layers}'
       )
+    if bool(self.feature_layers) != bool(self.feature_dim):
+      raise errors.UserError(
+        f'feature_layers={self.feature_layers} and '
+        f'feature_dim={self.feature_dim} belong together; give both or none'
+      )
+
+  @property
+  def reads_features(self) -> bool:
+    """Whether it is a draft that reads outputs of its target's layers."""
+    return bool(self.feature_layers)
 
   @property
   def num_query_groups(self) -> int:
@@ -178,7 +192,7 @@ class ModelConfig:
     values = dict(values)
     if values.get('rope_scaling') is not None:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
-    for field in ('eos_token_ids', 'sliding_layers'):
+    for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)
 
@@ -273,7 +287,11 @@ class TreeConfig:
     coverage: asynchronous mode: nats by which possible next roots that were
       not sent are preferred for expansion; 0 is the paper's order.
     is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
-      while decoding, from the acceptance and the step times.
+      (likewise) while decoding, from the acceptance and the step times; where
+      no tree pays, decode plainly and try again from time to time.
+    prompt_lookup: what followed the longest earlier match of the last tokens
+      enters the tree, too, scored by how often that was right in this request.
+    suffix_lookup: the same for several matches, longer and shorter ones.
     forced_acceptance: for studies of speed: probability that the best child
       is right. The draft then knows the output, which the request must name.
   """
@@ -287,6 +305,8 @@ class TreeConfig:
   num_cache_rows: int = 128
   coverage: float = 0.0
   is_adaptive: bool = False
+  prompt_lookup: bool = False
+  suffix_lookup: bool = False
   forced_acceptance: float | None = None
 
   def __post_init__(self):

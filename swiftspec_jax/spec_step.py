@@ -161,7 +161,13 @@ def append_tokens(
 
 @functools.partial(
   jax.jit,
-  static_argnames=('config', 'drafter', 'chunk_size', 'context'),
+  static_argnames=(
+    'config',
+    'drafter',
+    'chunk_size',
+    'context',
+    'feature_layers',
+  ),
   donate_argnames='state',
 )
 def prefill_chunk(
@@ -175,7 +181,8 @@ def prefill_chunk(
   drafter: Drafter,
   chunk_size: int,
   context: int,
-) -> types.DecodeState:
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[types.DecodeState, jax.Array | None]:
   """Takes a chunk of known tokens into the caches of target and drafter.
 
   Args:
@@ -189,24 +196,32 @@ def prefill_chunk(
     drafter: static.
     chunk_size: C; static.
     context: static; starts + C is at most this.
+    feature_layers: static; layers of the target whose outputs are wanted.
+
+  Returns:
+    The state, and the features bf16[B, C, H] of the chunk, or None.
   """
   token_ids = jax.vmap(
     lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, chunk_size)
   )(state.token_ids, starts)
-  _, cache = decoder.forward(
+  _, features, cache = decoder.forward_with_features(
     target_params,
     config,
     token_ids,
     state.target_cache,
     starts=starts,
     context=context,
+    feature_layers=feature_layers,
   )
+  if features is not None:
+    features = features.astype(jnp.bfloat16)
   draft_state = drafter.prefill(
     draft_params, state.draft_state, token_ids, starts, context
   )
-  return state.replace(
+  state = state.replace(
     target_cache=cache.replace(kv_lengths=num_kept), draft_state=draft_state
   )
+  return state, features
 
 
 @functools.partial(jax.jit, donate_argnames='state')

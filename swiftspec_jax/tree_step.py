@@ -20,42 +20,51 @@ from swiftspec_jax.verification import matching
 
 
 @functools.partial(
-  jax.jit, static_argnames=('config', 'max_nodes'), donate_argnames='state'
+  jax.jit,
+  static_argnames=('config', 'max_nodes', 'feature_layers'),
+  donate_argnames='state',
 )
 def verify_step(
   params: Params,
   state: types.DecodeState,
-  proposal: jax.Array,
+  proposal: jax.Array | None,
   *,
   config: ModelConfig,
   max_nodes: int,
-) -> tuple[types.DecodeState, jax.Array, types.StepOutput]:
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[types.DecodeState, types.PackedVerified, types.StepOutput]:
   """Emits 1 to T tokens for each row that is below its limit.
 
   Args:
     params: of the target.
     state: donated; its draft state is not used.
     proposal: a packed `TreeProposal` of T nodes, whose root is the last known
-      token.
+      token. None is that token alone: a step of plain decoding.
     config: of the target; static.
     max_nodes: static; what is returned is padded from T to so many tokens, so
       that the draft's programs do not depend on T.
+    feature_layers: static; layers whose outputs the draft reads.
 
   Returns:
-    The state, the packed `VerifiedTokens`, and what the host reads.
+    The state, what the draft has to follow, and what the host reads.
   """
-  proposal = types.TreeProposal.unpack(proposal)
+  if proposal is None:
+    proposal = _root_alone(state)
+  else:
+    proposal = types.TreeProposal.unpack(proposal)
+  is_chain = proposal.token_ids.shape[1] == 1
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   positions = state.lengths[:, None] + proposal.depths
   with jax.named_scope('target_forward'):
-    hidden, cache = decoder.forward(
+    hidden, features, cache = decoder.forward_with_features(
       params,
       config,
       jnp.maximum(proposal.token_ids, 0),
       state.target_cache,
       starts=state.target_cache.kv_lengths,
       positions=state.target_cache.kv_lengths[:, None] + proposal.depths,
-      attention_mask=ancestor_mask,
+      attention_mask=None if is_chain else ancestor_mask,
+      feature_layers=feature_layers,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -84,7 +93,12 @@ def verify_step(
   with jax.named_scope('commit'):
     num_emitted = spec_step.count_emitted(state, verdict)
     state = spec_step.append_tokens(state, verdict.token_ids, num_emitted)
-    state = state.replace(target_cache=dense.commit(cache, path, num_emitted))
+    cache = (
+      dense.extend(cache, num_emitted)
+      if is_chain
+      else dense.commit(cache, path, num_emitted)
+    )
+    state = state.replace(target_cache=cache)
   verified = types.VerifiedTokens(
     token_ids=verdict.token_ids, num_tokens=num_emitted
   )
@@ -95,10 +109,31 @@ def verify_step(
     logprobs=None if logprobs is None else _pad(logprobs, max_nodes, 0.0),
     path=_pad(path, max_nodes, 0),
   )
-  return state, verified.pack(), output
+  packed = verified.pack()
+  if features is None:
+    return state, packed, output
+  # Rounding costs a little acceptance at most, and halves what travels.
+  features = features.astype(jnp.bfloat16)
+  features = jnp.take_along_axis(features, path[:, :, None], axis=1)
+  return state, (packed, _pad(features, max_nodes, 0)), output
+
+
+def _root_alone(state: types.DecodeState) -> types.TreeProposal:
+  last = jnp.maximum(state.lengths - 1, 0)[:, None]
+  root = jnp.take_along_axis(state.token_ids, last, axis=1)
+  ones = jnp.ones_like(state.lengths)
+  return types.TreeProposal(
+    token_ids=root,
+    parents=jnp.full_like(root, tree_lib.NO_PARENT),
+    depths=jnp.zeros_like(root),
+    size=ones,
+    outcome=types.NO_OUTCOME * ones,
+    num_forwards=0 * ones,
+  )
 
 
 def _pad(values, size, fill):
-  """Pads [B, T] to [B, size]."""
-  padding = ((0, 0), (0, size - values.shape[1]))
+  """Pads [B, T, ...] to [B, size, ...]."""
+  padding = [(0, 0)] * values.ndim
+  padding[1] = (0, size - values.shape[1])
   return jnp.pad(values, padding, constant_values=fill)

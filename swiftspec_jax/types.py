@@ -97,6 +97,12 @@ class VerifiedTokens:
     return cls(token_ids=packed[:, :-1], num_tokens=packed[:, -1])
 
 
+# All that the draft gets of the target in a round: packed `VerifiedTokens`
+# i32[B, T + 1]. A draft that reads features gets those of the old root and the
+# accepted tokens, too, bf16[B, T, H].
+PackedVerified = jax.Array | tuple[jax.Array, jax.Array]
+
+
 @struct.dataclass(frozen=True, kw_only=True)
 class DecodeState:
   """Everything a step reads and returns; each row is on its own."""

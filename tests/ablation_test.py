@@ -45,6 +45,8 @@ def record(name, repeat, seconds, *, num_accepted=0, token_ids=(1, 2, 3, 4)):
     num_rounds=4 - num_accepted,
     num_drafted=0,
     num_accepted=num_accepted,
+    drafted_per_position=(),
+    accepted_per_position=(),
     acceptance_length=1.0,
     num_hits=is_tree,
     num_late_hits=0,
@@ -84,13 +86,23 @@ def test_configurations_differ_in_what_they_are_named_after():
     assert getattr(tree, field)
     unchanged = {field: getattr(base.tree, field)}
     assert dataclasses.replace(tree, **unchanged) == base.tree
+  for name, switches in ablation_settings.LOOKUPS.items():
+    for mode in ('serial', 'async'):
+      tree = dataclasses.replace(base.tree, **switches)
+      assert by_name[f'{mode}_{name}'].tree == tree
   for mode in ('serial', 'async'):
     assert by_name[f'{mode}_num_nodes_16'].tree.num_nodes == 16
     assert by_name[f'{mode}_num_draft_steps_1'].tree.num_draft_steps == 1
 
 
 def test_switches_of_the_flags_stay_in_their_rows():
-  tree = ss.TreeConfig(coverage=0.25, num_restart_steps=3, is_adaptive=True)
+  tree = ss.TreeConfig(
+    coverage=0.25,
+    num_restart_steps=3,
+    is_adaptive=True,
+    prompt_lookup=True,
+    suffix_lookup=True,
+  )
   found = ablation_settings.configurations(tree, run_ahead=2)
   by_name = {c.name: c for c in found}
   assert by_name['async'].tree == ss.TreeConfig()

@@ -29,6 +29,8 @@ def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):
     'num_rounds': 1,
     'num_drafted': 0,
     'num_accepted': 0,
+    'drafted_per_position': (1,),
+    'accepted_per_position': (0,),
     'acceptance_length': 1.0,
     'num_hits': 0,
     'num_late_hits': 0,

@@ -23,6 +23,13 @@ jax.config.update(
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def forget_programs():
+  """Drops compiled programs: a process may have 65,530 memory maps only."""
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   """The directory of a small model, for programs to load."""

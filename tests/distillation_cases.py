@@ -21,6 +21,9 @@ CONFIG = config_lib.ModelConfig(
 )
 
 
+FEATURE_LAYERS = (0, 2)
+
+
 def target():
   return testing.random_model(CONFIG, name='tiny')
 
@@ -35,6 +38,10 @@ def random_groups(seed, num_groups=24, num_samples=3):
     ids = (7 * token_ids[:, None] + np.arange(NUM_STORED) * 11) % 256
     return ids, np.log(probs[:, :NUM_STORED] + 1e-6)
 
+  def features(token_ids):
+    size = (len(token_ids), len(FEATURE_LAYERS) * CONFIG.embed_dim)
+    return rng.standard_normal(size).astype(np.float16)
+
   def tokens(size):
     return rng.integers(0, 256, size).astype(np.int32)
 
@@ -44,6 +51,7 @@ def random_groups(seed, num_groups=24, num_samples=3):
     roles = np.full(len(token_ids), samples.Role.ANSWER, np.uint8)
     roles[:4] = samples.Role.GIVEN
     return samples.Sample(
+      features=features(token_ids),
       kind=samples.KINDS[rng.integers(len(samples.KINDS))],
       temperature=0.0,
       token_ids=token_ids,
@@ -56,6 +64,7 @@ def random_groups(seed, num_groups=24, num_samples=3):
     token_ids = tokens(rng.integers(5, 60))
     ids, log_probs = law(token_ids)
     return samples.Group(
+      features=features(token_ids),
       has_document=bool(rng.integers(2)),
       token_ids=token_ids,
       law_ids=ids,
@@ -66,11 +75,17 @@ def random_groups(seed, num_groups=24, num_samples=3):
   return [group() for _ in range(num_groups)]
 
 
-def write_data(directory, num_shards=3, vocab_size=272):
+def write_data(
+  directory, num_shards=3, vocab_size=272, feature_layers=FEATURE_LAYERS
+):
   directory.mkdir()
   for number in range(num_shards):
     shards.write_shard(
       shards.shard_path(directory, number),
       random_groups(number),
-      {'target': 'tiny', 'vocab_size': vocab_size},
+      {
+        'target': 'tiny',
+        'vocab_size': vocab_size,
+        'feature_layers': feature_layers,
+      },
     )

@@ -4,13 +4,21 @@ import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
-from distillation_cases import CONFIG, random_groups, target, write_data
+from distillation_cases import (
+  CONFIG,
+  FEATURE_LAYERS,
+  random_groups,
+  target,
+  write_data,
+)
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
+from swiftspec_jax.cache import dense
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
@@ -21,10 +29,20 @@ from swiftspec_jax.distillation import (
   trainer,
   training,
 )
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models import params as params_lib
 
-STUDENT = student.StudentConfig(init_layers=(0, 2), output_vocab_size=100)
+STANDS_ALONE = student.StudentConfig(init_layers=(0, 2), output_vocab_size=100)
+READS_FEATURES = dataclasses.replace(
+  STANDS_ALONE, feature_layers=FEATURE_LAYERS
+)
+STUDENTS = pytest.mark.parametrize(
+  'architecture',
+  [STANDS_ALONE, READS_FEATURES],
+  ids=['stands_alone', 'reads_features'],
+)
 TRAINING = training.TrainingConfig(
-  student=STUDENT,
+  student=STANDS_ALONE,
   loss=losses.LossWeights(),
   num_steps=6,
   tokens_per_batch=2048,
@@ -78,32 +96,21 @@ def test_repeated_samples_are_dropped():
     assert sum(g.num_tokens for g in part) == sum(g.num_tokens for g in other)
 
 
-def test_packed_rows_are_independent():
+@STUDENTS
+def test_packed_rows_are_independent(architecture):
   """Logits in a packed row are those of each branch on its own."""
   model = target()
-  config = STUDENT.model_config(model.config)
+  config = architecture.model_config(model.config)
   outputs = student.choose_outputs(random_groups(0), 272, 100)
-  params = student.initial_params(config, model, STUDENT, outputs, seed=0)
+  params = student.initial_params(config, model, architecture, outputs, seed=0)
   pieces = packing.make_pieces(random_groups(1, num_groups=6))
   plan = packing.plan_batches(pieces, 2048, np.random.default_rng(0))
 
   def logits(rows):
-    batch = make_batch(rows)
-    every = np.broadcast_to(
-      np.arange(batch.token_ids.shape[1]), batch.token_ids.shape
-    )
-    return np.asarray(
-      student.forward(
-        params,
-        config,
-        batch.token_ids,
-        batch.positions,
-        batch.pieces,
-        batch.branches,
-        every,
-      )
-    )
+    passes = student.forward(params, config, all_places(rows), num_passes)
+    return np.stack(passes, axis=-1)
 
+  num_passes = 3 if config.reads_features else 1
   packed = logits(plan[0])
   assert packed.shape[2] == 100
   for i, row in enumerate(plan[0]):
@@ -123,6 +130,57 @@ def test_packed_rows_are_independent():
         packed[i, place],
         single[size : size + len(part.token_ids)],
         atol=1e-4,
+      )
+
+
+def all_places(rows):
+  """Arrays of a batch for the forward, at every place."""
+  batch = make_batch(rows)
+  size = batch.token_ids.shape
+  return {
+    **dataclasses.asdict(batch),
+    'places': np.broadcast_to(np.arange(size[1]), size),
+    'features': packing.features_of(rows, batch),
+  }
+
+
+@pytest.mark.parametrize('window', [None, 8])
+def test_passes_are_those_of_a_chain(window):
+  """Pass k is the k-th forward of a draft that goes on from its own state."""
+  config = dataclasses.replace(
+    READS_FEATURES.model_config(CONFIG), sliding_window=window
+  )
+  params = params_lib.random_params(jax.random.key(0), config)
+  group = random_groups(3)[0]
+  sample = group.samples[0]
+  piece = packing.Piece(group=group, samples=(sample,), is_first=True)
+  passes = student.forward(params, config, all_places([[piece]]), 3)
+  token_ids = np.concatenate([group.token_ids, sample.token_ids])
+  features = np.concatenate([group.features, sample.features])
+  projected = decoder.project_features(params, features[None])
+
+  def forward(tokens, before, cache, start):
+    hidden, cache = decoder.forward(
+      params,
+      config,
+      np.asarray(tokens)[None],
+      cache,
+      starts=jnp.full(1, start),
+      features_before=before,
+    )
+    return hidden, cache, decoder.unembed(params, config, hidden)[0, -1]
+
+  cache_config = dense.KVCacheConfig.of_model(config, 1, 128, 'float32')
+  for root in (1, 9, len(token_ids) - 4):
+    before = jnp.pad(projected[:, :root], ((0, 0), (1, 0), (0, 0)))
+    cache = cache_config.init(target().mesh)
+    known = token_ids[: root + 1]
+    hidden, cache, logits = forward(known, before, cache, 0)
+    for number in range(3):
+      place = root + number
+      np.testing.assert_allclose(passes[number][0, place], logits, atol=1e-4)
+      hidden, cache, logits = forward(
+        token_ids[place + 1 : place + 2], hidden[:, -1:], cache, place + 1
       )
 
 
@@ -186,16 +244,29 @@ def test_what_the_draft_cannot_propose_counts_as_rest():
   [([], 0), ([True] * 5, 1), ([True] * 6, 2), ([False] * 3, 3)],
 )
 def test_rounds_of_a_chain(hits, rounds):
-  assert evaluation.count_rounds(hits) == rounds
+  assert evaluation.count_rounds([hits] * 4) == rounds
 
 
-def test_training_learns(data, tmp_path):
+def test_later_tokens_of_a_chain_have_guesses_of_their_own():
+  first, later = [True] * 6, [False] * 6
+  assert evaluation.count_rounds([first, first, later, later]) == 2
+  assert evaluation.count_rounds([first, later, first, first]) == 3
+
+
+@STUDENTS
+def test_training_learns(data, tmp_path, architecture):
   config = dataclasses.replace(
-    TRAINING, num_steps=40, learning_rate=3e-3, prompt_weight=0.5
+    TRAINING,
+    student=architecture,
+    num_steps=40,
+    learning_rate=3e-3,
+    prompt_weight=0.5,
   )
   run = make_trainer(data, tmp_path / 'run', config)
   metrics = list(run.run())
-  assert metrics[-1]['cross_entropy'] < 0.7 * metrics[0]['cross_entropy']
+  # Features are noise here, and must be told from what counts.
+  share = 0.9 if architecture.feature_layers else 0.7
+  assert metrics[-1]['cross_entropy'] < share * metrics[0]['cross_entropy']
   figures = evaluation.summarize(run.held_out_batches())
   assert figures['all']['num_tokens'] > 0
 
@@ -208,9 +279,11 @@ def test_devices_share_a_batch(data, tmp_path):
     np.testing.assert_allclose(a['loss'], b['loss'], rtol=1e-4)
 
 
-def test_a_restored_run_repeats_the_losses(data, tmp_path):
-  expected = list(make_trainer(data, tmp_path / 'whole').run())
-  first = make_trainer(data, tmp_path / 'parts')
+@STUDENTS
+def test_a_restored_run_repeats_the_losses(data, tmp_path, architecture):
+  config = dataclasses.replace(TRAINING, student=architecture)
+  expected = list(make_trainer(data, tmp_path / 'whole', config).run())
+  first = make_trainer(data, tmp_path / 'parts', config)
   steps = first.run()
   losses_seen = [next(steps) for _ in range(4)]
   first.save()
@@ -219,7 +292,7 @@ def test_a_restored_run_repeats_the_losses(data, tmp_path):
   shutil.copy(
     data / 'shard-000000.safetensors', data / 'shard-000003.safetensors'
   )
-  second = make_trainer(data, tmp_path / 'parts')
+  second = make_trainer(data, tmp_path / 'parts', config)
   assert second.step == 4
   assert losses_seen + list(second.run()) == expected
 
@@ -239,11 +312,22 @@ def test_bad_data_is_refused(tmp_path):
     make_trainer(tmp_path / 'other', tmp_path / 'run')
 
 
+def test_data_without_the_features_is_refused(tmp_path):
+  config = dataclasses.replace(TRAINING, student=READS_FEATURES)
+  write_data(tmp_path / 'other', feature_layers=(1,))
+  with pytest.raises(errors.UserError, match='--feature_layers=0,2'):
+    make_trainer(tmp_path / 'other', tmp_path / 'run', config)
+  write_data(tmp_path / 'none', feature_layers=())
+  with pytest.raises(errors.UserError, match='has no features, which'):
+    shards.feature_layers(tmp_path / 'none')
+
+
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
     ({}, 'give init_layers or num_layers'),
     ({'init_layers': (7,)}, 'layers 0 to 2'),
+    ({'init_layers': (0,), 'feature_layers': (3,)}, 'layers 0 to 2'),
     ({'init_layers': (0,), 'ffw_dim': 8}, 'leave out ffw_dim'),
     ({'num_layers': 1, 'output_vocab_size': 1000}, 'between 1 and'),
   ],
@@ -253,12 +337,13 @@ def test_architectures_that_do_not_fit(options, message):
     student.StudentConfig(**options).model_config(CONFIG)
 
 
+@STUDENTS
 @pytest.mark.parametrize('stored_dtype', draft_lib.STORED_DTYPES)
-def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype):
+def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype, architecture):
   model = target()
-  config = STUDENT.model_config(model.config)
+  config = architecture.model_config(model.config)
   outputs = np.arange(5, 105, dtype=np.int32)
-  params = student.initial_params(config, model, STUDENT, outputs, seed=0)
+  params = student.initial_params(config, model, architecture, outputs, seed=0)
   stored = {k: v for k, v in params.items() if k != 'embedding'}
   draft_lib.save(tmp_path, config, stored, model, stored_dtype=stored_dtype)
   draft = ss.load(tmp_path, draft_of=model)
@@ -285,10 +370,10 @@ def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype):
 
 def test_output_ids_that_do_not_fit(tmp_path):
   model = target()
-  config = STUDENT.model_config(model.config)
+  config = STANDS_ALONE.model_config(model.config)
   outputs = np.arange(200, 300, dtype=np.int32)
   params = student.initial_params(
-    config, model, STUDENT, np.arange(100, dtype=np.int32), seed=0
+    config, model, STANDS_ALONE, np.arange(100, dtype=np.int32), seed=0
   )
   params['output_token_ids'] = outputs
   draft_lib.save(tmp_path, config, params, model)
@@ -296,9 +381,10 @@ def test_output_ids_that_do_not_fit(tmp_path):
     ss.load(tmp_path, draft_of=model)
 
 
-def test_a_killed_program_goes_on(model, tmp_path):
+@pytest.mark.parametrize('options', [(), ('--reads_features',)])
+def test_a_killed_program_goes_on(model, tmp_path, options):
   """kill -9 in the middle changes no loss."""
-  write_data(tmp_path / 'data')
+  write_data(tmp_path / 'data', feature_layers=(0, 1))
 
   def flags(name):
     return (
@@ -311,6 +397,7 @@ def test_a_killed_program_goes_on(model, tmp_path):
       '--num_steps=9',
       '--warmup_steps=2',
       '--evaluate_every=3',
+      *options,
     )
 
   def read_losses(name):

@@ -36,7 +36,7 @@ def start(program, *flags):
 
 def finish(process, text=''):
   """Waits for the end; returns exit status, standard output and error."""
-  output, complaints = process.communicate(text, timeout=120)
+  output, complaints = process.communicate(text, timeout=600)
   assert 'Traceback' not in complaints, complaints
   return process.returncode, output, complaints
 

@@ -8,6 +8,7 @@ import jax
 
 from swiftspec_jax import testing
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.pipelines import tree_sizes
 
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, max_context=256)
 TREE = TreeConfig(
@@ -23,6 +24,15 @@ DEVICES = {
   'serial': ((0, 1), (0, 1)),
   'async': ((0, 1), (1, 2)),
 }
+
+
+# Right drafts pay, wrong ones do not, whatever the machine.
+STEP_TIMES = tree_sizes.StepTimes(
+  target_seconds={1: 1.0, 4: 1.1, 8: 1.2, 16: 1.3},
+  draft_seconds=0.2,
+  advance_seconds=0.2,
+  catch_up_seconds=0.1,
+)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from tree_cases import DEVICES, TREE, pair, requests_of
+from tree_cases import DEVICES, STEP_TIMES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
@@ -145,14 +145,53 @@ def test_nothing_is_compiled_after_warmup(mode):
   assert compilations.count == 0
 
 
-def test_adaptive_sizes_are_compiled_by_warmup():
-  target, draft = pair(*DEVICES['async'])
+def adaptive(mode, draft_seed, **options):
+  """A decoder that stops speculating where drafts are wrong."""
+  target, draft = pair(*DEVICES[mode], draft_seed)
   tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, **options)
+  tree_decoder.pipeline._sizes.start(STEP_TIMES)
+  return tree_decoder
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize('draft_seed', [0, 1], ids=['own_draft', 'bad_draft'])
+@pytest.mark.parametrize(('batch_size', 'run_ahead'), [(1, 1), (3, 2)])
+def test_pauses_change_no_token(plain, mode, draft_seed, batch_size, run_ahead):
+  tree_decoder = adaptive(
+    mode, draft_seed, batch_size=batch_size, run_ahead=run_ahead
+  )
+  results = run(tree_decoder, MIXED)
+  assert_same(results, plain)
+  num_drafted = sum(result.stats.num_drafted for result in results)
+  num_rounds = sum(result.stats.num_rounds for result in results)
+  assert 0 < num_drafted < 15 * num_rounds
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_pauses_are_compiled_by_warmup(mode):
+  tree_decoder = adaptive(mode, 1, batch_size=2)
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:
     run(tree_decoder, requests_of(8))
   assert compilations.count == 0
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_step_times_are_measured_once_and_compile_nothing_later(mode):
+  target, draft = pair(*DEVICES[mode])
+  tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree)
+  tree_decoder.warmup(200)
+  sizes = tree_decoder.pipeline._sizes
+  times = sizes._times
+  assert set(times.target_seconds) == {1, 4, 8, 16}
+  assert min(times.target_seconds.values()) > 0
+  assert times.draft_seconds > 0
+  with profiling.count_compilations() as compilations:
+    run(tree_decoder, requests_of(8))
+  assert compilations.count == 0
+  assert sizes._times is times
 
 
 @pytest.mark.parametrize('mode', DEVICES)

@@ -53,14 +53,23 @@ def draft_fn(table: Table, cache: dense.KVCache, leaves: tree_lib.Leaves):
   )
 
 
-def forward_missing(cache, token_ids, is_missing):
-  """Writes and commits one token i32[B] where bool[B] says so."""
+def forward_missing(cache, accepted, first, num_tokens):
+  """Writes and commits accepted tokens i32[B, T] from `first` on."""
+  steps = jnp.arange(accepted.shape[1])[None]
+  num_missing = num_tokens - first
+  places = jnp.minimum(first[:, None] + steps, accepted.shape[1] - 1)
+  token_ids = jnp.take_along_axis(accepted, places, axis=1)
   lengths = cache.kv_lengths
-  codes = code(token_ids, lengths)[:, None, None, None]
+  codes = code(token_ids, lengths[:, None] + steps)[:, :, None, None]
   # The rows of the others hold surviving nodes; the last rows are free.
-  starts = jnp.where(is_missing, lengths, cache.capacity - 2)
+  free = cache.capacity - accepted.shape[1] - 1
+  starts = jnp.where(num_missing > 0, lengths, free)
   cache = cache.replace(keys=[dense.write(cache.keys[0], codes, starts)])
-  return dense.extend(cache, is_missing.astype(jnp.int32))
+  return dense.extend(cache, num_missing)
+
+
+# Of log-probabilities that are added and of gains: tree/insertion.py.
+QUANTUM = 2.0**-10
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,6 +85,12 @@ class Node:
   def key(self):
     """Sorts by probability, then by age."""
     return -self.weight, self.order
+
+  def gain(self, log_prob):
+    """By how much a log-probability behind the parent is better."""
+    known = np.float32(self.weight - self.parent.weight)
+    steps = np.floor((np.float32(log_prob) - known) / np.float32(QUANTUM) - 0.5)
+    return max(float(steps), 0.0) * QUANTUM
 
   @property
   def path(self):
@@ -111,20 +126,74 @@ class HeapTree:
     leaves = []
     room = min(width, self.num_rows - self.num_expanded)
     while self.heap and len(leaves) < room:
-      order = heapq.heappop(self.heap)[1]
-      if order in self.nodes:  # else it was dropped
-        leaves.append(self.nodes[order])
+      key = heapq.heappop(self.heap)
+      node = self.nodes.get(key[1])
+      # Else it was dropped, or became more probable.
+      if node and node.key == key and node not in leaves:
+        leaves.append(node)
+    gains = {}
     for leaf in leaves:
       leaf.slot = self.num_expanded
       self.num_expanded += 1
+      known = {child.token_id: child for child in leaf.children}
       for token_id, log_prob in self._children(leaf):
-        if log_prob > -np.inf:
-          weight = np.float32(leaf.weight + log_prob)
-          child = Node(token_id, leaf, weight, self.num_inserted)
-          self.num_inserted += 1
-          leaf.children.append(child)
-          self.nodes[child.order] = child
-          heapq.heappush(self.heap, child.key)
+        if log_prob > -np.inf and token_id in known:
+          gains[known[token_id]] = known[token_id].gain(log_prob)
+        elif log_prob > -np.inf:
+          self._insert(token_id, leaf, np.float32(leaf.weight + log_prob))
+    self._raise(gains)
+    self._drop()
+
+  def add_chains(self, chains):
+    """Adds continuations, each a list of tokens and log-probabilities."""
+    trie = {}  # prefix -> log-probability
+    for chain in chains:
+      for i, (_, log_prob) in enumerate(chain):
+        if log_prob == -np.inf:
+          break
+        prefix = tuple(token_id for token_id, _ in chain[: i + 1])
+        log_prob = np.floor(log_prob / QUANTUM) * QUANTUM
+        trie[prefix] = max(trie.get(prefix, -np.inf), log_prob)
+    known, new = {(): self.root}, []
+    for prefix in trie:
+      above = known.get(prefix[:-1])
+      twins = (
+        [n for n in above.children if n.token_id == prefix[-1]]
+        if (above)
+        else []
+      )
+      if twins:
+        known[prefix] = twins[0]
+      else:
+        new.append(prefix)
+    self._raise({known[p]: known[p].gain(trie[p]) for p in known if p})
+    sums = dict.fromkeys(known, 0.0)
+    bases = {prefix: node.weight for prefix, node in known.items()}
+    for prefix in new:
+      sums[prefix] = sums[prefix[:-1]] + trie[prefix]
+      bases[prefix] = bases[prefix[:-1]]
+      weight = np.float32(bases[prefix] + np.float32(sums[prefix]))
+      known[prefix] = self._insert(prefix[-1], known[prefix[:-1]], weight)
+    self._drop()
+
+  def _insert(self, token_id, parent, weight):
+    node = Node(token_id, parent, weight, self.num_inserted)
+    self.num_inserted += 1
+    parent.children.append(node)
+    self.nodes[node.order] = node
+    heapq.heappush(self.heap, node.key)
+    return node
+
+  def _raise(self, gains):
+    """Raises weights, and those of all nodes below."""
+    if any(gains.values()):
+      for node in self.nodes.values():
+        gain = sum(gains.get(above, 0.0) for above in node.path)
+        node.weight = np.float32(node.weight + np.float32(gain))
+        if gain and node.slot < 0:
+          heapq.heappush(self.heap, node.key)
+
+  def _drop(self):
     while len(self.nodes) > self.capacity:
       candidates = [n for n in self.nodes.values() if n.slot < 0]
       worst = max(candidates, key=lambda n: n.key)
@@ -252,16 +321,25 @@ def listing(tree: tree_lib.DraftTree, row: int):
 
 @functools.partial(jax.jit, static_argnames=('num_nodes', 'num_steps', 'width'))
 def play_round(
-  tree, cache, table, token_ids, num_tokens, *, num_nodes, num_steps, width
+  tree,
+  cache,
+  table,
+  token_ids,
+  num_tokens,
+  chains,
+  *,
+  num_nodes,
+  num_steps,
+  width,
 ):
   """A round of the draft: re-root, select, grow while the target verifies."""
   old_root = tree.token_ids[:, 0]
   tree, moved = tree_lib.reroot(tree, token_ids, num_tokens)
   cache = dense.commit(cache, moved.path, moved.num_committed)
   accepted = jnp.concatenate([old_root[:, None], token_ids], axis=1)
-  last = jnp.maximum(num_tokens - 1, 0)[:, None]
-  last = jnp.take_along_axis(accepted, last, axis=1)[:, 0]
-  cache = forward_missing(cache, last, moved.num_committed < num_tokens)
+  cache = forward_missing(cache, accepted, moved.num_committed, num_tokens)
+  if chains is not None:
+    tree = tree_lib.add_chains(tree, *chains)
   draft = functools.partial(draft_fn, table)
   tree, cache = tree_lib.grow(
     tree, cache, draft, num_steps=0, num_nodes=num_nodes, width=width

@@ -16,6 +16,15 @@ from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
+from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
+
+# Narrow, so that chains are sent before they have keys and values.
+HYBRID = {
+  'prompt_lookup': True,
+  'suffix_lookup': True,
+  'width': 2,
+  'num_draft_steps': 1,
+}
 
 
 def start(mode, draft_seed=0, **changes):
@@ -90,16 +99,21 @@ def path_tokens(tree, node):
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize('draft_seed', [0, 1], ids=['own_draft', 'bad_draft'])
-def test_caches_equal_a_prefill_after_every_round(mode, draft_seed):
-  pipeline = start(mode, draft_seed)
-  outcomes = set()
+@pytest.mark.parametrize(
+  ('draft_seed', 'changes'),
+  [(0, {}), (1, {}), (0, HYBRID), (1, HYBRID)],
+  ids=['own_draft', 'bad_draft', 'own_hybrid', 'bad_hybrid'],
+)
+def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
+  pipeline = start(mode, draft_seed, **changes)
+  outcomes, lengths = set(), []
   for _ in range(12):
     pipeline.dispatch()
     state = jax.device_get(pipeline._target_rows.state)
     draft_state = jax.device_get(pipeline._draft_rows.state)
     outcomes.add(int(draft_state.outcome[0]))
     length = int(state.lengths[0])
+    lengths.append(length)
     text = state.token_ids[0, :length].tolist()
     assert state.target_cache.kv_lengths[0] == length - 1
     assert draft_state.cache.kv_lengths[0] == length - 1
@@ -112,10 +126,49 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed):
     }
     some = {row: paths[row] for row in sorted(paths)[:: len(paths) // 3 or 1]}
     check_cache(pipeline._draft, draft_state.cache, text, some)
-  if draft_seed == 1:
+  if changes:
+    # More than the draft forwards of a round can have seen.
+    assert max(np.diff(lengths)) > 5
+  elif draft_seed == 1:
     assert tree_lib.MISS in outcomes
   elif mode == 'async':
     assert tree_lib.HIT in outcomes
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize('num_rounds', [1, 2, 70, 130])
+def test_draft_catches_up_after_a_pause(mode, num_rounds):
+  """Also where it was longer than what is taken in at once."""
+  pipeline = start(mode)
+  tree_sizes = Sizes(num_nodes=8, num_steps=3)
+  pipeline.follow(sizes=tree_sizes)
+  verified, _ = pipeline.verify()
+  for _ in range(num_rounds):
+    pipeline.follow(verified, PLAIN)
+    verified, _ = pipeline.verify()
+  for _ in range(2):
+    pipeline.follow(verified, tree_sizes)
+    state = jax.device_get(pipeline._target_rows.state)
+    draft_state = jax.device_get(pipeline._draft_rows.state)
+    length = int(state.lengths[0])
+    text = state.token_ids[0, :length].tolist()
+    assert state.target_cache.kv_lengths[0] == length - 1
+    check_cache(pipeline._target, state.target_cache, text, {})
+    assert draft_state.cache.kv_lengths[0] == length - 1
+    check_cache(pipeline._draft, draft_state.cache, text, {})
+    assert path_tokens(draft_state.tree, 0) == text[-1:]
+    verified, _ = pipeline.verify()
+
+
+def test_plain_rounds_leave_the_draft_alone():
+  pipeline = start('async')
+  pipeline.follow(sizes=PLAIN)
+  before = pipeline._draft_rows.state
+  for _ in range(5):
+    verified, output = pipeline.verify()
+    assert int(output.packed[0, 0]) == 1  # token
+    pipeline.follow(verified, PLAIN)
+  assert pipeline._draft_rows.state is before
 
 
 def peaked_table(size=32, best=0.6):
@@ -162,8 +215,9 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   assert {(tree_lib.HIT, True), (tree_lib.MISS, False)} <= seen
 
 
-def test_only_small_integers_cross_the_meshes(monkeypatch):
-  pipeline = start('async')
+@pytest.mark.parametrize('changes', [{}, HYBRID], ids=['plain', 'hybrid'])
+def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
+  pipeline = start('async', **changes)
   pipeline.dispatch()
   moved = []
   put = jax.device_put

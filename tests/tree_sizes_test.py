@@ -1,15 +1,24 @@
 """Adaptive sizes: what would have been accepted, and what pays."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.pipelines import tree_sizes
+from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
 
 ADAPTIVE = TreeConfig(num_nodes=16, num_draft_steps=8, is_adaptive=True)
-TIMES = tree_sizes.StepTimes(
-  target_seconds={4: 1.0, 8: 1.5, 16: 2.0}, draft_seconds=0.3
+# Four nodes take as long as plain decoding, so small trees pay early.
+CHEAP = tree_sizes.StepTimes(
+  target_seconds={1: 1.0, 4: 1.0, 8: 1.2, 16: 1.5},
+  draft_seconds=0.2,
+  advance_seconds=0.2,
+  catch_up_seconds=0.1,
 )
+DEEP = [0, 1, 2, 3, 6, 9, 12, 13, 15]  # accepted nodes of a good draft
 
 
 def report(path):
@@ -19,27 +28,39 @@ def report(path):
     num_levels=8,
     num_accepted=len(path) - 1,
     outcome=0,
-    num_forwards=0,
+    num_forwards=len(path) < 2,  # a miss
     path=path,
   )
 
 
-def play(sizes, paths):
-  for path in paths:
-    num_nodes = sizes.next_num_nodes()
-    sizes.note_verified(num_nodes)
-    sizes.observe([report([node for node in path if node < num_nodes])])
+def play(sizes, path, num_rounds, is_async=False):
+  """Returns what was sent in rounds that would accept `path`."""
+  sent = []
+  for _ in range(num_rounds):
+    now = sizes.next()
+    sizes.note_verified(now)
+    sent.append(now)
+    num_accepted = len(path) if is_async else now.num_steps + 1
+    found = [node for node in path[:num_accepted] if node < now.num_nodes]
+    sizes.observe([report(found)])
+  return sent
 
 
-def new_sizes(is_async, tree_config=ADAPTIVE):
+def new_sizes(is_async=False, tree_config=ADAPTIVE, times=CHEAP):
   sizes = tree_sizes.TreeSizes(tree_config, is_async=is_async)
-  sizes.times = TIMES
+  sizes.start(times)
   return sizes
 
 
 @pytest.mark.parametrize(
   ('num_nodes', 'buckets'),
-  [(1, (1,)), (4, (4,)), (6, (4, 6)), (16, (4, 8, 16)), (20, (4, 8, 16, 20))],
+  [
+    (1, (1,)),
+    (4, (1, 4)),
+    (6, (1, 4, 6)),
+    (16, (1, 4, 8, 16)),
+    (20, (1, 4, 8, 16, 20)),
+  ],
 )
 def test_buckets_are_doublings(num_nodes, buckets):
   config = TreeConfig(num_nodes=num_nodes, is_adaptive=True)
@@ -49,33 +70,97 @@ def test_buckets_are_doublings(num_nodes, buckets):
 
 
 @pytest.mark.parametrize('is_async', [False, True])
-def test_wrong_drafts_make_the_tree_small(is_async):
+def test_wrong_drafts_end_speculation(is_async):
   sizes = new_sizes(is_async)
-  play(sizes, [[0]] * 10)
-  assert sizes.num_nodes == 4
-  assert sizes.num_draft_steps == (3 if is_async else 1)
+  play(sizes, [0], 30)
+  assert sizes.current == PLAIN
+
+
+@pytest.mark.parametrize('is_async', [False, True])
+def test_probes_cost_little_and_bring_it_back(is_async):
+  sizes = new_sizes(is_async)
+  play(sizes, [0], 100)
+  sent = play(sizes, [0], 1000)
+  probes = [now for now in sent if now != PLAIN]
+  assert all(now.ends_pause for now in probes)
+  seconds = sum(
+    CHEAP.target_seconds[now.num_nodes]
+    + CHEAP.catch_up_seconds
+    + (0 if is_async else 0.2 * now.num_steps)
+    for now in probes
+  )
+  assert probes
+  assert seconds - len(probes) <= 0.016 * 1000
+  sent = play(sizes, DEEP, 300, is_async)
+  num_plain = len(list(itertools.takewhile(lambda x: x == PLAIN, sent)))
+  assert num_plain < 100  # the next probe was right at once
+  assert PLAIN not in sent[num_plain + 1 :]
+  assert sizes.current.num_nodes == 16
+
+
+def test_what_can_never_pay_is_not_tried():
+  """Even if all are accepted: 1 + d tokens in 1 + 2 d seconds or more."""
+  times = tree_sizes.StepTimes(
+    target_seconds={1: 1.0, 4: 1.0, 8: 1.0, 16: 1.0},
+    draft_seconds=2.0,
+    advance_seconds=2.0,
+    catch_up_seconds=0.0,
+  )
+  sizes = new_sizes(times=times)
+  play(sizes, DEEP, 2)
+  assert set(play(sizes, DEEP, 500)) == {PLAIN}
 
 
 def test_late_nodes_make_the_tree_large():
-  """Nine tokens of 16 nodes in 2 s, two of 4 nodes in 1 s."""
+  """Nine tokens of 16 nodes in 1.5 s, two of 4 nodes in 1 s."""
   sizes = new_sizes(is_async=True)
-  play(sizes, [[0, 1, 4, 6, 9, 11, 12, 13, 15]] * 10)
-  assert sizes.num_nodes == 16
-  assert sizes.num_draft_steps == 6  # 2.0 / 0.3, and 7 would take longer
+  play(sizes, [0, 1, 4, 6, 9, 11, 12, 13, 15], 10, is_async=True)
+  # 1.5 / 0.2, and 8 forwards would take longer.
+  assert sizes.current == Sizes(num_nodes=16, num_steps=7)
 
 
-def test_sizes_come_back():
-  """Probes with the largest tree notice that drafts are good again."""
-  sizes = new_sizes(is_async=False)
-  play(sizes, [[0]] * 50)
-  assert sizes.num_nodes == 4
-  play(sizes, [[0, 1, 2, 5, 6, 9, 12, 13, 15]] * 200)
-  assert sizes.num_nodes == 16
-  assert sizes.num_draft_steps == 8
+def test_draft_forwards_are_as_many_as_pay():
+  """The first two levels are always right, the third one never.
+
+  Two forwards: 3 tokens in 1.4 s; three: 3 in 1.6 s; one: 2 in 1.2 s.
+  """
+  sizes = new_sizes()
+  play(sizes, [0, 1, 2], 40)
+  assert sizes.current == Sizes(num_nodes=4, num_steps=2)
+
+
+def test_fewer_forwards_hide_no_depth():
+  """What one forward cannot reach is not taken for wrong."""
+  sizes = new_sizes()
+  play(sizes, [0], 100)
+  assert sizes.current == PLAIN
+  sent = play(sizes, DEEP, 200)
+  assert sent[-1].num_steps == 8
+
+
+def test_first_failure_does_not_end_speculation():
+  sizes = new_sizes()
+  play(sizes, [0], 1)
+  assert sizes.current != PLAIN
+
+
+def test_good_drafts_never_pause():
+  """Nine of ten guesses are right; times of a small model on a CPU."""
+  times = tree_sizes.StepTimes(
+    target_seconds={1: 0.035, 4: 0.06, 8: 0.07, 16: 0.094},
+    draft_seconds=0.005,
+    advance_seconds=0.007,
+    catch_up_seconds=0.01,
+  )
+  sizes = new_sizes(times=times)
+  rng = np.random.default_rng(0)
+  for _ in range(500):
+    (sent,) = play(sizes, list(range(rng.geometric(0.1))), 1)
+    assert sent.num_nodes >= 8
 
 
 def test_fixed_sizes_stay():
   config = TreeConfig(num_nodes=16, num_draft_steps=8)
   sizes = tree_sizes.TreeSizes(config, is_async=False)
-  play(sizes, [[0]] * 100)
-  assert (sizes.num_nodes, sizes.num_draft_steps) == (16, 8)
+  sent = play(sizes, [0], 100)
+  assert set(sent) == {Sizes(num_nodes=16, num_steps=8)}

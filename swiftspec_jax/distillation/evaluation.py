@@ -41,7 +41,9 @@ def summarize(
   the target's, `acceptance` the mean probability that sampling accepts, `kl`
   the mean divergence. `chain_acceptance_length` is the tokens of a round with
   a chain of 4, bonus token included, in the target's greedy answers: exact,
-  as all that counts stands before the first token that is not accepted.
+  as all that counts stands before the first token that is not accepted. Of a
+  draft that reads features, the k-th token of a chain is that of pass k, so
+  this is exact, too; the other figures are those of the first token.
 
   Args:
     batches: pieces of each row, and the measures [B, S] of each token.
@@ -65,24 +67,30 @@ def _add(sums: _Sums, sample: Sample, values: dict[str, np.ndarray]) -> None:
   sums.acceptance += float(values['acceptance'][places].sum())
   sums.kl += float(values['kl'][places].sum())
   if (sample.law_ids[places, 0] == sample.token_ids[places + 1]).all():
-    hits = values['agreement'][places] > 0
-    sums.chain_tokens += len(hits)
+    first = values['agreement']
+    hits = [
+      values.get(f'agreement_{number}', first)[places] > 0
+      for number in range(1, CHAIN + 1)
+    ]
+    sums.chain_tokens += len(places)
     sums.chain_rounds += count_rounds(hits)
 
 
-def count_rounds(hits: Sequence[bool]) -> int:
+def count_rounds(hits: Sequence[Sequence[bool]]) -> int:
   """Returns the rounds in which a chain of 4 writes a text.
 
   Args:
-    hits: for each token of the text, whether the draft would guess it.
+    hits: for each token of a chain, and there for each token of the text,
+      whether the draft would guess it.
   """
   rounds = place = 0
-  while place < len(hits):
+  size = len(hits[0])
+  while place < size:
     accepted = 0
     while (
       accepted < CHAIN
-      and place + accepted < len(hits)
-      and hits[place + accepted]
+      and place + accepted < size
+      and hits[accepted][place + accepted]
     ):
       accepted += 1
     place += accepted + 1

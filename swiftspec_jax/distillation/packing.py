@@ -2,7 +2,7 @@
 
 A group may be split into pieces, each with the prefix and some of its
 samples; the samples of a piece do not see each other. Legend: S row size, K
-law entries.
+law entries, H width of the features.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from swiftspec_jax.distillation.samples import Group, Role, Sample
 
 ROW_SIZES = (512, 1024, 2048)
 _NOTHING = len(Role)  # in place of a role: there is no token behind
+NO_TOKEN = -1  # before the first one of a piece
 _PREFIX = 0  # branch number of tokens that all samples of a piece see
 
 
@@ -44,6 +45,9 @@ class Batch:
   positions: np.ndarray  # i32[B, S]
   pieces: np.ndarray  # i32[B, S], 0 is padding
   branches: np.ndarray  # i32[B, S] in the piece, 0 is the prefix
+  # i32[B, S] where the token before stands, for the first one of a branch the
+  # last one of its prefix; NO_TOKEN where there is none.
+  previous: np.ndarray
   places: np.ndarray  # i32[B, M]
   law_ids: np.ndarray  # i32[B, M, K]
   law_log_probs: np.ndarray  # f32[B, M, K]
@@ -181,9 +185,11 @@ def make_batch(
   shape = (tokens_per_batch // row_size, row_size)
   num_stored = rows[0][0].group.law_ids.shape[1]
   token_ids, positions, pieces, branches = np.zeros((4, *shape), np.int32)
+  previous = np.full(shape, NO_TOKEN, np.int32)
   law_ids = np.zeros((*shape, num_stored), np.int32)
   law_log_probs = np.zeros((*shape, num_stored), np.float32)
   roles = np.full(shape, _NOTHING, np.int32)  # of the token behind
+  begin = 0  # of the piece
   for i, row in enumerate(rows):
     for number, place, part, branch in walk(row):
       piece = row[number - 1]
@@ -196,6 +202,10 @@ def make_batch(
       start = 0 if branch == _PREFIX else len(piece.group.token_ids)
       token_ids[i, place] = part.token_ids
       positions[i, place] = start + np.arange(size)
+      if branch == _PREFIX:
+        begin = place.start
+      previous[i, place] = np.arange(place.start, place.stop) - 1
+      previous[i, place.start] = begin + start - 1 if start else NO_TOKEN
       pieces[i, place] = number
       branches[i, place] = branch
       law_ids[i, place] = part.law_ids
@@ -207,12 +217,28 @@ def make_batch(
     positions=positions,
     pieces=pieces,
     branches=branches,
+    previous=previous,
     places=places,
     law_ids=law_ids[chosen],
     law_log_probs=law_log_probs[chosen],
     weights=weights,
     is_answer=roles[chosen] == Role.ANSWER,
   )
+
+
+def features_of(rows: Sequence[Sequence[Piece]], batch: Batch) -> np.ndarray:
+  """Returns the features f16[B, S, H] of the tokens of a batch.
+
+  Args:
+    rows: pieces of each row, with features.
+    batch: `make_batch` of them.
+  """
+  width = rows[0][0].group.features.shape[1]
+  features = np.zeros((*batch.token_ids.shape, width), np.float16)
+  for i, row in enumerate(rows):
+    for _, place, part, _ in walk(row):
+      features[i, place] = part.features
+  return features
 
 
 def _choose_places(roles, role_weights, rng):

@@ -312,7 +312,7 @@ def _forward(params, config, prefix, state, feature_layers):
     state.token_ids[:, None],
     positions[:, None],
     attend,
-    feature_layers,
+    feature_layers=feature_layers,
   )
   logits = _logits(params, config, hidden[:, 0])
   state = state.replace(keys=keys, values=values, step=state.step + 1)

@@ -21,6 +21,7 @@ from swiftspec_jax.distillation.samples import Group, Sample
 from swiftspec_jax.model import Model
 
 FORMAT = 'swiftspec_jax samples 1'
+_FEATURES = 'features'
 _NAME = re.compile(r'shard-(\d{6})\.safetensors')
 
 
@@ -85,7 +86,7 @@ def write_shard(
     ),
   }
   if parts and parts[0].features is not None:
-    arrays['features'] = np.concatenate([p.features for p in parts])
+    arrays[_FEATURES] = np.concatenate([p.features for p in parts])
   metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
   try:
     with atomic_file.replacing(path) as partial:
@@ -102,6 +103,8 @@ def write_shard(
 def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
   """Returns the groups of a shard, and its metadata.
 
+  Features stay in the file until they are looked at.
+
   Raises:
     UserError: it is cut short or no shard.
   """
@@ -110,13 +113,73 @@ def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
       metadata = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
       if metadata.get('format') != FORMAT:
         raise ValueError(f'its format is {metadata.get("format")!r}')
-      arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+      arrays = {
+        name: file.get_tensor(name)
+        for name in file.keys()  # noqa: SIM118
+        if name != _FEATURES
+      }
+      if _FEATURES in file.keys():  # noqa: SIM118
+        arrays[_FEATURES] = _mapped(path, _FEATURES)
   except (OSError, ValueError, safetensors.SafetensorError) as error:
     raise errors.UserError(
       f'{path} is cut short or no shard of samples ({error}); delete it and '
       'generate it again'
     ) from error
   return list(_groups(arrays, metadata['kinds'])), metadata
+
+
+def _mapped(path: pathlib.Path, name: str) -> np.ndarray:
+  """Returns an array that stays in the file: features are too large to read.
+
+  The layout is that of the safetensors format: the size of the header, the
+  header as JSON, the data.
+  """
+  with path.open('rb') as file:
+    size = int.from_bytes(file.read(8), 'little')
+    entry = json.loads(file.read(size))[name]
+  return np.memmap(
+    path,
+    np.float16,
+    'r',
+    offset=8 + size + entry['data_offsets'][0],
+    shape=tuple(entry['shape']),
+  )
+
+
+def feature_layers(directory: pathlib.Path) -> tuple[int, ...]:
+  """Returns the target's layers whose outputs the first shard holds.
+
+  Raises:
+    UserError: there is no shard, or it has no features.
+  """
+  found = find_shards(directory)
+  if not found:
+    raise errors.UserError(
+      f'{directory} has no shards; write them with experiments.generate_data'
+    )
+  _, path = found[0]
+  _, metadata = read_shard(path)
+  layers = tuple(metadata.get('feature_layers', ()))
+  if not layers:
+    raise errors.UserError(
+      f'{path} has no features, which the draft is to read; generate the data '
+      'again with experiments.generate_data --feature_layers=... in a new '
+      'directory'
+    )
+  return layers
+
+
+def check_features(
+  path: pathlib.Path, metadata: dict[str, object], layers: Sequence[int]
+) -> None:
+  """Raises UserError if a shard does not hold the features of `layers`."""
+  stored = metadata.get('feature_layers', [])
+  if layers and list(stored) != list(layers):
+    raise errors.UserError(
+      f'{path} holds features of layers {list(stored)}, the draft reads '
+      f'{list(layers)}; generate all shards with '
+      f'--feature_layers={",".join(map(str, layers))}'
+    )
 
 
 def check_vocabulary(
@@ -142,8 +205,8 @@ def _groups(arrays, kinds) -> Iterator[Group]:
       'law_ids': arrays['law_ids'][begin:end],
       'law_log_probs': arrays['law_log_probs'][begin:end],
     }
-    if 'features' in arrays:
-      fields['features'] = arrays['features'][begin:end]
+    if _FEATURES in arrays:
+      fields[_FEATURES] = arrays[_FEATURES][begin:end]
     return fields, arrays['roles'][begin:end]
 
   for num_samples, has_document in zip(

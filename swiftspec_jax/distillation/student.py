@@ -1,15 +1,15 @@
 """The draft in training: its configuration, first parameters, and forward."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.tree_attention import reference
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
@@ -17,6 +17,7 @@ from swiftspec_jax.models import params as params_lib
 
 # An answer's token counts as much as so many of its prompt.
 _ANSWER_WEIGHT = 4
+_FUSION = 1.0  # first weight of features beside the embedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class StudentConfig:
     num_kv_heads: key and value heads.
     ffw_dim: width between gate and down.
     output_vocab_size: tokens that the draft can propose; None means all.
+    feature_layers: layers of the target whose outputs the draft reads
+      (EAGLE-3); none for a draft that stands alone.
   """
 
   init_layers: tuple[int, ...] = ()
@@ -41,6 +44,7 @@ class StudentConfig:
   num_kv_heads: int | None = None
   ffw_dim: int | None = None
   output_vocab_size: int | None = None
+  feature_layers: tuple[int, ...] = ()
 
   def model_config(self, target: ModelConfig) -> ModelConfig:
     """Returns the draft's configuration.
@@ -54,6 +58,7 @@ class StudentConfig:
       if getattr(self, name) is not None
     }
     target.check_layers('init_layers', self.init_layers)
+    target.check_layers('feature_layers', self.feature_layers)
     if self.init_layers and sizes:
       raise errors.UserError(
         f'init_layers={self.init_layers} needs the sizes of the target; leave '
@@ -78,6 +83,8 @@ class StudentConfig:
       sliding_window=target.sliding_window if any(sliding) else None,
       tie_embeddings=False,
       output_vocab_size=self.output_vocab_size,
+      feature_layers=self.feature_layers,
+      feature_dim=len(self.feature_layers) * target.embed_dim,
       num_shards=1,
       **sizes,
     )
@@ -114,7 +121,8 @@ def initial_params(
   """Returns host arrays f32 of all parameters of the draft.
 
   Layers are the target's where `init_layers` says so; of equal width are also
-  embedding, final norm and unembedding.
+  embedding, final norm and unembedding. A draft that reads features begins with
+  the last of them.
   """
   arrays = jax.tree.map(
     np.asarray, params_lib.random_params(jax.random.key(seed), config)
@@ -135,56 +143,63 @@ def initial_params(
     table = source.get('unembedding', source['embedding'])
     outputs = slice(None) if output_token_ids is None else output_token_ids
     arrays['unembedding'] = np.array(table[outputs])
+    if config.reads_features:
+      width = config.embed_dim
+      projection = np.zeros_like(arrays['feature_projection'])
+      projection[-width:] = np.eye(width)
+      arrays['feature_projection'] = projection
+      arrays['feature_fusion'] = _FUSION * np.eye(width, dtype=np.float32)
   return arrays
 
 
 def forward(
   params: params_lib.Params,
   config: ModelConfig,
-  token_ids: jax.Array,
-  positions: jax.Array,
-  pieces: jax.Array,
-  branches: jax.Array,
-  places: jax.Array,
-) -> jax.Array:
-  """Returns logits f32[B, M, V'] at some places of packed rows.
+  rows: Mapping[str, jax.Array],
+  num_passes: int = 1,
+) -> list[jax.Array]:
+  """Returns logits f32[B, M, V'] at some places of packed rows, for each pass.
+
+  Pass k is that of the k-th token of a chain (training-time test, EAGLE-3,
+  section 3.2): the token's own features and those of the k - 2 before it are
+  the draft's, all others the target's. So each pass is exactly what the draft
+  computes in decoding. A draft that reads no features has one pass.
 
   Args:
     params: of the draft.
     config: static.
-    token_ids: i32[B, S].
-    positions: i32[B, S].
-    pieces: i32[B, S]; tokens see only their own piece,
-    branches: i32[B, S] and there only the prefix (0) and their own branch.
-    places: i32[B, M].
+    rows: arrays of `packing.Batch` by name, and, if the draft reads them, the
+      target's `features` [B, S, H] at each token.
+    num_passes: static.
   """
-  size = token_ids.shape[1]
-  order = jnp.arange(size)
-  visible = (
-    (order[None, :, None] >= order[None, None])
-    & (pieces[:, :, None] == pieces[:, None])
-    & ((branches[:, None] == 0) | (branches[:, :, None] == branches[:, None]))
-  )
-  near = visible
-  if config.sliding_window is not None:
-    distance = positions[:, :, None] - positions[:, None]
-    near = visible & (distance < config.sliding_window)
-
-  def attend(i, queries, keys, values):
-    return reference.masked_attention(
-      queries,
-      jnp.moveaxis(keys, 1, 2),
-      jnp.moveaxis(values, 1, 2),
-      near if config.is_sliding(i) else visible,
-      decoder.query_scale(config),
+  features = None
+  if config.reads_features:
+    features = decoder.project_features(params, rows['features'])
+  passes, logits = [], []
+  for _ in range(num_passes):
+    attend, written = chain_attention.make_attend_fn(config, rows, passes)
+    if config.reads_features:
+      features = chain_attention.take_previous(features, rows['previous'])
+    features, _ = decoder.run_layers(
+      params,
+      config,
+      rows['token_ids'],
+      rows['positions'],
+      attend,
+      features_before=features,
     )
-
-  hidden, _ = decoder.run_layers(params, config, token_ids, positions, attend)
-  hidden = jnp.take_along_axis(hidden, places[:, :, None], axis=1)
-  x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
-  return jnp.einsum(
-    'bmd,vd->bmv', x, params['unembedding'], preferred_element_type=jnp.float32
-  )
+    passes.append(written)
+    hidden = jnp.take_along_axis(features, rows['places'][:, :, None], axis=1)
+    x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
+    logits.append(
+      jnp.einsum(
+        'bmd,vd->bmv',
+        x,
+        params['unembedding'],
+        preferred_element_type=jnp.float32,
+      )
+    )
+  return logits
 
 
 def law_outputs(law_ids: np.ndarray, outputs: np.ndarray | None) -> np.ndarray:

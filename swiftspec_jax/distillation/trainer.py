@@ -26,7 +26,10 @@ _FROZEN = ('output_token_ids',)
 
 
 def load_data(
-  directory: pathlib.Path, target: Model, num_shards: int | None = None
+  directory: pathlib.Path,
+  target: Model,
+  num_shards: int | None = None,
+  feature_layers: Sequence[int] = (),
 ) -> tuple[list[Group], int]:
   """Returns the groups of the first shards, and how many those are.
 
@@ -34,10 +37,11 @@ def load_data(
     directory: of the shards.
     target: that wrote them.
     num_shards: how many to read; None means all.
+    feature_layers: layers whose outputs must be stored.
 
   Raises:
-    UserError: there are no or too few shards, one is broken, or another
-      model wrote them.
+    UserError: there are no or too few shards, one is broken or lacks
+      features, or another model wrote them.
   """
   found = shards.find_shards(directory)[:num_shards]
   if not found or len(found) < (num_shards or 0):
@@ -49,6 +53,7 @@ def load_data(
   for _, path in found:
     new, metadata = shards.read_shard(path)
     shards.check_vocabulary(path, metadata, target)
+    shards.check_features(path, metadata, feature_layers)
     groups += new
   stored = {group.law_ids.shape[1] for group in groups}
   if len(stored) > 1:
@@ -104,7 +109,10 @@ class Trainer:
     self.model_config = config.student.model_config(target.config)
     run = self._open_run()
     groups, num_shards = load_data(
-      data_dir, target, run.get('num_shards', num_shards)
+      data_dir,
+      target,
+      run.get('num_shards', num_shards),
+      config.student.feature_layers,
     )
     learned, held_out = packing.split(groups)
     if not learned or not held_out:
@@ -266,7 +274,7 @@ class Trainer:
       self._state, metrics = training.train_step(
         self._state,
         self._frozen,
-        self._to_devices(batch),
+        self._to_devices(planned, batch),
         config=self.config,
         model_config=self.model_config,
       )
@@ -280,11 +288,13 @@ class Trainer:
         self._pieces, self.config.tokens_per_batch, rng
       )
 
-  def _to_devices(self, batch: packing.Batch) -> dict[str, jax.Array]:
+  def _to_devices(self, rows, batch: packing.Batch) -> dict[str, jax.Array]:
     arrays = dataclasses.asdict(batch)
     arrays['law_outputs'] = student.law_outputs(
       arrays.pop('law_ids'), self.outputs
     )
+    if self.model_config.reads_features:
+      arrays['features'] = packing.features_of(rows, batch)
     by_row = NamedSharding(self._mesh, PartitionSpec(sharding.DATA_AXIS))
     return jax.device_put(arrays, by_row)
 
@@ -310,7 +320,7 @@ class Trainer:
         measures = training.measure(
           self._state['params'],
           self._frozen,
-          self._to_devices(batch),
+          self._to_devices(rows, batch),
           config=self.config,
           model_config=self.model_config,
         )

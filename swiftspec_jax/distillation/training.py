@@ -7,12 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.distillation import losses, student
+from swiftspec_jax.distillation import evaluation, losses, student
 from swiftspec_jax.models import params as params_lib
+
+_PASS_DECAY = 0.8  # weight of a pass against the one before it (EAGLE-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class TrainingConfig:
     clip_norm: of the gradient.
     prompt_weight: of tokens of prompts and documents; answers have 1.
     user_weight: of turns that the target wrote as the user.
+    num_passes: tokens of the chain that a draft which reads features is
+      trained for; others have one pass.
     seed: of initialisation and order.
     compute_dtype: of products; parameters and optimiser are float32.
   """
@@ -46,11 +51,18 @@ class TrainingConfig:
   clip_norm: float = 1.0
   prompt_weight: float = 0.1
   user_weight: float = 0.3
+  num_passes: int = 3
   seed: int = 0
   compute_dtype: str = 'float32'
 
   def __post_init__(self):
-    for name in ('num_steps', 'tokens_per_batch', 'learning_rate', 'clip_norm'):
+    for name in (
+      'num_steps',
+      'tokens_per_batch',
+      'learning_rate',
+      'clip_norm',
+      'num_passes',
+    ):
       if getattr(self, name) <= 0:
         raise errors.UserError(
           f'{name} must be positive, got {getattr(self, name)}'
@@ -90,25 +102,33 @@ def optimiser(config: TrainingConfig) -> optax.GradientTransformation:
   )
 
 
-def _measures(params, frozen, batch, config, model_config):
+def _measures(params, frozen, batch, config, model_config, num_passes):
+  """Returns `losses.token_losses` of each pass."""
   dtype = jnp.dtype(config.compute_dtype)
 
   def cast(x):
     # Norm scales stay float32.
     return x.astype(dtype) if x.ndim > 1 else x
 
-  logits = student.forward(
+  passes = student.forward(
     jax.tree.map(cast, {**frozen, **params}),
     model_config,
-    batch['token_ids'],
-    batch['positions'],
-    batch['pieces'],
-    batch['branches'],
-    batch['places'],
+    batch,
+    num_passes if model_config.reads_features else 1,
   )
-  return losses.token_losses(
-    logits, batch['law_outputs'], batch['law_log_probs']
-  )
+  return [
+    losses.token_losses(logits, batch['law_outputs'], batch['law_log_probs'])
+    for logits in passes
+  ]
+
+
+def _with_later(passes):
+  """Returns the measures of pass 1, and the agreement of the others."""
+  later = {
+    f'agreement_{number}': measures['agreement']
+    for number, measures in enumerate(passes[1:], 2)
+  }
+  return {**passes[0], **later}
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'model_config'))
@@ -122,14 +142,20 @@ def measure(
 ) -> dict[str, jax.Array]:
   """Returns `losses.token_losses` f32[B, M] of a batch.
 
+  For a draft that reads features these are of tokens behind the target's, and
+  `agreement_2`, `agreement_3`, ... of later tokens of a chain.
+
   Args:
     params: those that are trained.
     frozen: the others.
-    batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids`.
+    batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids` and,
+      if the draft reads them, `features`.
     config: static.
     model_config: of the draft; static.
   """
-  return _measures(params, frozen, batch, config, model_config)
+  return _with_later(
+    _measures(params, frozen, batch, config, model_config, evaluation.CHAIN)
+  )
 
 
 @functools.partial(
@@ -154,10 +180,19 @@ def train_step(
   """
 
   def loss_fn(params):
-    measures = _measures(params, frozen, batch, config, model_config)
+    passes = _measures(
+      params, frozen, batch, config, model_config, config.num_passes
+    )
+    measures = _with_later(passes)
     weights = batch['weights']
     total = jnp.maximum(weights.sum(), 1.0)
-    loss = (losses.total_loss(measures, config.loss) * weights).sum() / total
+    shares = _PASS_DECAY ** np.arange(len(passes))
+    loss = sum(
+      (losses.total_loss(values, config.loss) * weights).sum() / total * share
+      for values, share in zip(
+        passes, (shares / shares.sum()).tolist(), strict=True
+      )
+    )
     is_answer = batch['is_answer']
     means = {
       name: jnp.where(is_answer, value, 0.0).sum()

@@ -28,6 +28,11 @@ class DraftModel:
   may_skip: bool = dataclasses.field(default=False, init=False)
 
   def __post_init__(self):
+    if self.config.reads_features:
+      raise errors.UserError(
+        'a draft that reads features of the target cannot draft chains; give '
+        '`tree` (mode serial or async)'
+      )
     if self.num_speculative_tokens < 1:
       raise errors.UserError(
         'num_speculative_tokens must be at least 1, got '

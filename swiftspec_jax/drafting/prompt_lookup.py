@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from swiftspec_jax import drafting, errors, types
+from swiftspec_jax.drafting import text_match
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,26 +43,16 @@ class PromptLookup(drafting.StatelessDrafter):
   def propose(self, params, state):
     del params
     token_ids, lengths = state.token_ids, state.lengths
-    places = jnp.arange(token_ids.shape[1])[None]
-    # match_lengths[b, j]: how many tokens up to place j equal the last ones.
-    match_lengths = jnp.zeros_like(token_ids)
-    matches = places < lengths[:, None] - 1
-    for back in range(self.prompt_lookup_max):
-      last = jnp.take_along_axis(
-        token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
-      )
-      matches &= (jnp.roll(token_ids, back, axis=1) == last) & (places >= back)
-      match_lengths += matches.astype(jnp.int32)
+    sizes = text_match.match_lengths(token_ids, lengths, self.prompt_lookup_max)
     # The longest, and of those the last.
-    score = match_lengths * token_ids.shape[1] + places
+    score = sizes * sizes.shape[1] + jnp.arange(sizes.shape[1])[None]
     place = jnp.argmax(score, axis=1)[:, None]
-    length = jnp.take_along_axis(match_lengths, place, axis=1)[:, 0]
-    # A continuation that runs into the end of the text goes on periodically.
-    period = lengths[:, None] - 1 - place
-    steps = jnp.arange(self.num_speculative_tokens)[None]
-    source = place + 1 + steps % jnp.maximum(period, 1)
+    length = jnp.take_along_axis(sizes, place, axis=1)[:, 0]
+    chains = text_match.continuations(
+      token_ids, lengths, place, self.num_speculative_tokens
+    )
     proposal = types.Proposal(
-      token_ids=jnp.take_along_axis(token_ids, source, axis=1),
+      token_ids=chains[:, 0],
       num_drafted=jnp.where(
         length >= self.prompt_lookup_min, self.num_speculative_tokens, 0
       ),

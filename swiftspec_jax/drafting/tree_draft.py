@@ -22,9 +22,15 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting import forced_acceptance
+from swiftspec_jax.drafting import (
+  expansion,
+  feature_draft,
+  forced_acceptance,
+  text_lookup,
+)
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.tree import arrays
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,8 @@ class TreeDraftState:
   tree: tree_lib.DraftTree
   outcome: jax.Array  # i32[B] of the row's last verdict
   reference: forced_acceptance.Reference | None  # where acceptance is forced
+  lookup: text_lookup.TextLookup | None  # where the text suggests nodes, too
+  features: feature_draft.FeatureState | None  # where the draft reads them
 
 
 def init(
@@ -56,52 +64,48 @@ def init(
     capacity: S, tokens that prompt and output can have together.
     mesh: of the draft.
   """
-  # Besides the tree, there must be room for a forward whose leaves are padding.
-  num_scratch = tree_config.num_cache_rows + max(tree_config.width, 2)
+  # Besides the tree, there must be room for a forward whose leaves are padding,
+  # and for one that reads verified tokens.
+  num_read = tree_config.num_nodes if config.reads_features else 0
+  num_scratch = tree_config.num_cache_rows + max(tree_config.width, num_read, 2)
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype
   )
   on_mesh = sharding_lib.replicated(mesh)
-  tree = tree_lib.new_tree(
-    jnp.zeros(batch_size, jnp.int32),
-    capacity=tree_config.capacity,
-    num_cache_rows=tree_config.num_cache_rows,
-  )
+  tree = new_tree(tree_config, jnp.zeros(batch_size, jnp.int32))
   reference = None
   if tree_config.forced_acceptance is not None:
-    row = forced_acceptance.make_reference((), 0, capacity)
-    reference = jax.tree.map(lambda x: np.repeat(x, batch_size, axis=0), row)
+    reference = forced_acceptance.make_reference((), 0, capacity)
+  lookup = text_lookup.make_row(tree_config, (), capacity)
+  reference, lookup = jax.tree.map(
+    lambda x: np.repeat(x, batch_size, axis=0), (reference, lookup)
+  )
+  features = feature_draft.make_state(
+    config, dtype, batch_size, tree_config.num_cache_rows + tree_config.width
+  )
   return TreeDraftState(
     cache=cache.init(mesh),
     tree=jax.device_put(tree, on_mesh),
     outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
     reference=jax.device_put(reference, on_mesh),
+    lookup=jax.device_put(lookup, on_mesh),
+    features=jax.device_put(features, on_mesh),
   )
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'context'),
-  donate_argnames='cache',
-)
-def prefill_chunk(
-  params: Params,
-  cache: dense.KVCache,
-  token_ids: jax.Array,
-  starts: jax.Array,
-  num_kept: jax.Array,
-  *,
-  config: ModelConfig,
-  context: int,
-) -> dense.KVCache:
-  """Takes a chunk i32[B, C] of known tokens into the draft's cache.
-
-  `starts`, `num_kept` and `context` are those of `spec_step.prefill_chunk`.
-  """
-  _, cache = decoder.forward(
-    params, config, token_ids, cache, starts=starts, context=context
+def new_tree(
+  tree_config: TreeConfig, root_token_ids: jax.Array
+) -> tree_lib.DraftTree:
+  """Returns trees of a root alone: i32[B], the last known tokens."""
+  has_chains = bool(text_lookup.kinds_of(tree_config))
+  return tree_lib.new_tree(
+    root_token_ids,
+    capacity=tree_config.capacity,
+    num_cache_rows=tree_config.num_cache_rows,
+    chain_length=(
+      1 + text_lookup.chain_length(tree_config) if has_chains else 1
+    ),
   )
-  return cache.replace(kv_lengths=num_kept)
 
 
 @functools.partial(
@@ -137,7 +141,7 @@ def grow(
 def advance(
   params: Params,
   state: TreeDraftState,
-  verified: jax.Array,
+  verified: types.PackedVerified,
   num_steps: jax.Array,
   num_restart_steps: jax.Array,
   *,
@@ -150,8 +154,8 @@ def advance(
   Args:
     params: of the draft model.
     state: donated.
-    verified: the packed `VerifiedTokens` of the proposal before. Rows without
-      tokens stay as they are.
+    verified: the packed `VerifiedTokens` of the proposal before, and, if the
+      draft reads them, the features. Rows without tokens stay as they are.
     num_steps: i32[] forwards that grow the trees before the choice, if every
       new root is expanded.
     num_restart_steps: i32[] forwards besides the restart, if one is not.
@@ -162,31 +166,14 @@ def advance(
   Returns:
     The state and the packed `TreeProposal`. If every new root is expanded and
     has T nodes left, and `num_steps` is 0, there is no draft forward in
-    between.
+    between, unless the draft reads features.
   """
-  verified = types.VerifiedTokens.unpack(verified)
-  with jax.named_scope('reroot'):
-    tree, moved = tree_lib.reroot(
-      state.tree, verified.token_ids, verified.num_tokens
-    )
-    cache = dense.commit(state.cache, moved.path, moved.num_committed)
-    has_news = verified.num_tokens > 0
-    state = state.replace(
-      cache=cache,
-      tree=tree,
-      outcome=jnp.where(has_news, moved.outcome, state.outcome),
-    )
-  with jax.named_scope('restart'):
-    is_missing = moved.num_committed < verified.num_tokens
-    is_restart = tree.num_expanded == 0
-    must_restart = jnp.any(is_restart)
-    state = run_if(
-      must_restart,
-      lambda now: _restart(
-        params, now, verified, is_missing, is_restart, config, tree_config
-      ),
-      state,
-    )
+  follow = _follow_with_features if config.reads_features else _follow
+  state, verified, must_restart, num_before = follow(
+    params, state, verified, config, tree_config
+  )
+  with jax.named_scope('look_up'):
+    state = _look_up(state, verified)
   with jax.named_scope('grow'):
     num_steps = jnp.where(must_restart, num_restart_steps, num_steps)
     state, num_forwards = _grow(
@@ -195,7 +182,7 @@ def advance(
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
-  num_forwards += must_restart.astype(jnp.int32)
+  num_forwards += num_before
   proposal = types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
@@ -207,12 +194,92 @@ def advance(
   return state, proposal.pack()
 
 
+def _follow(params, state, verified, config, tree_config):
+  """Follows a verdict, and expands the roots that are not.
+
+  Returns:
+    The state; the verdict, unpacked; whether a root was not expanded; and the
+    number of forwards.
+  """
+  verified = types.VerifiedTokens.unpack(verified)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+    cache = dense.commit(state.cache, moved.path, moved.num_committed)
+    state = state.replace(cache=cache)
+  num_missing = verified.num_tokens - moved.num_committed
+  with jax.named_scope('take_in'):
+    state, num_missing, num_take_ins = _take_in(
+      params, state, verified, num_missing, config, tree_config
+    )
+  with jax.named_scope('restart'):
+    is_missing = num_missing > 0
+    is_restart = state.tree.num_expanded == 0
+    must_restart = jnp.any(is_restart)
+    state = run_if(
+      must_restart,
+      lambda now: _restart(
+        params, now, verified, is_missing, is_restart, config, tree_config
+      ),
+      state,
+    )
+  num_forwards = must_restart.astype(jnp.int32) + num_take_ins
+  return state, verified, must_restart, num_forwards
+
+
+def _follow_with_features(params, state, verified, config, tree_config):
+  """Does the same for a draft that reads features, and all verified tokens."""
+  packed, features = verified
+  verified = types.VerifiedTokens.unpack(packed)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+  with jax.named_scope('read_verified'):
+    cache, feature_state = feature_draft.follow(
+      params,
+      state.cache,
+      state.features,
+      verified,
+      features,
+      state.tree,
+      moved,
+      config=config,
+    )
+    state = state.replace(cache=cache, features=feature_state)
+  with jax.named_scope('restart'):
+    root = feature_state.of_rows[:, :1]
+    is_restart = state.tree.num_expanded == 0
+    must_restart = jnp.any(is_restart)
+    state = run_if(
+      must_restart,
+      lambda now: _expand_roots(
+        params, now, root, is_restart, config, tree_config
+      ),
+      state,
+    )
+  return state, verified, must_restart, jnp.int32(1)
+
+
+def _reroot(state, verified):
+  """Returns the state with the tree behind a verdict, and what moves."""
+  tree, moved = tree_lib.reroot(
+    state.tree, verified.token_ids, verified.num_tokens
+  )
+  has_news = verified.num_tokens > 0
+  outcome = jnp.where(has_news, moved.outcome, state.outcome)
+  return state.replace(tree=tree, outcome=outcome), moved
+
+
 def _grow(params, state, num_steps, num_nodes, config, tree_config):
   """Returns the state with grown trees, and the number of forwards."""
+  children_fn = functools.partial(
+    expansion.children_of, config=config, tree_config=tree_config
+  )
 
   def draft_fn(carry, leaves):
-    cache, num_forwards = carry
+    cache, features, num_forwards = carry
     lengths = cache.kv_lengths
+    before = None
+    if features is not None:
+      before = feature_draft.before_leaves(features, leaves)
     hidden, cache = decoder.forward(
       params,
       config,
@@ -221,22 +288,74 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
       starts=lengths + leaves.cache_slots[:, 0],
       positions=lengths[:, None] + leaves.depths,
       attention_mask=leaves.attention_mask,
+      features_before=before,
     )
-    children = _children(
-      params, config, tree_config, state.reference, hidden, leaves, lengths
-    )
-    return *children, (cache, num_forwards + 1)
+    if features is not None:
+      features = feature_draft.put_leaves(features, leaves, hidden)
+    children = children_fn(params, hidden, leaves, lengths, state.reference)
+    return *children, (cache, features, num_forwards + 1)
 
-  tree, (cache, num_forwards) = tree_lib.grow(
+  tree, (cache, features, num_forwards) = tree_lib.grow(
     state.tree,
-    (state.cache, jnp.int32(0)),
+    (state.cache, state.features, jnp.int32(0)),
     draft_fn,
     num_steps=num_steps,
     width=tree_config.width,
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
   )
-  return state.replace(tree=tree, cache=cache), num_forwards
+  state = state.replace(tree=tree, cache=cache, features=features)
+  return state, num_forwards
+
+
+def _take_in(params, state, verified, num_missing, config, tree_config):
+  """Takes accepted tokens without keys and values into the cache, but one.
+
+  A chain may be sent before the draft has seen it. Rows that lack more than
+  one token have a tree of a root alone, so that the rows behind their prefix
+  are free. The others write behind their trees.
+
+  Returns:
+    The state, the tokens i32[B] that are still missing, at most one, and the
+    number of forwards.
+  """
+  if state.lookup is None:
+    return state, num_missing, jnp.int32(0)
+  steps = jnp.arange(tree_config.width)[None]
+
+  def body(now):
+    cache, num_missing, num_forwards = now
+    num_new = jnp.clip(num_missing - 1, 0, tree_config.width)
+    # The root, which is never missing, comes before the verified tokens.
+    first = verified.num_tokens - num_missing - 1
+    token_ids = arrays.take(verified.token_ids, first[:, None] + steps)
+    behind = cache.kv_lengths + tree_config.num_cache_rows
+    _, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(token_ids, 0),
+      cache,
+      starts=jnp.where(num_new > 0, cache.kv_lengths, behind),
+    )
+    cache = dense.extend(cache, num_new)
+    return cache, num_missing - num_new, num_forwards + 1
+
+  cache, num_missing, num_forwards = jax.lax.while_loop(
+    lambda now: jnp.any(now[1] > 1),
+    body,
+    (state.cache, num_missing, jnp.int32(0)),
+  )
+  return state.replace(cache=cache), num_missing, num_forwards
+
+
+def _look_up(state, verified):
+  """Adds what the text suggests behind the new roots."""
+  if state.lookup is None:
+    return state
+  lookup = text_lookup.follow(state.lookup, verified)
+  lookup, log_probs = text_lookup.look_up(lookup)
+  tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
+  return state.replace(tree=tree, lookup=lookup)
 
 
 def _restart(
@@ -248,8 +367,8 @@ def _restart(
   takes the first place then. Rows of trees that need no restart are kept: the
   forward writes behind them.
   """
-  tree, cache = state.tree, state.cache
-  root = tree.token_ids[:, tree_lib.ROOT_INDEX]
+  cache = state.cache
+  root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
   before = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
   before = jnp.take_along_axis(verified.token_ids, before, axis=1)[:, 0]
   token_ids = jnp.stack([jnp.where(is_missing, before, root), root], axis=1)
@@ -263,37 +382,19 @@ def _restart(
   )
   cache = dense.extend(cache, is_missing.astype(jnp.int32))
   hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
-  leaves = tree_lib.root_leaves(tree, is_restart)
-  children = _children(
+  state = state.replace(cache=cache)
+  return _expand_roots(params, state, hidden, is_restart, config, tree_config)
+
+
+def _expand_roots(params, state, hidden, is_restart, config, tree_config):
+  tree = expansion.expand_roots(
     params,
-    config,
-    tree_config,
-    state.reference,
+    state.tree,
     hidden,
-    leaves,
-    cache.kv_lengths,
+    is_restart,
+    state.cache.kv_lengths,
+    state.reference,
+    config=config,
+    tree_config=tree_config,
   )
-  tree = tree_lib.expand(tree, leaves, *children)
-  return state.replace(tree=tree, cache=cache)
-
-
-def _children(
-  params, config, tree_config, reference, hidden, leaves, kv_lengths
-):
-  """Returns the K best children of each leaf and their log-probabilities."""
-  with jax.named_scope('children'):
-    logits = decoder.unembed(params, config, hidden)
-    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    top, indices = jax.lax.top_k(logits, tree_config.branching)
-    log_probs = top - log_total
-    token_ids = decoder.token_ids_of(params, config, indices)
-  if reference is None:
-    return token_ids, log_probs
-  return forced_acceptance.force(
-    reference,
-    token_ids,
-    log_probs,
-    leaves.token_ids,
-    kv_lengths[:, None] + leaves.depths,
-    tree_config.forced_acceptance,
-  )
+  return state.replace(tree=tree)

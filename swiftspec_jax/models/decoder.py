@@ -33,6 +33,7 @@ def forward_with_features(
   positions: jax.Array | None = None,
   attention_mask: jax.Array | None = None,
   context: int | None = None,
+  features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None, dense.KVCache]:
   """Runs the model over new tokens; writes but does not commit their KV.
@@ -50,6 +51,7 @@ def forward_with_features(
       rows up to the token's own: a chain.
     context: static, for prefill; no token sees rows from here on. None is the
       capacity.
+    features_before: as for `run_layers`.
     feature_layers: static; as for `run_layers`.
 
   Returns:
@@ -83,7 +85,13 @@ def forward_with_features(
     )
 
   x, features = run_layers(
-    params, config, token_ids, positions, attend, feature_layers
+    params,
+    config,
+    token_ids,
+    positions,
+    attend,
+    features_before=features_before,
+    feature_layers=feature_layers,
   )
   return x, features, cache.replace(keys=keys, values=values)
 
@@ -99,6 +107,8 @@ def run_layers(
   token_ids: jax.Array,
   positions: jax.Array,
   attend_fn: AttendFn,
+  *,
+  features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
@@ -110,6 +120,9 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: called once for each layer, in their order, with queries and
       keys that RoPE has rotated. It keeps the keys and values.
+    features_before: [B, T, D], where the model reads features: that of the
+      token before each one, `project_features` of the target's outputs or the
+      model's own hidden state; zeros for the first token of a text.
     feature_layers: indices of layers whose outputs are features.
 
   Returns:
@@ -122,6 +135,12 @@ def run_layers(
   }
   x = params['embedding'][token_ids]
   x = x * jnp.asarray(config.embed_scale, x.dtype)
+  if config.reads_features:
+    with jax.named_scope('fuse_features'):
+      normed = layers.rms_norm(
+        features_before, params['feature_norm'], config.norm_eps
+      )
+      x = x + _product(normed.astype(x.dtype), params['feature_fusion'], 1)
   outputs = []
   for i, layer in enumerate(params['layers']):
     with jax.named_scope(f'layer_{i}'):
@@ -135,6 +154,16 @@ def run_layers(
     outputs.append(x)
   features = [outputs[i] for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
+
+
+def project_features(params: Params, features: jax.Array) -> jax.Array:
+  """Returns what a draft reads of its target's outputs [B, T, H]: [B, T, D].
+
+  The first step of a feature-fed head (EAGLE-3, section 3): layers of several
+  depths become one vector that can stand in for a hidden state of the draft.
+  """
+  table = params['feature_projection']
+  return _product(features.astype(table.dtype), table, 1)
 
 
 def query_scale(config: ModelConfig) -> float:

@@ -52,9 +52,9 @@ def param_specs(config: ModelConfig) -> Params:
   """Returns the tree of ParamSpec of a model.
 
   Legend: D embed, G kv heads, Q query heads for each kv head, E head_dim,
-  F ffw, V vocabulary. q, k and v of one kv head lie side by side in `qkv`
-  ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product each,
-  and a device's share of heads is one slice of axis G.
+  F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
+  in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
+  each, and a device's share of heads is one slice of axis G.
   """
   c = config
   sizes = {
@@ -67,6 +67,7 @@ def param_specs(config: ModelConfig) -> Params:
     'ffw': (c.ffw_dim, c.padded_ffw_dim),
     'vocab': (c.vocab_size, c.padded_vocab_size),
     'outputs': (c.num_logits, c.padded_num_logits),
+    'features': (c.feature_dim, c.feature_dim),
   }
 
   def spec(*axes: str, scale: float | None = None) -> ParamSpec:
@@ -109,6 +110,12 @@ def param_specs(config: ModelConfig) -> Params:
     'layers': [layer() for _ in range(c.num_layers)],
     'final_norm': spec('embed'),
   }
+  if c.reads_features:
+    specs['feature_projection'] = spec(
+      'features', 'embed', scale=c.feature_dim**-0.5
+    )
+    specs['feature_norm'] = spec('embed')
+    specs['feature_fusion'] = spec('embed', 'embed', scale=c.embed_dim**-0.5)
   if not c.tie_embeddings or c.output_vocab_size:
     specs['unembedding'] = spec('outputs', 'embed', scale=c.embed_dim**-0.5)
   if c.output_vocab_size:

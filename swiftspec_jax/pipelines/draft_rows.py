@@ -1,6 +1,6 @@
 """The draft's state: rows on its devices, and a cache apart to prefill in."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,9 +8,13 @@ import numpy as np
 
 from swiftspec_jax import buckets, spec_step
 from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import forced_acceptance, tree_draft
+from swiftspec_jax.drafting import (
+  draft_prefill,
+  forced_acceptance,
+  text_lookup,
+  tree_draft,
+)
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import target_rows
 from swiftspec_jax.requests import Request
@@ -23,6 +27,9 @@ class DraftRows:
     """Allocates nothing yet."""
     self.state: tree_draft.TreeDraftState | None = None
     self._row_state: tree_draft.TreeDraftState | None = None
+    # [1, S, D] of the token before each one of a prompt, where the draft reads
+    # features.
+    self._features_before: jax.Array | None = None
     self._capacity = 0  # tokens of prompt and output
     self._draft = draft
     self._tree_config = tree_config
@@ -31,49 +38,94 @@ class DraftRows:
   def prepare(self, limit: int) -> None:
     """Makes room for `limit` tokens in each row."""
     capacity = buckets.power_of_two(limit)
-    is_lost = target_rows.is_lost((self.state, self._row_state))
+    is_lost = target_rows.is_lost(
+      (self.state, self._row_state, self._features_before)
+    )
     if capacity != self._capacity or is_lost:
       self._capacity = capacity
       self.state = self._row_state = None  # free them first
       self.state = self._init_state(self._batch_size)
       self._row_state = self._init_state(1)
+      self._features_before = self._init_features_before()
 
   def admit(
-    self, slot: int, request: Request, chunks: Iterable[buckets.Chunk]
+    self,
+    slot: int,
+    request: Request,
+    chunks: Sequence[buckets.Chunk],
+    features: Sequence[jax.Array | None],
   ) -> None:
-    """Prefills a request on its own and puts it into a row."""
+    """Prefills a request on its own and puts it into a row.
+
+    Args:
+      slot: the row.
+      request: for it.
+      chunks: of the prompt.
+      features: of the target for each chunk, [1, C, H] on any devices; None
+        where the draft reads none.
+    """
     prompt = np.asarray(request.token_ids, np.int32)
-    padded = np.zeros((1, self._row_state.cache.capacity), np.int32)
-    padded[0, : len(prompt)] = prompt
-    cache = self._row_state.cache.replace(
-      kv_lengths=self._on_mesh(np.zeros(1, np.int32))
-    )
-    for start, size, num_kept in chunks:
-      cache = tree_draft.prefill_chunk(
-        self._draft.params,
-        cache,
-        self._on_mesh(padded[:, start : start + size]),
-        self._on_mesh(np.full(1, start, np.int32)),
-        self._on_mesh(np.full(1, num_kept, np.int32)),
-        config=self._draft.config,
-        context=buckets.context_of(start + size, cache.capacity),
-      )
+    cache, feature_state = self._prefill(prompt, chunks, features)
     # The last token of the prompt is the root.
-    tree = tree_lib.new_tree(
-      prompt[-1:],
-      capacity=self._tree_config.capacity,
-      num_cache_rows=self._tree_config.num_cache_rows,
+    tree = tree_draft.new_tree(self._tree_config, prompt[-1:])
+    lookup = text_lookup.make_row(
+      self._tree_config, request.token_ids, self._capacity
     )
     state = self._row_state.replace(
       cache=cache,
       tree=self._on_mesh(tree),
       outcome=self._on_mesh(np.zeros(1, np.int32)),
       reference=self._on_mesh(self._reference(request)),
+      lookup=self._on_mesh(lookup),
+      features=feature_state,
     )
     self.state = spec_step.insert_row(
       self.state, state, self._on_mesh(np.int32(slot))
     )
     self._row_state = state
+
+  def _prefill(self, prompt, chunks, features):
+    """Returns the cache and the feature state of a prompt."""
+    padded = np.zeros((1, self._row_state.cache.capacity), np.int32)
+    padded[0, : len(prompt)] = prompt
+    cache = self._row_state.cache.replace(
+      kv_lengths=self._on_mesh(np.zeros(1, np.int32))
+    )
+    before_next = None
+    for (start, size, num_kept), found in zip(chunks, features, strict=True):
+      counts = [
+        self._on_mesh(np.full(1, count, np.int32))
+        for count in (start, num_kept)
+      ]
+      token_ids = self._on_mesh(padded[:, start : start + size])
+      sizes = {
+        'config': self._draft.config,
+        'context': buckets.context_of(start + size, cache.capacity),
+      }
+      if found is None:
+        cache = draft_prefill.take_in(
+          self._draft.params, cache, token_ids, *counts, **sizes
+        )
+      else:
+        cache, self._features_before, before_next = (
+          draft_prefill.take_in_with_features(
+            self._draft.params,
+            cache,
+            self._features_before,
+            token_ids,
+            self._on_mesh(found),
+            *counts,
+            **sizes,
+          )
+        )
+    state = self._row_state.features
+    if state is None:
+      return cache, None
+    if before_next is None:  # the prompt is the root alone
+      before_next = self._on_mesh(
+        np.zeros(state.before_root.shape, state.before_root.dtype)
+      )
+    return cache, state.replace(before_root=before_next)
 
   def _reference(self, request):
     if self._tree_config.forced_acceptance is None:
@@ -93,6 +145,12 @@ class DraftRows:
       capacity=self._capacity,
       mesh=self._draft.mesh,
     )
+
+  def _init_features_before(self):
+    if not self._draft.config.reads_features:
+      return None
+    shape = (1, self._row_state.cache.capacity, self._draft.config.embed_dim)
+    return self._on_mesh(np.zeros(shape, self._draft.dtype))
 
   def _on_mesh(self, tree: Any) -> Any:
     return jax.device_put(tree, sharding_lib.replicated(self._draft.mesh))

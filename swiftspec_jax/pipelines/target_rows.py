@@ -28,6 +28,7 @@ class TargetRows:
     *,
     batch_size: int,
     num_query_tokens: int,
+    feature_layers: tuple[int, ...] = (),
   ):
     """Allocates nothing yet.
 
@@ -37,6 +38,7 @@ class TargetRows:
       draft_params: of the drafter.
       batch_size: B.
       num_query_tokens: T, most tokens of one target forward.
+      feature_layers: whose outputs the draft reads.
     """
     self.capacity = 0
     self.state: types.DecodeState | None = None
@@ -46,6 +48,7 @@ class TargetRows:
     self._draft_params = draft_params
     self._batch_size = batch_size
     self._num_query_tokens = num_query_tokens
+    self._feature_layers = feature_layers
 
   def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     """Makes all rows idle; allocates if they have another capacity."""
@@ -69,8 +72,12 @@ class TargetRows:
     limit: int,
     features: Sequence[SamplingParams],
     chunks: Iterable[buckets.Chunk],
-  ) -> None:
-    """Prefills a request on its own and puts it into a row."""
+  ) -> list[jax.Array | None]:
+    """Prefills a request on its own and puts it into a row.
+
+    Returns:
+      For each chunk the features bf16[1, C, H], if the draft reads them.
+    """
     prompt = np.asarray(request.token_ids, np.int32)
     token_ids = np.zeros((1, self.capacity), np.int32)
     token_ids[0, : len(prompt)] = prompt
@@ -89,8 +96,9 @@ class TargetRows:
         kv_lengths=self._on_mesh(np.zeros(1, np.int32))
       )
     )
+    found = []
     for start, size, num_kept in chunks:
-      state = spec_step.prefill_chunk(
+      state, chunk_features = spec_step.prefill_chunk(
         self._target.params,
         self._draft_params,
         state,
@@ -100,11 +108,14 @@ class TargetRows:
         drafter=self._drafter,
         chunk_size=size,
         context=buckets.context_of(start + size, self.capacity),
+        feature_layers=self._feature_layers,
       )
+      found.append(chunk_features)
     self.state = spec_step.insert_row(
       self.state, state, self._on_mesh(np.int32(slot))
     )
     self._row_state = state
+    return found
 
   def _init_state(self, batch_size: int) -> types.DecodeState:
     config, mesh = self._target.config, self._target.mesh

@@ -2,31 +2,36 @@
 
 On the same devices they take turns (serial mode); on disjoint ones the tree
 grows while the target verifies (asynchronous mode, SwiftSpec section 3.1).
-Between them go two small integer arrays a round, and the host waits for none.
+Between them go two small integer arrays a round, and the target's features of
+the verified tokens if the draft reads them; the host waits for none.
 """
 
 import dataclasses
 import functools
-import statistics
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import buckets, errors, tree_step, types
+from swiftspec_jax import buckets, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.drafting import tree_draft
+from swiftspec_jax.drafting import catch_up, tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import tree_sizes
+from swiftspec_jax.pipelines import tree_checks, tree_sizes
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
-_NUM_TIMINGS = 6  # of each program, where sizes adapt
+_NUM_TIMINGS = 8  # of each program, where sizes adapt
+# Tokens that a draft takes in after a pause; it can lack one less.
+_CATCH_UP = 64
 
 
 class TreePipeline:
@@ -54,8 +59,9 @@ class TreePipeline:
       UserError: the models share a part of their devices only, or a size does
         not fit the draft model.
     """
-    self.is_async = _are_disjoint(target, draft)
-    _check_sizes(draft, tree_config)
+    self.is_async = tree_checks.are_disjoint(target, draft)
+    tree_checks.check_sizes(draft, tree_config)
+    tree_checks.check_features(target, draft, tree_config)
     self._target, self._draft = target, draft
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
@@ -69,16 +75,23 @@ class TreePipeline:
       None,
       batch_size=batch_size,
       num_query_tokens=tree_config.num_nodes,
+      feature_layers=draft.config.feature_layers,
     )
     self._draft_rows = DraftRows(draft, tree_config, batch_size)
     self._no_news = jax.device_put(
-      np.zeros((batch_size, tree_config.num_nodes + 1), np.int32),
+      _no_news(draft, batch_size, tree_config.num_nodes),
       sharding_lib.replicated(draft.mesh),
     )
     self._count = functools.cache(self._count)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
-    self._proposal: jax.Array | None = None  # on the target's devices
-    self._num_sent = 0  # nodes of the proposal
+    # Of the next round. The proposal lies on the target's devices; the root
+    # alone needs none.
+    self._next: tree_sizes.Sizes | None = None
+    self._proposal: jax.Array | None = None
+    self._num_catch_up = max(_CATCH_UP, 2 * tree_config.num_nodes)
+    # Most tokens that a row of the draft lacks, the root included; 0 if it
+    # follows every verdict.
+    self._num_lacking = 0
 
   @property
   def num_speculative_tokens(self) -> int:
@@ -97,9 +110,10 @@ class TreePipeline:
     self._target_rows.prepare(limit, features)
     self._draft_rows.prepare(limit)
     self._sizes.reset()
-    self._proposal = None
-    if self._tree_config.is_adaptive and self._sizes.times is None:
-      self._sizes.times = self._measure_steps()
+    if self._tree_config.is_adaptive and not self._sizes.is_timed:
+      self._sizes.start(self._measure_steps())
+    self._forget_proposal()
+    self._num_lacking = 0
 
   def admit(
     self,
@@ -110,28 +124,31 @@ class TreePipeline:
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     chunks = list(chunks)
-    self._target_rows.admit(slot, request, limit, features, chunks)
-    self._draft_rows.admit(slot, request, chunks)
+    outputs = self._target_rows.admit(slot, request, limit, features, chunks)
+    self._draft_rows.admit(slot, request, chunks, outputs)
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
-    self._proposal = None  # has the row's former tree
+    self._forget_proposal()  # has the row's former tree
 
   def warmup(self) -> None:
-    for num_nodes in tree_sizes.node_buckets(self._tree_config):
-      self.follow(num_nodes=num_nodes)
+    compiled = self._compiled_sizes()
+    for sizes in compiled:
+      self.follow(sizes=sizes)
       self.verify()
       if self.is_async:
         self.grow()
+    if tree_sizes.PLAIN in compiled:
+      self._catch_up()
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
-    self._proposal = None
+    self._forget_proposal()
 
   def dispatch(self) -> types.StepOutput:
     if self._timeline is not None:
       self._timeline.start_round()
-    if self._proposal is None:
+    if self._next is None:
       self.follow()
-    self._sizes.note_verified(self._num_sent)
+    self._sizes.note_verified(self._next)
     verified, output = self.verify()
-    if self.is_async:
+    if self.is_async and self._next != tree_sizes.PLAIN:
       self.grow()
     self.follow(verified)
     return output
@@ -139,8 +156,8 @@ class TreePipeline:
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     self._sizes.observe(reports)
 
-  def verify(self) -> tuple[jax.Array, types.StepOutput]:
-    """Enqueues the target's part; returns packed `VerifiedTokens`, output."""
+  def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
+    """Enqueues the target's part; returns what goes to draft and host."""
     dispatched = time.perf_counter()
     self._target_rows.state, verified, output = tree_step.verify_step(
       self._target.params,
@@ -148,13 +165,15 @@ class TreePipeline:
       self._proposal,
       config=self._target.config,
       max_nodes=self._tree_config.num_nodes,
+      feature_layers=self._draft.config.feature_layers,
     )
-    self._note(timeline_lib.TARGET, 'verify', dispatched, verified, 'proposal')
+    after = None if self._proposal is None else 'proposal'
+    self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
     return verified, output
 
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
-    self._grow(self._sizes.num_draft_steps)
+    self._grow(self._sizes.current.num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
     """Enqueues so many forwards; returns how many they will have been."""
@@ -170,16 +189,33 @@ class TreePipeline:
     return num_forwards
 
   def follow(
-    self, verified: jax.Array | None = None, num_nodes: int | None = None
+    self,
+    verified: types.PackedVerified | None = None,
+    sizes: tree_sizes.Sizes | None = None,
   ) -> None:
-    """Enqueues what makes the next proposal of a packed verdict.
+    """Enqueues what makes the next proposal of a verdict.
 
     Args:
-      verified: packed `VerifiedTokens`; None before the first verdict.
-      num_nodes: to send; by default what the round before suggests.
+      verified: of `verify`; None before the first verdict.
+      sizes: of the proposal; by default what the rounds before suggest.
     """
-    num_nodes = num_nodes or self._sizes.next_num_nodes()
-    self._num_sent = num_nodes
+    sizes = sizes or self._sizes.next()
+    is_plain = sizes == tree_sizes.PLAIN
+    if is_plain or self._num_lacking:
+      self._num_lacking += 1 if verified is None else self._next.num_nodes
+    self._next = sizes
+    if self._num_lacking and not is_plain:
+      self._catch_up()
+      self._num_lacking = 0
+      verified = None  # has been taken in
+    elif self._num_lacking >= self._num_catch_up - 1:
+      self._catch_up()
+      self._num_lacking = 1  # the root
+    self._proposal = None if is_plain else self._advance(verified)
+
+  def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
+    """Enqueues the draft's part and both transfers; returns the proposal."""
+    sizes = self._next
     dispatched = time.perf_counter()
     verified = jax.device_put(
       self._no_news if verified is None else verified,
@@ -187,10 +223,10 @@ class TreePipeline:
     )
     self._note(timeline_lib.TRANSFER, 'verdict', dispatched, verified, 'verify')
     dispatched = time.perf_counter()
-    num_steps = self._sizes.num_draft_steps
     steps = (0, self._tree_config.num_restart_steps)
     if not self.is_async:
-      steps = (num_steps, max(num_steps - 1, 0))  # the restart is one, too
+      # The restart is one, too.
+      steps = (sizes.num_steps, max(sizes.num_steps - 1, 0))
     self._draft_rows.state, proposal = tree_draft.advance(
       self._draft.params,
       self._draft_rows.state,
@@ -198,37 +234,87 @@ class TreePipeline:
       *(self._count(n) for n in steps),
       config=self._draft.config,
       tree_config=self._compiled_config,
-      num_nodes=num_nodes,
+      num_nodes=sizes.num_nodes,
     )
     self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
     dispatched = time.perf_counter()
-    self._proposal = jax.device_put(
+    proposal = jax.device_put(
       proposal, sharding_lib.replicated(self._target.mesh)
     )
     self._note(
-      timeline_lib.TRANSFER, 'proposal', dispatched, self._proposal, 'advance'
+      timeline_lib.TRANSFER, 'proposal', dispatched, proposal, 'advance'
     )
+    return proposal
+
+  def _catch_up(self) -> jax.Array:
+    """Enqueues that the draft takes in the end of each text."""
+    dispatched = time.perf_counter()
+    recent = catch_up.recent_tokens(
+      self._target_rows.state.token_ids,
+      self._target_rows.state.lengths,
+      size=self._num_catch_up,
+    )
+    recent = jax.device_put(recent, sharding_lib.replicated(self._draft.mesh))
+    self._note(timeline_lib.TRANSFER, 'text', dispatched, recent, 'verify')
+    dispatched = time.perf_counter()
+    self._draft_rows.state, outcome = catch_up.catch_up(
+      self._draft.params,
+      self._draft_rows.state,
+      recent,
+      config=self._draft.config,
+      tree_config=self._compiled_config,
+    )
+    self._note(timeline_lib.DRAFT, 'catch_up', dispatched, outcome, 'text')
+    return outcome
+
+  def _compiled_sizes(self) -> list[tree_sizes.Sizes]:
+    """Returns sizes that need all programs of a round."""
+    if not self._tree_config.is_adaptive:
+      return [self._sizes.current]
+    return [
+      tree_sizes.PLAIN
+      if num_nodes == 1
+      else tree_sizes.Sizes(num_nodes=num_nodes, num_steps=1)
+      for num_nodes in tree_sizes.node_buckets(self._tree_config)
+    ]
 
   def _measure_steps(self) -> tree_sizes.StepTimes:
-    """Times the programs on idle rows, which stay as they are."""
+    """Times the programs on idle rows, which stay idle."""
+    compiled = self._compiled_sizes()
 
-    def seconds(enqueue):
-      times = []
-      for _ in range(_NUM_TIMINGS):
-        jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
-        start = time.perf_counter()
-        jax.block_until_ready(enqueue())
-        times.append(time.perf_counter() - start)
-      return statistics.median(times[1:])  # the first one compiles
+    def verify(sizes):
+      self.follow(sizes=sizes)
+      return self.verify
 
-    draft_seconds = seconds(lambda: self._grow(1))
-    target_seconds = {}
-    for num_nodes in tree_sizes.node_buckets(self._tree_config):
-      self.follow(num_nodes=num_nodes)
-      target_seconds[num_nodes] = seconds(self.verify)
-    return tree_sizes.StepTimes(
-      target_seconds=target_seconds, draft_seconds=draft_seconds
+    def grow():
+      self._catch_up()
+      return lambda: self._grow(1)
+
+    def advance():
+      self._catch_up()
+      return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
+
+    seconds = _least_seconds(
+      {
+        **{
+          sizes.num_nodes: functools.partial(verify, sizes)
+          for sizes in compiled
+        },
+        'draft': grow,
+        'advance': advance,
+        'catch_up': lambda: self._catch_up,
+      },
+      lambda: (self._target_rows.state, self._draft_rows.state),
     )
+    return tree_sizes.StepTimes(
+      target_seconds={x.num_nodes: seconds[x.num_nodes] for x in compiled},
+      draft_seconds=seconds['draft'],
+      advance_seconds=seconds['advance'],
+      catch_up_seconds=seconds['catch_up'],
+    )
+
+  def _forget_proposal(self) -> None:
+    self._next = self._proposal = None
 
   def _count(self, value: int) -> jax.Array:
     return jax.device_put(
@@ -237,31 +323,36 @@ class TreePipeline:
 
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:
+      marker = jax.tree.leaves(marker)[-1]
       self._timeline.program(track, name, dispatched, marker, after)
 
 
-def _are_disjoint(target: Model, draft: Model) -> bool:
-  if draft.mesh == target.mesh:
-    return False
-  shared = set(target.mesh.devices.flat) & set(draft.mesh.devices.flat)
-  if shared:
-    raise errors.UserError(
-      f'{target.name} and {draft.name} share {len(shared)} of their devices; '
-      'load both with the same `devices` (serial mode) or without a common one '
-      '(asynchronous mode)'
-    )
-  return True
+def _least_seconds(
+  programs: Mapping[Any, Callable[[], Callable[[], Any]]],
+  state: Callable[[], Any],
+) -> dict[Any, float]:
+  """Times programs in turn, as other work can disturb for a while.
+
+  Args:
+    programs: what prepares each of them, and returns what is timed.
+    state: returns what preparations may leave unfinished.
+  """
+  least = dict.fromkeys(programs, math.inf)
+  for turn in range(_NUM_TIMINGS + 1):
+    for name, prepare in programs.items():
+      enqueue = prepare()
+      jax.block_until_ready(state())
+      start = time.perf_counter()
+      jax.block_until_ready(enqueue())
+      if turn:  # the first one compiles
+        least[name] = min(least[name], time.perf_counter() - start)
+  return least
 
 
-def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
-  if tree_config.branching > draft.config.num_logits:
-    raise errors.UserError(
-      f'branching={tree_config.branching} is more than the '
-      f'{draft.config.num_logits} tokens that {draft.name} proposes'
-    )
-  window = draft.config.sliding_window
-  if window is not None and window <= tree_config.num_cache_rows:
-    raise errors.UserError(
-      f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
-      f'sliding window of {window} of {draft.name}'
-    )
+def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:
+  """Host arrays of a verdict without tokens."""
+  packed = np.zeros((batch_size, num_nodes + 1), np.int32)
+  if not draft.config.reads_features:
+    return packed
+  shape = (batch_size, num_nodes, draft.config.feature_dim)
+  return packed, np.zeros(shape, jnp.bfloat16)

@@ -1,23 +1,42 @@
 """How many nodes to send and how many draft forwards to run, round by round.
 
-The nodes of a proposal come most probable first. So a round tells exactly what
-it would have accepted with fewer nodes: the accepted ones among the first. That
-and the measured step times give the expected tokens per second of each size.
+The nodes of a proposal come most probable first. So a round tells what it
+would have accepted with fewer nodes or fewer forwards. That and the measured
+step times give the expected tokens per second of all sizes, plain decoding
+among them.
 """
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafting import text_lookup
 
-_SMALLEST = 4  # nodes
-_DECAY = 0.95  # weight of a round against the one after it
-_PROBE_EVERY = 32  # rounds; only the largest size tells about all of them
+_SMALLEST = 4  # nodes of a tree
+_DECAY = 0.9  # weight of a round against the one after it
+_STALE = 0.1  # rounds, all that was seen before a pause counts as
+_TRIAL = 3.0  # rounds, the probe that ends a pause counts as
 _HYSTERESIS = 1.03  # gain that is worth a change
+_PROBE_EVERY = 32  # rounds at least
+_PROBE_SHARE = 0.015  # of the time that probes may cost
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """Of one round: nodes sent, draft forwards for them."""
+
+  num_nodes: int
+  num_steps: int
+  ends_pause: bool = False  # a probe out of plain decoding
+
+
+# The root alone, and no draft forward.
+PLAIN = Sizes(num_nodes=1, num_steps=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +45,15 @@ class StepTimes:
 
   target_seconds: Mapping[int, float]  # by number of nodes
   draft_seconds: float  # of one forward
+  advance_seconds: float  # from a verdict to the proposal, with one forward
+  catch_up_seconds: float  # of the draft, after a pause
 
 
 def node_buckets(tree_config: TreeConfig) -> tuple[int, ...]:
   """Returns the numbers of nodes that are compiled, in ascending order."""
   if not tree_config.is_adaptive:
     return (tree_config.num_nodes,)
-  buckets = {tree_config.num_nodes}
+  buckets = {1, tree_config.num_nodes}
   num_nodes = _SMALLEST
   while num_nodes < tree_config.num_nodes:
     buckets.add(num_nodes)
@@ -41,32 +62,54 @@ def node_buckets(tree_config: TreeConfig) -> tuple[int, ...]:
 
 
 class TreeSizes:
-  """The sizes of the next round; adapts them if the configuration says so."""
+  """The sizes of the next round; adapts them once it knows the step times."""
 
   def __init__(self, tree_config: TreeConfig, *, is_async: bool):
-    self.num_nodes = tree_config.num_nodes
-    self.num_draft_steps = tree_config.num_draft_steps
-    self.times: StepTimes | None = None
-    self._tree_config = tree_config
+    self.current = self._largest = Sizes(
+      num_nodes=tree_config.num_nodes, num_steps=tree_config.num_draft_steps
+    )
     self._is_async = is_async
+    # Chains of the text are deep without forwards, so that a round does not
+    # tell what fewer forwards would have done.
+    self._has_chains = bool(text_lookup.kinds_of(tree_config))
+    # A tree of d forwards is d levels deep.
+    self._is_capped = not is_async and not self._has_chains
     self._buckets = node_buckets(tree_config)
-    self._num_rounds = 0
+    self._times: StepTimes | None = None
     # Sizes of the proposals that are being verified; a decoder that is never
     # read must not fill the memory.
     self._verified = collections.deque(maxlen=64)
-    # [bucket, k]: rounds, recent ones weigh more, that accepted >= k nodes.
-    size = (len(self._buckets), tree_config.num_nodes)
-    self._survivals = np.zeros(size)
+    # [bucket, k]: of the rounds that accepted k nodes, the share that accepted
+    # another one, and how many rounds that share stands for. Before the first
+    # round: as if all had been accepted for long.
+    shape = (len(self._buckets), max(tree_config.num_nodes - 1, 1))
+    self._shares = np.ones(shape)
+    self._weights = np.full(shape, 1 / (1 - _DECAY))
+    self._num_forwards = 0.0  # mean of those for which the target waits
+    self._num_rounds = 0  # since the last probe
 
-  def next_num_nodes(self) -> int:
-    """Returns how many nodes to send next."""
+  @property
+  def is_timed(self) -> bool:
+    return self._times is not None
+
+  def start(self, times: StepTimes) -> None:
+    """Begins to adapt the sizes."""
+    self._times = times
+    self._probe, self._interval = self._plan_probe()
+
+  def next(self) -> Sizes:
+    """Returns the sizes of the next proposal."""
+    if not self.is_timed:
+      return self.current
     self._num_rounds += 1
-    is_probe = self._num_rounds % _PROBE_EVERY == 0
-    return self._buckets[-1] if is_probe else self.num_nodes
+    if self._num_rounds < self._interval:
+      return self.current
+    self._num_rounds = 0
+    return self._probe
 
-  def note_verified(self, num_nodes: int) -> None:
-    """Notes that a proposal of this size is being verified."""
-    self._verified.append(num_nodes)
+  def note_verified(self, sizes: Sizes) -> None:
+    """Notes that a proposal of these sizes is being verified."""
+    self._verified.append(sizes)
 
   def reset(self) -> None:
     """Forgets the proposals whose reports will not come."""
@@ -74,46 +117,109 @@ class TreeSizes:
 
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     """Takes the reports of the oldest proposal that has none yet."""
-    num_nodes = self._verified.popleft()
-    if self.times is None:
+    sizes = self._verified.popleft()
+    if not self.is_timed or not reports or sizes == PLAIN:
       return
-    # What was not seen for long counts little against a new probe.
-    self._survivals *= _DECAY
+    # What was not seen for long counts little against what is seen now.
+    self._weights *= _DECAY
+    if sizes.ends_pause:
+      self._weights = np.minimum(self._weights, _STALE)
+      self._num_forwards = 0.0
+    else:
+      mean = sum(report.num_forwards for report in reports) / len(reports)
+      self._num_forwards += (1 - _DECAY) * (mean - self._num_forwards)
     for i, bucket in enumerate(self._buckets):
-      if bucket > num_nodes:
-        break
-      for report in reports:
-        num_accepted = sum(node < bucket for node in report.path[1:])
-        self._survivals[i, : num_accepted + 1] += 1 / len(reports)
-    if reports:
-      self._choose()
+      if 1 < bucket <= sizes.num_nodes:
+        for report in reports:
+          self._learn(i, bucket, sizes, report, 1 / len(reports))
+    self._choose()
+
+  def _learn(self, i, bucket, sizes, report, weight) -> None:
+    """Takes what a round would have accepted with the first nodes."""
+    num_accepted = sum(node < bucket for node in report.path[1:])
+    num_levels = bucket - 1
+    if self._is_capped:
+      num_levels = min(num_levels, sizes.num_steps)
+    elif (
+      self._is_async and sizes.ends_pause
+    ):  # a new tree has not its full depth
+      num_levels = min(num_levels, report.num_levels)
+    reached = slice(min(num_accepted + 1, num_levels))
+    self._weights[i, reached] += weight
+    is_accepted = np.arange(self._shares.shape[1])[reached] < num_accepted
+    change = (is_accepted - self._shares[i, reached]) * weight
+    self._shares[i, reached] += change / self._weights[i, reached]
 
   def _choose(self) -> None:
-    rates = {
-      (bucket, num_steps): self._rate(i, bucket, num_steps)
-      for i, bucket in enumerate(self._buckets)
-      for num_steps in self._step_choices(bucket)
-      if self._survivals[i, 0]
-    }
+    most_accepted = np.array(self._buckets)[:, None] - 1
+    is_possible = np.arange(self._shares.shape[1])[None] < most_accepted
+    survivals = np.cumprod(self._shares, axis=1) * is_possible
+    # With more nodes, at least as many are accepted.
+    survivals = np.maximum.accumulate(survivals, axis=0)
+    rates = {}
+    for sizes in self._options():
+      i = self._buckets.index(sizes.num_nodes)
+      num_levels = sizes.num_steps if self._is_capped else None
+      num_tokens = 1 + survivals[i, :num_levels].sum()
+      rates[sizes] = num_tokens / self._seconds(sizes)
     best = max(rates, key=rates.get)
-    current = rates.get((self.num_nodes, self.num_draft_steps), 0.0)
-    if rates[best] > current * _HYSTERESIS:
-      self.num_nodes, self.num_draft_steps = best
+    gain = 1.0 if best == PLAIN else _HYSTERESIS
+    if rates[best] > gain * rates.get(self.current, 0.0):
+      if self.current == PLAIN:
+        self._weights = np.maximum(self._weights, _TRIAL)
+      self.current = best
+      self._probe, self._interval = self._plan_probe()
 
-  def _step_choices(self, bucket: int) -> Iterable[int]:
-    most = max(self._tree_config.num_draft_steps, 1)
-    if not self._is_async:
-      return range(1, most + 1)
-    # As many as fit into the target's step (the paper's rule), and one more.
-    fit = int(self.times.target_seconds[bucket] / self.times.draft_seconds)
-    return {min(max(fit, 1), most), min(max(fit, 1) + 1, most)}
+  def _options(self) -> Iterable[Sizes]:
+    """Yields all sizes to choose from."""
+    yield PLAIN
+    most = max(self._largest.num_steps, 1)
+    for bucket in self._buckets:
+      if bucket == 1:
+        continue
+      steps = range(1, most + 1) if self._is_capped else (most,)
+      if self._is_async:
+        # As many as fit into the target's step (the paper's rule), and one
+        # more.
+        target = self._times.target_seconds[bucket]
+        fit = max(int(target / self._times.draft_seconds), 1)
+        steps = sorted({min(fit, most), min(fit + 1, most)})
+      for num_steps in steps:
+        yield Sizes(num_nodes=bucket, num_steps=num_steps)
 
-  def _rate(self, i: int, bucket: int, num_steps: int) -> float:
-    """Returns the expected tokens per second of a size."""
-    shares = self._survivals[i, 1:] / self._survivals[i, 0]
-    target = self.times.target_seconds[bucket]
-    draft = num_steps * self.times.draft_seconds
+  def _seconds(self, sizes: Sizes) -> float:
+    """Returns how long a round takes."""
+    times = self._times
+    target = times.target_seconds[sizes.num_nodes]
+    if sizes == PLAIN:
+      return target
     if self._is_async:
-      return (1 + shares.sum()) / max(target, draft)
-    # A tree of d forwards is d levels deep.
-    return (1 + shares[:num_steps].sum()) / (target + draft)
+      growth = sizes.num_steps * times.draft_seconds
+      return max(target, growth) + self._num_forwards * times.draft_seconds
+    more_steps = max(sizes.num_steps - 1, 0) * times.draft_seconds
+    return target + times.advance_seconds + more_steps
+
+  def _plan_probe(self) -> tuple[Sizes, float]:
+    """Returns the sizes that tell about others, and rounds between them."""
+    now = self._seconds(self.current)
+    if self.current != PLAIN:
+      probe, cost = self._largest, self._seconds(self._largest) - now
+    else:
+      gains = {}
+      for sizes in self._options():
+        num_levels = sizes.num_nodes - 1
+        if not self._has_chains:
+          num_levels = min(num_levels, sizes.num_steps)
+        best_rate = (1 + num_levels) / self._seconds(sizes)
+        if best_rate > _HYSTERESIS / now:
+          gains[sizes] = (best_rate - 1 / now) / self._cost(sizes)
+      if not gains:
+        return PLAIN, math.inf
+      best = max(gains, key=gains.get)
+      probe, cost = dataclasses.replace(best, ends_pause=True), self._cost(best)
+    return probe, max(cost / (_PROBE_SHARE * now), _PROBE_EVERY)
+
+  def _cost(self, sizes: Sizes) -> float:
+    """Returns the seconds that a probe takes longer than a plain round."""
+    more = self._seconds(sizes) - self._seconds(PLAIN)
+    return max(more, 0.0) + self._times.catch_up_seconds

@@ -7,8 +7,14 @@ Nodes stand in the order of their insertion, so a parent stands before its
 children. Of two nodes the *more probable* is the one with the higher weight
 and, between equal weights, the one with the lower index. A parent is thus
 always more probable than its children, and the most probable nodes of a tree
-are connected. A *candidate* has a weight; an *expanded* node has children, as
-far as they were kept, and its keys and values in the draft's cache, too.
+are connected. A *candidate* has a weight; an *expanded* node has the draft's
+children, as far as they were kept, and its keys and values in the draft's
+cache, too. What is above an expanded node is expanded.
+
+Candidates may have children that a text suggested (`add_chains`). As a parent
+is more probable than its children, the best candidates of a tree include all
+candidates above them: one forward takes the whole chain. And what a full tree
+drops first has no children.
 
 The cache holds the verified prefix and right behind it one row for each
 expanded node, in the order of expansion. The root is a node like any other:
@@ -19,6 +25,7 @@ Legend: B rows of the batch, N nodes of a tree, M rows of the cache for them,
 W leaves of one expansion, K children of a leaf, T tokens sent or verified.
 """
 
+from swiftspec_jax.tree.chains import add_chains, same_prefixes
 from swiftspec_jax.tree.growth import (
   DraftFn,
   Leaves,
@@ -67,6 +74,7 @@ __all__ = [
   'Leaves',
   'Reroot',
   'Selection',
+  'add_chains',
   'ancestor_mask',
   'best_candidates',
   'expand',
@@ -76,5 +84,6 @@ __all__ = [
   'new_tree',
   'reroot',
   'root_leaves',
+  'same_prefixes',
   'select',
 ]

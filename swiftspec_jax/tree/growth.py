@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from swiftspec_jax import types
-from swiftspec_jax.tree import arrays, state
+from swiftspec_jax.tree import arrays, insertion, state
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,8 @@ def best_candidates(
   ranking = tree.log_probs
   if coverage:
     is_exit = ~tree.is_sent & arrays.take(tree.is_sent, tree.parents)
+    if tree.chain_length > 1:  # or it might get past its parent
+      is_exit &= arrays.take(tree.cache_slots, tree.parents) != state.NO_SLOT
     ranking = ranking + jnp.where(is_exit, coverage, 0.0)
   weights, nodes = jax.lax.top_k(
     jnp.where(is_candidate, ranking, -jnp.inf), width
@@ -61,6 +63,9 @@ def best_candidates(
   parent_slots = jnp.maximum(arrays.take(tree.cache_slots, parents), 0)
   above = jnp.take_along_axis(tree.row_mask, parent_slots[:, :, None], axis=1)
   own = slots[:, :, None] == jnp.arange(tree.num_cache_rows)[None, None]
+  mask = above | own
+  if tree.chain_length > 1:
+    mask = _with_leaves_above(mask, is_leaf, parents, nodes)
   return Leaves(
     nodes=jnp.where(is_leaf, nodes, state.NO_NODE),
     token_ids=jnp.where(
@@ -68,8 +73,18 @@ def best_candidates(
     ),
     depths=jnp.where(is_leaf, arrays.take(tree.depths, nodes), 0),
     cache_slots=slots,
-    attention_mask=(above | own) & is_leaf[:, :, None],
+    attention_mask=mask & is_leaf[:, :, None],
   )
+
+
+def _with_leaves_above(mask, is_leaf, parents, nodes):
+  """Adds what the leaves above a leaf see: they are in the same forward."""
+  is_parent = (parents[:, :, None] == nodes[:, None]) & is_leaf[:, None]
+  leaf_parents = jnp.where(
+    jnp.any(is_parent, axis=2), jnp.argmax(is_parent, axis=2), state.NO_PARENT
+  )
+  sees = state.ancestor_mask(leaf_parents)
+  return jnp.any(sees[..., None] & mask[:, None], axis=2)
 
 
 def root_leaves(tree: state.DraftTree, is_used: jax.Array) -> Leaves:
@@ -109,44 +124,59 @@ def expand(
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
   """
+  batch_size, width, branching = child_token_ids.shape
 
-  def append(old, new):
-    new = jnp.broadcast_to(new, child_token_ids.shape)
-    return jnp.concatenate([old, new.reshape(old.shape[0], -1)], axis=1)
+  def flat(values):
+    values = jnp.broadcast_to(values, (batch_size, width, branching))
+    return values.reshape(batch_size, -1)
 
   is_leaf = leaves.nodes != state.NO_NODE
-  slots = arrays.put(
-    tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
-  )
   weights = arrays.take(tree.log_probs, leaves.nodes)[:, :, None]
-  is_child = is_leaf[:, :, None] & (child_log_probs > -jnp.inf)
-  wide = tree.replace(
-    token_ids=append(tree.token_ids, child_token_ids),
-    parents=append(tree.parents, leaves.nodes[:, :, None]),
-    depths=append(tree.depths, leaves.depths[:, :, None] + 1),
-    log_probs=append(tree.log_probs, weights + child_log_probs),
-    cache_slots=append(slots, jnp.int32(state.NO_SLOT)),
-    is_sent=append(tree.is_sent, jnp.asarray(False)),
+  is_child = flat(is_leaf[:, :, None] & (child_log_probs > -jnp.inf))
+  tree = tree.replace(
+    cache_slots=arrays.put(
+      tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
+    ),
     row_mask=arrays.put(
       tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
     ),
   )
-  is_node = append(tree.status != state.EMPTY, is_child)
-  is_kept = is_node & ~_surplus(wide, is_node, tree.capacity)
-  return state.keep(wide, is_kept, tree.capacity)
+  wide = insertion.widen(
+    tree,
+    flat(child_token_ids),
+    flat(leaves.nodes[:, :, None]),
+    flat(leaves.depths[:, :, None] + 1),
+    flat(weights + child_log_probs),
+  )
+  if tree.chain_length > 1:
+    twins = _twins(tree, leaves, child_token_ids)
+    is_twin = flat(twins != state.NO_NODE)
+    wide = insertion.raise_weights(
+      wide, flat(twins), flat(child_log_probs), is_twin & is_child
+    )
+    is_child &= ~is_twin
+  return insertion.fit(wide, is_child, tree.capacity)
 
 
-def _surplus(tree, is_node, capacity):
-  """Returns bool[B, length of the arrays], the candidates without a place."""
-  is_candidate = is_node & (tree.cache_slots == state.NO_SLOT)
-  scores = jnp.where(is_candidate, -tree.log_probs, -jnp.inf)
-  # Of equal weights the higher index goes first, and top_k prefers the lower.
-  num_new = tree.capacity - capacity
-  _, places = jax.lax.top_k(scores[:, ::-1], num_new)
-  num_surplus = arrays.count(is_node) - capacity
-  is_surplus = jnp.arange(num_new)[None] < num_surplus[:, None]
-  none = jnp.zeros_like(is_node)
-  return arrays.put(none, tree.capacity - 1 - places, is_surplus, is_surplus)
+def _twins(tree, leaves, child_token_ids):
+  """Returns i32[B, W, K], the nodes that equal a child of the draft."""
+  batch_size, width, branching = child_token_ids.shape
+  is_leaf = leaves.nodes != state.NO_NODE
+  ranks = jnp.broadcast_to(jnp.arange(width)[None], is_leaf.shape)
+  nobody = jnp.full_like(tree.parents, width)
+  # Which leaf is the parent of a node.
+  leaf = arrays.put(nobody, leaves.nodes, ranks, is_leaf)
+  has_parent = tree.parents != state.NO_PARENT
+  leaf = jnp.where(has_parent, arrays.take(leaf, tree.parents), width)
+  children = jnp.take_along_axis(
+    child_token_ids, jnp.minimum(leaf, width - 1)[:, :, None], axis=1
+  )
+  is_equal = children == tree.token_ids[:, :, None]
+  is_twin = jnp.any(is_equal, axis=2) & (leaf < width)
+  nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], is_twin.shape)
+  none = jnp.full((batch_size, width * branching), state.NO_NODE)
+  child = leaf * branching + jnp.argmax(is_equal, axis=2)
+  return arrays.put(none, child, nodes, is_twin).reshape(child_token_ids.shape)
 
 
 def expand_best(

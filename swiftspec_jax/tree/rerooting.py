@@ -22,9 +22,9 @@ class Reroot:
   # i32[B, M] rows to keep in order, counted from the end of the old prefix:
   # those of verified tokens, then those of surviving nodes, then zeros.
   path: jax.Array
-  # i32[B] rows that join the prefix: `num_tokens`, or one less after a miss,
-  # if the last accepted token was not expanded. That token then has to be
-  # forwarded before the new root.
+  # i32[B] rows that join the prefix: `num_tokens`, or less if the last accepted
+  # tokens were not expanded; one less at most, unless they are a chain's. They
+  # then have to be forwarded before the new root.
   num_committed: jax.Array
   num_surviving: jax.Array  # i32[B] expanded nodes of the new tree
 
@@ -37,20 +37,28 @@ def reroot(
   The walk goes by tokens, not by the indices of a selection: the tree may have
   grown since that was sent. After a hit the new root's subtree stays,
   candidates included, with weights and depths counted from the new root. After
-  a miss or a late hit the tree is the new root alone, a candidate.
+  a miss or a late hit the tree is the new root alone, a candidate. What a text
+  added below a late hit goes, too: the text finds it again, behind a longer
+  match.
 
   Args:
     tree: that the verified selection is from.
     token_ids: i32[B, T] accepted tokens, then the next one, then anything.
     num_tokens: i32[B] how many of them count. A row with none stays as it is.
   """
-  is_path, is_path_row, row_depths = _walk(tree, token_ids)
+  is_path = walk(tree, token_ids)
   is_root = is_path & (tree.depths == num_tokens[:, None])
   root = jnp.argmax(is_root, axis=1).astype(jnp.int32)[:, None]
   root_slot = arrays.take(tree.cache_slots, root)
   is_found = jnp.any(is_root, axis=1)
   is_hit = is_found & (root_slot[:, 0] != state.NO_SLOT)
-  is_committed = is_path_row & (row_depths < num_tokens[:, None])
+  slots = tree.cache_slots
+  is_committed = arrays.put(
+    jnp.zeros(tree.row_mask.shape[:2], bool),
+    slots,
+    is_path & (tree.depths < num_tokens[:, None]),
+    slots != state.NO_SLOT,
+  )
   sees_root = jnp.take_along_axis(
     tree.row_mask, jnp.maximum(root_slot, 0)[:, :, None], axis=2
   )[:, :, 0]
@@ -62,6 +70,7 @@ def reroot(
     jnp.where(num_tokens > 0, last, old_root),
     capacity=tree.capacity,
     num_cache_rows=tree.num_cache_rows,
+    chain_length=tree.chain_length,
   )
   num_committed = arrays.count(is_committed)
   committed = arrays.indices_of(is_committed, tree.num_cache_rows)
@@ -77,30 +86,15 @@ def reroot(
   return _choose(is_hit, subtree, fresh), result
 
 
-def _walk(tree, token_ids):
-  """Finds the nodes that a verdict passes.
+def walk(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
+  """Returns bool[B, N], the nodes that a text i32[B, T] behind the root passes.
 
-  Those deeper than the verdict is long mean nothing.
-
-  Returns:
-    bool[B, N] of the nodes and bool[B, M] of the rows that match together
-    with all above them; i32[B, M] depths of the rows.
+  Those deeper than T mean nothing.
   """
   wanted = arrays.take(token_ids, tree.depths - 1)
   is_match = (tree.depths == 0) | (tree.token_ids == wanted)
   is_match &= tree.status != state.EMPTY
-
-  slots = tree.cache_slots
-  is_expanded = tree.status == state.EXPANDED
-  zeros = jnp.zeros(tree.row_mask.shape[:2], jnp.int32)
-  row_depths = arrays.put(zeros, slots, tree.depths, is_expanded)
-  is_row_match = arrays.put(zeros != 0, slots, is_match, is_expanded)
-  misses_above = jnp.any(tree.row_mask & ~is_row_match[:, None], axis=2)
-  is_path_row = is_row_match & ~misses_above
-  # Whatever has children is expanded, so that its row tells.
-  parent_slots = arrays.take(slots, tree.parents)
-  is_below_path = (tree.depths == 0) | arrays.take(is_path_row, parent_slots)
-  return is_match & is_below_path, is_path_row, row_depths
+  return ~state.path_sums(tree, ~is_match)
 
 
 @jax.vmap
@@ -122,10 +116,9 @@ def _subtree(tree, root, is_surviving, survivors):
   is_row = rows < arrays.count(is_surviving)[:, None]
   row_mask = jnp.take_along_axis(tree.row_mask, survivors[:, :, None], axis=1)
   row_mask = jnp.take_along_axis(row_mask, survivors[:, None], axis=2)
-  # Candidates go with the row of their parent.
+  # Candidates go with the nearest row above them.
   is_expanded = tree.cache_slots != state.NO_SLOT
-  parent_slots = arrays.take(tree.cache_slots, tree.parents)
-  slots = jnp.where(is_expanded, tree.cache_slots, parent_slots)
+  slots = state.slots_above(tree)
   new_slots = arrays.take(arrays.ranks(is_surviving), slots)
   is_kept = (tree.status != state.EMPTY) & arrays.take(is_surviving, slots)
   tree = tree.replace(

@@ -29,6 +29,8 @@ class DraftTree:
   # the parents takes log2(N) passes over the tree in each expansion.
   row_mask: jax.Array
   size: jax.Array  # i32[B] nodes
+  # Most candidates one below the other; 1 if all nodes come of `expand`.
+  chain_length: int = struct.field(pytree_node=False, default=1)
 
   @property
   def capacity(self) -> int:
@@ -54,7 +56,11 @@ class DraftTree:
 
 
 def new_tree(
-  root_token_ids: jax.Array, *, capacity: int, num_cache_rows: int
+  root_token_ids: jax.Array,
+  *,
+  capacity: int,
+  num_cache_rows: int,
+  chain_length: int = 1,
 ) -> DraftTree:
   """Returns trees of a root alone, a candidate.
 
@@ -63,6 +69,8 @@ def new_tree(
     capacity: N.
     num_cache_rows: M, the most nodes that can be expanded at a time. The cache
       needs M + W rows behind the prefix.
+    chain_length: one more than the tokens of the longest chain that
+      `add_chains` will add; 1 if it is not used.
 
   Raises:
     UserError: if the sizes make no sense.
@@ -87,7 +95,52 @@ def new_tree(
     is_sent=jnp.zeros(shape, bool),
     row_mask=jnp.zeros((batch_size, num_cache_rows, num_cache_rows), bool),
     size=jnp.ones(batch_size, jnp.int32),
+    chain_length=chain_length,
   )
+
+
+def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
+  """Returns [B, N], the sum of the values of a node and all nodes above it.
+
+  Args:
+    tree: may have longer arrays of nodes than its capacity.
+    values: [B, N]. Of flags the result is whether any is True.
+  """
+  is_flag = values.dtype == jnp.bool_
+  total, add = (jnp.any, jnp.logical_or) if is_flag else (jnp.sum, jnp.add)
+  slots, zero = tree.cache_slots, jnp.zeros((), values.dtype)
+  rows = jnp.zeros(tree.row_mask.shape[:2], values.dtype)
+  rows = arrays.put(rows, slots, values, slots != NO_SLOT)
+  row_sums = total(jnp.where(tree.row_mask, rows[:, None], zero), axis=2)
+  parent_slots = arrays.take(slots, tree.parents)
+  has_parent = tree.parents != NO_PARENT
+  has_row_above = has_parent & (parent_slots != NO_SLOT)
+  above = jnp.where(has_row_above, arrays.take(row_sums, parent_slots), zero)
+  sums = add(values, above)
+  # Candidates below candidates.
+  jumps = jnp.where(has_row_above, NO_PARENT, tree.parents)
+  for _ in range(_num_doublings(tree)):
+    is_done = jumps == NO_PARENT
+    sums = add(sums, jnp.where(is_done, zero, arrays.take(sums, jumps)))
+    jumps = jnp.where(is_done, NO_PARENT, arrays.take(jumps, jumps))
+  return sums
+
+
+def slots_above(tree: DraftTree) -> jax.Array:
+  """Returns i32[B, N], the row of a node or of the nearest that has one above.
+
+  It is NO_SLOT if there is none.
+  """
+  is_end = (tree.cache_slots != NO_SLOT) | (tree.parents == NO_PARENT)
+  nodes = jnp.arange(tree.capacity)[None]
+  jumps = jnp.where(is_end, nodes, tree.parents)
+  for _ in range(_num_doublings(tree)):
+    jumps = arrays.take(jumps, jumps)
+  return arrays.take(tree.cache_slots, jumps)
+
+
+def _num_doublings(tree):
+  return (tree.chain_length - 1).bit_length()
 
 
 def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:

@@ -1,0 +1,261 @@
+r"""Measures what a draft is worth for its target.
+
+  python -m experiments.evaluate_draft --target=T --draft=D \
+    --prompts=FILE.jsonl --output_dir=results
+
+Decodes every prompt with a chain of 4 and with trees of 8 and 16 nodes (serial
+mode), measures the steps of both models apart, and predicts the speedup by the
+formulas of `experiments.evaluation_report`. The directory gets results.jsonl
+(a line for each prompt and mode), summary.json and acceptance.png. Ctrl-C keeps
+what is done, and --resume goes on with it.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_run,
+  evaluation_plot,
+  evaluation_report,
+  program,
+  provenance,
+  step_times,
+  tree_flags,
+)
+from experiments import flags as flags_lib
+from experiments import prompts as prompts_lib
+from swiftspec_jax import errors
+
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size',
+  1,
+  'Prompts that decode together. More are faster on some machines, but a tree '
+  'can then get a forward less than it would on its own.',
+  lower_bound=1,
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for the results.', required=True
+)
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'Go on with the results in --output_dir.'
+)
+flags.FLAGS.set_default('max_new_tokens', 128)
+
+# What this program decides itself.
+_FIXED = (
+  'config',
+  'num_nodes',
+  'num_speculative_tokens',
+  'adaptive',
+  'forced_acceptance',
+)
+_NUM_MEASUREMENTS = 3  # of each step time; other programs slow some of them
+
+# The results of all modes for the same prompts, in this order.
+_Encoded = Sequence[tuple[prompts_lib.Prompt, tuple[int, ...]]]
+
+
+def main() -> None:
+  """Runs the program."""
+  for name in _FIXED:
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f'--{name} has no meaning here: what is measured is a chain of 4 and '
+        'trees of 8 and 16 nodes'
+      )
+  flags_lib.check(['chain', 'serial'])
+  prompts_path = pathlib.Path(_PROMPTS.value)
+  prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  settings = _settings(prompts_path)
+  records = benchmark_output.open_directory(
+    directory, settings, resume=_RESUME.value
+  )
+  target = flags_lib.load_target()
+  draft = flags_lib.load_draft(target, is_async=False)
+  sampling = flags_lib.sampling()
+  encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
+  longest = max(len(token_ids) for _, token_ids in encoded)
+  max_total_tokens = longest + sampling.max_new_tokens
+  print('measuring steps...', file=sys.stderr, flush=True)
+  times = _measure_steps(target, draft, max_total_tokens)
+  benchmark_output.write_settings(directory, settings)
+  facts = {
+    **provenance.collect(),
+    'target': target.name,
+    'draft': draft.name,
+    'draft_config': draft.config.to_json(),
+    'dtype': target.dtype.name,
+    'num_skipped': len(prompts) - len(encoded),
+    'num_resumed': len(records),
+    'flags': settings,
+  }
+  interruption = None
+  try:
+    _measure(target, draft, encoded, max_total_tokens, records, directory)
+  except KeyboardInterrupt as error:
+    interruption = error
+  _report(records, times, directory, facts)
+  if interruption is not None:
+    raise interruption
+
+
+def _settings(prompts: pathlib.Path) -> dict[str, Any]:
+  """Returns what results must share to be put into one summary."""
+  facts = provenance.collect()
+  return {
+    **flags_lib.to_json(),
+    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    'limit': _LIMIT.value,
+    'batch_size': _BATCH_SIZE.value,
+    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
+  }
+
+
+def _tree(num_nodes: int) -> ss.TreeConfig:
+  return dataclasses.replace(tree_flags.config(), num_nodes=num_nodes)
+
+
+def _measure_steps(
+  target: ss.Model, draft: ss.Model, max_total_tokens: int
+) -> evaluation_report.StepTimes:
+  """Times the forwards of both models, one row each, in turn."""
+  width = tree_flags.config().width
+  sampling = flags_lib.sampling()
+  plain = ss.Decoder(target)
+  sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)
+  decoders = {
+    size: ss.Decoder(target, draft, tree=_tree(size)) for size in sizes
+  }
+  for decoder in (plain, *decoders.values()):
+    decoder.pipeline.prepare(max_total_tokens, [sampling])
+  target_seconds = collections.defaultdict(list)
+  draft_seconds = collections.defaultdict(list)
+  for _ in range(_NUM_MEASUREMENTS):
+    target_seconds[1].append(step_times.round_seconds(plain))
+    for size, decoder in decoders.items():
+      seconds = step_times.target_step_seconds(decoder)
+      target_seconds[size].append(seconds)
+    for leaves in sorted({1, width}):
+      tree = dataclasses.replace(tree_flags.config(), width=leaves)
+      draft_seconds[leaves].append(
+        step_times.draft_step_seconds(draft, tree, max_total_tokens)
+      )
+  return evaluation_report.StepTimes(
+    target={n: statistics.median(s) for n, s in target_seconds.items()},
+    draft={n: statistics.median(s) for n, s in draft_seconds.items()},
+    width=width,
+  )
+
+
+def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
+  """Returns the decoder of one of `evaluation_report.MODES`."""
+  if mode == evaluation_report.CHAIN:
+    return ss.Decoder(
+      target,
+      draft,
+      num_speculative_tokens=evaluation_report.CHAIN_LENGTH,
+      batch_size=_BATCH_SIZE.value,
+    )
+  return ss.Decoder(
+    target,
+    draft,
+    tree=_tree(int(mode.removeprefix('tree'))),
+    batch_size=_BATCH_SIZE.value,
+    run_ahead=tree_flags.run_ahead(),
+  )
+
+
+def _measure(
+  target: ss.Model,
+  draft: ss.Model,
+  encoded: _Encoded,
+  max_total_tokens: int,
+  records: list[benchmark_output.Record],
+  directory: pathlib.Path,
+) -> None:
+  """Adds what is missing to `records` and, line by line, to the file."""
+  done = {record.key for record in records}
+  with tqdm.tqdm(
+    total=len(encoded) * len(evaluation_report.MODES),
+    initial=len(done),
+    unit='prompt',
+    mininterval=0.5,
+  ) as progress:
+    for mode in evaluation_report.MODES:
+      missing = [x for x in encoded if (x[0].question_id, mode, 0) not in done]
+      if not missing:
+        continue
+      progress.set_postfix_str(f'{mode}, compiling')
+      decoder = _decoder(mode, target, draft)
+      decoder.warmup(max_total_tokens, flags_lib.sampling())
+      progress.set_postfix_str(mode)
+      for record in _decode(decoder, mode, missing):
+        benchmark_output.append(directory, record)
+        records.append(record)
+        progress.update()
+
+
+def _decode(
+  decoder: ss.Decoder, mode: str, encoded: _Encoded
+) -> Iterator[benchmark_output.Record]:
+  """Yields a record of each prompt when its decoding ends."""
+  sampling = flags_lib.sampling()
+  requests = [
+    ss.Request(token_ids=token_ids, sampling=sampling)
+    for _, token_ids in encoded
+  ]
+  for event in decoder.run(requests):
+    if event.result is not None:
+      prompt, _ = encoded[event.index]
+      yield benchmark_output.make_record(prompt, mode, 0, event.result)
+
+
+def _report(
+  records: Sequence[benchmark_output.Record],
+  times: evaluation_report.StepTimes,
+  directory: pathlib.Path,
+  facts: dict[str, Any],
+) -> None:
+  """Writes and prints what the results say."""
+  if not records:
+    return
+  summary = evaluation_report.summarize(records, times)
+  text = json.dumps({**summary, 'provenance': facts}, indent=2)
+  benchmark_output.write(directory / 'summary.json', text.encode())
+  title = (
+    f'{facts["target"]} + {facts["draft"]}, {facts["dtype"]}, '
+    f'{summary["num_prompts"]} prompts'
+  )
+  picture = evaluation_plot.draw(records, title)
+  benchmark_output.write(directory / 'acceptance.png', picture)
+  print(title)
+  print(evaluation_report.table(summary))
+  print(
+    'p1...: share of the rounds that accept the position of the chain; chain4, '
+    'tree8, tree16: tokens a round; x: predicted speedup'
+  )
+  print(evaluation_report.describe_steps(times))
+  print(f'written to {directory}')
+
+
+if __name__ == '__main__':
+  program.run(main)

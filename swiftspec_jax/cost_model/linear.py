@@ -1,0 +1,106 @@
+"""Costs that are linear in rows, query tokens and context.
+
+This is the form that the authors of SmartSpec fitted (the `AutoTuner` of their
+vLLM branch).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from swiftspec_jax import cost_model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetCoefficients:
+  """Seconds of the target's forward.
+
+  Attributes:
+    kv: for each token in the cache.
+    query_tokens: for each token that is fed.
+    rows: for each row.
+    speculative: for a step that verifies drafts.
+    fixed: for each step.
+  """
+
+  kv: float
+  query_tokens: float
+  rows: float
+  speculative: float
+  fixed: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftCoefficients:
+  """Seconds of drafting.
+
+  Attributes:
+    kv: for each token in the cache.
+    rows: for each row.
+    steps: for each forward.
+    fixed: for each draft.
+    target_share: of the target's time, for drafters that are no model.
+  """
+
+  kv: float = 0.0
+  rows: float = 0.0
+  steps: float = 0.0
+  fixed: float = 0.0
+  target_share: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearCosts:
+  """Costs by coefficients.
+
+  Attributes:
+    target: of the target's forward.
+    draft: of drafting, paid where there are draft forwards.
+    overhead_share: of the target's time, paid where there are draft forwards.
+  """
+
+  target: TargetCoefficients
+  draft: DraftCoefficients
+  overhead_share: float = 0.0
+
+  def predict(
+    self,
+    num_rows: int,
+    num_query_tokens: cost_model.Numbers,
+    kv_tokens: float,
+    num_draft_steps: cost_model.Numbers,
+  ) -> cost_model.StepSeconds:
+    target, draft = self.target, self.draft
+    is_speculative = np.greater(num_draft_steps, 0)
+    plain = target.rows * num_rows + target.kv * kv_tokens + target.fixed
+    forward = (
+      plain
+      + target.query_tokens * num_query_tokens
+      + target.speculative * is_speculative
+    )
+    drafting = draft.kv * kv_tokens + draft.rows * num_rows + draft.fixed
+    drafting = drafting + draft.steps * num_draft_steps
+    if draft.target_share:
+      drafting = drafting + draft.target_share * forward
+    return cost_model.StepSeconds(
+      draft=is_speculative * drafting,
+      target=forward,
+      overhead=self.overhead_share * is_speculative * forward,
+    )
+
+  def monotone(self) -> 'LinearCosts':
+    """Returns the costs without signs that only correlations explain.
+
+    A least-squares fit of features that go together can find that one more row
+    makes a step faster. Here it costs at least nothing, and verification is
+    never a gift.
+    """
+    target = self.target
+    return dataclasses.replace(
+      self,
+      target=dataclasses.replace(
+        target,
+        rows=max(target.rows, -target.query_tokens),
+        speculative=max(target.speculative, 0.0),
+      ),
+    )

@@ -1,0 +1,155 @@
+"""Costs that were measured on the devices at hand."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import cost_model, errors
+from swiftspec_jax.cost_model import tables
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostKey:
+  """What costs depend on; they hold for nothing else.
+
+  Attributes:
+    target: name of the model.
+    draft: name of the drafter and its model.
+    dtype: of the weights.
+    device_kind: as JAX calls it.
+    num_devices: that hold the target.
+    buckets: the compiled sizes.
+  """
+
+  target: str
+  draft: str
+  dtype: str
+  device_kind: str
+  num_devices: int
+  buckets: StepBuckets
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+  """The time of one part of a step.
+
+  Attributes:
+    part: 'plain' (a whole step without drafts or prompts), 'target' (the
+      forward of any other step), 'draft' (all forwards of a draft) or
+      'overhead' (what verification and host add to a step with drafts).
+    num_rows: declared size.
+    num_query_tokens: declared size; 0 where the part does not depend on it.
+    kv_tokens: tokens in the cache of all rows together; 0 likewise.
+    num_draft_steps: forwards of the draft; 0 likewise.
+    seconds: measured.
+  """
+
+  part: str
+  num_rows: int
+  num_query_tokens: int = 0
+  kv_tokens: int = 0
+  num_draft_steps: int = 0
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredCosts:
+  """Costs by tables, one for each part of a step.
+
+  Attributes:
+    key: what was measured.
+    parts: tables of 'plain' by rows, of 'target' and 'overhead' by rows and
+      query tokens, and of 'draft' by rows and forwards.
+  """
+
+  key: CostKey
+  parts: dict[str, tables.CostTable]
+
+  def predict(
+    self,
+    num_rows: int,
+    num_query_tokens: cost_model.Numbers,
+    kv_tokens: float,
+    num_draft_steps: cost_model.Numbers,
+  ) -> cost_model.StepSeconds:
+    parts = self.parts
+    is_speculative = np.greater(num_draft_steps, 0)
+    # A step of nothing but rows that decode has a time of its own.
+    alone = self.key.buckets.pad_query_tokens(num_rows)
+    is_plain = ~is_speculative & np.less_equal(num_query_tokens, alone)
+    forward = parts['target'](num_rows, num_query_tokens, kv_tokens)
+    plain = parts['plain'](num_rows, 0, kv_tokens)
+    draft = parts['draft'](num_rows, num_draft_steps, kv_tokens)
+    overhead = parts['overhead'](num_rows, num_query_tokens, 0)
+    return cost_model.StepSeconds(
+      draft=np.where(is_speculative, draft, 0.0),
+      target=np.where(is_plain, plain, forward),
+      overhead=np.where(is_speculative, overhead, 0.0),
+    )
+
+  def is_extrapolated(self, kv_tokens: int) -> bool:
+    """Returns whether more tokens are in the cache than were measured."""
+    return kv_tokens > self.parts['target'].kv_tokens[-1]
+
+
+def fit(key: CostKey, measurements: Sequence[Measurement]) -> MeasuredCosts:
+  """Makes costs of measurements.
+
+  Raises:
+    UserError: measurements of a part are missing, are not of declared sizes,
+      or make no sense.
+  """
+  buckets = key.buckets
+  steps = sorted(set(buckets.draft_steps))
+  # For each part the sizes of its second axis, their attribute, the features.
+  kinds: dict[str, tuple[Any, str, tables.Features]] = {
+    'plain': ((0,), 'num_query_tokens', lambda x, y, kv: (x * 0 + 1, x, kv)),
+    'target': (
+      buckets.query_tokens,
+      'num_query_tokens',
+      lambda x, y, kv: (x * 0 + 1, x, y, kv),
+    ),
+    'draft': (
+      steps,
+      'num_draft_steps',
+      lambda x, y, kv: (np.minimum(y, 1), y, x * y, y * kv),
+    ),
+    'overhead': (
+      buckets.query_tokens,
+      'num_query_tokens',
+      lambda x, y, kv: (x * 0 + 1, x, y),
+    ),
+  }
+  parts = {}
+  for part, (second, attribute, features) in kinds.items():
+    own = [m for m in measurements if m.part == part]
+    if not own:
+      raise errors.UserError(
+        f'there are no measurements of {part!r}; every part of a step has to '
+        'be measured, plain steps on their own'
+      )
+    points = np.array(
+      [(m.num_rows, getattr(m, attribute), m.kv_tokens) for m in own], float
+    )
+    _check_sizes(part, points[:, 0], buckets.rows)
+    _check_sizes(part, points[:, 1], second)
+    parts[part] = tables.fit(
+      part,
+      points,
+      np.array([m.seconds for m in own]),
+      (buckets.rows, second, sorted(set(points[:, 2].astype(int).tolist()))),
+      features,
+    )
+  return MeasuredCosts(key=key, parts=parts)
+
+
+def _check_sizes(part: str, sizes: np.ndarray, declared: Sequence[int]) -> None:
+  for size in sizes.tolist():
+    if size not in declared:
+      raise errors.UserError(
+        f'{part} was measured at {size:g}, which is none of the declared sizes '
+        f'{tuple(declared)}'
+      )

@@ -1,0 +1,155 @@
+"""Times on a grid of sizes, fitted so that more work never takes less time.
+
+Legend: F, S, V points of the three axes; n measurements.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import optimize
+
+from swiftspec_jax import cost_model, errors
+
+_LEAST_R_SQUARED = 0.9
+_SMALL_ERROR = 0.05  # relative; times that hardly differ explain little
+
+# From sizes along the three axes, f64[n] each, to features f64[n, features],
+# none of which falls when a size grows.
+Features = Callable[[np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CostTable:
+  """Seconds by two declared sizes and the tokens in the cache.
+
+  Attributes:
+    first: i64[F] declared sizes, ascending; what lies between counts as the
+      next one.
+    second: i64[S] likewise.
+    kv_tokens: i64[V] ascending; between them times are interpolated.
+    seconds: f64[F, S, V], not falling along any axis.
+    kv_slopes: f64[F, S] seconds of a token behind the last of `kv_tokens`.
+  """
+
+  first: np.ndarray
+  second: np.ndarray
+  kv_tokens: np.ndarray
+  seconds: np.ndarray
+  kv_slopes: np.ndarray
+
+  def __call__(
+    self, first: int, second: cost_model.Numbers, kv_tokens: float
+  ) -> cost_model.Numbers:
+    """Returns seconds, in the shape of `second`."""
+    i = bisect.bisect_left(self.first, first)
+    last = len(self.kv_tokens) - 1
+    above = min(bisect.bisect_left(self.kv_tokens, kv_tokens), last)
+    below = max(above - 1, 0)
+    start, end = self.kv_tokens[below], self.kv_tokens[above]
+    share = 0.0
+    if start < kv_tokens:
+      share = min((kv_tokens - start) / max(end - start, 1), 1.0)
+    line = (1 - share) * self.seconds[i, :, below]
+    line += share * self.seconds[i, :, above]
+    if kv_tokens > self.kv_tokens[-1]:
+      line += self.kv_slopes[i] * (kv_tokens - self.kv_tokens[-1])
+    return line[np.searchsorted(self.second, second)]
+
+
+def fit(
+  name: str,
+  points: np.ndarray,
+  seconds: np.ndarray,
+  axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
+  features: Features,
+) -> CostTable:
+  """Makes a table of measurements.
+
+  A non-negative least-squares fit stands for the points that were not measured
+  and says how times go on behind the last one. Where the measurements do not
+  contradict each other, the table has them exactly.
+
+  Args:
+    name: of what was measured, for messages.
+    points: f64[n, 3] sizes along the axes, each on the grid.
+    seconds: f64[n]; of equal points the median counts.
+    axes: the grid.
+    features: of the fit.
+
+  Raises:
+    UserError: there are too few measurements, or they do not grow with the
+      sizes.
+  """
+  points, inverse = np.unique(points, axis=0, return_inverse=True)
+  seconds = np.array(
+    [np.median(seconds[inverse == i]) for i in range(len(points))]
+  )
+  matrix = _matrix(features, points)
+  if len(points) < matrix.shape[1]:
+    raise errors.UserError(
+      f'{name} was measured at {len(points)} points, at least '
+      f'{matrix.shape[1]} are needed'
+    )
+  coefficients, _ = optimize.nnls(matrix, seconds)
+  r_squared = _r_squared(seconds, matrix @ coefficients)
+  if r_squared < _LEAST_R_SQUARED:
+    raise errors.UserError(
+      f'the times of {name} do not grow with the sizes (R^2 = '
+      f'{r_squared:.2f}, at least {_LEAST_R_SQUARED} is needed); measure '
+      'again on an idle machine'
+    )
+  arrays = [np.array(axis) for axis in axes]
+  grid = np.stack(np.meshgrid(*arrays, indexing='ij'), axis=-1)
+  fitted = _matrix(features, grid.reshape(-1, 3)) @ coefficients
+  fitted = fitted.reshape(grid.shape[:3])
+  measured = np.full(fitted.shape, np.nan)
+  places = tuple(map(np.searchsorted, arrays, points.T))
+  measured[places] = seconds
+  ends = grid[:, :, -1].reshape(-1, 3)
+  behind = ends + np.array([0, 0, 1])
+  slopes = _matrix(features, behind) - _matrix(features, ends)
+  return CostTable(
+    first=arrays[0],
+    second=arrays[1],
+    kv_tokens=arrays[2],
+    seconds=_monotone(_completed(measured, fitted)),
+    kv_slopes=(slopes @ coefficients).reshape(fitted.shape[:2]),
+  )
+
+
+def _matrix(features: Features, points: np.ndarray) -> np.ndarray:
+  columns = features(*np.asarray(points, float).T)
+  return np.stack(np.broadcast_arrays(*columns), axis=1)
+
+
+def _r_squared(seconds: np.ndarray, fitted: np.ndarray) -> float:
+  error = ((seconds - fitted) ** 2).sum()
+  spread = ((seconds - seconds.mean()) ** 2).sum()
+  is_close = error <= _SMALL_ERROR**2 * (seconds**2).sum()
+  return 1.0 if is_close else 1 - error / spread
+
+
+def _completed(measured: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+  """Returns the measured times; the fit, kept between them, where none is."""
+  is_missing = np.isnan(measured)
+  floor = _running_max(np.where(is_missing, -np.inf, measured))
+  ceiling = _running_min(np.where(is_missing, np.inf, measured))
+  between = np.clip(fitted, floor, np.maximum(floor, ceiling))
+  return np.where(is_missing, between, measured)
+
+
+def _monotone(values: np.ndarray) -> np.ndarray:
+  """Returns values that fall along no axis, midway between the bounds."""
+  return (_running_max(values) + _running_min(values)) / 2
+
+
+def _running_max(values: np.ndarray) -> np.ndarray:
+  for axis in range(values.ndim):
+    values = np.maximum.accumulate(values, axis=axis)
+  return values
+
+
+def _running_min(values: np.ndarray) -> np.ndarray:
+  return -np.flip(_running_max(np.flip(-values)))

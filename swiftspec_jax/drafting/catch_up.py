@@ -1,0 +1,81 @@
+"""A draft that was left out for some rounds takes in what it missed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from swiftspec_jax import types
+from swiftspec_jax.config import ModelConfig, TreeConfig
+from swiftspec_jax.drafting import text_lookup, tree_draft
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+
+
+@functools.partial(jax.jit, static_argnames='size')
+def recent_tokens(
+  token_ids: jax.Array, lengths: jax.Array, *, size: int
+) -> jax.Array:
+  """Returns the end of each text: `size` (C) tokens, and the length.
+
+  Args:
+    token_ids: i32[B, S] of the target's state.
+    lengths: i32[B] tokens known.
+    size: C; static.
+
+  Returns:
+    i32[B, C + 1]; a text that is shorter is there from its start, and anything
+    stands behind it.
+  """
+  starts = jnp.maximum(lengths - size, 0)
+  places = starts[:, None] + jnp.arange(size)[None]
+  places = jnp.minimum(places, token_ids.shape[1] - 1)
+  tokens = jnp.take_along_axis(token_ids, places, axis=1)
+  return jnp.concatenate([tokens, lengths[:, None]], axis=1)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('config', 'tree_config'), donate_argnames='state'
+)
+def catch_up(
+  params: Params,
+  state: tree_draft.TreeDraftState,
+  recent: jax.Array,
+  *,
+  config: ModelConfig,
+  tree_config: TreeConfig,
+) -> tuple[tree_draft.TreeDraftState, jax.Array]:
+  """Takes in the end of the texts, and begins new trees behind them.
+
+  Args:
+    params: of the draft model.
+    state: donated; no row lacks more than C - 1 tokens.
+    recent: i32[B, C + 1] of `recent_tokens`. Rows of the cache that are known
+      already are computed again, to the same values.
+    config: of the draft model; static.
+    tree_config: sizes of the tree; static.
+
+  Returns:
+    The state, in which each tree is its root alone, the last token of the
+    text; and the outcomes i32[B], to wait for.
+  """
+  token_ids, lengths = recent[:, :-1], recent[:, -1]
+  size = token_ids.shape[1]
+  starts = jnp.maximum(lengths - size, 0)
+  with jax.named_scope('catch_up'):
+    _, cache = decoder.forward(
+      params, config, token_ids, state.cache, starts=starts
+    )
+  last = jnp.maximum(lengths - starts - 1, 0)[:, None]
+  roots = jnp.take_along_axis(token_ids, last, axis=1)[:, 0]
+  lookup = state.lookup
+  if lookup is not None:
+    lookup = text_lookup.catch_up(lookup, token_ids, starts, lengths)
+  outcome = jnp.full_like(state.outcome, types.NO_OUTCOME)
+  state = state.replace(
+    cache=cache.replace(kv_lengths=jnp.maximum(lengths - 1, 0)),
+    tree=tree_draft.new_tree(tree_config, roots),
+    outcome=outcome,
+    lookup=lookup,
+  )
+  return state, jnp.copy(outcome)

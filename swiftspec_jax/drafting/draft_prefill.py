@@ -1,0 +1,93 @@
+"""A tree draft takes in the prompt, chunk by chunk.
+
+Legend: B rows, C tokens of a chunk, S tokens, D embed, H features of the
+target.
+"""
+
+import functools
+
+import jax
+
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import feature_draft
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'context'),
+  donate_argnames='cache',
+)
+def take_in(
+  params: Params,
+  cache: dense.KVCache,
+  token_ids: jax.Array,
+  starts: jax.Array,
+  num_kept: jax.Array,
+  *,
+  config: ModelConfig,
+  context: int,
+) -> dense.KVCache:
+  """Takes a chunk i32[B, C] of known tokens into the draft's cache.
+
+  `starts`, `num_kept` and `context` are those of `spec_step.prefill_chunk`.
+  """
+  _, cache = decoder.forward(
+    params, config, token_ids, cache, starts=starts, context=context
+  )
+  return cache.replace(kv_lengths=num_kept)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'context'),
+  donate_argnames=('cache', 'features_before'),
+)
+def take_in_with_features(
+  params: Params,
+  cache: dense.KVCache,
+  features_before: jax.Array,
+  token_ids: jax.Array,
+  features: jax.Array,
+  starts: jax.Array,
+  num_kept: jax.Array,
+  *,
+  config: ModelConfig,
+  context: int,
+) -> tuple[dense.KVCache, jax.Array, jax.Array]:
+  """Does what `take_in` does, for a draft that reads features.
+
+  Args:
+    params: of the draft.
+    cache: donated.
+    features_before: [B, S, D] of the token before each one, as far as they are
+      known; that of the first token is 0. Donated.
+    token_ids: i32[B, C].
+    features: [B, C, H] of these tokens, of the target.
+    starts: as in `take_in`.
+    num_kept: likewise.
+    config: static.
+    context: static.
+
+  Returns:
+    The cache, `features_before`, and of those that [B, D] of the token that
+    comes next.
+  """
+  features_before = feature_draft.put_behind(
+    features_before, decoder.project_features(params, features), starts
+  )
+  _, cache = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=starts,
+    context=context,
+    features_before=feature_draft.take_chunk(
+      features_before, starts, token_ids.shape[1]
+    ),
+  )
+  before_next = feature_draft.take_chunk(features_before, num_kept, 1)[:, 0]
+  return cache.replace(kv_lengths=num_kept), features_before, before_next

@@ -1,0 +1,183 @@
+"""Policies: how many tokens to speculate, step by step and row by row.
+
+A policy is asked twice in a step: before drafting, how long the draft of each
+row may be, and after it, how much of each draft the target verifies. Zero is
+an answer in both. It is told what was accepted.
+
+Legend: B rows that decode in a step, K longest draft.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepView:
+  """The batch before a step, as a policy sees it.
+
+  Attributes:
+    step: number of steps before this one.
+    request_ids: i64[B], unique for all time.
+    slots: i64[B], places of the rows; a slot is used again for another request.
+    kv_lengths: i64[B] committed tokens in the cache.
+    limits: i64[B] longest draft that each row may have: of its remaining
+      tokens, of its own wish, 0 where it must not be drafted for.
+    num_verified: i64[B] draft tokens of the request verified so far.
+    num_accepted: i64[B] of them accepted.
+    num_prefill_tokens: tokens of prompts that are to share the step.
+    prefill_kv_tokens: tokens in the cache that those belong to.
+    max_draft_tokens: room for draft tokens in the step, all rows together.
+    page_size: tokens of a page.
+    num_free_pages: pages for draft tokens that no row owns yet.
+    num_spare_tokens: i64[B] tokens that fit into the pages of the row behind
+      the one token that it feeds anyway.
+    num_waiting: requests that have not been admitted.
+    buckets: the sizes that are compiled.
+  """
+
+  step: int
+  request_ids: np.ndarray
+  slots: np.ndarray
+  kv_lengths: np.ndarray
+  limits: np.ndarray
+  num_verified: np.ndarray
+  num_accepted: np.ndarray
+  num_prefill_tokens: int
+  prefill_kv_tokens: int
+  max_draft_tokens: int
+  page_size: int
+  num_free_pages: int
+  num_spare_tokens: np.ndarray
+  num_waiting: int
+  buckets: StepBuckets
+
+  @property
+  def num_rows(self) -> int:
+    """B."""
+    return len(self.request_ids)
+
+  def num_pages_for(self, lengths: np.ndarray) -> int:
+    """Returns the pages that drafts of these lengths i64[B] would need."""
+    missing = np.maximum(lengths - self.num_spare_tokens, 0)
+    return int((-(-missing // self.page_size)).sum())
+
+  def fits(self, lengths: np.ndarray) -> bool:
+    """Returns whether drafts of these lengths i64[B] fit into the memory.
+
+    No drafts always do.
+    """
+    # Mostly there is so much room that the rows need not be looked at.
+    most = len(lengths) * -(-self.buckets.max_length // self.page_size)
+    if self.num_free_pages >= most:
+      return True
+    return self.num_pages_for(lengths) <= self.num_free_pages
+
+  def shortened(self, lengths: np.ndarray) -> np.ndarray:
+    """Returns drafts of these lengths i64[B] as they may be.
+
+    Where they do not fit into the step or the memory, the longest are cut.
+    """
+    lengths = np.minimum(lengths, self.limits)
+    longest = int(lengths.max(initial=0))
+    while longest and not (
+      int(lengths.sum()) <= self.max_draft_tokens and self.fits(lengths)
+    ):
+      longest -= 1
+      lengths = np.minimum(lengths, longest)
+    return lengths
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DraftPlan:
+  """What to draft.
+
+  Attributes:
+    lengths: i64[B] longest draft of each row.
+    is_probe: the drafts are wanted for what they tell; `plan_verify` keeps
+      them.
+    expected_tokens: that the step will emit for the rows; NaN if the policy
+      makes no prediction.
+    expected_seconds: of the step; NaN likewise.
+  """
+
+  lengths: np.ndarray
+  is_probe: bool = False
+  expected_tokens: float = float('nan')
+  expected_seconds: float = float('nan')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Drafts:
+  """What was drafted.
+
+  Attributes:
+    lengths: i64[B], at most those of the plan; 0 for a row without a draft.
+    confidences: f64[K, B] or None: what the drafter takes for the probability
+      that each draft token is accepted if those before it are.
+  """
+
+  lengths: np.ndarray
+  confidences: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+  """What the target said.
+
+  Attributes:
+    view: the batch before the step.
+    plan: what was asked for.
+    drafts: what was drafted.
+    lengths: i64[B] draft tokens that were verified.
+    num_accepted: i64[B] of them accepted, whether or not the output ended
+      among them.
+    accepted_ranks: i64[D, B], -1 where there is none: for trees the places of
+      the accepted nodes in the proposal, counted from 0 without the root. None
+      for chains, where they are the first `num_accepted`.
+    seconds: that the step took.
+    is_usable: bool[B]: whether the row tells about its drafter; not so where a
+      grammar or a bias has changed what the target would have said.
+  """
+
+  view: StepView
+  plan: DraftPlan
+  drafts: Drafts
+  lengths: np.ndarray
+  num_accepted: np.ndarray
+  seconds: float
+  accepted_ranks: np.ndarray | None = None
+  is_usable: np.ndarray | None = None
+
+
+class Policy(Protocol):
+  """Decides how much to speculate."""
+
+  def plan_draft(self, view: StepView) -> DraftPlan:
+    """Returns the longest draft of each row, before drafting."""
+
+  def plan_verify(
+    self, view: StepView, plan: DraftPlan, drafts: Drafts
+  ) -> np.ndarray:
+    """Returns how many tokens of each draft to verify, i64[B]."""
+
+  def observe(self, outcome: Outcome) -> None:
+    """Takes the outcome of a step, in the order of the steps."""
+
+
+class VerifyAll:
+  """Base of policies that verify what they drafted and learn nothing."""
+
+  def plan_verify(
+    self, view: StepView, plan: DraftPlan, drafts: Drafts
+  ) -> np.ndarray:
+    """Returns the lengths of the drafts."""
+    del view, plan
+    return drafts.lengths
+
+  def observe(self, outcome: Outcome) -> None:
+    """Forgets the outcome."""
+    del outcome

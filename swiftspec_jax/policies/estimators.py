@@ -1,0 +1,210 @@
+"""What will be accepted, learned from what was.
+
+A draft ends at its first rejection, so what comes behind was never tried, and a
+draft that was accepted as a whole tells nothing about what would have come
+next. The share of accepted among drafted tokens ignores both and is too low.
+Here every position counts only the drafts that reached it: the product-limit
+estimate of survival under censoring (Kaplan and Meier, 1958).
+
+Legend: B rows, K longest draft.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from swiftspec_jax import policies
+
+_DECAY = 0.99  # weight of a step against the one after it
+_PRIOR_RATE = 0.7
+_PRIOR_WEIGHT = 10.0  # tokens
+# Forgetting lowers the weight of what is known, not its value, and never below
+# this: otherwise a long rest would bring back the prior.
+_LEAST_WEIGHT = 4.0  # tokens
+_POSITION_WEIGHT = 8.0  # tokens for which a position trusts the common rate
+_ROW_WEIGHT = 4.0  # rejections for which a request trusts the others
+
+
+class Estimator(Protocol):
+  """Predicts the gain of every draft token."""
+
+  @property
+  def coverage(self) -> float:
+    """Share of the rows asked for a draft that have one."""
+
+  def gains(self, view: policies.StepView) -> np.ndarray:
+    """Returns f64[K, B], not rising along K.
+
+    The probability that the draft token is accepted, all before it included, if
+    the row has a draft that long.
+    """
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    """Takes the outcome of a step."""
+
+
+class Coverage:
+  """How many of the rows that are asked for a draft have one."""
+
+  def __init__(self):
+    self._asked = self._drafted = 1.0
+
+  @property
+  def share(self) -> float:
+    """Recent share, 1 before anything is known."""
+    return self._drafted / self._asked
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    """Counts the rows of a step."""
+    asked = int(np.count_nonzero(outcome.plan.lengths))
+    if asked:
+      drafted = int(np.count_nonzero(outcome.drafts.lengths))
+      self._asked = self._asked * _DECAY + asked
+      self._drafted = self._drafted * _DECAY + drafted
+
+
+class ChainEstimator:
+  """Acceptance of a chain: per position, and per request shrunk to the others.
+
+  The conditional acceptance of a position is shrunk to the rate of all
+  positions, which so also stands for positions that are not drafted at present.
+  A request differs from the others by one factor on its rejections: those that
+  it had over those that were to be expected, shrunk to 1.
+  """
+
+  def __init__(self):
+    self._coverage = Coverage()
+    self._last_step = 0
+    self._rate_hits = _PRIOR_RATE * _PRIOR_WEIGHT
+    self._rate_stops = (1 - _PRIOR_RATE) * _PRIOR_WEIGHT
+    # f64[K], made when K is known.
+    self._hits = self._reached = np.zeros(0)
+    # Of the requests in the slots.
+    self._request_ids = np.zeros(0, np.int64)
+    self._stops = self._expected_stops = np.zeros(0)
+
+  @property
+  def coverage(self) -> float:
+    return self._coverage.share
+
+  @property
+  def acceptance_rate(self) -> float:
+    """Accepted over tried tokens, all positions and requests together."""
+    return self._rate_hits / (self._rate_hits + self._rate_stops)
+
+  def conditional_acceptance(self) -> np.ndarray:
+    """Returns f64[K]: acceptance of a position that is reached."""
+    prior = _POSITION_WEIGHT * self.acceptance_rate
+    return (self._hits + prior) / (self._reached + _POSITION_WEIGHT)
+
+  def gains(self, view: policies.StepView) -> np.ndarray:
+    self._make_room(view)
+    slots = view.slots
+    stops = self._stops[slots] + _ROW_WEIGHT
+    stops /= self._expected_stops[slots] + _ROW_WEIGHT
+    is_known = self._request_ids[slots] == view.request_ids
+    factors = np.where(is_known, stops, 1.0)
+    gains = np.multiply.outer(self.conditional_acceptance() - 1, factors)
+    gains += 1
+    np.maximum(gains, 0, out=gains)
+    for position in range(1, len(gains)):
+      gains[position] *= gains[position - 1]
+    return gains
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    self._make_room(outcome.view)
+    self._coverage.observe(outcome)
+    is_counted = outcome.lengths > 0
+    if outcome.is_usable is not None:
+      is_counted &= outcome.is_usable
+    if not is_counted.any():
+      return
+    verified = outcome.lengths[is_counted]
+    accepted = outcome.num_accepted[is_counted]
+    has_stopped = accepted < verified
+    num_tried = accepted + has_stopped
+    num_stops = np.count_nonzero(has_stopped)
+    elapsed = max(outcome.view.step - self._last_step, 1)
+    self._last_step = outcome.view.step
+    decay = _DECAY**elapsed
+    weight = self._rate_hits + self._rate_stops
+    kept = max(decay, min(_LEAST_WEIGHT / weight, 1.0))
+    self._rate_hits = self._rate_hits * kept + accepted.sum()
+    self._rate_stops = self._rate_stops * kept + num_stops
+    # Before this step's outcome is part of them.
+    expected = np.cumsum(1 - self.conditional_acceptance())[num_tried - 1]
+    self._hits = self._hits * decay + self._at_least(accepted)
+    self._reached = self._reached * decay + self._at_least(num_tried)
+    self._observe_rows(outcome, is_counted, has_stopped, expected)
+
+  def _observe_rows(self, outcome, is_counted, has_stopped, expected) -> None:
+    slots = outcome.view.slots[is_counted]
+    request_ids = outcome.view.request_ids[is_counted]
+    kept = np.where(self._request_ids[slots] == request_ids, _DECAY, 0.0)
+    self._request_ids[slots] = request_ids
+    self._stops[slots] = self._stops[slots] * kept + has_stopped
+    self._expected_stops[slots] = self._expected_stops[slots] * kept + expected
+
+  def _at_least(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns how many of the numbers are at least 1, 2, ... K."""
+    counts = np.bincount(numbers, minlength=len(self._hits) + 1)
+    return counts[::-1].cumsum()[::-1][1:]
+
+  def _make_room(self, view: policies.StepView) -> None:
+    if len(self._hits) == view.buckets.max_length:
+      return
+    self._hits = np.zeros(view.buckets.max_length)
+    self._reached = np.zeros(view.buckets.max_length)
+    num_slots = view.buckets.max_rows
+    self._request_ids = np.full(num_slots, -1)
+    self._stops = np.zeros(num_slots)
+    self._expected_stops = np.zeros(num_slots)
+
+
+class TreeEstimator:
+  """Acceptance of a tree: for each place in the proposal, best node first.
+
+  A verdict tells of every node that was verified whether it is on the accepted
+  path, so nothing is censored. Places that are not verified keep the gain that
+  they have, but never above that of a better place.
+  """
+
+  def __init__(self):
+    self._coverage = Coverage()
+    self._hits = self._tried = np.zeros(0)
+
+  @property
+  def coverage(self) -> float:
+    return self._coverage.share
+
+  def gains(self, view: policies.StepView) -> np.ndarray:
+    self._make_room(view)
+    by_place = np.minimum.accumulate(self._hits / self._tried)
+    return np.repeat(by_place[:, None], view.num_rows, axis=1)
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    self._make_room(outcome.view)
+    self._coverage.observe(outcome)
+    is_counted = outcome.lengths > 0
+    if outcome.is_usable is not None:
+      is_counted &= outcome.is_usable
+    size = len(self._hits)
+    counts = np.bincount(outcome.lengths[is_counted], minlength=size + 1)
+    tried = counts[::-1].cumsum()[::-1][1:]
+    ranks = outcome.accepted_ranks[:, is_counted]
+    hits = np.bincount(ranks[ranks >= 0], minlength=size)
+    kept = np.where(
+      tried > 0, np.maximum(_DECAY, np.minimum(1, 1 / self._tried)), 1.0
+    )
+    self._hits = self._hits * kept + hits
+    self._tried = self._tried * kept + tried
+
+  def _make_room(self, view: policies.StepView) -> None:
+    """Starts from trees whose every level is accepted at the prior's rate."""
+    lengths = view.buckets.lengths
+    if len(self._hits) == lengths[-1]:
+      return
+    sizes = np.diff(lengths)
+    levels = _PRIOR_RATE ** np.arange(1, len(lengths))
+    self._tried = np.full(lengths[-1], _PRIOR_WEIGHT)
+    self._hits = np.repeat(levels / sizes, sizes) * _PRIOR_WEIGHT

@@ -1,0 +1,55 @@
+"""Policies by name: the own ones, and classes that users write."""
+
+import importlib
+from typing import Any
+
+from swiftspec_jax import cost_model, errors, policies
+
+
+def load_class(name: str) -> type[Any]:
+  """Returns the class that 'module:Class' names.
+
+  Raises:
+    UserError: there is no such module or class, or it is no policy.
+  """
+  module_name, separator, class_name = name.partition(':')
+  if not (module_name and separator and class_name):
+    raise errors.UserError(
+      f"{name!r} does not name a policy; give 'module:Class'"
+    )
+  try:
+    module = importlib.import_module(module_name)
+  except ImportError as error:
+    raise errors.UserError(
+      f'{name}: cannot import {module_name}: {error}; is its directory on '
+      'PYTHONPATH?'
+    ) from error
+  found = getattr(module, class_name, None)
+  if not isinstance(found, type):
+    raise errors.UserError(f'{name}: {module_name} has no class {class_name}')
+  for method in ('plan_draft', 'plan_verify', 'observe'):
+    if not callable(getattr(found, method, None)):
+      raise errors.UserError(
+        f'{name} is no policy: it has no method {method}; see '
+        'docs/add_a_policy.md'
+      )
+  return found
+
+
+def load(name: str, costs: cost_model.CostModel) -> policies.Policy:
+  """Returns a new policy of the class that 'module:Class' names.
+
+  Args:
+    name: of the class.
+    costs: the one argument that the class gets.
+
+  Raises:
+    UserError: it cannot be loaded, or does not take costs.
+  """
+  policy_class = load_class(name)
+  try:
+    return policy_class(costs)
+  except TypeError as error:
+    raise errors.UserError(
+      f'{name} cannot be made from a cost model: {error}'
+    ) from error

@@ -1,0 +1,12 @@
+"""Plain decoding."""
+
+import numpy as np
+
+from swiftspec_jax import policies
+
+
+class NoSpeculation(policies.VerifyAll):
+  """Never drafts."""
+
+  def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    return policies.DraftPlan(lengths=np.zeros(view.num_rows, np.int64))

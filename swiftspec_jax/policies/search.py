@@ -1,0 +1,164 @@
+"""The length and the number of draft tokens with the highest goodput.
+
+Goodput is the expected number of tokens that a step emits, over its predicted
+seconds (SmartSpec, arXiv 2406.14066). All declared lengths are compared, each
+with all declared sizes of the target's step: with padding, costs are steps, and
+the search for a single peak would stop on the wrong one.
+
+Legend: B rows, K longest draft, C candidate lengths, E candidate sizes.
+"""
+
+import bisect
+import dataclasses
+import functools
+
+import numpy as np
+
+from swiftspec_jax import cost_model, policies
+
+# Gains are counted in classes, four for each halving: the exponent of a float64
+# and the first two bits of its mantissa name the class.
+_CLASS_SHIFT = 50
+_FIRST_CLASS = 1023 << 2  # of 1.0
+_NUM_CLASSES = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+  """The best of every candidate length.
+
+  Attributes:
+    goodput: f64[C] tokens per second.
+    num_tokens: f64[C] draft tokens of all rows together.
+    expected_tokens: f64[C] that the step emits for the rows.
+    expected_seconds: f64[C] of the step.
+  """
+
+  goodput: np.ndarray
+  num_tokens: np.ndarray
+  expected_tokens: np.ndarray
+  expected_seconds: np.ndarray
+
+
+def score(
+  view: policies.StepView,
+  gains: np.ndarray,
+  costs: cost_model.CostModel,
+  *,
+  lengths: np.ndarray,
+  draft_steps: np.ndarray,
+  coverage: float = 1.0,
+) -> Scores:
+  """Scores longest drafts, each with the best number of tokens.
+
+  Where prompts share the step, goodput is that of the time without them.
+
+  Args:
+    view: the batch.
+    gains: f64[K, B], 0 for what must not be drafted.
+    costs: of a step.
+    lengths: i64[C] longest drafts.
+    draft_steps: i64[C] forwards that the draft needs for each.
+    coverage: share of the rows that will have a draft.
+  """
+  counts, sums = _curves(gains, lengths)
+  predict = functools.partial(
+    costs.predict,
+    view.buckets.pad_rows(max(view.num_rows, 1)),
+    kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
+    num_draft_steps=draft_steps[:, None],
+  )
+  measure = _beside_prompts if view.num_prefill_tokens else _alone
+  num_tokens, gained, seconds, prompt_seconds = measure(
+    view, counts, sums, predict, coverage
+  )
+  expected = view.num_rows + coverage * gained
+  goodput = expected / (seconds - prompt_seconds)
+  best = goodput.argmax(axis=1)
+  chosen = np.arange(len(lengths)), best
+  return Scores(
+    goodput=goodput[chosen],
+    num_tokens=num_tokens[chosen],
+    expected_tokens=expected[chosen],
+    expected_seconds=seconds[chosen],
+  )
+
+
+def _alone(view, counts, sums, predict, coverage):
+  """Returns tokens, gain and seconds of a step that is padded."""
+  declared = view.buckets.query_tokens
+  most = view.num_rows + coverage * counts[-1, -1]
+  first = bisect.bisect_left(declared, view.num_rows)
+  last = bisect.bisect_left(declared, most)
+  sizes = view.buckets.query_token_array[first : last + 1]
+  room = (sizes - view.num_rows) / coverage
+  room = np.minimum(room, view.max_draft_tokens)
+  num_tokens = np.minimum(room, counts[:, -1:])
+  gained = _interpolate(num_tokens, counts, sums)
+  # Less a hair, lest rounding asks for the next size.
+  fed = view.num_rows + coverage * num_tokens - 1e-6
+  seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
+  return num_tokens, gained, seconds, 0.0
+
+
+def _beside_prompts(view, counts, sums, predict, coverage):
+  """Returns tokens, gain and seconds of a step that prompts share.
+
+  Chunks of prompts take what room there is, so which declared size a few draft
+  tokens bring about is chance: times between the sizes are interpolated. What
+  drafts take from full steps, other steps have to feed. The time of the prompts
+  themselves is no draft's doing; it is returned, too.
+  """
+  sizes = view.buckets.query_token_array
+  at_sizes = predict(sizes).total
+  fed = view.num_rows + view.num_prefill_tokens + coverage * counts
+  points = np.broadcast_to(sizes, at_sizes.shape)
+  seconds = _interpolate(np.minimum(fed, sizes[-1]), points, at_sizes)
+  # What does not fit takes its share of a full step.
+  share = at_sizes[:, -1:] / sizes[-1]
+  seconds += share * np.maximum(fed - sizes[-1], 0)
+  seconds[counts > view.max_draft_tokens] = np.inf
+  prompt_seconds = seconds[0, 0] - np.interp(view.num_rows, sizes, at_sizes[0])
+  return counts, sums, seconds, prompt_seconds
+
+
+def _interpolate(
+  places: np.ndarray, points: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+  """Returns what C curves f64[C, P] are at places f64[C, E] within them."""
+  # One call for all curves: each has a stretch of the axis for itself.
+  starts = np.arange(len(points))[:, None] * (points[:, -1].max() + 1)
+  found = np.interp(
+    (places + starts).ravel(), (points + starts).ravel(), values.ravel()
+  )
+  return found.reshape(places.shape)
+
+
+def _curves(
+  gains: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns how the sum of gains grows with the number of tokens.
+
+  Instead of sorting the tokens for every length, tokens of about equal gain
+  are counted together; between these points the curve is a line.
+
+  Returns:
+    Numbers of tokens and the sums of the gains of the best so many, both
+    f64[C, classes + 1], for drafts of each of the lengths.
+  """
+  num_positions = len(gains)
+  classes = _FIRST_CLASS - (gains.view(np.int64) >> _CLASS_SHIFT)
+  np.minimum(classes, _NUM_CLASSES - 1, out=classes)
+  classes += np.arange(num_positions)[:, None] * _NUM_CLASSES
+  size = num_positions * _NUM_CLASSES
+  shape = (num_positions, _NUM_CLASSES)
+  found = np.zeros((2, num_positions + 1, _NUM_CLASSES + 1))
+  inner = found[:, 1:, 1:]
+  classes = classes.ravel()
+  inner[0] = np.bincount(classes, minlength=size).reshape(shape)
+  weighted = np.bincount(classes, weights=gains.ravel(), minlength=size)
+  inner[1] = weighted.reshape(shape)
+  # What is not worth counting, or must not be drafted.
+  inner[:, :, -1] = 0
+  counts, sums = found.cumsum(axis=1)[:, lengths].cumsum(axis=2)
+  return counts, sums

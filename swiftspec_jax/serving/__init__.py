@@ -1,0 +1,1 @@
+"""Continuous batching: which rows a step has, and what each may feed."""

@@ -1,0 +1,25 @@
+"""Serving in virtual time: the same policies and scheduler, no models.
+
+`simulate` runs the steps of an engine whose forwards take the time that a cost
+model predicts, and whose drafts are accepted by drawn luck.
+"""
+
+from swiftspec_jax.simulator.acceptance import (
+  ChainAcceptance,
+  TreeAcceptance,
+  node_gains,
+)
+from swiftspec_jax.simulator.simulation import (
+  Acceptance,
+  Simulation,
+  simulate,
+)
+
+__all__ = [
+  'Acceptance',
+  'ChainAcceptance',
+  'Simulation',
+  'TreeAcceptance',
+  'node_gains',
+  'simulate',
+]

@@ -1,0 +1,136 @@
+"""The loop of an engine, in virtual time."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from swiftspec_jax import cost_model, policies
+from swiftspec_jax.serving import load_metrics
+from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
+
+
+class Acceptance(Protocol):
+  """Stands for the two models."""
+
+  def draft(
+    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+  ) -> policies.Drafts:
+    """Returns the drafts of rows that have emitted `num_output` tokens."""
+
+  def verify(
+    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns numbers of accepted tokens, and their places in a tree."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulation:
+  """What was simulated.
+
+  Attributes:
+    recorder: what happened to each request.
+    num_preemptions: of the scheduler.
+    peak_pages: most pages that were in use between steps.
+  """
+
+  recorder: load_metrics.LoadRecorder
+  num_preemptions: int
+  peak_pages: int
+
+
+def simulate(
+  arrivals: Arrivals,
+  acceptance: Acceptance,
+  policy: policies.Policy,
+  config: SchedulerConfig,
+  costs: cost_model.CostModel,
+) -> Simulation:
+  """Serves all requests.
+
+  A step takes what `costs` say of its declared sizes; requests that arrive
+  meanwhile wait for its end.
+
+  Raises:
+    UserError: a request does not fit into the engine.
+  """
+  scheduler = Scheduler(config)
+  recorder = load_metrics.LoadRecorder(
+    arrivals.times, config.buckets.max_length
+  )
+  requests = zip(
+    arrivals.times.tolist(),
+    arrivals.prompt_tokens.tolist(),
+    arrivals.output_tokens.tolist(),
+    strict=True,
+  )
+  upcoming = iter(enumerate(requests))
+  arriving = next(upcoming, None)
+  time, peak_pages = 0.0, 0
+  while True:
+    while arriving is not None and arriving[1][0] <= time:
+      request_id, (_, num_prompt_tokens, num_output_tokens) = arriving
+      scheduler.submit(request_id, num_prompt_tokens, num_output_tokens)
+      arriving = next(upcoming, None)
+    view = scheduler.begin_step()
+    if view is None:
+      if arriving is None:
+        break
+      time = arriving[1][0]
+      continue
+    time += _run_step(
+      scheduler, view, acceptance, policy, costs, recorder, time
+    )
+    peak_pages = max(peak_pages, config.num_pages - scheduler.num_free_pages)
+  return Simulation(
+    recorder=recorder,
+    num_preemptions=scheduler.num_preemptions,
+    peak_pages=peak_pages,
+  )
+
+
+def _run_step(
+  scheduler: Scheduler,
+  view: policies.StepView,
+  acceptance: Acceptance,
+  policy: policies.Policy,
+  costs: cost_model.CostModel,
+  recorder: load_metrics.LoadRecorder,
+  time: float,
+) -> float:
+  """Runs a step from `time` on; returns its seconds."""
+  num_output = recorder.num_output[view.request_ids]
+  plan = policy.plan_draft(view)
+  # What cannot be verified is not drafted.
+  plan = dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
+  drafts = acceptance.draft(view, num_output, plan.lengths)
+  lengths = policy.plan_verify(view, plan, drafts)
+  step = scheduler.plan_step(view, lengths)
+  longest = int(plan.lengths.max(initial=0))
+  seconds = float(
+    costs.predict(
+      step.padded_rows,
+      step.padded_query_tokens,
+      step.kv_tokens,
+      view.buckets.steps_of(longest),
+    ).total
+  )
+  verified = step.lengths[: step.num_decoding]
+  accepted, ranks = acceptance.verify(view, num_output, verified)
+  num_accepted = np.zeros(len(step.slots), np.int64)
+  num_accepted[: step.num_decoding] = accepted
+  recorder.note_step(plan, step, num_accepted, time + seconds, seconds)
+  recorder.note_finished(scheduler.commit(step, num_accepted))
+  policy.observe(
+    policies.Outcome(
+      view=view,
+      plan=plan,
+      drafts=drafts,
+      lengths=verified,
+      num_accepted=accepted,
+      seconds=seconds,
+      accepted_ranks=ranks,
+    )
+  )
+  return seconds

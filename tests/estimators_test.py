@@ -1,0 +1,251 @@
+"""What is learned of acceptance. Items are those of the SmartSpec checklist."""
+
+import numpy as np
+import pytest
+import serving_cases as cases
+
+from swiftspec_jax import policies
+from swiftspec_jax.policies.calibration import Calibration
+from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
+from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.simulator import TreeAcceptance, node_gains
+
+BUCKETS = cases.unpadded(256)
+
+
+def feed(
+  estimator, acceptance, num_steps, *, num_rows=64, length=None, first=0
+):
+  """Steps of drafts of `length`, by default of 1 to 7 at random."""
+  generator = np.random.default_rng(first)
+  for step in range(first, first + num_steps):
+    view = cases.make_view(num_rows, BUCKETS, step=step)
+    lengths = generator.integers(1, 8, num_rows)
+    if length is not None:
+      lengths[:] = length
+    accepted = cases.draw_accepted(generator, acceptance, lengths)
+    estimator.observe(cases.make_outcome(view, lengths, accepted))
+
+
+def pooled(estimator):
+  """The gains of a request that nothing is known of."""
+  view = cases.make_view(1, BUCKETS, request_ids=[10**6])
+  return estimator.gains(view)[:, 0]
+
+
+@pytest.mark.parametrize('acceptance', [0.5, 0.7, 0.9])
+def test_the_rate_has_no_bias(acceptance):
+  """Item 15, beside the ratio that has."""
+  estimator, naive = ChainEstimator(), cases.NaiveRatio()
+  feed(estimator, acceptance, 400, num_rows=256)
+  assert estimator.acceptance_rate == pytest.approx(acceptance, abs=0.01)
+  survival = acceptance ** np.arange(1, 8)
+  np.testing.assert_allclose(pooled(estimator), survival, atol=0.02)
+  feed(naive, acceptance, 1, num_rows=256, length=5)
+  assert naive.acceptance < acceptance - 0.1
+
+
+@pytest.mark.parametrize(
+  ('acceptance', 'ratios'),
+  [
+    (0.5, (0.5, 0.375, 0.292, 0.194, 0.142)),
+    (0.7, (0.7, 0.595, 0.511, 0.388, 0.306)),
+    (0.8, (0.8, 0.72, 0.651, 0.538, 0.452)),
+    (0.9, (0.9, 0.855, 0.813, 0.737, 0.671)),
+  ],
+)
+def test_accepted_over_drafted_is_no_acceptance_rate(acceptance, ratios):
+  """Item 15: the table of biases."""
+  generator = np.random.default_rng(0)
+  for length, expected in zip((1, 2, 3, 5, 7), ratios, strict=True):
+    lengths = np.full(200_000, length)
+    accepted = cases.draw_accepted(generator, acceptance, lengths)
+    assert accepted.mean() / length == pytest.approx(expected, abs=0.003)
+
+
+def test_a_whole_draft_is_no_rejection():
+  """Item 16."""
+  rates = []
+  for accepted in (4, 3):
+    estimator = ChainEstimator()
+    for step in range(20):
+      view = cases.make_view(1, BUCKETS, step=step)
+      estimator.observe(cases.make_outcome(view, [4], [accepted]))
+    rates.append(estimator.acceptance_rate)
+  assert rates[0] > 0.95
+  assert rates[1] == pytest.approx(0.75, abs=0.02)
+
+
+def test_tokens_that_were_not_verified_do_not_count():
+  """Item 17."""
+  truncated, short = ChainEstimator(), ChainEstimator()
+  for step in range(50):
+    view = cases.make_view(1, BUCKETS, step=step)
+    outcome = cases.make_outcome(view, [2], [2], drafted=[7])
+    truncated.observe(outcome)
+    short.observe(cases.make_outcome(view, [2], [2]))
+  assert truncated.acceptance_rate == short.acceptance_rate > 0.95
+
+
+def test_a_change_is_followed():
+  """Item 18, where the average since the start does not notice."""
+  estimator, average = ChainEstimator(), cases.Average()
+  for acceptance, num_steps, first in ((0.9, 1000, 0), (0.3, 500, 1000)):
+    for learner in (estimator, average):
+      feed(learner, acceptance, num_steps, num_rows=10, length=1, first=first)
+  assert estimator.acceptance_rate < 0.4
+  assert average.acceptance == pytest.approx(0.7, abs=0.02)
+
+
+def test_positions_that_are_not_drafted_follow_the_others():
+  """Item 19."""
+  estimator = ChainEstimator()
+  feed(estimator, 0.9, 300, length=7)
+  feed(estimator, 0.3, 600, length=1, first=300)
+  gains = pooled(estimator)
+  assert gains[0] == pytest.approx(0.3, abs=0.05)
+  assert gains[4] < 0.08
+  assert (np.diff(gains) <= 0).all()
+
+
+def test_positions_may_differ():
+  """Conditional acceptance of a block drafter rises; one rate would miss it."""
+  survival = np.array([0.78, 0.58, 0.43, 0.33, 0.27, 0.22, 0.19])
+  generator = np.random.default_rng(0)
+  estimator = ChainEstimator()
+  for step in range(300):
+    view = cases.make_view(128, BUCKETS, step=step)
+    luck = generator.random(128)
+    accepted = (luck[:, None] < survival).sum(axis=1)
+    lengths = generator.integers(1, 8, 128)
+    accepted = np.minimum(accepted, lengths)
+    estimator.observe(cases.make_outcome(view, lengths, accepted))
+  np.testing.assert_allclose(pooled(estimator), survival, atol=0.03)
+
+
+def test_requests_are_told_apart():
+  """Item 47, and a new request in an old slot starts from the others."""
+  rates = np.array([0.5, 0.9])[np.arange(64) % 2]
+  estimator = ChainEstimator()
+  feed(estimator, rates, 300, length=5)
+  gains = estimator.gains(cases.make_view(64, BUCKETS))[:5]
+  expected = np.array([0.5, 0.9]) ** np.arange(1, 6)[:, None]
+  found = np.stack([gains[:, ::2].mean(axis=1), gains[:, 1::2].mean(axis=1)], 1)
+  np.testing.assert_allclose(found, expected, atol=0.08)
+  view = cases.make_view(64, BUCKETS, request_ids=np.arange(64) + 64)
+  new = estimator.gains(view)[0]
+  assert (new == new[0]).all()
+  assert 0.6 < new[0] < 0.8
+
+
+def test_equal_requests_stay_alike():
+  """Item 47: shrinkage hides the noise of single requests."""
+  estimator = ChainEstimator()
+  feed(estimator, 0.7, 20, length=4)
+  conditional = estimator.gains(cases.make_view(64, BUCKETS))[0]
+  assert conditional.std() < 0.07
+
+
+def test_coverage():
+  """Item 20."""
+  estimator = ChainEstimator()
+  generator = np.random.default_rng(0)
+  for step in range(300):
+    view = cases.make_view(64, BUCKETS, step=step)
+    drafted = np.where(generator.random(64) < 0.5, 4, 0)
+    accepted = cases.draw_accepted(generator, 0.7, drafted)
+    plan = policies.DraftPlan(lengths=np.full(64, 4))
+    estimator.observe(cases.make_outcome(view, drafted, accepted, plan=plan))
+  assert estimator.coverage == pytest.approx(0.5, abs=0.02)
+  predicted = 64 + 64 * estimator.coverage * pooled(estimator)[:4].sum()
+  realised = 64 + 32 * (0.7 ** np.arange(1, 5)).sum()
+  assert predicted == pytest.approx(realised, rel=0.02)
+
+
+def test_steps_without_drafts_change_nothing():
+  """Item 21: they are no observation, neither of 0 nor of one half."""
+  estimator = ChainEstimator()
+  feed(estimator, 0.8, 100)
+  before = pooled(estimator)
+  for step in range(100, 1000):
+    view = cases.make_view(8, BUCKETS, step=step)
+    nothing = np.zeros(8, int)
+    estimator.observe(cases.make_outcome(view, nothing, nothing))
+  empty = cases.make_view(0, BUCKETS, step=1000)
+  estimator.observe(
+    cases.make_outcome(empty, np.zeros(0, int), np.zeros(0, int))
+  )
+  np.testing.assert_array_equal(pooled(estimator), before)
+  # A long rest makes the next observation count more, and brings no prior back.
+  feed(estimator, 0.0, 1, num_rows=8, length=1, first=1000)
+  assert pooled(estimator)[0] < 0.4
+
+
+def test_a_cold_start_is_defined():
+  """Item 23."""
+  estimator = ChainEstimator()
+  np.testing.assert_allclose(pooled(estimator), 0.7 ** np.arange(1, 8))
+  assert estimator.coverage == 1
+
+
+def test_rows_that_are_no_evidence_are_left_out():
+  """Item 25."""
+  estimator, clean = ChainEstimator(), ChainEstimator()
+  lengths, accepted = np.array([4, 4]), np.array([3, 0])
+  for step in range(50):
+    view = cases.make_view(2, BUCKETS, step=step)
+    usable = np.array([True, False])
+    estimator.observe(
+      cases.make_outcome(view, lengths, accepted, is_usable=usable)
+    )
+    clean.observe(cases.make_outcome(view, lengths * usable, accepted * usable))
+  np.testing.assert_array_equal(pooled(estimator), pooled(clean))
+  unknown = cases.make_view(2, BUCKETS)
+  assert estimator.gains(unknown)[0, 1] == pooled(estimator)[0]
+
+
+def test_nodes_of_a_tree():
+  buckets = StepBuckets(
+    rows=(64,),
+    query_tokens=(64, 1024),
+    lengths=(0, 3, 7, 15),
+    draft_steps=(0, 1, 2, 3),
+  )
+  estimator = TreeEstimator()
+  truth = TreeAcceptance(np.full(64, 400), np.full(64, 0.6), 15, seed=0)
+  generator = np.random.default_rng(0)
+  for step in range(300):
+    view = cases.make_view(64, buckets, step=step)
+    lengths = generator.choice([3, 7, 15], 64)
+    accepted, ranks = truth.verify(view, np.full(64, step), lengths)
+    estimator.observe(
+      cases.make_outcome(view, lengths, accepted, accepted_ranks=ranks)
+    )
+  gains = estimator.gains(view)
+  assert gains.shape == (15, 64)
+  assert (np.diff(gains, axis=0) <= 0).all()
+  expected = node_gains(0.6, 15)
+  np.testing.assert_allclose(gains[:, 0], expected, atol=0.03)
+  assert gains[:, 0].sum() == pytest.approx(expected.sum(), rel=0.05)
+
+
+def test_confidence_is_calibrated():
+  """A drafter that is too sure of itself is found out."""
+  calibration = Calibration()
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(64)
+  for step in range(200):
+    view = cases.make_view(64, buckets, step=step)
+    confidences = generator.uniform(0, 1, (7, 64))
+    is_lucky = generator.random((7, 64)) < confidences**2
+    accepted = is_lucky.cumprod(axis=0).sum(axis=0)
+    lengths = generator.integers(1, 8, 64)
+    drafts = policies.Drafts(lengths=lengths, confidences=confidences)
+    calibration.observe(
+      cases.make_outcome(
+        view, lengths, np.minimum(accepted, lengths), drafts=drafts
+      )
+    )
+  centres = np.arange(0.05, 1, 0.1)
+  np.testing.assert_allclose(calibration(centres), centres**2, atol=0.06)
+  assert Calibration()(centres) == pytest.approx(centres)

@@ -1,0 +1,157 @@
+"""The evaluation of a draft: its figures, and its files."""
+
+import json
+import signal
+
+import numpy as np
+import programs
+import pytest
+from benchmark_report_test import record
+
+import swiftspec_jax as ss
+from experiments import evaluation_report
+from swiftspec_jax.checkpoint import draft as draft_lib
+
+QUESTIONS = ('What is rain?', 'Name a tree.', 'Add 2 and 3.')
+TIMES = evaluation_report.StepTimes(
+  target={1: 1.0, 5: 1.5, 8: 2.0, 16: 4.0}, draft={1: 0.25, 8: 0.5}, width=8
+)
+
+
+def test_speedup_is_predicted_by_the_formulas():
+  """Rounds of 2, 3 and 6 tokens."""
+  counts = {'num_rounds': 10, 'num_draft_forwards': 60}
+  records = [
+    record(
+      1,
+      'chain4',
+      num_rounds=10,
+      num_accepted=10,
+      drafted_per_position=(10, 10, 10, 5),
+      accepted_per_position=(6, 3, 1, 0),
+    ),
+    record(1, 'tree8', num_accepted=20, **counts),
+    record(2, 'tree16', num_accepted=50, task='math', **counts),
+  ]
+  summary = evaluation_report.summarize(records, TIMES)
+  assert summary['num_prompts'] == 2
+  assert summary['chain_acceptance_length'] == 2
+  np.testing.assert_allclose(
+    summary['chain_acceptance_per_position'], [0.6, 0.3, 0.1, 0]
+  )
+  assert summary['tree_acceptance_length'] == 6
+  assert summary['tree_acceptance_length_by_nodes'] == {'8': 3, '16': 6}
+  assert summary['draft_forwards_per_round_by_mode'] == {
+    'chain4': 4,
+    'tree8': 6,
+    'tree16': 6,
+  }
+  speedups = summary['predicted_speedup_by_mode']
+  assert summary['predicted_speedup'] == max(speedups.values())
+  assert speedups == {
+    'chain4': 2 / (1.5 + 4 * 0.25),
+    'tree8': 3 / (2 + 6 * 0.5),
+    'tree16': 6 / (4 + 6 * 0.5),
+    'tree8_async': 3 / 3,
+    'tree16_async': 6 / 4,
+  }
+  assert summary['target_step_seconds_by_size']['16'] == 4
+  assert summary['draft_step_seconds'] == 0.5
+  assert summary['draft_step_seconds_by_size'] == {'1': 0.25, '8': 0.5}
+  math = summary['tasks']['math']
+  assert math['chain_acceptance_length'] is None
+  assert math['predicted_speedup_by_mode']['tree8'] is None
+  assert math['predicted_speedup_by_mode']['tree16'] == 6 / 7
+  lines = evaluation_report.table(summary).splitlines()
+  assert lines[2].split()[:6] == ['all', '2', '0.60', '0.30', '0.10', '0.00']
+  assert lines[4].split()[:6] == ['math', '1', '-', '-', '-', '-']
+
+
+@pytest.fixture(scope='module')
+def flags(model, tmp_path_factory):
+  """Of a draft directory: the first of the target's two layers."""
+  directory = tmp_path_factory.mktemp('evaluation')
+  small = ss.load(model, num_layers=1)
+  own = {k: v for k, v in small.params.items() if k != 'embedding'}
+  draft_lib.save(directory / 'draft', small.config, own, ss.load(model))
+  path = directory / 'prompts.jsonl'
+  lines = (
+    {'question_id': i, 'task': 'ab'[i % 2], 'turns': [text]}
+    for i, text in enumerate(QUESTIONS)
+  )
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  return (
+    f'--target={model}',
+    f'--draft={directory / "draft"}',
+    f'--prompts={path}',
+    '--max_new_tokens=24',
+  )
+
+
+def read_lines(directory):
+  lines = (directory / 'results.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def test_acceptance_is_that_of_decoding(flags, model, tmp_path):
+  status, output, complaints = programs.run(
+    'evaluate_draft', *flags, f'--output_dir={tmp_path}'
+  )
+  assert status == 0, complaints
+  summary = json.loads((tmp_path / 'summary.json').read_text())
+  assert set(summary['tasks']) == {'a', 'b'}
+  assert summary['num_prompts'] == 3
+  assert set(summary['target_step_seconds_by_size']) == {'1', '5', '8', '16'}
+  assert min(summary['predicted_speedup_by_mode'].values()) > 0
+  assert summary['provenance']['versions']['jax']
+  assert (tmp_path / 'acceptance.png').read_bytes().startswith(b'\x89PNG')
+  assert 'tree16_async' in output
+
+  target = ss.load(model)
+  draft = ss.load(flags[1].partition('=')[2], draft_of=target)
+  results = ss.generate(
+    target,
+    QUESTIONS,
+    draft=draft,
+    tree=ss.TreeConfig(num_nodes=16),
+    max_new_tokens=24,
+  )
+  lines = [line for line in read_lines(tmp_path) if line['mode'] == 'tree16']
+  for line, result in zip(lines, results, strict=True):
+    assert tuple(line['token_ids']) == result.token_ids
+    assert line['num_accepted'] == result.stats.num_accepted
+    assert line['num_rounds'] == result.stats.num_rounds
+
+
+def test_ctrl_c_and_resume(flags, tmp_path):
+  flags = (*flags, f'--output_dir={tmp_path}', '--batch_size=2')
+  path = tmp_path / 'results.jsonl'
+  with programs.start('evaluate_draft', *flags) as process:
+    programs.wait_for(path.exists)
+    process.send_signal(signal.SIGINT)
+    status, output, _ = programs.finish(process)
+  assert status == 130
+  assert 'chain4' in output
+  num_done = len(read_lines(tmp_path))
+  assert num_done < 9
+  status, _, complaints = programs.run('evaluate_draft', *flags, '--resume')
+  assert status == 0, complaints
+  lines = read_lines(tmp_path)
+  assert len({(line['question_id'], line['mode']) for line in lines}) == 9
+  summary = json.loads((tmp_path / 'summary.json').read_text())
+  assert summary['provenance']['num_resumed'] == num_done
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--num_nodes=4', '--num_nodes has no meaning here'),
+    ('--draft=', 'mode chain needs a draft model: give --draft'),
+    ('--prompts=/missing', 'cannot read prompts from /missing: No such file'),
+  ],
+)
+def test_bad_flags_get_one_line(flags, tmp_path, flag, message):
+  error = programs.error_of(
+    'evaluate_draft', *flags, f'--output_dir={tmp_path}', flag
+  )
+  assert message in error

@@ -1,0 +1,268 @@
+"""Drafts that read features of the target: exact in all modes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding_cases import assert_same, run
+from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
+
+import swiftspec_jax as ss
+from swiftspec_jax import buckets, errors, profiling, testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.models import decoder
+
+FEATURE_LAYERS = (0, 1)
+MIXED = [
+  *requests_of(4),
+  *requests_of(2, temperature=1.0),
+  *requests_of(2, temperature=0.7, top_k=20, top_p=0.9),
+]
+
+
+@functools.cache
+def fed_pair(target_devices, draft_devices, vocab_size=262):
+  """A target, and a draft of its weights that also reads its features."""
+  target, stand_alone = pair(
+    target_devices, draft_devices, vocab_size=vocab_size
+  )
+  config = dataclasses.replace(
+    CONFIG,
+    vocab_size=vocab_size,
+    feature_layers=FEATURE_LAYERS,
+    feature_dim=len(FEATURE_LAYERS) * CONFIG.embed_dim,
+  )
+  draft = testing.random_model(
+    config,
+    seed=1,
+    name='head',
+    devices=jax.devices()[slice(*draft_devices)],
+  )
+  fusion = 0.05 * draft.params['feature_fusion']
+  params = {
+    **draft.params,
+    **stand_alone.params,
+    'feature_fusion': fusion,
+  }
+  return target, dataclasses.replace(draft, params=params)
+
+
+@pytest.fixture(scope='module')
+def plain():
+  """What plain decoding makes of the mixed requests."""
+  return run(ss.Decoder(fed_pair((0, 1), (0, 1))[0]), MIXED)
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize(
+  ('batch_size', 'run_ahead', 'changes'),
+  [
+    (1, 2, {}),
+    (3, 1, {}),
+    (1, 0, {'num_nodes': 1}),
+    (3, 1, {'num_cache_rows': 4, 'num_nodes': 8}),
+    (2, 1, {'prompt_lookup': True, 'suffix_lookup': True, 'width': 2}),
+  ],
+)
+def test_output_is_that_of_plain_decoding(
+  plain, mode, batch_size, run_ahead, changes
+):
+  """Greedy and sampled; rows of different lengths come and go."""
+  target, draft = fed_pair(*DEVICES[mode])
+  tree_decoder = ss.Decoder(
+    target,
+    draft,
+    tree=dataclasses.replace(TREE, **changes),
+    batch_size=batch_size,
+    run_ahead=run_ahead,
+  )
+  results = run(tree_decoder, MIXED)
+  assert_same(results, plain)
+  if not changes:
+    assert sum(result.stats.num_accepted for result in results) > 20
+
+
+def test_padded_splits():
+  target, draft = fed_pair((0, 2), (2, 5), vocab_size=263)
+  requests = requests_of(3, max_new_tokens=20)
+  alone, _ = pair((0, 1), (0, 1), vocab_size=263)
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  assert_same(run(tree_decoder, requests), run(ss.Decoder(alone), requests))
+
+
+def start(mode, **changes):
+  """A pipeline with one admitted request, to be driven round by round."""
+  target, draft = fed_pair(*DEVICES[mode])
+  tree = dataclasses.replace(TREE, **changes)
+  pipeline = ss.Decoder(target, draft, tree=tree).pipeline
+  request = requests_of(3, max_new_tokens=150)[2]
+  limit = len(request.token_ids) + 150
+  pipeline.prepare(limit, [request.sampling])
+  chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
+  pipeline.admit(0, request, limit, [request.sampling], chunks)
+  return pipeline
+
+
+_SIZE = 224  # of a padded text
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'feature_layers'))
+def _forward(params, config, token_ids, before, feature_layers):
+  zeros = jnp.zeros((1, config.num_kv_heads, _SIZE, config.head_dim))
+  cache = dense.KVCache(
+    keys=[zeros] * config.num_layers,
+    values=[zeros] * config.num_layers,
+    kv_lengths=jnp.zeros(1, jnp.int32),
+    capacity=_SIZE,
+  )
+  return decoder.forward_with_features(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=jnp.zeros(1, jnp.int32),
+    features_before=before,
+    feature_layers=feature_layers,
+  )
+
+
+def read(model, text, before=None, feature_layers=()):
+  """Hidden states, features and cache rows of a text, from scratch."""
+  padded = np.zeros((1, _SIZE), np.int32)
+  padded[0, : len(text)] = text
+  if before is not None:
+    size = before.shape[1]
+    before = np.pad(before, ((0, 0), (0, _SIZE - size), (0, 0)))
+  device = model.mesh.devices.flat[0]
+  padded, before = jax.device_put((padded, before), device)
+  hidden, features, cache = _forward(
+    model.params, model.config, padded, before, feature_layers
+  )
+  size = len(text)
+  if features is not None:
+    features = np.asarray(features[:, :size].astype(jnp.bfloat16))
+  return np.asarray(hidden)[:, :size], features, rows_of(cache)[..., :size, :]
+
+
+def features_before(target, draft, text):
+  """What the draft reads with each token of a text, and with the next one."""
+  _, features, _ = read(target, text, feature_layers=FEATURE_LAYERS)
+  table = np.asarray(draft.params['feature_projection'])
+  projected = features.astype(np.float32) @ table
+  return np.pad(projected, ((0, 0), (1, 0), (0, 0)))
+
+
+def path_to(tree, node):
+  """Tokens from the root to a node."""
+  path = []
+  while node >= 0:
+    path.append(int(tree.token_ids[0, node]))
+    node = int(tree.parents[0, node])
+  return path[::-1]
+
+
+def rows_of(cache):
+  return np.stack([np.stack(cache.keys), np.stack(cache.values)])[:, :, 0]
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
+  """Keys and values of the prefix and of the root, and the root's feature."""
+  pipeline = start(mode)
+  target, draft = pipeline._target, pipeline._draft
+  outcomes = set()
+  for _ in range(10):
+    pipeline.dispatch()
+    state = jax.device_get(pipeline._target_rows.state)
+    draft_state = jax.device_get(pipeline._draft_rows.state)
+    outcomes.add(int(draft_state.outcome[0]))
+    length = int(state.lengths[0])
+    text = state.token_ids[0, :length].tolist()
+    assert draft_state.cache.kv_lengths[0] == length - 1
+    before = features_before(target, draft, text)[:, :length]
+    hidden, _, rows = read(draft, text, before)
+    np.testing.assert_allclose(
+      rows_of(draft_state.cache)[..., :length, :], rows, atol=2e-3
+    )
+    np.testing.assert_allclose(
+      draft_state.features.of_rows[0, 0], hidden[0, -1], atol=5e-3
+    )
+    assert path_to(draft_state.tree, 0) == text[-1:]
+  assert len(outcomes) > 1 or mode == 'serial'
+
+
+def test_nodes_are_read_with_features_of_the_draft():
+  """In serial mode every node has been grown below a root that was read."""
+  pipeline = start('serial')
+  draft = pipeline._draft
+  for _ in range(3):
+    pipeline.dispatch()
+  state = jax.device_get(pipeline._target_rows.state)
+  draft_state = jax.device_get(pipeline._draft_rows.state)
+  length = int(draft_state.cache.kv_lengths[0])
+  text = state.token_ids[0, : length + 1].tolist()
+  tree = draft_state.tree
+  slots = tree.cache_slots[0]
+  node = int(np.argmax(np.where(slots >= 0, tree.depths[0], -1)))
+  path = path_to(tree, node)
+  assert len(path) > 2
+  before = features_before(pipeline._target, draft, text[:-1])
+  for i in range(len(path)):
+    known = [*text[:length], *path[: i + 1]]
+    hidden, _, _ = read(draft, known, before)
+    before = np.concatenate([before, hidden[:, -1:]], axis=1)
+  np.testing.assert_allclose(
+    draft_state.features.of_rows[0, slots[node]], hidden[0, -1], atol=5e-3
+  )
+
+
+def test_what_crosses_the_meshes(monkeypatch):
+  """The same integers as without features, and one small float array."""
+  pipeline = start('async')
+  pipeline.dispatch()
+  moved = []
+  put = jax.device_put
+
+  def spy(x, *args):
+    moved.extend((leaf.dtype.name, leaf.nbytes) for leaf in jax.tree.leaves(x))
+    return put(x, *args)
+
+  monkeypatch.setattr(jax, 'device_put', spy)
+  with jax.transfer_guard('disallow'):
+    pipeline.dispatch()
+  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (3 * TREE.num_nodes + 3)
+  features = 2 * TREE.num_nodes * len(FEATURE_LAYERS) * CONFIG.embed_dim
+  assert moved == [
+    ('int32', verdict),
+    ('bfloat16', features),
+    ('int32', proposal),
+  ]
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_nothing_is_compiled_after_warmup(mode):
+  target, draft = fed_pair(*DEVICES[mode])
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  tree_decoder.warmup(200)
+  with profiling.count_compilations() as compilations:
+    run(tree_decoder, requests_of(12))
+  assert compilations.count == 0
+
+
+def test_impossible_settings_are_refused():
+  target, draft = fed_pair(*DEVICES['serial'])
+  with pytest.raises(
+    errors.UserError, match='cannot draft chains; give `tree`'
+  ):
+    ss.Decoder(target, draft)
+  adaptive = dataclasses.replace(TREE, is_adaptive=True)
+  with pytest.raises(errors.UserError, match='leave out is_adaptive'):
+    ss.Decoder(target, draft, tree=adaptive)
+  small = testing.random_model(
+    dataclasses.replace(CONFIG, num_layers=1), name='small'
+  )
+  with pytest.raises(errors.UserError, match='small has 1 layers of 32'):
+    ss.Decoder(small, draft, tree=TREE)

@@ -1,0 +1,215 @@
+"""The goodput policy over many steps: probes, hysteresis, speed."""
+
+import timeit
+
+import numpy as np
+import pytest
+import serving_cases as cases
+
+from swiftspec_jax import errors, policies
+from swiftspec_jax.policies import loading
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.estimators import ChainEstimator
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+COSTS = cases.EAGLE_8B.monotone()
+
+
+class OneArgument(NoSpeculation):
+  """What users write: a class that takes costs."""
+
+  def __init__(self, costs):
+    self.costs = costs
+
+
+class TwoArguments(NoSpeculation):
+  def __init__(self, first, second):
+    pass
+
+
+@pytest.mark.parametrize('num_rows', [1, 16, 64])
+def test_good_drafts_are_noticed_while_off(num_rows):
+  """Item 21: by probes that are verified, and that cost less than 1 %."""
+  policy = Goodput(COSTS)
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(num_rows)
+
+  def run(acceptance, steps):
+    lengths, probes = [], []
+    for step in steps:
+      view = cases.make_view(num_rows, buckets, step=step)
+      plan, verified, _ = cases.play(policy, view, acceptance, generator)
+      lengths.append(verified.mean())
+      probes.append(plan.is_probe)
+    return np.array(lengths), np.array(probes)
+
+  run(0.0, range(500))
+  lengths, probes = run(0.0, range(500, 5500))
+  assert 0.005 < probes.mean() < 0.01
+  assert not lengths[~probes].any()
+  assert (lengths[probes] > 0).all()
+  lengths, probes = run(0.9, range(5500, 8500))
+  assert (lengths[-1000:] > 3).all()
+  assert np.flatnonzero(lengths > 3)[0] < 10 * 128
+
+
+def test_probes_take_turns():
+  policy = Goodput(COSTS, cases.Oracle(0.0), probe_every=4)
+  probed = []
+  buckets = cases.unpadded(64)
+  for step in range(200):
+    plan = policy.plan_draft(cases.make_view(64, buckets, step=step))
+    if plan.is_probe:
+      probed.append(np.flatnonzero(plan.lengths))
+  assert {len(rows) for rows in probed} == {4}
+  assert len(np.unique(np.concatenate(probed))) == 64
+
+
+def test_rows_that_must_not_be_drafted_for_are_not_probed():
+  policy = Goodput(COSTS, cases.Oracle(0.0), probe_every=1)
+  buckets = cases.unpadded(4)
+  limits = np.array([0, 0, 5, 0])
+  view = cases.make_view(4, buckets, limits=limits, step=9)
+  assert policy.plan_draft(view).lengths.tolist() == [0, 0, 1, 0]
+  view = cases.make_view(4, buckets, limits=limits * 0, step=18)
+  assert not policy.plan_draft(view).is_probe
+
+
+def switches(hysteresis):
+  """How often the length changes at a boundary between two lengths."""
+  policy = Goodput(COSTS, hysteresis=hysteresis)
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(2)
+  longest = []
+  for step in range(1200):
+    view = cases.make_view(2, buckets, step=step)
+    plan, _, _ = cases.play(policy, view, 0.7, generator)
+    longest.append(plan.lengths.max())
+  return np.count_nonzero(np.diff(longest[200:]))
+
+
+def test_hysteresis():
+  """Items 22 and 46."""
+  assert switches(1.02) < 5
+  assert switches(1.0) > 30
+
+
+def test_another_batch_size_may_switch_at_once():
+  """Item 22."""
+  policy = Goodput(COSTS, cases.Oracle(0.7), hysteresis=10.0)
+  found = [
+    int(
+      policy.plan_draft(
+        cases.make_view(num_rows, cases.unpadded(num_rows))
+      ).lengths.max()
+    )
+    for num_rows in (1, 1, 64, 64, 1)
+  ]
+  assert found[0] == found[1] == found[4] > found[2] == found[3]
+
+
+def test_the_first_decision():
+  """Item 23."""
+  view = cases.make_view(1, cases.unpadded(1))
+  assert Goodput(COSTS).plan_draft(view).lengths[0] >= 4
+
+
+@pytest.mark.parametrize(
+  ('estimator', 'least', 'most'),
+  [(cases.NaiveRatio(), 0.75, 0.76), (ChainEstimator(), 0.98, 1)],
+)
+def test_a_biased_estimator_locks_at_zero(estimator, least, most):
+  """Item 46: acceptance .7, 64 rows, after a first step of 7 tokens each."""
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(64)
+  policy = Goodput(cases.EAGLE_8B, estimator, probe_every=10**9)
+  lengths = np.full(64, 7)
+  for step in range(30):
+    view = cases.make_view(64, buckets, step=step)
+    accepted = cases.draw_accepted(generator, 0.7, lengths)
+    policy.observe(cases.make_outcome(view, lengths, accepted))
+    lengths = policy.plan_draft(view).lengths
+  values = cases.curve(cases.EAGLE_8B, 0.7, 64, 512)
+  reached = values[round(lengths.mean())] / max(values)
+  assert least <= reached <= most
+  assert lengths.any() == (least > 0.9)
+
+
+def test_decisions_are_quick():
+  """Item 24; the limit is far above the 100 us of a machine at rest."""
+  buckets = StepBuckets.powers_of_two(256, 2048, 7)
+  policy = Goodput(COSTS)
+  generator = np.random.default_rng(0)
+  rates = generator.uniform(0.3, 0.95, 256)
+  for step in range(50):
+    view = cases.make_view(256, buckets, step=step)
+    cases.play(policy, view, rates, generator)
+  seconds = timeit.repeat(lambda: policy.plan_draft(view), number=5, repeat=40)
+  assert min(seconds) / 5 < 400e-6
+
+
+def test_fixed_length_and_none():
+  buckets = cases.unpadded(3)
+  view = cases.make_view(3, buckets, limits=[7, 2, 0])
+  assert FixedLength(5).plan_draft(view).lengths.tolist() == [5, 2, 0]
+  assert NoSpeculation().plan_draft(view).lengths.tolist() == [0, 0, 0]
+  with pytest.raises(errors.UserError, match='length must be at least 0'):
+    FixedLength(-1)
+
+
+def test_batch_table():
+  """The golden lengths of a profile at acceptance .7 and context 512."""
+  buckets = StepBuckets(
+    rows=(1, 4, 16, 64, 128, 256, 512),
+    query_tokens=tuple(range(1, 4097)),
+    lengths=tuple(range(8)),
+  )
+  table = BatchTable.profile(cases.EAGLE_8B, buckets, [0.7] * 7, 512)
+  assert table.lengths == {1: 5, 4: 5, 16: 4, 64: 3, 128: 2, 256: 0, 512: 0}
+  for num_rows, length in ((1, 5), (2, 5), (5, 4), (65, 2), (200, 0)):
+    view = cases.make_view(num_rows, cases.unpadded(num_rows))
+    lengths = table.plan_draft(view).lengths
+    assert lengths.tolist() == [length] * num_rows
+  with pytest.raises(errors.UserError, match='the table needs lengths'):
+    BatchTable({})
+
+
+def test_a_policy_of_ones_own():
+  policy = loading.load('goodput_control_test:OneArgument', COSTS)
+  assert policy.costs is COSTS
+  view = cases.make_view(2, cases.unpadded(2))
+  assert policy.plan_draft(view).lengths.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('goodput', "does not name a policy; give 'module:Class'"),
+    ('no_such_module:Policy', 'cannot import no_such_module'),
+    ('goodput_control_test:Missing', 'has no class Missing'),
+    ('serving_cases:Oracle', 'it has no method plan_draft'),
+    ('goodput_control_test:TwoArguments', 'cannot be made from a cost model'),
+  ],
+)
+def test_what_is_no_policy_is_refused(name, message):
+  with pytest.raises(errors.UserError, match=message):
+    loading.load(name, COSTS)
+
+
+def test_missing_drafts_leave_room_for_others():
+  """Item 32: lengths are chosen again when it is known who has a draft."""
+  policy = Goodput(COSTS, cases.Oracle(0.7))
+  buckets = cases.unpadded(64)
+  view = cases.make_view(64, buckets)
+  plan = policies.DraftPlan(lengths=np.full(64, 7))
+  drafted = np.where(np.arange(64) < 8, 7, 0)
+  found = policy.plan_verify(view, plan, policies.Drafts(lengths=drafted))
+  everyone = policies.Drafts(lengths=plan.lengths - (np.arange(64) == 0))
+  crowded = policy.plan_verify(view, plan, everyone)
+  assert not found[8:].any()
+  assert found[:8].min() > crowded.max()
+  nothing = policies.Drafts(lengths=np.zeros(64, int))
+  assert not policy.plan_verify(view, plan, nothing).any()

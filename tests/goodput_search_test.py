@@ -1,0 +1,344 @@
+"""The choice by goodput: golden values, allocation, padding and memory.
+
+Numbers of items are those of the SmartSpec checklist of this project; the
+golden values follow from the published H100 coefficients.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import serving_cases as cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftspec_jax import policies
+from swiftspec_jax.policies import allocation, search
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.simulator import acceptance as acceptance_lib
+from swiftspec_jax.simulator import node_gains
+
+BATCHES = (1, 4, 16, 64, 128, 256, 512)
+
+
+def plan(costs, acceptance, view, coverage=1.0):
+  policy = Goodput(costs, cases.Oracle(acceptance, coverage))
+  return policy.plan_draft(view)
+
+
+def chosen_length(costs, acceptance, num_rows, kv_length):
+  view = cases.make_view(
+    num_rows, cases.unpadded(num_rows), kv_length=kv_length
+  )
+  lengths = plan(costs, acceptance, view).lengths
+  assert (lengths == lengths[0]).all()
+  return int(lengths[0])
+
+
+def expected_tokens(acceptance, length, num_rows, num_drafting):
+  """What the search makes of gains, for one length."""
+  view = cases.make_view(
+    num_rows,
+    cases.unpadded(num_rows, max(length, 1)),
+    limits=np.where(np.arange(num_rows) < num_drafting, length, 0),
+  )
+  gains = cases.Oracle(acceptance).gains(view)
+  gains *= np.arange(len(gains))[:, None] < view.limits
+  costs = cases.linear_costs()  # all tokens are free
+  candidates = np.array([length])
+  scores = search.score(
+    view, gains, costs, lengths=candidates, draft_steps=candidates
+  )
+  return float(scores.expected_tokens[0])
+
+
+@pytest.mark.parametrize(
+  ('acceptance', 'length', 'num_rows', 'num_drafting', 'expected'),
+  [
+    (0.7, 3, 1, 1, 2.533),
+    (0.5, 5, 4, 3, 6.90625),
+    (0.7, 0, 5, 5, 5.0),
+    (0.0, 4, 3, 2, 3.0),
+    (1.0, 4, 3, 2, 11.0),
+    (1 - 1e-9, 4, 3, 2, 11.0),
+  ],
+)
+def test_expected_tokens(acceptance, length, num_rows, num_drafting, expected):
+  """Item 1."""
+  found = expected_tokens(acceptance, length, num_rows, num_drafting)
+  assert found == pytest.approx(expected, abs=1e-6)
+  closed = cases.geometric_tokens(acceptance, length, num_rows, num_drafting)
+  assert closed == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize('acceptance', [0.5, 0.7, 0.95])
+def test_positions_add_up_to_the_geometric_form(acceptance):
+  """Item 2."""
+  found = [expected_tokens(acceptance, k, 1, 1) for k in range(8)]
+  closed = [cases.geometric_tokens(acceptance, k, 1, 1) for k in range(8)]
+  np.testing.assert_allclose(found, closed, atol=1e-9)
+  survival = acceptance ** np.arange(1, 8)
+  np.testing.assert_allclose(np.diff(found), survival, atol=1e-9)
+
+
+def test_curve():
+  """Item 3."""
+  golden = [2305.9, 3160.0, 3739.8, 4000.2, 4073.1, 4037.5, 3941.4, 3813.5]
+  found = cases.curve(cases.EAGLE_8B, 0.7, 16, 512)
+  np.testing.assert_allclose(found, golden, atol=0.05)
+  view = cases.make_view(16, cases.unpadded(16))
+  found = plan(cases.EAGLE_8B, 0.7, view)
+  assert found.lengths.tolist() == [4] * 16
+  goodput = found.expected_tokens / found.expected_seconds
+  assert goodput == pytest.approx(4073.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+  ('acceptance', 'golden'),
+  [
+    (0.3, (2, 2, 1, 0, 0, 0, 0)),
+    (0.5, (3, 3, 2, 1, 0, 0, 0)),
+    (0.7, (5, 5, 4, 3, 2, 0, 0)),
+    (0.9, (7, 7, 7, 6, 5, 0, 0)),
+  ],
+)
+def test_best_length_by_batch(acceptance, golden):
+  """Item 4."""
+  found = [chosen_length(cases.EAGLE_8B, acceptance, b, 512) for b in BATCHES]
+  assert found == list(golden)
+
+
+def test_best_length_by_context():
+  """Item 5."""
+  contexts = (128, 512, 2048, 8192, 32768)
+  found = [chosen_length(cases.EAGLE_8B, 0.7, 256, c) for c in contexts]
+  assert found == [0, 0, 3, 6, 7]
+
+
+@pytest.mark.parametrize(
+  ('acceptance', 'golden'),
+  [
+    (0.3, (4, 3, 2, 1, 0, 0, 0)),
+    (0.5, (7, 5, 3, 2, 1, 0, 0)),
+    (0.7, (7, 7, 5, 3, 2, 1, 0)),
+    (0.9, (7, 7, 7, 7, 5, 3, 2)),
+  ],
+)
+def test_best_length_of_prompt_lookup(acceptance, golden):
+  """Item 6."""
+  found = [chosen_length(cases.LOOKUP_70B, acceptance, b, 512) for b in BATCHES]
+  assert found == list(golden)
+
+
+def test_fewer_drafting_rows_do_not_lengthen_drafts():
+  """Item 6."""
+  view = cases.make_view(16, cases.unpadded(16))
+  longest = []
+  for num_drafting in (16, 12, 8, 4, 1):
+    limits = np.where(np.arange(16) < num_drafting, 7, 0)
+    view = cases.make_view(16, cases.unpadded(16), limits=limits)
+    longest.append(int(plan(cases.EAGLE_8B, 0.7, view).lengths.max()))
+  assert longest == sorted(longest, reverse=True)
+  assert longest[0] > longest[-1]
+
+
+def test_monotone_costs_give_monotone_lengths():
+  """Item 7."""
+  costs = cases.EAGLE_8B.monotone()
+  rates = (0.2, 0.4, 0.6, 0.8, 0.95)
+  found = np.array(
+    [[chosen_length(costs, a, b, 512) for b in BATCHES[:-1]] for a in rates]
+  )
+  assert (np.diff(found, axis=1) <= 0).all()
+  assert (np.diff(found, axis=0) >= 0).all()
+
+
+def test_the_search_does_not_stop_early():
+  """Item 8."""
+  values = cases.curve(cases.EAGLE_8B, 0.8, 128, 512)
+  assert cases.early_stop(values, bonus=1.1) == 0
+  assert chosen_length(cases.EAGLE_8B, 0.8, 128, 512) == 3
+  assert values[3] / values[0] == pytest.approx(1.175, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+  ('num_free_pages', 'num_spare_tokens', 'longest'),
+  [(0, 0, 0), (0, 3, 3), (7, 0, 0), (8, 0, 7), (8, 16, 7)],
+)
+def test_drafts_fit_into_the_memory(num_free_pages, num_spare_tokens, longest):
+  """Item 9: eight rows, pages of 16 tokens."""
+  view = cases.make_view(
+    8,
+    cases.unpadded(8),
+    num_free_pages=num_free_pages,
+    num_spare_tokens=num_spare_tokens,
+  )
+  lengths = plan(cases.EAGLE_8B, 0.95, view).lengths
+  assert view.fits(lengths)
+  assert lengths.max() == longest
+
+
+def test_padding_is_used():
+  """Item 11: whatever fits into the declared size is free."""
+  buckets = StepBuckets(
+    rows=(1, 2, 4),
+    query_tokens=(4, 10, 32),
+    lengths=tuple(range(8)),
+    draft_steps=(0, 1, 1, 1, 1, 1, 1, 1),
+  )
+  costs = cases.linear_costs(query_tokens=0.0005)
+  view = cases.make_view(2, buckets)
+  found = plan(costs, 0.6, view)
+  # More tokens are not worth the step of 32.
+  assert found.lengths.tolist() == [4, 4]
+  assert found.expected_seconds == pytest.approx(0.01 + 0.0005 * 10)
+  assert plan(costs, 0.6, cases.make_view(4, buckets)).lengths.sum() == 6
+
+
+def test_steps_of_padded_rows():
+  """Item 11: rows are padded, too."""
+  buckets = StepBuckets(rows=(4, 8), query_tokens=(8, 64), lengths=(0, 1))
+  costs = cases.linear_costs(rows=0.001)
+  found = plan(costs, 0.6, cases.make_view(3, buckets))
+  assert found.expected_seconds == pytest.approx(0.01 + 0.004)
+
+
+def test_tokens_go_to_the_rows_that_use_them():
+  """Item 12."""
+  rates = np.array([0.9, 0.6, 0.3])
+  gains = rates ** np.arange(1, 11)[:, None]
+  lengths = allocation.allocate(gains, 9)
+  assert lengths.tolist() == [8, 1, 0]
+  total = sum(gains[:k, i].sum() for i, k in enumerate(lengths))
+  assert total == pytest.approx(5.726, abs=5e-4)
+  # The authors' rule, proportional to the rates for a common length of 3.
+  proportional = np.floor(0.5 + 3 * 3 / rates.sum() * rates).astype(int)
+  assert proportional.tolist() == [5, 3, 2]
+
+
+def test_tokens_with_confidence_come_first():
+  """Item 13."""
+  confidences = np.array([[0.9, 0.6], [0.8, 0.6], [0.5, 0.6]])
+  gains = confidences.cumprod(axis=0)
+  np.testing.assert_allclose(gains, [[0.9, 0.6], [0.72, 0.36], [0.36, 0.216]])
+  assert allocation.allocate(gains, 3).tolist() == [2, 1]
+  # A tie at .36: the earlier position wins.
+  assert allocation.allocate(gains, 4).tolist() == [2, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  st.lists(
+    st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3),
+    min_size=1,
+    max_size=3,
+  ),
+  st.integers(0, 9),
+)
+def test_allocation_is_the_best_one(rows, num_tokens):
+  """Item 13, against all allocations."""
+  gains = np.array(rows).T.cumprod(axis=0)
+  found = allocation.allocate(gains, num_tokens)
+  totals = [
+    sum(gains[:k, i].sum() for i, k in enumerate(lengths))
+    for lengths in itertools.product(range(4), repeat=gains.shape[1])
+    if sum(lengths) <= num_tokens
+  ]
+  total = sum(gains[:k, i].sum() for i, k in enumerate(found))
+  assert found.sum() <= num_tokens
+  assert total == pytest.approx(max(totals), abs=1e-4)
+
+
+def test_verification_keeps_confident_tokens():
+  """Item 13, in the policy: n is chosen by goodput."""
+  buckets = StepBuckets(rows=(2,), query_tokens=(2, 5, 8), lengths=(0, 1, 2, 3))
+  costs = cases.linear_costs(fixed=0.01, query_tokens=0.0025)
+  confidences = np.array([[0.9, 0.6], [0.8, 0.6], [0.5, 0.6]])
+  view = cases.make_view(2, buckets)
+  asked = policies.DraftPlan(lengths=np.array([3, 3]))
+  drafts = policies.Drafts(lengths=asked.lengths, confidences=confidences)
+  found = Goodput(costs).plan_verify(view, asked, drafts)
+  assert found.tolist() == [2, 1]
+
+
+def test_tree_gains():
+  """Item 14: three guesses, and two behind each of them."""
+  parents = np.array([-1, -1, -1, 0, 0, 1, 1, 2, 2])
+  # Any split of the rates .8 and .5 among the guesses.
+  first = np.array([0.5, 0.2, 0.1])
+  second = np.tile([0.3, 0.2], 3)
+  gains = allocation.path_gains(np.concatenate([first, second]), parents)
+  assert 1 + gains.sum() == pytest.approx(2.2)
+  assert len(gains) == 9
+  chain = allocation.path_gains(np.full(4, 0.7), np.arange(4) - 1)
+  np.testing.assert_allclose(chain, 0.7 ** np.arange(1, 5))
+
+
+def test_best_nodes_of_a_tree():
+  """Item 14: a sure draft makes the tree a chain."""
+  np.testing.assert_allclose(node_gains(0.9, 4), 0.9 ** np.arange(1, 5))
+  gains = node_gains(0.5, 5)
+  np.testing.assert_allclose(gains, [0.5, 0.25, 0.25, 0.125, 0.125])
+  children, num_levels = acceptance_lib.best_nodes(0.5, 5)
+  assert num_levels == 2
+  assert children[0].tolist() == [1, 2, 4, -1, -1, -1]
+  assert children[1].tolist() == [3, 5, -1, -1, -1, -1]
+
+
+def test_trees_have_the_size_that_pays():
+  buckets = StepBuckets(
+    rows=tuple(range(1, 65)),
+    query_tokens=tuple(range(1, 1025)),
+    lengths=(0, 3, 7, 15),
+    draft_steps=(0, 1, 2, 3),
+  )
+
+  class KnownTree(cases.Oracle):
+    def gains(self, view):
+      by_place = node_gains(0.7, 15)
+      return np.repeat(by_place[:, None], view.num_rows, axis=1)
+
+  costs = cases.EAGLE_8B.monotone()
+  sizes = []
+  for num_rows in (1, 8, 64):
+    view = cases.make_view(num_rows, buckets)
+    lengths = Goodput(costs, KnownTree(0.7)).plan_draft(view).lengths
+    sizes.append(lengths.mean())
+  assert sizes[0] > 7
+  assert sizes == sorted(sizes, reverse=True)
+  assert sizes[-1] < 5
+
+
+def test_prompts_are_not_the_fault_of_drafts():
+  """A chunk of a prompt hides neither the cost nor the gain of drafts."""
+  costs = cases.EAGLE_8B.monotone()
+  buckets = cases.unpadded(64, max_query_tokens=2048)
+  alone = plan(costs, 0.7, cases.make_view(64, buckets)).lengths
+  for num_prefill_tokens in (100, 1000, 1984):
+    view = cases.make_view(
+      64,
+      buckets,
+      num_prefill_tokens=num_prefill_tokens,
+      max_draft_tokens=992,
+    )
+    lengths = plan(costs, 0.7, view).lengths
+    assert abs(lengths.mean() - alone.mean()) < 1
+
+
+def test_the_token_budget_limits_drafts():
+  """Item 33."""
+  view = cases.make_view(
+    4, cases.unpadded(4), num_prefill_tokens=20, max_draft_tokens=6
+  )
+  assert plan(cases.linear_costs(), 0.9, view).lengths.sum() <= 6
+  view = cases.make_view(4, cases.unpadded(4), max_draft_tokens=6)
+  assert plan(cases.linear_costs(), 0.9, view).lengths.sum() == 6
+
+
+def test_rows_are_treated_by_their_acceptance():
+  """Item 47: where tokens cost, the better rows get them."""
+  rates = np.array([0.95, 0.3])[np.arange(64) % 2]
+  view = cases.make_view(64, cases.unpadded(64))
+  lengths = plan(cases.EAGLE_8B.monotone(), rates, view).lengths
+  assert lengths[::2].min() > lengths[1::2].max()

@@ -1,0 +1,116 @@
+"""Trees that the known text drafts, too: exact, and better where it copies."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from decoding_cases import assert_same, run
+from tree_cases import DEVICES, STEP_TIMES, TREE, pair, requests_of
+
+import swiftspec_jax as ss
+from swiftspec_jax import profiling, testing
+
+HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
+REQUESTS = [*requests_of(4), *requests_of(3, temperature=1.0)]
+
+
+@functools.cache
+def plain():
+  return run(ss.Decoder(pair((0, 1), (0, 1))[0]), REQUESTS)
+
+
+@pytest.mark.parametrize(
+  ('mode', 'changes'),
+  [
+    ('serial', {}),
+    ('async', {}),
+    ('serial', {'num_nodes': 1, 'prompt_lookup': False}),
+    ('async', {'suffix_lookup': False, 'coverage': 2.0}),
+    ('serial', {'width': 1, 'num_draft_steps': 1, 'num_nodes': 16}),
+    ('async', {'num_nodes': 16, 'capacity': 20, 'num_cache_rows': 6}),
+  ],
+  ids=str,
+)
+def test_output_is_that_of_plain_decoding(mode, changes):
+  """Greedy and sampled; rows of different lengths come and go."""
+  target, draft = pair(*DEVICES[mode], 1)
+  tree = dataclasses.replace(HYBRID, **changes)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  assert_same(run(tree_decoder, REQUESTS), plain())
+
+
+def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
+  target, draft = pair((0, 2), (2, 3), vocab_size=263)
+  alone, _ = pair((0, 1), (0, 1), vocab_size=263)
+  requests = requests_of(3, max_new_tokens=20)
+  tree = dataclasses.replace(HYBRID, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=2)
+  tree_decoder.warmup(200)
+  with profiling.count_compilations() as compilations:
+    results = run(tree_decoder, requests)
+  assert compilations.count == 0
+  assert_same(results, run(ss.Decoder(alone), requests))
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_pauses_change_no_token(mode):
+  target, draft = pair(*DEVICES[mode], 1)
+  tree = dataclasses.replace(HYBRID, num_nodes=16, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  tree_decoder.pipeline._sizes.start(STEP_TIMES)
+  results = run(tree_decoder, REQUESTS)
+  assert_same(results, plain())
+  num_drafted = sum(result.stats.num_drafted for result in results)
+  num_rounds = sum(result.stats.num_rounds for result in results)
+  assert 0 < num_drafted < 15 * num_rounds
+
+
+def table_pair(target_table, draft_table, mode):
+  first, last = (slice(*devices) for devices in DEVICES[mode])
+  devices = jax.devices()
+  return (
+    testing.table_model(target_table, devices=devices[first]),
+    testing.table_model(draft_table, devices=devices[last]),
+  )
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize('switch', ['prompt_lookup', 'suffix_lookup'])
+def test_a_text_that_repeats_is_copied(mode, switch):
+  """The draft's best guess is always wrong; the text's period is 5 tokens."""
+  cycle = np.eye(32)[[1, 2, 3, 4, 0, *range(5, 32)]]
+  wrong = np.roll(np.eye(32), 7, axis=1)
+  models = table_pair(cycle, 0.5 * wrong + 0.5 / 32, mode)
+  sampling = ss.SamplingParams(max_new_tokens=81)
+  request = ss.Request(token_ids=(0, 1, 2, 3, 4, 0, 1), sampling=sampling)
+  tree = dataclasses.replace(TREE, **{switch: True})
+  rounds = {
+    name: run(ss.Decoder(*models, tree=tree), [request])[0].stats.num_rounds
+    for name, tree in (('model', TREE), ('hybrid', tree))
+  }
+  assert rounds['hybrid'] <= -(-81 // TREE.num_nodes) + 2
+  assert rounds['model'] > 4 * rounds['hybrid']
+
+
+def test_text_that_repeats_by_chance_is_hardly_worse():
+  """The draft knows the law; what the text says of it is only a sample."""
+  rng = np.random.default_rng(0)
+  table = rng.dirichlet(np.full(256, 0.05), 256)
+  models = table_pair(table, table, 'serial')
+  requests = [
+    ss.Request(
+      token_ids=tuple(rng.integers(0, 256, 40).tolist()),
+      sampling=ss.SamplingParams(temperature=1.0, seed=i, max_new_tokens=200),
+    )
+    for i in range(8)
+  ]
+  num_rounds = {
+    name: sum(
+      result.stats.num_rounds
+      for result in run(ss.Decoder(*models, tree=tree, batch_size=4), requests)
+    )
+    for name, tree in (('model', TREE), ('hybrid', HYBRID))
+  }
+  assert num_rounds['hybrid'] <= 1.04 * num_rounds['model']

@@ -1,0 +1,291 @@
+"""Slots, pages, chunks of prompts, preemption."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from swiftspec_jax import errors
+from swiftspec_jax.serving.pages import PageAllocator
+from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+BUCKETS = StepBuckets(
+  rows=(1, 2, 4), query_tokens=(4, 8, 16, 32), lengths=tuple(range(5))
+)
+
+
+def make(num_pages=64, max_context=64, page_size=4, buckets=BUCKETS):
+  return Scheduler(
+    SchedulerConfig(
+      buckets=buckets,
+      num_pages=num_pages,
+      max_context=max_context,
+      page_size=page_size,
+    )
+  )
+
+
+def step(scheduler, length=0, accepted=0):
+  """One step in which every row has the same luck; returns plan and ended."""
+  view = scheduler.begin_step()
+  plan = scheduler.plan_step(view, np.full(view.num_rows, length))
+  num_accepted = np.minimum(plan.lengths, accepted)
+  return plan, scheduler.commit(plan, num_accepted).tolist()
+
+
+def run(scheduler, length=0, accepted=0):
+  """Steps until nothing is left; returns the requests as they ended."""
+  ended = []
+  while scheduler.num_running or scheduler.num_waiting:
+    ended += step(scheduler, length, accepted)[1]
+  return ended
+
+
+def used_pages(scheduler):
+  pages = scheduler.page_table[scheduler.page_table >= 0].tolist()
+  assert len(set(pages)) == len(pages)
+  return len(pages)
+
+
+def test_a_request_from_prompt_to_end():
+  scheduler = make()
+  scheduler.submit(7, num_prompt_tokens=5, max_new_tokens=4)
+  plan, ended = step(scheduler)
+  assert plan.num_query_tokens.tolist() == [5]
+  assert plan.is_sampled.tolist() == [True]
+  assert plan.num_decoding == 0
+  assert (plan.padded_rows, plan.padded_query_tokens) == (1, 8)
+  assert ended == []
+  view = scheduler.begin_step()
+  # Three tokens are left, of which the target gives the last.
+  assert view.limits.tolist() == [2]
+  assert view.kv_lengths.tolist() == [5]
+  plan = scheduler.plan_step(view, np.array([4]))
+  assert plan.lengths.tolist() == [2]
+  assert plan.num_query_tokens.tolist() == [3]
+  assert scheduler.commit(plan, np.array([1])).tolist() == []
+  view = scheduler.begin_step()
+  assert view.kv_lengths.tolist() == [7]
+  assert (view.num_verified[0], view.num_accepted[0]) == (2, 1)
+  assert view.limits.tolist() == [0]
+  plan = scheduler.plan_step(view, np.array([4]))
+  assert scheduler.commit(plan, np.array([0])).tolist() == [7]
+  assert scheduler.num_free_pages == 64
+  assert scheduler.begin_step() is None
+
+
+def test_prompts_share_steps_with_rows_that_decode():
+  """Item 33."""
+  scheduler = make()
+  scheduler.submit(0, 4, 30)
+  step(scheduler)
+  scheduler.submit(1, 40, 3)
+  view = scheduler.begin_step()
+  assert view.num_prefill_tokens == 31
+  # The prompt would fill the step; drafts still have a small share.
+  assert view.max_draft_tokens == 1
+  plan = scheduler.plan_step(view, np.array([4]))
+  assert plan.request_ids.tolist() == [0, 1]
+  assert plan.num_query_tokens.tolist() == [2, 30]
+  assert plan.is_sampled.tolist() == [True, False]
+  assert plan.padded_query_tokens == 32
+  scheduler.commit(plan, np.array([1, 0]))
+  view = scheduler.begin_step()
+  assert view.max_draft_tokens == 32 - 1 - 10
+  plan = scheduler.plan_step(view, np.array([2]))
+  scheduler.commit(plan, np.array([2, 0]))
+  assert plan.num_query_tokens.tolist() == [3, 10]
+  assert plan.is_sampled.tolist() == [True, True]
+  assert plan.padded_query_tokens == 16
+  view = scheduler.begin_step()
+  assert view.request_ids.tolist() == [0, 1]
+
+
+def test_first_come_first_served():
+  scheduler = make()
+  for request_id in range(9):
+    scheduler.submit(request_id, 3, 5)
+  assert run(scheduler) == list(range(9))
+
+
+def test_a_long_request_is_not_overtaken():
+  scheduler = make(num_pages=16)
+  scheduler.submit(0, 30, 4)
+  scheduler.submit(1, 36, 4)
+  scheduler.submit(2, 3, 4)
+  step(scheduler)
+  assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
+
+
+def test_token_budget_counts_drafts():
+  """Item 33: the longest drafts become shorter."""
+  buckets = StepBuckets(rows=(4,), query_tokens=(4, 12), lengths=(0, 4))
+  scheduler = make(buckets=buckets)
+  for request_id in range(4):
+    scheduler.submit(request_id, 1, 20)
+  view = scheduler.begin_step()
+  assert view.num_rows == 4
+  plan = scheduler.plan_step(view, np.array([4, 4, 1, 0]))
+  assert plan.lengths.tolist() == [3, 3, 1, 0]
+  assert plan.num_query_tokens.sum() <= 12
+
+
+def test_drafts_get_what_memory_there_is():
+  """Item 9, where a policy does not look."""
+  scheduler = make(num_pages=4, page_size=4, max_context=16)
+  scheduler.submit(0, 4, 12)
+  scheduler.submit(1, 4, 6)
+  step(scheduler)
+  # Two pages each, with three tokens to spare behind the one that is fed.
+  view = scheduler.begin_step()
+  assert view.num_free_pages == 0
+  assert view.num_spare_tokens.tolist() == [3, 3]
+  plan = scheduler.plan_step(view, np.array([4, 4]))
+  assert plan.lengths.tolist() == [3, 3]
+
+
+def test_rejected_tokens_give_their_pages_back():
+  """Item 33."""
+  scheduler = make(page_size=2)
+  scheduler.submit(0, 4, 20)
+  step(scheduler)
+  view = scheduler.begin_step()
+  plan = scheduler.plan_step(view, np.array([4]))
+  assert used_pages(scheduler) == 5
+  scheduler.commit(plan, np.array([0]))
+  assert used_pages(scheduler) == 3
+
+
+def test_preemption_and_resumption():
+  scheduler = make(num_pages=6, page_size=4, max_context=24)
+  scheduler.submit(0, 8, 16)
+  scheduler.submit(1, 8, 12)
+  filled = collections.Counter()
+  ended, emitted = [], collections.Counter()
+  while scheduler.num_running or scheduler.num_waiting:
+    plan, now = step(scheduler, length=2, accepted=1)
+    ended += now
+    for i, request_id in enumerate(plan.request_ids.tolist()):
+      if plan.is_sampled[i]:
+        emitted[request_id] += 1 + min(plan.lengths[i], 1)
+      if i >= plan.num_decoding:
+        filled[request_id] += plan.num_query_tokens[i]
+    assert used_pages(scheduler) + scheduler.num_free_pages == 6
+  assert scheduler.num_preemptions == 1
+  assert ended == [0, 1]
+  assert emitted == {0: 16, 1: 12}
+  # The second one was filled again, with what it had said.
+  assert filled[0] == 8
+  assert filled[1] > 16
+
+
+@pytest.mark.parametrize(
+  'when', ['waiting', 'filling', 'decoding', 'in flight']
+)
+def test_cancel(when):
+  """Item 33."""
+  scheduler = make()
+  scheduler.submit(0, 40, 9)
+  scheduler.submit(1, 4, 9)
+  if when != 'waiting':
+    step(scheduler)
+  if when in ('decoding', 'in flight'):
+    step(scheduler)
+  if when == 'in flight':
+    view = scheduler.begin_step()
+    plan = scheduler.plan_step(view, np.full(view.num_rows, 3))
+    scheduler.cancel(0)
+    assert scheduler.commit(plan, np.minimum(plan.lengths, 2)).tolist() == []
+  else:
+    scheduler.cancel(0)
+  scheduler.cancel(0)
+  assert run(scheduler) == [1]
+  assert scheduler.num_free_pages == 64
+  assert (scheduler.page_table == -1).all()
+
+
+def test_an_output_that_ends_early():
+  scheduler = make()
+  scheduler.submit(0, 4, 30)
+  scheduler.submit(1, 4, 30)
+  view = scheduler.begin_step()
+  plan = scheduler.plan_step(view, np.zeros(0, int))
+  ended = scheduler.commit(plan, np.zeros(2, int), np.array([True, False]))
+  assert ended.tolist() == [0]
+  assert scheduler.num_running == 1
+
+
+def test_requests_that_can_never_run_are_refused():
+  scheduler = make(num_pages=8, max_context=64)
+  with pytest.raises(
+    errors.UserError, match=r'30 \+ 3 tokens is more than the'
+  ):
+    scheduler.submit(0, 30, 3)
+  scheduler = make(num_pages=64, max_context=16)
+  with pytest.raises(errors.UserError, match='more than the 16 tokens'):
+    scheduler.submit(0, 14, 3)
+
+
+def test_a_wish_of_the_request_limits_its_drafts():
+  """Item 37."""
+  scheduler = make()
+  scheduler.submit(0, 1, 20, max_speculative_tokens=2)
+  scheduler.submit(1, 1, 20, max_speculative_tokens=0)
+  scheduler.submit(2, 1, 20)
+  view = scheduler.begin_step()
+  assert view.limits.tolist() == [2, 0, 4]
+  plan = scheduler.plan_step(view, np.full(3, 4))
+  assert plan.lengths.tolist() == [2, 0, 4]
+
+
+def test_random_traffic():
+  """Only declared sizes, no page lost or owned twice, every token once."""
+  generator = np.random.default_rng(0)
+  scheduler = make(num_pages=24, page_size=4, max_context=64)
+  wanted = {i: int(generator.integers(1, 20)) for i in range(200)}
+  emitted = collections.Counter()
+  cancelled, ended, submitted = set(), [], 0
+  while submitted < 200 or scheduler.num_running or scheduler.num_waiting:
+    for _ in range(generator.poisson(0.8)):
+      if submitted < 200:
+        length = int(generator.integers(1, 40))
+        scheduler.submit(submitted, length, wanted[submitted])
+        submitted += 1
+    if submitted and generator.random() < 0.05:
+      request_id = int(generator.integers(submitted))
+      scheduler.cancel(request_id)
+      cancelled.add(request_id)
+    view = scheduler.begin_step()
+    if view is None:
+      continue
+    plan = scheduler.plan_step(view, generator.integers(0, 5, view.num_rows))
+    assert plan.padded_rows in BUCKETS.rows
+    assert plan.padded_query_tokens in BUCKETS.query_tokens
+    assert plan.num_query_tokens.sum() <= plan.padded_query_tokens
+    assert (plan.num_query_tokens > 0).all()
+    accepted = generator.integers(0, plan.lengths + 1)
+    for i in np.flatnonzero(plan.is_sampled):
+      emitted[int(plan.request_ids[i])] += 1 + int(accepted[i])
+    ended += scheduler.commit(plan, accepted).tolist()
+    assert used_pages(scheduler) + scheduler.num_free_pages == 24
+  assert scheduler.num_preemptions > 5
+  assert len(set(ended)) == len(ended)
+  assert set(ended) | cancelled == set(range(200))
+  assert all(emitted[i] == wanted[i] for i in ended)
+  assert scheduler.num_free_pages == 24
+
+
+def test_pages():
+  allocator = PageAllocator(4)
+  first = allocator.allocate(2)
+  assert first == [0, 1]
+  second = allocator.allocate(2)
+  assert allocator.num_free == 0
+  with pytest.raises(ValueError, match='1 pages wanted, 0 are free'):
+    allocator.allocate(1)
+  allocator.free(first)
+  with pytest.raises(ValueError, match='freed twice'):
+    allocator.free([second[0], first[0]])
+  assert allocator.num_free == 2
+  assert sorted(allocator.allocate(2)) == [0, 1]

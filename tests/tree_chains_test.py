@@ -1,0 +1,223 @@
+"""Chains of a text in the tree: games against the oracle, and by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tree_oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_game import Game, Sizes
+
+from swiftspec_jax import tree as tree_lib
+
+SIZES = [
+  Sizes(64, 32, 3, 6, 2),
+  Sizes(12, 12, 2, 5, 1),
+  Sizes(40, 9, 4, 8, 0),
+  Sizes(10, 3, 2, 8, 1),
+]
+LOG_PROBS = [0.0, -0.25, -0.3, -0.5, -1.0, -2.0, -np.inf]
+LENGTH = 5
+CHAIN = st.lists(
+  st.tuples(st.integers(0, 7), st.sampled_from(LOG_PROBS)),
+  min_size=LENGTH,
+  max_size=LENGTH,
+)
+ROWS = st.lists(st.lists(CHAIN, min_size=3, max_size=3), min_size=2, max_size=2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+  st.sampled_from(SIZES),
+  st.lists(
+    st.lists(st.sampled_from(LOG_PROBS), min_size=3, max_size=3),
+    min_size=7,
+    max_size=7,
+  ),
+  st.lists(
+    st.tuples(
+      st.lists(
+        st.lists(st.integers(0, 3), min_size=0, max_size=7),
+        min_size=2,
+        max_size=2,
+      ),
+      ROWS,
+    ),
+    min_size=1,
+    max_size=8,
+  ),
+)
+def test_any_game_equals_heap(sizes, log_probs, rounds):
+  """Roots may be candidates when chains come, and many tokens lack rows."""
+  token_ids = (np.arange(7)[:, None] + np.arange(3)[None] * 2) % 8
+  table = tree_oracle.Table(
+    token_ids=token_ids.astype(np.int32),
+    log_probs=np.asarray(log_probs, np.float32),
+  )
+  game = Game(sizes, table, [1, 2], chain_length=LENGTH + 1)
+  selections = [[], []]
+  for choices, rows in rounds:
+    verdicts = [
+      o.verdict(s, c[: sizes.num_nodes], 8) if s else []
+      for o, s, c in zip(game.oracles, selections, choices, strict=True)
+    ]
+    values = np.asarray(rows)
+    chains = values[..., 0].astype(np.int32), values[..., 1].astype(np.float32)
+    selections, _ = game.play(verdicts, chains)
+
+
+def test_thousand_verdicts():
+  """A good draft and a text that is often right; the batch has 16 rows."""
+  rng = np.random.default_rng(0)
+  logits = 2 * rng.standard_normal((31, 16)).astype(np.float32)
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  best = np.argsort(-log_probs, axis=1)[:, :4].astype(np.int32)
+  table = tree_oracle.Table(
+    token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
+  )
+  game = Game(
+    Sizes(96, 24, 2, 8, 1), table, rng.integers(0, 16, 16).tolist(), 9
+  )
+  selections, num_verdicts, longest = [[]] * 16, 0, 0
+  while num_verdicts < 1000:
+    choices = rng.integers(0, 16, (16, 8))
+    choices = np.minimum(choices, rng.geometric(0.7, choices.shape) - 1)
+    lengths = rng.integers(0, 9, 16)
+    verdicts = [
+      o.verdict(s, c[:n].tolist(), 16) if s else []
+      for o, s, c, n in zip(
+        game.oracles, selections, choices, lengths, strict=True
+      )
+    ]
+    num_verdicts += sum(map(bool, verdicts))
+    chains = (
+      rng.integers(0, 16, (16, 4, 8)).astype(np.int32),
+      -rng.exponential(0.3, (16, 4, 8)).astype(np.float32),
+    )
+    selections, outcomes = game.play(verdicts, chains)
+    longest = max(longest, *(missing for _, missing in outcomes))
+  assert longest > 1
+
+
+# Children of t1, as in docs/token_tree.md.
+EXAMPLE = {1: {2: -0.75, 3: -1.0}, 3: {5: -0.125, 6: -1.25}, 5: {7: -0.5}}
+
+
+def example_draft(carry, leaves):
+  token_ids = np.zeros((8, 2), np.int32)
+  log_probs = np.full((8, 2), -np.inf, np.float32)
+  for parent, children in EXAMPLE.items():
+    for i, (token_id, log_prob) in enumerate(children.items()):
+      token_ids[parent, i], log_probs[parent, i] = token_id, log_prob
+  return (
+    jnp.asarray(token_ids)[leaves.token_ids],
+    jnp.asarray(log_probs)[leaves.token_ids],
+    carry,
+  )
+
+
+def example_tree(capacity=24):
+  tree = tree_lib.new_tree(
+    jnp.asarray([1]), capacity=capacity, num_cache_rows=8, chain_length=4
+  )
+  tree, _ = tree_lib.expand_best(tree, 0, example_draft, 2)
+  return tree_lib.add_chains(
+    tree, jnp.asarray([[[3, 5, 7]]]), jnp.full((1, 1, 3), -0.25)
+  )
+
+
+def weights(tree):
+  size = int(tree.size[0])
+  tokens = np.asarray(tree.token_ids)[0, :size].tolist()
+  found = np.asarray(tree.log_probs)[0, :size].tolist()
+  return dict(zip(tokens, found, strict=True))
+
+
+def close(**expected):
+  """Token t<n> and its weight; gains are rounded down."""
+  return {
+    int(name[1:]): pytest.approx(weight, abs=4 * tree_oracle.QUANTUM)
+    for name, weight in expected.items()
+  }
+
+
+def test_a_chain_starts_with_what_is_there():
+  tree = example_tree()
+  assert weights(tree) == close(t1=0, t2=-0.75, t3=-0.25, t5=-0.5, t7=-0.75)
+  assert tree.parents[0, :5].tolist() == [-1, 0, 0, 2, 3]
+  assert tree.depths[0, :5].tolist() == [0, 1, 1, 2, 3]
+  again = tree_lib.add_chains(
+    tree, jnp.asarray([[[3, 5, 7]]]), jnp.full((1, 1, 3), -0.25)
+  )
+  assert again.size == tree.size
+
+
+def test_a_chain_is_expanded_in_one_forward():
+  tree = example_tree()
+  leaves = tree_lib.best_candidates(tree, 4)
+  assert leaves.token_ids.tolist() == [[3, 5, 7, 2]] or (
+    leaves.token_ids.tolist() == [[3, 5, 2, 7]]
+  )
+  seen = {
+    token: np.flatnonzero(row).tolist()
+    for token, row in zip(
+      leaves.token_ids[0].tolist(), leaves.attention_mask[0], strict=True
+    )
+  }
+  slot = dict(
+    zip(
+      leaves.token_ids[0].tolist(), leaves.cache_slots[0].tolist(), strict=True
+    )
+  )
+  assert seen[7] == sorted([0, slot[3], slot[5], slot[7]])
+  assert seen[2] == [0, slot[2]]
+
+
+def test_children_that_a_chain_brought_are_merged():
+  tree, _ = tree_lib.expand_best(example_tree(), 0, example_draft, 4)
+  # t5 is better by 0.125 for the model, and t7 moves with it.
+  assert weights(tree) == close(
+    t1=0, t2=-0.75, t3=-0.25, t5=-0.375, t7=-0.625, t6=-1.5
+  )
+  found = np.asarray(tree.log_probs)[0]
+  assert found[3] > found[4] > -0.75
+
+
+def test_a_full_tree_drops_the_end_of_a_chain():
+  assert list(weights(example_tree(capacity=8))) == [1, 2, 3, 5, 7]
+  tree = tree_lib.new_tree(
+    jnp.asarray([1]), capacity=4, num_cache_rows=4, chain_length=4
+  )
+  tree = tree_lib.add_chains(
+    tree,
+    jnp.asarray([[[3, 5, 7], [3, 2, 6]]]),
+    jnp.asarray([[[-0.25, -0.25, -0.5], [-0.25, -0.375, -0.25]]]),
+  )
+  assert list(weights(tree)) == [1, 3, 5, 2]
+
+
+def test_coverage_does_not_part_a_chain():
+  """t5 is sent, its child t7 is not, and neither has a row."""
+  tree = example_tree()
+  tree = tree_lib.mark_sent(tree, tree_lib.select(tree, 3))
+  assert tree_lib.select(tree, 3).token_ids.tolist() == [[1, 3, 5]]
+  leaves = tree_lib.best_candidates(tree, 2, coverage=1.0)
+  assert leaves.token_ids.tolist() == [[2, 3]]
+
+
+def test_many_accepted_tokens_may_lack_a_row():
+  tree, moved = tree_lib.reroot(
+    example_tree(), jnp.asarray([[3, 5, 7]]), jnp.asarray([3])
+  )
+  assert moved.outcome.tolist() == [tree_lib.LATE_HIT]
+  assert moved.num_committed.tolist() == [1]
+  assert list(weights(tree)) == [7]
+
+
+def test_candidates_of_a_chain_survive_a_hit():
+  tree, _ = tree_lib.expand_best(example_tree(), 0, example_draft, 1)  # t3
+  tree, moved = tree_lib.reroot(tree, jnp.asarray([[3]]), jnp.asarray([1]))
+  assert moved.outcome.tolist() == [tree_lib.HIT]
+  assert list(weights(tree)) == [3, 5, 7, 6]
+  assert tree.parents[0, :4].tolist() == [-1, 0, 1, 0]
+  assert tree.depths[0, :4].tolist() == [0, 1, 2, 1]
