@@ -20,10 +20,7 @@ _PACKAGES = ('jax', 'jaxlib', 'numpy', 'torch', 'transformers')
 
 
 def collect() -> dict[str, Any]:
-  """Returns what has to be known about this process to repeat a result.
-
-  'kernels' are the choices of programs that are compiled already.
-  """
+  """Returns what has to be known about this process to repeat a result."""
   devices = jax.devices()
   return {
     'argv': sys.orig_argv,
@@ -39,9 +36,14 @@ def collect() -> dict[str, Any]:
     'load_average': os.getloadavg()[0],
     'device_kind': devices[0].device_kind,
     'device_count': len(devices),
-    'kernels': [dataclasses.asdict(c) for c in dispatch.choices()],
+    'kernels': kernels(),
     'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
   }
+
+
+def kernels() -> list[dict[str, str]]:
+  """Returns what the programs that are compiled so far run on, and why."""
+  return [dataclasses.asdict(choice) for choice in dispatch.choices()]
 
 
 def git_sha() -> str | None:

@@ -138,6 +138,7 @@ def main() -> None:
     _measure(study, records, timelines, directory)
   except KeyboardInterrupt as error:
     interruption = error
+  facts['kernels'] = provenance.kernels()
   _report(study, records, timelines, directory, facts)
   if interruption is not None:
     raise interruption

@@ -22,3 +22,8 @@ def is_last(num_done, num_programs: int, *, interpret: bool) -> jax.Array:
     plgpu.debug_barrier()
   zero = jnp.zeros((), jnp.int32)
   return plgpu.atomic_add(num_done, zero, zero + 1) == num_programs - 1
+
+
+def load(ref) -> jax.Array:
+  """Loads what other programs stored, not from this processor's own cache."""
+  return plgpu.load(ref, cache_modifier='.cg')

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from experiments.aot import rows, targets
+from experiments.aot import models, rows, steps, targets
 from experiments.aot.kernels import KERNELS
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu
@@ -53,3 +53,22 @@ def test_shapes_are_listed_once():
   for specs, _ in KERNELS.values():
     sizes = {dataclasses.replace(spec, name='') for spec in specs}
     assert len(sizes) == len(specs)
+
+
+class HostTarget(targets.Target):
+  """The simulated devices of this process."""
+
+  @property
+  def devices(self):
+    return jax.devices()
+
+
+def test_steps_have_the_arguments_of_the_programs():
+  host = HostTarget(
+    name='host', platform='cpu', topology='host', bytes_per_device=10_000
+  )
+  (pair,) = models.PAIRS['tiny']
+  jobs = list(steps.jobs(pair, host))
+  assert len(jobs) == 6
+  for job in jobs:
+    assert 'main' in job.lower().as_text()

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from kernels_pallas import model_shapes
 
 _ROW_TILE = 128
-# Of the embedded pair in float32, and of a grown draft tree.
-_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
+# In float32 the built-in models, and the widest blocks of keys.
+_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
+# A grown draft tree.
 _GROWN_TREE = 128
 _GROWN_CONTEXT = 1_000
 

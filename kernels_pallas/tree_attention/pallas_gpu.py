@@ -348,13 +348,15 @@ def _combine(maxima, sums, totals, num_splits):
 
   def add(split, carry):
     maximum, total_weight, total = carry
-    new_max = jnp.maximum(maximum, maxima[split])
-    decay = jnp.exp(maximum - new_max)
-    weight = jnp.exp(maxima[split] - new_max)
+    other = last_program.load(maxima.at[split])
+    new_max = jnp.maximum(maximum, other)
+    decay, weight = jnp.exp(maximum - new_max), jnp.exp(other - new_max)
+    added_weight = last_program.load(sums.at[split]) * weight
+    added = last_program.load(totals.at[split]) * weight[:, None]
     return (
       new_max,
-      total_weight * decay + sums[split] * weight,
-      total * decay[:, None] + totals[split] * weight[:, None],
+      total_weight * decay + added_weight,
+      total * decay[:, None] + added,
     )
 
   num_rows, head_dim = totals.shape[1:]

@@ -29,7 +29,8 @@ _SUBLANES = 8
 _LANES = 128
 # What a masked score becomes, and less than any other.
 _MASKED_SCORE = -1e30
-_MAX_QUERY_ROWS = 512
+_MAX_QUERY_ROWS = 256
+_BUFFER_BYTES = 8 * 2**20  # of the blocks in VMEM, of which 16 MiB are free
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,8 @@ class Config:
 
   Attributes:
     block_kv: cache rows of a copy, a multiple of 128.
-    num_heads: most kv heads of a program.
+    num_heads: most kv heads of a program; fewer where their blocks would not
+      fit into VMEM.
   """
 
   block_kv: int = 512
@@ -107,8 +109,11 @@ def tree_attention(
     words = jnp.concatenate([words, lows[:, :, None]], axis=2)
   words = token_column(words)
   ends = jnp.minimum(prefix_lengths + tree_mask.shape[2], capacity)
-  num_heads = _divisor(num_kv_heads, config.num_heads)
   block_kv = _LANES * _divisor(capacity // _LANES, config.block_kv // _LANES)
+  # Two blocks of keys and two of values.
+  bytes_per_head = 4 * block_kv * head_dim * keys.dtype.itemsize
+  most_heads = max(_BUFFER_BYTES // bytes_per_head, 1)
+  num_heads = _divisor(num_kv_heads, min(config.num_heads, most_heads))
   rows_on_lanes = head_dim % _LANES != 0
   block_shape = (block_kv, head_dim)
   if rows_on_lanes:
