@@ -8,8 +8,10 @@ from jax.experimental.pallas import triton as plgpu
 def is_last(num_done, num_programs: int, *, interpret: bool) -> jax.Array:
   """Counts this program; returns bool[], whether all others have counted.
 
-  What they stored before is then visible. The counter must be zero at the
-  launch: an input of zeros, aliased to the output.
+  What they stored before is then visible: the count releases and acquires at
+  the scope of the device, and barriers before and after it order the other
+  threads. The counter must be zero at the launch: an input of zeros, aliased
+  to the output.
 
   Args:
     num_done: i32[1] counter that the programs share.
@@ -22,8 +24,3 @@ def is_last(num_done, num_programs: int, *, interpret: bool) -> jax.Array:
     plgpu.debug_barrier()
   zero = jnp.zeros((), jnp.int32)
   return plgpu.atomic_add(num_done, zero, zero + 1) == num_programs - 1
-
-
-def load(ref) -> jax.Array:
-  """Loads what other programs stored, not from this processor's own cache."""
-  return plgpu.load(ref, cache_modifier='.cg')

@@ -74,6 +74,7 @@ def compile_job(job: Job) -> Row:
     # What compilers and the lowering of kernels raise; NotImplementedError is
     # a RuntimeError.
     jax.errors.JaxRuntimeError,
+    LookupError,
     RuntimeError,
     TypeError,
     ValueError,

@@ -348,11 +348,11 @@ def _combine(maxima, sums, totals, num_splits):
 
   def add(split, carry):
     maximum, total_weight, total = carry
-    other = last_program.load(maxima.at[split])
+    other = maxima[split]
     new_max = jnp.maximum(maximum, other)
     decay, weight = jnp.exp(maximum - new_max), jnp.exp(other - new_max)
-    added_weight = last_program.load(sums.at[split]) * weight
-    added = last_program.load(totals.at[split]) * weight[:, None]
+    added_weight = sums[split] * weight
+    added = totals[split] * weight[:, None]
     return (
       new_max,
       total_weight * decay + added_weight,

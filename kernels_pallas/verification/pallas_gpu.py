@@ -168,10 +168,10 @@ def _kernel(
 
   @pl.when(last_program.is_last(num_done, num_programs, interpret=interpret))
   def _():
-    all_best = last_program.load(best)
+    all_best = best[...]
     is_highest = all_best == all_best.max(axis=0)[None]
     # Where nothing is allowed, all programs agree on token 0.
-    choices = jnp.where(is_highest, last_program.load(first), _FAR).min(axis=0)
+    choices = jnp.where(is_highest, first[...], _FAR).min(axis=0)
     load = functools.partial(plgpu.load, mask=is_node, other=-1)
     places = (node[:, None], node[None])
     found = walk.walk(
