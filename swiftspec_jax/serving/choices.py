@@ -101,7 +101,7 @@ class Queries:
   """Tokens behind which the target chooses."""
 
   slots: jax.Array  # i32[M]
-  positions: jax.Array  # i32[M] of the tokens that are chosen
+  positions: jax.Array  # i32[M, 1] of the tokens that are chosen
   index: jax.Array  # i32[B, T] the queries of each slot, among the M
   num_drafted: jax.Array  # i32[B] draft tokens to verify
   prompt_lengths: jax.Array  # i32[B]
@@ -109,18 +109,22 @@ class Queries:
 
 @functools.partial(jax.jit, static_argnames='vocab_size')
 def make_noise(
-  queries: Queries, seeds: jax.Array, *, vocab_size: int
+  seeds: jax.Array, slots: jax.Array, positions: jax.Array, *, vocab_size: int
 ) -> jax.Array:
-  """Returns the noise f32[M, V] of queries, for the seeds u32[B] of slots.
+  """Returns the noise f32[M, T, V] of the tokens at some positions.
 
-  A program of its own, as it takes longer to compile than all verdicts.
+  A program of its own, as it takes longer to compile than all that use it.
+
+  Args:
+    seeds: u32[B] of the slots.
+    slots: i32[M].
+    positions: i32[M, T].
+    vocab_size: V; static.
   """
   keys = sampling_lib.position_keys(
-    seeds[queries.slots],
-    queries.positions[:, None],
-    sampling_lib.Stream.OUTPUT,
+    seeds[slots], positions, sampling_lib.Stream.OUTPUT
   )
-  return sampling_lib.gumbel_noise(keys, vocab_size)[:, 0]
+  return sampling_lib.gumbel_noise(keys, vocab_size)
 
 
 @jax.jit
@@ -137,7 +141,7 @@ def verify(
 
   Args:
     logits: f32[M, V] of the target.
-    noise: f32[M, V], None where all slots are greedy.
+    noise: f32[M, 1, V], None where all slots are greedy.
     token_ids: i32[M] of the queries.
     queries: where they belong.
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
@@ -148,7 +152,7 @@ def verify(
     i32[B, 1 + T], the number of accepted draft tokens and the tokens, and
     f32[B, T] their log-probabilities or None.
   """
-  slots, positions = queries.slots, queries.positions
+  slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
   adjusted = logits[:, None]
   if texts is not None:
@@ -166,7 +170,7 @@ def verify(
     choices = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
   else:
     law = sampling_lib.law_logits(adjusted, own)
-    choices = sampling_lib.draw_with(law, noise[:, None])
+    choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
   proposal = types.Proposal(
     token_ids=drafted[:, : queries.index.shape[1] - 1],
@@ -181,11 +185,10 @@ def verify(
   return packed, logprobs
 
 
-@jax.jit
 def choose_draft(
   logits: jax.Array,
+  noise: jax.Array | None,
   slots: jax.Array,
-  positions: jax.Array,
   sampling: sampling_lib.SamplingState,
 ) -> jax.Array:
   """Returns what a draft chooses, i32[M], with the noise of the target.
@@ -195,12 +198,15 @@ def choose_draft(
 
   Args:
     logits: f32[M, V] of the draft.
+    noise: f32[M, V], None where all slots are greedy.
     slots: i32[M].
-    positions: i32[M] of the tokens that are chosen.
     sampling: of the slots, of the two lower levels.
   """
+  if noise is None:
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
   own = jax.tree.map(lambda x: x[slots], sampling)
-  return matching.choose(logits[:, None], positions[:, None], own)[:, 0]
+  law = sampling_lib.law_logits(logits[:, None], own)
+  return sampling_lib.draw_with(law, noise[:, None])[:, 0]
 
 
 class SlotSampling:
@@ -239,9 +245,7 @@ class SlotSampling:
 
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:
-    return self._put(
-      make_state(self._params, self._vocab_size, Level.GREEDY)
-    )
+    return self._put(make_state(self._params, self._vocab_size, Level.GREEDY))
 
   def state(self, level: Level) -> sampling_lib.SamplingState:
     """Returns device arrays of all slots."""

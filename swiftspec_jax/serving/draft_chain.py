@@ -7,7 +7,7 @@ of a request that was preempted. A row that misses more than a step has room
 for has no draft until it has caught up.
 
 Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, C pages
-under the attention.
+under the attention, V vocabulary.
 """
 
 import functools
@@ -36,7 +36,7 @@ class DraftRows:
 
   slots: jax.Array  # i32[R]
   last: jax.Array  # i32[R] the last known token, among the N
-  starts: jax.Array  # i32[R] position of the first draft token
+  positions: jax.Array  # i32[R, K] of the draft tokens
   lengths: jax.Array  # i32[R]
   page_table: jax.Array  # i32[R, C]
 
@@ -68,10 +68,11 @@ def first_logits(
 @functools.partial(
   jax.jit, static_argnames=('config', 'length'), donate_argnames='cache'
 )
-def later_tokens(
+def chains(
   params: Params,
   cache: paged.PagedCache,
-  first: jax.Array,
+  logits: jax.Array,
+  noise: jax.Array | None,
   rows: DraftRows,
   num_steps: jax.Array,
   sampling: sampling_lib.SamplingState,
@@ -79,12 +80,13 @@ def later_tokens(
   config: ModelConfig,
   length: int,
 ) -> tuple[paged.PagedCache, jax.Array]:
-  """Drafts on, a forward for each token.
+  """Drafts chains, a forward for each token behind the first.
 
   Args:
     params: of the draft.
     cache: donated.
-    first: i32[R] draft tokens.
+    logits: f32[R, V] of the first draft tokens.
+    noise: f32[R, K, V] of the target, None where all slots are greedy.
     rows: to draft for.
     num_steps: i32[] forwards.
     sampling: of the slots; its size is U.
@@ -95,7 +97,13 @@ def later_tokens(
     The cache, and the drafts i32[U, K].
   """
   num_slots, num_places = sampling.seeds.shape[0], cache.num_places
-  index = jnp.arange(len(first))
+  index = jnp.arange(len(logits))
+
+  def choose(logits, step):
+    own = None if noise is None else noise[:, step]
+    return choices.choose_draft(logits, own, rows.slots, sampling)
+
+  first = choose(logits, 0)
   # Padding belongs to no slot.
   targets = jnp.where(rows.lengths > 0, rows.slots, num_slots)
   drafted = jnp.zeros((num_slots, length), jnp.int32)
@@ -103,7 +111,7 @@ def later_tokens(
 
   def body(step, carry):
     cache, newest, drafted = carry
-    positions = rows.starts + step
+    positions = rows.positions[:, step]
     pages = rows.page_table[index, positions // cache.page_size]
     places = pages * cache.page_size + positions % cache.page_size
     # The last token of a draft has no page: it is not fed.
@@ -117,7 +125,7 @@ def later_tokens(
     )
     hidden, cache = paged_forward.forward(params, config, newest, batch, cache)
     logits = paged_forward.logits_of(params, config, hidden)
-    newest = choices.choose_draft(logits, rows.slots, positions + 1, sampling)
+    newest = choose(logits, step + 1)
     drafted = drafted.at[targets, step + 1].set(newest, mode='drop')
     return cache, newest, drafted
 
@@ -128,7 +136,11 @@ def later_tokens(
 
 
 class ChainDrafter:
-  """A draft model on the devices of the target."""
+  """A draft model on the devices of the target.
+
+  Attributes:
+    cache: keys and values.
+  """
 
   def __init__(
     self,
@@ -147,7 +159,7 @@ class ChainDrafter:
     self._sizes = sizes
     self._sampling = sampling
     config = sizes.scheduler
-    self._cache = paged.init(
+    self.cache = paged.init(
       model.config, config.num_pages, config.page_size, model.dtype, model.mesh
     )
     self._replicated = sharding.replicated(model.mesh)
@@ -260,7 +272,8 @@ class ChainDrafter:
     rows = DraftRows(
       slots=_padded(slots, sizes.num_rows),
       last=_padded(np.cumsum(counts) - 1, sizes.num_rows),
-      starts=_padded(starts + counts, sizes.num_rows),
+      positions=_padded(starts + counts, sizes.num_rows)[:, None]
+      + np.arange(buckets.max_length, dtype=np.int32)[None],
       lengths=_padded(lengths, sizes.num_rows),
       page_table=page_table,
     )
@@ -269,14 +282,20 @@ class ChainDrafter:
     )
     params, config = self._model.params, self._model.config
     sampling = self._sampling.state(level)
-    self._cache, logits = first_logits(
-      params, self._cache, batch, token_ids, rows, config=config
+    self.cache, logits = first_logits(
+      params, self.cache, batch, token_ids, rows, config=config
     )
-    first = choices.choose_draft(logits, rows.slots, rows.starts, sampling)
-    self._cache, drafted = later_tokens(
+    noise = None
+    if level != choices.Level.GREEDY:
+      vocab_size = self._model.config.vocab_size
+      noise = choices.make_noise(
+        sampling.seeds, rows.slots, rows.positions, vocab_size=vocab_size
+      )
+    self.cache, drafted = chains(
       params,
-      self._cache,
-      first,
+      self.cache,
+      logits,
+      noise,
       rows,
       num_steps,
       sampling,

@@ -23,7 +23,7 @@ from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving import jobs, make_drafter, step_input, warm_up
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.handles import Handle, Update
+from swiftspec_jax.serving.handles import Handle
 from swiftspec_jax.serving.jobs import Job
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import Scheduler, StepPlan
@@ -59,6 +59,7 @@ class Engine:
   Attributes:
     policy: may be replaced between steps.
     scheduler: to look at.
+    drafter: likewise.
     is_running: a thread runs the steps.
   """
 
@@ -93,7 +94,7 @@ class Engine:
     self._model = target
     self._sizes = sizes
     self._target = Target(target, sizes)
-    self._drafter = make_drafter.make(
+    self.drafter = make_drafter.make(
       target, draft, sizes, self._target.sampling
     )
     num_slots = config.buckets.max_rows
@@ -113,9 +114,9 @@ class Engine:
     self._has_work = threading.Event()
 
   @property
-  def drafter_name(self) -> str:
-    """What drafts, for results and costs."""
-    return self._drafter.name
+  def num_requests(self) -> int:
+    """Requests that have not ended."""
+    return len(self._jobs) + len(self._submitted)
 
   def submit(
     self, request: Request, *, max_speculative_tokens: int | None = None
@@ -133,12 +134,9 @@ class Engine:
     """
     jobs.check(request, self._model, self._sizes.scheduler)
     handle = Handle(next(self._request_ids), self._wait, self._cancel)
-    self._submitted.append(
-      Job(
-        request, handle, self._model, self._sizes.scheduler,
-        max_speculative_tokens,
-      )  # fmt: skip
-    )
+    config = self._sizes.scheduler
+    job = Job(request, handle, self._model, config, max_speculative_tokens)
+    self._submitted.append(job)
     self._has_work.set()
     return handle
 
@@ -178,7 +176,7 @@ class Engine:
       none = policies.Drafts(lengths=plan.lengths)
       return plan, SlotDrafts(drafts=none, token_ids=self._no_drafts)
     self.scheduler.reserve(view, plan.lengths)
-    return plan, self._drafter.draft(view, plan.lengths, self._texts)
+    return plan, self.drafter.draft(view, plan.lengths, self._texts)
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts
@@ -227,7 +225,7 @@ class Engine:
       num_accepted[i] = len(new) - 1
       is_ended[i] = job.is_finished
     verified = packed[view.slots, 0].astype(np.int64)
-    self._drafter.commit(view, drafts.drafts.lengths, verified)
+    self.drafter.commit(view, drafts.drafts.lengths, verified)
     ended = self.scheduler.commit(step, num_accepted, is_ended)
     for request_id in ended.tolist():
       self._forget(request_id)
@@ -290,14 +288,14 @@ class Engine:
 
   def _forget(self, request_id: int) -> None:
     del self._jobs[request_id]
-    self._drafter.forget(request_id)
+    self.drafter.forget(request_id)
 
   def warm_up(self, *, show_progress: bool = False) -> None:
     """Compiles everything, before the first request."""
     warm_up.run(
       self._sizes,
       self._target,
-      self._drafter,
+      self.drafter,
       text_size=self._texts.token_ids.shape[1],
       show_progress=show_progress,
     )

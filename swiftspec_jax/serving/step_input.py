@@ -105,7 +105,7 @@ def _queries(
   return choices.Queries(
     slots=_padded(slots, num_queries, 0),
     # Padding stands behind the end of every text.
-    positions=_padded(positions + 1, num_queries, text_size + 1),
+    positions=_padded(positions + 1, num_queries, text_size + 1)[:, None],
     index=index,
     num_drafted=num_drafted,
     prompt_lengths=prompt_lengths,

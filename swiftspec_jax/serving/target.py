@@ -108,8 +108,9 @@ class Target:
     sampling, noise = self.sampling.state(level), None
     if level != choices.Level.GREEDY:
       noise = choices.make_noise(
-        step_input.queries,
         sampling.seeds,
+        step_input.queries.slots,
+        step_input.queries.positions,
         vocab_size=self._model.config.vocab_size,
       )
     return choices.verify(
