@@ -19,7 +19,7 @@ DRAFTS = {
 MAX_CONTEXT = 160
 
 
-def make_sizes(num_pages=80, query_tokens=(8, 32)):
+def make_sizes(num_pages=80, query_tokens=(24,)):
   """Few programs, all small; pages are short, so that rows own several."""
   return ProgramSizes(
     scheduler=SchedulerConfig(

@@ -24,16 +24,8 @@ class PagedCache:
 
   keys: list[jax.Array]  # L x [P, Z, G, E]
   values: list[jax.Array]  # L x [P, Z, G, E]
-
-  @property
-  def num_pages(self) -> int:
-    """P."""
-    return self.keys[0].shape[0]
-
-  @property
-  def page_size(self) -> int:
-    """Z."""
-    return self.keys[0].shape[1]
+  num_pages: int = struct.field(pytree_node=False)  # P
+  page_size: int = struct.field(pytree_node=False)  # Z
 
   @property
   def num_places(self) -> int:
@@ -56,7 +48,9 @@ def init(
     layers = range(config.num_layers)
     return [jnp.zeros(shape, dtype, device=pages) for _ in layers]
 
-  return PagedCache(keys=zeros(), values=zeros())
+  return PagedCache(
+    keys=zeros(), values=zeros(), num_pages=num_pages, page_size=page_size
+  )
 
 
 def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:

@@ -203,28 +203,46 @@ class ChainDrafter:
     return len(list(sizes.all_mixed()))
 
   def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
-    config, text_size = sizes.scheduler, texts.shape[1]
-    width = sizes.contexts[-1] // config.page_size
-    made_up = SlotTexts(
-      token_ids=texts,
-      num_tenants=self._num_tenants,
-      page_table=np.zeros((len(texts), width), np.int32),
-    )
     seen = set()
     for flat in sizes.all_mixed():
-      slots = np.arange(min(flat.num_rows, flat.num_tokens))
-      counts = np.full(len(slots), flat.num_tokens // len(slots))
+      num_rows = min(flat.num_rows, flat.num_tokens)
+      counts = np.full(num_rows, flat.num_tokens // num_rows)
       # Only the first forward knows the number of tokens.
       kind = flat.num_rows, flat.context
       levels = [choices.Level.GREEDY, choices.Level.TEMPERATURE]
-      if counts[0] < min(flat.context, text_size):
+      if counts[0] < min(flat.context, texts.shape[1]):
         for level in levels[: 1 if kind in seen else 2]:
-          drafted = self._dispatch(
-            flat, slots, counts * 0, counts, counts * 0 + 1, made_up, level
-          )
-          jax.block_until_ready(drafted)
+          self._run_made_up(flat, counts, counts * 0 + 1, level)
         seen.add(kind)
       yield
+
+  def trial(self, num_rows: int, context: int, length: int) -> None:
+    buckets = self._sizes.scheduler.buckets
+    num_tokens = buckets.pad_query_tokens(num_rows + 1)
+    flat = self._sizes.mixed(num_rows, num_tokens, context)
+    counts = np.ones(num_rows, np.int64)
+    self._run_made_up(flat, counts, counts * length, choices.Level.GREEDY)
+
+  def _run_made_up(
+    self,
+    flat: FlatSizes,
+    counts: np.ndarray,
+    lengths: np.ndarray,
+    level: choices.Level,
+  ) -> None:
+    """Drafts behind texts of `counts` tokens in page 0, and waits."""
+    config = self._sizes.scheduler
+    width = self._sizes.contexts[-1] // config.page_size
+    num_slots = config.buckets.max_rows
+    texts = SlotTexts(
+      token_ids=np.zeros((num_slots, config.max_context), np.int32),
+      num_tenants=self._num_tenants,
+      page_table=np.zeros((num_slots, width), np.int32),
+    )
+    slots = np.arange(len(counts))
+    jax.block_until_ready(
+      self._dispatch(flat, slots, counts * 0, counts, lengths, texts, level)
+    )
 
   def _run(
     self,

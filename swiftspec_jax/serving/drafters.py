@@ -75,6 +75,17 @@ class EngineDrafter(Protocol):
       texts: i32[U, S] anything.
     """
 
+  def trial(self, num_rows: int, context: int, length: int) -> None:
+    """Drafts for made-up rows on the devices and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      context: declared size.
+      length: of all drafts, at least 1.
+    """
+
 
 class HostDrafter:
   """Base of drafters that leave the devices alone."""
@@ -92,6 +103,9 @@ class HostDrafter:
   def warm_up(self, sizes, texts) -> Iterator[None]:
     del sizes, texts
     return iter(())
+
+  def trial(self, num_rows, context, length) -> None:
+    del num_rows, context, length
 
 
 class NoDrafter(HostDrafter):

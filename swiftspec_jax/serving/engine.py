@@ -23,6 +23,7 @@ from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving import jobs, make_drafter, step_input, warm_up
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.handles import Handle
 from swiftspec_jax.serving.jobs import Job
 from swiftspec_jax.serving.program_sizes import ProgramSizes
@@ -299,6 +300,18 @@ class Engine:
       text_size=self._texts.token_ids.shape[1],
       show_progress=show_progress,
     )
+
+  def trial(self, flat: FlatSizes) -> StepPlan | None:
+    """Runs a made-up step of the target and waits, to measure the time.
+
+    Only without requests. Returns the step, None if none has these sizes.
+    """
+    config, texts = self._sizes.scheduler, self._texts.token_ids
+    longest = min(flat.context, config.max_context)
+    step = warm_up.made_up_step(flat, longest)
+    if step is not None:
+      warm_up.run_step(self._sizes, self._target, step, texts)
+    return step
 
   def cancel_all(self) -> None:
     """Cancels what has not ended."""

@@ -139,6 +139,10 @@ class Scheduler:
     self._num_accepted = np.zeros(size, np.int64)
 
   @property
+  def config(self) -> SchedulerConfig:
+    return self._config
+
+  @property
   def num_waiting(self) -> int:
     return len(self._waiting)
 
