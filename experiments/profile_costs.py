@@ -26,6 +26,7 @@ from experiments import benchmark_report, engine_flags, program
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters import HostDrafter
 from swiftspec_jax.serving.engine import Engine, StepRecord
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 
@@ -102,6 +103,8 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of drafts, for each number of forwards its longest one."""
   buckets = declared.scheduler.buckets
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
+  # What a drafter does on the host is overhead.
+  is_free = isinstance(engine.drafter, HostDrafter)
   trials = []
   for rows, context, (steps, length) in itertools.product(
     buckets.rows, declared.contexts, lengths.items()
@@ -109,7 +112,7 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
 
     def trial(rows=rows, context=context, steps=steps, length=length):
       seconds = 0.0
-      if length:
+      if length and not is_free:
         seconds = _seconds(lambda: engine.drafter.trial(rows, context, length))
       return Measurement(
         part='draft',
