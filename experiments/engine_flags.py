@@ -54,11 +54,12 @@ def mode() -> str:
 
 
 def sizes() -> ProgramSizes:
-  """Returns the declared sizes.
+  """Returns the declared sizes; loads nothing.
 
   Raises:
-    UserError: they are no sizes.
+    UserError: they are no sizes, or the flags do not fit together.
   """
+  shared_flags.check([mode()])
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   lengths = tuple(range(_MAX_LENGTH.value + 1))
   # Prompt lookup takes the same time whatever it finds.
@@ -82,7 +83,6 @@ def sizes() -> ProgramSizes:
 
 def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
   """Loads the models; returns an engine that is compiled, and its target."""
-  shared_flags.check([mode()])
   target = shared_flags.load_target()
   draft: Any = None
   if mode() == 'chain':
@@ -121,4 +121,9 @@ def _sizes(holder: flags.FlagHolder) -> tuple[int, ...]:
     raise errors.UserError(
       f'--{holder.name}={",".join(holder.value)} must be numbers such as 8,16'
     )
-  return tuple(map(int, holder.value))
+  numbers = tuple(map(int, holder.value))
+  if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1:
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be ascending, from 1 up'
+    )
+  return numbers

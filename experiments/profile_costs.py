@@ -6,7 +6,7 @@ r"""Measures how long the steps of an engine take.
 Runs the engine's own compiled programs, in turn and several times: plain
 steps, steps of all declared sizes and contexts, drafts of all lengths, and the
 whole engine with made-up requests, from which come the parts of the host. The
-medians, fitted, go to a file that `serve_load` and `simulate_load` take. It
+times, fitted, go to a file that `serve_load` and `simulate_load` take. It
 holds for these models, devices and sizes only.
 """
 
@@ -23,6 +23,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import benchmark_report, engine_flags, program
+from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -34,9 +35,10 @@ _OUTPUT = flags.DEFINE_string(
   'output', None, 'File for the costs; replaced if it is there.', required=True
 )
 _REPEATS = flags.DEFINE_integer(
-  'repeats', 5, 'Measurements of which the median counts.', lower_bound=1
+  'repeats', 9, 'Measurements of which the lower quartile counts.', lower_bound=1
 )
 
+_LEAST_PLAIN = 3
 _PROMPT_TOKENS = 24  # of made-up requests
 # Makes a measurement of a part of the step; called again for each repeat.
 Trial = Callable[[], Measurement]
@@ -45,6 +47,12 @@ Trial = Callable[[], Measurement]
 def main() -> None:
   """Runs the program."""
   declared = engine_flags.sizes()
+  num_plain = len(list(declared.all_plain()))
+  if num_plain < _LEAST_PLAIN:
+    raise errors.UserError(
+      f'--rows and --contexts make {num_plain} sizes of plain steps, the fit '
+      f'needs at least {_LEAST_PLAIN}'
+    )
   path = pathlib.Path(_OUTPUT.value)
   with program.writing(path.parent):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +70,7 @@ def main() -> None:
         progress.update()
       records += _serve(engine, declared)
       progress.update()
-  measurements = [_median(own) for own in found]
+  measurements = [_typical(own) for own in found]
   key = engine_flags.cost_key(engine, target, declared)
   measurements = _with_host(measurements, records)
   costs = measured.fit(key, measurements)
@@ -183,7 +191,7 @@ def _with_host(
 def _rest(
   records: Sequence[StepRecord], measurements: Sequence[Measurement]
 ) -> float:
-  """Returns what steps take beyond their forwards, the median."""
+  """Returns what steps take beyond their forwards."""
   forwards = {_place(m): m.seconds for m in measurements[::-1]}
   rests = []
   for record in records:
@@ -196,7 +204,7 @@ def _rest(
     draft = 'draft', step.padded_rows, 0, longest
     if place in forwards:
       rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
-  return statistics.median(rests)
+  return float(np.percentile(rests, 25))
 
 
 def _place(measurement: Measurement) -> tuple[str, int, int, int]:
@@ -211,9 +219,10 @@ def _seconds(run: Callable[[], object]) -> float:
   return time.perf_counter() - start
 
 
-def _median(measurements: Sequence[Measurement]) -> Measurement:
-  seconds = statistics.median(m.seconds for m in measurements)
-  return dataclasses.replace(measurements[0], seconds=seconds)
+def _typical(measurements: Sequence[Measurement]) -> Measurement:
+  """Returns the lower quartile: other work on the machine only adds time."""
+  seconds = np.percentile([m.seconds for m in measurements], 25)
+  return dataclasses.replace(measurements[0], seconds=float(seconds))
 
 
 def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
@@ -251,7 +260,7 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
 
 def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
   """Returns a sentence on predicted against measured whole steps."""
-  buckets, errors = costs.key.buckets, []
+  buckets, found = costs.key.buckets, []
   for record in records:
     step = record.step
     longest = int(record.draft_plan.lengths.max(initial=0))
@@ -261,10 +270,10 @@ def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
       step.kv_tokens,
       buckets.steps_of(longest),
     )
-    errors.append(abs(float(predicted.total) / record.seconds - 1))
+    found.append(abs(float(predicted.total) / record.seconds - 1))
   return (
-    f'{len(errors)} whole steps: predicted times are off by '
-    f'{statistics.median(errors):.1%} (median)'
+    f'{len(found)} whole steps: predicted times are off by '
+    f'{statistics.median(found):.1%} (median)'
   )
 
 
