@@ -9,7 +9,6 @@ directory gets rows.jsonl (a line for each policy, rate and seed),
 provenance.json, latency.png and lengths.png. Ctrl-C keeps what is done.
 """
 
-import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from experiments import (
-  benchmark_output,
-  load_flags,
-  load_plot,
-  load_report,
-  program,
-  provenance,
-)
+from experiments import benchmark_output, load_flags, load_output, program
 from swiftspec_jax import cost_model, errors, simulator
 from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.policies.batch_table import BatchTable
@@ -247,28 +239,12 @@ def _report(
     _MAX_QUERY_TOKENS,
     _KV_TOKENS,
   )
-  values = {holder.name: holder.value for holder in holders}
-  text = json.dumps(
-    {**provenance.collect(), 'flags': {**values, **load_flags.to_json()}},
-    indent=2,
+  load_output.report(
+    rows,
+    directory,
+    f'simulated: {_PROFILE.value}, acceptance {",".join(_ACCEPTANCE.value)}',
+    {holder.name: holder.value for holder in holders},
   )
-  benchmark_output.write(directory / 'provenance.json', text.encode())
-  averages = load_report.average(rows)
-  title = (
-    f'simulated: {_PROFILE.value}, acceptance {",".join(_ACCEPTANCE.value)}'
-  )
-  for name, draw in (
-    ('latency', load_plot.draw_latency),
-    ('lengths', load_plot.draw_lengths),
-  ):
-    picture = draw(averages, title)
-    if picture is not None:
-      benchmark_output.write(directory / f'{name}.png', picture)
-  print(title)
-  print(load_report.table(averages))
-  print('times in ms')
-  for line in load_report.compare(averages):
-    print(line)
   count = sum(row['num_requests'] for row in rows)
   print(
     f'simulated {count} requests in {seconds:.1f} s, '

@@ -1,6 +1,7 @@
 """What the host knows of requests: from the prompt to the result."""
 
 import dataclasses
+import math
 import time
 
 import numpy as np
@@ -75,6 +76,12 @@ class Row:
     self._outcomes = np.zeros(tree_lib.NUM_OUTCOMES, int)
     self._drafted = np.zeros(num_speculative_tokens, int)
     self._accepted = np.zeros(num_speculative_tokens, int)
+    self._start_time = self._decode_time = self._first_token_time = math.nan
+
+  @property
+  def token_ids(self) -> list[int]:
+    """The output so far; do not change it."""
+    return self._token_ids
 
   def start(self) -> None:
     """Starts the clock of the first token."""
@@ -121,6 +128,12 @@ class Row:
     return Event(
       index=self._index, text=text, result=self._result(finish_reason)
     )
+
+  def cancel(self) -> Event:
+    """Ends the output where it is."""
+    self.is_finished = True
+    text = self._stream.finish()
+    return Event(index=self._index, text=text, result=self._result('cancelled'))
 
   def _result(self, finish_reason: str) -> results.GenerationResult:
     stats = results.GenerationStats(

@@ -93,8 +93,8 @@ class GenerationResult:
     text: of the output; a stop string and what follows it are cut off.
     token_ids: of the output, the end-of-sequence token or the tokens of the
       stop string included.
-    finish_reason: 'stop' (end of sequence or stop string) or 'length'
-      (token limit or context limit).
+    finish_reason: 'stop' (end of sequence or stop string), 'length' (token
+      limit or context limit), or 'cancelled' (by the user of an engine).
     logprobs: of each token under the model's own law, if asked for.
     stats: raw counts and times.
   """

@@ -201,11 +201,10 @@ def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
     law = _keep_largest(law, lambda kept: kept.sum(-1) >= top_ks[:, None])
   if sampling.top_ps is not None:
     probs = jax.nn.softmax(law, axis=-1)
+    # Rounded sums can reach 1 without the least probable tokens.
+    top_ps = jnp.where(sampling.top_ps < 1, sampling.top_ps, jnp.inf)[:, None]
     law = _keep_largest(
-      law,
-      lambda kept: (
-        jnp.where(kept, probs, 0).sum(-1) >= sampling.top_ps[:, None]
-      ),
+      law, lambda kept: jnp.where(kept, probs, 0).sum(-1) >= top_ps
     )
   if sampling.min_ps is not None:
     floor = law.max(-1, keepdims=True) + jnp.log(sampling.min_ps[:, None, None])
@@ -267,7 +266,15 @@ def draw(law: jax.Array, keys: jax.Array) -> jax.Array:
 
 def perturb(law: jax.Array, keys: jax.Array) -> jax.Array:
   """Returns logits f32[B, T, V] with noise, whose best tokens `draw` gives."""
-  noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, law.shape[2:])))(
-    keys
-  )
-  return law + noise
+  return law + gumbel_noise(keys, law.shape[2])
+
+
+def gumbel_noise(keys: jax.Array, vocab_size: int) -> jax.Array:
+  """Returns the noise f32[B, T, V] of keys [B, T], which are consumed."""
+  noise_of = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))
+  return jax.vmap(noise_of)(keys)
+
+
+def draw_with(law: jax.Array, noise: jax.Array) -> jax.Array:
+  """Returns the tokens i32[B, T] that `noise` draws; both are f32[B, T, V]."""
+  return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)

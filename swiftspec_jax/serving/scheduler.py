@@ -49,6 +49,15 @@ class SchedulerConfig:
     }
     errors.check_fields(self, checks)
 
+  def check(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raises UserError for a request that does not fit even alone."""
+    limit = min(self.max_context, self.page_size * self.num_pages)
+    if num_prompt_tokens + max_new_tokens > limit:
+      raise errors.UserError(
+        f'a request of {num_prompt_tokens} + {max_new_tokens} tokens is more '
+        f'than the {limit} tokens of context and cache'
+      )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan:
@@ -57,25 +66,30 @@ class StepPlan:
   Attributes:
     request_ids: i64[R].
     slots: i64[R].
+    starts: i64[R] tokens of each row in the cache; the next ones are fed.
     num_query_tokens: i64[R] that each row feeds.
     lengths: i64[R] draft tokens among them.
     is_sampled: bool[R]: whether the row emits a token; not so while its prompt
       is not complete.
     num_decoding: how many of the rows decode.
-    kv_tokens: tokens in the cache of these rows.
     padded_rows: declared size for the rows.
     padded_query_tokens: declared size for all query tokens.
   """
 
   request_ids: np.ndarray
   slots: np.ndarray
+  starts: np.ndarray
   num_query_tokens: np.ndarray
   lengths: np.ndarray
   is_sampled: np.ndarray
   num_decoding: int
-  kv_tokens: int
   padded_rows: int
   padded_query_tokens: int
+
+  @property
+  def kv_tokens(self) -> int:
+    """Tokens in the cache of all rows together."""
+    return int(self.starts.sum())
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -99,6 +113,7 @@ class Scheduler:
 
   Attributes:
     num_preemptions: how often a request has lost its slot and cache.
+    num_tenants: i64[slots] how often each slot was given to a request.
     page_table: i32[slots, pages of the longest row], -1 where there is none.
   """
 
@@ -112,6 +127,7 @@ class Scheduler:
     size = config.buckets.max_rows
     width = -(-config.max_context // config.page_size)
     self.page_table = np.full((size, width), _NO_PAGE, np.int32)
+    self.num_tenants = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
     self._request_ids = np.full(size, _NOBODY)
     self._num_known = np.zeros(size, np.int64)
@@ -121,6 +137,10 @@ class Scheduler:
     self._num_pages = np.zeros(size, np.int64)
     self._num_verified = np.zeros(size, np.int64)
     self._num_accepted = np.zeros(size, np.int64)
+
+  @property
+  def config(self) -> SchedulerConfig:
+    return self._config
 
   @property
   def num_waiting(self) -> int:
@@ -133,6 +153,11 @@ class Scheduler:
   @property
   def num_free_pages(self) -> int:
     return self._pages.num_free
+
+  @property
+  def request_ids(self) -> np.ndarray:
+    """i64[slots], -1 where there is none."""
+    return self._request_ids
 
   def submit(
     self,
@@ -154,14 +179,7 @@ class Scheduler:
       UserError: the request is longer than `max_context`, or would not fit into
         the cache even alone.
     """
-    size = self._config.page_size
-    most = num_prompt_tokens + max_new_tokens
-    limit = min(self._config.max_context, size * self._pages.num_pages)
-    if most > limit:
-      raise errors.UserError(
-        f'a request of {num_prompt_tokens} + {max_new_tokens} tokens is more '
-        f'than the {limit} tokens of context and cache'
-      )
+    self._config.check(num_prompt_tokens, max_new_tokens)
     if max_speculative_tokens is None:
       max_speculative_tokens = self._config.buckets.max_length
     self._waiting.append(
@@ -220,6 +238,15 @@ class Scheduler:
       buckets=buckets,
     )
 
+  def reserve(self, view: policies.StepView, lengths: np.ndarray) -> None:
+    """Gives drafts their pages before it is known what is verified of them.
+
+    Args:
+      view: of `begin_step`.
+      lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
+    """
+    self._own(view.slots, self._num_known[view.slots] + lengths)
+
   def plan_step(self, view: policies.StepView, lengths: np.ndarray) -> StepPlan:
     """Decides what every row feeds, and gives drafts their pages.
 
@@ -238,15 +265,15 @@ class Scheduler:
     sizes = np.array(list(chunks.values()), np.int64)
     slots = np.concatenate([decoding, filling])
     num_query_tokens = np.concatenate([lengths + 1, sizes])
-    cached = self._num_cached[slots]
+    starts = self._num_cached[slots]
     return StepPlan(
       request_ids=self._request_ids[slots],
       slots=slots,
+      starts=starts,
       num_query_tokens=num_query_tokens,
       lengths=np.concatenate([lengths, np.zeros_like(filling)]),
-      is_sampled=cached + num_query_tokens >= self._num_known[slots],
+      is_sampled=starts + num_query_tokens >= self._num_known[slots],
       num_decoding=num_decoding,
-      kv_tokens=int(cached.sum()),
       padded_rows=buckets.pad_rows(len(slots)),
       padded_query_tokens=buckets.pad_query_tokens(
         num_tokens + int(sizes.sum())
@@ -314,6 +341,7 @@ class Scheduler:
         return
       self._waiting.popleft()
       slot = self._free_slots.pop()
+      self.num_tenants[slot] += 1
       self._running.append(slot)
       self._request_ids[slot] = waiting.request_id
       self._num_known[slot] = waiting.num_known

@@ -1,0 +1,129 @@
+"""Flags of the serving engine, and the engine that they describe."""
+
+from typing import Any
+
+import jax
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import flags as shared_flags
+from swiftspec_jax import errors
+from swiftspec_jax.cost_model.measured import CostKey
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+_MODE = flags.DEFINE_enum(
+  'mode',
+  'prompt_lookup',
+  ['autoregressive', 'prompt_lookup', 'chain'],
+  'What drafts; chain needs --draft.',
+)
+_ROWS = flags.DEFINE_list(
+  'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
+)
+_QUERY_TOKENS = flags.DEFINE_list(
+  'query_tokens',
+  ['8', '16', '32', '64'],
+  'Compiled numbers of tokens that a step feeds; the last is its budget.',
+)
+_MAX_LENGTH = flags.DEFINE_integer(
+  'max_length', 5, 'Longest draft.', lower_bound=0
+)
+_CONTEXTS = flags.DEFINE_list(
+  'contexts',
+  ['256', '1024'],
+  'Compiled contexts; a request has at most the last of them, prompt and '
+  'output together.',
+)
+_KV_TOKENS = flags.DEFINE_integer(
+  'kv_tokens',
+  None,
+  'Tokens that the cache has room for. By default all rows fit.',
+  lower_bound=16,
+)
+
+_PAGE_SIZE = 16
+_HOLDERS = (_MODE, _ROWS, _QUERY_TOKENS, _MAX_LENGTH, _CONTEXTS, _KV_TOKENS)
+
+
+def mode() -> str:
+  """Returns what drafts."""
+  return _MODE.value
+
+
+def sizes() -> ProgramSizes:
+  """Returns the declared sizes; loads nothing.
+
+  Raises:
+    UserError: they are no sizes, or the flags do not fit together.
+  """
+  shared_flags.check([mode()])
+  rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
+  lengths = tuple(range(_MAX_LENGTH.value + 1))
+  # Prompt lookup takes the same time whatever it finds.
+  draft_steps = lengths if mode() == 'chain' else (0,) + (1,) * lengths[-1]
+  kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(
+        rows=rows,
+        query_tokens=query_tokens,
+        lengths=lengths,
+        draft_steps=draft_steps,
+      ),
+      num_pages=-(-kv_tokens // _PAGE_SIZE),
+      max_context=contexts[-1],
+      page_size=_PAGE_SIZE,
+    ),
+    contexts=contexts,
+  )
+
+
+def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
+  """Loads the models; returns an engine that is compiled, and its target."""
+  target = shared_flags.load_target()
+  draft: Any = None
+  if mode() == 'chain':
+    draft = shared_flags.load_draft(target, is_async=False)
+  elif mode() == 'prompt_lookup':
+    draft = shared_flags.prompt_lookup()
+  engine = Engine(target, draft, sizes=declared)
+  engine.warm_up(show_progress=True)
+  return engine, target
+
+
+def cost_key(
+  engine: Engine, target: ss.Model, declared: ProgramSizes
+) -> CostKey:
+  """Returns what costs depend on."""
+  return CostKey(
+    target=target.name,
+    draft=engine.drafter.name,
+    dtype=target.dtype.name,
+    device_kind=jax.devices()[0].device_kind,
+    num_devices=target.mesh.devices.size,
+    buckets=declared.scheduler.buckets,
+  )
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of these flags and of the shared ones, by name."""
+  return {
+    **{holder.name: holder.value for holder in _HOLDERS},
+    **shared_flags.to_json(),
+  }
+
+
+def _sizes(holder: flags.FlagHolder) -> tuple[int, ...]:
+  if not all(text.isdecimal() for text in holder.value):
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be numbers such as 8,16'
+    )
+  numbers = tuple(map(int, holder.value))
+  if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1:
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be ascending, from 1 up'
+    )
+  return numbers

@@ -1,0 +1,281 @@
+r"""Measures how long the steps of an engine take.
+
+  python -m experiments.profile_costs --mode=chain --draft=DRAFT \
+    --output=costs.json
+
+Runs the engine's own compiled programs, in turn and several times: plain
+steps, steps of all declared sizes and contexts, drafts of all lengths, and the
+whole engine with made-up requests, from which come the parts of the host. The
+times, fitted, go to a file that `serve_load` and `simulate_load` take. It
+holds for these models, devices and sizes only.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import benchmark_report, engine_flags, program
+from swiftspec_jax import errors
+from swiftspec_jax.cost_model import measured, storage
+from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters import HostDrafter
+from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+
+_OUTPUT = flags.DEFINE_string(
+  'output', None, 'File for the costs; replaced if it is there.', required=True
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 9, 'Measurements of which the lower quartile counts.', lower_bound=1
+)
+
+_LEAST_PLAIN = 3
+_PROMPT_TOKENS = 24  # of made-up requests
+# Makes a measurement of a part of the step; called again for each repeat.
+Trial = Callable[[], Measurement]
+
+
+def main() -> None:
+  """Runs the program."""
+  declared = engine_flags.sizes()
+  num_plain = len(list(declared.all_plain()))
+  if num_plain < _LEAST_PLAIN:
+    raise errors.UserError(
+      f'--rows and --contexts make {num_plain} sizes of plain steps, the fit '
+      f'needs at least {_LEAST_PLAIN}'
+    )
+  path = pathlib.Path(_OUTPUT.value)
+  with program.writing(path.parent):
+    path.parent.mkdir(parents=True, exist_ok=True)
+  engine, target = engine_flags.make_engine(declared)
+  trials = [*_target_trials(engine, declared), *_draft_trials(engine, declared)]
+  found: list[list[Measurement]] = [[] for _ in trials]
+  records: list[StepRecord] = []
+  with tqdm.tqdm(
+    total=_REPEATS.value * (len(trials) + 1), desc='measuring', unit='step'
+  ) as progress:
+    # In turn: a machine whose speed drifts hurts all sizes alike.
+    for _ in range(_REPEATS.value):
+      for own, trial in zip(found, trials, strict=True):
+        own.append(trial())
+        progress.update()
+      records += _serve(engine, declared)
+      progress.update()
+  measurements = [_typical(own) for own in found]
+  key = engine_flags.cost_key(engine, target, declared)
+  measurements = _with_host(measurements, records)
+  costs = measured.fit(key, measurements)
+  with program.writing(path):
+    storage.save(path, costs)
+  print(_table(costs, measurements))
+  print(_check(costs, records))
+  print(f'written to {path}')
+
+
+def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+  """Returns trials of plain steps and of all others."""
+  trials = []
+  for part, sizes in (
+    ('plain', declared.all_plain()),
+    ('target', declared.all_mixed()),
+  ):
+    for flat in sizes:
+      step = engine.trial(flat)
+      if step is None:
+        continue
+
+      def trial(part=part, flat=flat, kv_tokens=step.kv_tokens):
+        seconds = _seconds(lambda: engine.trial(flat))
+        return Measurement(
+          part=part,
+          num_rows=flat.num_rows,
+          num_query_tokens=flat.num_tokens if part == 'target' else 0,
+          kv_tokens=kv_tokens,
+          seconds=seconds,
+        )
+
+      trials.append(trial)
+  return trials
+
+
+def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+  """Returns trials of drafts, for each number of forwards its longest one."""
+  buckets = declared.scheduler.buckets
+  lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
+  # What a drafter does on the host is overhead.
+  is_free = isinstance(engine.drafter, HostDrafter)
+  trials = []
+  for rows, context, (steps, length) in itertools.product(
+    buckets.rows, declared.contexts, lengths.items()
+  ):
+
+    def trial(rows=rows, context=context, steps=steps, length=length):
+      seconds = 0.0
+      if length and not is_free:
+        seconds = _seconds(lambda: engine.drafter.trial(rows, context, length))
+      return Measurement(
+        part='draft',
+        num_rows=rows,
+        kv_tokens=rows * context,
+        num_draft_steps=steps,
+        seconds=seconds,
+      )
+
+    trials.append(trial)
+  return trials
+
+
+def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
+  """Returns what steps of made-up requests took, with and without drafts."""
+  buckets = declared.scheduler.buckets
+  records = []
+  for rows, length in itertools.product(buckets.rows, buckets.lengths):
+    engine.policy = FixedLength(length)
+    handles = [engine.submit(_request(row)) for row in range(rows)]
+    while engine.num_requests:
+      record = engine.step()
+      if record and record.step.num_decoding == rows == len(record.step.slots):
+        records.append(record)
+    for handle in handles:
+      handle.result()
+  return records
+
+
+def _request(seed: int) -> ss.Request:
+  """Returns a request whose prompt repeats itself."""
+  tokens = np.random.default_rng(seed).integers(0, 200, 4).tolist()
+  return ss.Request(
+    token_ids=tuple(tokens * (_PROMPT_TOKENS // 4)),
+    sampling=ss.SamplingParams(max_new_tokens=8, ignore_eos=True),
+  )
+
+
+def _with_host(
+  measurements: Sequence[Measurement], records: Sequence[StepRecord]
+) -> list[Measurement]:
+  """Adds what the host does in whole steps, and the overhead of drafts.
+
+  Every step has the host's part of a plain one. What steps with drafts take
+  beyond that and their forwards is their overhead: one number for all, as it
+  is small and its differences are noise.
+  """
+  plain = [r for r in records if not r.draft_plan.lengths.any()]
+  host = max(0.0, _rest(plain, measurements))
+  result = [
+    dataclasses.replace(m, seconds=m.seconds + host)
+    if m.part in ('plain', 'target')
+    else m
+    for m in measurements
+  ]
+  drafted = [r for r in records if r.step.lengths.any()]
+  overhead = max(0.0, _rest(drafted, result)) if drafted else 0.0
+  sizes = {(m.num_rows, m.num_query_tokens) for m in result}
+  return result + [
+    Measurement(
+      part='overhead', num_rows=rows, num_query_tokens=size, seconds=overhead
+    )
+    for rows, size in sorted(sizes)
+    if size
+  ]
+
+
+def _rest(
+  records: Sequence[StepRecord], measurements: Sequence[Measurement]
+) -> float:
+  """Returns what steps take beyond their forwards."""
+  forwards = {_place(m): m.seconds for m in measurements[::-1]}
+  rests = []
+  for record in records:
+    step = record.step
+    if step.lengths.any():
+      place = 'target', step.padded_rows, step.padded_query_tokens, 0
+    else:
+      place = 'plain', step.padded_rows, 0, 0
+    longest = int(record.draft_plan.lengths.max(initial=0))
+    draft = 'draft', step.padded_rows, 0, longest
+    if place in forwards:
+      rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
+  return float(np.percentile(rests, 25))
+
+
+def _place(measurement: Measurement) -> tuple[str, int, int, int]:
+  """Returns what was measured, but for the context."""
+  m = measurement
+  return m.part, m.num_rows, m.num_query_tokens, m.num_draft_steps
+
+
+def _seconds(run: Callable[[], object]) -> float:
+  start = time.perf_counter()
+  run()
+  return time.perf_counter() - start
+
+
+def _typical(measurements: Sequence[Measurement]) -> Measurement:
+  """Returns the lower quartile: other work on the machine only adds time."""
+  seconds = np.percentile([m.seconds for m in measurements], 25)
+  return dataclasses.replace(measurements[0], seconds=float(seconds))
+
+
+def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
+  """Returns the measured times, and how far the tables are from them."""
+  cells = [
+    ('part', 'rows', 'points', 'from (ms)', 'to (ms)', 'mean error', 'max')
+  ]
+  for part, table in costs.parts.items():
+    for rows in costs.key.buckets.rows:
+      own = [m for m in measurements if (m.part, m.num_rows) == (part, rows)]
+      if not own:
+        continue
+      seconds = np.array([m.seconds for m in own])
+      fitted = np.array(
+        [
+          table(rows, m.num_query_tokens or m.num_draft_steps, m.kv_tokens)
+          for m in own
+        ]
+      )
+      difference = np.abs(fitted - seconds)
+      error = difference / np.maximum(seconds, difference + 1e-9)
+      cells.append(
+        (
+          part,
+          str(rows),
+          str(len(own)),
+          f'{seconds.min() * 1e3:.2f}',
+          f'{seconds.max() * 1e3:.2f}',
+          f'{error.mean():.1%}',
+          f'{error.max():.1%}',
+        )
+      )
+  return benchmark_report.aligned(cells, num_names=1)
+
+
+def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
+  """Returns a sentence on predicted against measured whole steps."""
+  buckets, found = costs.key.buckets, []
+  for record in records:
+    step = record.step
+    longest = int(record.draft_plan.lengths.max(initial=0))
+    predicted = costs.predict(
+      step.padded_rows,
+      step.padded_query_tokens,
+      step.kv_tokens,
+      buckets.steps_of(longest),
+    )
+    found.append(abs(float(predicted.total) / record.seconds - 1))
+  return (
+    f'{len(found)} whole steps: predicted times are off by '
+    f'{statistics.median(found):.1%} (median)'
+  )
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,212 @@
+r"""Latency of policies under load, on the devices at hand.
+
+  python -m experiments.profile_costs --mode=prompt_lookup --output=costs.json
+  python -m experiments.serve_load --mode=prompt_lookup --costs=costs.json \
+    --request_rates=0.2,0.5,1 --num_requests=40 --output_dir=results
+
+Requests arrive in real time, whether or not the engine keeps up. The prompts
+are those of a file, in turn; only the numbers of output tokens are drawn.
+The directory gets rows.jsonl (a line for each policy, rate and seed, with the
+columns of simulate_load), provenance.json, latency.png and lengths.png. Ctrl-C
+keeps what is done.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_run,
+  engine_flags,
+  load_flags,
+  load_output,
+  load_report,
+  program,
+)
+from experiments import flags as shared_flags
+from experiments import prompts as prompts_lib
+from swiftspec_jax import errors
+from swiftspec_jax.cost_model import storage
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.load_metrics import LoadRecorder
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+
+_COSTS = flags.DEFINE_string(
+  'costs',
+  None,
+  'File of experiments.profile_costs, for the policies that need costs.',
+)
+_TABLE_ACCEPTANCE = flags.DEFINE_float(
+  'table_acceptance',
+  0.7,
+  'Probability of acceptance that the policy by batch size is profiled for.',
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for the results.', required=True
+)
+
+_LONGEST_SLEEP = 0.05  # seconds
+
+
+def main() -> None:
+  """Runs the program."""
+  declared = engine_flags.sizes()
+  rates, names = load_flags.request_rates(), load_flags.policy_names()
+  if _COSTS.value is None:
+    for name in names:
+      if name != load_report.NO_SPECULATION and not name.startswith(
+        load_report.FIXED
+      ):
+        raise errors.UserError(
+          f'--policies: {name} needs --costs, a file of '
+          'experiments.profile_costs'
+        )
+  prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  benchmark_output.open_directory(directory, {}, resume=False)
+  engine, target = engine_flags.make_engine(declared)
+  longest = max(
+    int(load_flags.arrivals(1.0, seed).output_tokens.max())
+    for seed in load_flags.seeds()
+  )
+  encoded = [ids for _, ids in benchmark_run.encode(target, prompts, longest)]
+  policies = _Policies(engine, target, declared)
+  for name in names:
+    policies.make(name)
+  rows: list[dict[str, Any]] = []
+  interruption = None
+  try:
+    _serve(engine, policies, encoded, rates, rows, directory)
+  except KeyboardInterrupt as error:
+    interruption = error
+  if rows:
+    title = f'{target.name}, drafts: {engine.drafter.name}'
+    own = (_COSTS, _TABLE_ACCEPTANCE, _PROMPTS)
+    settings = {holder.name: holder.value for holder in own}
+    load_output.report(
+      rows, directory, title, {**settings, **engine_flags.to_json()}
+    )
+    print(f'written to {directory}')
+  if interruption is not None:
+    raise interruption
+
+
+class _Policies:
+  """Makes policies for an engine."""
+
+  def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
+    self._buckets = declared.scheduler.buckets
+    self._costs = self._table = None
+    if _COSTS.value is not None:
+      key = engine_flags.cost_key(engine, target, declared)
+      self._costs = storage.load(pathlib.Path(_COSTS.value), key)
+      acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length
+      self._table = BatchTable.profile(
+        self._costs, self._buckets, acceptance, declared.contexts[0] // 2
+      )
+
+  def make(self, name: str) -> Any:
+    """Returns a new policy."""
+    return load_flags.make_policy(name, self._costs, self._buckets, self._table)
+
+
+def _serve(
+  engine: Engine,
+  policies: _Policies,
+  encoded: Sequence[tuple[int, ...]],
+  rates: Sequence[float],
+  rows: list[dict[str, Any]],
+  directory: pathlib.Path,
+) -> None:
+  """Adds a row for each run, to the list and line by line to the file."""
+  names, target = load_flags.policy_names(), load_flags.latency_target()
+  total = len(rates) * len(load_flags.seeds()) * len(names)
+  with tqdm.tqdm(total=total, desc='serving') as progress:
+    for rate in rates:
+      for seed in load_flags.seeds():
+        arrivals = load_flags.arrivals(rate, seed)
+        requests = _requests(arrivals, encoded)
+        for name in names:
+          progress.set_postfix_str(f'{name} at {rate:g}/s')
+          engine.policy = policies.make(name)
+          before = engine.scheduler.num_preemptions
+          recorder = replay(engine, arrivals, requests)
+          row = {'policy': name, 'request_rate': rate}
+          row |= recorder.summarize(target)
+          row |= {
+            'seed': seed,
+            'num_preemptions': engine.scheduler.num_preemptions - before,
+          }
+          benchmark_output.append_line(directory / 'rows.jsonl', row)
+          rows.append(row)
+          progress.update()
+
+
+def _requests(
+  arrivals: Arrivals, encoded: Sequence[tuple[int, ...]]
+) -> list[ss.Request]:
+  """Returns prompts in turn, whose outputs have the drawn lengths."""
+  sampling = shared_flags.sampling()
+  return [
+    ss.Request(
+      token_ids=encoded[i % len(encoded)],
+      sampling=dataclasses.replace(
+        sampling, seed=sampling.seed + i, max_new_tokens=size, ignore_eos=True
+      ),
+    )
+    for i, size in enumerate(arrivals.output_tokens.tolist())
+  ]
+
+
+def replay(
+  engine: Engine, arrivals: Arrivals, requests: Sequence[ss.Request]
+) -> LoadRecorder:
+  """Serves requests as they arrive; returns what happened to them."""
+  recorder = LoadRecorder(
+    arrivals.times, engine.scheduler.config.buckets.max_length
+  )
+  start = time.perf_counter()
+  first_id, num_submitted = None, 0
+  while not recorder.is_finished.all():
+    now = time.perf_counter() - start
+    while num_submitted < len(requests) and (
+      arrivals.times[num_submitted] <= now
+    ):
+      handle = engine.submit(requests[num_submitted])
+      first_id = handle.request_id if first_id is None else first_id
+      num_submitted += 1
+    record = engine.step()
+    if record is None:
+      wait = arrivals.times[num_submitted] - (time.perf_counter() - start)
+      time.sleep(min(max(wait, 0.0), _LONGEST_SLEEP))
+      continue
+    step = dataclasses.replace(
+      record.step, request_ids=record.step.request_ids - first_id
+    )
+    recorder.note_step(
+      record.draft_plan,
+      step,
+      record.num_accepted,
+      record.time - start,
+      record.seconds,
+    )
+    recorder.note_finished(record.ended - first_id)
+  return recorder
+
+
+if __name__ == '__main__':
+  program.run(main)

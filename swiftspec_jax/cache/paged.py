@@ -1,0 +1,83 @@
+"""Paged KV cache: rows of any length share one store of pages.
+
+A row's tokens lie in the pages of its table, in order: position p is in page
+p // Z at offset p % Z. Who owns which page is the host's business. Nothing is
+ever cleared: a query sees the positions up to its own, and all of those have
+been written for the row that it belongs to.
+
+Legend: P pages, Z tokens of a page, N tokens, X rows of tables, C pages of a
+table, G kv heads, E head_dim, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh
+
+from swiftspec_jax import sharding
+from swiftspec_jax.config import ModelConfig
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class PagedCache:
+  """Keys and values of all layers."""
+
+  keys: list[jax.Array]  # L x [P, Z, G, E]
+  values: list[jax.Array]  # L x [P, Z, G, E]
+  num_pages: int = struct.field(pytree_node=False)  # P
+  page_size: int = struct.field(pytree_node=False)  # Z
+
+  @property
+  def num_places(self) -> int:
+    """P * Z."""
+    return self.num_pages * self.page_size
+
+
+def init(
+  config: ModelConfig,
+  num_pages: int,
+  page_size: int,
+  dtype: jax.typing.DTypeLike,
+  mesh: Mesh,
+) -> PagedCache:
+  """Returns an empty cache on the mesh."""
+  shape = (num_pages, page_size, config.padded_kv_heads, config.head_dim)
+  pages = sharding.sharding_of(mesh, (None, None, 'kv_heads', None))
+
+  def zeros():
+    layers = range(config.num_layers)
+    return [jnp.zeros(shape, dtype, device=pages) for _ in layers]
+
+  return PagedCache(
+    keys=zeros(), values=zeros(), num_pages=num_pages, page_size=page_size
+  )
+
+
+def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
+  """Returns one layer's keys or values with new ones written.
+
+  Args:
+    pages: [P, Z, G, E].
+    new: [N, G, E].
+    places: i32[N] page * Z + offset; P * Z or more is written nowhere.
+  """
+  rows = pages.reshape(-1, *pages.shape[2:])
+  if len(places) == 1:
+    # XLA CPU copies the whole cache to write a single row; the second one is
+    # written nowhere.
+    new = jnp.concatenate([new, new])
+    places = jnp.concatenate([places, jnp.full_like(places, len(rows))])
+  rows = rows.at[places].set(new.astype(pages.dtype), mode='drop')
+  return rows.reshape(pages.shape)
+
+
+def read(pages: jax.Array, tables: jax.Array) -> jax.Array:
+  """Returns the keys or values [X, G, C * Z, E] of tables i32[X, C].
+
+  Args:
+    pages: [P, Z, G, E].
+    tables: pages in order; negative ones stand for none, anything is read.
+  """
+  found = pages[jnp.maximum(tables, 0)]
+  found = found.reshape(len(tables), -1, *pages.shape[2:])
+  return jnp.moveaxis(found, 2, 1)

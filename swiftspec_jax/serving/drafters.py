@@ -1,0 +1,123 @@
+"""Drafters of an engine: tokens for some of the rows that decode.
+
+Legend: B rows of a view, U slots, K longest draft, S tokens of the longest
+text.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from swiftspec_jax import policies
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlotTexts:
+  """What is known of the requests in the slots; the engine writes it.
+
+  Attributes:
+    token_ids: i32[U, S].
+    num_tenants: i64[U] how often each slot was given to a request; its caches
+      are empty when this changes.
+    page_table: i32[U, any].
+  """
+
+  token_ids: np.ndarray
+  num_tenants: np.ndarray
+  page_table: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlotDrafts:
+  """Drafts of rows.
+
+  Attributes:
+    drafts: what the policy gets to know of them.
+    token_ids: i32[U, K] by slot, on the host or on the devices.
+  """
+
+  drafts: policies.Drafts
+  token_ids: np.ndarray | jax.Array
+
+
+class EngineDrafter(Protocol):
+  """Drafts chains for rows."""
+
+  @property
+  def name(self) -> str:
+    """For results, and for what costs depend on."""
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
+
+  def commit(
+    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+  ) -> None:
+    """Learns how many i64[B] of how many i64[B] tokens were accepted."""
+
+  def forget(self, request_id: int) -> None:
+    """A request has ended."""
+
+  def num_programs(self, sizes: ProgramSizes) -> int:
+    """Returns how many turns `warm_up` takes."""
+
+  def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
+    """Compiles a program in each turn.
+
+    Args:
+      sizes: declared.
+      texts: i32[U, S] anything.
+    """
+
+  def trial(self, num_rows: int, context: int, length: int) -> None:
+    """Drafts for made-up rows on the devices and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      context: declared size.
+      length: of all drafts, at least 1.
+    """
+
+
+class HostDrafter:
+  """Base of drafters that leave the devices alone."""
+
+  def commit(self, view, drafted, accepted) -> None:
+    del view, drafted, accepted
+
+  def forget(self, request_id) -> None:
+    del request_id
+
+  def num_programs(self, sizes) -> int:
+    del sizes
+    return 0
+
+  def warm_up(self, sizes, texts) -> Iterator[None]:
+    del sizes, texts
+    return iter(())
+
+  def trial(self, num_rows, context, length) -> None:
+    del num_rows, context, length
+
+
+class NoDrafter(HostDrafter):
+  """Has no draft for anybody."""
+
+  name = 'none'
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    size = (len(texts.token_ids), view.buckets.max_length)
+    return SlotDrafts(
+      drafts=policies.Drafts(lengths=np.zeros_like(lengths)),
+      token_ids=np.zeros(size, np.int32),
+    )

@@ -1,0 +1,109 @@
+"""The tokens of a step as one flat list, and where each belongs.
+
+Matrix products take all tokens of a step together, whatever rows they belong
+to. Attention takes blocks: a block is up to W tokens of one row, which read
+the row's pages once. A row that decodes is one block, a chunk of a prompt
+several, and in plain steps blocks have one token. So the shapes depend on the
+declared sizes alone.
+
+Legend: R rows, N tokens, X blocks, W tokens of a block, C pages under the
+attention, Z tokens of a page.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatSizes:
+  """What a program is compiled for.
+
+  Attributes:
+    num_rows: R.
+    num_tokens: N.
+    block_size: W.
+    context: tokens under the attention, a multiple of the page size.
+  """
+
+  num_rows: int
+  num_tokens: int
+  block_size: int
+  context: int
+
+  @property
+  def num_blocks(self) -> int:
+    """X, enough for any N tokens of R rows."""
+    behind = max(self.num_tokens - self.num_rows, 0)
+    return min(self.num_rows, self.num_tokens) + behind // self.block_size
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class FlatBatch:
+  """Where the tokens of a step belong."""
+
+  positions: jax.Array  # i32[N] in their rows; 0 for padding
+  # i32[N] page * Z + offset where keys and values go; behind the last page
+  # for padding.
+  places: jax.Array
+  block_tokens: jax.Array  # i32[X, W] of the N; padding stands for any
+  block_pages: jax.Array  # i32[X, C] of the rows, in order
+  block_places: jax.Array  # i32[N] of the X * W
+
+
+def pack(
+  sizes: FlatSizes,
+  starts: np.ndarray,
+  num_tokens: np.ndarray,
+  page_table: np.ndarray,
+  page_size: int,
+  num_pages: int,
+) -> FlatBatch:
+  """Returns host arrays for the next tokens of some rows, row after row.
+
+  Args:
+    sizes: that the batch is padded to.
+    starts: i64[r] position of the first token of each row.
+    num_tokens: i64[r] of each row, at least 1.
+    page_table: i32[r, any] of the rows.
+    page_size: Z.
+    num_pages: of the cache.
+  """
+  total, width = int(num_tokens.sum()), sizes.block_size
+  rows = np.repeat(np.arange(len(starts)), num_tokens)
+  index = np.arange(total) - _before(num_tokens)[rows]
+  own = starts[rows] + index
+  num_blocks = -(-num_tokens // width)
+  blocks = _before(num_blocks)[rows] + index // width
+  positions = np.zeros(sizes.num_tokens, np.int32)
+  positions[:total] = own
+  places = np.full(sizes.num_tokens, num_pages * page_size, np.int32)
+  pages = page_table[rows, own // page_size]
+  places[:total] = pages * page_size + own % page_size
+  block_tokens = np.zeros((sizes.num_blocks, width), np.int32)
+  block_tokens[blocks, index % width] = np.arange(total)
+  block_places = np.zeros(sizes.num_tokens, np.int32)
+  block_places[:total] = blocks * width + index % width
+  # No longer than the context, which may be more than a row can have.
+  num_columns = min(sizes.context // page_size, page_table.shape[1])
+  block_pages = np.zeros(
+    (sizes.num_blocks, sizes.context // page_size), np.int32
+  )
+  block_rows = np.repeat(np.arange(len(starts)), num_blocks)
+  block_pages[: len(block_rows), :num_columns] = page_table[
+    block_rows, :num_columns
+  ]
+  return FlatBatch(
+    positions=positions,
+    places=places,
+    block_tokens=block_tokens,
+    block_pages=block_pages,
+    block_places=block_places,
+  )
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+  """Returns the sum of the counts in front of each."""
+  return np.cumsum(counts) - counts

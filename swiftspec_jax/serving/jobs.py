@@ -1,0 +1,123 @@
+"""Requests of an engine, and what has come of them."""
+
+import numpy as np
+
+from swiftspec_jax import errors, types
+from swiftspec_jax.model import Model
+from swiftspec_jax.requests import Request, Row
+from swiftspec_jax.serving import choices
+from swiftspec_jax.serving.handles import Handle, Update
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+
+
+def check(request: Request, model: Model, config: SchedulerConfig) -> None:
+  """Raises UserError for a request that an engine cannot serve."""
+  length, vocab_size = len(request.token_ids), model.config.vocab_size
+  if length == 0:
+    raise errors.UserError('the prompt is empty; give at least one token')
+  if length >= config.max_context:
+    raise errors.UserError(
+      f'the prompt has {length} tokens; this engine takes at most '
+      f'{config.max_context} tokens, prompt and output together'
+    )
+  for token_id in (min(request.token_ids), max(request.token_ids)):
+    if not 0 <= token_id < vocab_size:
+      raise errors.UserError(
+        f'the prompt has token {token_id}; ids are 0 to {vocab_size - 1}'
+      )
+  request.sampling.check_vocabulary(vocab_size)
+  choices.check(request.sampling)
+  config.check(length, _max_new_tokens(request, config))
+
+
+def _max_new_tokens(request: Request, config: SchedulerConfig) -> int:
+  most = config.max_context - len(request.token_ids)
+  return min(request.sampling.max_new_tokens or most, most)
+
+
+class Job:
+  """A request, its output, and the handle of its user.
+
+  Attributes:
+    request: what to decode.
+    request_id: unique in the engine.
+    handle: gets the news.
+    max_new_tokens: at which the output must end.
+    max_speculative_tokens: longest draft that the user wants, None for any.
+  """
+
+  def __init__(
+    self,
+    request: Request,
+    handle: Handle,
+    model: Model,
+    config: SchedulerConfig,
+    max_speculative_tokens: int | None,
+  ):
+    """Starts the clock of the first token."""
+    self.request = request
+    self.request_id = handle.request_id
+    self.handle = handle
+    self.max_new_tokens = _max_new_tokens(request, config)
+    self.max_speculative_tokens = max_speculative_tokens
+    self._row = Row(
+      handle.request_id,
+      request,
+      len(request.token_ids) + self.max_new_tokens,
+      model,
+      config.buckets.max_length,
+    )
+    self._row.start()
+
+  @property
+  def is_finished(self) -> bool:
+    """Whether the output is complete."""
+    return self._row.is_finished
+
+  @property
+  def num_known(self) -> int:
+    """Tokens of prompt and output."""
+    return len(self.request.token_ids) + len(self._row.token_ids)
+
+  def known_tokens(self) -> list[int]:
+    """Returns prompt and output."""
+    return [*self.request.token_ids, *self._row.token_ids]
+
+  def push(
+    self, packed: list[int], num_drafted: int, logprobs: np.ndarray | None
+  ) -> list[int]:
+    """Takes the verdict of a step; returns the new tokens of the output.
+
+    Args:
+      packed: number of accepted draft tokens, then the tokens.
+      num_drafted: draft tokens that were verified.
+      logprobs: f32[...] of the tokens.
+    """
+    num_before = len(self._row.token_ids)
+    if num_before == 0:
+      self._row.end_prefill()
+    num_accepted, *token_ids = packed
+    report = types.StepReport(
+      token_ids=token_ids[: num_accepted + 1],
+      num_drafted=num_drafted,
+      num_levels=num_drafted,
+      num_accepted=num_accepted,
+      outcome=types.NO_OUTCOME,
+      num_forwards=0,
+      path=[],
+    )
+    event = self._row.push(report, logprobs)
+    new = self._row.token_ids[num_before:]
+    self.handle.push(
+      Update(
+        token_ids=tuple(new),
+        text='' if event is None else event.text,
+        result=None if event is None else event.result,
+      )
+    )
+    return new
+
+  def cancel(self) -> None:
+    """Ends the output where it is."""
+    event = self._row.cancel()
+    self.handle.push(Update(text=event.text, result=event.result))

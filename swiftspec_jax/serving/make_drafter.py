@@ -1,0 +1,41 @@
+"""From what the user names to a drafter of the engine."""
+
+from swiftspec_jax import errors
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.model import Model
+from swiftspec_jax.serving.choices import SlotSampling
+from swiftspec_jax.serving.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
+from swiftspec_jax.serving.lookup import LookupDrafter
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+
+
+def make(
+  target: Model,
+  draft: Model | PromptLookup | None,
+  sizes: ProgramSizes,
+  sampling: SlotSampling,
+) -> EngineDrafter:
+  """Returns the drafter that `draft` stands for.
+
+  Raises:
+    UserError: the draft has another vocabulary, or lies on other devices.
+  """
+  if draft is None:
+    return NoDrafter()
+  if isinstance(draft, PromptLookup):
+    return LookupDrafter(draft)
+  if not isinstance(draft, Model):
+    raise errors.UserError(
+      f'an engine drafts with a model or PromptLookup, got {draft!r}'
+    )
+  tokenizer_lib.check_same_vocabulary(
+    target.name, target.tokenizer, draft.name, draft.tokenizer
+  )
+  if draft.mesh != target.mesh:
+    raise errors.UserError(
+      f'{draft.name} lies on other devices than {target.name}; load both with '
+      'the same `devices`'
+    )
+  return ChainDrafter(draft, sizes, sampling)

@@ -1,0 +1,81 @@
+"""The model over a flat list of tokens and a paged cache.
+
+Legend: N tokens, X blocks, W tokens of a block, S tokens under the attention,
+M tokens whose logits are wanted, D embed, G kv heads, Q query heads for each
+of them, E head_dim, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.tree_attention import reference
+from swiftspec_jax.cache import paged
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.serving.flat_batch import FlatBatch
+
+
+def forward(
+  params: Params,
+  config: ModelConfig,
+  token_ids: jax.Array,
+  batch: FlatBatch,
+  cache: paged.PagedCache,
+) -> tuple[jax.Array, paged.PagedCache]:
+  """Runs the model over tokens and writes their keys and values.
+
+  Args:
+    params: as `params.param_specs(config)` says.
+    config: static.
+    token_ids: i32[N].
+    batch: where the tokens belong.
+    cache: of all rows.
+
+  Returns:
+    Hidden states [N, D] before the final norm, and the cache.
+  """
+  visible_by_kind = _visible_by_kind(config, batch, cache.page_size)
+  keys, values = [], []
+
+  def attend(i, queries, new_keys, new_values):
+    keys.append(paged.write(cache.keys[i], new_keys[0], batch.places))
+    values.append(paged.write(cache.values[i], new_values[0], batch.places))
+    attended = reference.masked_attention(
+      queries[0][batch.block_tokens],
+      paged.read(keys[i], batch.block_pages),
+      paged.read(values[i], batch.block_pages),
+      visible_by_kind[config.is_sliding(i)],
+      decoder.query_scale(config),
+    )
+    attended = attended.reshape(-1, *attended.shape[2:])
+    return attended[batch.block_places][None]
+
+  hidden, _ = decoder.run_layers(
+    params, config, token_ids[None], batch.positions[None], attend
+  )
+  return hidden[0], cache.replace(keys=keys, values=values)
+
+
+def _visible_by_kind(
+  config: ModelConfig, batch: FlatBatch, page_size: int
+) -> dict[bool, jax.Array]:
+  """Returns bool[X, W, S] for layers without and with a sliding window."""
+  context = batch.block_pages.shape[1] * page_size
+  behind = (
+    batch.positions[batch.block_tokens][:, :, None]
+    - jnp.arange(context)[None, None]
+  )
+  visible_by_kind = {False: behind >= 0}
+  if config.sliding_window is not None:
+    is_near = behind < config.sliding_window
+    visible_by_kind[True] = visible_by_kind[False] & is_near
+  return visible_by_kind
+
+
+def logits_of(
+  params: Params, config: ModelConfig, hidden: jax.Array
+) -> jax.Array:
+  """Returns logits f32[M, V] of hidden states [M, D]."""
+  logits = decoder.unembed(params, config, hidden[None])
+  return decoder.widen_logits(params, config, logits)[0]

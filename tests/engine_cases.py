@@ -1,0 +1,108 @@
+"""Engines of a small model, and random load for them."""
+
+import numpy as np
+from decoding_cases import CONFIG
+
+import swiftspec_jax as ss
+from swiftspec_jax import policies, testing
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+TARGET = testing.random_model(CONFIG, seed=0, name='target')
+DRAFTS = {
+  'lookup': ss.PromptLookup(prompt_lookup_min=1),
+  'itself': TARGET,
+  'bad_draft': testing.random_model(CONFIG, seed=1, name='bad-draft'),
+}
+MAX_CONTEXT = 160
+
+
+def make_sizes(num_pages=80, query_tokens=(24,)):
+  """Few programs, all small; pages are short, so that rows own several."""
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(
+        rows=(1, 4), query_tokens=query_tokens, lengths=(0, 1, 2, 3)
+      ),
+      num_pages=num_pages,
+      max_context=MAX_CONTEXT,
+      page_size=8,
+    ),
+    contexts=(64, MAX_CONTEXT),
+  )
+
+
+def make_engine(draft=None, policy=None, num_pages=80, **options):
+  return Engine(
+    TARGET, draft, sizes=make_sizes(num_pages), policy=policy, **options
+  )
+
+
+class RandomLengths(policies.VerifyAll):
+  """Asks for any draft, and verifies any part of it."""
+
+  def __init__(self, seed=0, share_of_none=0.3):
+    self._generator = np.random.default_rng(seed)
+    self._share_of_none = share_of_none
+    self.outcomes = []
+
+  def plan_draft(self, view):
+    lengths = self._generator.integers(0, view.limits + 1)
+    if self._generator.random() < self._share_of_none:
+      lengths[:] = 0
+    return policies.DraftPlan(lengths=lengths)
+
+  def plan_verify(self, view, plan, drafts):
+    return self._generator.integers(0, drafts.lengths + 1)
+
+  def observe(self, outcome):
+    self.outcomes.append(outcome)
+
+
+def random_sampling(generator):
+  """Greedy, drawn, truncated or adjusted requests."""
+  options = {
+    'max_new_tokens': int(generator.integers(1, 40)),
+    'seed': int(generator.integers(0, 1000)),
+  }
+  kind = generator.integers(0, 5)
+  if kind:
+    options['temperature'] = float(generator.uniform(0.5, 1.2))
+  if kind == 2:
+    options |= {'top_k': 20, 'top_p': 0.9, 'min_p': 0.01}
+  if kind == 3:
+    options |= {
+      'repetition_penalty': 1.2,
+      'logit_bias': {5: 1.0},
+      'banned_token_ids': (7, 8),
+      'logprobs': True,
+    }
+  if kind == 4:
+    options |= {'forced_token_ids': (3, 4, 5)}
+  return ss.SamplingParams(**options)
+
+
+def random_requests(count, seed=0, longest_prompt=90):
+  generator = np.random.default_rng(seed)
+  requests = []
+  for _ in range(count):
+    period = int(generator.integers(2, 20))
+    prompt = generator.integers(0, 256, period).tolist() * 50
+    length = int(generator.integers(1, longest_prompt))
+    requests.append(
+      ss.Request(
+        token_ids=tuple(prompt[:length]), sampling=random_sampling(generator)
+      )
+    )
+  return requests
+
+
+def assert_empty(engine, num_pages=80):
+  """No page, slot or request is left."""
+  scheduler = engine.scheduler
+  assert scheduler.num_free_pages == num_pages
+  assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+  assert (scheduler.page_table < 0).all()
+  assert engine.num_requests == 0

@@ -1,0 +1,345 @@
+"""The serving engine: the output of a request is its output alone."""
+
+import asyncio
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from decoding_cases import requests_of, run
+from decoding_test import letters, markov_table, text_model
+from engine_cases import (
+  DRAFTS,
+  MAX_CONTEXT,
+  TARGET,
+  RandomLengths,
+  assert_empty,
+  make_engine,
+  make_sizes,
+  random_requests,
+)
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, profiling, testing
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving import background
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+LONG = ss.SamplingParams(max_new_tokens=100)
+FEW_PAGES = 30  # of 8 tokens: four long rows do not fit
+
+
+def alone(requests, model=TARGET):
+  """What plain decoding says."""
+  return run(ss.Decoder(model, batch_size=4), requests)
+
+
+def serve_at_random(engine, requests, seed=0):
+  """Submits and cancels between steps; returns the handles."""
+  generator = np.random.default_rng(seed)
+  upcoming, handles, cancelled = iter(requests), [], set()
+  while True:
+    for _ in range(generator.poisson(0.5)):
+      request = next(upcoming, None)
+      if request is not None:
+        limit = generator.choice([None, 0, 1, 2])
+        handles.append(engine.submit(request, max_speculative_tokens=limit))
+    if handles and generator.random() < 0.02:
+      handle = handles[generator.integers(len(handles))]
+      if not handle.is_finished:
+        cancelled.add(handle.request_id)
+      handle.cancel()
+    if engine.step() is None and len(handles) == len(requests):
+      return handles, cancelled
+
+
+def check_load(draft, count, seed=0):
+  requests = random_requests(count, seed)
+  engine = make_engine(DRAFTS[draft], RandomLengths(seed), num_pages=FEW_PAGES)
+  engine.warm_up()
+  with profiling.count_compilations() as compilations:
+    handles, cancelled = serve_at_random(engine, requests, seed)
+  assert compilations.count == 0
+  assert engine.scheduler.num_preemptions > 0
+  assert_empty(engine, FEW_PAGES)
+  for handle, expected in zip(handles, alone(requests), strict=True):
+    result = handle.result()
+    updates = list(handle)
+    tokens = sum((update.token_ids for update in updates), ())
+    assert tokens == result.token_ids
+    assert ''.join(update.text for update in updates) == result.text
+    assert result.stats.new_tokens == len(result.token_ids)
+    if handle.request_id in cancelled:
+      assert result.finish_reason == 'cancelled'
+      assert result.token_ids == expected.token_ids[: len(tokens)]
+    else:
+      assert result.token_ids == expected.token_ids
+      assert result.text == expected.text
+      assert result.finish_reason == expected.finish_reason
+    if expected.logprobs is not None:
+      np.testing.assert_allclose(
+        result.logprobs, expected.logprobs[: len(tokens)], atol=1e-4
+      )
+  assert cancelled
+  return engine
+
+
+@pytest.mark.parametrize('draft', DRAFTS)
+def test_output_under_load_is_that_of_plain_decoding(draft):
+  """Items 26, 28, 30 to 33, 36, 37.
+
+  Greedy, drawn, truncated and adjusted requests share steps; they arrive at any
+  time, some are cancelled, and memory is short. Every length occurs, 0 too.
+  """
+  engine = check_load(draft, 40)
+  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('draft', DRAFTS)
+def test_output_of_300_requests_under_load(draft):
+  check_load(draft, 300, seed=1)
+
+
+def test_a_perfect_draft_stays_in_step():
+  """Item 29: steps without drafts and preemption leave no gap in its cache."""
+  engine = make_engine(TARGET, RandomLengths(2), num_pages=FEW_PAGES)
+  requests = requests_of(16, ignore_eos=True)
+  handles = [engine.submit(request) for request in requests]
+  results = [handle.result() for handle in handles]
+  assert engine.scheduler.num_preemptions > 0
+  for got, expected in zip(results, alone(requests), strict=True):
+    assert got.token_ids == expected.token_ids
+  for outcome in engine.policy.outcomes:
+    assert outcome.num_accepted.tolist() == outcome.lengths.tolist()
+  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
+
+
+def test_a_draw_is_drafted_with_the_noise_of_the_target():
+  engine = make_engine(TARGET, FixedLength(3))
+  request = requests_of(1, temperature=1.0, max_new_tokens=40)[0]
+  stats = engine.submit(request).result().stats
+  assert stats.num_accepted == stats.num_drafted > 25
+
+
+def test_steps_without_drafts_leave_the_draft_alone():
+  """Item 28."""
+  engine = make_engine(DRAFTS['bad_draft'], FixedLength(0))
+  engine.submit(requests_of(1)[0]).result()
+  cache = engine.drafter.cache
+  assert not any(np.asarray(keys).any() for keys in cache.keys)
+
+
+def test_a_row_without_a_draft_decodes():
+  """Rows that have no match, beside others that have one."""
+  model = text_model('abcdefgh')
+  draft = ss.PromptLookup(prompt_lookup_min=1)
+  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+  prompts = 'a', 'abcdefghab'
+  handles = [
+    engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
+    for p in prompts
+  ]
+  engine.step()
+  record = engine.step()
+  assert record.step.lengths.tolist() == [0, 3]
+  assert record.num_accepted.tolist() == [0, 3]
+  for handle in handles:
+    handle.cancel()
+  engine.step()
+  assert_empty(engine)
+
+
+@pytest.mark.parametrize('length', [7, 8, 9, 33, 130])
+def test_a_prompt_in_chunks(length):
+  """Item 33: chunks of at most 8 tokens give what one forward gives."""
+  tokens = np.random.default_rng(0).integers(0, 256, length).tolist()
+  request = ss.Request(
+    token_ids=tuple(tokens), sampling=ss.SamplingParams(max_new_tokens=5)
+  )
+  sizes = make_sizes(query_tokens=(8,))
+  engine = Engine(TARGET, sizes=sizes)
+  handle = engine.submit(request)
+  assert handle.result().token_ids == alone([request])[0].token_ids
+
+
+def test_an_override_of_the_policy():
+  """Item 37."""
+  engine = make_engine(TARGET, FixedLength(3))
+  request = requests_of(1, max_new_tokens=20)[0]
+  for limit in (0, 2):
+    stats = engine.submit(request, max_speculative_tokens=limit).result().stats
+    assert stats.num_accepted == stats.num_drafted
+    assert max([0, *np.flatnonzero(stats.drafted_per_position) + 1]) == limit
+
+
+@pytest.mark.parametrize(
+  'draft', [None, ss.PromptLookup(prompt_lookup_min=1), 'itself']
+)
+def test_stops_cut_the_output_exactly(draft):
+  """Item 34: end of sequence, stop strings and limits inside of a block."""
+  model = text_model('abcdefgh', eos_token_ids=[7])
+  draft = model if draft == 'itself' else draft
+  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+
+  def one(prompt, **sampling):
+    request = ss.Request(
+      token_ids=letters(prompt), sampling=ss.SamplingParams(**sampling)
+    )
+    result = engine.submit(request).result()
+    assert result.stats.new_tokens == len(result.token_ids)
+    tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
+    return result.text, tokens, result.finish_reason
+
+  assert one('abcdefghab') == ('cdefgh', 'cdefgh', 'stop')
+  assert one('a', stop=('de',)) == ('bc', 'bcde', 'stop')
+  assert one('a', max_new_tokens=3) == ('bcd', 'bcd', 'length')
+  assert one('a', max_new_tokens=1) == ('b', 'b', 'length')
+  assert one('g') == ('h', 'h', 'stop')
+  text, tokens, reason = one('a', ignore_eos=True, max_new_tokens=12)
+  assert (text, reason) == ('bcdefghabcde'[:12], 'length')
+  assert tokens == text
+  assert_empty(engine)
+
+
+@pytest.mark.parametrize('draft', ['none', 'lookup', 'model'])
+def test_sampled_sequences_follow_the_target_law(draft):
+  """Item 27: chi-square over sequences of three tokens, with padded rows."""
+  size, num_requests, length = 3, 2000, 3
+  table = markov_table(size, seed=0)
+  drafts = {
+    'none': None,
+    'lookup': ss.PromptLookup(prompt_lookup_min=1),
+    'model': testing.table_model(markov_table(size, seed=5)),
+  }
+  sizes = ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(rows=(60,), query_tokens=(400,), lengths=(0, 1, 2)),
+      num_pages=60,
+      max_context=16,
+    )
+  )
+  engine = Engine(
+    testing.table_model(table),
+    drafts[draft],
+    sizes=sizes,
+    policy=RandomLengths(0),
+  )
+  handles = [
+    engine.submit(
+      ss.Request(
+        token_ids=(1, 0, 2, 1, 0),
+        sampling=ss.SamplingParams(
+          temperature=1.0, seed=seed, max_new_tokens=length
+        ),
+      )
+    )
+    for seed in range(num_requests)
+  ]
+  counts = np.zeros((size,) * length)
+  for handle in handles:
+    counts[handle.result().token_ids] += 1
+  expected = np.zeros_like(counts)
+  for tokens in itertools.product(range(size), repeat=length):
+    steps = zip((0, *tokens), tokens, strict=False)
+    expected[tokens] = num_requests * np.prod([table[a, b] for a, b in steps])
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  # 26 degrees of freedom; chance exceeds 69 once in 10^5.
+  assert statistic < 69
+
+
+def test_bad_requests_are_refused():
+  engine = make_engine()
+  for request, message in (
+    (ss.Request(token_ids=()), 'prompt is empty'),
+    (ss.Request(token_ids=(0,) * MAX_CONTEXT), 'at most 160 tokens'),
+    (ss.Request(token_ids=(9999,)), 'token 9999'),
+    (
+      ss.Request(
+        token_ids=(1,),
+        sampling=ss.SamplingParams(forced_token_ids=(1,) * 17),
+      ),
+      '17 tokens',
+    ),
+  ):
+    with pytest.raises(errors.UserError, match=message):
+      engine.submit(request)
+  assert_empty(engine)
+
+
+def test_a_thread_serves_asynchronous_users():
+  requests = requests_of(6)
+  engine = make_engine(TARGET, FixedLength(2))
+
+  async def collect(request):
+    handle = engine.submit(request)
+    tokens = []
+    async for update in handle:
+      tokens += update.token_ids
+    return tuple(tokens)
+
+  async def leave(request):
+    handle = engine.submit(request)
+    async for update in handle:
+      if update.token_ids:
+        handle.cancel()
+    return handle.result().finish_reason
+
+  async def serve():
+    endless = ss.Request(
+      token_ids=(1, 2), sampling=ss.SamplingParams(max_new_tokens=150)
+    )
+    return await asyncio.gather(leave(endless), *map(collect, requests))
+
+  with background.running(engine):
+    reason, *outputs = asyncio.run(serve())
+    plain = engine.submit(requests[0]).result()
+    left = engine.submit(requests[0])
+  assert reason == 'cancelled'
+  expected = [result.token_ids for result in alone(requests)]
+  assert outputs == expected
+  assert plain.token_ids == expected[0]
+  assert left.is_finished
+  assert_empty(engine)
+
+
+class Broken(FixedLength):
+  def plan_draft(self, view):
+    raise ArithmeticError(f'{view.num_rows} rows are too many')
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_who_waits_learns_of_a_failure():
+  engine = make_engine(policy=Broken(1))
+  with background.running(engine):
+    handle = engine.submit(requests_of(1)[0])
+    with pytest.raises(RuntimeError, match='engine has failed'):
+      handle.result()
+
+
+def test_sliding_windows():
+  config = dataclasses.replace(
+    TARGET.config, sliding_window=16, sliding_layers=(True, False)
+  )
+  model = testing.random_model(config, seed=3)
+  requests = requests_of(6)
+  engine = Engine(model, model, sizes=make_sizes(), policy=FixedLength(3))
+  handles = [engine.submit(request) for request in requests]
+  for handle, expected in zip(handles, alone(requests, model), strict=True):
+    assert handle.result().token_ids == expected.token_ids
+
+
+def test_tensor_parallel():
+  devices = jax.devices()[:2]
+  model = testing.random_model(TARGET.config, seed=0, devices=devices)
+  requests = requests_of(4)
+  engine = Engine(model, model, sizes=make_sizes(), policy=FixedLength(2))
+  handles = [engine.submit(request) for request in requests]
+  for handle, expected in zip(handles, alone(requests), strict=True):
+    assert handle.result().token_ids == expected.token_ids

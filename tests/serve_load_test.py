@@ -1,0 +1,118 @@
+"""The programs that measure an engine: its costs, and requests under load."""
+
+import json
+import signal
+
+import programs
+import pytest
+
+from experiments import load_report
+
+SIZES = (
+  '--rows=1,2',
+  '--query_tokens=12',
+  '--contexts=32,64',
+  '--max_length=2',
+  '--mode=chain',
+  '--draft_layers=1',
+)
+
+
+def small(model, tmp_path):
+  """Flags of a small engine."""
+  prompts = tmp_path / 'prompts.jsonl'
+  lines = [
+    json.dumps({'question_id': i, 'task': 'short', 'turns': [f'{i} and {i}']})
+    for i in range(3)
+  ]
+  prompts.write_text('\n'.join(lines))
+  models = f'--target={model}', f'--draft={model}'
+  return (*models, *SIZES), f'--prompts={prompts}'
+
+
+def test_costs_and_load(model, tmp_path):
+  sizes, prompts = small(model, tmp_path)
+  costs, directory = tmp_path / 'costs.json', tmp_path / 'results'
+  status, output, complaints = programs.run(
+    'profile_costs', *sizes, '--repeats=9', f'--output={costs}'
+  )
+  if 'measure again on an idle machine' in complaints:
+    pytest.skip('other work on this machine disturbs the measurement')
+  assert status == 0, complaints
+  for part in ('plain', 'target', 'draft', 'overhead'):
+    assert f'\n{part} ' in output
+  assert 'whole steps: predicted times are off by' in output
+  load = (
+    'serve_load',
+    *sizes,
+    prompts,
+    '--request_rates=50',
+    '--num_requests=6',
+    '--output_tokens=8',
+  )
+  status, output, complaints = programs.run(
+    *load,
+    '--policies=none,fixed_2,table,goodput',
+    f'--costs={costs}',
+    f'--output_dir={directory}',
+  )
+  assert status == 0, complaints
+  lines = (directory / 'rows.jsonl').read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  assert [row['policy'] for row in rows] == [
+    'none',
+    'fixed_2',
+    'table',
+    'goodput',
+  ]
+  for row in rows:
+    assert tuple(row)[: len(load_report.COLUMNS)] == load_report.COLUMNS
+    assert row['num_requests'] == 6
+  assert rows[0]['acceptance_length'] == 1 < rows[1]['acceptance_length']
+  for name in ('latency', 'lengths'):
+    assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+  facts = json.loads((directory / 'provenance.json').read_text())
+  assert facts['flags']['rows'] == ['1', '2']
+  # Costs of other sizes are of no use.
+  error = programs.error_of(
+    *load,
+    '--rows=2',
+    '--policies=goodput',
+    f'--costs={costs}',
+    f'--output_dir={tmp_path / "other"}',
+  )
+  assert 'was measured with rows=(1, 2), here it is (2,)' in error
+
+
+def test_interrupted(model, tmp_path):
+  sizes, prompts = small(model, tmp_path)
+  rows = tmp_path / 'results' / 'rows.jsonl'
+  with programs.start(
+    'serve_load',
+    *sizes,
+    prompts,
+    '--policies=none',
+    '--request_rates=50',
+    '--num_requests=6',
+    '--output_tokens=8',
+    '--seeds=1000',
+    f'--output_dir={rows.parent}',
+  ) as process:
+    programs.wait_for(lambda: rows.exists() and rows.read_bytes())
+    process.send_signal(signal.SIGINT)
+    status, output, _ = programs.finish(process)
+  assert status == 130
+  assert 'written to' in output
+  assert (rows.parent / 'latency.png').exists()
+
+
+def test_mistakes_are_explained(tmp_path):
+  for flags, message in (
+    (('--policies=goodput',), 'goodput needs --costs'),
+    (('--rows=1,x',), '--rows=1,x must be numbers'),
+    (('--contexts=64,32',), '--contexts=64,32 must be ascending'),
+    (('--mode=chain', '--policies=none'), 'needs a draft model'),
+  ):
+    directory = f'--output_dir={tmp_path / "results"}'
+    assert message in programs.error_of('serve_load', *flags, directory)
+    assert not (tmp_path / 'results').exists()
