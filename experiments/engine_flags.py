@@ -82,16 +82,14 @@ def sizes() -> ProgramSizes:
 
 
 def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
-  """Loads the models; returns an engine that is compiled, and its target."""
+  """Loads the models; returns an engine, not compiled yet, and its target."""
   target = shared_flags.load_target()
   draft: Any = None
   if mode() == 'chain':
     draft = shared_flags.load_draft(target, is_async=False)
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
-  engine = Engine(target, draft, sizes=declared)
-  engine.warm_up(show_progress=True)
-  return engine, target
+  return Engine(target, draft, sizes=declared), target
 
 
 def cost_key(

@@ -35,10 +35,13 @@ _OUTPUT = flags.DEFINE_string(
   'output', None, 'File for the costs; replaced if it is there.', required=True
 )
 _REPEATS = flags.DEFINE_integer(
-  'repeats', 9, 'Measurements of which the lower quartile counts.', lower_bound=1
+  'repeats',
+  9,
+  'Measurements of which the lower quartile counts.',
+  lower_bound=1,
 )
 
-_LEAST_PLAIN = 3
+_LEAST_SIZES = 3
 _PROMPT_TOKENS = 24  # of made-up requests
 # Makes a measurement of a part of the step; called again for each repeat.
 Trial = Callable[[], Measurement]
@@ -47,16 +50,12 @@ Trial = Callable[[], Measurement]
 def main() -> None:
   """Runs the program."""
   declared = engine_flags.sizes()
-  num_plain = len(list(declared.all_plain()))
-  if num_plain < _LEAST_PLAIN:
-    raise errors.UserError(
-      f'--rows and --contexts make {num_plain} sizes of plain steps, the fit '
-      f'needs at least {_LEAST_PLAIN}'
-    )
+  _check_sizes(declared)
   path = pathlib.Path(_OUTPUT.value)
   with program.writing(path.parent):
     path.parent.mkdir(parents=True, exist_ok=True)
   engine, target = engine_flags.make_engine(declared)
+  engine.warm_up(show_progress=True)
   trials = [*_target_trials(engine, declared), *_draft_trials(engine, declared)]
   found: list[list[Measurement]] = [[] for _ in trials]
   records: list[StepRecord] = []
@@ -79,6 +78,20 @@ def main() -> None:
   print(_table(costs, measurements))
   print(_check(costs, records))
   print(f'written to {path}')
+
+
+def _check_sizes(declared: ProgramSizes) -> None:
+  """Raises UserError if there are too few sizes for the fits."""
+  mixed = {(flat.num_rows, flat.num_tokens) for flat in declared.all_mixed()}
+  for names, count in (
+    ('--rows and --contexts', len(list(declared.all_plain()))),
+    ('--rows and --query_tokens', len(mixed)),
+  ):
+    if count < _LEAST_SIZES:
+      raise errors.UserError(
+        f'{names} make {count} sizes of steps, the fit needs at least '
+        f'{_LEAST_SIZES}'
+      )
 
 
 def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:

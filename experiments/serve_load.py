@@ -87,6 +87,7 @@ def main() -> None:
   policies = _Policies(engine, target, declared)
   for name in names:
     policies.make(name)
+  engine.warm_up(show_progress=True)
   rows: list[dict[str, Any]] = []
   interruption = None
   try:

@@ -10,7 +10,7 @@ from experiments import load_report
 
 SIZES = (
   '--rows=1,2',
-  '--query_tokens=12',
+  '--query_tokens=6,12',
   '--contexts=32,64',
   '--max_length=2',
   '--mode=chain',
@@ -73,6 +73,10 @@ def test_costs_and_load(model, tmp_path):
     assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   facts = json.loads((directory / 'provenance.json').read_text())
   assert facts['flags']['rows'] == ['1', '2']
+  error = programs.error_of(
+    'profile_costs', *sizes, '--contexts=64', f'--output={costs}'
+  )
+  assert '--rows and --contexts make 2 sizes of steps' in error
   # Costs of other sizes are of no use.
   error = programs.error_of(
     *load,
