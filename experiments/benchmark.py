@@ -9,13 +9,9 @@ results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
 --resume goes on with it.
 """
 
-import hashlib
-import json
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import tqdm
 from absl import flags
@@ -76,7 +72,9 @@ def main() -> None:
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = _settings(modes, prompts_path)
+  settings = flags_lib.shared_settings(
+    prompts_path, limit=_LIMIT.value, repeats=_REPEATS.value, modes=modes
+  )
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
@@ -126,19 +124,6 @@ def _check_modes() -> list[str]:
   if _PEERS.value:
     peers.check()
   return modes + _PEERS.value
-
-
-def _settings(modes: Sequence[str], prompts: pathlib.Path) -> dict[str, Any]:
-  """Returns what results must share to be put into one summary."""
-  facts = provenance.collect()
-  return {
-    **flags_lib.to_json(),
-    'modes': modes,
-    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
-    'limit': _LIMIT.value,
-    'repeats': _REPEATS.value,
-    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
-  }
 
 
 def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
@@ -195,8 +180,9 @@ def _report(records, modes, directory, facts) -> None:
     return
   is_greedy = flags_lib.sampling().temperature == 0
   summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
-  text = json.dumps({'modes': summary, 'provenance': facts}, indent=2)
-  benchmark_output.write(directory / 'summary.json', text.encode())
+  benchmark_output.write_json(
+    directory / 'summary.json', {'modes': summary, 'provenance': facts}
+  )
   num_prompts = max(figures['num_prompts'] for figures in summary.values())
   title = (
     f'{flags_lib.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '

@@ -129,8 +129,7 @@ def write_settings(
   directory: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
   """Records the settings that `open_directory` will compare with."""
-  text = json.dumps(settings, indent=2)
-  write(directory / _SETTINGS, text.encode())
+  write_json(directory / _SETTINGS, settings)
 
 
 def append(directory: pathlib.Path, record: Record) -> None:
@@ -148,6 +147,11 @@ def write(path: pathlib.Path, content: bytes) -> None:
   """Makes or replaces a file in one step."""
   with program.writing(path), atomic_file.replacing(path) as partial:
     partial.write_bytes(content)
+
+
+def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  """Makes or replaces a file of JSON in one step."""
+  write(path, f'{json.dumps(values, indent=2)}\n'.encode())
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:

@@ -58,8 +58,7 @@ def write(
     'provenance': provenance.collect(),
     'trials': trials,
   }
-  text = json.dumps(values, indent=2)
-  benchmark_output.write(path, f'{text}\n'.encode())
+  benchmark_output.write_json(path, values)
 
 
 def apply() -> None:

@@ -12,8 +12,6 @@ what is done, and --resume goes on with it.
 
 import collections
 import dataclasses
-import hashlib
-import json
 import pathlib
 import statistics
 import sys
@@ -85,7 +83,9 @@ def main() -> None:
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = _settings(prompts_path)
+  settings = flags_lib.shared_settings(
+    prompts_path, limit=_LIMIT.value, batch_size=_BATCH_SIZE.value
+  )
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
@@ -116,18 +116,6 @@ def main() -> None:
   _report(records, times, directory, facts)
   if interruption is not None:
     raise interruption
-
-
-def _settings(prompts: pathlib.Path) -> dict[str, Any]:
-  """Returns what results must share to be put into one summary."""
-  facts = provenance.collect()
-  return {
-    **flags_lib.to_json(),
-    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
-    'limit': _LIMIT.value,
-    'batch_size': _BATCH_SIZE.value,
-    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
-  }
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:
@@ -240,8 +228,9 @@ def _report(
   if not records:
     return
   summary = evaluation_report.summarize(records, times)
-  text = json.dumps({**summary, 'provenance': facts}, indent=2)
-  benchmark_output.write(directory / 'summary.json', text.encode())
+  benchmark_output.write_json(
+    directory / 'summary.json', {**summary, 'provenance': facts}
+  )
   title = (
     f'{facts["target"]} + {facts["draft"]}, {facts["dtype"]}, '
     f'{summary["num_prompts"]} prompts'

@@ -1,13 +1,15 @@
 """Flags that several programs share, and what they stand for."""
 
 import dataclasses
+import hashlib
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import config_file, device_flags, tree_flags
+from experiments import config_file, device_flags, provenance, tree_flags
 from kernels_pallas import dispatch
 from swiftspec_jax import errors
 
@@ -221,6 +223,22 @@ def make_decoder(
     run_ahead=tree_flags.run_ahead(),
     timeline=timeline,
   )
+
+
+def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:
+  """Returns what results must share to be put into one summary.
+
+  Args:
+    prompts: the file.
+    **settings: values of the program's own flags, by name.
+  """
+  facts = provenance.collect()
+  return {
+    **to_json(),
+    **settings,
+    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
+  }
 
 
 def to_json() -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""The folder of a load experiment: pictures, and where the rows come from."""
+"""The runs of a load experiment, and the folder of their results."""
 
-import json
+import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import tqdm
 
 from experiments import (
   benchmark_output,
@@ -12,6 +14,43 @@ from experiments import (
   load_report,
   provenance,
 )
+from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.load_metrics import LoadRecorder
+
+
+def sweep(
+  rates: Sequence[float],
+  rows: list[dict[str, Any]],
+  directory: pathlib.Path,
+  *,
+  prepare: Callable[[Arrivals, int], Any],
+  run: Callable[[str, Arrivals, Any], tuple[LoadRecorder, dict[str, Any]]],
+) -> None:
+  """Adds a row for each run, to the list and line by line to the file.
+
+  Args:
+    rates: of requests, per second.
+    rows: to be added to.
+    directory: for rows.jsonl.
+    prepare: makes of arrivals and a seed what all policies share.
+    run: serves the arrivals with the policy of that name, given what
+      `prepare` made; returns what happened and further columns.
+  """
+  names, target = load_flags.policy_names(), load_flags.latency_target()
+  total = len(rates) * len(load_flags.seeds()) * len(names)
+  with tqdm.tqdm(total=total, desc='runs', mininterval=0.5) as progress:
+    for rate, seed in itertools.product(rates, load_flags.seeds()):
+      arrivals = load_flags.arrivals(rate, seed)
+      shared = prepare(arrivals, seed)
+      for name in names:
+        progress.set_postfix_str(f'{name} at {rate:g}/s')
+        recorder, more = run(name, arrivals, shared)
+        figures = recorder.summarize(target)
+        row = {'policy': name, 'request_rate': rate, **figures}
+        row |= {'seed': seed, **more}
+        benchmark_output.append_line(directory / 'rows.jsonl', row)
+        rows.append(row)
+        progress.update()
 
 
 def report(
@@ -28,11 +67,10 @@ def report(
     title: of the pictures.
     settings: values of the program's own flags, by name.
   """
-  text = json.dumps(
+  benchmark_output.write_json(
+    directory / 'provenance.json',
     {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
-    indent=2,
   )
-  benchmark_output.write(directory / 'provenance.json', text.encode())
   averages = load_report.average(rows)
   for name, draw in (
     ('latency', load_plot.draw_latency),

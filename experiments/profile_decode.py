@@ -9,7 +9,6 @@ transformers on the same weights, too. Prints the medians, and writes them
 with their provenance when --output_dir is given.
 """
 
-import json
 import pathlib
 import statistics
 import time
@@ -149,8 +148,9 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
 def _write(directory: pathlib.Path, report: dict[str, float]) -> None:
   with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
-  text = json.dumps({**report, 'provenance': provenance.collect()}, indent=2)
-  benchmark_output.write(directory / 'profile.json', text.encode())
+  benchmark_output.write_json(
+    directory / 'profile.json', {**report, 'provenance': provenance.collect()}
+  )
 
 
 if __name__ == '__main__':

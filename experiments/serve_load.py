@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
@@ -134,27 +133,21 @@ def _serve(
   directory: pathlib.Path,
 ) -> None:
   """Adds a row for each run, to the list and line by line to the file."""
-  names, target = load_flags.policy_names(), load_flags.latency_target()
-  total = len(rates) * len(load_flags.seeds()) * len(names)
-  with tqdm.tqdm(total=total, desc='serving') as progress:
-    for rate in rates:
-      for seed in load_flags.seeds():
-        arrivals = load_flags.arrivals(rate, seed)
-        requests = _requests(arrivals, encoded)
-        for name in names:
-          progress.set_postfix_str(f'{name} at {rate:g}/s')
-          engine.policy = policies.make(name)
-          before = engine.scheduler.num_preemptions
-          recorder = replay(engine, arrivals, requests)
-          row = {'policy': name, 'request_rate': rate}
-          row |= recorder.summarize(target)
-          row |= {
-            'seed': seed,
-            'num_preemptions': engine.scheduler.num_preemptions - before,
-          }
-          benchmark_output.append_line(directory / 'rows.jsonl', row)
-          rows.append(row)
-          progress.update()
+
+  def run(name, arrivals, requests):
+    engine.policy = policies.make(name)
+    before = engine.scheduler.num_preemptions
+    recorder = replay(engine, arrivals, requests)
+    count = engine.scheduler.num_preemptions - before
+    return recorder, {'num_preemptions': count}
+
+  load_output.sweep(
+    rates,
+    rows,
+    directory,
+    prepare=lambda arrivals, seed: _requests(arrivals, encoded),
+    run=run,
+  )
 
 
 def _requests(

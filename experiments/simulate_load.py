@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 from absl import flags
 
 from experiments import benchmark_output, load_flags, load_output, program
@@ -194,31 +193,24 @@ def _simulate(
   directory: pathlib.Path,
 ) -> None:
   """Adds a row for each run, to the list and line by line to the file."""
-  names, target = load_flags.policy_names(), load_flags.latency_target()
-  total = len(rates) * len(load_flags.seeds()) * len(names)
-  with tqdm.tqdm(total=total, desc='simulating', mininterval=0.5) as progress:
-    for rate in rates:
-      for seed in load_flags.seeds():
-        arrivals = load_flags.arrivals(rate, seed)
-        acceptance = _acceptance(arrivals, config.buckets, seed)
-        for name in names:
-          progress.set_postfix_str(f'{name} at {rate:g}/s', refresh=False)
-          policy = load_flags.make_policy(name, costs, config.buckets, table)
-          start = time.perf_counter()
-          simulation = simulator.simulate(
-            arrivals, acceptance, policy, config, costs
-          )
-          elapsed = time.perf_counter() - start
-          figures = simulation.recorder.summarize(target)
-          row = {'policy': name, 'request_rate': rate, **figures}
-          row |= {
-            'seed': seed,
-            'num_preemptions': simulation.num_preemptions,
-            'simulated_requests_per_second': len(arrivals) / elapsed,
-          }
-          benchmark_output.append_line(directory / 'rows.jsonl', row)
-          rows.append(row)
-          progress.update()
+
+  def run(name, arrivals, acceptance):
+    policy = load_flags.make_policy(name, costs, config.buckets, table)
+    start = time.perf_counter()
+    simulation = simulator.simulate(arrivals, acceptance, policy, config, costs)
+    elapsed = time.perf_counter() - start
+    return simulation.recorder, {
+      'num_preemptions': simulation.num_preemptions,
+      'simulated_requests_per_second': len(arrivals) / elapsed,
+    }
+
+  load_output.sweep(
+    rates,
+    rows,
+    directory,
+    prepare=lambda arrivals, seed: _acceptance(arrivals, config.buckets, seed),
+    run=run,
+  )
 
 
 def _report(

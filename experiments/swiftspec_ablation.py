@@ -11,7 +11,6 @@ acceptance.png. Ctrl-C keeps what is done, and --resume goes on with it.
 """
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -114,7 +113,13 @@ def main() -> None:
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = _settings(configurations, prompts_path)
+  settings = flags_lib.shared_settings(
+    prompts_path,
+    limit=_LIMIT.value,
+    repeats=_REPEATS.value,
+    timeline_tokens=_TIMELINE_TOKENS.value,
+    configurations=[c.name for c in configurations],
+  )
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
@@ -142,22 +147,6 @@ def main() -> None:
   _report(study, records, timelines, directory, facts)
   if interruption is not None:
     raise interruption
-
-
-def _settings(
-  configurations: Sequence[Configuration], prompts: pathlib.Path
-) -> dict[str, Any]:
-  """Returns what results must share to be put into one table."""
-  facts = provenance.collect()
-  return {
-    **flags_lib.to_json(),
-    'configurations': [c.name for c in configurations],
-    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
-    'limit': _LIMIT.value,
-    'repeats': _REPEATS.value,
-    'timeline_tokens': _TIMELINE_TOKENS.value,
-    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
-  }
 
 
 def _measure(
@@ -232,8 +221,9 @@ def _report(
   )
   lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
   benchmark_output.write(directory / 'rows.jsonl', lines.encode())
-  text = json.dumps({**facts, 'flags': flags_lib.to_json()}, indent=2)
-  benchmark_output.write(directory / 'provenance.json', text.encode())
+  benchmark_output.write_json(
+    directory / 'provenance.json', {**facts, 'flags': flags_lib.to_json()}
+  )
   title = _title(study, rows, facts)
   for name, draw in (
     ('speed', ablation_plot.draw_speed),

@@ -1,7 +1,6 @@
 """What --trace_dir gets: when each program of a request ran."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -59,5 +58,6 @@ def write(directory: pathlib.Path, traced: Trace) -> None:
     directory / 'timeline.json',
     timeline_lib.to_chrome_trace(traced.spans).encode(),
   )
-  text = json.dumps(traced.summary, indent=2)
-  benchmark_output.write(directory / 'timeline_summary.json', text.encode())
+  benchmark_output.write_json(
+    directory / 'timeline_summary.json', traced.summary
+  )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import requests as requests_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
@@ -203,17 +204,9 @@ class Decoder:
   def _check(self, request: Request) -> int:
     """Returns the length at which the request must end."""
     max_context = self._target.config.max_context
-    length = len(request.token_ids)
-    if length == 0:
-      raise errors.UserError('the prompt is empty; give at least one token')
-    if length >= max_context:
-      raise errors.UserError(
-        f'the prompt has {length} tokens; {self._target.name} takes at most '
-        f'{max_context} tokens, prompt and output together'
-      )
-    request.sampling.check_vocabulary(self._target.config.vocab_size)
+    requests_lib.check(request, self._target, max_context, self._target.name)
     max_new_tokens = request.sampling.max_new_tokens or max_context
-    return min(length + max_new_tokens, max_context)
+    return min(len(request.token_ids) + max_new_tokens, max_context)
 
   def _admit(
     self, row: Row, slot: int, features: Sequence[SamplingParams]

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import results, types
+from swiftspec_jax import errors, results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
@@ -27,6 +27,31 @@ class Request:
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
   reference_token_ids: tuple[int, ...] = ()
+
+
+def check(request: Request, target: Model, max_context: int, who: str) -> None:
+  """Raises UserError for a request that cannot be decoded.
+
+  Args:
+    request: to look at.
+    target: whose tokens they are.
+    max_context: most tokens, prompt and output together.
+    who: has that limit.
+  """
+  length, vocab_size = len(request.token_ids), target.config.vocab_size
+  if length == 0:
+    raise errors.UserError('the prompt is empty; give at least one token')
+  if length >= max_context:
+    raise errors.UserError(
+      f'the prompt has {length} tokens; {who} takes at most {max_context} '
+      'tokens, prompt and output together'
+    )
+  for token_id in (min(request.token_ids), max(request.token_ids)):
+    if not 0 <= token_id < vocab_size:
+      raise errors.UserError(
+        f'the prompt has token {token_id}; ids are 0 to {vocab_size - 1}'
+      )
+  request.sampling.check_vocabulary(vocab_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Meshes, and the rules that map logical array axes to mesh axes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,3 +47,8 @@ def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+  """Enqueues a copy of all arrays of `tree` to each device of `mesh`."""
+  return jax.device_put(tree, replicated(mesh))

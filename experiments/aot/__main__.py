@@ -10,7 +10,6 @@ speed: no program is run.
 import collections
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -62,8 +61,9 @@ def main() -> None:
     done.append(row)
     print(_line(row), flush=True)
     benchmark_output.append_line(directory / _ROWS, dataclasses.asdict(row))
-  facts = json.dumps(provenance.collect(), indent=2)
-  benchmark_output.write(directory / 'provenance.json', facts.encode())
+  benchmark_output.write_json(
+    directory / 'provenance.json', provenance.collect()
+  )
   print(_summary(done))
   print(f'written to {directory}')
   refused = [row for row in done if row.status == 'refused']

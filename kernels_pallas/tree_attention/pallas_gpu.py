@@ -18,10 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import last_program
-from kernels_pallas.tree_attention import mask_words
+from kernels_pallas.tree_attention import mask_words, reference
 
-# What a masked score becomes, and less than any other.
-_MASKED_SCORE = -1e30
 _MIN_QUERY_ROWS = 16  # of a product in Triton
 _MAX_QUERY_ROWS = 128
 
@@ -232,11 +230,7 @@ def _kernel(
     scale=scale,
     soft_cap=soft_cap,
   )
-  carry = (
-    jnp.full((num_rows,), _MASKED_SCORE, jnp.float32),
-    jnp.zeros((num_rows,), jnp.float32),
-    jnp.zeros((num_rows, head_dim), jnp.float32),
-  )
+  carry = _nothing(num_rows, head_dim)
   # A block of the prefix alone needs no mask.
   carry = jax.lax.fori_loop(blocks[0], tree_block, add, carry)
   carry = jax.lax.fori_loop(
@@ -258,6 +252,15 @@ def _kernel(
     plgpu.store(
       out.at[places], combined.astype(out.dtype), mask=is_row[:, None]
     )
+
+
+def _nothing(num_rows, head_dim):
+  """Returns maxima f32[N], sums f32[N] and totals f32[N, E] of no rows."""
+  return (
+    jnp.full((num_rows,), reference.MASKED_SCORE, jnp.float32),
+    jnp.zeros((num_rows,), jnp.float32),
+    jnp.zeros((num_rows, head_dim), jnp.float32),
+  )
 
 
 def _blocks_of(split, first_row, prefix_length, end, config):
@@ -327,7 +330,7 @@ def _add_block(
     near = rows[None] >= first
     visible = near if visible is None else visible & near
   if visible is not None:
-    scores = jnp.where(visible, scores, _MASKED_SCORE)
+    scores = jnp.where(visible, scores, reference.MASKED_SCORE)
   new_max = jnp.maximum(maximum, scores.max(axis=1))
   weights = jnp.exp(scores - new_max[:, None])
   if visible is not None:
@@ -359,12 +362,7 @@ def _combine(maxima, sums, totals, num_splits):
       total * decay[:, None] + added,
     )
 
-  num_rows, head_dim = totals.shape[1:]
-  carry = (
-    jnp.full((num_rows,), _MASKED_SCORE, jnp.float32),
-    jnp.zeros((num_rows,), jnp.float32),
-    jnp.zeros((num_rows, head_dim), jnp.float32),
-  )
-  _, total_weight, total = jax.lax.fori_loop(0, num_splits, add, carry)
+  nothing = _nothing(*totals.shape[1:])
+  _, total_weight, total = jax.lax.fori_loop(0, num_splits, add, nothing)
   # A row that sees nothing gives zeros.
   return total / jnp.where(total_weight == 0, 1.0, total_weight)[:, None]

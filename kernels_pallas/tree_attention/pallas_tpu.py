@@ -23,12 +23,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas.tree_attention import mask_words
+from kernels_pallas.tree_attention import mask_words, reference
 
 _SUBLANES = 8
 _LANES = 128
-# What a masked score becomes, and less than any other.
-_MASKED_SCORE = -1e30
 _MAX_QUERY_ROWS = 256
 _BUFFER_BYTES = 8 * 2**20  # of the blocks in VMEM, of which 16 MiB are free
 
@@ -239,7 +237,7 @@ def _kernel(
       block, visible & (rows >= first_visible) if has_window else visible
     )
 
-  maxima[...] = jnp.full_like(maxima, _MASKED_SCORE)
+  maxima[...] = jnp.full_like(maxima, reference.MASKED_SCORE)
   sums[...] = jnp.zeros_like(sums)
   totals[...] = jnp.zeros_like(totals)
 
@@ -320,16 +318,16 @@ def _add_head(
   if soft_cap is not None:
     scores = soft_cap * jnp.tanh(scores / soft_cap)
   if visible is not None:
-    bias = jnp.where(visible, 0.0, _MASKED_SCORE)
+    bias = jnp.where(visible, 0.0, reference.MASKED_SCORE)
     num_tokens, num_keys = bias.shape
     by_head = scores.reshape(-1, num_tokens, num_keys)
     is_seen = jnp.broadcast_to(bias[None], by_head.shape).reshape(scores.shape)
-    scores = jnp.where(is_seen == 0, scores, _MASKED_SCORE)
+    scores = jnp.where(is_seen == 0, scores, reference.MASKED_SCORE)
   old_max = maxima[:, :1]
   new_max = jnp.maximum(old_max, scores.max(axis=1, keepdims=True))
   weights = jnp.exp(scores - new_max)
   if visible is not None:
-    weights = jnp.where(scores > _MASKED_SCORE / 2, weights, 0.0)
+    weights = jnp.where(scores > reference.MASKED_SCORE / 2, weights, 0.0)
   decay = jnp.exp(old_max - new_max)
   new_sum = sums[:, :1] * decay + weights.sum(axis=1, keepdims=True)
   maxima[...] = jnp.broadcast_to(new_max, maxima.shape)

@@ -20,7 +20,6 @@ from kernels_pallas.verification import walk
 
 _MAX_NODES = 64
 _MIN_NODES = 2
-_FAR = 2**30  # more than any token id
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,14 +37,7 @@ class Config:
   num_warps: int = 4
 
 
-def check(scores_shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if scores_shape[1] > _MAX_NODES:
-    raise NotImplementedError(
-      f'{scores_shape[1]} nodes are more than {_MAX_NODES}'
-    )
+check = functools.partial(walk.check, most_nodes=_MAX_NODES)
 
 
 def verify_tree(
@@ -149,7 +141,7 @@ def _kernel(
     )
     highest = values.max(axis=1)
     is_highest = values == highest[:, None]
-    lowest = jnp.where(is_highest, token[None], _FAR).min(axis=1)
+    lowest = jnp.where(is_highest, token[None], walk.FAR).min(axis=1)
     # Of equal scores the first one counts, as in jnp.argmax.
     is_better = highest > carry[0]
     return (
@@ -171,7 +163,7 @@ def _kernel(
     all_best = best[...]
     is_highest = all_best == all_best.max(axis=0)[None]
     # Where nothing is allowed, all programs agree on token 0.
-    choices = jnp.where(is_highest, first[...], _FAR).min(axis=0)
+    choices = jnp.where(is_highest, first[...], walk.FAR).min(axis=0)
     load = functools.partial(plgpu.load, mask=is_node, other=-1)
     places = (node[:, None], node[None])
     found = walk.walk(

@@ -17,7 +17,6 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 128
-_FAR = 2**30  # more than any token id
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,14 +30,7 @@ class Config:
   block_vocab: int = 8192
 
 
-def check(scores_shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if scores_shape[1] > _MAX_NODES:
-    raise NotImplementedError(
-      f'{scores_shape[1]} nodes are more than {_MAX_NODES}'
-    )
+check = functools.partial(walk.check, most_nodes=_MAX_NODES)
 
 
 def verify_tree(
@@ -127,7 +119,9 @@ def _kernel(
   token += tile * scores.shape[1]
   inside = jnp.where(token < vocab_size, scores[...], -jnp.inf)
   highest = inside.max(axis=1, keepdims=True)
-  first = jnp.where(inside == highest, token, _FAR).min(axis=1, keepdims=True)
+  first = jnp.where(inside == highest, token, walk.FAR).min(
+    axis=1, keepdims=True
+  )
   # Of equal scores the first one counts, as in jnp.argmax.
   choices[...] = jnp.where(highest > best[...], first, choices[...])
   best[...] = jnp.maximum(highest, best[...])

@@ -1,8 +1,8 @@
-"""The walk over the tree as sums over [T, T], for use in kernels.
+"""What the kernels share: their limits, and the walk over the tree.
 
 Kernels have no gather and no sort; a tree has few nodes, so that a comparison
-of all with all does both. Sums have one term that is not zero, so they are
-exact.
+of all with all does both. The walk is made of sums over [T, T] that have one
+term that is not zero, so they are exact.
 
 Legend: T nodes, padding included.
 """
@@ -11,6 +11,29 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.verification import reference
+
+FAR = 2**30  # more than any token id
+
+
+def check(
+  scores_shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+  *,
+  most_nodes: int,
+) -> None:
+  """Raises NotImplementedError with the reason if a kernel cannot do it.
+
+  Args:
+    scores_shape: [B, T, V].
+    dtype: of the scores.
+    most_nodes: that the kernel takes.
+  """
+  if dtype != jnp.float32:
+    raise NotImplementedError(f'dtype {dtype} is not float32')
+  if scores_shape[1] > most_nodes:
+    raise NotImplementedError(
+      f'{scores_shape[1]} nodes are more than {most_nodes}'
+    )
 
 
 def walk(

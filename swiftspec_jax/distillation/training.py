@@ -56,17 +56,16 @@ class TrainingConfig:
   compute_dtype: str = 'float32'
 
   def __post_init__(self):
-    for name in (
+    positive = (
       'num_steps',
       'tokens_per_batch',
       'learning_rate',
       'clip_norm',
       'num_passes',
-    ):
-      if getattr(self, name) <= 0:
-        raise errors.UserError(
-          f'{name} must be positive, got {getattr(self, name)}'
-        )
+    )
+    errors.check_fields(
+      self, {name: (getattr(self, name) > 0, 'positive') for name in positive}
+    )
     if not 0 <= self.warmup_steps < self.num_steps:
       raise errors.UserError(
         f'warmup_steps={self.warmup_steps} must be at least 0 and less than '

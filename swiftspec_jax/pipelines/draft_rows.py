@@ -153,4 +153,4 @@ class DraftRows:
     return self._on_mesh(np.zeros(shape, self._draft.dtype))
 
   def _on_mesh(self, tree: Any) -> Any:
-    return jax.device_put(tree, sharding_lib.replicated(self._draft.mesh))
+    return sharding_lib.replicate(tree, self._draft.mesh)

@@ -137,7 +137,7 @@ class TargetRows:
     )
 
   def _on_mesh(self, tree: Any) -> Any:
-    return jax.device_put(tree, sharding_lib.replicated(self._target.mesh))
+    return sharding_lib.replicate(tree, self._target.mesh)
 
   def _sampling(self, batch, features) -> sampling_lib.SamplingState:
     vocab_size = self._target.config.vocab_size

@@ -78,9 +78,8 @@ class TreePipeline:
       feature_layers=draft.config.feature_layers,
     )
     self._draft_rows = DraftRows(draft, tree_config, batch_size)
-    self._no_news = jax.device_put(
-      _no_news(draft, batch_size, tree_config.num_nodes),
-      sharding_lib.replicated(draft.mesh),
+    self._no_news = sharding_lib.replicate(
+      _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
     )
     self._count = functools.cache(self._count)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
@@ -217,9 +216,8 @@ class TreePipeline:
     """Enqueues the draft's part and both transfers; returns the proposal."""
     sizes = self._next
     dispatched = time.perf_counter()
-    verified = jax.device_put(
-      self._no_news if verified is None else verified,
-      sharding_lib.replicated(self._draft.mesh),
+    verified = sharding_lib.replicate(
+      self._no_news if verified is None else verified, self._draft.mesh
     )
     self._note(timeline_lib.TRANSFER, 'verdict', dispatched, verified, 'verify')
     dispatched = time.perf_counter()
@@ -238,9 +236,7 @@ class TreePipeline:
     )
     self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
     dispatched = time.perf_counter()
-    proposal = jax.device_put(
-      proposal, sharding_lib.replicated(self._target.mesh)
-    )
+    proposal = sharding_lib.replicate(proposal, self._target.mesh)
     self._note(
       timeline_lib.TRANSFER, 'proposal', dispatched, proposal, 'advance'
     )
@@ -254,7 +250,7 @@ class TreePipeline:
       self._target_rows.state.lengths,
       size=self._num_catch_up,
     )
-    recent = jax.device_put(recent, sharding_lib.replicated(self._draft.mesh))
+    recent = sharding_lib.replicate(recent, self._draft.mesh)
     self._note(timeline_lib.TRANSFER, 'text', dispatched, recent, 'verify')
     dispatched = time.perf_counter()
     self._draft_rows.state, outcome = catch_up.catch_up(
@@ -317,9 +313,7 @@ class TreePipeline:
     self._next = self._proposal = None
 
   def _count(self, value: int) -> jax.Array:
-    return jax.device_put(
-      np.int32(value), sharding_lib.replicated(self._draft.mesh)
-    )
+    return sharding_lib.replicate(np.int32(value), self._draft.mesh)
 
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:

@@ -114,9 +114,7 @@ class ChainEstimator:
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
-    is_counted = outcome.lengths > 0
-    if outcome.is_usable is not None:
-      is_counted &= outcome.is_usable
+    is_counted = _is_counted(outcome)
     if not is_counted.any():
       return
     verified = outcome.lengths[is_counted]
@@ -133,8 +131,9 @@ class ChainEstimator:
     self._rate_stops = self._rate_stops * kept + num_stops
     # Before this step's outcome is part of them.
     expected = np.cumsum(1 - self.conditional_acceptance())[num_tried - 1]
-    self._hits = self._hits * decay + self._at_least(accepted)
-    self._reached = self._reached * decay + self._at_least(num_tried)
+    size = len(self._hits)
+    self._hits = self._hits * decay + _at_least(accepted, size)
+    self._reached = self._reached * decay + _at_least(num_tried, size)
     self._observe_rows(outcome, is_counted, has_stopped, expected)
 
   def _observe_rows(self, outcome, is_counted, has_stopped, expected) -> None:
@@ -144,11 +143,6 @@ class ChainEstimator:
     self._request_ids[slots] = request_ids
     self._stops[slots] = self._stops[slots] * kept + has_stopped
     self._expected_stops[slots] = self._expected_stops[slots] * kept + expected
-
-  def _at_least(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns how many of the numbers are at least 1, 2, ... K."""
-    counts = np.bincount(numbers, minlength=len(self._hits) + 1)
-    return counts[::-1].cumsum()[::-1][1:]
 
   def _make_room(self, view: policies.StepView) -> None:
     if len(self._hits) == view.buckets.max_length:
@@ -185,12 +179,9 @@ class TreeEstimator:
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
-    is_counted = outcome.lengths > 0
-    if outcome.is_usable is not None:
-      is_counted &= outcome.is_usable
+    is_counted = _is_counted(outcome)
     size = len(self._hits)
-    counts = np.bincount(outcome.lengths[is_counted], minlength=size + 1)
-    tried = counts[::-1].cumsum()[::-1][1:]
+    tried = _at_least(outcome.lengths[is_counted], size)
     ranks = outcome.accepted_ranks[:, is_counted]
     hits = np.bincount(ranks[ranks >= 0], minlength=size)
     kept = np.where(
@@ -208,3 +199,17 @@ class TreeEstimator:
     levels = _PRIOR_RATE ** np.arange(1, len(lengths))
     self._tried = np.full(lengths[-1], _PRIOR_WEIGHT)
     self._hits = np.repeat(levels / sizes, sizes) * _PRIOR_WEIGHT
+
+
+def _is_counted(outcome: policies.Outcome) -> np.ndarray:
+  """Returns bool[B], the rows that tell something about acceptance."""
+  is_counted = outcome.lengths > 0
+  if outcome.is_usable is not None:
+    is_counted &= outcome.is_usable
+  return is_counted
+
+
+def _at_least(numbers: np.ndarray, size: int) -> np.ndarray:
+  """Returns how many of the numbers are at least 1, 2, ... `size`."""
+  counts = np.bincount(numbers, minlength=size + 1)
+  return counts[::-1].cumsum()[::-1][1:]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from swiftspec_jax import errors, types
+from swiftspec_jax import requests, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
 from swiftspec_jax.serving import choices
@@ -12,22 +12,9 @@ from swiftspec_jax.serving.scheduler import SchedulerConfig
 
 def check(request: Request, model: Model, config: SchedulerConfig) -> None:
   """Raises UserError for a request that an engine cannot serve."""
-  length, vocab_size = len(request.token_ids), model.config.vocab_size
-  if length == 0:
-    raise errors.UserError('the prompt is empty; give at least one token')
-  if length >= config.max_context:
-    raise errors.UserError(
-      f'the prompt has {length} tokens; this engine takes at most '
-      f'{config.max_context} tokens, prompt and output together'
-    )
-  for token_id in (min(request.token_ids), max(request.token_ids)):
-    if not 0 <= token_id < vocab_size:
-      raise errors.UserError(
-        f'the prompt has token {token_id}; ids are 0 to {vocab_size - 1}'
-      )
-  request.sampling.check_vocabulary(vocab_size)
+  requests.check(request, model, config.max_context, 'this engine')
   choices.check(request.sampling)
-  config.check(length, _max_new_tokens(request, config))
+  config.check(len(request.token_ids), _max_new_tokens(request, config))
 
 
 def _max_new_tokens(request: Request, config: SchedulerConfig) -> int:
