@@ -12,6 +12,7 @@ import swiftspec_jax as ss
 from experiments import config_file, device_flags, provenance, tree_flags
 from kernels_pallas import dispatch
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import builtin
 
 TREE_MODES = ('serial', 'async')
 _DRAFT_MODES = ('chain', *TREE_MODES)
@@ -27,7 +28,8 @@ _TARGET = flags.DEFINE_string(
 _DRAFT = flags.DEFINE_string(
   'draft',
   None,
-  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target.',
+  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target. '
+  'Default: the built-in one of --target, if there is one.',
 )
 _DRAFT_LAYERS = flags.DEFINE_integer(
   'draft_layers',
@@ -128,9 +130,17 @@ def prompt_lookup() -> ss.PromptLookup:
   )
 
 
+def draft_name() -> str | None:
+  """Returns the name of the draft model, None if there is none."""
+  return _DRAFT.value or builtin.draft_of(_TARGET.value)
+
+
 def default_modes() -> tuple[str, ...]:
   """Returns all modes that the flags allow, but async, which needs devices."""
-  return MODES[:-1] if _DRAFT.value else MODES[:2]
+  if _DRAFT.value:
+    return MODES[:-1]
+  # Built-in drafts read features, which chains do not have.
+  return (*MODES[:2], 'serial') if draft_name() else MODES[:2]
 
 
 def check(modes: Sequence[str]) -> None:
@@ -145,9 +155,10 @@ def check(modes: Sequence[str]) -> None:
   device_flags.check(modes)
   config_file.check_device()
   drafting = [mode for mode in modes if mode in _DRAFT_MODES]
-  if drafting and not _DRAFT.value:
+  if drafting and not draft_name():
     raise errors.UserError(
-      f'mode {drafting[0]} needs a draft model: give --draft'
+      f'mode {drafting[0]} needs a draft model, and there is none built in for '
+      f'--target={_TARGET.value}: give --draft'
     )
   for flag, value, users in (
     ('draft', _DRAFT.value, _DRAFT_MODES),
@@ -172,7 +183,7 @@ def load_target() -> ss.Model:
 
 
 def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
-  """Loads the model of --draft where `modes` need it.
+  """Loads the draft model where `modes` need it.
 
   Returns:
     The draft of each mode that has one. Modes that have it on the target's
@@ -188,9 +199,9 @@ def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
 
 
 def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
-  """Loads the model of --draft, on devices of its own if `is_async`."""
+  """Loads the draft model, on devices of its own if `is_async`."""
   return ss.load(
-    _DRAFT.value,
+    draft_name(),
     dtype=_DTYPE.value,
     devices=device_flags.draft_devices()
     if is_async
@@ -245,7 +256,6 @@ def to_json() -> dict[str, Any]:
   """Returns the values of the shared flags, by name."""
   holders = (
     _TARGET,
-    _DRAFT,
     _DRAFT_LAYERS,
     _NUM_SPECULATIVE_TOKENS,
     _PROMPT_LOOKUP_MIN,
@@ -260,6 +270,7 @@ def to_json() -> dict[str, Any]:
   )
   return {
     **{holder.name: holder.value for holder in holders},
+    _DRAFT.name: draft_name(),
     **device_flags.to_json(),
     **tree_flags.to_json(),
   }
