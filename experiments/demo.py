@@ -16,7 +16,7 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODEL = 'smollm2-135m-instruct'
 _DRAFT = 'smollm2-135m-draft'
-_TREE = ss.TreeConfig(num_nodes=8, num_draft_steps=3, prompt_lookup=True)
+_TREE = ss.TreeConfig(num_nodes=8, num_draft_steps=3)
 _SPECULATIVE = 'speculative'
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.

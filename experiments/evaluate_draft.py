@@ -160,7 +160,11 @@ def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
     # A tree of one leaf, as drafts that read features have no other chains.
     length = evaluation_report.CHAIN_LENGTH
     tree = ss.TreeConfig(
-      num_nodes=length + 1, num_draft_steps=length, width=1, branching=1
+      num_nodes=length + 1,
+      num_draft_steps=length,
+      width=1,
+      branching=1,
+      prompt_lookup=False,
     )
   else:
     tree = _tree(int(mode.removeprefix('tree')))

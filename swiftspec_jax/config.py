@@ -305,7 +305,7 @@ class TreeConfig:
   num_cache_rows: int = 128
   coverage: float = 0.0
   is_adaptive: bool = False
-  prompt_lookup: bool = False
+  prompt_lookup: bool = True
   suffix_lookup: bool = False
   forced_acceptance: float | None = None
 

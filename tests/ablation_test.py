@@ -73,7 +73,8 @@ def test_configurations_differ_in_what_they_are_named_after():
   assert len(by_name) == len(ALL)
   assert set(ablation_settings.MAIN) < set(by_name)
   base = by_name['async']
-  assert base.tree == by_name['serial'].tree == ss.TreeConfig()
+  assert base.tree == by_name['serial'].tree
+  assert base.tree == ss.TreeConfig(prompt_lookup=False)
   assert by_name['async_lockstep'] == dataclasses.replace(
     base, name='async_lockstep', run_ahead=0
   )
@@ -105,7 +106,7 @@ def test_switches_of_the_flags_stay_in_their_rows():
   )
   found = ablation_settings.configurations(tree, run_ahead=2)
   by_name = {c.name: c for c in found}
-  assert by_name['async'].tree == ss.TreeConfig()
+  assert by_name['async'].tree == ss.TreeConfig(prompt_lookup=False)
   assert by_name['async'].run_ahead == 2
   assert by_name['async_coverage'].tree.coverage == 0.25
   assert by_name['async_restart'].tree.num_restart_steps == 3

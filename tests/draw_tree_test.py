@@ -22,6 +22,7 @@ TREE = ss.TreeConfig(
   branching=4,
   capacity=64,
   num_cache_rows=32,
+  prompt_lookup=False,
 )
 SVG = '{http://www.w3.org/2000/svg}'
 NODE = tree_rounds.Node(

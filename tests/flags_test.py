@@ -38,9 +38,9 @@ def test_flags_become_a_tree():
     assert tree_flags.config() == ss.TreeConfig(
       num_nodes=4, width=2, num_draft_steps=3, is_adaptive=True, coverage=0.5
     )
-  with given(tree_prompt_lookup=True, tree_suffix_lookup=True):
+  with given(tree_prompt_lookup=False, tree_suffix_lookup=True):
     assert tree_flags.config() == ss.TreeConfig(
-      prompt_lookup=True, suffix_lookup=True
+      prompt_lookup=False, suffix_lookup=True
     )
 
 

@@ -58,10 +58,11 @@ def test_the_built_in_draft_is_exact_and_useful(devices):
   first, second = (jax.devices()[i : i + 1] for i in devices)
   target = ss.load('smollm2-135m-instruct', devices=first)
   draft = ss.load('smollm2-135m-draft', devices=second, draft_of=target)
-  tree = ss.TreeConfig(prompt_lookup=True)
   prompts = model_cases.CHAT_PROMPTS[:3]
   plain = ss.generate(target, prompts, max_new_tokens=48)
-  ours = ss.generate(target, prompts, max_new_tokens=48, draft=draft, tree=tree)
+  ours = ss.generate(
+    target, prompts, max_new_tokens=48, draft=draft, tree=ss.TreeConfig()
+  )
   assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
   stats = [result.stats for result in ours]
   assert results.total_acceptance_length(stats) > 1.5

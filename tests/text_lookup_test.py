@@ -1,5 +1,6 @@
 """Chains that a text suggests, and their scores, against loops over it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,8 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import text_lookup
 
 SIZE = 24
-BOTH = TreeConfig(num_nodes=5, prompt_lookup=True, suffix_lookup=True)
+PLAIN = TreeConfig(prompt_lookup=False)
+BOTH = TreeConfig(num_nodes=5, suffix_lookup=True)
 KINDS = text_lookup.kinds_of(BOTH)
 NUM_LENGTHS = len(KINDS[0].prior)
 
@@ -130,13 +132,13 @@ def check(lookup, log_probs, row, tokens, rates):
 
 
 def test_nothing_is_kept_without_a_switch():
-  assert text_lookup.make_row(TreeConfig(), [1, 2, 3], SIZE) is None
+  assert text_lookup.make_row(PLAIN, [1, 2, 3], SIZE) is None
 
 
 def test_each_switch_has_its_chains():
   row = functools.partial(text_lookup.make_row, token_ids=[1], capacity=SIZE)
-  prompt = row(TreeConfig(prompt_lookup=True))
-  suffix = row(TreeConfig(suffix_lookup=True))
+  prompt = row(TreeConfig())
+  suffix = row(dataclasses.replace(PLAIN, suffix_lookup=True))
   assert prompt.chains.shape == (1, 1, 8)
   assert suffix.chains.shape == (1, 4, 8)
   assert row(BOTH).chains.shape == (1, 5, 5)

@@ -19,6 +19,7 @@ TREE = TreeConfig(
   num_restart_steps=1,
   capacity=64,
   num_cache_rows=32,
+  prompt_lookup=False,
 )
 DEVICES = {
   'serial': ((0, 1), (0, 1)),
