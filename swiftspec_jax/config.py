@@ -267,6 +267,9 @@ class SamplingParams:
           )
 
 
+_CATCH_UP = 64  # tokens
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
   """How a draft model grows its token tree, and what it sends of it.
@@ -334,3 +337,8 @@ class TreeConfig:
       ),
     }
     errors.check_fields(self, checks)
+
+  @property
+  def num_catch_up(self) -> int:
+    """Tokens that a draft takes in at once after a pause."""
+    return max(min(_CATCH_UP, self.num_cache_rows), 2 * self.num_nodes)

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
+from tree_cases import CONFIG, DEVICES, STEP_TIMES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import buckets, errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
+from swiftspec_jax.pipelines import tree_sizes
 
 FEATURE_LAYERS = (0, 1)
 MIXED = [
@@ -85,6 +86,25 @@ def test_output_is_that_of_plain_decoding(
     assert sum(result.stats.num_accepted for result in results) > 20
 
 
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize(('batch_size', 'run_ahead'), [(1, 1), (3, 2)])
+def test_pauses_change_no_token(plain, mode, batch_size, run_ahead):
+  """Drafts are mostly wrong, so that it stops and comes back."""
+  target, draft = fed_pair(*DEVICES[mode])
+  wrong = {**draft.params, 'final_norm': -draft.params['final_norm']}
+  draft = dataclasses.replace(draft, params=wrong)
+  tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
+  tree_decoder = ss.Decoder(
+    target, draft, tree=tree, batch_size=batch_size, run_ahead=run_ahead
+  )
+  tree_decoder.pipeline._sizes.start(STEP_TIMES)
+  results = run(tree_decoder, MIXED)
+  assert_same(results, plain)
+  num_drafted = sum(result.stats.num_drafted for result in results)
+  num_rounds = sum(result.stats.num_rounds for result in results)
+  assert 0 < num_drafted < 15 * num_rounds
+
+
 def test_padded_splits():
   target, draft = fed_pair((0, 2), (2, 5), vocab_size=263)
   requests = requests_of(3, max_new_tokens=20)
@@ -98,6 +118,8 @@ def start(mode, **changes):
   target, draft = fed_pair(*DEVICES[mode])
   tree = dataclasses.replace(TREE, **changes)
   pipeline = ss.Decoder(target, draft, tree=tree).pipeline
+  if tree.is_adaptive:
+    pipeline._sizes.start(STEP_TIMES)
   request = requests_of(3, max_new_tokens=150)[2]
   limit = len(request.token_ids) + 150
   pipeline.prepare(limit, [request.sampling])
@@ -168,30 +190,50 @@ def rows_of(cache):
   return np.stack([np.stack(cache.keys), np.stack(cache.values)])[:, :, 0]
 
 
+def assert_in_step(pipeline):
+  """The draft has read the text with the target's features; the outcome."""
+  target, draft = pipeline._target, pipeline._draft
+  state = jax.device_get(pipeline._target_rows.state)
+  draft_state = jax.device_get(pipeline._draft_rows.state)
+  length = int(state.lengths[0])
+  text = state.token_ids[0, :length].tolist()
+  assert draft_state.cache.kv_lengths[0] == length - 1
+  before = features_before(target, draft, text)[:, :length]
+  hidden, _, rows = read(draft, text, before)
+  np.testing.assert_allclose(
+    rows_of(draft_state.cache)[..., :length, :], rows, atol=2e-3
+  )
+  np.testing.assert_allclose(
+    draft_state.features.of_rows[0, 0], hidden[0, -1], atol=5e-3
+  )
+  assert path_to(draft_state.tree, 0) == text[-1:]
+  return int(draft_state.outcome[0])
+
+
 @pytest.mark.parametrize('mode', DEVICES)
 def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
   """Keys and values of the prefix and of the root, and the root's feature."""
   pipeline = start(mode)
-  target, draft = pipeline._target, pipeline._draft
   outcomes = set()
   for _ in range(10):
     pipeline.dispatch()
-    state = jax.device_get(pipeline._target_rows.state)
-    draft_state = jax.device_get(pipeline._draft_rows.state)
-    outcomes.add(int(draft_state.outcome[0]))
-    length = int(state.lengths[0])
-    text = state.token_ids[0, :length].tolist()
-    assert draft_state.cache.kv_lengths[0] == length - 1
-    before = features_before(target, draft, text)[:, :length]
-    hidden, _, rows = read(draft, text, before)
-    np.testing.assert_allclose(
-      rows_of(draft_state.cache)[..., :length, :], rows, atol=2e-3
-    )
-    np.testing.assert_allclose(
-      draft_state.features.of_rows[0, 0], hidden[0, -1], atol=5e-3
-    )
-    assert path_to(draft_state.tree, 0) == text[-1:]
+    outcomes.add(assert_in_step(pipeline))
   assert len(outcomes) > 1 or mode == 'serial'
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize('num_rounds', [1, 5, 40])
+def test_a_pause_is_made_up_for(mode, num_rounds):
+  """The draft reads all tokens of plain rounds with the target's features."""
+  pipeline = start(mode, is_adaptive=True)
+  pipeline.dispatch()
+  pipeline.dispatch()
+  for _ in range(num_rounds):
+    verified, _ = pipeline.verify()
+    pipeline.follow(verified, tree_sizes.PLAIN)
+  verified, _ = pipeline.verify()
+  pipeline.follow(verified, tree_sizes.Sizes(num_nodes=8, num_steps=3))
+  assert_in_step(pipeline)
 
 
 def test_nodes_are_read_with_features_of_the_draft():
@@ -243,9 +285,11 @@ def test_what_crosses_the_meshes(monkeypatch):
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-def test_nothing_is_compiled_after_warmup(mode):
+@pytest.mark.parametrize('is_adaptive', [False, True])
+def test_nothing_is_compiled_after_warmup(mode, is_adaptive):
   target, draft = fed_pair(*DEVICES[mode])
-  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  tree = dataclasses.replace(TREE, is_adaptive=is_adaptive)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=2)
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:
     run(tree_decoder, requests_of(12))
@@ -258,8 +302,8 @@ def test_impossible_settings_are_refused():
     errors.UserError, match='cannot draft chains; give `tree`'
   ):
     ss.Decoder(target, draft)
-  adaptive = dataclasses.replace(TREE, is_adaptive=True)
-  with pytest.raises(errors.UserError, match='leave out is_adaptive'):
+  adaptive = dataclasses.replace(TREE, is_adaptive=True, num_cache_rows=15)
+  with pytest.raises(errors.UserError, match='15 must be at least 16 where'):
     ss.Decoder(target, draft, tree=adaptive)
   small = testing.random_model(
     dataclasses.replace(CONFIG, num_layers=1), name='small'

@@ -1,4 +1,8 @@
-"""A draft that was left out for some rounds takes in what it missed."""
+"""A draft that was left out for some rounds takes in what it missed.
+
+One that stands alone reads the end of the text. One that reads features needs
+those of the missed rounds, too, so their verdicts are joined to a single one.
+"""
 
 import functools
 
@@ -32,6 +36,42 @@ def recent_tokens(
   places = jnp.minimum(places, token_ids.shape[1] - 1)
   tokens = jnp.take_along_axis(token_ids, places, axis=1)
   return jnp.concatenate([tokens, lengths[:, None]], axis=1)
+
+
+@functools.partial(jax.jit, donate_argnames='missed')
+def join(
+  missed: types.PackedVerified, verified: types.PackedVerified
+) -> types.PackedVerified:
+  """Appends a verdict to those that a draft has missed.
+
+  Args:
+    missed: of C tokens, T of which are free in each row; donated.
+    verified: of T tokens, with features.
+  """
+  (packed, features), (new_packed, new_features) = missed, verified
+  old = types.VerifiedTokens.unpack(packed)
+  new = types.VerifiedTokens.unpack(new_packed)
+
+  def put(values, block):
+    return jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
+      values, block, old.num_tokens, 0
+    )
+
+  joined = types.VerifiedTokens(
+    token_ids=put(old.token_ids, new.token_ids),
+    num_tokens=old.num_tokens + new.num_tokens,
+  )
+  return joined.pack(), put(features, new_features)
+
+
+@functools.partial(jax.jit, donate_argnames='missed')
+def forget(
+  missed: types.PackedVerified, is_forgotten: jax.Array
+) -> types.PackedVerified:
+  """Empties the rows bool[B] of what a draft has missed, which is donated."""
+  packed, features = missed
+  counts = jnp.where(is_forgotten, 0, packed[:, -1])
+  return packed.at[:, -1].set(counts), features
 
 
 @functools.partial(

@@ -84,6 +84,12 @@ class DraftRows:
     )
     self._row_state = state
 
+  def clear_trees(self) -> None:
+    """Makes each tree a root that is not expanded."""
+    roots = np.zeros(self._batch_size, np.int32)
+    tree = self._on_mesh(tree_draft.new_tree(self._tree_config, roots))
+    self.state = self.state.replace(tree=tree)
+
   def _prefill(self, prompt, chunks, features):
     """Returns the cache and the feature state of a prompt."""
     padded = np.zeros((1, self._row_state.cache.capacity), np.int32)

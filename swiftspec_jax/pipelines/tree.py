@@ -30,8 +30,6 @@ from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
 _NUM_TIMINGS = 8  # of each program, where sizes adapt
-# Tokens that a draft takes in after a pause; it can lack one less.
-_CATCH_UP = 64
 
 
 class TreePipeline:
@@ -63,6 +61,7 @@ class TreePipeline:
     tree_checks.check_sizes(draft, tree_config)
     tree_checks.check_features(target, draft, tree_config)
     self._target, self._draft = target, draft
+    self._batch_size = batch_size
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
     self._compiled_config = dataclasses.replace(
@@ -87,10 +86,12 @@ class TreePipeline:
     # alone needs none.
     self._next: tree_sizes.Sizes | None = None
     self._proposal: jax.Array | None = None
-    self._num_catch_up = max(_CATCH_UP, 2 * tree_config.num_nodes)
+    self._num_catch_up = tree_config.num_catch_up
     # Most tokens that a row of the draft lacks, the root included; 0 if it
     # follows every verdict.
     self._num_lacking = 0
+    # Their verdicts, on the target's devices, if the draft reads features.
+    self._missed: types.PackedVerified | None = None
 
   @property
   def num_speculative_tokens(self) -> int:
@@ -109,6 +110,11 @@ class TreePipeline:
     self._target_rows.prepare(limit, features)
     self._draft_rows.prepare(limit)
     self._sizes.reset()
+    if self._tree_config.is_adaptive and self._draft.config.reads_features:
+      self._missed = sharding_lib.replicate(
+        _no_news(self._draft, self._batch_size, self._num_catch_up),
+        self._target.mesh,
+      )
     if self._tree_config.is_adaptive and not self._sizes.is_timed:
       self._sizes.start(self._measure_steps())
     self._forget_proposal()
@@ -127,15 +133,17 @@ class TreePipeline:
     self._draft_rows.admit(slot, request, chunks, outputs)
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()  # has the row's former tree
+    self._forget_missed([slot])
 
   def warmup(self) -> None:
     compiled = self._compiled_sizes()
     for sizes in compiled:
       self.follow(sizes=sizes)
-      self.verify()
+      verified, _ = self.verify()
       if self.is_async:
         self.grow()
     if tree_sizes.PLAIN in compiled:
+      self._note_missed(verified)
       self._catch_up()
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()
@@ -202,12 +210,15 @@ class TreePipeline:
     is_plain = sizes == tree_sizes.PLAIN
     if is_plain or self._num_lacking:
       self._num_lacking += 1 if verified is None else self._next.num_nodes
+      self._note_missed(verified)
     self._next = sizes
     if self._num_lacking and not is_plain:
       self._catch_up()
       self._num_lacking = 0
       verified = None  # has been taken in
-    elif self._num_lacking >= self._num_catch_up - 1:
+    elif (
+      self._num_lacking > self._num_catch_up - self._tree_config.num_nodes
+    ):  # the next verdict must fit
       self._catch_up()
       self._num_lacking = 1  # the root
     self._proposal = None if is_plain else self._advance(verified)
@@ -242,8 +253,42 @@ class TreePipeline:
     )
     return proposal
 
+  def _note_missed(self, verified: types.PackedVerified | None) -> None:
+    """Enqueues that a verdict is kept for the draft, with its features."""
+    if self._missed is not None and verified is not None:
+      self._missed = catch_up.join(self._missed, verified)
+
+  def _forget_missed(self, slots: Sequence[int]) -> None:
+    if self._missed is not None:
+      is_forgotten = np.zeros(self._batch_size, bool)
+      is_forgotten[slots] = True
+      is_forgotten = sharding_lib.replicate(is_forgotten, self._target.mesh)
+      self._missed = catch_up.forget(self._missed, is_forgotten)
+
+  def _read_missed(self) -> jax.Array:
+    """Enqueues that the draft follows the verdicts that it missed."""
+    dispatched = time.perf_counter()
+    verified = sharding_lib.replicate(self._missed, self._draft.mesh)
+    self._note(timeline_lib.TRANSFER, 'missed', dispatched, verified, 'verify')
+    dispatched = time.perf_counter()
+    self._draft_rows.state, proposal = tree_draft.advance(
+      self._draft.params,
+      self._draft_rows.state,
+      verified,
+      self._count(0),
+      self._count(0),
+      config=self._draft.config,
+      tree_config=self._compiled_config,
+      num_nodes=1,
+    )
+    self._note(timeline_lib.DRAFT, 'catch_up', dispatched, proposal, 'missed')
+    self._forget_missed(range(self._batch_size))
+    return proposal
+
   def _catch_up(self) -> jax.Array:
     """Enqueues that the draft takes in the end of each text."""
+    if self._missed is not None:
+      return self._read_missed()
     dispatched = time.perf_counter()
     recent = catch_up.recent_tokens(
       self._target_rows.state.token_ids,
@@ -283,11 +328,11 @@ class TreePipeline:
       return self.verify
 
     def grow():
-      self._catch_up()
+      self._draft_rows.clear_trees()
       return lambda: self._grow(1)
 
     def advance():
-      self._catch_up()
+      self._draft_rows.clear_trees()
       return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
     seconds = _least_seconds(

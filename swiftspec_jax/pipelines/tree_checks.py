@@ -59,9 +59,9 @@ def check_features(
       f'{target.config.num_layers} layers of {width}: load the target that '
       'the draft was trained for'
     )
-  if tree_config.is_adaptive:
+  fewest = 2 * tree_config.num_nodes
+  if tree_config.is_adaptive and tree_config.num_cache_rows < fewest:
     raise errors.UserError(
-      f'{draft.name} reads features of its target and cannot pause as adaptive '
-      'sizes want it to; leave out is_adaptive, or take a draft that stands '
-      'alone'
+      f'num_cache_rows={tree_config.num_cache_rows} must be at least {fewest} '
+      'where sizes adapt and the draft reads features'
     )
