@@ -43,9 +43,23 @@ _KV_TOKENS = flags.DEFINE_integer(
   'Tokens that the cache has room for. By default all rows fit.',
   lower_bound=16,
 )
+_SHARE_PREFIXES = flags.DEFINE_bool(
+  'share_prefixes',
+  False,
+  'Requests that begin alike share what is in the cache. Not so by default, as '
+  'the runs of a sweep have the same prompts.',
+)
 
 _PAGE_SIZE = 16
-_HOLDERS = (_MODE, _ROWS, _QUERY_TOKENS, _MAX_LENGTH, _CONTEXTS, _KV_TOKENS)
+_HOLDERS = (
+  _MODE,
+  _ROWS,
+  _QUERY_TOKENS,
+  _MAX_LENGTH,
+  _CONTEXTS,
+  _KV_TOKENS,
+  _SHARE_PREFIXES,
+)
 
 
 def mode() -> str:
@@ -76,6 +90,7 @@ def sizes() -> ProgramSizes:
       num_pages=-(-kv_tokens // _PAGE_SIZE),
       max_context=contexts[-1],
       page_size=_PAGE_SIZE,
+      shares_prefixes=_SHARE_PREFIXES.value,
     ),
     contexts=contexts,
   )

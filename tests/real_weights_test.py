@@ -61,9 +61,7 @@ def test_the_built_in_draft_is_exact_and_useful(devices):
   tree = ss.TreeConfig(prompt_lookup=True)
   prompts = model_cases.CHAT_PROMPTS[:3]
   plain = ss.generate(target, prompts, max_new_tokens=48)
-  ours = ss.generate(
-    target, prompts, max_new_tokens=48, draft=draft, tree=tree
-  )
+  ours = ss.generate(target, prompts, max_new_tokens=48, draft=draft, tree=tree)
   assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
   stats = [result.stats for result in ours]
   assert results.total_acceptance_length(stats) > 1.5
