@@ -154,12 +154,8 @@ def check(modes: Sequence[str]) -> None:
   device_flags.prepare(modes)
   device_flags.check(modes)
   config_file.check_device()
-  drafting = [mode for mode in modes if mode in _DRAFT_MODES]
-  if drafting and not draft_name():
-    raise errors.UserError(
-      f'mode {drafting[0]} needs a draft model, and there is none built in for '
-      f'--target={_TARGET.value}: give --draft'
-    )
+  for mode in set(modes) & set(_DRAFT_MODES):
+    _check_draft(mode)
   for flag, value, users in (
     ('draft', _DRAFT.value, _DRAFT_MODES),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES),
@@ -170,6 +166,20 @@ def check(modes: Sequence[str]) -> None:
         f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
         f'is {", ".join(modes)}'
       )
+
+
+def _check_draft(mode: str) -> None:
+  """Raises UserError if there is no draft for a mode that needs one."""
+  if not draft_name():
+    raise errors.UserError(
+      f'mode {mode} needs a draft model, and there is none built in for '
+      f'--target={_TARGET.value}: give --draft'
+    )
+  if mode == 'chain' and not _DRAFT.value:
+    raise errors.UserError(
+      f'mode chain needs another draft model than {draft_name()}, which reads '
+      'features of the target: give --draft, or take mode serial'
+    )
 
 
 def load_target() -> ss.Model:

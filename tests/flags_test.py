@@ -95,6 +95,11 @@ def test_modes_on_the_same_devices_share_the_draft(model):
     ),
     ('async', {'target': 'x'}, 'mode async needs a draft model'),
     (
+      'chain',
+      {},
+      'mode chain needs another draft model than smollm2-135m-draft',
+    ),
+    (
       'async',
       {'draft': 'x', 'target_devices': 6, 'draft_devices': 3},
       '--target_devices=6 and --draft_devices=3 of mode async need 9 devices, '

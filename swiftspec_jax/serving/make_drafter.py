@@ -30,6 +30,11 @@ def make(
     raise errors.UserError(
       f'an engine drafts with a model or PromptLookup, got {draft!r}'
     )
+  if draft.config.reads_features:
+    raise errors.UserError(
+      f'{draft.name} reads features of its target, which an engine does not '
+      'hand over; take a draft without them'
+    )
   tokenizer_lib.check_same_vocabulary(
     target.name, target.tokenizer, draft.name, draft.tokenizer
   )
