@@ -13,11 +13,12 @@ from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 _MODE = flags.DEFINE_enum(
   'mode',
   'prompt_lookup',
-  ['autoregressive', 'prompt_lookup', 'chain'],
+  ['autoregressive', 'prompt_lookup', 'suffix_lookup', 'chain'],
   'What drafts; chain needs --draft.',
 )
 _ROWS = flags.DEFINE_list(
@@ -76,7 +77,7 @@ def sizes() -> ProgramSizes:
   shared_flags.check([mode()])
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   lengths = tuple(range(_MAX_LENGTH.value + 1))
-  # Prompt lookup takes the same time whatever it finds.
+  # A lookup takes the same time whatever it finds.
   draft_steps = lengths if mode() == 'chain' else (0,) + (1,) * lengths[-1]
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
   return ProgramSizes(
@@ -104,6 +105,8 @@ def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
     draft = shared_flags.load_draft(target, is_async=False)
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
+  elif mode() == 'suffix_lookup':
+    draft = SuffixLookup()
   return Engine(target, draft, sizes=declared), target
 
 

@@ -29,6 +29,7 @@ from swiftspec_jax.serving.jobs import Job
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import Scheduler
 from swiftspec_jax.serving.step_plan import StepPlan
+from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.target import Target
 
 
@@ -68,7 +69,7 @@ class Engine:
   def __init__(
     self,
     target: Model,
-    draft: Model | PromptLookup | None = None,
+    draft: Model | PromptLookup | SuffixLookup | None = None,
     *,
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
@@ -77,7 +78,7 @@ class Engine:
 
     Args:
       target: defines the output.
-      draft: a draft model, prompt lookup, or None for plain decoding.
+      draft: a draft model, a lookup, or None for plain decoding.
       sizes: that everything is compiled for.
       policy: how much to speculate; not at all by default.
 
