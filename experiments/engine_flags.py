@@ -13,11 +13,12 @@ from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 _MODE = flags.DEFINE_enum(
   'mode',
   'prompt_lookup',
-  ['autoregressive', 'prompt_lookup', 'chain'],
+  ['autoregressive', 'prompt_lookup', 'suffix_lookup', 'chain'],
   'What drafts; chain needs --draft.',
 )
 _ROWS = flags.DEFINE_list(
@@ -43,9 +44,23 @@ _KV_TOKENS = flags.DEFINE_integer(
   'Tokens that the cache has room for. By default all rows fit.',
   lower_bound=16,
 )
+_SHARE_PREFIXES = flags.DEFINE_bool(
+  'share_prefixes',
+  False,
+  'Requests that begin alike share what is in the cache. Not so by default, as '
+  'the runs of a sweep have the same prompts.',
+)
 
 _PAGE_SIZE = 16
-_HOLDERS = (_MODE, _ROWS, _QUERY_TOKENS, _MAX_LENGTH, _CONTEXTS, _KV_TOKENS)
+_HOLDERS = (
+  _MODE,
+  _ROWS,
+  _QUERY_TOKENS,
+  _MAX_LENGTH,
+  _CONTEXTS,
+  _KV_TOKENS,
+  _SHARE_PREFIXES,
+)
 
 
 def mode() -> str:
@@ -62,7 +77,7 @@ def sizes() -> ProgramSizes:
   shared_flags.check([mode()])
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   lengths = tuple(range(_MAX_LENGTH.value + 1))
-  # Prompt lookup takes the same time whatever it finds.
+  # A lookup takes the same time whatever it finds.
   draft_steps = lengths if mode() == 'chain' else (0,) + (1,) * lengths[-1]
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
   return ProgramSizes(
@@ -76,6 +91,7 @@ def sizes() -> ProgramSizes:
       num_pages=-(-kv_tokens // _PAGE_SIZE),
       max_context=contexts[-1],
       page_size=_PAGE_SIZE,
+      shares_prefixes=_SHARE_PREFIXES.value,
     ),
     contexts=contexts,
   )
@@ -89,6 +105,8 @@ def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
     draft = shared_flags.load_draft(target, is_async=False)
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
+  elif mode() == 'suffix_lookup':
+    draft = SuffixLookup()
   return Engine(target, draft, sizes=declared), target
 
 

@@ -9,10 +9,12 @@ from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
+  'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
   'itself': TARGET,
   'bad_draft': testing.random_model(CONFIG, seed=1, name='bad-draft'),
 }

@@ -119,6 +119,34 @@ def test_a_perfect_draft_stays_in_step():
   assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
 
 
+@pytest.mark.parametrize('draft', DRAFTS)
+def test_conversations_that_share_pages_write_what_they_would_alone(draft):
+  """A turn goes on from the text of the one before, beside others."""
+  engine = make_engine(DRAFTS[draft], RandomLengths(3))
+  texts = [(*range(20, 50), i) for i in range(3)]
+  for turn in range(3):
+    requests = [
+      ss.Request(
+        token_ids=text,
+        sampling=ss.SamplingParams(
+          max_new_tokens=18, temperature=i / 2, seed=turn, ignore_eos=True
+        ),
+      )
+      for i, text in enumerate(texts)
+    ]
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+    for got, expected in zip(results, alone(requests), strict=True):
+      assert got.token_ids == expected.token_ids
+    texts = [
+      (*text, *result.token_ids, turn)
+      for text, result in zip(texts, results, strict=True)
+    ]
+  # All that was fed before, in full pages, but for the first turn.
+  assert engine.scheduler.num_shared_tokens == 3 * (48 + 64)
+  assert_empty(engine)
+
+
 def test_a_draw_is_drafted_with_the_noise_of_the_target():
   engine = make_engine(TARGET, FixedLength(3))
   request = requests_of(1, temperature=1.0, max_new_tokens=40)[0]

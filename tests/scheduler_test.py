@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swiftspec_jax import errors
-from swiftspec_jax.serving.pages import PageAllocator
+from swiftspec_jax.serving.pages import PageAllocator, keys_of
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
 
@@ -43,9 +43,7 @@ def run(scheduler, length=0, accepted=0):
 
 
 def used_pages(scheduler):
-  pages = scheduler.page_table[scheduler.page_table >= 0].tolist()
-  assert len(set(pages)) == len(pages)
-  return len(pages)
+  return len(set(scheduler.page_table[scheduler.page_table >= 0].tolist()))
 
 
 def test_a_request_from_prompt_to_end():
@@ -239,6 +237,74 @@ def test_a_wish_of_the_request_limits_its_drafts():
   assert plan.lengths.tolist() == [2, 0, 4]
 
 
+def test_requests_that_begin_alike_share_full_pages():
+  scheduler = make(num_pages=8)
+  keys = keys_of(range(14), 4)
+  other = keys_of([*range(8), 1, 1, 1, 1], 4)
+  assert keys[:2] == other[:2]
+  assert keys[2] != other[2]
+  scheduler.submit(0, 14, 6, page_keys=keys)
+  step(scheduler)
+  scheduler.submit(1, 14, 1, page_keys=keys)
+  scheduler.submit(2, 12, 1, page_keys=other)
+  plan, ended = step(scheduler)
+  assert plan.starts.tolist() == [14, 12, 8]
+  assert plan.num_query_tokens.tolist() == [1, 2, 4]
+  assert scheduler.num_shared_tokens == 12 + 8
+  assert sorted(ended) == [1, 2]
+  # The last page of 2 is free, but still holds its text.
+  scheduler.submit(3, 14, 1, page_keys=other)
+  plan, _ = step(scheduler)
+  assert plan.starts.tolist() == [15, 12]
+  assert run(scheduler) == [0]
+  assert scheduler.num_free_pages == 8
+
+
+def test_a_text_of_full_pages_feeds_its_last_one_again():
+  scheduler = make()
+  for request_id in range(2):
+    scheduler.submit(request_id, 8, 1, page_keys=keys_of(range(8), 4))
+    plan, _ = step(scheduler)
+  assert plan.starts.tolist() == [4]
+
+
+def test_an_output_is_shared_as_far_as_it_is_in_the_cache():
+  scheduler = make()
+  text = list(range(9))
+  scheduler.submit(0, 5, 4, page_keys=keys_of(text[:5], 4))
+  for _ in range(3):
+    plan, _ = step(scheduler)
+  slot = int(plan.slots[0])
+  scheduler.add_page_keys(slot, keys_of(text[4:], 4, keys_of(text, 4)[0]))
+  step(scheduler)
+  scheduler.submit(1, 13, 1, page_keys=keys_of([*text, 1, 2, 3, 4], 4))
+  plan, _ = step(scheduler)
+  assert plan.starts.tolist() == [8]
+
+
+def test_memory_that_is_needed_forgets_what_was_freed_first():
+  scheduler = make(num_pages=4)
+  texts = [[i] * 8 for i in range(3)]
+  for request_id, text in enumerate(texts):
+    scheduler.submit(request_id, 8, 1, page_keys=keys_of(text, 4))
+    step(scheduler)
+  for request_id, (text, start) in enumerate(
+    zip(texts[::-1], (4, 4, 0), strict=True), 3
+  ):
+    scheduler.submit(request_id, 8, 1, page_keys=keys_of(text, 4))
+    plan, _ = step(scheduler)
+    assert plan.starts.tolist() == [start]
+
+
+def test_a_preempted_row_finds_its_pages_again():
+  scheduler = make(num_pages=5)
+  scheduler.submit(0, 7, 5, page_keys=keys_of(range(7), 4))
+  scheduler.submit(1, 5, 7, page_keys=keys_of([9] * 5, 4))
+  assert run(scheduler) == [0, 1]
+  assert scheduler.num_preemptions == 1
+  assert scheduler.num_shared_tokens == 4
+
+
 def test_random_traffic():
   """Only declared sizes, no page lost or owned twice, every token once."""
   generator = np.random.default_rng(0)
@@ -250,7 +316,10 @@ def test_random_traffic():
     for _ in range(generator.poisson(0.8)):
       if submitted < 200:
         length = int(generator.integers(1, 40))
-        scheduler.submit(submitted, length, wanted[submitted])
+        text = [int(generator.integers(3))] * length
+        scheduler.submit(
+          submitted, length, wanted[submitted], page_keys=keys_of(text, 4)
+        )
         submitted += 1
     if submitted and generator.random() < 0.05:
       request_id = int(generator.integers(submitted))
@@ -270,6 +339,7 @@ def test_random_traffic():
     ended += scheduler.commit(plan, accepted).tolist()
     assert used_pages(scheduler) + scheduler.num_free_pages == 24
   assert scheduler.num_preemptions > 5
+  assert scheduler.num_shared_tokens > 200
   assert len(set(ended)) == len(ended)
   assert set(ended) | cancelled == set(range(200))
   assert all(emitted[i] == wanted[i] for i in ended)

@@ -27,7 +27,9 @@ from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.handles import Handle
 from swiftspec_jax.serving.jobs import Job
 from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import Scheduler, StepPlan
+from swiftspec_jax.serving.scheduler import Scheduler
+from swiftspec_jax.serving.step_plan import StepPlan
+from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.target import Target
 
 
@@ -67,7 +69,7 @@ class Engine:
   def __init__(
     self,
     target: Model,
-    draft: Model | PromptLookup | None = None,
+    draft: Model | PromptLookup | SuffixLookup | None = None,
     *,
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
@@ -76,7 +78,7 @@ class Engine:
 
     Args:
       target: defines the output.
-      draft: a draft model, prompt lookup, or None for plain decoding.
+      draft: a draft model, a lookup, or None for plain decoding.
       sizes: that everything is compiled for.
       policy: how much to speculate; not at all by default.
 
@@ -222,6 +224,7 @@ class Engine:
         None if logprobs is None else logprobs[slot],
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
+      self.scheduler.add_page_keys(slot, job.new_page_keys())
       # A stop inside of accepted tokens cuts them.
       num_accepted[i] = len(new) - 1
       is_ended[i] = job.is_finished
@@ -265,6 +268,7 @@ class Engine:
         job.num_known,
         job.max_new_tokens,
         job.max_speculative_tokens,
+        job.new_page_keys(),
       )
     while self._cancelled:
       request_id = self._cancelled.popleft()

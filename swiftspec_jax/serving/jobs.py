@@ -5,7 +5,7 @@ import numpy as np
 from swiftspec_jax import requests, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
-from swiftspec_jax.serving import choices
+from swiftspec_jax.serving import choices, pages
 from swiftspec_jax.serving.handles import Handle, Update
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 
@@ -55,6 +55,9 @@ class Job:
       config.buckets.max_length,
     )
     self._row.start()
+    self._page_size = config.page_size if config.shares_prefixes else None
+    self._num_paged = 0  # tokens in pages whose keys are known
+    self._last_key = b''
 
   @property
   def is_finished(self) -> bool:
@@ -69,6 +72,18 @@ class Job:
   def known_tokens(self) -> list[int]:
     """Returns prompt and output."""
     return [*self.request.token_ids, *self._row.token_ids]
+
+  def new_page_keys(self) -> list[bytes]:
+    """Returns the keys of the pages that were filled since the last call."""
+    if self._page_size is None:
+      return []
+    if self.num_known - self._num_paged < self._page_size:
+      return []
+    token_ids = self.known_tokens()[self._num_paged :]
+    keys = pages.keys_of(token_ids, self._page_size, self._last_key)
+    self._num_paged += len(keys) * self._page_size
+    self._last_key = keys[-1]
+    return keys
 
   def push(
     self, packed: list[int], num_drafted: int, logprobs: np.ndarray | None

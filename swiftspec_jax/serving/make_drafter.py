@@ -9,11 +9,12 @@ from swiftspec_jax.serving.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
 from swiftspec_jax.serving.lookup import LookupDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.suffix_lookup import SuffixDrafter, SuffixLookup
 
 
 def make(
   target: Model,
-  draft: Model | PromptLookup | None,
+  draft: Model | PromptLookup | SuffixLookup | None,
   sizes: ProgramSizes,
   sampling: SlotSampling,
 ) -> EngineDrafter:
@@ -26,9 +27,12 @@ def make(
     return NoDrafter()
   if isinstance(draft, PromptLookup):
     return LookupDrafter(draft)
+  if isinstance(draft, SuffixLookup):
+    return SuffixDrafter(draft)
   if not isinstance(draft, Model):
     raise errors.UserError(
-      f'an engine drafts with a model or PromptLookup, got {draft!r}'
+      'an engine drafts with a model, PromptLookup or SuffixLookup, got '
+      f'{draft!r}'
     )
   if draft.config.reads_features:
     raise errors.UserError(

@@ -11,15 +11,16 @@ no clock occur here, so a simulator and an engine can share it.
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.serving import pages as pages_lib
+from swiftspec_jax.serving.page_table import PageTable
 from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.serving.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
-_NO_PAGE = -1
 # Drafts have what prompts leave of a step, but at least one of so many tokens.
 # In full steps a guess takes the place of a token that is certainly needed.
 _DRAFT_SHARE = 16
@@ -34,12 +35,14 @@ class SchedulerConfig:
     num_pages: pages of the KV cache.
     max_context: most tokens of a request, prompt and output together.
     page_size: tokens of a page.
+    shares_prefixes: requests that begin alike share full pages.
   """
 
   buckets: StepBuckets
   num_pages: int
   max_context: int
   page_size: int = 16
+  shares_prefixes: bool = True
 
   def __post_init__(self):
     checks = {
@@ -59,39 +62,6 @@ class SchedulerConfig:
       )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StepPlan:
-  """What a step runs. The rows that decode come first, as in their view.
-
-  Attributes:
-    request_ids: i64[R].
-    slots: i64[R].
-    starts: i64[R] tokens of each row in the cache; the next ones are fed.
-    num_query_tokens: i64[R] that each row feeds.
-    lengths: i64[R] draft tokens among them.
-    is_sampled: bool[R]: whether the row emits a token; not so while its prompt
-      is not complete.
-    num_decoding: how many of the rows decode.
-    padded_rows: declared size for the rows.
-    padded_query_tokens: declared size for all query tokens.
-  """
-
-  request_ids: np.ndarray
-  slots: np.ndarray
-  starts: np.ndarray
-  num_query_tokens: np.ndarray
-  lengths: np.ndarray
-  is_sampled: np.ndarray
-  num_decoding: int
-  padded_rows: int
-  padded_query_tokens: int
-
-  @property
-  def kv_tokens(self) -> int:
-    """Tokens in the cache of all rows together."""
-    return int(self.starts.sum())
-
-
 @dataclasses.dataclass(kw_only=True)
 class _Waiting:
   """A request without a slot."""
@@ -100,6 +70,7 @@ class _Waiting:
   num_known: int
   num_remaining: int
   limit: int
+  page_keys: list[bytes]
   num_verified: int = 0
   num_accepted: int = 0
 
@@ -113,20 +84,22 @@ class Scheduler:
 
   Attributes:
     num_preemptions: how often a request has lost its slot and cache.
+    num_shared_tokens: tokens that were found in the cache by requests that got
+      a slot.
     num_tenants: i64[slots] how often each slot was given to a request.
-    page_table: i32[slots, pages of the longest row], -1 where there is none.
   """
 
   def __init__(self, config: SchedulerConfig):
     self.num_preemptions = 0
+    self.num_shared_tokens = 0
     self._config = config
-    self._pages = pages_lib.PageAllocator(config.num_pages)
     self._waiting: collections.deque[_Waiting] = collections.deque()
     self._running: list[int] = []  # slots, the oldest row first
     self._num_steps = 0
     size = config.buckets.max_rows
-    width = -(-config.max_context // config.page_size)
-    self.page_table = np.full((size, width), _NO_PAGE, np.int32)
+    self._table = PageTable(
+      size, config.num_pages, config.page_size, config.max_context
+    )
     self.num_tenants = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
     self._request_ids = np.full(size, _NOBODY)
@@ -134,7 +107,6 @@ class Scheduler:
     self._num_cached = np.zeros(size, np.int64)
     self._num_remaining = np.zeros(size, np.int64)
     self._limits = np.zeros(size, np.int64)
-    self._num_pages = np.zeros(size, np.int64)
     self._num_verified = np.zeros(size, np.int64)
     self._num_accepted = np.zeros(size, np.int64)
 
@@ -152,7 +124,12 @@ class Scheduler:
 
   @property
   def num_free_pages(self) -> int:
-    return self._pages.num_free
+    return self._table.num_free
+
+  @property
+  def page_table(self) -> np.ndarray:
+    """i32[slots, pages of the longest row], -1 where there is none."""
+    return self._table.pages
 
   @property
   def request_ids(self) -> np.ndarray:
@@ -165,6 +142,7 @@ class Scheduler:
     num_prompt_tokens: int,
     max_new_tokens: int,
     max_speculative_tokens: int | None = None,
+    page_keys: Sequence[bytes] = (),
   ) -> None:
     """Puts a request at the end of the queue.
 
@@ -174,6 +152,7 @@ class Scheduler:
       max_new_tokens: at least 1.
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
+      page_keys: `pages.keys_of` the prompt, if it may share pages.
 
     Raises:
       UserError: the request is longer than `max_context`, or would not fit into
@@ -188,8 +167,13 @@ class Scheduler:
         num_known=num_prompt_tokens,
         num_remaining=max_new_tokens,
         limit=max_speculative_tokens,
+        page_keys=list(page_keys),
       )
     )
+
+  def add_page_keys(self, slot: int, keys: Sequence[bytes]) -> None:
+    """Takes the keys of the next pages that the output of a row has filled."""
+    self._table.add_keys(slot, keys)
 
   def cancel(self, request_id: int) -> None:
     """Forgets a request; one that is not known has ended already."""
@@ -232,8 +216,9 @@ class Scheduler:
       prefill_kv_tokens=int(self._num_cached[filling].sum()),
       max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
       page_size=self._config.page_size,
-      num_free_pages=self._pages.num_free,
-      num_spare_tokens=self._num_pages[slots] * self._config.page_size - known,
+      num_free_pages=self._table.num_free,
+      num_spare_tokens=self._table.num_owned[slots] * self._config.page_size
+      - known,
       num_waiting=len(self._waiting),
       buckets=buckets,
     )
@@ -245,7 +230,7 @@ class Scheduler:
       view: of `begin_step`.
       lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
     """
-    self._own(view.slots, self._num_known[view.slots] + lengths)
+    self._table.own(view.slots, self._num_known[view.slots] + lengths)
 
   def plan_step(self, view: policies.StepView, lengths: np.ndarray) -> StepPlan:
     """Decides what every row feeds, and gives drafts their pages.
@@ -258,7 +243,7 @@ class Scheduler:
     lengths = view.shortened(lengths)
     buckets = self._config.buckets
     decoding, num_decoding = view.slots, view.num_rows
-    self._own(decoding, self._num_known[decoding] + lengths)
+    self._table.own(decoding, self._num_known[decoding] + lengths)
     num_tokens = num_decoding + int(lengths.sum())
     chunks = self._chunks(num_tokens)
     filling = np.array(list(chunks), np.int64)
@@ -308,7 +293,8 @@ class Scheduler:
     self._num_cached[slots] += plan.num_query_tokens[is_present] - rejected
     self._num_known[slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
-    self._trim(slots)
+    self._table.remember(slots, self._num_cached[slots])
+    self._table.trim(slots, self._num_known[slots])
     has_ended = self._num_remaining[slots] <= 0
     if is_ended is not None:
       has_ended |= is_ended[is_present]
@@ -323,9 +309,10 @@ class Scheduler:
     had_to_go = False
     while self._running:
       slots = np.array(self._running)
-      wanted = self._pages_for(self._num_known[slots]) - self._num_pages[slots]
-      if int(wanted.sum()) <= self._pages.num_free:
-        self._own(slots, self._num_known[slots])
+      wanted = self._table.count(self._num_known[slots])
+      wanted -= self._table.num_owned[slots]
+      if int(wanted.sum()) <= self._table.num_free:
+        self._table.own(slots, self._num_known[slots])
         break
       self._preempt(self._running[-1])
       had_to_go = True
@@ -335,9 +322,10 @@ class Scheduler:
     """Gives slots to requests from the head of the queue."""
     while self._waiting and self._free_slots:
       waiting = self._waiting[0]
+      shared = self._table.find(waiting.page_keys, waiting.num_known)
+      needed = self._table.num_missing(waiting.num_known, shared)
       # One page for each row that runs, lest they soon drive this one out.
-      needed = self._pages_for(waiting.num_known)
-      if needed + len(self._running) > self._pages.num_free:
+      if needed + len(self._running) > self._table.num_free:
         return
       self._waiting.popleft()
       slot = self._free_slots.pop()
@@ -345,12 +333,14 @@ class Scheduler:
       self._running.append(slot)
       self._request_ids[slot] = waiting.request_id
       self._num_known[slot] = waiting.num_known
-      self._num_cached[slot] = 0
+      num_cached = self._table.begin(slot, waiting.page_keys, shared)
+      self._num_cached[slot] = num_cached
+      self.num_shared_tokens += num_cached
       self._num_remaining[slot] = waiting.num_remaining
       self._limits[slot] = waiting.limit
       self._num_verified[slot] = waiting.num_verified
       self._num_accepted[slot] = waiting.num_accepted
-      self._own(np.array([slot]), self._num_known[[slot]])
+      self._table.own(np.array([slot]), self._num_known[[slot]])
 
   def _preempt(self, slot: int) -> None:
     """Takes slot and cache from a row and puts it at the head of the queue."""
@@ -361,6 +351,7 @@ class Scheduler:
         num_known=int(self._num_known[slot]),
         num_remaining=int(self._num_remaining[slot]),
         limit=int(self._limits[slot]),
+        page_keys=self._table.keys(slot),
         num_verified=int(self._num_verified[slot]),
         num_accepted=int(self._num_accepted[slot]),
       )
@@ -368,7 +359,7 @@ class Scheduler:
     self._release(slot)
 
   def _release(self, slot: int) -> None:
-    self._disown(slot, 0)
+    self._table.disown(slot)
     self._request_ids[slot] = _NOBODY
     self._running.remove(slot)
     self._free_slots.append(slot)
@@ -383,27 +374,3 @@ class Scheduler:
         chunks[slot] = min(missing, left)
         left -= chunks[slot]
     return chunks
-
-  def _pages_for(self, num_tokens):
-    return -(-num_tokens // self._config.page_size)
-
-  def _own(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
-    """Allocates what the rows lack of the pages for so many tokens."""
-    wanted = self._pages_for(num_tokens) - self._num_pages[slots]
-    for i in np.flatnonzero(wanted > 0).tolist():
-      slot, owned = int(slots[i]), int(self._num_pages[slots[i]])
-      more = self._pages.allocate(int(wanted[i]))
-      self.page_table[slot, owned : owned + len(more)] = more
-      self._num_pages[slot] += len(more)
-
-  def _trim(self, slots: np.ndarray) -> None:
-    """Takes back the pages that only rejected tokens lie in."""
-    kept = self._pages_for(self._num_known[slots])
-    for i in np.flatnonzero(self._num_pages[slots] > kept).tolist():
-      self._disown(int(slots[i]), int(kept[i]))
-
-  def _disown(self, slot: int, kept: int) -> None:
-    owned = int(self._num_pages[slot])
-    self._pages.free(self.page_table[slot, kept:owned].tolist())
-    self.page_table[slot, kept:owned] = _NO_PAGE
-    self._num_pages[slot] = kept

@@ -11,7 +11,7 @@ from flax import struct
 from swiftspec_jax.serving import choices, flat_batch
 from swiftspec_jax.serving.flat_batch import FlatBatch, FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import StepPlan
+from swiftspec_jax.serving.step_plan import StepPlan
 
 
 @struct.dataclass(frozen=True, kw_only=True)

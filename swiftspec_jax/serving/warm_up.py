@@ -12,7 +12,7 @@ from swiftspec_jax.serving import choices, step_input
 from swiftspec_jax.serving.drafters import EngineDrafter
 from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import StepPlan
+from swiftspec_jax.serving.step_plan import StepPlan
 from swiftspec_jax.serving.target import Target
 
 

@@ -1,0 +1,38 @@
+"""What a step of the engine runs."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepPlan:
+  """What a step runs. The rows that decode come first, as in their view.
+
+  Attributes:
+    request_ids: i64[R].
+    slots: i64[R].
+    starts: i64[R] tokens of each row in the cache; the next ones are fed.
+    num_query_tokens: i64[R] that each row feeds.
+    lengths: i64[R] draft tokens among them.
+    is_sampled: bool[R]: whether the row emits a token; not so while its prompt
+      is not complete.
+    num_decoding: how many of the rows decode.
+    padded_rows: declared size for the rows.
+    padded_query_tokens: declared size for all query tokens.
+  """
+
+  request_ids: np.ndarray
+  slots: np.ndarray
+  starts: np.ndarray
+  num_query_tokens: np.ndarray
+  lengths: np.ndarray
+  is_sampled: np.ndarray
+  num_decoding: int
+  padded_rows: int
+  padded_query_tokens: int
+
+  @property
+  def kv_tokens(self) -> int:
+    """Tokens in the cache of all rows together."""
+    return int(self.starts.sum())
