@@ -10,6 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from kernels_pallas import dispatch
+from kernels_pallas.swiglu import arg_specs as swiglu_specs
+from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
+from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
 from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
@@ -30,6 +33,13 @@ KERNELS = {
     {
       'pallas_tpu': verification_tpu.verify_tree,
       'pallas_gpu': verification_gpu.verify_tree,
+    },
+  ),
+  'swiglu': (
+    swiglu_specs.arg_specs(),
+    {
+      'pallas_tpu': swiglu_tpu.swiglu,
+      'pallas_gpu': swiglu_gpu.swiglu,
     },
   ),
 }

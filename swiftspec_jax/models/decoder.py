@@ -10,7 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.tree_attention import api, reference
+from kernels_pallas.swiglu import api as swiglu_api
+from kernels_pallas.swiglu import reference as swiglu_reference
+from kernels_pallas.tree_attention import api as attention_api
+from kernels_pallas.tree_attention import reference as attention_reference
+from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
@@ -59,14 +63,16 @@ def forward_with_features(
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
-  # The chunks of a prompt are no work for a kernel of few tokens.
-  attention_fn = reference.tree_attention
+  # The chunks of a prompt are no work for kernels of few tokens.
+  attention_fn = attention_reference.tree_attention
+  swiglu_fn = swiglu_reference.swiglu
   if context is None:
     attention_fn = functools.partial(
-      api.tree_attention,
+      attention_api.tree_attention,
       implementation=config.kernels,
       sharding=cache.sharding,
     )
+    swiglu_fn = _swiglu_on(cache.sharding, config)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
@@ -90,6 +96,7 @@ def forward_with_features(
     token_ids,
     positions,
     attend,
+    swiglu_fn=swiglu_fn,
     features_before=features_before,
     feature_layers=feature_layers,
   )
@@ -99,6 +106,17 @@ def forward_with_features(
 # Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E] -> attended
 # [B, T, G, Q, E].
 AttendFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+# As `swiglu_reference.swiglu`.
+SwigluFn = Callable[..., jax.Array]
+
+
+def _swiglu_on(sharding, config) -> SwigluFn:
+  """Returns the gated product for few tokens on the devices of a cache."""
+  if sharding is not None:
+    sharding = sharding_lib.sharding_of(sharding.mesh, (None, None, 'ffw'))
+  return functools.partial(
+    swiglu_api.swiglu, implementation=config.kernels, sharding=sharding
+  )
 
 
 def run_layers(
@@ -108,6 +126,7 @@ def run_layers(
   positions: jax.Array,
   attend_fn: AttendFn,
   *,
+  swiglu_fn: SwigluFn = swiglu_reference.swiglu,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -120,6 +139,7 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: called once for each layer, in their order, with queries and
       keys that RoPE has rotated. It keeps the keys and values.
+    swiglu_fn: makes the gated products.
     features_before: [B, T, D], where the model reads features: that of the
       token before each one, `project_features` of the target's outputs or the
       model's own hidden state; zeros for the first token of a text.
@@ -149,6 +169,7 @@ def run_layers(
         layer,
         config,
         functools.partial(attend_fn, i),
+        swiglu_fn,
         angles_by_kind[config.is_sliding(i)],
       )
     outputs.append(x)
@@ -171,7 +192,7 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, angles):
+def _layer(x, layer, config, attend, swiglu_fn, angles):
   """One decoder layer over x [B, T, D]."""
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
   attended = _attention_block(normed, layer, config, attend, angles)
@@ -181,8 +202,7 @@ def _layer(x, layer, config, attend, angles):
     )
   x = x + attended
   normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  gate_up = _product(normed, layer['gate_up'], 1)
-  hidden = layers.gated_activation(gate_up, config.activation)
+  hidden = swiglu_fn(normed, layer['gate_up'], activation=config.activation)
   hidden = _product(hidden, layer['down'], 1)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
