@@ -10,6 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from kernels_pallas import dispatch
+from kernels_pallas.kv_commit import arg_specs as commit_specs
+from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
+from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
@@ -40,6 +43,13 @@ KERNELS = {
     {
       'pallas_tpu': swiglu_tpu.swiglu,
       'pallas_gpu': swiglu_gpu.swiglu,
+    },
+  ),
+  'kv_commit': (
+    commit_specs.arg_specs(),
+    {
+      'pallas_tpu': commit_tpu.kv_commit,
+      'pallas_gpu': commit_gpu.kv_commit,
     },
   ),
 }
