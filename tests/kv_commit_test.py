@@ -1,8 +1,8 @@
 """One test body for all implementations of the move of rows, interpreted.
 
-Rows are moved and never computed with, so all of them agree bit for bit with
-numpy's indexing. The path here is what a draft has after a verdict: verified
-rows, surviving rows, then zeros.
+Rows are moved, or multiplied by ones and zeros, so all of them agree exactly
+with numpy's indexing. The path here is what a draft has after a verdict:
+verified rows, surviving rows, then zeros.
 """
 
 import dataclasses
@@ -50,6 +50,8 @@ class Case:
 
 CASES = {
   'float32': Case(dtype='float32'),
+  'rows_on_lanes': Case(head_dim=64, capacity=384, starts=(125, 300)),
+  'rows_on_lanes_float32': Case(head_dim=64, capacity=256, dtype='float32'),
   # Windows at, before and behind the edge of a tile, and at the end.
   'edges': Case(starts=(0, 15, 16, 120)),
   # More rows than the path has places, as of a draft that reads features.
@@ -168,7 +170,7 @@ def test_each_device_moves_its_heads():
 
 def test_what_no_kernel_takes_is_named():
   arrays = arguments(Case(head_dim=64))
-  with pytest.raises(NotImplementedError, match='rows on the lanes'):
+  with pytest.raises(NotImplementedError, match='in whole tiles of 128'):
     api.kv_commit(*arrays, num_rows=8, implementation='pallas_tpu')
   with pytest.raises(NotImplementedError, match='300 rows are more than 256'):
     api.kv_commit(*arrays, num_rows=300, implementation='pallas_gpu')

@@ -27,7 +27,7 @@ def kv_commit(
 ) -> list[jax.Array]:
   """Moves row `starts + path[i]` to `starts + i`, for all i, in all caches.
 
-  All implementations give the same bits. Donated caches stay where they are.
+  All implementations give the same numbers. Donated caches stay where they are.
 
   Args:
     caches: [B, G, S, E] each, of one shape and dtype.
