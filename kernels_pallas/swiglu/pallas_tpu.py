@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
 from kernels_pallas.swiglu import reference
 
-_LANES = 128
 _CHUNK = 256  # rows that are unrolled
 
 
@@ -54,7 +54,7 @@ def swiglu(
   ffw_dim = gate_up.shape[2]
   columns = min(config.block_columns, ffw_dim)
   most_rows = config.block_bytes // (2 * columns * gate_up.dtype.itemsize)
-  rows = _block_rows(embed_dim, most_rows)
+  rows = tiles.whole_lanes(embed_dim, most_rows)
   return pl.pallas_call(
     functools.partial(_kernel, activation=activation),
     grid=(pl.cdiv(ffw_dim, columns), embed_dim // rows),
@@ -71,12 +71,6 @@ def swiglu(
     interpret=interpret,
     name='swiglu',
   )(x, gate_up)
-
-
-def _block_rows(size: int, limit: int) -> int:
-  """Returns the largest divisor in whole lanes up to the limit, else all."""
-  fitting = range(_LANES, min(size, limit) + 1, _LANES)
-  return max((n for n in fitting if size % n == 0), default=size)
 
 
 def _kernel(
@@ -104,7 +98,7 @@ def _kernel(
     ups[...] = jnp.zeros_like(ups)
 
   chunk = math.gcd(num_rows, _CHUNK)
-  if chunk % _LANES:
+  if chunk % tiles.LANES:
     chunk = num_rows
 
   @pl.loop(0, num_rows // chunk)
