@@ -96,7 +96,7 @@ def verify_step(
     cache = (
       dense.extend(cache, num_emitted)
       if is_chain
-      else dense.commit(cache, path, num_emitted)
+      else dense.commit(cache, path, num_emitted, kernels=config.kernels)
     )
     state = state.replace(target_cache=cache)
   verified = types.VerifiedTokens(

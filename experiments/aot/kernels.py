@@ -10,6 +10,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from kernels_pallas import dispatch
+from kernels_pallas.kv_commit import arg_specs as commit_specs
+from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
+from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
+from kernels_pallas.matmul_all_reduce import api as shared_api
+from kernels_pallas.matmul_all_reduce import arg_specs as shared_specs
+from kernels_pallas.swiglu import arg_specs as swiglu_specs
+from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
+from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
 from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
@@ -32,6 +40,20 @@ KERNELS = {
       'pallas_gpu': verification_gpu.verify_tree,
     },
   ),
+  'swiglu': (
+    swiglu_specs.arg_specs(),
+    {
+      'pallas_tpu': swiglu_tpu.swiglu,
+      'pallas_gpu': swiglu_gpu.swiglu,
+    },
+  ),
+  'kv_commit': (
+    commit_specs.arg_specs(),
+    {
+      'pallas_tpu': commit_tpu.kv_commit,
+      'pallas_gpu': commit_gpu.kv_commit,
+    },
+  ),
 }
 
 
@@ -46,6 +68,14 @@ def jobs(target: Target, every: int = 1) -> Iterator[Job]:
         target=target,
         lower=functools.partial(_lower, backends[backend], spec, target),
       )
+  if target.platform == 'tpu':
+    for spec in shared_specs.arg_specs()[::every]:
+      yield Job(
+        name='matmul_all_reduce',
+        shape=spec.name,
+        target=target,
+        lower=functools.partial(_lower_shared, spec, target),
+      )
 
 
 def _lower(kernel_fn, spec, target):
@@ -55,5 +85,22 @@ def _lower(kernel_fn, spec, target):
     functools.partial(kernel_fn, **spec.options()),
     in_shardings=on_device,
     out_shardings=on_device,
+  )
+  return program.lower(*spec.arrays())
+
+
+def _lower_shared(spec, target):
+  devices = np.asarray(target.devices[: spec.num_devices])
+  mesh = Mesh(devices.reshape(1, -1), ('data', 'model'))
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  by_inputs = NamedSharding(mesh, PartitionSpec('model'))
+  program = jax.jit(
+    functools.partial(
+      shared_api.matmul_all_reduce,
+      implementation='pallas_tpu',
+      sharding=by_inputs,
+    ),
+    in_shardings=(everywhere, by_inputs),
+    out_shardings=everywhere,
   )
   return program.lower(*spec.arrays())

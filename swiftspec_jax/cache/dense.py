@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
+from kernels_pallas.kv_commit import api
 from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
 
@@ -116,7 +117,14 @@ def _write_block(rows, new, start):
   return jax.lax.dynamic_update_slice_in_dim(rows, new, start, axis=1)
 
 
-def commit(cache: KVCache, path: jax.Array, num_kept: jax.Array) -> KVCache:
+def commit(
+  cache: KVCache,
+  path: jax.Array,
+  num_kept: jax.Array,
+  *,
+  num_rows: int | None = None,
+  kernels: str = 'auto',
+) -> KVCache:
   """Keeps accepted tokens: moves their rows behind the prefix.
 
   Args:
@@ -124,18 +132,21 @@ def commit(cache: KVCache, path: jax.Array, num_kept: jax.Array) -> KVCache:
     path: i32[B, T] rows to keep, in order, counted from the end of the
       prefix; from `num_kept` on they become scratch.
     num_kept: i32[B].
+    num_rows: static; all of `path` is below it; None is T.
+    kernels: as in `ModelConfig`.
   """
-  source = cache.kv_lengths[:, None] + path
-  source = jnp.clip(source, 0, cache.capacity - 1)[:, None, :, None]
-
-  def move(rows):
-    # All rows are read before any is written: overlap is safe.
-    kept = jnp.take_along_axis(rows, source, axis=2)
-    return write(rows, jnp.moveaxis(kept, 2, 1), cache.kv_lengths)
-
+  num_layers = len(cache.keys)
+  moved = api.kv_commit(
+    [*cache.keys, *cache.values],
+    cache.kv_lengths,
+    path,
+    num_rows=num_rows or path.shape[1],
+    implementation=kernels,
+    sharding=cache.sharding,
+  )
   return cache.replace(
-    keys=[move(rows) for rows in cache.keys],
-    values=[move(rows) for rows in cache.values],
+    keys=moved[:num_layers],
+    values=moved[num_layers:],
     kv_lengths=cache.kv_lengths + num_kept,
   )
 

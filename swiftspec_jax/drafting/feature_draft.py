@@ -148,7 +148,14 @@ def follow(
     _take(state.of_rows, survivors),
   )
   state = state.replace(of_rows=state.of_rows.at[:, :num_rows].set(kept))
-  return dense.commit(cache, path, num_tokens), state
+  cache = dense.commit(
+    cache,
+    path,
+    num_tokens,
+    num_rows=num_rows + token_ids.shape[1],
+    kernels=config.kernels,
+  )
+  return cache, state
 
 
 def _chain_mask(has_news, num_rows, size):

@@ -131,10 +131,7 @@ def grow(
     The state and the number i32[] of forwards: fewer if all trees are full.
   """
   with jax.named_scope('grow'):
-    state, num_forwards = _grow(
-      params, state, num_steps, 0, config, tree_config
-    )
-  return state, num_forwards
+    return _grow(params, state, num_steps, 0, config, tree_config)
 
 
 @functools.partial(
@@ -208,7 +205,9 @@ def _follow(params, state, verified, config, tree_config):
   verified = types.VerifiedTokens.unpack(verified)
   with jax.named_scope('reroot'):
     state, moved = _reroot(state, verified)
-    cache = dense.commit(state.cache, moved.path, moved.num_committed)
+    cache = dense.commit(
+      state.cache, moved.path, moved.num_committed, kernels=config.kernels
+    )
     state = state.replace(cache=cache)
   num_missing = verified.num_tokens - moved.num_committed
   with jax.named_scope('take_in'):

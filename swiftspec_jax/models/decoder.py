@@ -4,13 +4,20 @@ Legend: B rows, T new tokens, M cache rows under the attention mask, S cache
 capacity, D embed, V vocabulary.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.tree_attention import api, reference
+from kernels_pallas.matmul_all_reduce import api as project_api
+from kernels_pallas.matmul_all_reduce import reference as project_reference
+from kernels_pallas.swiglu import api as swiglu_api
+from kernels_pallas.swiglu import reference as swiglu_reference
+from kernels_pallas.tree_attention import api as attention_api
+from kernels_pallas.tree_attention import reference as attention_reference
+from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
@@ -59,14 +66,16 @@ def forward_with_features(
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
-  # The chunks of a prompt are no work for a kernel of few tokens.
-  attention_fn = reference.tree_attention
+  # The chunks of a prompt are no work for kernels of few tokens.
+  attention_fn = attention_reference.tree_attention
+  products = Products()
   if context is None:
     attention_fn = functools.partial(
-      api.tree_attention,
+      attention_api.tree_attention,
       implementation=config.kernels,
       sharding=cache.sharding,
     )
+    products = _products_on(cache.sharding, config.kernels)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
@@ -90,6 +99,7 @@ def forward_with_features(
     token_ids,
     positions,
     attend,
+    products=products,
     features_before=features_before,
     feature_layers=feature_layers,
   )
@@ -101,6 +111,36 @@ def forward_with_features(
 AttendFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Products:
+  """The products of a layer that kernels can make; by default none does.
+
+  Attributes:
+    swiglu: the gated product, as `swiglu_reference.swiglu`.
+    project: back to the width of the model, as
+      `project_reference.matmul_all_reduce`.
+  """
+
+  swiglu: Callable[..., jax.Array] = swiglu_reference.swiglu
+  project: Callable[..., jax.Array] = project_reference.matmul_all_reduce
+
+
+def _products_on(sharding, kernels: str) -> Products:
+  """Returns the products of few tokens on the devices of a cache."""
+  columns, rows = None, None
+  if sharding is not None:
+    columns = sharding_lib.sharding_of(sharding.mesh, (None, None, 'ffw'))
+    rows = sharding_lib.sharding_of(sharding.mesh, ('ffw',))
+  return Products(
+    swiglu=functools.partial(
+      swiglu_api.swiglu, implementation=kernels, sharding=columns
+    ),
+    project=functools.partial(
+      project_api.matmul_all_reduce, implementation=kernels, sharding=rows
+    ),
+  )
+
+
 def run_layers(
   params: Params,
   config: ModelConfig,
@@ -108,6 +148,7 @@ def run_layers(
   positions: jax.Array,
   attend_fn: AttendFn,
   *,
+  products: Products = Products(),
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -120,6 +161,7 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: called once for each layer, in their order, with queries and
       keys that RoPE has rotated. It keeps the keys and values.
+    products: how those of a layer are made.
     features_before: [B, T, D], where the model reads features: that of the
       token before each one, `project_features` of the target's outputs or the
       model's own hidden state; zeros for the first token of a text.
@@ -140,7 +182,7 @@ def run_layers(
       normed = layers.rms_norm(
         features_before, params['feature_norm'], config.norm_eps
       )
-      x = x + _product(normed.astype(x.dtype), params['feature_fusion'], 1)
+      x = x + _product(normed.astype(x.dtype), params['feature_fusion'])
   outputs = []
   for i, layer in enumerate(params['layers']):
     with jax.named_scope(f'layer_{i}'):
@@ -149,6 +191,7 @@ def run_layers(
         layer,
         config,
         functools.partial(attend_fn, i),
+        products,
         angles_by_kind[config.is_sliding(i)],
       )
     outputs.append(x)
@@ -163,7 +206,7 @@ def project_features(params: Params, features: jax.Array) -> jax.Array:
   depths become one vector that can stand in for a hidden state of the draft.
   """
   table = params['feature_projection']
-  return _product(features.astype(table.dtype), table, 1)
+  return _product(features.astype(table.dtype), table)
 
 
 def query_scale(config: ModelConfig) -> float:
@@ -171,19 +214,21 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, angles):
+def _layer(x, layer, config, attend, products, angles):
   """One decoder layer over x [B, T, D]."""
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
   attended = _attention_block(normed, layer, config, attend, angles)
+  attended = products.project(attended, layer['attention_out'])
   if config.use_post_norms:
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
     )
   x = x + attended
   normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  gate_up = _product(normed, layer['gate_up'], 1)
-  hidden = layers.gated_activation(gate_up, config.activation)
-  hidden = _product(hidden, layer['down'], 1)
+  hidden = products.swiglu(
+    normed, layer['gate_up'], activation=config.activation
+  )
+  hidden = products.project(hidden, layer['down'])
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
   return x + hidden
@@ -192,7 +237,7 @@ def _layer(x, layer, config, attend, angles):
 def _attention_block(x, layer, config, attend, angles):
   num_groups = config.num_query_groups
   batch, length = x.shape[:2]
-  qkv = _product(x, layer['qkv'], 1)
+  qkv = _product(x, layer['qkv'])
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
   queries, new_keys = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups]
@@ -205,18 +250,14 @@ def _attention_block(x, layer, config, attend, angles):
   ).reshape(queries.shape)
   new_keys = layers.apply_rope(new_keys, *angles)
   attended = attend(queries, new_keys, new_values)
-  return _product(
-    attended.reshape(batch, length, -1), layer['attention_out'], 3
-  )
+  return attended.reshape(batch, length, -1)
 
 
-def _product(x, weight, num_in_axes):
-  """x [B, T, in] times a weight whose first axes are the inputs."""
-  out_shape = weight.shape[num_in_axes:]
+def _product(x, weight):
+  """x [B, T, in] times a weight [in, ...]."""
   # The output axes are not merged: one of them may be sharded.
-  weight = weight.reshape(x.shape[-1], *out_shape)
   product = jnp.tensordot(x.reshape(-1, x.shape[-1]), weight, axes=1)
-  return product.reshape(*x.shape[:2], *out_shape)
+  return product.reshape(*x.shape[:2], *weight.shape[1:])
 
 
 def unembed(

@@ -1,6 +1,6 @@
 """The parts of a decoder layer, as pure functions.
 
-Legend: B rows, T tokens, E head_dim, F ffw.
+Legend: B rows, T tokens, E head_dim.
 """
 
 import jax
@@ -59,11 +59,3 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   cos, sin = cos[:, :, None], sin[:, :, None]
   rotated = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def gated_activation(gate_up: jax.Array, activation: str) -> jax.Array:
-  """act(gate) * up of [..., 2, F]."""
-  gate, up = gate_up[..., 0, :], gate_up[..., 1, :]
-  if activation == 'silu':
-    return jax.nn.silu(gate) * up
-  return jax.nn.gelu(gate, approximate=True) * up

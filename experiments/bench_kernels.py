@@ -1,0 +1,237 @@
+r"""Times every kernel on the device at hand, against what else does the same.
+
+  python -m experiments.bench_kernels --kernel=swiglu --shape=llama-8b/tp1
+
+For each shape: the time of a call, the bytes and products of a second as
+shares of what a copy and a large product reach on this device, and the times
+of the reference and of the libraries: jax.nn.dot_product_attention (XLA,
+cuDNN), the kernels that JAX ships, and on a GPU with PyTorch installed its
+SDPA, FlexAttention and compiled layers. Where there is no kernel for the
+device, as on a CPU, the references alone are timed.
+"""
+
+import dataclasses
+import pathlib
+import statistics
+from typing import Any
+
+import jax
+import tqdm
+from absl import flags
+
+from experiments import (
+  benchmark_output,
+  kernel_cases,
+  kernel_timing,
+  program,
+  provenance,
+  torch_kernels,
+)
+from experiments.kernel_cases import Case
+from swiftspec_jax import errors
+
+_KERNELS = tuple(kernel_cases.KERNELS)
+_KERNEL = flags.DEFINE_multi_enum('kernel', _KERNELS, _KERNELS, 'Kernels.')
+_SHAPE = flags.DEFINE_multi_string(
+  'shape', [''], 'Only shapes whose names have this in them; several add up.'
+)
+_EVERY = flags.DEFINE_integer(
+  'every', 1, 'One of so many of these shapes.', lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 9, 'Measurements of which the median counts.', lower_bound=1
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir',
+  'experiments/results/kernels',
+  'Directory of rows.jsonl and summary.json, which are replaced.',
+)
+# What a device cannot keep near its processors: more than the 128 MiB of a TPU.
+_CACHE_BYTES = 256 * 2**20
+_ROWS = 'rows.jsonl'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+  """What the device reaches: a copy's bytes, a product's operations."""
+
+  bytes_per_second: float
+  flops_per_second: float
+
+
+def main() -> None:
+  """Runs the program."""
+  chosen = _cases()
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  with program.writing(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _ROWS).unlink(missing_ok=True)
+  rates = _measure_rates()
+  print(_head(rates))
+  rows = []
+  for case in tqdm.tqdm(chosen, desc='measuring', unit='shape', disable=None):
+    rows.append(_measure(case, rates))
+    benchmark_output.append_line(directory / _ROWS, rows[-1])
+    tqdm.tqdm.write(_line(rows[-1]))
+  summary = {
+    'rates': dataclasses.asdict(rates),
+    'repeats': _REPEATS.value,
+    'kernels': {name: _summary(rows, name) for name in _KERNEL.value},
+    'provenance': provenance.collect(),
+  }
+  benchmark_output.write_json(directory / 'summary.json', summary)
+  print(f'written to {directory}')
+
+
+def _cases() -> list[Case]:
+  found = [
+    case
+    for kernel in dict.fromkeys(_KERNEL.value)
+    for case in kernel_cases.cases(kernel)
+    if any(part in case.spec.name for part in _SHAPE.value)
+  ]
+  if not found:
+    raise errors.UserError(
+      f'--shape={_SHAPE.value[-1]} is in the name of no shape of '
+      f'{", ".join(_KERNEL.value)}; names look like '
+      f'{next(kernel_cases.cases(_KERNEL.value[0])).spec.name!r}'
+    )
+  return found[:: _EVERY.value]
+
+
+def _measure_rates() -> Rates:
+  is_cpu = jax.default_backend() == 'cpu'
+  return Rates(
+    bytes_per_second=kernel_timing.copy_bandwidth(
+      2**25 if is_cpu else 2**29, _REPEATS.value
+    ),
+    flops_per_second=kernel_timing.matrix_rate(
+      512 if is_cpu else 8192, _REPEATS.value
+    ),
+  )
+
+
+def _measure(case: Case, rates: Rates) -> dict[str, Any]:
+  """Returns a row of the table."""
+  count = kernel_timing.num_sets(case.num_bytes, _CACHE_BYTES)
+  seconds, refused, baselines = {}, {}, set()
+  for contender in case.contenders(jax.default_backend()):
+    keys = jax.random.split(jax.random.key(0), count)
+    try:
+      sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
+      seconds[contender.name] = kernel_timing.seconds_of(
+        contender.call, sets, _REPEATS.value, is_in_place=case.is_in_place
+      )
+    # What a library cannot do is a fact of the table.
+    except (RuntimeError, TypeError, ValueError) as error:
+      refused[contender.name] = ' '.join(str(error).split())[:200]
+    if contender.is_baseline:
+      baselines.add(contender.name)
+  if torch_kernels.is_usable():
+    for name, call in torch_kernels.contenders(case):
+      keys = jax.random.split(jax.random.key(0), count)
+      sets = [torch_kernels.tensors(case, case.make_arrays(k)) for k in keys]
+      seconds[name] = torch_kernels.seconds_of(call, sets, _REPEATS.value)
+      baselines.add(name)
+  timed = [name for name in baselines if name in seconds]
+  best = min(timed, key=seconds.__getitem__, default=None)
+  return _row(case, rates, seconds, refused, best)
+
+
+def _row(case, rates, seconds, refused, best) -> dict[str, Any]:
+  kernel = next((n for n in seconds if n.startswith('pallas_')), None)
+  own = seconds.get(kernel or 'reference')
+  bound = max(
+    case.num_bytes / rates.bytes_per_second,
+    case.num_flops / rates.flops_per_second,
+  )
+  return {
+    'kernel': case.kernel,
+    'shape': case.spec.name,
+    'implementation': kernel,
+    'best_baseline': best,
+    'num_bytes': case.num_bytes,
+    'num_flops': case.num_flops,
+    'bound_seconds': bound,
+    'seconds': seconds,
+    'refused': refused,
+    # Of the kernel, or of the reference where there is none.
+    'share_of_bandwidth': own and case.num_bytes / own / rates.bytes_per_second,
+    'share_of_matrix_rate': own
+    and case.num_flops / own / rates.flops_per_second,
+    'speedup_over_reference': kernel and seconds['reference'] / own,
+    'speedup_over_baseline': kernel and best and seconds[best] / own,
+  }
+
+
+def _head(rates: Rates) -> str:
+  device = jax.devices()[0]
+  lines = [
+    f'{device.device_kind}: a copy reaches '
+    f'{rates.bytes_per_second / 1e9:,.1f} GB/s, a bfloat16 product '
+    f'{rates.flops_per_second / 1e12:,.2f} TFLOP/s'
+  ]
+  if device.platform == 'cpu':
+    lines.append(
+      'NO KERNEL RUNS ON A CPU: these are times of the references and of XLA, '
+      'and say nothing about the kernels.'
+    )
+  return '\n'.join(
+    [
+      *lines,
+      f'{"kernel":<14} {"us":>9} {"bound us":>9} {"bytes/s":>8} {"FLOP/s":>7} '
+      f'{"reference":>10} {"x":>5} {"best baseline":>28} {"x":>5}  shape',
+    ]
+  )
+
+
+def _line(row: dict[str, Any]) -> str:
+  seconds, best = row['seconds'], row['best_baseline']
+  own = seconds.get(row['implementation'])
+  baseline = f'{best} {_micro(seconds[best])}' if best else '-'
+  return (
+    f'{row["kernel"]:<14} {_micro(own):>9} {_micro(row["bound_seconds"]):>9} '
+    f'{_share(row["share_of_bandwidth"]):>8} '
+    f'{_share(row["share_of_matrix_rate"]):>7} '
+    f'{_micro(seconds.get("reference")):>10} '
+    f'{_ratio(row["speedup_over_reference"]):>5} {baseline:>28} '
+    f'{_ratio(row["speedup_over_baseline"]):>5}  {row["shape"]}'
+  )
+
+
+def _micro(seconds: float | None) -> str:
+  return '-' if seconds is None else f'{seconds * 1e6:.1f}'
+
+
+def _share(share: float | None) -> str:
+  return '-' if share is None else f'{share:.0%}'
+
+
+def _ratio(ratio: float | None) -> str:
+  return '-' if ratio is None else f'{ratio:.2f}'
+
+
+def _summary(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
+  """Returns medians over the shapes of a kernel, None without one."""
+  mine = [row for row in rows if row['kernel'] == kernel]
+  fields = (
+    'share_of_bandwidth',
+    'speedup_over_reference',
+    'speedup_over_baseline',
+  )
+  values = {
+    field: [row[field] for row in mine if row[field] is not None]
+    for field in fields
+  }
+  return {
+    'num_shapes': len(mine),
+    'num_refused': sum(bool(row['refused']) for row in mine),
+    **{
+      f'median_{field}': statistics.median(found) if found else None
+      for field, found in values.items()
+    },
+  }
+
+
+if __name__ == '__main__':
+  program.run(main)

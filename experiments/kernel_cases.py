@@ -1,0 +1,280 @@
+"""What `bench_kernels` times: calls of kernels, and what else does the same.
+
+Legend as in the kernels: B rows, T tokens, S cache capacity, G kv heads, Q
+query heads for each, E head_dim.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.gpu import decode_attention
+from jax.experimental.pallas.ops.tpu import paged_attention
+
+from experiments.aot.kernels import KERNELS
+from kernels_pallas.kv_commit import reference as commit_reference
+from kernels_pallas.swiglu import reference as swiglu_reference
+from kernels_pallas.tree_attention import reference as attention_reference
+from kernels_pallas.verification import reference as verification_reference
+
+Arrays = tuple[Any, ...]  # pytree of the arguments of a call
+_PAGE = 128
+_ON = {'pallas_gpu': ('gpu', 'cuda'), 'pallas_tpu': ('tpu',)}
+
+
+def _same(*arrays):
+  return arrays
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contender:
+  """One way to do a call.
+
+  Attributes:
+    name: for the table.
+    call: of the arrays that `prepare` returns.
+    prepare: gives the arguments the form that suits this one; not timed.
+    is_baseline: of a library, and not of this project.
+  """
+
+  name: str
+  call: Callable[..., Any]
+  prepare: Callable[..., Arrays] = _same
+  is_baseline: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A kernel at a shape.
+
+  Attributes:
+    kernel: its name.
+    spec: of the kernel's `arg_specs`.
+    num_bytes: that have to be read and written at least.
+    num_flops: of the products.
+    is_in_place: the results are the first argument of the next call.
+  """
+
+  kernel: str
+  spec: Any
+  num_bytes: int
+  num_flops: int
+  is_in_place: bool = False
+
+  def make_arrays(self, key: jax.Array) -> Arrays:
+    """Returns random arguments; the key is consumed."""
+    abstract, treedef = jax.tree.flatten(self.spec.arrays())
+    keys = jax.random.split(key, len(abstract))
+    arrays = treedef.unflatten(
+      [_random(k, x) for k, x in zip(keys, abstract, strict=True)]
+    )
+    return _MEANING[self.kernel](self.spec, arrays)
+
+  def contenders(self, platform: str) -> Iterator[Contender]:
+    """Yields the reference, the kernel for the platform and the baselines."""
+    options = self.spec.options()
+    yield Contender(
+      name='reference',
+      call=functools.partial(_REFERENCES[self.kernel], **options),
+    )
+    for name, call in KERNELS[self.kernel][1].items():
+      if platform in _ON[name]:
+        yield Contender(name=name, call=functools.partial(call, **options))
+    if self.kernel == 'tree_attention':
+      yield from _attention_baselines(self.spec, platform)
+
+
+def cases(kernel: str) -> Iterator[Case]:
+  """Yields the cases of a kernel."""
+  for spec in KERNELS[kernel][0]:
+    yield _COUNTS[kernel](kernel, spec)
+
+
+def _random(key, abstract):
+  if jnp.issubdtype(abstract.dtype, jnp.floating):
+    return jax.random.normal(key, abstract.shape, abstract.dtype)
+  if abstract.dtype == jnp.bool_:
+    return jax.random.bernoulli(key, shape=abstract.shape)
+  return jax.random.randint(key, abstract.shape, 0, 1_000)
+
+
+def _attention_arrays(spec, arrays):
+  queries, keys, values, lengths, mask, positions = arrays
+  rows = jnp.arange(spec.tree_size - spec.num_tokens, spec.tree_size)
+  own = jnp.arange(spec.tree_size)[None] == rows[:, None]
+  lengths = jnp.full_like(lengths, spec.context)
+  return (
+    queries,
+    keys,
+    values,
+    lengths,
+    mask | own[None],
+    (jnp.full_like(positions, spec.context)),
+  )
+
+
+def _verification_arrays(spec, arrays):
+  scores, token_ids, parents, sizes, mask = arrays
+  node = jnp.arange(spec.num_nodes, dtype=jnp.int32)[None]
+  chain = jnp.tri(spec.num_nodes, dtype=bool)[None]
+  return (
+    scores,
+    token_ids,
+    jnp.broadcast_to(node - 1, parents.shape),
+    jnp.full_like(sizes, spec.num_nodes),
+    jnp.broadcast_to(chain, mask.shape),
+  )
+
+
+def _commit_arrays(spec, arrays):
+  caches, starts, path = arrays
+  # Every second row is kept.
+  step = jnp.arange(spec.num_rows, dtype=jnp.int32)[None] * 2 % spec.num_rows
+  return caches, jnp.full_like(starts, 500), jnp.broadcast_to(step, path.shape)
+
+
+_MEANING = {
+  'tree_attention': _attention_arrays,
+  'verify_tree': _verification_arrays,
+  'swiglu': lambda spec, arrays: arrays,
+  'kv_commit': _commit_arrays,
+}
+_REFERENCES = {
+  'tree_attention': attention_reference.tree_attention,
+  'verify_tree': verification_reference.verify_tree,
+  'swiglu': swiglu_reference.swiglu,
+  'kv_commit': commit_reference.kv_commit,
+}
+
+
+def _size(dtype):
+  return jnp.dtype(dtype).itemsize
+
+
+def _count_attention(kernel, spec):
+  rows = spec.context + spec.tree_size
+  if spec.window is not None:
+    rows = min(rows, spec.window + spec.tree_size)
+  heads = spec.batch_size * spec.num_kv_heads * spec.head_dim
+  queries = spec.num_tokens * spec.num_groups
+  return Case(
+    kernel=kernel,
+    spec=spec,
+    num_bytes=2 * heads * (rows + queries) * _size(spec.dtype),
+    num_flops=4 * heads * rows * queries,
+  )
+
+
+def _count_verification(kernel, spec):
+  scores = spec.batch_size * spec.num_nodes * spec.vocab_size
+  return Case(kernel=kernel, spec=spec, num_bytes=4 * scores, num_flops=0)
+
+
+def _count_swiglu(kernel, spec):
+  weights = 2 * spec.embed_dim * spec.ffw_dim
+  values = spec.num_tokens * (spec.embed_dim + spec.ffw_dim)
+  return Case(
+    kernel=kernel,
+    spec=spec,
+    num_bytes=(weights + values) * _size(spec.dtype),
+    num_flops=2 * weights * spec.num_tokens,
+  )
+
+
+def _count_commit(kernel, spec):
+  heads = spec.num_caches * spec.batch_size * spec.num_kv_heads
+  # Row 0 stays; read and written, two bytes for each number.
+  num_bytes = 4 * heads * (spec.num_rows - 1) * spec.head_dim
+  return Case(
+    kernel=kernel,
+    spec=spec,
+    num_bytes=num_bytes,
+    num_flops=0,
+    is_in_place=True,
+  )
+
+
+_COUNTS = {
+  'tree_attention': _count_attention,
+  'verify_tree': _count_verification,
+  'swiglu': _count_swiglu,
+  'kv_commit': _count_commit,
+}
+
+
+def _attention_baselines(spec, platform):
+  """Yields what JAX itself has for attention, in the form that it wants."""
+  on_gpu = platform in _ON['pallas_gpu']
+  for implementation in ('xla', *(['cudnn'] if on_gpu else [])):
+    yield Contender(
+      name=f'jax.nn {implementation}',
+      call=functools.partial(
+        jax.nn.dot_product_attention,
+        scale=spec.head_dim**-0.5,
+        implementation=implementation,
+      ),
+      prepare=functools.partial(_heads_last, window=spec.window),
+      is_baseline=True,
+    )
+  # The kernels that JAX ships take one token and no mask.
+  if spec.num_tokens > 1 or spec.tree_size > 1 or spec.window is not None:
+    return
+  if on_gpu:
+    yield Contender(name='jax pallas gqa', call=_gqa, is_baseline=True)
+  elif platform == 'tpu' and spec.batch_size == 1:
+    yield Contender(
+      name='jax pallas paged', call=_paged, prepare=_pages, is_baseline=True
+    )
+
+
+def _heads_last(
+  queries, keys, values, lengths, mask, positions, *, window=None
+):
+  """Returns [B, T, H, E], twice [B, S, G, E], None and bool[B, 1, T, S]."""
+  visible = attention_reference.visible_rows(lengths, mask, keys.shape[2])
+  if window is not None:
+    rows = jnp.arange(keys.shape[2])[None, None]
+    visible &= positions[:, :, None] - rows < window
+  return (
+    queries.reshape(*queries.shape[:2], -1, queries.shape[4]),
+    jnp.swapaxes(keys, 1, 2),
+    jnp.swapaxes(values, 1, 2),
+    None,
+    visible[:, None],
+  )
+
+
+def _gqa(queries, keys, values, lengths, mask, positions):
+  del mask, positions
+  return decode_attention.gqa(
+    queries[:, 0].reshape(len(queries), -1, queries.shape[4]),
+    # It swaps them back.
+    jnp.swapaxes(keys, 1, 2),
+    jnp.swapaxes(values, 1, 2),
+    kv_seq_len=lengths + 1,
+  )
+
+
+def _pages(queries, keys, values, lengths, mask, positions):
+  """Returns scaled queries [B, H, E], pages, lengths and their table."""
+  del mask, positions
+  _, num_heads, capacity, head_dim = keys.shape
+  pages = (num_heads, capacity // _PAGE, _PAGE, head_dim)
+  return (
+    queries[:, 0].reshape(1, -1, head_dim) * head_dim**-0.5,
+    keys.reshape(pages),
+    values.reshape(pages),
+    lengths + 1,
+    jnp.arange(capacity // _PAGE, dtype=jnp.int32)[None],
+  )
+
+
+def _paged(queries, keys, values, lengths, table):
+  num_pages = table.shape[1]
+  block = max(n for n in (1, 2, 4, 8) if num_pages % n == 0)
+  return paged_attention.paged_attention(
+    queries, keys, values, lengths, table, pages_per_compute_block=block
+  )

@@ -1,0 +1,70 @@
+"""The move of kept cache rows by the implementation that suits the devices.
+
+Legend: B rows, T rows to keep, S cache capacity, G kv heads, E head_dim.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch
+from kernels_pallas.kv_commit import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def kv_commit(
+  caches: Sequence[jax.Array],
+  starts: jax.Array,
+  path: jax.Array,
+  *,
+  num_rows: int,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> list[jax.Array]:
+  """Moves row `starts + path[i]` to `starts + i`, for all i, in all caches.
+
+  All implementations give the same numbers. Donated caches stay where they are.
+
+  Args:
+    caches: [B, G, S, E] each, of one shape and dtype.
+    starts: i32[B] where the rows go.
+    path: i32[B, T] rows to keep, counted from `starts`. All are read before
+      any is written.
+    num_rows: static; all of `path` is below it, and T is not above it.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of the caches, whose first two axes alone may be sharded; None is
+      JAX's default device.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  shape = caches[0].shape
+  if sharding is not None:
+    shape = sharding.shard_shape(shape)
+  chosen = dispatch.choose(
+    'kv_commit',
+    f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
+    f'{path.shape[1]} of {num_rows} rows',
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(backend.check, shape, num_rows)
+      for name, backend in _BACKENDS.items()
+    },
+  )
+  backend = _BACKENDS.get(chosen, reference)
+  call = functools.partial(backend.kv_commit, num_rows=num_rows)
+  if chosen != dispatch.REFERENCE and sharding is not None:
+    rows, heads = (*sharding.spec, None, None)[:2]
+    call = jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=(P(rows, heads), P(rows), P(rows)),
+      out_specs=P(rows, heads),
+      check_vma=False,
+    )
+  return call(list(caches), starts, path)

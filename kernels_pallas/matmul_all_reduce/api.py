@@ -1,0 +1,80 @@
+"""Product and all-reduce by the implementation that suits the devices.
+
+Legend: B rows, T tokens, K inputs, D outputs.
+"""
+
+import math
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch
+from kernels_pallas.matmul_all_reduce import pallas_tpu, reference
+
+
+def matmul_all_reduce(
+  x: jax.Array,
+  weight: jax.Array,
+  *,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> jax.Array:
+  """Returns x [B, T, K] times a weight that devices share by inputs.
+
+  Args:
+    x: [B, T, K].
+    weight: [..., D]; its other axes are the K inputs.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. 'auto' is the reference:
+      an exchange of our own can hang where it is wrong, and this one has not
+      been run on devices. So is 'pallas_gpu', as there is no such kernel.
+    sharding: of the weight, whose first axis alone may be sharded; None is
+      JAX's default device.
+
+  Returns:
+    [B, T, D], the same on all devices.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  if sharding is None or math.prod(sharding.mesh.devices.shape) == 1:
+    return reference.matmul_all_reduce(x, weight)
+  axis = sharding.spec[0]
+  num_devices = sharding.mesh.shape[axis]
+  rows = (x.shape[0] * x.shape[1], x.shape[2] // num_devices)
+
+  def check_tpu():
+    if implementation == 'auto':
+      raise NotImplementedError('it has not been run on devices; ask for it')
+    pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
+
+  def check_gpu():
+    raise NotImplementedError('there is no such kernel')
+
+  chosen = dispatch.choose(
+    'matmul_all_reduce',
+    f'x {x.dtype}{list(rows)}, {weight.shape[-1]} outputs, '
+    f'{num_devices} devices',
+    'auto' if implementation == 'pallas_gpu' else implementation,
+    dispatch.platform_of(sharding),
+    {'pallas_tpu': check_tpu, 'pallas_gpu': check_gpu},
+  )
+  if chosen == dispatch.REFERENCE:
+    return reference.matmul_all_reduce(x, weight)
+
+  def call(x, weight):
+    return pallas_tpu.matmul_all_reduce(
+      x.reshape(rows),
+      weight.reshape(rows[1], -1),
+      axis_name=axis,
+      num_devices=num_devices,
+    )
+
+  summed = jax.shard_map(
+    call,
+    mesh=sharding.mesh,
+    in_specs=(P(None, None, axis), P(axis)),
+    out_specs=P(),
+    check_vma=False,
+  )(x, weight)
+  return summed.reshape(*x.shape[:2], -1)

@@ -1,0 +1,68 @@
+"""The gated activation by the implementation that suits devices and shape.
+
+Legend: B rows, T tokens, D embed, F ffw.
+"""
+
+import functools
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch
+from kernels_pallas.swiglu import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def swiglu(
+  x: jax.Array,
+  gate_up: jax.Array,
+  *,
+  activation: str,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> jax.Array:
+  """Returns act(x gate) * (x up).
+
+  Args:
+    x: [B, T, D].
+    gate_up: [D, 2, F], gate first.
+    activation: one of `reference.ACTIVATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of gate_up, whose last axis alone may be sharded; None is JAX's
+      default device.
+
+  Returns:
+    [B, T, F].
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  rows = (x.shape[0] * x.shape[1], x.shape[2])
+  local = gate_up.shape
+  if sharding is not None:
+    local = sharding.shard_shape(local)
+  chosen = dispatch.choose(
+    'swiglu',
+    f'x {x.dtype}{list(rows)}, gate_up {list(local)}, {activation}',
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(backend.check, rows, x.dtype)
+      for name, backend in _BACKENDS.items()
+    },
+  )
+  if chosen == dispatch.REFERENCE:
+    return reference.swiglu(x, gate_up, activation=activation)
+  call = functools.partial(_BACKENDS[chosen].swiglu, activation=activation)
+  if sharding is not None:
+    columns = sharding.spec[2]
+    call = jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=(P(), P(None, None, columns)),
+      out_specs=P(None, columns),
+      check_vma=False,
+    )
+  return call(x.reshape(rows), gate_up).reshape(*x.shape[:2], -1)

@@ -1,0 +1,70 @@
+"""Shapes of gated layers in real models, for compilers and measurements."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+
+from kernels_pallas import model_shapes
+
+# In float32 the built-in models.
+_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArgSpec:
+  """The arguments of one call, on one device.
+
+  Attributes:
+    name: models that have the shape, and the sizes.
+    num_tokens: N.
+    embed_dim: D.
+    ffw_dim: F.
+    activation: of the gate.
+    dtype: of x and weights.
+  """
+
+  name: str
+  num_tokens: int
+  embed_dim: int
+  ffw_dim: int
+  activation: str
+  dtype: str
+
+  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the abstract arguments of `swiglu`."""
+    return (
+      jax.ShapeDtypeStruct((self.num_tokens, self.embed_dim), self.dtype),
+      jax.ShapeDtypeStruct((self.embed_dim, 2, self.ffw_dim), self.dtype),
+    )
+
+  def options(self) -> dict[str, Any]:
+    """Returns the keyword arguments."""
+    return {'activation': self.activation}
+
+
+def arg_specs() -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it."""
+  names: dict[ArgSpec, list[str]] = {}
+  for model, shards, num_tokens, dtype in itertools.product(
+    model_shapes.MODELS,
+    model_shapes.TENSOR_PARALLEL,
+    model_shapes.NUM_TOKENS,
+    ('bfloat16', 'float32'),
+  ):
+    if dtype == 'float32' and model.name not in _FLOAT32_MODELS:
+      continue
+    spec = ArgSpec(
+      name=f'T{num_tokens} {dtype}',
+      num_tokens=num_tokens,
+      embed_dim=model.embed_dim,
+      ffw_dim=model.ffw_of(shards),
+      activation=model.activation,
+      dtype=dtype,
+    )
+    names.setdefault(spec, []).append(f'{model.name}/tp{shards}')
+  return [
+    dataclasses.replace(spec, name=f'{"+".join(users)} {spec.name}')
+    for spec, users in names.items()
+  ]

@@ -1,0 +1,47 @@
+"""Gated activation of a product in plain JAX: what the kernels follow.
+
+Legend: N tokens, D embed, F ffw.
+"""
+
+import jax
+import jax.numpy as jnp
+
+ACTIVATIONS = ('silu', 'gelu_tanh')
+
+
+def swiglu(x: jax.Array, gate_up: jax.Array, *, activation: str) -> jax.Array:
+  """Returns act(x gate) * (x up); the arguments are those of `api.swiglu`."""
+  # The axes of the weight are not merged: the last one may be sharded.
+  product = jnp.tensordot(x.reshape(-1, x.shape[-1]), gate_up, axes=1)
+  hidden = gated_activation(product[:, 0], product[:, 1], activation)
+  return hidden.reshape(*x.shape[:-1], -1)
+
+
+def gated_activation(
+  gate: jax.Array, up: jax.Array, activation: str
+) -> jax.Array:
+  """Returns act(gate) * up; `activation` is one of `ACTIVATIONS`."""
+  if activation == 'silu':
+    return jax.nn.silu(gate) * up
+  return jax.nn.gelu(gate, approximate=True) * up
+
+
+def check(
+  x_shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+  *,
+  most_tokens: int,
+) -> None:
+  """Raises NotImplementedError for what no kernel can do.
+
+  Args:
+    x_shape: [N, D].
+    dtype: of x and weights.
+    most_tokens: that the kernel takes.
+  """
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
+  if x_shape[0] > most_tokens:
+    raise NotImplementedError(
+      f'{x_shape[0]} tokens are more than {most_tokens}'
+    )

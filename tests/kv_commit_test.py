@@ -1,0 +1,176 @@
+"""One test body for all implementations of the move of rows, interpreted.
+
+Rows are moved, or multiplied by ones and zeros, so all of them agree exactly
+with numpy's indexing. The path here is what a draft has after a verdict:
+verified rows, surviving rows, then zeros.
+"""
+
+import dataclasses
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu, reference
+
+
+def interpret_tpu():
+  """Copies are simulated; races and reads of unwritten memory show."""
+  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
+
+
+IMPLEMENTATIONS = {
+  'reference': reference.kv_commit,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.kv_commit, interpret=interpret_tpu()
+  ),
+  'pallas_gpu': functools.partial(pallas_gpu.kv_commit, interpret=True),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """Sizes as in the kernels' legend."""
+
+  starts: tuple[int, ...] = (37,)
+  num_kept: int = 6
+  num_rows: int = 8
+  num_caches: int = 3
+  num_kv_heads: int = 2
+  head_dim: int = 128
+  capacity: int = 128
+  dtype: str = 'bfloat16'
+
+
+CASES = {
+  'float32': Case(dtype='float32'),
+  'rows_on_lanes': Case(head_dim=64, capacity=384, starts=(125, 300)),
+  'rows_on_lanes_float32': Case(head_dim=64, capacity=256, dtype='float32'),
+  # Windows at, before and behind the edge of a tile, and at the end.
+  'edges': Case(starts=(0, 15, 16, 120)),
+  # More rows than the path has places, as of a draft that reads features.
+  'long': Case(num_kept=33, num_rows=40, starts=(80,)),
+  'padded_twin': Case(num_kept=0),
+}
+
+
+def arguments(case, seed=0, offsets=None):
+  """Random caches with rows that are not numbers behind the window."""
+  random = np.random.default_rng(seed)
+  batch = len(case.starts)
+  shape = (batch, case.num_kv_heads, case.capacity, case.head_dim)
+  caches = random.normal(size=(case.num_caches, *shape))
+  for row, start in enumerate(case.starts):
+    caches[:, row, :, start + case.num_rows :] = np.nan
+  length = max(case.num_kept, 8)
+  path = np.zeros((batch, length), np.int32)
+  for row in path:
+    kept = random.choice(case.num_rows, case.num_kept, replace=False)
+    row[: case.num_kept] = sorted(kept) if offsets is None else offsets
+  return (
+    [jnp.asarray(cache, case.dtype) for cache in caches],
+    jnp.asarray(case.starts, jnp.int32),
+    jnp.asarray(path),
+  )
+
+
+def oracle(caches, starts, path):
+  """Numpy's indexing, whose right side is read first."""
+  moved = [np.array(cache) for cache in caches]
+  for cache in moved:
+    for row, (start, offsets) in enumerate(zip(starts, path, strict=True)):
+      rows = np.arange(start, start + len(offsets))
+      cache[row][:, rows] = cache[row][:, start + offsets]
+  return moved
+
+
+@functools.cache
+def compiled(name, num_rows):
+  return jax.jit(functools.partial(IMPLEMENTATIONS[name], num_rows=num_rows))
+
+
+def check(name, case, arrays):
+  got = compiled(name, case.num_rows)(*arrays)
+  assert {cache.dtype for cache in got} == {jnp.dtype(case.dtype)}
+  check_equal(got, arrays)
+
+
+def check_equal(got, arrays):
+  want = oracle(arrays[0], *map(np.asarray, arrays[1:]))
+  # Numpy compares only its own numbers that are not numbers.
+  np.testing.assert_array_equal(
+    np.asarray(got, np.float32), np.asarray(want, np.float32)
+  )
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints what it finds."""
+  yield
+  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_equals_oracle(name, case):
+  check(name, CASES[case], arguments(CASES[case]))
+
+
+@pytest.mark.parametrize('name', ['reference', 'pallas_gpu'])
+def test_narrow_heads_and_many_caches(name):
+  case = Case(head_dim=16, num_caches=35, num_kv_heads=1)
+  check(name, case, arguments(case))
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@hypothesis.given(offsets=st.lists(st.integers(0, 7), min_size=6, max_size=6))
+@hypothesis.settings(
+  max_examples=5,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_any_path(name, offsets):
+  check(name, Case(), arguments(Case(), offsets=offsets))
+
+
+def test_windows_that_do_not_fit_at_once(monkeypatch):
+  monkeypatch.setattr(pallas_tpu, '_WINDOW_BYTES', 40_000)
+  case = Case(num_caches=5)
+  arrays = arguments(case)
+  got = pallas_tpu.kv_commit(*arrays, num_rows=8, interpret=interpret_tpu())
+  check_equal(got, arrays)
+
+
+def test_each_device_moves_its_heads():
+  """The TPU kernel on two simulated devices that share the heads."""
+  arrays = arguments(Case())
+  mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
+  sharding = NamedSharding(mesh, PartitionSpec('data', 'model', None, None))
+  placed = [
+    jax.device_put(arrays[0], sharding),
+    *jax.device_put(arrays[1:], NamedSharding(mesh, PartitionSpec())),
+  ]
+  with pltpu.force_tpu_interpret_mode(interpret_tpu()):
+    got = jax.jit(
+      functools.partial(
+        api.kv_commit,
+        num_rows=8,
+        implementation='pallas_tpu',
+        sharding=sharding,
+      )
+    )(*placed)
+  check_equal(got, arrays)
+
+
+def test_what_no_kernel_takes_is_named():
+  arrays = arguments(Case(head_dim=64))
+  with pytest.raises(NotImplementedError, match='in whole tiles of 128'):
+    api.kv_commit(*arrays, num_rows=8, implementation='pallas_tpu')
+  with pytest.raises(NotImplementedError, match='300 rows are more than 256'):
+    api.kv_commit(*arrays, num_rows=300, implementation='pallas_gpu')

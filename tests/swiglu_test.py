@@ -1,0 +1,169 @@
+"""One test body for all implementations of the gated product, interpreted.
+
+The oracle is a product in float64 of the same rounded inputs. With weights of
+variance 1 / D both products are of order one. Tolerances: float32 sums of up to
+400 terms keep six digits. In bfloat16 the kernels round the result alone, to 8
+bits; the reference rounds both products and each step of the activation, too,
+which is four roundings of 2**-9 in a product of numbers up to 4.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kernels_pallas.swiglu import api, pallas_gpu, pallas_tpu, reference
+
+TOLERANCES = {'float32': 3e-6, 'bfloat16': 2e-2}
+
+
+def interpret_tpu():
+  """Copies are simulated; races and reads of unwritten memory show."""
+  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
+
+
+IMPLEMENTATIONS = {
+  'reference': reference.swiglu,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.swiglu,
+    config=pallas_tpu.Config(block_bytes=2**17, block_columns=128),
+    interpret=interpret_tpu(),
+  ),
+  'pallas_gpu': functools.partial(pallas_gpu.swiglu, interpret=True),
+  'pallas_gpu_unsplit': functools.partial(
+    pallas_gpu.swiglu,
+    config=pallas_gpu.Config(block_rows=16, block_columns=32),
+    interpret=True,
+  ),
+  'pallas_gpu_uneven': functools.partial(
+    pallas_gpu.swiglu,
+    config=pallas_gpu.Config(block_rows=16, block_columns=64, num_splits=5),
+    interpret=True,
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """Sizes as in the kernels' legend."""
+
+  num_tokens: int = 8
+  embed_dim: int = 256
+  ffw_dim: int = 256
+  dtype: str = 'float32'
+  activation: str = 'silu'
+
+
+CASES = {
+  'whole_tiles': Case(),
+  'one_token': Case(num_tokens=1),
+  # Columns that end within a tile, rows that are no whole lanes.
+  'edges': Case(num_tokens=5, embed_dim=144, ffw_dim=200),
+  'gelu': Case(activation='gelu_tanh', num_tokens=16),
+  'bfloat16': Case(dtype='bfloat16', embed_dim=384, ffw_dim=200),
+}
+
+
+def arguments(case, seed=0):
+  """Random inputs of order one and weights of variance 1 / D."""
+  random = np.random.default_rng(seed)
+  x = random.normal(size=(case.num_tokens, case.embed_dim))
+  weight = random.normal(size=(case.embed_dim, 2, case.ffw_dim))
+  weight /= math.sqrt(case.embed_dim)
+  return jnp.asarray(x, case.dtype), jnp.asarray(weight, case.dtype)
+
+
+def oracle(x, gate_up, activation):
+  """In float64, with the definitions of the activations."""
+  x, gate_up = (
+    np.asarray(a.astype(jnp.float32), np.float64) for a in (x, gate_up)
+  )
+  gate, up = x @ gate_up[:, 0], x @ gate_up[:, 1]
+  if activation == 'silu':
+    return gate / (1 + np.exp(-gate)) * up
+  inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+  return gate * (1 + np.tanh(inner)) / 2 * up
+
+
+def check(name, case, arrays):
+  fn = functools.partial(IMPLEMENTATIONS[name], activation=case.activation)
+  got = jax.jit(fn)(*arrays)
+  assert got.dtype == case.dtype
+  got = np.asarray(got.astype(jnp.float32))
+  tolerance = TOLERANCES[case.dtype]
+  np.testing.assert_allclose(
+    got,
+    oracle(*arrays, case.activation),
+    atol=tolerance,
+    rtol=tolerance,
+  )
+  return got
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints what it finds."""
+  yield
+  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_equals_oracle(name, case):
+  check(name, CASES[case], arguments(CASES[case]))
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """Other tokens, columns of zeros and rows of zeros beside the same ones."""
+  case = CASES['edges']
+  x, gate_up = arguments(case)
+  got = check(name, case, (x, gate_up))
+  rows = (0, 16)
+  padded = check(
+    name,
+    case,
+    (
+      jnp.pad(jnp.pad(x, ((0, 0), rows)), ((0, 3), (0, 0)), constant_values=1),
+      jnp.pad(gate_up, (rows, (0, 0), (0, 56))),
+    ),
+  )
+  np.testing.assert_allclose(padded[:5, :200], got, atol=2e-6)
+  assert not padded[:, 200:].any()
+
+
+def test_each_device_takes_its_columns():
+  """The TPU kernel on two simulated devices that share the columns."""
+  case = CASES['whole_tiles']
+  x, gate_up = arguments(case)
+  mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
+  sharding = NamedSharding(mesh, PartitionSpec(None, None, 'model'))
+  x = jax.device_put(x[None], NamedSharding(mesh, PartitionSpec()))
+  with pltpu.force_tpu_interpret_mode(interpret_tpu()):
+    got = jax.jit(
+      functools.partial(
+        api.swiglu,
+        activation='silu',
+        implementation='pallas_tpu',
+        sharding=sharding,
+      )
+    )(x, jax.device_put(gate_up, sharding))
+  assert got.sharding.spec == PartitionSpec(None, None, 'model')
+  np.testing.assert_allclose(
+    got[0], oracle(x[0], gate_up, 'silu'), atol=3e-6, rtol=3e-6
+  )
+
+
+def test_what_no_kernel_takes_is_named():
+  x, gate_up = arguments(dataclasses.replace(CASES['edges'], embed_dim=45))
+  options = {'activation': 'silu', 'implementation': 'pallas_gpu'}
+  with pytest.raises(NotImplementedError, match='45 rows of the weights'):
+    api.swiglu(x[None], gate_up, **options)
+  with pytest.raises(NotImplementedError, match='300 tokens'):
+    api.swiglu(jnp.zeros((3, 100, 256)), jnp.zeros((256, 2, 64)), **options)
