@@ -1,6 +1,7 @@
 """Sizes of the models whose shapes the kernels are compiled and measured at."""
 
 import dataclasses
+import functools
 import math
 
 TENSOR_PARALLEL = (1, 4, 8)
@@ -14,19 +15,27 @@ class ModelShape:
 
   Attributes:
     name: of the model.
+    num_layers: L.
+    embed_dim: D.
+    ffw_dim: F.
     num_heads: of queries.
     num_kv_heads: G.
     head_dim: E.
     vocab_size: V.
     window: of the sliding layers, None where there are none.
+    activation: of the gated layers.
   """
 
   name: str
+  num_layers: int
+  embed_dim: int
+  ffw_dim: int
   num_heads: int
   num_kv_heads: int
   head_dim: int
   vocab_size: int
   window: int | None = None
+  activation: str = 'silu'
 
   @property
   def num_groups(self) -> int:
@@ -37,31 +46,43 @@ class ModelShape:
     """Returns the kv heads of one of so many devices, padding included."""
     return math.ceil(self.num_kv_heads / num_shards)
 
+  def ffw_of(self, num_shards: int) -> int:
+    """Returns the ffw columns of one of so many devices, padding included."""
+    return math.ceil(self.ffw_dim / num_shards)
+
   def vocab_of(self, num_shards: int) -> int:
     """Returns the tokens of one of so many devices, padding included."""
     return math.ceil(self.vocab_size / num_shards)
 
 
-def _model(name, num_heads, num_kv_heads, head_dim, vocab_size, window=None):
+def _model(name, layer_sizes, head_sizes, vocab_size, window=None, **changes):
+  num_layers, embed_dim, ffw_dim = layer_sizes
+  num_heads, num_kv_heads, head_dim = head_sizes
   return ModelShape(
     name=name,
+    num_layers=num_layers,
+    embed_dim=embed_dim,
+    ffw_dim=ffw_dim,
     num_heads=num_heads,
     num_kv_heads=num_kv_heads,
     head_dim=head_dim,
     vocab_size=vocab_size,
     window=window,
+    **changes,
   )
 
 
+_gemma = functools.partial(_model, activation='gelu_tanh')
+
 MODELS = (
-  _model('llama-1b', 32, 8, 64, 128_256),
-  _model('llama-3b', 24, 8, 128, 128_256),
-  _model('llama-8b', 32, 8, 128, 128_256),
-  _model('llama-70b', 64, 8, 128, 128_256),
-  _model('qwen2-72b', 64, 8, 128, 152_064),
-  _model('smollm2-135m', 9, 3, 64, 49_152),
-  _model('smollm2-1.7b', 32, 32, 64, 49_152),
-  _model('gemma3-270m', 4, 1, 256, 262_144, 512),
-  _model('gemma3-4b', 8, 4, 256, 262_208, 1024),
-  _model('gemma3-27b', 32, 16, 128, 262_208, 1024),
+  _model('llama-1b', (16, 2048, 8192), (32, 8, 64), 128_256),
+  _model('llama-3b', (28, 3072, 8192), (24, 8, 128), 128_256),
+  _model('llama-8b', (32, 4096, 14_336), (32, 8, 128), 128_256),
+  _model('llama-70b', (80, 8192, 28_672), (64, 8, 128), 128_256),
+  _model('qwen2-72b', (80, 8192, 29_568), (64, 8, 128), 152_064),
+  _model('smollm2-135m', (30, 576, 1536), (9, 3, 64), 49_152),
+  _model('smollm2-1.7b', (24, 2048, 8192), (32, 32, 64), 49_152),
+  _gemma('gemma3-270m', (18, 640, 2048), (4, 1, 256), 262_144, 512),
+  _gemma('gemma3-4b', (34, 2560, 10_240), (8, 4, 256), 262_208, 1024),
+  _gemma('gemma3-27b', (62, 5376, 21_504), (32, 16, 128), 262_208, 1024),
 )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from kernels_pallas.tree_attention import api, reference
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import layers
+from swiftspec_jax.models import layers, quantization
 from swiftspec_jax.models.params import Params
 
 
@@ -212,11 +212,14 @@ def _attention_block(x, layer, config, attend, angles):
 
 def _product(x, weight, num_in_axes):
   """x [B, T, in] times a weight whose first axes are the inputs."""
-  out_shape = weight.shape[num_in_axes:]
-  # The output axes are not merged: one of them may be sharded.
-  weight = weight.reshape(x.shape[-1], *out_shape)
-  product = jnp.tensordot(x.reshape(-1, x.shape[-1]), weight, axes=1)
-  return product.reshape(*x.shape[:2], *out_shape)
+  rows = x.reshape(-1, x.shape[-1])
+  if isinstance(weight, quantization.QuantizedMatrix):
+    product = weight.multiply(rows)
+  else:
+    # The output axes are not merged: one of them may be sharded.
+    merged = weight.reshape(x.shape[-1], *weight.shape[num_in_axes:])
+    product = jnp.tensordot(rows, merged, axes=1)
+  return product.reshape(*x.shape[:2], *product.shape[1:])
 
 
 def unembed(
