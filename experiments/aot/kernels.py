@@ -10,6 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from kernels_pallas import dispatch
+from kernels_pallas.quantized_matmul import arg_specs as quantized_specs
+from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
+from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
 from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
@@ -18,6 +21,13 @@ from kernels_pallas.verification import pallas_gpu as verification_gpu
 from kernels_pallas.verification import pallas_tpu as verification_tpu
 
 KERNELS = {
+  'quantized_matmul': (
+    quantized_specs.arg_specs(),
+    {
+      'pallas_tpu': quantized_tpu.quantized_matmul,
+      'pallas_gpu': quantized_gpu.quantized_matmul,
+    },
+  ),
   'tree_attention': (
     attention_specs.arg_specs(),
     {
