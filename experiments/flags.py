@@ -179,14 +179,14 @@ def check(modes: Sequence[str]) -> None:
       )
 
 
-def load_target() -> ss.Model:
-  """Loads the model of --target."""
+def load_target(weight_dtype: str | None = None) -> ss.Model:
+  """Loads the model of --target, with --weight_dtype or another one."""
   return ss.load(
     _TARGET.value,
     dtype=_DTYPE.value,
     devices=device_flags.target_devices(),
     kernels=_KERNELS.value,
-    weight_dtype=_WEIGHT_DTYPE.value,
+    weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
   )
 
 
