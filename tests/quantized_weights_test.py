@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from decoding_cases import assert_same, requests_of
 from engine_cases import make_sizes
+from flags_test import given
 
 import swiftspec_jax as ss
+from experiments import flags as flags_lib
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
+from swiftspec_jax.distillation import student
 from swiftspec_jax.models import decoder
 from swiftspec_jax.serving.engine import Engine
 
@@ -104,9 +107,9 @@ def test_integers_and_scales(weight_dtype):
   )
 
 
-@pytest.mark.parametrize('weight_dtype', LIMITS)
 @pytest.mark.parametrize('family', testing.TINY_FAMILIES)
-def test_logits_of_every_family(tmp_path, family, weight_dtype):
+def test_logits_of_every_family(tmp_path, family):
+  weight_dtype = 'int4'
   testing.write_tiny_checkpoint(tmp_path, family)
   plain = rounded(ss.load(tmp_path), weight_dtype)
   model = ss.load(tmp_path, weight_dtype=weight_dtype)
@@ -177,6 +180,11 @@ def test_what_is_refused(tmp_path, model):
     match=re.escape(f'{model} (int8) is quantized to int8; load it without'),
   ):
     ss.save(ss.load(model, weight_dtype='int8'), tmp_path / 'saved')
+  quantized = dataclasses.replace(CONFIG, weight_dtype='int8')
+  with pytest.raises(
+    ss.UserError, match='target is quantized to int8; load it'
+  ):
+    student.StudentConfig(num_layers=1).model_config(quantized)
 
 
 def test_saved_models_can_be_quantized(tmp_path, model):
@@ -185,3 +193,13 @@ def test_saved_models_can_be_quantized(tmp_path, model):
   assert_same(
     results_of(again), results_of(ss.load(model, weight_dtype='int4'))
   )
+
+
+def test_the_flag_is_for_target_and_draft(model):
+  with given(target=str(model), draft=str(model), weight_dtype='int4'):
+    target = flags_lib.load_target()
+    drafts = flags_lib.load_drafts(target, ['serial'])
+    assert flags_lib.to_json()['weight_dtype'] == 'int4'
+    assert flags_lib.load_target('int8').config.weight_dtype == 'int8'
+  assert target.config.weight_dtype == 'int4'
+  assert drafts['serial'].config.weight_dtype == 'int4'

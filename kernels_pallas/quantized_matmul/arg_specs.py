@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import model_shapes
+from kernels_pallas.quantized_matmul import tiles
 
 _GROUP_SIZE = 128
 _NUM_TOKENS = 8
-# Kernels pad the rows to 16, so few models are enough for the other numbers.
+# Kernels pad rows to 16 at least, so few models do for the other numbers.
 _MODELS_WITH_ALL_TOKENS = ('llama-8b', 'smollm2-135m')
 _FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
 
@@ -79,8 +80,10 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
     for name, sizes in _matrices(model, shards).items():
       user = f'{model.name}/tp{shards}/{name}'
       options = (sizes, weight_dtype)
-      is_full = model.name in _MODELS_WITH_ALL_TOKENS
-      for num_tokens in model_shapes.NUM_TOKENS if is_full else (_NUM_TOKENS,):
+      numbers = (_NUM_TOKENS,)
+      if model.name in _MODELS_WITH_ALL_TOKENS:
+        numbers = (*model_shapes.NUM_TOKENS, tiles.MOST_ROWS)
+      for num_tokens in numbers:
         yield user, _spec(*options, num_tokens, 'bfloat16')
       if model.name in _FLOAT32_MODELS:
         yield user, _spec(*options, _NUM_TOKENS, 'float32')
