@@ -22,6 +22,7 @@ _CONFIG = flags.DEFINE_string(
 _FIXED = (
   'target',
   'dtype',
+  'weight_dtype',
   'draft',
   'draft_layers',
   'target_devices',

@@ -11,7 +11,7 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import config_file, device_flags, provenance, tree_flags
 from kernels_pallas import dispatch
-from swiftspec_jax import errors
+from swiftspec_jax import config, errors
 from swiftspec_jax.checkpoint import builtin
 
 TREE_MODES = ('serial', 'async')
@@ -77,6 +77,13 @@ _DTYPE = flags.DEFINE_enum(
   'Of weights and cache. Default: float32 on CPU, bfloat16 elsewhere.',
 )
 
+_WEIGHT_DTYPE = flags.DEFINE_enum(
+  'weight_dtype',
+  None,
+  config.WEIGHT_DTYPES,
+  'Quantize the matrices of the layers of --target and --draft. Default: as '
+  '--dtype.',
+)
 _KERNELS = flags.DEFINE_enum(
   'kernels',
   'auto',
@@ -182,13 +189,14 @@ def _check_draft(mode: str) -> None:
     )
 
 
-def load_target() -> ss.Model:
-  """Loads the model of --target."""
+def load_target(weight_dtype: str | None = None) -> ss.Model:
+  """Loads the model of --target, with --weight_dtype or another one."""
   return ss.load(
     _TARGET.value,
     dtype=_DTYPE.value,
     devices=device_flags.target_devices(),
     kernels=_KERNELS.value,
+    weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
   )
 
 
@@ -219,6 +227,7 @@ def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
     draft_of=target,
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,
+    weight_dtype=_WEIGHT_DTYPE.value,
   )
 
 
@@ -276,6 +285,7 @@ def to_json() -> dict[str, Any]:
     _TOP_P,
     _SEED,
     _DTYPE,
+    _WEIGHT_DTYPE,
     _KERNELS,
   )
   return {

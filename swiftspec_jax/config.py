@@ -22,6 +22,15 @@ _POSITIVE = (
   'max_context',
   'num_shards',
 )
+WEIGHT_DTYPES = ('int8', 'int4')
+
+
+def group_size(num_inputs: int) -> int:
+  """Returns how many inputs of an int4 matrix share their scales.
+
+  It is the largest power of two up to 128 that divides the inputs.
+  """
+  return math.gcd(num_inputs, 128)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +55,8 @@ class ModelConfig:
   `num_shards` is the number of devices on the 'model' axis. Heads, widths and
   vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
   those of the arrays, the plain ones those of the model. `kernels` is one of
-  `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+  `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
+  `WEIGHT_DTYPES`, of the matrices of the layers; None is as the other weights.
   """
 
   family: str
@@ -83,6 +93,7 @@ class ModelConfig:
   feature_dim: int = 0
   num_shards: int = 1
   kernels: str = 'auto'
+  weight_dtype: str | None = None
 
   def __post_init__(self):
     for field in _POSITIVE:
@@ -94,6 +105,11 @@ class ModelConfig:
       raise errors.UserError(
         f'kernels={self.kernels!r} must be one of '
         f'{", ".join(dispatch.IMPLEMENTATIONS)}'
+      )
+    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} must be one of '
+        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
       )
     if self.num_heads % self.num_kv_heads:
       raise errors.UserError(
@@ -134,7 +150,9 @@ class ModelConfig:
 
   @property
   def padded_ffw_dim(self) -> int:
-    return self._padded(self.ffw_dim)
+    # A device has whole groups.
+    multiple = 1 if self.weight_dtype is None else group_size(self.ffw_dim)
+    return self._padded(self.ffw_dim, multiple)
 
   @property
   def padded_vocab_size(self) -> int:
@@ -149,8 +167,9 @@ class ModelConfig:
   def padded_num_logits(self) -> int:
     return self._padded(self.num_logits)
 
-  def _padded(self, size: int) -> int:
-    return math.ceil(size / self.num_shards) * self.num_shards
+  def _padded(self, size: int, multiple: int = 1) -> int:
+    unit = self.num_shards * multiple
+    return math.ceil(size / unit) * unit
 
   def is_sliding(self, layer: int) -> bool:
     """Whether `layer` sees only the last `sliding_window` tokens."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import transformers
 from jax.sharding import Mesh
@@ -19,7 +20,7 @@ class Model:
     name: what it was loaded by, for messages and results.
     config: static description.
     params: pytree of arrays on `mesh`.
-    dtype: of the weights and the KV cache.
+    dtype: of the KV cache and of the weights that are not quantized.
     mesh: the devices that hold it.
     tokenizer: of the vocabulary.
   """
@@ -36,4 +37,8 @@ class Model:
   @property
   def num_bytes(self) -> int:
     """Size of the parameters, padding included."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+    leaves = jax.tree.leaves(self.params)
+    # A byte holds two int4, which `nbytes` does not know.
+    return sum(
+      x.nbytes // 2 if x.dtype == jnp.int4 else x.nbytes for x in leaves
+    )

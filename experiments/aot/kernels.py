@@ -15,6 +15,9 @@ from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
 from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
 from kernels_pallas.matmul_all_reduce import api as shared_api
 from kernels_pallas.matmul_all_reduce import arg_specs as shared_specs
+from kernels_pallas.quantized_matmul import arg_specs as quantized_specs
+from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
+from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
@@ -26,6 +29,13 @@ from kernels_pallas.verification import pallas_gpu as verification_gpu
 from kernels_pallas.verification import pallas_tpu as verification_tpu
 
 KERNELS = {
+  'quantized_matmul': (
+    quantized_specs.arg_specs(),
+    {
+      'pallas_tpu': quantized_tpu.quantized_matmul,
+      'pallas_gpu': quantized_gpu.quantized_matmul,
+    },
+  ),
   'tree_attention': (
     attention_specs.arg_specs(),
     {

@@ -31,6 +31,7 @@ def load(
   draft_of: Model | None = None,
   num_layers: int | None = None,
   kernels: str = 'auto',
+  weight_dtype: str | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -49,11 +50,14 @@ def load(
     kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
       there is one for the devices and the shape, 'reference' plain JAX;
       'pallas_tpu' and 'pallas_gpu' insist on kernels.
+    weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
+      to scales for each output, in int4 for each group of up to 128 inputs,
+      too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
 
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a
       vocabulary other than that of `draft_of`, more layers than there are, or
-      kernels for other devices.
+      kernels for other devices, or an unknown `weight_dtype`.
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
@@ -72,11 +76,16 @@ def load(
       draft_of.name, draft_of.tokenizer, name, source.tokenizer
     )
   config = dataclasses.replace(
-    source.config, num_shards=mesh.devices.size, kernels=kernels
+    source.config,
+    num_shards=mesh.devices.size,
+    kernels=kernels,
+    weight_dtype=weight_dtype,
   )
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'
+  if weight_dtype is not None:
+    name = f'{name} ({weight_dtype})'
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   return Model(
     name=name,

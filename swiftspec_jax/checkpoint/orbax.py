@@ -36,7 +36,8 @@ def save(model: Model, directory: str | os.PathLike) -> None:
   The directory appears complete or not at all.
 
   Raises:
-    UserError: the directory exists already, or cannot be written.
+    UserError: the directory exists already, or cannot be written, or the model
+      is sharded or quantized.
   """
   directory = pathlib.Path(directory).absolute()
   if directory.exists():
@@ -47,6 +48,11 @@ def save(model: Model, directory: str | os.PathLike) -> None:
     raise errors.UserError(
       f'{model.name} is padded for {model.config.num_shards} devices; load it '
       'on one device to save it'
+    )
+  if model.config.weight_dtype is not None:
+    raise errors.UserError(
+      f'{model.name} is quantized to {model.config.weight_dtype}; load it '
+      'without weight_dtype to save it, and quantize it when it is loaded again'
     )
   partial = directory.with_name(f'.{directory.name}-{uuid.uuid4().hex}')
   try:
@@ -85,14 +91,14 @@ def read_params(
     UserError: missing or cut weights.
   """
   path = directory.absolute() / _PARAMS
-  unpadded = dataclasses.replace(config, num_shards=1)
+  saved = dataclasses.replace(config, num_shards=1, weight_dtype=None)
   try:
     with ocp.StandardCheckpointer() as checkpointer:
       metadata = checkpointer.metadata(path).item_metadata
       if metadata is None:
         raise FileNotFoundError('there are no parameters')
       abstract = params_lib.abstract_params(
-        unpadded, metadata.tree['embedding'].dtype, sharding.make_mesh()
+        saved, metadata.tree['embedding'].dtype, sharding.make_mesh()
       )
       restored = checkpointer.restore(path, abstract)
   except (OSError, ValueError, KeyError) as error:

@@ -57,6 +57,11 @@ class StudentConfig:
       for name in ('embed_dim', 'num_heads', 'num_kv_heads', 'ffw_dim')
       if getattr(self, name) is not None
     }
+    if target.weight_dtype is not None:
+      raise errors.UserError(
+        f'the target is quantized to {target.weight_dtype}; load it without '
+        'weight_dtype to train a draft'
+      )
     target.check_layers('init_layers', self.init_layers)
     target.check_layers('feature_layers', self.feature_layers)
     if self.init_layers and sizes:

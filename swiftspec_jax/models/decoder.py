@@ -20,7 +20,7 @@ from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import layers
+from swiftspec_jax.models import layers, quantization
 from swiftspec_jax.models.params import Params
 
 
@@ -218,17 +218,15 @@ def _layer(x, layer, config, attend, products, angles):
   """One decoder layer over x [B, T, D]."""
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
   attended = _attention_block(normed, layer, config, attend, angles)
-  attended = products.project(attended, layer['attention_out'])
+  attended = _project(attended, layer['attention_out'], products)
   if config.use_post_norms:
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
     )
   x = x + attended
   normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  hidden = products.swiglu(
-    normed, layer['gate_up'], activation=config.activation
-  )
-  hidden = products.project(hidden, layer['down'])
+  hidden = _gated_product(normed, layer['gate_up'], products, config.activation)
+  hidden = _project(hidden, layer['down'], products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
   return x + hidden
@@ -255,9 +253,28 @@ def _attention_block(x, layer, config, attend, angles):
 
 def _product(x, weight):
   """x [B, T, in] times a weight [in, ...]."""
-  # The output axes are not merged: one of them may be sharded.
-  product = jnp.tensordot(x.reshape(-1, x.shape[-1]), weight, axes=1)
-  return product.reshape(*x.shape[:2], *weight.shape[1:])
+  rows = x.reshape(-1, x.shape[-1])
+  if isinstance(weight, quantization.QuantizedMatrix):
+    product = weight.multiply(rows)
+  else:
+    # The output axes are not merged: one of them may be sharded.
+    product = jnp.tensordot(rows, weight, axes=1)
+  return product.reshape(*x.shape[:2], *product.shape[1:])
+
+
+def _project(x, weight, products):
+  """x [B, T, in] times a weight [..., D]."""
+  if isinstance(weight, quantization.QuantizedMatrix):
+    return _product(x, weight)
+  return products.project(x, weight)
+
+
+def _gated_product(x, weight, products, activation):
+  """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
+  if isinstance(weight, quantization.QuantizedMatrix):
+    gate, up = jnp.moveaxis(_product(x, weight), 2, 0)
+    return swiglu_reference.gated_activation(gate, up, activation)
+  return products.swiglu(x, weight, activation=activation)
 
 
 def unembed(

@@ -5,6 +5,7 @@ parameters, and the placing of loaded arrays on a mesh.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import quantization
 
-Params = dict[str, Any]  # pytree of arrays
+Params = dict[str, Any]  # pytree of arrays and QuantizedMatrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class ParamSpec:
     axes: logical name of each axis, None where it is never sharded.
     init_scale: standard deviation of the initialiser; None means ones.
     is_index: token ids, int32.
+    scheme: how it is quantized, None where it is not.
   """
 
   shape: tuple[int, ...]
@@ -36,6 +40,7 @@ class ParamSpec:
   axes: tuple[str | None, ...]
   init_scale: float | None
   is_index: bool = False
+  scheme: quantization.Scheme | None = None
 
   @property
   def is_norm(self) -> bool:
@@ -78,22 +83,23 @@ def param_specs(config: ModelConfig) -> Params:
       init_scale=scale,
     )
 
+  def matrix(inputs: tuple[str, ...], *outputs: str) -> ParamSpec:
+    in_sizes = [sizes[axis][0] for axis in inputs]
+    return dataclasses.replace(
+      spec(*inputs, *outputs, scale=math.prod(in_sizes) ** -0.5),
+      scheme=_scheme(c, in_sizes, outputs),
+    )
+
   def layer() -> Params:
     specs = {
       'attention_norm': spec('embed'),
-      'qkv': spec(
-        'embed', 'kv_heads', 'qkv', 'head_dim', scale=c.embed_dim**-0.5
-      ),
-      'attention_out': spec(
-        'kv_heads',
-        'query_groups',
-        'head_dim',
-        'embed',
-        scale=(c.num_heads * c.head_dim) ** -0.5,
+      'qkv': matrix(('embed',), 'kv_heads', 'qkv', 'head_dim'),
+      'attention_out': matrix(
+        ('kv_heads', 'query_groups', 'head_dim'), 'embed'
       ),
       'ffw_norm': spec('embed'),
-      'gate_up': spec('embed', 'gate_up', 'ffw', scale=c.embed_dim**-0.5),
-      'down': spec('ffw', 'embed', scale=c.ffw_dim**-0.5),
+      'gate_up': matrix(('embed',), 'gate_up', 'ffw'),
+      'down': matrix(('ffw',), 'embed'),
     }
     if c.use_qkv_bias:
       specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
@@ -131,24 +137,50 @@ def param_specs(config: ModelConfig) -> Params:
   return specs
 
 
+def _scheme(
+  config: ModelConfig, in_sizes: list[int], outputs: tuple[str, ...]
+) -> quantization.Scheme | None:
+  """Returns how a matrix with inputs of these axes is quantized."""
+  if config.weight_dtype is None:
+    return None
+  # No group reaches into another kv head, which may be another device's.
+  num_inputs = math.prod(in_sizes[1:] or in_sizes)
+  return quantization.Scheme(
+    weight_dtype=config.weight_dtype,
+    num_in_axes=len(in_sizes),
+    num_part_axes=int(outputs[0] == 'gate_up'),
+    group_size=config_lib.group_size(num_inputs),
+    kernels=config.kernels,
+  )
+
+
 def abstract_params(
   config: ModelConfig, dtype: jax.typing.DTypeLike, mesh: Mesh
 ) -> Params:
   """Returns the tree of jax.ShapeDtypeStruct, with shardings."""
-  return jax.tree.map(
-    lambda spec: jax.ShapeDtypeStruct(
+
+  def abstract(spec: ParamSpec) -> Any:
+    array = jax.ShapeDtypeStruct(
       spec.padded_shape,
       spec.dtype(dtype),
       sharding=sharding.sharding_of(mesh, spec.axes),
-    ),
-    param_specs(config),
-  )
+    )
+    return _quantized(array, spec, mesh)
+
+  return jax.tree.map(abstract, param_specs(config))
+
+
+def _quantized(array, spec: ParamSpec, mesh: Mesh):
+  """Returns the array as the parameter tree has it."""
+  if spec.scheme is None:
+    return array
+  return spec.scheme.quantize(array, spec.axes, mesh)
 
 
 def place_params(
   arrays: Params, specs: Params, dtype: jax.typing.DTypeLike, mesh: Mesh
 ) -> Params:
-  """Pads host arrays, converts them and puts them on the mesh.
+  """Pads host arrays, converts and quantizes them, puts them on the mesh.
 
   Args:
     arrays: tree of numpy arrays with the unpadded shapes of `specs`.
@@ -161,7 +193,7 @@ def place_params(
     UserError: an array's shape contradicts the config.
   """
 
-  def place(path, spec: ParamSpec, array: np.ndarray) -> jax.Array:
+  def place(path, spec: ParamSpec, array: np.ndarray) -> Any:
     if array.shape != spec.shape:
       raise errors.UserError(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
@@ -174,7 +206,8 @@ def place_params(
     array = array.astype(spec.dtype(dtype), copy=False)
     if spec.shape != spec.padded_shape:
       array = np.pad(array, padding)
-    return jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
+    placed = jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
+    return _quantized(placed, spec, mesh)
 
   return jax.tree_util.tree_map_with_path(place, specs, arrays)
 

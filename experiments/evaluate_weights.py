@@ -1,0 +1,160 @@
+r"""Measures what quantized weights cost in quality.
+
+  python -m experiments.evaluate_weights --target=T --output_dir=results
+
+Decodes the prompts greedily without quantization, and lets the model rate these
+answers with its weights as they are and quantized. The directory gets
+summary.json: for each kind of weights the perplexity, its increase over the
+weights as they are, and the share of the tokens that would be chosen in their
+place again.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import (
+  benchmark_output,
+  benchmark_report,
+  benchmark_run,
+  program,
+  provenance,
+)
+from experiments import flags as flags_lib
+from experiments import prompts as prompts_lib
+from swiftspec_jax import config, errors, scoring
+
+_WEIGHT_DTYPES = flags.DEFINE_list(
+  'weight_dtypes', list(config.WEIGHT_DTYPES), 'Kinds of quantized weights.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for summary.json.', required=True
+)
+flags.FLAGS.set_default('max_new_tokens', 128)
+
+_PLAIN = 'plain'
+# Token ids of prompt and answer, and the length of the prompt.
+_Text = tuple[tuple[int, ...], int]
+
+
+def main() -> None:
+  """Runs the program."""
+  _check()
+  prompts_path = pathlib.Path(_PROMPTS.value)
+  prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  settings = flags_lib.shared_settings(
+    prompts_path, limit=_LIMIT.value, weight_dtypes=_WEIGHT_DTYPES.value
+  )
+  benchmark_output.open_directory(directory, settings, resume=False)
+  model = flags_lib.load_target()
+  texts = _decode(model, prompts)
+  weights = {_PLAIN: _rate(model, texts, _PLAIN)}
+  facts = {'target': model.name, 'dtype': model.dtype.name}
+  for weight_dtype in _WEIGHT_DTYPES.value:
+    del model  # Two of them may not fit.
+    model = flags_lib.load_target(weight_dtype)
+    weights[weight_dtype] = _rate(model, texts, weight_dtype)
+  summary = {
+    'num_prompts': len(texts),
+    'num_tokens': sum(len(ids) - first for ids, first in texts),
+    'weights': _compared(weights),
+  }
+  provenances = {**provenance.collect(), **facts, 'flags': settings}
+  benchmark_output.write_json(
+    directory / 'summary.json', {**summary, 'provenance': provenances}
+  )
+  print(_table(summary))
+  print(f'written to {directory}')
+
+
+def _check() -> None:
+  flags_lib.check(['autoregressive'])
+  if flags.FLAGS.weight_dtype is not None:
+    raise errors.UserError(
+      '--weight_dtype has no meaning here: --weight_dtypes names what is '
+      'compared with the weights as they are'
+    )
+  if flags_lib.sampling().temperature:
+    raise errors.UserError(
+      f'--temperature={flags.FLAGS.temperature} has no meaning here: the '
+      'answers are greedy'
+    )
+  unknown = set(_WEIGHT_DTYPES.value) - set(config.WEIGHT_DTYPES)
+  if unknown:
+    raise errors.UserError(
+      f'--weight_dtypes names {", ".join(sorted(unknown))}; there are '
+      f'{", ".join(config.WEIGHT_DTYPES)}'
+    )
+
+
+def _decode(
+  model: ss.Model, prompts: Sequence[prompts_lib.Prompt]
+) -> list[_Text]:
+  """Returns the prompts with their greedy answers."""
+  sampling = flags_lib.sampling()
+  encoded = benchmark_run.encode(model, prompts, sampling.max_new_tokens)
+  decode = benchmark_run.make_decode(ss.Decoder(model))
+  texts = []
+  for _, token_ids in tqdm.tqdm(encoded, desc='decoding', unit='prompt'):
+    result = decode(ss.Request(token_ids=token_ids, sampling=sampling))
+    texts.append((token_ids + result.token_ids, len(token_ids)))
+  return texts
+
+
+def _rate(
+  model: ss.Model, texts: Sequence[_Text], name: str
+) -> dict[str, float]:
+  """Returns what a model says of all answers together."""
+  log_probs, is_equal = [], []
+  for token_ids, first in tqdm.tqdm(texts, desc=name, unit='prompt'):
+    rated, best = scoring.score(model, token_ids, first)
+    log_probs.append(rated)
+    is_equal.append(best == np.asarray(token_ids[first:]))
+  return {
+    'num_bytes': model.num_bytes,
+    'perplexity': float(np.exp(-np.concatenate(log_probs).mean())),
+    'equal_tokens': float(np.concatenate(is_equal).mean()),
+  }
+
+
+def _compared(
+  weights: Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, float]]:
+  """Adds the increase of the perplexity."""
+  plain = weights[_PLAIN]['perplexity']
+  return {
+    name: {**values, 'perplexity_increase': values['perplexity'] - plain}
+    for name, values in weights.items()
+  }
+
+
+def _table(summary: Mapping[str, Any]) -> str:
+  """Returns the summary as text for a terminal."""
+  cells = [['weights', 'MB', 'perplexity', 'increase', 'equal tokens']]
+  for name, values in summary['weights'].items():
+    cells.append(
+      [
+        name,
+        f'{values["num_bytes"] / 1e6:.1f}',
+        f'{values["perplexity"]:.4f}',
+        f'{values["perplexity_increase"]:+.4f}',
+        f'{values["equal_tokens"]:.4f}',
+      ]
+    )
+  return benchmark_report.aligned(cells, num_names=1)
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,83 @@
+"""Product with a quantized weight, by what suits devices and shape.
+
+Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
+"""
+
+import functools
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch
+from kernels_pallas.quantized_matmul import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def quantized_matmul(
+  x: jax.Array,
+  values: jax.Array,
+  scales: jax.Array,
+  *,
+  implementation: str = 'auto',
+  sharding: NamedSharding,
+) -> jax.Array:
+  """Multiplies rows with the weight `values * scales`.
+
+  Args:
+    x: [T, K] bfloat16 or float32.
+    values: int8 or int4 [P, K, N]. Parts are products of the same rows, as
+      gate and up are.
+    scales: f32[P, C, N], one for each output and K / C inputs in their order.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of `values`, whose last two axes may be sharded, one of them.
+      Groups are sharded with the inputs, unless there is one only.
+
+  Returns:
+    [T, P, N] with the dtype of x, summed in float32 on each device.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  _, inputs, outputs = sharding.spec
+  groups = inputs if scales.shape[1] > 1 else None
+  axis_sizes = sharding.mesh.shape
+
+  def product(*arrays):
+    chosen = _choose(*arrays, implementation, sharding)
+    backend = _BACKENDS.get(chosen, reference)
+    result = backend.quantized_matmul(*arrays)
+    if inputs is None or axis_sizes[inputs] == 1:
+      return result
+    return jax.lax.psum(result, inputs)
+
+  return jax.shard_map(
+    product,
+    mesh=sharding.mesh,
+    in_specs=(
+      P(None, inputs),
+      P(None, inputs, outputs),
+      P(None, groups, outputs),
+    ),
+    out_specs=P(None, None, outputs),
+    check_vma=False,
+  )(x, values, scales)
+
+
+def _choose(x, values, scales, implementation, sharding):
+  """Returns the name of the implementation for a device's part."""
+  described = (
+    f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
+    f'{scales.shape[1]} groups'
+  )
+  return dispatch.choose(
+    'quantized_matmul',
+    described,
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(backend.check, x, values, scales)
+      for name, backend in _BACKENDS.items()
+    },
+  )

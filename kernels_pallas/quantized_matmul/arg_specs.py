@@ -1,0 +1,126 @@
+"""Shapes of quantized products in real models, for compilers."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import model_shapes
+from kernels_pallas.quantized_matmul import tiles
+
+_GROUP_SIZE = 128
+_NUM_TOKENS = 8
+# Kernels pad rows to 16 at least, so few models do for the other numbers.
+_MODELS_WITH_ALL_TOKENS = ('llama-8b', 'smollm2-135m')
+_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArgSpec:
+  """The arguments of one call, on one device.
+
+  Attributes:
+    name: models that have the shape, and the sizes.
+    num_tokens: T.
+    num_parts: P.
+    num_inputs: K.
+    num_outputs: N.
+    group_size: inputs of a group in int4.
+    dtype: of the rows.
+    weight_dtype: int8 or int4.
+  """
+
+  name: str
+  num_tokens: int
+  num_parts: int
+  num_inputs: int
+  num_outputs: int
+  group_size: int
+  dtype: str
+  weight_dtype: str
+
+  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the abstract arguments of `quantized_matmul`."""
+    is_grouped = self.weight_dtype == 'int4'
+    num_groups = self.num_inputs // self.group_size if is_grouped else 1
+    parts, outputs = self.num_parts, self.num_outputs
+    return (
+      jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype),
+      jax.ShapeDtypeStruct(
+        (parts, self.num_inputs, outputs), self.weight_dtype
+      ),
+      jax.ShapeDtypeStruct((parts, num_groups, outputs), jnp.float32),
+    )
+
+  def options(self) -> dict[str, Any]:
+    """Returns the keyword arguments: none."""
+    return {}
+
+
+def arg_specs() -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it."""
+  names: dict[ArgSpec, list[str]] = {}
+  for user, spec in _all():
+    names.setdefault(spec, []).append(user)
+  return [
+    dataclasses.replace(spec, name=f'{"+".join(users)} {spec.name}')
+    for spec, users in names.items()
+  ]
+
+
+def _all() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields users and their shapes, the same ones several times."""
+  for model, shards, weight_dtype in itertools.product(
+    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, ('int8', 'int4')
+  ):
+    for name, sizes in _matrices(model, shards).items():
+      user = f'{model.name}/tp{shards}/{name}'
+      options = (sizes, weight_dtype)
+      numbers = (_NUM_TOKENS,)
+      if model.name in _MODELS_WITH_ALL_TOKENS:
+        numbers = (*model_shapes.NUM_TOKENS, tiles.MOST_ROWS)
+      for num_tokens in numbers:
+        yield user, _spec(*options, num_tokens, 'bfloat16')
+      if model.name in _FLOAT32_MODELS:
+        yield user, _spec(*options, _NUM_TOKENS, 'float32')
+
+
+def _matrices(
+  model: model_shapes.ModelShape, num_shards: int
+) -> dict[str, tuple[int, int, int, int]]:
+  """Returns P, K, N and the group size of a layer's matrices."""
+  embed, head_dim = model.embed_dim, model.head_dim
+  heads = model.kv_heads_of(num_shards)
+  head_inputs = model.num_groups * head_dim
+  # Whole groups on each device.
+  group = math.gcd(model.ffw_dim, _GROUP_SIZE)
+  ffw = math.ceil(model.ffw_dim / (num_shards * group)) * group
+  embed_group = math.gcd(embed, _GROUP_SIZE)
+  head_group = math.gcd(head_inputs, _GROUP_SIZE)
+  return {
+    'qkv': (1, embed, heads * (model.num_groups + 2) * head_dim, embed_group),
+    'attention_out': (1, heads * head_inputs, embed, head_group),
+    'gate_up': (2, embed, ffw, embed_group),
+    'down': (1, ffw, embed, group),
+  }
+
+
+def _spec(sizes, weight_dtype, num_tokens, dtype) -> ArgSpec:
+  num_parts, num_inputs, num_outputs, group_size = sizes
+  return ArgSpec(
+    name=(
+      f'T{num_tokens} {dtype} x {weight_dtype}'
+      f'[{num_parts}, {num_inputs}, {num_outputs}]'
+    ),
+    num_tokens=num_tokens,
+    num_parts=num_parts,
+    num_inputs=num_inputs,
+    num_outputs=num_outputs,
+    group_size=group_size,
+    dtype=dtype,
+    weight_dtype=weight_dtype,
+  )

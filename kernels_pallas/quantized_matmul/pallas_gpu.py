@@ -1,0 +1,208 @@
+"""Product with a quantized weight as a Pallas Triton kernel for NVIDIA GPUs.
+
+A program multiplies some chunks of inputs with one tile of outputs. It reads
+the integers as they are stored and widens them in registers; a chunk has one
+scale for each output, which multiplies the few sums instead of the many
+weights. Several programs share the inputs of a tile, so that a small weight
+occupies the device, too; the one that ends last adds their sums.
+
+Legend: T rows, M rows with padding, P parts, K inputs, N outputs, C groups of
+inputs, J inputs of a chunk, W block_outputs, L tiles of outputs, S splits.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from kernels_pallas import last_program
+from kernels_pallas.quantized_matmul import tiles
+
+_LEAST_SIDE = 16  # of a product in Triton
+_MOST_SIDE = 128
+_MOST_SPLITS = 16
+_NUM_PROGRAMS = 256  # about two for each multiprocessor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Tiles of the kernel.
+
+  Attributes:
+    block_outputs: of a program, a power of two that divides N.
+    num_splits: programs that share the inputs of a tile.
+    num_warps: of a program.
+    num_stages: chunks in flight.
+  """
+
+  block_outputs: int
+  num_splits: int
+  num_warps: int = 4
+  num_stages: int = 4
+
+
+def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
+  """Returns tiles that occupy a device; not measured.
+
+  Args:
+    num_parts: P.
+    num_inputs: K.
+    num_outputs: N.
+  """
+  block = math.gcd(num_outputs, _MOST_SIDE)
+  num_tiles = num_parts * num_outputs // block
+  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, _MOST_SIDE))
+  return Config(
+    block_outputs=block,
+    num_splits=max(min(_NUM_PROGRAMS // num_tiles, most), 1),
+  )
+
+
+def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it.
+
+  Args:
+    x: as in `api.quantized_matmul`; shape and dtype are read.
+    values: likewise.
+    scales: likewise.
+  """
+  tiles.check(x.shape[0], x.dtype, values.dtype)
+  num_inputs, num_outputs = values.shape[1:]
+  num_groups = scales.shape[1]
+  chunk_size = _chunk_size(num_inputs, num_groups)
+  is_power = chunk_size & (chunk_size - 1) == 0
+  if chunk_size < _LEAST_SIDE or not is_power:
+    raise NotImplementedError(
+      f'{num_inputs} inputs in {num_groups} groups are no chunks of a power '
+      f'of two from {_LEAST_SIDE}'
+    )
+  if num_outputs % _LEAST_SIDE:
+    raise NotImplementedError(
+      f'{num_outputs} outputs are no multiple of {_LEAST_SIDE}'
+    )
+
+
+def quantized_matmul(
+  x: jax.Array,
+  values: jax.Array,
+  scales: jax.Array,
+  *,
+  config: Config | None = None,
+  interpret: bool = False,
+) -> jax.Array:
+  """See `api.quantized_matmul`; raises NotImplementedError as `check`."""
+  check(x, values, scales)
+  num_rows, num_inputs = x.shape
+  num_parts, _, num_outputs = values.shape
+  num_groups = scales.shape[1]
+  config = config or default_config(*values.shape)
+  block, num_splits = config.block_outputs, config.num_splits
+  tiles_of_part = num_outputs // block
+  num_tiles = num_parts * tiles_of_part
+  padded_rows = max(pl.next_power_of_2(num_rows), _LEAST_SIDE)
+
+  def tile_of(num_lines):
+    """One tile of outputs of a part."""
+    return pl.BlockSpec(
+      (None, num_lines, block),
+      lambda tile, _: (tile // tiles_of_part, 0, tile % tiles_of_part),
+    )
+
+  def of_tile(*shape):
+    """What the programs of a tile share."""
+    return pl.BlockSpec(
+      (None, *shape), lambda tile, _: (tile, *(0 for _ in shape))
+    )
+
+  totals_shape = (num_splits, padded_rows, block)
+  out, *_ = pl.pallas_call(
+    functools.partial(
+      _kernel,
+      chunk_size=_chunk_size(num_inputs, num_groups),
+      interpret=interpret,
+    ),
+    grid=(num_tiles, num_splits),
+    in_specs=[
+      pl.BlockSpec(x.shape, lambda *_: (0, 0)),
+      tile_of(num_inputs),
+      tile_of(num_groups),
+      of_tile(1),
+    ],
+    out_specs=[tile_of(num_rows), of_tile(*totals_shape), of_tile(1)],
+    out_shape=[
+      jax.ShapeDtypeStruct((num_parts, num_rows, num_outputs), x.dtype),
+      jax.ShapeDtypeStruct((num_tiles, *totals_shape), jnp.float32),
+      jax.ShapeDtypeStruct((num_tiles, 1), jnp.int32),
+    ],
+    input_output_aliases={3: 2},
+    compiler_params=plgpu.CompilerParams(
+      num_warps=config.num_warps, num_stages=config.num_stages
+    ),
+    interpret=interpret,
+    name='quantized_matmul',
+  )(x, values, scales, jnp.zeros((num_tiles, 1), jnp.int32))
+  return jnp.moveaxis(out, 0, 1)
+
+
+def _kernel(
+  # Inputs:
+  x,  # [T, K]
+  values,  # int8 or int4 [K, W]
+  scales,  # f32[C, W]
+  _,  # i32[1] zero, the same memory as num_done
+  # Outputs:
+  out,  # [T, W]
+  totals,  # f32[S, M, W] partial sums
+  num_done,  # i32[1]
+  *,
+  chunk_size: int,
+  interpret: bool,
+):
+  num_rows, num_inputs = x.shape
+  num_splits, padded_rows, block = totals.shape
+  is_grouped = scales.shape[0] > 1
+  row = jnp.arange(padded_rows)
+  is_row = (row < num_rows)[:, None]
+  num_chunks = num_inputs // chunk_size
+  share = pl.cdiv(num_chunks, num_splits)
+  split = pl.program_id(1)
+
+  def add_chunk(chunk, total):
+    first = chunk * chunk_size
+    inputs = first + jnp.arange(chunk_size)
+    part = plgpu.dot(
+      plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0),
+      values[pl.ds(first, chunk_size)].astype(x.dtype),
+      precision=tiles.precision(x.dtype),
+    )
+    return total + (part * scales[chunk][None] if is_grouped else part)
+
+  def add_split(other, total):
+    return total + totals[other]
+
+  nothing = jnp.zeros((padded_rows, block), jnp.float32)
+  start = split * share
+  stop = jnp.minimum(start + share, num_chunks)
+  totals[split] = jax.lax.fori_loop(start, stop, add_chunk, nothing)
+
+  @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
+  def _():
+    total = jax.lax.fori_loop(0, num_splits, add_split, nothing)
+    if not is_grouped:
+      total *= scales[...]
+    plgpu.store(
+      out.at[row[:, None], jnp.arange(block)[None]],
+      total.astype(out.dtype),
+      mask=is_row,
+    )
+
+
+def _chunk_size(num_inputs: int, num_groups: int) -> int:
+  """Returns J: a group, or where there is one only a divisor of it."""
+  if num_groups > 1:
+    return num_inputs // num_groups
+  return math.gcd(num_inputs, _MOST_SIDE)

@@ -1,0 +1,171 @@
+"""Product with a quantized weight as a Pallas kernel for TPUs.
+
+A program makes one tile of outputs. The integers of all inputs come to VMEM as
+they are stored, over the double-buffered copies of the pipeline, and are
+widened chunk by chunk on their way to the matrix unit. A chunk has one scale
+for each output, which multiplies the few sums instead of the many weights.
+
+Legend: T rows, P parts, K inputs, N outputs, C groups of inputs, H chunks, J
+inputs of a chunk, W block_outputs.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas.quantized_matmul import tiles
+
+_LANES = 128
+_ROW_TILE = 16  # of a register of bfloat16
+_MOST_INPUTS = 512  # of a chunk
+_UNROLL = 8
+_MOST_TILES = 4  # of 128 outputs, whose sums stay in registers
+# Chunks are whole tiles of memory.
+_CHUNK_MULTIPLE = {'int8': 32, 'int4': 64}
+_VMEM_BYTES = 14 * 2**20  # of 16 MiB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Tiles of the kernel.
+
+  Attributes:
+    block_outputs: of a program, a multiple of 128.
+  """
+
+  block_outputs: int
+
+
+def default_config(
+  num_inputs: int, num_outputs: int, values_dtype: jax.typing.DTypeLike
+) -> Config:
+  """Returns tiles with about 1 MiB of weights; not measured.
+
+  Args:
+    num_inputs: K.
+    num_outputs: N.
+    values_dtype: int8 or int4.
+  """
+  tile_bytes = num_inputs * _LANES * jnp.iinfo(values_dtype).bits // 8
+  most = min(_MOST_TILES, pl.cdiv(num_outputs, _LANES))
+  num_tiles = min(max(2**20 // tile_bytes, 1), most)
+  return Config(block_outputs=num_tiles * _LANES)
+
+
+def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it.
+
+  Args:
+    x: as in `api.quantized_matmul`; shape and dtype are read.
+    values: likewise.
+    scales: likewise.
+  """
+  tiles.check(x.shape[0], x.dtype, values.dtype)
+  num_inputs = values.shape[1]
+  multiple = _CHUNK_MULTIPLE[values.dtype.name]
+  if _chunk_size(num_inputs, scales.shape[1], multiple) is None:
+    raise NotImplementedError(
+      f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of a '
+      f'multiple of {multiple}'
+    )
+  config = default_config(num_inputs, values.shape[2], values.dtype)
+  weight_bytes = num_inputs * config.block_outputs
+  weight_bytes = weight_bytes * jnp.iinfo(values.dtype).bits // 8
+  row_bytes = _padded_rows(x.shape[0]) * num_inputs * x.dtype.itemsize
+  # Both are buffered twice.
+  if 2 * (weight_bytes + row_bytes) > _VMEM_BYTES:
+    raise NotImplementedError(f'{num_inputs} inputs do not fit into VMEM')
+
+
+def quantized_matmul(
+  x: jax.Array,
+  values: jax.Array,
+  scales: jax.Array,
+  *,
+  config: Config | None = None,
+  interpret: bool | pltpu.InterpretParams = False,
+) -> jax.Array:
+  """See `api.quantized_matmul`; raises NotImplementedError as `check`."""
+  check(x, values, scales)
+  num_rows, num_inputs = x.shape
+  num_parts, _, num_outputs = values.shape
+  num_groups = scales.shape[1]
+  multiple = _CHUNK_MULTIPLE[values.dtype.name]
+  chunk_size = _chunk_size(num_inputs, num_groups, multiple)
+  config = config or default_config(num_inputs, num_outputs, values.dtype)
+  padded_rows = _padded_rows(num_rows)
+  x = jnp.pad(x, ((0, padded_rows - num_rows), (0, 0)))
+  # A chunk is found by a leading index, whatever its size.
+  chunks = jnp.moveaxis(x.reshape(padded_rows, -1, chunk_size), 1, 0)
+
+  def tile_of(num_sublanes):
+    return pl.BlockSpec(
+      (None, num_sublanes, config.block_outputs), lambda p, n: (p, 0, n)
+    )
+
+  out = pl.pallas_call(
+    _kernel,
+    grid=(num_parts, pl.cdiv(num_outputs, config.block_outputs)),
+    in_specs=[
+      pl.BlockSpec(chunks.shape, lambda p, n: (0, 0, 0)),
+      tile_of(num_inputs),
+      tile_of(num_groups),
+    ],
+    out_specs=tile_of(padded_rows),
+    out_shape=jax.ShapeDtypeStruct(
+      (num_parts, padded_rows, num_outputs), x.dtype
+    ),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel', 'parallel')
+    ),
+    interpret=interpret,
+    name='quantized_matmul',
+  )(chunks, values, scales)
+  return jnp.moveaxis(out[:, :num_rows], 0, 1)
+
+
+def _kernel(
+  # Inputs:
+  chunks,  # [H, T, J]
+  values,  # int8 or int4 [K, W]
+  scales,  # f32[C, W]
+  # Output:
+  out,  # [T, W]
+):
+  num_chunks, num_rows, chunk_size = chunks.shape
+  is_grouped = scales.shape[0] > 1
+
+  def add_chunk(chunk, total):
+    rows = pl.ds(pl.multiple_of(chunk * chunk_size, chunk_size), chunk_size)
+    part = jnp.dot(
+      chunks[chunk],
+      values[rows].astype(chunks.dtype),
+      precision=tiles.precision(chunks.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return total + (part * scales[pl.ds(chunk, 1)] if is_grouped else part)
+
+  total = jnp.zeros((num_rows, values.shape[1]), jnp.float32)
+  # Products of several chunks overlap.
+  total = jax.lax.fori_loop(
+    0, num_chunks, add_chunk, total, unroll=min(num_chunks, _UNROLL)
+  )
+  out[...] = (total if is_grouped else total * scales[...]).astype(out.dtype)
+
+
+def _chunk_size(num_inputs: int, num_groups: int, multiple: int) -> int | None:
+  """Returns J: a group, or where there is one only a divisor of it."""
+  if num_groups > 1:
+    sizes = [num_inputs // num_groups]
+  else:
+    sizes = [
+      n for n in range(multiple, _MOST_INPUTS + 1) if num_inputs % n == 0
+    ]
+  return max((n for n in sizes if n % multiple == 0), default=None)
+
+
+def _padded_rows(num_rows: int) -> int:
+  return pl.cdiv(num_rows, _ROW_TILE) * _ROW_TILE

@@ -1,0 +1,29 @@
+"""Product with a quantized weight in plain JAX.
+
+Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def quantized_matmul(
+  x: jax.Array, values: jax.Array, scales: jax.Array
+) -> jax.Array:
+  """See `api.quantized_matmul`."""
+  # One product for each part: together they would need a transposed copy.
+  parts = [_product(x, *part) for part in zip(values, scales, strict=True)]
+  return jnp.stack(parts, axis=1)
+
+
+def _product(x, values, scales):
+  """x [T, K] times values [K, N] with scales f32[C, N]."""
+  num_groups, num_outputs = scales.shape
+  if num_groups == 1:
+    product = jnp.dot(
+      x, values.astype(x.dtype), preferred_element_type=jnp.float32
+    )
+    return (product * scales).astype(x.dtype)
+  grouped = values.astype(jnp.float32).reshape(num_groups, -1, num_outputs)
+  weight = (grouped * scales[:, None]).reshape(values.shape)
+  return jnp.dot(x, weight.astype(x.dtype))

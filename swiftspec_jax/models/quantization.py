@@ -1,0 +1,134 @@
+"""Matrices stored as integers with scales.
+
+int8 has one scale for each output, int4 one for each output and group of
+inputs. Both are symmetric; only weights are quantized, all sums are those of
+`values * scales`.
+
+Legend: P parts, K inputs, N outputs, C groups of inputs.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import qwix
+from flax import struct
+from jax.sharding import Mesh, NamedSharding
+
+from kernels_pallas import dispatch
+from kernels_pallas.quantized_matmul import api, tiles
+from swiftspec_jax import sharding as sharding_lib
+
+# qwix puts the highest weight right between the last integer and the one
+# behind it, where the last bit decides and compilers differ. So a bit lower.
+_CALIBRATION = 'absmax,1.001'
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class QuantizedMatrix:
+  """A matrix in the order that kernels read.
+
+  Parts are matrices of the same inputs, each sharded for itself: gate and up.
+  """
+
+  values: jax.Array  # int8 or int4 [P, K, N]
+  scales: jax.Array  # f32[P, C, N]
+  out_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of P x N
+  sharding: NamedSharding = struct.field(pytree_node=False)  # of values
+  kernels: str = struct.field(pytree_node=False)  # as in ModelConfig
+
+  def multiply(self, x: jax.Array) -> jax.Array:
+    """Returns rows x [T, K] times the matrix: [T, *out_shape]."""
+    # The chunks of a prompt are no work for a kernel of few rows.
+    is_short = len(x) <= tiles.MOST_ROWS
+    product = api.quantized_matmul(
+      x,
+      self.values,
+      self.scales,
+      implementation=self.kernels if is_short else dispatch.REFERENCE,
+      sharding=self.sharding,
+    )
+    return product.reshape(-1, *self.out_shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme:
+  """How a parameter becomes a QuantizedMatrix.
+
+  Attributes:
+    weight_dtype: 'int8' or 'int4'.
+    num_in_axes: the first axes of the parameter are inputs.
+    num_part_axes: so many behind them are parts.
+    group_size: inputs that share the scales of int4.
+    kernels: as in ModelConfig.
+  """
+
+  weight_dtype: str
+  num_in_axes: int
+  num_part_axes: int
+  group_size: int
+  kernels: str
+
+  def quantize(
+    self,
+    array: jax.Array | jax.ShapeDtypeStruct,
+    axes: tuple[str | None, ...],
+    mesh: Mesh,
+  ) -> QuantizedMatrix:
+    """Returns the matrix, whose numbers do not depend on the mesh.
+
+    Args:
+      array: on the mesh; if it is abstract, so is the matrix.
+      axes: logical names of its axes. Sharded are the first input or the first
+        output behind the parts, or neither.
+      mesh: where the matrix goes.
+    """
+    is_grouped = self.weight_dtype == 'int4'
+    outputs = axes[self.num_in_axes + self.num_part_axes]
+    shardings = tuple(
+      sharding_lib.sharding_of(mesh, (None, inputs, outputs))
+      for inputs in (axes[0], axes[0] if is_grouped else None)
+    )
+    program = _program(self, shardings)
+    if isinstance(array, jax.ShapeDtypeStruct):
+      shapes = jax.eval_shape(program, array)
+      arrays = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        for x, sharding in zip(shapes, shardings, strict=True)
+      ]
+    else:
+      arrays = program(array)
+    return QuantizedMatrix(
+      values=arrays[0],
+      scales=arrays[1],
+      out_shape=array.shape[self.num_in_axes :],
+      sharding=shardings[0],
+      kernels=self.kernels,
+    )
+
+
+@functools.cache
+def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
+  """Returns what makes values and scales of an array."""
+
+  def quantize(array):
+    parts_axis = scheme.num_in_axes
+    outputs_axis = parts_axis + scheme.num_part_axes
+    matrices = array.astype(jnp.float32).reshape(
+      math.prod(array.shape[:parts_axis]),
+      math.prod(array.shape[parts_axis:outputs_axis]),
+      -1,
+    )
+    tiled = {1: scheme.group_size} if scheme.weight_dtype == 'int4' else {}
+    quantized = qwix.quantize(
+      jnp.moveaxis(matrices, 1, 0),
+      scheme.weight_dtype,
+      channelwise_axes=(0, 2),
+      tiled_axes=tiled,
+      calibration_method=_CALIBRATION,
+    )
+    return quantized.qvalue, quantized.scale
+
+  return jax.jit(quantize, out_shardings=shardings)

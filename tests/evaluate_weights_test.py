@@ -1,0 +1,71 @@
+"""What quantized weights cost, and the rating that says so."""
+
+import json
+
+import numpy as np
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from swiftspec_jax import scoring
+
+
+def test_score_is_what_decoding_says(model):
+  target = ss.load(model)
+  prompt = tuple(range(250)) + tuple(range(50))  # over a block of logits
+  (result,) = ss.generate(
+    target,
+    [prompt],
+    sampling=ss.SamplingParams(
+      max_new_tokens=12, logprobs=True, forced_token_ids=(7, 200, 31)
+    ),
+  )
+  token_ids = (*prompt, *result.token_ids)
+  log_probs, best = scoring.score(target, token_ids, len(prompt))
+  np.testing.assert_allclose(log_probs, result.logprobs, atol=1e-4)
+  assert best[3:].tolist() == list(result.token_ids[3:])
+
+
+def test_report(model, tmp_path):
+  prompts = tmp_path / 'prompts.jsonl'
+  lines = [
+    {'question_id': i, 'task': 'qa', 'turns': [text]}
+    for i, text in enumerate(('What is rain?', 'Name a tree.'))
+  ]
+  prompts.write_text('\n'.join(map(json.dumps, lines)))
+  status, output, complaints = programs.run(
+    'evaluate_weights',
+    f'--target={model}',
+    f'--prompts={prompts}',
+    '--max_new_tokens=16',
+    f'--output_dir={tmp_path / "results"}',
+  )
+  assert status == 0, complaints
+  summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
+  assert summary['num_prompts'] == 2
+  weights = summary['weights']
+  assert list(weights) == ['plain', 'int8', 'int4']
+  assert [line.split()[0] for line in output.splitlines()[2:5]] == list(weights)
+  plain, int8, int4 = weights.values()
+  assert plain['equal_tokens'] == 1
+  assert plain['perplexity_increase'] == 0
+  assert abs(int8['perplexity_increase']) < abs(int4['perplexity_increase'])
+  assert 0 < int4['equal_tokens'] <= int8['equal_tokens'] <= 1
+  assert int4['num_bytes'] < int8['num_bytes'] < plain['num_bytes']
+  assert summary['provenance']['flags']['weight_dtypes'] == ['int8', 'int4']
+  assert summary['provenance']['flags']['weight_dtype'] is None
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--weight_dtype=int8', '--weight_dtype has no meaning here'),
+    ('--weight_dtypes=int8,fp8', '--weight_dtypes names fp8; there are int8'),
+    ('--temperature=1', '--temperature=1.0 has no meaning here'),
+  ],
+)
+def test_what_is_refused(tmp_path, flag, message):
+  error = programs.error_of(
+    'evaluate_weights', f'--output_dir={tmp_path}', flag
+  )
+  assert message in error

@@ -1,0 +1,145 @@
+"""One test body for all products with quantized weights.
+
+The kernels run in their interpreters, that of the TPU with simulated copies,
+race detection and memory that starts as NaN. The oracle is numpy in float64.
+"""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas import dispatch
+from kernels_pallas.quantized_matmul import (
+  api,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+from swiftspec_jax import sharding
+
+IMPLEMENTATIONS = {
+  'reference': reference.quantized_matmul,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.quantized_matmul,
+    config=pallas_tpu.Config(block_outputs=128),
+    interpret=pltpu.InterpretParams(
+      detect_races=True, uninitialized_memory='nan'
+    ),
+  ),
+  'pallas_gpu': functools.partial(
+    pallas_gpu.quantized_matmul,
+    # Four programs for three chunks: one has nothing to do.
+    config=pallas_gpu.Config(block_outputs=16, num_splits=4),
+    interpret=True,
+  ),
+}
+NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS = 2, 192, 144  # not of whole tiles of 128
+WEIGHTS = {'int8': 1, 'int4': 3}  # groups
+# Of the sum of absolute products. float32: the order of sums. bfloat16: the
+# result is rounded by 2**-9 of itself, and in the reference each weight, too.
+TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}
+
+
+@functools.cache
+def compiled(name):
+  return jax.jit(IMPLEMENTATIONS[name])
+
+
+@pytest.fixture(autouse=True)
+def no_races(capfd):
+  """The interpreter prints what it finds."""
+  yield
+  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
+
+
+def arguments(seed, num_rows, dtype, weight_dtype):
+  random = np.random.default_rng(seed)
+  highest = 2 ** (jnp.iinfo(weight_dtype).bits - 1)
+  num_groups = WEIGHTS[weight_dtype]
+  values = random.integers(
+    -highest, highest, (NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS)
+  )
+  scales = random.uniform(0.01, 1, (NUM_PARTS, num_groups, NUM_OUTPUTS))
+  return (
+    jnp.asarray(random.normal(size=(num_rows, NUM_INPUTS)), dtype),
+    jnp.asarray(values, weight_dtype),
+    jnp.asarray(scales, jnp.float32),
+  )
+
+
+def check(product, arrays):
+  x, values, scales = (np.asarray(array, np.float64) for array in arrays)
+  group = NUM_INPUTS // scales.shape[1]
+  weight = values * np.repeat(scales, group, axis=1)
+  want = np.einsum('tk,pkn->tpn', x, weight)
+  scale = np.einsum('tk,pkn->tpn', abs(x), abs(weight))
+  error = abs(np.asarray(product, np.float64) - want)
+  assert product.dtype == arrays[0].dtype
+  assert (error <= TOLERANCES[arrays[0].dtype.name] * scale).all()
+
+
+@pytest.mark.parametrize('weight_dtype', WEIGHTS)
+@pytest.mark.parametrize('dtype', TOLERANCES)
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@hypothesis.given(
+  seed=st.integers(0, 2**32 - 1), num_rows=st.sampled_from([1, 17])
+)
+@hypothesis.settings(
+  max_examples=3,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
+  arrays = arguments(seed, num_rows, dtype, weight_dtype)
+  check(compiled(name)(*arrays), arrays)
+
+
+@pytest.mark.parametrize('weight_dtype', WEIGHTS)
+@pytest.mark.parametrize('name', ['pallas_tpu', 'pallas_gpu'])
+def test_padding_does_not_leak(name, weight_dtype):
+  """Rows do not depend on those behind them, whatever these hold."""
+  x, *weight = arguments(0, 16, 'bfloat16', weight_dtype)
+  padded = compiled(name)(x.at[3:].set(jnp.nan), *weight)
+  alone = compiled(name)(x[:3], *weight)
+  np.testing.assert_array_equal(padded[:3], alone)
+
+
+@pytest.mark.parametrize('weight_dtype', WEIGHTS)
+@pytest.mark.parametrize('axes', [(None, 'ffw'), ('ffw', None), (None, None)])
+def test_shares_of_devices(axes, weight_dtype):
+  mesh = sharding.make_mesh(jax.devices()[:3])
+  on_mesh = sharding.sharding_of(mesh, (None, *axes))
+  arrays = arguments(1, 5, 'float32', weight_dtype)
+  check(api.quantized_matmul(*arrays, sharding=on_mesh), arrays)
+
+
+def test_choice_and_reason_can_be_read():
+  on_device = sharding.sharding_of(sharding.make_mesh(), (None, None, None))
+  arrays = arguments(2, 2, 'float32', 'int4')
+  api.quantized_matmul(*arrays, sharding=on_device)
+  newest = [c for c in dispatch.choices() if c.kernel == 'quantized_matmul'][-1]
+  assert newest.implementation == 'reference'
+  assert newest.shape == (
+    'x float32[2, 192], weight int4[2, 192, 144], 3 groups'
+  )
+
+
+@pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu])
+@pytest.mark.parametrize(
+  ('shapes', 'message'),
+  [
+    (((65, 64), (1, 64, 128), (1, 1, 128)), '65 rows, more than 64'),
+    (((2, 72), (1, 72, 128), (1, 9, 128)), '72 inputs in 9 groups are no'),
+  ],
+)
+def test_what_kernels_cannot_do(backend, shapes, message):
+  dtypes = ('bfloat16', 'int4', 'float32')
+  arrays = map(jax.ShapeDtypeStruct, shapes, dtypes)
+  with pytest.raises(NotImplementedError, match=message):
+    backend.check(*arrays)

@@ -1,0 +1,205 @@
+"""Models with weights of int8 and int4.
+
+The integers are compared with those of numpy; a quantized model must decode as
+a plain one whose weights are rounded like that, in every mode.
+"""
+
+import dataclasses
+import re
+
+import decoding_cases
+import jax
+import jax.numpy as jnp
+import model_cases
+import numpy as np
+import pytest
+from decoding_cases import assert_same, requests_of
+from engine_cases import make_sizes
+from flags_test import given
+
+import swiftspec_jax as ss
+from experiments import flags as flags_lib
+from swiftspec_jax import config as config_lib
+from swiftspec_jax import testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.distillation import student
+from swiftspec_jax.models import decoder
+from swiftspec_jax.serving.engine import Engine
+
+# The highest weight lies almost half a step behind the last integer.
+LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001}
+CONFIG = decoding_cases.CONFIG
+# Two devices do not divide the kv heads, nor the groups of ffw.
+ODD = dataclasses.replace(
+  CONFIG, embed_dim=40, num_heads=9, num_kv_heads=3, ffw_dim=72
+)
+REQUESTS = requests_of(3, max_new_tokens=24)
+
+
+def oracle(weight, weight_dtype, group_size):
+  """Returns integers and scales f32 of a matrix [K, N]."""
+  size = len(weight) if weight_dtype == 'int8' else group_size
+  groups = weight.reshape(-1, size, weight.shape[1]).astype(np.float32)
+  limit = np.float32(LIMITS[weight_dtype])
+  highest = np.abs(groups).max(axis=1)
+  scales = np.where(highest == 0, 1, highest / limit)
+  integers = np.rint(groups / scales[:, None])
+  return integers.reshape(weight.shape), scales
+
+
+def rounded(model, weight_dtype):
+  """Returns the plain model with the weights that the oracle stores."""
+  config = model.config
+  heads = config.num_query_groups * config.head_dim
+  inputs = {
+    'qkv': (1, config.embed_dim),
+    'attention_out': (3, heads),
+    'gate_up': (1, config.embed_dim),
+    'down': (1, config.ffw_dim),
+  }
+
+  def round_weight(name, array):
+    if name not in inputs:
+      return array
+    num_in_axes, unit = inputs[name]
+    weight = np.asarray(array)
+    weight = weight.reshape(np.prod(weight.shape[:num_in_axes]), -1)
+    group_size = config_lib.group_size(unit)
+    integers, scales = oracle(weight, weight_dtype, group_size)
+    scales = np.repeat(scales, len(weight) // len(scales), axis=0)
+    return jnp.asarray(integers * scales, array.dtype).reshape(array.shape)
+
+  layers = [
+    {name: round_weight(name, array) for name, array in layer.items()}
+    for layer in model.params['layers']
+  ]
+  return dataclasses.replace(model, params={**model.params, 'layers': layers})
+
+
+def model_of(weight_dtype, config=CONFIG, devices=None):
+  config = dataclasses.replace(config, weight_dtype=weight_dtype)
+  return testing.random_model(config, devices=devices)
+
+
+def results_of(*args, **options):
+  return decoding_cases.run(ss.Decoder(*args, **options), REQUESTS)
+
+
+def test_group_sizes():
+  sizes = {576: 64, 1536: 128, 14_336: 128, 192: 64, 45: 1}
+  assert {size: config_lib.group_size(size) for size in sizes} == sizes
+
+
+@pytest.mark.parametrize('weight_dtype', LIMITS)
+def test_integers_and_scales(weight_dtype):
+  plain, model = model_of(None), model_of(weight_dtype)
+  weight = np.array(plain.params['layers'][1]['down'])
+  matrix = model.params['layers'][1]['down']
+  integers, scales = oracle(weight, weight_dtype, 64)
+  assert matrix.values.dtype == jnp.dtype(weight_dtype)
+  np.testing.assert_array_equal(np.asarray(matrix.values[0], int), integers)
+  np.testing.assert_allclose(matrix.scales[0], scales, rtol=1e-6)
+  saved = plain.num_bytes - model.num_bytes
+  num_weights = 2 * 32 * (8 * 8 + 4 * 8 + 3 * 64)
+  # Scales take the rest: four bytes for 32 or 64 inputs.
+  assert (
+    0.8 < saved / (num_weights * (4 - jnp.iinfo(weight_dtype).bits / 8)) < 1
+  )
+
+
+@pytest.mark.parametrize('family', testing.TINY_FAMILIES)
+def test_logits_of_every_family(tmp_path, family):
+  weight_dtype = 'int4'
+  testing.write_tiny_checkpoint(tmp_path, family)
+  plain = rounded(ss.load(tmp_path), weight_dtype)
+  model = ss.load(tmp_path, weight_dtype=weight_dtype)
+  assert model.name == f'{tmp_path} ({weight_dtype})'
+  logits = []
+  for each in (plain, model):
+    cache = dense.KVCacheConfig.of_model(each.config, 1, 64, jnp.float32)
+    hidden, _ = decoder.forward(
+      each.params,
+      each.config,
+      jnp.asarray(model_cases.token_ids()[None]),
+      cache.init(each.mesh),
+      starts=jnp.zeros(1, jnp.int32),
+    )
+    logits.append(decoder.unembed(each.params, each.config, hidden))
+  np.testing.assert_allclose(*logits, atol=1e-4)
+
+
+@pytest.mark.parametrize('weight_dtype', LIMITS)
+def test_greedy_output_is_the_same_in_all_modes(weight_dtype):
+  target = model_of(weight_dtype)
+  draft = testing.random_model(
+    dataclasses.replace(target.config, num_layers=1),
+    devices=jax.devices()[1:2],
+  )
+  near_draft = testing.random_model(draft.config)
+  want = results_of(rounded(model_of(None), weight_dtype))
+  assert_same(results_of(target), want)
+  assert_same(results_of(target, near_draft), want)
+  tree = ss.TreeConfig(num_nodes=4, width=2, num_draft_steps=2, branching=2)
+  assert_same(results_of(target, near_draft, tree=tree), want)
+  assert_same(results_of(target, draft, tree=tree), want)
+
+
+@pytest.mark.parametrize('weight_dtype', LIMITS)
+def test_the_engine_takes_quantized_models(weight_dtype):
+  target = model_of(weight_dtype)
+  engine = Engine(target, target, sizes=make_sizes())
+  handles = [engine.submit(request) for request in REQUESTS]
+  while engine.step() is not None:
+    pass
+  for handle, want in zip(handles, results_of(target), strict=True):
+    assert handle.result().token_ids == want.token_ids
+
+
+@pytest.mark.parametrize('weight_dtype', LIMITS)
+@pytest.mark.parametrize('config', [CONFIG, ODD])
+def test_sharded_models_are_the_same(config, weight_dtype):
+  one = model_of(weight_dtype, config)
+  two = model_of(weight_dtype, config, jax.devices()[:2])
+  for name in ('qkv', 'attention_out', 'gate_up', 'down'):
+    whole, parts = (m.params['layers'][0][name] for m in (one, two))
+    size = tuple(slice(n) for n in whole.values.shape)
+    padded = np.asarray(parts.values.astype(jnp.int8))
+    np.testing.assert_array_equal(padded[size], whole.values.astype(jnp.int8))
+    shard = parts.values.sharding.shard_shape(parts.values.shape)
+    assert np.prod(shard) * 2 == parts.values.size
+  assert_same(results_of(two), results_of(one))
+
+
+def test_what_is_refused(tmp_path, model):
+  with pytest.raises(
+    ss.UserError, match="weight_dtype='int3' must be one of int8, int4, or None"
+  ):
+    ss.load(model, weight_dtype='int3')
+  with pytest.raises(
+    ss.UserError,
+    match=re.escape(f'{model} (int8) is quantized to int8; load it without'),
+  ):
+    ss.save(ss.load(model, weight_dtype='int8'), tmp_path / 'saved')
+  quantized = dataclasses.replace(CONFIG, weight_dtype='int8')
+  with pytest.raises(
+    ss.UserError, match='target is quantized to int8; load it'
+  ):
+    student.StudentConfig(num_layers=1).model_config(quantized)
+
+
+def test_saved_models_can_be_quantized(tmp_path, model):
+  ss.save(ss.load(model), tmp_path / 'saved')
+  again = ss.load(tmp_path / 'saved', weight_dtype='int4')
+  assert_same(
+    results_of(again), results_of(ss.load(model, weight_dtype='int4'))
+  )
+
+
+def test_the_flag_is_for_target_and_draft(model):
+  with given(target=str(model), draft=str(model), weight_dtype='int4'):
+    target = flags_lib.load_target()
+    drafts = flags_lib.load_drafts(target, ['serial'])
+    assert flags_lib.to_json()['weight_dtype'] == 'int4'
+    assert flags_lib.load_target('int8').config.weight_dtype == 'int8'
+  assert target.config.weight_dtype == 'int4'
+  assert drafts['serial'].config.weight_dtype == 'int4'
