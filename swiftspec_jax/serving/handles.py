@@ -14,11 +14,13 @@ class Update:
 
   Attributes:
     token_ids: new tokens of the output.
+    logprobs: of these tokens, if asked for.
     text: that is now certain; it can lag behind the tokens.
     result: at the end.
   """
 
   token_ids: tuple[int, ...] = ()
+  logprobs: tuple[float, ...] | None = None
   text: str = ''
   result: results.GenerationResult | None = None
 
