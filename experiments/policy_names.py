@@ -12,8 +12,8 @@ from swiftspec_jax.serving.step_buckets import StepBuckets
 _TABLE = 'table'
 HELP = (
   f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
-  f'{_TABLE} (by batch size), {load_report.GOODPUT}, or a policy of your own as '
-  "'module:Class' (docs/add_a_policy.md)."
+  f'{_TABLE} (by batch size), {load_report.GOODPUT}, or a policy of your own '
+  "as 'module:Class' (docs/add_a_policy.md)."
 )
 
 

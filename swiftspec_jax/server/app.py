@@ -223,9 +223,10 @@ async def _on_failure(_, error: Exception) -> fastapi.Response:
 async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
   found = error.errors()[0]
   # The first part says that it is in the body.
-  where = '.'.join(map(str, found['loc'][1:]))
-  message = found['msg']
-  if found['type'] == 'extra_forbidden':
+  where, message = '.'.join(map(str, found['loc'][1:])), found['msg']
+  if found['type'] == 'json_invalid':
+    where, message = '', f'the body is not JSON: {found["ctx"]["error"]}'
+  elif found['type'] == 'extra_forbidden':
     message = 'not supported by this server'
   elif found['type'] == 'value_error':
     message = str(found['ctx']['error'])

@@ -40,7 +40,8 @@ _NEUTRAL = {
   'top_logprobs': (0,),
 }
 
-_TokenId = Annotated[int, Field(strict=True)]
+_TokenId = Annotated[int, Field(strict=True, ge=0)]
+_Stop = Annotated[str, Field(min_length=1)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -75,14 +76,14 @@ class _Body(_Object):
   model: str
   n: int = Field(1, ge=1, le=128)
   temperature: float = Field(1.0, ge=0, le=2)
-  top_p: float = 1.0
-  seed: int | None = None
-  stop: str | list[str] = []
+  top_p: float = Field(1.0, gt=0, le=1)
+  seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
+  stop: _Stop | list[_Stop] = []
   logit_bias: dict[int, _Bias] = {}
   stream: bool = False
   stream_options: StreamOptions | None = None
-  top_k: int = 0
-  min_p: float = 0.0
+  top_k: int = Field(0, ge=0, lt=2**31)
+  min_p: float = Field(0.0, ge=0, lt=1)
   repetition_penalty: float = Field(1.0, ge=0.01, le=100)
   ignore_eos: bool = False
   max_speculative_tokens: int | None = Field(
@@ -133,19 +134,9 @@ class CompletionRequest(_Body):
 
   prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]]
   max_tokens: int = Field(16, ge=1)
-  logprobs: int | None = Field(
-    None, description='Only 0: the log-probability of each token.'
+  logprobs: Literal[0] | None = Field(
+    None, description='The log-probability of each token, no alternatives.'
   )
-
-  @pydantic.field_validator('logprobs')
-  @classmethod
-  def _check_logprobs(cls, value: int | None) -> int | None:
-    if value:
-      raise ValueError(
-        f'{value} asks for alternatives, which this server does not have; 0 '
-        'gives the log-probability of each token'
-      )
-    return value
 
   @property
   def max_new_tokens(self) -> int:
@@ -191,7 +182,7 @@ class ChatRequest(_Body):
 
   messages: list[Message] = Field(min_length=1)
   max_completion_tokens: int | None = Field(None, ge=1)
-  max_tokens: int | None = Field(None, ge=1, deprecated=True)
+  max_tokens: int | None = Field(None, ge=1)
   logprobs: bool = False
 
   @pydantic.model_validator(mode='after')
@@ -207,8 +198,3 @@ class ChatRequest(_Body):
   @property
   def with_logprobs(self) -> bool:
     return self.logprobs
-
-  @property
-  def prompts(self) -> list[list[dict[str, str]]]:
-    """The conversation, as the only prompt."""
-    return [[message.to_template() for message in self.messages]]

@@ -30,6 +30,7 @@ class Service:
     engine: that a thread runs.
     model: the target.
     name: of the model, for clients.
+    created: when this was made, in seconds since 1970.
     metrics: of everything that is served.
     is_draining: no more calls are taken.
   """
@@ -53,6 +54,7 @@ class Service:
     self.engine = engine
     self.model = model
     self.name = name or model.name
+    self.created = int(time.time())
     self.metrics = Metrics(engine, self.name)
     self.is_draining = False
     self._capacity = engine.scheduler.config.buckets.max_rows + max_waiting
