@@ -16,6 +16,7 @@ from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.server import answer_types, answers, schema
 from swiftspec_jax.server.service import Call, Service
+from swiftspec_jax.serving import handles
 
 _T = TypeVar('_T')
 
@@ -43,6 +44,7 @@ def make_app(service: Service) -> fastapi.FastAPI:
       HTTPException: _on_refusal,
       RequestValidationError: _on_invalid,
       errors.UserError: _on_user_error,
+      handles.EngineError: _on_failure,
       Exception: _on_failure,
     },
   )
@@ -217,13 +219,16 @@ async def _on_user_error(_, error: errors.UserError) -> fastapi.Response:
 
 
 async def _on_failure(_, error: Exception) -> fastapi.Response:
-  return _error(500, f'{type(error).__name__}: {error}; see the log')
+  return _error(500, f'{error}; see the log')
 
 
 async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
-  found = error.errors()[0]
-  # The first part says that it is in the body.
-  where, message = '.'.join(map(str, found['loc'][1:])), found['msg']
+  # Of the kinds that a field can have, the one that fits best.
+  found = max(error.errors(), key=lambda e: len(e['loc']))
+  # Without 'body' and the names of kinds.
+  parts = [str(part) for part in found['loc'][1:]]
+  where = '.'.join(part for part in parts if part.isalnum() or '_' in part)
+  message = found['msg']
   if found['type'] == 'json_invalid':
     where, message = '', f'the body is not JSON: {found["ctx"]["error"]}'
   elif found['type'] == 'extra_forbidden':

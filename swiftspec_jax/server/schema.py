@@ -41,7 +41,7 @@ _NEUTRAL = {
 }
 
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
-_Stop = Annotated[str, Field(min_length=1)]
+_Text = Annotated[str, Field(min_length=1)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -78,7 +78,7 @@ class _Body(_Object):
   temperature: float = Field(1.0, ge=0, le=2)
   top_p: float = Field(1.0, gt=0, le=1)
   seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
-  stop: _Stop | list[_Stop] = []
+  stop: _Text | list[_Text] = []
   logit_bias: dict[int, _Bias] = {}
   stream: bool = False
   stream_options: StreamOptions | None = None
@@ -132,7 +132,7 @@ class _Body(_Object):
 class CompletionRequest(_Body):
   """The body of /v1/completions."""
 
-  prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]]
+  prompt: _Text | list[_Text] | list[_TokenId] | list[list[_TokenId]]
   max_tokens: int = Field(16, ge=1)
   logprobs: Literal[0] | None = Field(
     None, description='The log-probability of each token, no alternatives.'

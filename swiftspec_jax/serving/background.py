@@ -14,7 +14,7 @@ def running(
   """Runs the steps of an engine in a thread inside the `with` block.
 
   At its end requests that are not finished are cancelled. If a step raises,
-  whoever waits for a request gets a RuntimeError.
+  whoever waits for a request gets an EngineError.
 
   Args:
     engine: to run.
