@@ -67,7 +67,7 @@ class Service:
     """Submits the requests of a call.
 
     Raises:
-      HTTPException: there is no room now, or never.
+      HTTPException: there is no room now.
       UserError: a request cannot be served.
     """
     if self.is_draining:
@@ -84,20 +84,19 @@ class Service:
         f'{self._capacity}; try again later',
         _RETRY_AFTER,
       )
-    call = Call(self._close, self.metrics)
+    handles: list[Handle] = []
     try:
       for request in requests:
-        self._num_open += 1
-        call.handles.append(
-          self.engine.submit(
-            request, max_speculative_tokens=max_speculative_tokens
-          )
+        handle = self.engine.submit(
+          request, max_speculative_tokens=max_speculative_tokens
         )
+        handles.append(handle)
     except errors.UserError:
-      self._num_open -= 1
-      call.close()
+      for handle in handles:
+        handle.cancel()
       raise
-    return call
+    self._num_open += len(handles)
+    return Call(handles, self._close, self.metrics)
 
   def drain(self, on_idle: Callable[[], None]) -> None:
     """Takes no more calls; has `on_idle` called when those that run end."""
@@ -119,14 +118,20 @@ class Call:
     handles: of the requests.
   """
 
-  def __init__(self, on_close: Callable[[int], None], metrics: Metrics):
-    """Without requests.
+  def __init__(
+    self,
+    handles: Sequence[Handle],
+    on_close: Callable[[int], None],
+    metrics: Metrics,
+  ):
+    """For the service.
 
     Args:
+      handles: of the requests.
       on_close: gets the number of requests.
       metrics: are told what happens.
     """
-    self.handles: list[Handle] = []
+    self.handles = handles
     self._on_close = on_close
     self._metrics = metrics
 
