@@ -33,6 +33,9 @@ _SERVED_MODEL_NAME = flags.DEFINE_string(
   'served_model_name', None, 'Name of the model for clients. Default: --target.'
 )
 
+# Shared flags whose values come from clients here.
+_SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed')
+
 
 def main() -> None:
   """Runs the program."""
@@ -43,6 +46,11 @@ def main() -> None:
     raise errors.UserError(
       f"{error}; the server needs: pip install 'swiftspec_jax[serve]'"
     ) from error
+  for name in _SAMPLING:
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f'--{name} has no effect on a server: its clients say what they want'
+      )
   declared = engine_flags.sizes()
   cost_flags.check([_POLICY.value])
   # Found out before the compilation, which takes long.

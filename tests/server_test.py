@@ -484,6 +484,7 @@ def test_mistakes_in_flags_are_explained(address):
   port = address.rsplit(':', 1)[1]
   for flags, message in (
     (('--policy=goodput',), 'goodput needs --costs'),
+    (('--temperature=0',), '--temperature has no effect on a server'),
     ((f'--port={port}',), f'cannot listen at 127.0.0.1:{port}'),
   ):
     assert message in programs.error_of('serve', *flags)
