@@ -1,6 +1,7 @@
 """A server in a thread, of a model whose tokens are letters."""
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -102,3 +103,27 @@ def fetch(url, body=None):
   except urllib.error.HTTPError as error:
     with error:
       return error.code, error.read().decode()
+
+
+def error_of(answer):
+  return json.loads(answer)['error']
+
+
+def collect(stream):
+  """Texts, ends and logprobs of the choices of a stream, and its usage."""
+  texts, ends, logprobs, usage = {}, {}, {}, None
+  for event in stream:
+    usage = event.usage or usage
+    for choice in event.choices:
+      if event.object == 'text_completion':
+        text, new = choice.text, choice.logprobs and choice.logprobs.tokens
+      else:
+        text = choice.delta.content
+        new = choice.logprobs and [t.token for t in choice.logprobs.content]
+      i = choice.index
+      assert i not in ends, 'news behind the end'
+      texts[i] = texts.get(i, '') + text
+      logprobs[i] = logprobs.get(i, []) + (new or [])
+      if choice.finish_reason:
+        ends[i] = choice.finish_reason
+  return texts, ends, logprobs, usage
