@@ -10,6 +10,11 @@ from swiftspec_jax.server.service import Service
 from swiftspec_jax.serving import background
 
 
+# Clients drop idle connections after about 5 seconds. If the server did so, too,
+# a request could meet a connection that is being closed.
+_KEEP_ALIVE = 30  # seconds
+
+
 class Server(uvicorn.Server):
   """Ends, at the first signal, when all calls have been answered.
 
@@ -20,7 +25,12 @@ class Server(uvicorn.Server):
   def __init__(self, service: Service):
     """Opens no port yet."""
     super().__init__(
-      uvicorn.Config(make_app(service), log_config=None, access_log=False)
+      uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+      )
     )
     self._service = service
 
