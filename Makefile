@@ -28,11 +28,11 @@ demo: ## the demonstration: speculative decoding with a built-in model
 	@$(RUN) experiments.demo
 
 test: ## the tests that need no network once the models are cached
-	$(BOOTSTRAP) experiments test
+	$(BOOTSTRAP) experiments serve test
 	$(RUN) pytest -n 2
 
 lint: ## style: ruff check and ruff format
-	$(BOOTSTRAP) experiments test
+	$(BOOTSTRAP) experiments serve test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 

@@ -5,25 +5,15 @@ from typing import Any
 
 from absl import flags
 
-from experiments import load_report
-from swiftspec_jax import cost_model, errors, policies
-from swiftspec_jax.policies import loading
-from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.no_speculation import NoSpeculation
+from experiments import policy_names
+from swiftspec_jax import errors
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving import load_metrics
-from swiftspec_jax.serving.step_buckets import StepBuckets
-
-_TABLE = 'table'
 
 _POLICIES = flags.DEFINE_list(
   'policies',
-  ['none', 'fixed_1', 'fixed_3', 'fixed_5', _TABLE, load_report.GOODPUT],
-  f'What to compare: {load_report.NO_SPECULATION}, fixed_K with a number of '
-  f'draft tokens for K, {_TABLE} (by batch size), {load_report.GOODPUT}, or a '
-  "policy of your own as 'module:Class' (docs/add_a_policy.md).",
+  ['none', 'fixed_1', 'fixed_3', 'fixed_5', 'table', 'goodput'],
+  f'What to compare: {policy_names.HELP}',
 )
 _REQUEST_RATES = flags.DEFINE_list(
   'request_rates', ['2', '8', '32'], 'Requests per second.'
@@ -103,44 +93,6 @@ def request_rates() -> list[float]:
 def latency_target() -> load_metrics.LatencyTarget:
   """Returns what a request has to keep."""
   return load_metrics.LatencyTarget(ttft=_SLO_TTFT.value, tpot=_SLO_TPOT.value)
-
-
-def make_policy(
-  name: str,
-  costs: cost_model.CostModel,
-  buckets: StepBuckets,
-  table: BatchTable,
-) -> policies.Policy:
-  """Returns a new policy.
-
-  Args:
-    name: as in --policies.
-    costs: of a step.
-    buckets: the declared sizes.
-    table: the policy that 'table' names.
-
-  Raises:
-    UserError: there is none of this name.
-  """
-  if name == load_report.NO_SPECULATION:
-    return NoSpeculation()
-  if name == _TABLE:
-    return table
-  if name == load_report.GOODPUT:
-    return Goodput(costs)
-  if ':' in name:
-    return loading.load(name, costs)
-  length = name.removeprefix(load_report.FIXED)
-  if name == length or not length.isdecimal():
-    raise errors.UserError(
-      f'--policies: unknown name {name!r}; choose from none, fixed_K, table, '
-      "goodput and 'module:Class'"
-    )
-  if int(length) not in buckets.lengths:
-    raise errors.UserError(
-      f'--policies: {name} is none of the declared lengths {buckets.lengths}'
-    )
-  return FixedLength(int(length))
 
 
 def arrivals(rate: float, seed: int) -> arrivals_lib.Arrivals:

@@ -23,34 +23,18 @@ import swiftspec_jax as ss
 from experiments import (
   benchmark_output,
   benchmark_run,
+  cost_flags,
   engine_flags,
   load_flags,
   load_output,
-  load_report,
   program,
 )
 from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
-from swiftspec_jax import errors
-from swiftspec_jax.cost_model import storage
-from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.load_metrics import LoadRecorder
-from swiftspec_jax.serving.program_sizes import ProgramSizes
 
-_COSTS = flags.DEFINE_string(
-  'costs',
-  None,
-  'File of experiments.profile_costs, for the policies that need costs.',
-)
-_TABLE_ACCEPTANCE = flags.DEFINE_float(
-  'table_acceptance',
-  0.7,
-  'Probability of acceptance that the policy by batch size is profiled for.',
-  lower_bound=0.0,
-  upper_bound=1.0,
-)
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
 )
@@ -65,15 +49,7 @@ def main() -> None:
   """Runs the program."""
   declared = engine_flags.sizes()
   rates, names = load_flags.request_rates(), load_flags.policy_names()
-  if _COSTS.value is None:
-    for name in names:
-      if name != load_report.NO_SPECULATION and not name.startswith(
-        load_report.FIXED
-      ):
-        raise errors.UserError(
-          f'--policies: {name} needs --costs, a file of '
-          'experiments.profile_costs'
-        )
+  cost_flags.check(names)
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -83,7 +59,7 @@ def main() -> None:
     for seed in load_flags.seeds()
   )
   encoded = [ids for _, ids in benchmark_run.encode(target, prompts, longest)]
-  policies = _Policies(engine, target, declared)
+  policies = cost_flags.Policies(engine, target, declared)
   for name in names:
     policies.make(name)
   engine.warm_up(show_progress=True)
@@ -95,8 +71,7 @@ def main() -> None:
     interruption = error
   if rows:
     title = f'{target.name}, drafts: {engine.drafter.name}'
-    own = (_COSTS, _TABLE_ACCEPTANCE, _PROMPTS)
-    settings = {holder.name: holder.value for holder in own}
+    settings = {_PROMPTS.name: _PROMPTS.value, **cost_flags.to_json()}
     load_output.report(
       rows, directory, title, {**settings, **engine_flags.to_json()}
     )
@@ -105,28 +80,9 @@ def main() -> None:
     raise interruption
 
 
-class _Policies:
-  """Makes policies for an engine."""
-
-  def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
-    self._buckets = declared.scheduler.buckets
-    self._costs = self._table = None
-    if _COSTS.value is not None:
-      key = engine_flags.cost_key(engine, target, declared)
-      self._costs = storage.load(pathlib.Path(_COSTS.value), key)
-      acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length
-      self._table = BatchTable.profile(
-        self._costs, self._buckets, acceptance, declared.contexts[0] // 2
-      )
-
-  def make(self, name: str) -> Any:
-    """Returns a new policy."""
-    return load_flags.make_policy(name, self._costs, self._buckets, self._table)
-
-
 def _serve(
   engine: Engine,
-  policies: _Policies,
+  policies: cost_flags.Policies,
   encoded: Sequence[tuple[int, ...]],
   rates: Sequence[float],
   rows: list[dict[str, Any]],

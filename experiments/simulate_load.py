@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import benchmark_output, load_flags, load_output, program
+from experiments import (
+  benchmark_output,
+  load_flags,
+  load_output,
+  policy_names,
+  program,
+)
 from swiftspec_jax import cost_model, errors, simulator
 from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.policies.batch_table import BatchTable
@@ -95,7 +101,7 @@ def main() -> None:
   table = _table(costs, buckets)
   rates = load_flags.request_rates()
   for name in load_flags.policy_names():
-    load_flags.make_policy(name, costs, buckets, table)
+    policy_names.make(name, costs, buckets, table)
   _check_fits(config)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -195,7 +201,7 @@ def _simulate(
   """Adds a row for each run, to the list and line by line to the file."""
 
   def run(name, arrivals, acceptance):
-    policy = load_flags.make_policy(name, costs, config.buckets, table)
+    policy = policy_names.make(name, costs, config.buckets, table)
     start = time.perf_counter()
     simulation = simulator.simulate(arrivals, acceptance, policy, config, costs)
     elapsed = time.perf_counter() - start

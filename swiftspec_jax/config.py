@@ -257,7 +257,7 @@ class SamplingParams:
   def __post_init__(self):
     checks = {
       'temperature': (0 <= self.temperature < math.inf, 'finite and >= 0'),
-      'top_k': (self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
+      'top_k': (0 <= self.top_k < 2**31, '>= 0 (0 keeps all tokens)'),
       'top_p': (0 < self.top_p <= 1, 'in (0, 1]'),
       'min_p': (0 <= self.min_p < 1, 'in [0, 1)'),
       'repetition_penalty': (

@@ -9,7 +9,7 @@ import programs
 import pytest
 import serving_cases as cases
 
-from experiments import load_flags, load_plot, load_report
+from experiments import load_flags, load_plot, load_report, policy_names
 from swiftspec_jax import errors, policies
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
@@ -145,7 +145,7 @@ def test_interrupted(tmp_path):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--policies=none,best', "--policies: unknown name 'best'"),
+    ('--policies=none,best', "unknown policy 'best'"),
     ('--acceptance=1.5', '--acceptance: 1.5 is more than 1'),
     ('--kv_tokens=64', 'tokens of context and cache'),
   ],
@@ -159,7 +159,7 @@ def test_mistakes_are_explained(flag, message, tmp_path):
   ('name', 'message'),
   [
     ('fixed_9', r'fixed_9 is none of the declared lengths \(0, 1, 2\)'),
-    ('fixed_', "unknown name 'fixed_'"),
+    ('fixed_', "unknown policy 'fixed_'"),
     ('missing_module:Policy', 'cannot import missing_module'),
   ],
 )
@@ -167,7 +167,7 @@ def test_unknown_policies_are_refused(name, message):
   buckets = cases.unpadded(2, max_length=2)
   table = BatchTable({1: 1})
   with pytest.raises(errors.UserError, match=message):
-    load_flags.make_policy(name, cases.EAGLE_8B, buckets, table)
+    policy_names.make(name, cases.EAGLE_8B, buckets, table)
 
 
 @pytest.mark.parametrize('value', ['-2', '0', 'x', 'nan', 'inf'])

@@ -2,20 +2,28 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import Engine, StepRecord
 
 
 @contextlib.contextmanager
-def running(engine: Engine) -> Iterator[Engine]:
+def running(
+  engine: Engine, on_step: Callable[[StepRecord], None] | None = None
+) -> Iterator[Engine]:
   """Runs the steps of an engine in a thread inside the `with` block.
 
   At its end requests that are not finished are cancelled. If a step raises,
-  whoever waits for a request gets a RuntimeError.
+  whoever waits for a request gets an EngineError.
+
+  Args:
+    engine: to run.
+    on_step: called in that thread after each step.
   """
   stop = threading.Event()
-  thread = threading.Thread(target=_run, args=(engine, stop), daemon=True)
+  thread = threading.Thread(
+    target=_run, args=(engine, on_step, stop), daemon=True
+  )
   engine.is_running = True
   thread.start()
   try:
@@ -28,11 +36,18 @@ def running(engine: Engine) -> Iterator[Engine]:
     engine.cancel_all()
 
 
-def _run(engine: Engine, stop: threading.Event) -> None:
+def _run(
+  engine: Engine,
+  on_step: Callable[[StepRecord], None] | None,
+  stop: threading.Event,
+) -> None:
   try:
     while not stop.is_set():
-      if engine.step() is None:
+      record = engine.step()
+      if record is None:
         engine.wait_for_work()
+      elif on_step is not None:
+        on_step(record)
   except BaseException as error:
     engine.fail(error)
     raise

@@ -64,6 +64,7 @@ class Engine:
     scheduler: to look at.
     drafter: likewise.
     is_running: a thread runs the steps.
+    error: with which a step has failed; the engine is of no use any more.
   """
 
   def __init__(
@@ -94,6 +95,7 @@ class Engine:
     self.policy = policy or NoSpeculation()
     self.scheduler = Scheduler(config)
     self.is_running = False
+    self.error: BaseException | None = None
     self._model = target
     self._sizes = sizes
     self._target = Target(target, sizes)
@@ -141,6 +143,8 @@ class Engine:
     job = Job(request, handle, self._model, config, max_speculative_tokens)
     self._submitted.append(job)
     self._has_work.set()
+    if self.error is not None:
+      handle.fail(self.error)
     return handle
 
   def step(self) -> StepRecord | None:
@@ -324,7 +328,8 @@ class Engine:
     self._take_news()
 
   def fail(self, error: BaseException) -> None:
-    """Ends the waiting of everybody with an error."""
+    """Ends the waiting of everybody, now and later, with an error."""
+    self.error = error
     for job in (*self._jobs.values(), *self._submitted):
       job.handle.fail(error)
 

@@ -8,17 +8,23 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from swiftspec_jax import results
 
 
+class EngineError(RuntimeError):
+  """A step has failed; its error is the cause."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
   """News of a request.
 
   Attributes:
     token_ids: new tokens of the output.
+    logprobs: of these tokens, if asked for.
     text: that is now certain; it can lag behind the tokens.
     result: at the end.
   """
 
   token_ids: tuple[int, ...] = ()
+  logprobs: tuple[float, ...] | None = None
   text: str = ''
   result: results.GenerationResult | None = None
 
@@ -65,7 +71,7 @@ class Handle:
     """Waits for the end.
 
     Raises:
-      RuntimeError: the engine has failed.
+      EngineError: a step has failed.
     """
     *_, last = self
     return last.result
@@ -124,4 +130,4 @@ class Handle:
 
   def _check(self) -> None:
     if self._error is not None:
-      raise RuntimeError('the engine has failed') from self._error
+      raise EngineError('the engine has failed') from self._error

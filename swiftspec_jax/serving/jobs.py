@@ -110,9 +110,13 @@ class Job:
     )
     event = self._row.push(report, logprobs)
     new = self._row.token_ids[num_before:]
+    with_logprobs = self.request.sampling.logprobs
     self.handle.push(
       Update(
         token_ids=tuple(new),
+        logprobs=tuple(logprobs[: len(new)].tolist())
+        if with_logprobs
+        else None,
         text='' if event is None else event.text,
         result=None if event is None else event.result,
       )

@@ -159,14 +159,15 @@ class Scheduler:
         the cache even alone.
     """
     self._config.check(num_prompt_tokens, max_new_tokens)
-    if max_speculative_tokens is None:
-      max_speculative_tokens = self._config.buckets.max_length
+    limit = self._config.buckets.max_length
+    if max_speculative_tokens is not None:
+      limit = min(limit, max_speculative_tokens)
     self._waiting.append(
       _Waiting(
         request_id=request_id,
         num_known=num_prompt_tokens,
         num_remaining=max_new_tokens,
-        limit=max_speculative_tokens,
+        limit=limit,
         page_keys=list(page_keys),
       )
     )

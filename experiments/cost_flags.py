@@ -1,0 +1,66 @@
+"""Flags of measured costs, and the policies of an engine that need them."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments import engine_flags, policy_names
+from swiftspec_jax import errors, policies
+from swiftspec_jax.cost_model import storage
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+
+_COSTS = flags.DEFINE_string(
+  'costs',
+  None,
+  'File of experiments.profile_costs, for the policies that need costs.',
+)
+_TABLE_ACCEPTANCE = flags.DEFINE_float(
+  'table_acceptance',
+  0.7,
+  'Probability of acceptance that the policy by batch size is profiled for.',
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
+
+
+def check(names: Sequence[str]) -> None:
+  """Raises UserError if a policy needs costs and there are none."""
+  for name in names:
+    if _COSTS.value is None and policy_names.needs_costs(name):
+      raise errors.UserError(
+        f'policy {name} needs --costs, a file of experiments.profile_costs'
+      )
+
+
+class Policies:
+  """Makes policies for an engine."""
+
+  def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
+    """Reads the costs.
+
+    Raises:
+      UserError: they were measured for something else.
+    """
+    self._buckets = declared.scheduler.buckets
+    self._costs = self._table = None
+    if _COSTS.value is not None:
+      key = engine_flags.cost_key(engine, target, declared)
+      self._costs = storage.load(pathlib.Path(_COSTS.value), key)
+      acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length
+      self._table = BatchTable.profile(
+        self._costs, self._buckets, acceptance, declared.contexts[0] // 2
+      )
+
+  def make(self, name: str) -> policies.Policy:
+    """Returns a new policy."""
+    return policy_names.make(name, self._costs, self._buckets, self._table)
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of these flags, by name."""
+  return {holder.name: holder.value for holder in (_COSTS, _TABLE_ACCEPTANCE)}

@@ -1,0 +1,61 @@
+"""Policies by the names that flags give them."""
+
+from experiments import load_report
+from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax.policies import loading
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+_TABLE = 'table'
+HELP = (
+  f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
+  f'{_TABLE} (by batch size), {load_report.GOODPUT}, or a policy of your own '
+  "as 'module:Class' (docs/add_a_policy.md)."
+)
+
+
+def needs_costs(name: str) -> bool:
+  """Returns whether a policy cannot do without costs."""
+  is_fixed = name.startswith(load_report.FIXED)
+  return name != load_report.NO_SPECULATION and not is_fixed
+
+
+def make(
+  name: str,
+  costs: cost_model.CostModel | None,
+  buckets: StepBuckets,
+  table: BatchTable | None,
+) -> policies.Policy:
+  """Returns a new policy.
+
+  Args:
+    name: see `HELP`.
+    costs: of a step, for those that need them.
+    buckets: the declared sizes.
+    table: the policy that 'table' names.
+
+  Raises:
+    UserError: there is none of this name.
+  """
+  if name == load_report.NO_SPECULATION:
+    return NoSpeculation()
+  if name == _TABLE:
+    return table
+  if name == load_report.GOODPUT:
+    return Goodput(costs)
+  if ':' in name:
+    return loading.load(name, costs)
+  length = name.removeprefix(load_report.FIXED)
+  if name == length or not length.isdecimal():
+    raise errors.UserError(
+      f'unknown policy {name!r}; choose from none, fixed_K, table, goodput and '
+      "'module:Class'"
+    )
+  if int(length) not in buckets.lengths:
+    raise errors.UserError(
+      f'policy {name} is none of the declared lengths {buckets.lengths}'
+    )
+  return FixedLength(int(length))

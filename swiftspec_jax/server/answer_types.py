@@ -1,0 +1,121 @@
+"""The types of answers, as OpenAI has them."""
+
+from typing import Any, Literal
+
+# That of `typing` is not good enough for pydantic before Python 3.12.
+from typing_extensions import TypedDict
+
+FinishReason = Literal['stop', 'length']
+
+
+class Usage(TypedDict):
+  """Numbers of tokens; a prompt with several choices counts once."""
+
+  prompt_tokens: int
+  completion_tokens: int
+  total_tokens: int
+
+
+class CompletionLogprobs(TypedDict):
+  """Lists with an entry for each token."""
+
+  tokens: list[str]
+  token_logprobs: list[float]
+  top_logprobs: None
+  text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+  """One continuation."""
+
+  index: int
+  text: str
+  logprobs: CompletionLogprobs | None
+  finish_reason: FinishReason | None
+
+
+class Completion(TypedDict):
+  """The answer of /v1/completions."""
+
+  id: str
+  object: Literal['text_completion']
+  created: int
+  model: str
+  choices: list[CompletionChoice]
+  usage: Usage
+
+
+class TokenLogprob(TypedDict):
+  """A token of a chat."""
+
+  token: str
+  logprob: float
+  bytes: list[int] | None
+  top_logprobs: list[Any]
+
+
+class ChatLogprobs(TypedDict):
+  """The tokens of a choice."""
+
+  content: list[TokenLogprob]
+  refusal: None
+
+
+class ChatMessage(TypedDict):
+  """What the model says."""
+
+  role: Literal['assistant']
+  content: str
+  refusal: None
+
+
+class ChatChoice(TypedDict):
+  """One answer."""
+
+  index: int
+  message: ChatMessage
+  logprobs: ChatLogprobs | None
+  finish_reason: FinishReason
+
+
+class ChatCompletion(TypedDict):
+  """The answer of /v1/chat/completions."""
+
+  id: str
+  object: Literal['chat.completion']
+  created: int
+  model: str
+  choices: list[ChatChoice]
+  usage: Usage
+
+
+class Model(TypedDict):
+  """A model that is served."""
+
+  id: str
+  object: Literal['model']
+  created: int
+  owned_by: str
+  max_model_len: int
+
+
+class Models(TypedDict):
+  """The answer of /v1/models."""
+
+  object: Literal['list']
+  data: list[Model]
+
+
+class Error(TypedDict):
+  """What was wrong."""
+
+  message: str
+  type: str
+  param: str | None
+  code: str | None
+
+
+class ErrorAnswer(TypedDict):
+  """The answer to a request that is not served."""
+
+  error: Error

@@ -1,0 +1,181 @@
+"""Answers in OpenAI's formats, at once or in parts."""
+
+import collections
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import transformers
+
+from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.server import answer_types
+from swiftspec_jax.serving.handles import Update
+
+# JSON has no infinity; this is what vLLM says instead.
+_LEAST_LOGPROB = -9999.0
+_BROKEN = '\ufffd'  # what bytes that are no character are decoded to
+
+
+class Format:
+  """How an endpoint answers one request."""
+
+  _prefix: str  # of ids
+  _whole: str  # name of the whole answer
+  _part: str  # and of an event of a stream
+
+  def __init__(
+    self, model: str, tokenizer: transformers.PreTrainedTokenizerFast, n: int
+  ):
+    """Chooses an id.
+
+    Args:
+      model: name in the answer.
+      tokenizer: of the model.
+      n: choices of each prompt.
+    """
+    self._tokenizer = tokenizer
+    self._n = n
+    self._head = {
+      'id': f'{self._prefix}{uuid.uuid4().hex}',
+      'created': int(time.time()),
+      'model': model,
+    }
+
+  def whole(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Returns the answer."""
+    choices = [
+      self._choice(i, self._message(result.text), result, result)
+      for i, result in enumerate(results)
+    ]
+    return {
+      **self._head,
+      'object': self._whole,
+      'choices': choices,
+      'usage': self._usage(results),
+    }
+
+  def opening(self, num_choices: int) -> list[dict[str, Any]]:
+    """Returns the events before the first news."""
+    del num_choices
+    return []
+
+  def news(self, index: int, update: Update) -> dict[str, Any] | None:
+    """Returns an event; None if its reader would learn nothing."""
+    if not (update.text or update.logprobs or update.result):
+      return None
+    delta = self._delta(update.text)
+    return self._event(self._choice(index, delta, update, update.result))
+
+  def closing(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Returns the event with the numbers of tokens."""
+    return {**self._event(), 'usage': self._usage(results)}
+
+  def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:
+    return {**self._head, 'object': self._part, 'choices': choices}
+
+  def _choice(
+    self,
+    index: int,
+    content: dict[str, Any],
+    tokens: Update | GenerationResult,
+    result: GenerationResult | None,
+  ) -> dict[str, Any]:
+    logprobs = None
+    if tokens.logprobs is not None:
+      logprobs = self._logprobs(
+        index,
+        [self._tokenizer.decode([token_id]) for token_id in tokens.token_ids],
+        [max(value, _LEAST_LOGPROB) for value in tokens.logprobs],
+      )
+    return {
+      'index': index,
+      **content,
+      'logprobs': logprobs,
+      'finish_reason': result and result.finish_reason,
+    }
+
+  def _usage(self, results: Sequence[GenerationResult]) -> answer_types.Usage:
+    prompt = sum(result.stats.prompt_tokens for result in results[:: self._n])
+    completion = sum(result.stats.new_tokens for result in results)
+    return {
+      'prompt_tokens': prompt,
+      'completion_tokens': completion,
+      'total_tokens': prompt + completion,
+    }
+
+  def _message(self, text: str) -> dict[str, Any]:
+    """Returns the content of a whole choice."""
+    raise NotImplementedError
+
+  def _delta(self, text: str) -> dict[str, Any]:
+    """Returns the content of a part of a choice."""
+    raise NotImplementedError
+
+  def _logprobs(
+    self, index: int, tokens: Sequence[str], logprobs: Sequence[float]
+  ) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+class CompletionFormat(Format):
+  """Answers of /v1/completions."""
+
+  _prefix, _whole, _part = 'cmpl-', 'text_completion', 'text_completion'
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    # Characters of the tokens of each choice so far.
+    self._offsets = collections.Counter()
+
+  def _message(self, text):
+    return {'text': text}
+
+  _delta = _message
+
+  def _logprobs(self, index, tokens, logprobs):
+    offsets = []
+    for token in tokens:
+      offsets.append(self._offsets[index])
+      self._offsets[index] += len(token)
+    return {
+      'tokens': tokens,
+      'token_logprobs': logprobs,
+      'top_logprobs': None,
+      'text_offset': offsets,
+    }
+
+
+class ChatFormat(Format):
+  """Answers of /v1/chat/completions."""
+
+  _prefix, _whole = 'chatcmpl-', 'chat.completion'
+  _part = 'chat.completion.chunk'
+
+  def opening(self, num_choices):
+    message = {'delta': {'role': 'assistant', 'content': ''}}
+    return [
+      self._event(self._choice(i, message, Update(), None))
+      for i in range(num_choices)
+    ]
+
+  def _message(self, text):
+    message = {'role': 'assistant', 'content': text, 'refusal': None}
+    return {'message': message}
+
+  def _delta(self, text):
+    return {'delta': {'content': text}}
+
+  def _logprobs(self, index, tokens, logprobs):
+    del index
+    content = [
+      {
+        'token': token,
+        'logprob': logprob,
+        # A part of a character has no text of its own.
+        'bytes': None if _BROKEN in token else list(token.encode()),
+        'top_logprobs': [],
+      }
+      for token, logprob in zip(tokens, logprobs, strict=True)
+    ]
+    return {'content': content, 'refusal': None}

@@ -1,0 +1,258 @@
+"""The endpoints."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import fastapi
+import prometheus_client
+from fastapi import responses
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.server import answer_types, answers, schema
+from swiftspec_jax.server.service import Call, Service
+from swiftspec_jax.serving import handles
+
+_T = TypeVar('_T')
+
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the number is nginx's
+_ERROR_TYPES = {
+  404: 'not_found_error',
+  429: 'rate_limit_error',
+  503: 'service_unavailable_error',
+}
+_ERRORS = {
+  '4XX': {'model': answer_types.ErrorAnswer},
+  '5XX': {'model': answer_types.ErrorAnswer},
+}
+_STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
+
+_router = fastapi.APIRouter(responses=_ERRORS)
+
+
+def make_app(service: Service) -> fastapi.FastAPI:
+  """Returns the application that serves a service."""
+  app = fastapi.FastAPI(
+    title='swiftspec_jax',
+    version=ss.__version__,
+    exception_handlers={
+      HTTPException: _on_refusal,
+      RequestValidationError: _on_invalid,
+      errors.UserError: _on_user_error,
+      handles.EngineError: _on_failure,
+      Exception: _on_failure,
+    },
+  )
+  app.state.service = service
+  app.include_router(_router)
+  return app
+
+
+@_router.post(
+  '/v1/completions', response_model=answer_types.Completion, responses=_STREAM
+)
+async def completions(body: schema.CompletionRequest, http: fastapi.Request):
+  """Continues texts."""
+  service = http.app.state.service
+  prompts = [
+    tokenizer_lib.encode_prompt(
+      service.model.tokenizer, prompt, use_chat_template=False
+    )
+    for prompt in body.prompts
+  ]
+  return await _answer(http, body, prompts, answers.CompletionFormat)
+
+
+@_router.post(
+  '/v1/chat/completions',
+  response_model=answer_types.ChatCompletion,
+  responses=_STREAM,
+)
+async def chat_completions(body: schema.ChatRequest, http: fastapi.Request):
+  """Answers a conversation."""
+  service = http.app.state.service
+  messages = [message.to_template() for message in body.messages]
+  prompt = tokenizer_lib.encode_prompt(service.model.tokenizer, messages)
+  return await _answer(http, body, [prompt], answers.ChatFormat)
+
+
+@_router.get('/v1/models', response_model=answer_types.Models)
+async def models(http: fastapi.Request):
+  """Lists the one model."""
+  return {'object': 'list', 'data': [_describe(http.app.state.service)]}
+
+
+@_router.get('/v1/models/{model:path}', response_model=answer_types.Model)
+async def model(model: str, http: fastapi.Request):
+  """Describes the model."""
+  _check_model(model, http.app.state.service)
+  return _describe(http.app.state.service)
+
+
+@_router.get('/health', response_model=dict[str, str])
+async def health(http: fastapi.Request):
+  """Says whether requests can be served."""
+  service = http.app.state.service
+  if service.is_draining:
+    raise HTTPException(503, 'the server is shutting down')
+  if service.engine.error is not None:
+    raise HTTPException(503, 'the engine has failed; see the log')
+  return {'status': 'ok'}
+
+
+@_router.get('/metrics', response_class=responses.PlainTextResponse)
+async def metrics(http: fastapi.Request):
+  """Returns figures for Prometheus."""
+  return fastapi.Response(
+    prometheus_client.generate_latest(http.app.state.service.metrics.registry),
+    media_type=prometheus_client.CONTENT_TYPE_LATEST,
+  )
+
+
+async def _answer(
+  http: fastapi.Request,
+  body: schema.CompletionRequest | schema.ChatRequest,
+  prompts: list[list[int]],
+  make_format: type[answers.Format],
+) -> Any:
+  """Decodes prompts, and answers at once or in parts."""
+  service = http.app.state.service
+  _check_model(body.model, service)
+  requests = [
+    ss.Request(token_ids=tuple(prompt), sampling=sampling)
+    for prompt in prompts
+    for sampling in body.samplings()
+  ]
+  call = service.open(requests, body.max_speculative_tokens)
+  answer = make_format(service.name, service.model.tokenizer, body.n)
+  if body.stream:
+    return _EventStream(call, _events(call, answer, body.include_usage))
+  with call:
+    results = await _unless_gone(call.results(), http)
+  if results is None:
+    return fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
+  return answer.whole(results)
+
+
+async def _events(
+  call: Call, answer: answers.Format, include_usage: bool
+) -> AsyncIterator[str]:
+  """Yields server-sent events."""
+  for event in answer.opening(len(call.handles)):
+    yield _encode(event)
+  async for index, update in call.updates():
+    event = answer.news(index, update)
+    if event is not None:
+      yield _encode(event)
+  if include_usage:
+    yield _encode(answer.closing([handle.result() for handle in call.handles]))
+  yield 'data: [DONE]\n\n'
+
+
+def _encode(event: dict[str, Any]) -> str:
+  return f'data: {json.dumps(event)}\n\n'
+
+
+class _EventStream(responses.StreamingResponse):
+  """Server-sent events of a call, which ends with them."""
+
+  media_type = 'text/event-stream'
+
+  def __init__(self, call: Call, events: AsyncIterator[str]):
+    super().__init__(events, headers={'Cache-Control': 'no-cache'})
+    self._call = call
+
+  async def __call__(self, scope, receive, send) -> None:
+    with self._call:
+      await super().__call__(scope, receive, send)
+
+
+async def _unless_gone(
+  work: Coroutine[Any, Any, _T], http: fastapi.Request
+) -> _T | None:
+  """Returns the outcome of `work`, None if the client goes before that."""
+  tasks = [
+    asyncio.ensure_future(work),
+    asyncio.ensure_future(_wait_until_gone(http)),
+  ]
+  try:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return tasks[0].result() if tasks[0].done() else None
+  finally:
+    for task in tasks:
+      task.cancel()
+
+
+async def _wait_until_gone(http: fastapi.Request) -> None:
+  while (await http.receive())['type'] != 'http.disconnect':
+    pass
+
+
+def _check_model(name: str, service: Service) -> None:
+  if name != service.name:
+    raise HTTPException(
+      404, f'there is no model {name!r}; this server has {service.name!r}'
+    )
+
+
+def _describe(service: Service) -> answer_types.Model:
+  return {
+    'id': service.name,
+    'object': 'model',
+    'created': service.created,
+    'owned_by': 'swiftspec_jax',
+    'max_model_len': service.engine.scheduler.config.max_context,
+  }
+
+
+async def _on_refusal(_, error: HTTPException) -> fastapi.Response:
+  return _error(error.status_code, error.detail, headers=error.headers)
+
+
+async def _on_user_error(_, error: errors.UserError) -> fastapi.Response:
+  return _error(400, str(error))
+
+
+async def _on_failure(_, error: Exception) -> fastapi.Response:
+  return _error(500, f'{error}; see the log')
+
+
+async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
+  # Of the kinds that a field can have, the one that fits best.
+  found = max(error.errors(), key=lambda e: len(e['loc']))
+  # Without 'body' and the names of kinds.
+  parts = [str(part) for part in found['loc'][1:]]
+  where = '.'.join(part for part in parts if part.isalnum() or '_' in part)
+  message = found['msg']
+  if found['type'] == 'json_invalid':
+    where, message = '', f'the body is not JSON: {found["ctx"]["error"]}'
+  elif found['type'] == 'extra_forbidden':
+    message = 'not supported by this server'
+  elif found['type'] == 'value_error':
+    message = str(found['ctx']['error'])
+  return _error(400, f'{where}: {message}' if where else message, where or None)
+
+
+def _error(
+  status: int, message: str, param: str | None = None, headers: Any = None
+) -> fastapi.Response:
+  """Returns an error as OpenAI's clients expect it."""
+  default = 'invalid_request_error' if status < 500 else 'server_error'
+  error = {
+    'message': message,
+    'type': _ERROR_TYPES.get(status, default),
+    'param': param,
+    'code': None,
+  }
+  return fastapi.Response(
+    # Not JSONResponse: what is quoted need not be valid Unicode.
+    json.dumps({'error': error}),
+    status,
+    headers,
+    'application/json',
+  )

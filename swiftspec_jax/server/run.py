@@ -1,0 +1,60 @@
+"""Runs a server until it is told to stop."""
+
+import socket
+from types import FrameType
+
+import uvicorn
+
+from swiftspec_jax.server.app import make_app
+from swiftspec_jax.server.service import Service
+from swiftspec_jax.serving import background
+
+# Clients drop idle connections after about 5 seconds. If the server did so,
+# too, a request could meet a connection that is being closed.
+_KEEP_ALIVE = 30  # seconds
+
+
+class Server(uvicorn.Server):
+  """Ends, at the first signal, when all calls have been answered.
+
+  Until then it refuses further ones with status 503. A second signal ends it
+  at once.
+  """
+
+  def __init__(self, service: Service):
+    """Opens no port yet."""
+    super().__init__(
+      uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+      )
+    )
+    self._service = service
+
+  def serve_on(self, listener: socket.socket) -> None:
+    """Serves until the end.
+
+    Args:
+      listener: a socket that is bound to its address.
+    """
+    service = self._service
+    with background.running(service.engine, service.metrics.note_step):
+      self.run(sockets=[listener])
+
+  def stop(self) -> None:
+    """Ends when all calls have been answered."""
+    self._service.drain(self._exit)
+
+  def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    """Takes a signal; not as uvicorn, which would raise it again at the end."""
+    del sig, frame
+    if self._service.is_draining:
+      self.force_exit = True
+      self._exit()
+    else:
+      self.stop()
+
+  def _exit(self) -> None:
+    self.should_exit = True

@@ -1,0 +1,200 @@
+"""What clients can ask for.
+
+Names and defaults are those of OpenAI, for `top_k` and what follows it those
+of vLLM. What is not here is refused, unless it asks for nothing.
+"""
+
+import dataclasses
+import random
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from swiftspec_jax.config import SamplingParams
+
+_NUM_SEEDS = 2**32
+# Of no consequence for the answer.
+_IGNORED = (
+  'metadata',
+  'parallel_tool_calls',
+  'prompt_cache_key',
+  'safety_identifier',
+  'user',
+)
+# Fields that the server does not have, and values that ask for nothing.
+_NEUTRAL = {
+  'best_of': (1,),
+  'echo': (False,),
+  'frequency_penalty': (0,),
+  'function_call': ('none', 'auto'),
+  'functions': ([],),
+  'modalities': (['text'],),
+  'presence_penalty': (0,),
+  'response_format': ({'type': 'text'},),
+  'service_tier': ('auto', 'default'),
+  'store': (False,),
+  'suffix': ('',),
+  'tool_choice': ('none', 'auto'),
+  'tools': ([],),
+  'top_logprobs': (0,),
+}
+
+_TokenId = Annotated[int, Field(strict=True, ge=0)]
+_Text = Annotated[str, Field(min_length=1)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class _Object(pydantic.BaseModel):
+  """A JSON object without unknown fields, but for those of no consequence."""
+
+  model_config = pydantic.ConfigDict(extra='forbid')
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _drop_neutral(cls, values: Any) -> Any:
+    if not isinstance(values, dict):
+      return values
+    return {
+      name: value
+      for name, value in values.items()
+      if value is not None
+      and name not in _IGNORED
+      and value not in _NEUTRAL.get(name, ())
+    }
+
+
+class StreamOptions(_Object):
+  """Options of `stream`."""
+
+  include_usage: bool = False
+
+
+class _Body(_Object):
+  """What both kinds of requests have."""
+
+  model: str
+  n: int = Field(1, ge=1, le=128)
+  temperature: float = Field(1.0, ge=0, le=2)
+  top_p: float = Field(1.0, gt=0, le=1)
+  seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
+  stop: _Text | list[_Text] = []
+  logit_bias: dict[int, _Bias] = {}
+  stream: bool = False
+  stream_options: StreamOptions | None = None
+  top_k: int = Field(0, ge=0, lt=2**31)
+  min_p: float = Field(0.0, ge=0, lt=1)
+  repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+  ignore_eos: bool = False
+  max_speculative_tokens: int | None = Field(
+    None,
+    ge=0,
+    description='Longest draft; 0 for none, nothing leaves it to the server.',
+  )
+
+  @pydantic.model_validator(mode='after')
+  def _check_stream(self):
+    if self.stream_options and not self.stream:
+      raise ValueError('stream_options needs stream=true')
+    return self
+
+  @property
+  def include_usage(self) -> bool:
+    """Whether a stream ends with the numbers of tokens."""
+    return self.stream_options is not None and self.stream_options.include_usage
+
+  def samplings(self) -> list[SamplingParams]:
+    """Returns the sampling of each choice.
+
+    Raises:
+      UserError: a value is out of range.
+    """
+    seed = random.randrange(_NUM_SEEDS) if self.seed is None else self.seed
+    first = SamplingParams(
+      temperature=self.temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+      repetition_penalty=self.repetition_penalty,
+      logit_bias=self.logit_bias,
+      seed=seed,
+      stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+      max_new_tokens=self.max_new_tokens,
+      ignore_eos=self.ignore_eos,
+      logprobs=self.with_logprobs,
+    )
+    return [
+      dataclasses.replace(first, seed=(seed + i) % _NUM_SEEDS)
+      for i in range(self.n)
+    ]
+
+
+class CompletionRequest(_Body):
+  """The body of /v1/completions."""
+
+  prompt: _Text | list[_Text] | list[_TokenId] | list[list[_TokenId]]
+  max_tokens: int = Field(16, ge=1)
+  logprobs: Literal[0] | None = Field(
+    None, description='The log-probability of each token, no alternatives.'
+  )
+
+  @property
+  def max_new_tokens(self) -> int:
+    return self.max_tokens
+
+  @property
+  def with_logprobs(self) -> bool:
+    return self.logprobs is not None
+
+  @property
+  def prompts(self) -> list[str | list[int]]:
+    """The prompts, each by itself."""
+    if isinstance(self.prompt, str) or not isinstance(
+      next(iter(self.prompt), 0), str | list
+    ):
+      return [self.prompt]
+    return self.prompt
+
+
+class TextPart(_Object):
+  """A part of a message."""
+
+  type: Literal['text']
+  text: str
+
+
+class Message(_Object):
+  """A message of a conversation."""
+
+  role: Literal['developer', 'system', 'user', 'assistant']
+  content: str | list[TextPart]
+
+  def to_template(self) -> dict[str, str]:
+    """Returns the message as chat templates want it."""
+    content = self.content
+    if not isinstance(content, str):
+      content = '\n'.join(part.text for part in content)
+    return {'role': self.role, 'content': content}
+
+
+class ChatRequest(_Body):
+  """The body of /v1/chat/completions."""
+
+  messages: list[Message] = Field(min_length=1)
+  max_completion_tokens: int | None = Field(None, ge=1)
+  max_tokens: int | None = Field(None, ge=1)
+  logprobs: bool = False
+
+  @pydantic.model_validator(mode='after')
+  def _check_limits(self):
+    if self.max_completion_tokens and self.max_tokens:
+      raise ValueError('give max_completion_tokens or max_tokens, not both')
+    return self
+
+  @property
+  def max_new_tokens(self) -> int | None:
+    return self.max_completion_tokens or self.max_tokens
+
+  @property
+  def with_logprobs(self) -> bool:
+    return self.logprobs

@@ -1,0 +1,180 @@
+"""What all requests of a server share, and how much of them it takes on.
+
+One call over HTTP is one or several requests of the engine: prompts times
+choices.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import fastapi
+
+from swiftspec_jax import errors
+from swiftspec_jax.model import Model
+from swiftspec_jax.requests import Request
+from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.server.metrics import Metrics
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.handles import Handle, Update
+
+_RETRY_AFTER = {'Retry-After': '1'}  # seconds
+
+
+class Service:
+  """An engine behind a queue of limited length.
+
+  All but `drain` is for the thread of the event loop.
+
+  Attributes:
+    engine: that a thread runs.
+    model: the target.
+    name: of the model, for clients.
+    created: when this was made, in seconds since 1970.
+    metrics: of everything that is served.
+    is_draining: no more calls are taken.
+  """
+
+  def __init__(
+    self,
+    engine: Engine,
+    model: Model,
+    *,
+    name: str | None = None,
+    max_waiting: int = 128,
+  ):
+    """Nothing is served yet.
+
+    Args:
+      engine: warmed up.
+      model: its target.
+      name: of the model, for clients; its own by default.
+      max_waiting: most requests that may wait for a slot.
+    """
+    self.engine = engine
+    self.model = model
+    self.name = name or model.name
+    self.created = int(time.time())
+    self.metrics = Metrics(engine, self.name)
+    self.is_draining = False
+    self._capacity = engine.scheduler.config.buckets.max_rows + max_waiting
+    self._num_open = 0
+    self._on_idle: Callable[[], None] | None = None
+
+  def open(
+    self, requests: Sequence[Request], max_speculative_tokens: int | None
+  ) -> 'Call':
+    """Submits the requests of a call.
+
+    Raises:
+      HTTPException: there is no room now.
+      UserError: a request cannot be served.
+    """
+    if self.is_draining:
+      raise fastapi.HTTPException(503, 'the server is shutting down')
+    if len(requests) > self._capacity:
+      raise errors.UserError(
+        f'this is {len(requests)} requests, prompts times n; the server takes '
+        f'at most {self._capacity} at a time'
+      )
+    if self._num_open + len(requests) > self._capacity:
+      raise fastapi.HTTPException(
+        429,
+        f'{self._num_open} requests are running or waiting, of at most '
+        f'{self._capacity}; try again later',
+        _RETRY_AFTER,
+      )
+    handles: list[Handle] = []
+    try:
+      for request in requests:
+        handle = self.engine.submit(
+          request, max_speculative_tokens=max_speculative_tokens
+        )
+        handles.append(handle)
+    except errors.UserError:
+      for handle in handles:
+        handle.cancel()
+      raise
+    self._num_open += len(handles)
+    return Call(handles, self._close, self.metrics)
+
+  def drain(self, on_idle: Callable[[], None]) -> None:
+    """Takes no more calls; has `on_idle` called when those that run end."""
+    self._on_idle = on_idle
+    self.is_draining = True
+    if self._num_open == 0:
+      on_idle()
+
+  def _close(self, num_requests: int) -> None:
+    self._num_open -= num_requests
+    if self.is_draining and self._num_open == 0:
+      self._on_idle()
+
+
+class Call:
+  """The requests of a call; those that have not ended are cancelled at its end.
+
+  Attributes:
+    handles: of the requests.
+  """
+
+  def __init__(
+    self,
+    handles: Sequence[Handle],
+    on_close: Callable[[int], None],
+    metrics: Metrics,
+  ):
+    """For the service.
+
+    Args:
+      handles: of the requests.
+      on_close: gets the number of requests.
+      metrics: are told what happens.
+    """
+    self.handles = handles
+    self._on_close = on_close
+    self._metrics = metrics
+
+  async def updates(self) -> AsyncIterator[tuple[int, Update]]:
+    """Yields news of the requests as they come, with their index."""
+    streams = list(map(aiter, self.handles))
+    times: list[float | None] = [None] * len(streams)
+    tasks = {
+      asyncio.ensure_future(anext(stream)): i
+      for i, stream in enumerate(streams)
+    }
+    try:
+      while tasks:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+          i, update = tasks.pop(task), task.result()
+          now = time.perf_counter()
+          gap = None if times[i] is None else now - times[i]
+          self._metrics.note_update(update, gap)
+          times[i] = now
+          yield i, update
+          if update.result is None:
+            tasks[asyncio.ensure_future(anext(streams[i]))] = i
+    finally:
+      for task in tasks:
+        task.cancel()
+
+  async def results(self) -> list[GenerationResult]:
+    """Waits for all requests."""
+    async for _ in self.updates():
+      pass
+    return [handle.result() for handle in self.handles]
+
+  def close(self) -> None:
+    """Cancels what has not ended."""
+    for handle in self.handles:
+      if not handle.is_finished:
+        handle.cancel()
+        self._metrics.note_abort()
+    self._on_close(len(self.handles))
+
+  def __enter__(self) -> 'Call':
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()

@@ -1,0 +1,129 @@
+"""A server in a thread, of a model whose tokens are letters."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import openai
+import programs
+from decoding_test import markov_table
+
+import swiftspec_jax as ss
+from swiftspec_jax import policies, testing
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.server import run
+from swiftspec_jax.server.service import Service
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+NAME = 'letters'
+MAX_CONTEXT = 600
+NUM_ROWS = 4
+LENGTH = 3  # of drafts
+
+
+def make_model():
+  """Its law is a table over a to h, h ends the text; it can chat."""
+  model = testing.table_model(
+    markov_table(8, seed=5), name=NAME, eos_token_ids=[7]
+  )
+  model.tokenizer.chat_template = (
+    '{% for message in messages %}{{ message.content }}{% endfor %}'
+  )
+  return model
+
+
+MODEL = make_model()
+
+
+class Slow(policies.VerifyAll):
+  """Never speculates, and takes its time."""
+
+  def plan_draft(self, view):
+    time.sleep(0.01)
+    return policies.DraftPlan(lengths=view.limits * 0)
+
+
+def make_service(policy=None, **options):
+  buckets = StepBuckets(
+    rows=(NUM_ROWS,), query_tokens=(24,), lengths=(*range(LENGTH + 1),)
+  )
+  engine = Engine(
+    MODEL,
+    ss.PromptLookup(prompt_lookup_min=1),
+    sizes=ProgramSizes(
+      scheduler=SchedulerConfig(
+        buckets=buckets, num_pages=200, max_context=MAX_CONTEXT
+      ),
+      contexts=(MAX_CONTEXT,),
+    ),
+    policy=policy or FixedLength(LENGTH),
+  )
+  return Service(engine, MODEL, **options)
+
+
+@contextlib.contextmanager
+def serving(service):
+  """Runs a server in a thread; yields its address."""
+  listener = socket.socket()
+  listener.bind(('127.0.0.1', 0))
+  port = listener.getsockname()[1]
+  server = run.Server(service)
+  thread = threading.Thread(target=server.serve_on, args=(listener,))
+  thread.start()
+  try:
+    programs.wait_for(lambda: server.started)
+    yield f'http://127.0.0.1:{port}'
+  finally:
+    server.stop()
+    thread.join(60)
+  assert not thread.is_alive()
+
+
+def client_of(address, **options):
+  return openai.OpenAI(
+    base_url=f'{address}/v1', api_key='none', max_retries=0, **options
+  )
+
+
+def fetch(url, body=None):
+  """Returns status and text of what there is; with a body it is posted."""
+  request = urllib.request.Request(
+    url, body, {'Content-Type': 'application/json'}
+  )
+  try:
+    with urllib.request.urlopen(request) as answer:
+      return answer.status, answer.read().decode()
+  except urllib.error.HTTPError as error:
+    with error:
+      return error.code, error.read().decode()
+
+
+def error_of(answer):
+  return json.loads(answer)['error']
+
+
+def collect(stream):
+  """Texts, ends and logprobs of the choices of a stream, and its usage."""
+  texts, ends, logprobs, usage = {}, {}, {}, None
+  for event in stream:
+    usage = event.usage or usage
+    for choice in event.choices:
+      if event.object == 'text_completion':
+        text, new = choice.text, choice.logprobs and choice.logprobs.tokens
+      else:
+        text = choice.delta.content
+        new = choice.logprobs and [t.token for t in choice.logprobs.content]
+      i = choice.index
+      assert i not in ends, 'news behind the end'
+      texts[i] = texts.get(i, '') + text
+      logprobs[i] = logprobs.get(i, []) + (new or [])
+      if choice.finish_reason:
+        ends[i] = choice.finish_reason
+  return texts, ends, logprobs, usage

@@ -1,0 +1,353 @@
+"""The HTTP server, as OpenAI's own client sees it."""
+
+import re
+
+import hypothesis
+import openai
+import programs
+import pytest
+import schemathesis
+import server_cases
+from schemathesis.specs.openapi import checks
+from server_cases import (
+  MODEL,
+  NAME,
+  client_of,
+  collect,
+  error_of,
+  fetch,
+  make_service,
+  serving,
+)
+
+import swiftspec_jax as ss
+
+
+@pytest.fixture(scope='module')
+def service():
+  return make_service()
+
+
+@pytest.fixture(scope='module')
+def address(service):
+  service.engine.warm_up()
+  with serving(service) as address:
+    yield address
+
+
+@pytest.fixture(scope='module')
+def client(address):
+  with client_of(address) as client:
+    yield client
+
+
+def alone(prompt, count=1, **sampling):
+  """What plain decoding says, for seeds from the given one on."""
+  seed = sampling.pop('seed', 0)
+  options = [ss.SamplingParams(seed=seed + i, **sampling) for i in range(count)]
+  return ss.generate(
+    MODEL, [prompt] * count, sampling=options, use_chat_template=False
+  )
+
+
+@pytest.mark.parametrize('temperature', [0, 1])
+def test_completions_equal_plain_decoding(client, temperature):
+  options = {'temperature': temperature, 'seed': 5}
+  answer = client.completions.create(
+    model=NAME, prompt='aegc', max_tokens=40, n=3, **options
+  )
+  results = alone('aegc', 3, max_new_tokens=40, **options)
+  assert [c.text for c in answer.choices] == [r.text for r in results]
+  assert [c.index for c in answer.choices] == [0, 1, 2]
+  reasons = [c.finish_reason for c in answer.choices]
+  assert reasons == [r.finish_reason for r in results]
+  assert answer.usage.prompt_tokens == 4
+  num_tokens = sum(r.stats.new_tokens for r in results)
+  assert answer.usage.completion_tokens == num_tokens
+  assert answer.usage.total_tokens == 4 + num_tokens
+  assert answer.object == 'text_completion'
+  assert (answer.choices[0].text == answer.choices[1].text) == (not temperature)
+  stream = client.completions.create(
+    model=NAME,
+    prompt='aegc',
+    max_tokens=40,
+    n=3,
+    stream=True,
+    stream_options={'include_usage': True},
+    **options,
+  )
+  texts, ends, _, usage = collect(stream)
+  assert [texts[i] for i in range(3)] == [r.text for r in results]
+  assert [ends[i] for i in range(3)] == reasons
+  assert usage == answer.usage
+
+
+def test_prompts_of_all_kinds(client):
+  prompts = ['abc', 'dd']
+  expected = [alone(prompt, max_new_tokens=16)[0].text for prompt in prompts]
+  for given in (prompts, [[0, 1, 2], [3, 3]]):
+    answer = client.completions.create(
+      model=NAME, prompt=given, temperature=0, n=2
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [text for text in expected for _ in range(2)]
+    assert answer.usage.prompt_tokens == 5
+  answer = client.completions.create(model=NAME, prompt=[3, 3], temperature=0)
+  assert answer.choices[0].text == expected[1]
+
+
+def test_chat(client):
+  messages = [
+    {'role': 'system', 'content': 'abc'},
+    {'role': 'user', 'content': [{'type': 'text', 'text': 'dd'}]},
+  ]
+  options = {'model': NAME, 'messages': messages, 'seed': 3, 'n': 2}
+  options |= {'max_completion_tokens': 30, 'logprobs': True}
+  answer = client.chat.completions.create(**options)
+  results = alone(
+    'abcdd', 2, max_new_tokens=30, seed=3, temperature=1.0, logprobs=True
+  )
+  for choice, result in zip(answer.choices, results, strict=True):
+    assert choice.message.content == result.text
+    assert choice.message.role == 'assistant'
+    assert choice.finish_reason == result.finish_reason
+    tokens = choice.logprobs.content
+    assert [t.token for t in tokens] == list(
+      map(MODEL.tokenizer.decode, [[i] for i in result.token_ids])
+    )
+    assert [t.logprob for t in tokens] == pytest.approx(result.logprobs)
+    assert all(bytes(t.bytes).decode() == t.token for t in tokens)
+  stream = list(client.chat.completions.create(**options, stream=True))
+  assert stream[0].choices[0].delta.role == 'assistant'
+  texts, ends, logprobs, usage = collect(stream)
+  for choice in answer.choices:
+    assert texts[choice.index] == choice.message.content
+    assert ends[choice.index] == choice.finish_reason
+    tokens = [t.token for t in choice.logprobs.content]
+    assert logprobs[choice.index] == tokens
+  assert usage is None
+  # What was said can be sent back as it came.
+  again = [answer.choices[0].message, {'role': 'user', 'content': 'a'}]
+  client.chat.completions.create(model=NAME, messages=again, max_tokens=2)
+
+
+def test_logprobs_of_completions(client):
+  answer = client.completions.create(
+    model=NAME, prompt='ab', logprobs=0, temperature=0, max_tokens=5
+  )
+  (result,) = alone('ab', max_new_tokens=5, logprobs=True)
+  choice = answer.choices[0]
+  assert ''.join(choice.logprobs.tokens) == choice.text == result.text
+  assert choice.logprobs.token_logprobs == pytest.approx(result.logprobs)
+  assert choice.logprobs.text_offset == [0, 1, 2, 3, 4]
+
+
+def test_stop_strings(client):
+  (result,) = alone('a', max_new_tokens=20)
+  stop = result.text[4:6]
+  assert stop
+  cut = result.text.index(stop)
+  for given in (stop, [stop, 'zz']):
+    for is_stream in (False, True):
+      answer = client.completions.create(
+        model=NAME,
+        prompt='a',
+        stop=given,
+        temperature=0,
+        max_tokens=20,
+        stream=is_stream,
+      )
+      if is_stream:
+        texts, ends, _, _ = collect(answer)
+        assert (texts[0], ends[0]) == (result.text[:cut], 'stop')
+      else:
+        choice = answer.choices[0]
+        assert choice.text == result.text[:cut]
+        assert choice.finish_reason == 'stop'
+
+
+def test_seeds(client):
+  def text(**options):
+    answer = client.completions.create(
+      model=NAME, prompt='a', max_tokens=40, extra_body=options
+    )
+    return answer.choices[0].text
+
+  greedy = {'ignore_eos': True}
+  assert text(seed=1, **greedy) == text(seed=1, **greedy)
+  assert len({text(**greedy) for _ in range(3)}) == 3
+  assert len(text(**greedy)) == 40
+
+
+def figures(address):
+  """Values of the metrics by name, summed over labels but position."""
+  values = {}
+  for line in fetch(f'{address}/metrics')[1].splitlines():
+    if line.startswith('#'):
+      continue
+    series, value = line.rsplit(' ', 1)
+    position = re.search('position="(.)"', series)
+    name = series.split('{')[0] + (position[1] if position else '')
+    values[name] = values.get(name, 0) + float(value)
+  return values
+
+
+def test_metrics_and_speculation_of_a_request(client, address):
+  def change(**options):
+    before = figures(address)
+    client.completions.create(
+      model=NAME, prompt='aegc', max_tokens=30, temperature=0, **options
+    )
+    after = figures(address)
+    return {name: after[name] - before[name] for name in before}
+
+  prefix = 'vllm:spec_decode_num_'
+  new = change()
+  drafts = new[f'{prefix}drafts_total']
+  accepted = new[f'{prefix}accepted_tokens_total']
+  per_position = [
+    new[f'{prefix}accepted_tokens_per_pos_total{i}']
+    for i in range(server_cases.LENGTH)
+  ]
+  assert 0 < drafts <= new[f'{prefix}draft_tokens_total'] <= 3 * drafts
+  assert sum(per_position) == accepted > 0
+  assert per_position == sorted(per_position, reverse=True)
+  assert new['vllm:prompt_tokens_total'] == 4
+  tokens = new['vllm:generation_tokens_total']
+  num_updates = new['vllm:inter_token_latency_seconds_count'] + 1
+  assert num_updates == tokens - accepted
+  for name in (
+    'request_success_total',
+    'time_to_first_token_seconds_count',
+    'e2e_request_latency_seconds_count',
+    'request_time_per_output_token_seconds_count',
+  ):
+    assert new[f'vllm:{name}'] == 1
+  for name in ('requests_running', 'requests_waiting'):
+    assert figures(address)[f'vllm:num_{name}'] == 0
+  for length in (0, 1, 2**80):
+    new = change(extra_body={'max_speculative_tokens': length})
+    assert bool(new[f'{prefix}drafts_total']) == bool(length)
+    drafts = new[f'{prefix}drafts_total']
+    assert (new[f'{prefix}draft_tokens_total'] > drafts) == (length > 1)
+    assert new['vllm:generation_tokens_total'] == tokens
+
+
+def test_models_and_health(client, address):
+  (model,) = client.models.list().data
+  assert (model.id, model.object) == (NAME, 'model')
+  assert model.max_model_len == server_cases.MAX_CONTEXT
+  assert client.models.retrieve(NAME) == model
+  assert fetch(f'{address}/health')[0] == 200
+  with pytest.raises(openai.NotFoundError, match='no model') as refusal:
+    client.models.retrieve('other')
+  assert refusal.value.body['type'] == 'not_found_error'
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'temperature': 3}, 'temperature: Input should be less than'),
+    ({'top_p': 0}, 'top_p: Input should be greater than 0'),
+    ({'seed': -1}, 'seed: Input should be greater'),
+    ({'stop': ['']}, 'stop.0: String should have at least 1'),
+    ({'max_tokens': 0}, 'max_tokens: Input should be greater than'),
+    ({'best_of': 2}, 'best_of: not supported by this server'),
+    ({'extra_body': {'guided_json': {}}}, 'guided_json: not supported'),
+    ({'logprobs': 2}, 'logprobs: Input should be 0'),
+    ({'logit_bias': {'9': 1}}, 'logit_bias names token 9; ids are 0 to 7'),
+    ({'prompt': ''}, 'prompt: String should have at least 1'),
+    ({'prompt': [99]}, 'the prompt holds 99'),
+    ({'prompt': [[-1]]}, 'prompt.0.0: Input should be greater'),
+    ({'prompt': []}, 'the prompt is empty'),
+    ({'prompt': 'a' * 600}, 'takes at most 600 tokens'),
+    ({'prompt': ['a', 'a' * 600]}, 'takes at most 600 tokens'),
+    ({'prompt': ['a'] * 133}, 'this is 133 requests'),
+    ({'extra_body': {'stream_options': {}}}, 'stream_options needs stream'),
+    ({'extra_body': {'max_speculative_tokens': -1}}, 'max_speculative_tokens'),
+  ],
+)
+def test_mistakes_are_explained(client, service, options, message):
+  with pytest.raises(openai.BadRequestError) as refusal:
+    client.completions.create(**{'model': NAME, 'prompt': 'a', **options})
+  error = refusal.value.body
+  assert message in error['message']
+  assert error['type'] == 'invalid_request_error'
+  # Parts of a call that were taken have been given up.
+  programs.wait_for(lambda: service.engine.num_requests == 0)
+
+
+def test_other_mistakes_are_explained(client, address):
+  chat = client.chat.completions
+  for options, message in (
+    ({'messages': []}, 'messages: List should have at least 1 item'),
+    ({'messages': [{'role': 'user', 'content': ''}]}, 'no message has content'),
+    ({'tools': [{'type': 'function'}]}, 'tools: not supported'),
+    ({'max_tokens': 1, 'max_completion_tokens': 1}, 'not both'),
+    ({'top_logprobs': 2}, 'top_logprobs: not supported'),
+  ):
+    messages = [{'role': 'user', 'content': 'a'}]
+    with pytest.raises(openai.BadRequestError) as refusal:
+      chat.create(**{'model': NAME, 'messages': messages, **options})
+    assert message in refusal.value.body['message']
+  url = f'{address}/v1/completions'
+  for body in (b'{', b'[]', b'"\xff"', b'{"\\ud800": 1}'):
+    status, answer = fetch(url, body)
+    assert status == 400
+    assert error_of(answer)['message']
+  status, answer = fetch(url)
+  assert (status, error_of(answer)['message']) == (405, 'Method Not Allowed')
+
+
+def test_what_asks_for_nothing_is_no_mistake(client):
+  client.completions.create(
+    model=NAME,
+    prompt='a',
+    best_of=1,
+    echo=False,
+    presence_penalty=0,
+    suffix=None,
+    user='me',
+    stop=None,
+  )
+  client.chat.completions.create(
+    model=NAME,
+    messages=[{'role': 'user', 'content': 'a', 'name': None}],
+    max_tokens=2,
+    tools=[],
+    response_format={'type': 'text'},
+    store=False,
+  )
+
+
+CHECKS = [
+  schemathesis.checks.not_a_server_error,
+  checks.status_code_conformance,
+  checks.content_type_conformance,
+  checks.response_headers_conformance,
+  checks.response_schema_conformance,
+]
+
+
+@pytest.mark.parametrize('mode', list(schemathesis.GenerationMode))
+def test_any_request_gets_an_answer_of_the_schema(address, mode):
+  """Requests that the schema allows, and others."""
+
+  def check(case):
+    body = case.body
+    if mode.is_positive and isinstance(body, dict):
+      body |= {'model': NAME, 'max_tokens': 3}
+      # Few texts have letters of the model.
+      if 'messages' in body:
+        body['messages'].append({'role': 'user', 'content': 'a'})
+      else:
+        body['prompt'] = 'a'
+    case.call_and_validate(checks=CHECKS)
+
+  api = schemathesis.openapi.from_url(f'{address}/openapi.json')
+  limits = hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
+  for found in api.get_all_operations():
+    operation = found.ok()
+    if operation.body or mode.is_positive:
+      cases = operation.as_strategy(generation_mode=mode)
+      limits(hypothesis.given(cases)(check))()
