@@ -24,6 +24,7 @@ from kernels_pallas.quantized_matmul import tiles
 
 _LEAST_SIDE = 16  # of a product in Triton
 _MOST_SIDE = 128
+_MOST_FLOAT32_ROWS = 16  # more take minutes to compile
 _MOST_SPLITS = 16
 _NUM_PROGRAMS = 256  # about two for each multiprocessor
 
@@ -71,6 +72,10 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     scales: likewise.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
+  if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:
+    raise NotImplementedError(
+      f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'
+    )
   num_inputs, num_outputs = values.shape[1:]
   num_groups = scales.shape[1]
   chunk_size = _chunk_size(num_inputs, num_groups)
