@@ -9,9 +9,8 @@ from swiftspec_jax.server.app import make_app
 from swiftspec_jax.server.service import Service
 from swiftspec_jax.serving import background
 
-
-# Clients drop idle connections after about 5 seconds. If the server did so, too,
-# a request could meet a connection that is being closed.
+# Clients drop idle connections after about 5 seconds. If the server did so,
+# too, a request could meet a connection that is being closed.
 _KEEP_ALIVE = 30  # seconds
 
 
