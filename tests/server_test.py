@@ -207,7 +207,7 @@ def test_metrics_and_speculation_of_a_request(client, address):
       model=NAME, prompt='aegc', max_tokens=30, temperature=0, **options
     )
     after = figures(address)
-    return {name: after[name] - before[name] for name in before}
+    return {name: after[name] - before.get(name, 0) for name in after}
 
   prefix = 'vllm:spec_decode_num_'
   new = change()
