@@ -3,8 +3,7 @@
   python -m experiments.demo
 
 Downloads a small model once, answers three prompts plainly and then with
-speculation, and compares: its own small draft model grows a tree of guesses,
-which the text itself adds to. Takes less than two minutes on two CPU cores.
+speculation, and compares. Takes less than two minutes on two CPU cores.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODEL = 'smollm2-135m-instruct'
-_DRAFT = 'smollm2-135m-draft'
-_TREE = ss.TreeConfig(num_nodes=8, num_draft_steps=3)
-_SPECULATIVE = 'speculative'
+_DRAFT = ss.PromptLookup()
+_DRAFT_NAME = 'prompt lookup'
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
@@ -45,16 +43,14 @@ def main() -> None:
   """Runs the demonstration."""
   print(f'Loading {_MODEL} (the first time it is downloaded)...', flush=True)
   model = ss.load(_MODEL)
-  draft = ss.load(_DRAFT, draft_of=model)
-  plain_decoder = ss.Decoder(model)
-  draft_decoder = ss.Decoder(model, draft, tree=_TREE)
+  plain_decoder, draft_decoder = ss.Decoder(model), ss.Decoder(model, _DRAFT)
   plain, speculative = [], []
   for text in _PROMPTS.values():
     print(f'\n=== {text}')
     token_ids = tokenizer_lib.encode_prompt(model.tokenizer, text)
     request = ss.Request(token_ids=tuple(token_ids), sampling=_SAMPLING)
     plain.append(_show('plain decoding', plain_decoder, request))
-    speculative.append(_show(_SPECULATIVE, draft_decoder, request))
+    speculative.append(_show(_DRAFT_NAME, draft_decoder, request))
   print(f'\n{_table(plain, speculative)}\n')
   print(
     'Each round checks the tokens that were guessed in one run of the model. '
@@ -76,7 +72,7 @@ def _table(
   speculative: Sequence[ss.GenerationResult],
 ) -> str:
   lines = [
-    f'{"tokens/s":<10}{"plain":>7}{_SPECULATIVE:>15}{"speedup":>9}'
+    f'{"tokens/s":<10}{"plain":>7}{_DRAFT_NAME:>15}{"speedup":>9}'
     f'{"acceptance length":>19}{"identical":>11}'
   ]
   rows = [

@@ -12,7 +12,6 @@ import swiftspec_jax as ss
 from experiments import config_file, device_flags, provenance, tree_flags
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors
-from swiftspec_jax.checkpoint import builtin
 
 TREE_MODES = ('serial', 'async')
 _DRAFT_MODES = ('chain', *TREE_MODES)
@@ -28,8 +27,7 @@ _TARGET = flags.DEFINE_string(
 _DRAFT = flags.DEFINE_string(
   'draft',
   None,
-  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target. '
-  'Default: the built-in one of --target, if there is one.',
+  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target.',
 )
 _DRAFT_LAYERS = flags.DEFINE_integer(
   'draft_layers',
@@ -137,17 +135,9 @@ def prompt_lookup() -> ss.PromptLookup:
   )
 
 
-def draft_name() -> str | None:
-  """Returns the name of the draft model, None if there is none."""
-  return _DRAFT.value or builtin.draft_of(_TARGET.value)
-
-
 def default_modes() -> tuple[str, ...]:
   """Returns all modes that the flags allow, but async, which needs devices."""
-  if _DRAFT.value:
-    return MODES[:-1]
-  # Built-in drafts read features, which chains do not have.
-  return (*MODES[:2], 'serial') if draft_name() else MODES[:2]
+  return MODES[:-1] if _DRAFT.value else MODES[:2]
 
 
 def check(modes: Sequence[str]) -> None:
@@ -161,8 +151,11 @@ def check(modes: Sequence[str]) -> None:
   device_flags.prepare(modes)
   device_flags.check(modes)
   config_file.check_device()
-  for mode in set(modes) & set(_DRAFT_MODES):
-    _check_draft(mode)
+  drafting = [mode for mode in modes if mode in _DRAFT_MODES]
+  if drafting and not _DRAFT.value:
+    raise errors.UserError(
+      f'mode {drafting[0]} needs a draft model: give --draft'
+    )
   for flag, value, users in (
     ('draft', _DRAFT.value, _DRAFT_MODES),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES),
@@ -173,20 +166,6 @@ def check(modes: Sequence[str]) -> None:
         f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
         f'is {", ".join(modes)}'
       )
-
-
-def _check_draft(mode: str) -> None:
-  """Raises UserError if there is no draft for a mode that needs one."""
-  if not draft_name():
-    raise errors.UserError(
-      f'mode {mode} needs a draft model, and there is none built in for '
-      f'--target={_TARGET.value}: give --draft'
-    )
-  if mode == 'chain' and not _DRAFT.value:
-    raise errors.UserError(
-      f'mode chain needs another draft model than {draft_name()}, which reads '
-      'features of the target: give --draft, or take mode serial'
-    )
 
 
 def load_target(weight_dtype: str | None = None) -> ss.Model:
@@ -201,7 +180,7 @@ def load_target(weight_dtype: str | None = None) -> ss.Model:
 
 
 def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
-  """Loads the draft model where `modes` need it.
+  """Loads the model of --draft where `modes` need it.
 
   Returns:
     The draft of each mode that has one. Modes that have it on the target's
@@ -217,9 +196,9 @@ def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
 
 
 def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
-  """Loads the draft model, on devices of its own if `is_async`."""
+  """Loads the model of --draft, on devices of its own if `is_async`."""
   return ss.load(
-    draft_name(),
+    _DRAFT.value,
     dtype=_DTYPE.value,
     devices=device_flags.draft_devices()
     if is_async
@@ -275,6 +254,7 @@ def to_json() -> dict[str, Any]:
   """Returns the values of the shared flags, by name."""
   holders = (
     _TARGET,
+    _DRAFT,
     _DRAFT_LAYERS,
     _NUM_SPECULATIVE_TOKENS,
     _PROMPT_LOOKUP_MIN,
@@ -290,7 +270,6 @@ def to_json() -> dict[str, Any]:
   )
   return {
     **{holder.name: holder.value for holder in holders},
-    _DRAFT.name: draft_name(),
     **device_flags.to_json(),
     **tree_flags.to_json(),
   }

