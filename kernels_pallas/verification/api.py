@@ -48,16 +48,18 @@ def verify_tree(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
 
+  num_devices = 1 if sharding is None else len(sharding.device_set)
+
   def check(backend):
-    if sharding is not None and len(sharding.device_set) > 1:
+    if num_devices > 1:
       raise NotImplementedError(
-        f'the vocabulary is shared by {len(sharding.device_set)} devices'
+        f'the vocabulary is shared by {num_devices} devices'
       )
     backend.check(scores.shape, scores.dtype)
 
   chosen = dispatch.choose(
     'verify_tree',
-    f'scores {scores.dtype}{list(scores.shape)}',
+    f'scores {scores.dtype}{list(scores.shape)} on {num_devices} devices',
     implementation,
     dispatch.platform_of(sharding),
     {
