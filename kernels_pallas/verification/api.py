@@ -47,7 +47,6 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-
   num_devices = 1 if sharding is None else len(sharding.device_set)
 
   def check(backend):
