@@ -16,6 +16,7 @@ from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
 from kernels_pallas.kv_commit import reference as commit_reference
+from kernels_pallas.quantized_matmul import reference as quantized_reference
 from kernels_pallas.swiglu import reference as swiglu_reference
 from kernels_pallas.tree_attention import reference as attention_reference
 from kernels_pallas.verification import reference as verification_reference
@@ -98,6 +99,9 @@ def _random(key, abstract):
     return jax.random.normal(key, abstract.shape, abstract.dtype)
   if abstract.dtype == jnp.bool_:
     return jax.random.bernoulli(key, shape=abstract.shape)
+  if abstract.dtype in (jnp.int8, jnp.int4):  # weights
+    values = jax.random.randint(key, abstract.shape, -7, 8)
+    return values.astype(abstract.dtype)
   return jax.random.randint(key, abstract.shape, 0, 1_000)
 
 
@@ -141,12 +145,14 @@ _MEANING = {
   'verify_tree': _verification_arrays,
   'swiglu': lambda spec, arrays: arrays,
   'kv_commit': _commit_arrays,
+  'quantized_matmul': lambda spec, arrays: arrays,
 }
 _REFERENCES = {
   'tree_attention': attention_reference.tree_attention,
   'verify_tree': verification_reference.verify_tree,
   'swiglu': swiglu_reference.swiglu,
   'kv_commit': commit_reference.kv_commit,
+  'quantized_matmul': quantized_reference.quantized_matmul,
 }
 
 
@@ -184,6 +190,23 @@ def _count_swiglu(kernel, spec):
   )
 
 
+def _count_quantized(kernel, spec):
+  weights = spec.num_parts * spec.num_inputs * spec.num_outputs
+  x, _, scales = spec.arrays()
+  sizes = {'int8': 1.0, 'int4': 0.5}
+  num_outputs = spec.num_tokens * spec.num_parts * spec.num_outputs
+  return Case(
+    kernel=kernel,
+    spec=spec,
+    num_bytes=int(
+      weights * sizes[spec.weight_dtype]
+      + scales.size * _size(scales.dtype)
+      + (x.size + num_outputs) * _size(x.dtype)
+    ),
+    num_flops=2 * weights * spec.num_tokens,
+  )
+
+
 def _count_commit(kernel, spec):
   heads = spec.num_caches * spec.batch_size * spec.num_kv_heads
   # Row 0 stays; read and written, two bytes for each number.
@@ -202,6 +225,7 @@ _COUNTS = {
   'verify_tree': _count_verification,
   'swiglu': _count_swiglu,
   'kv_commit': _count_commit,
+  'quantized_matmul': _count_quantized,
 }
 
 

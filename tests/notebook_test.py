@@ -38,7 +38,9 @@ def run(monkeypatch):
   return execute
 
 
-@pytest.mark.parametrize('path', FOLDER.glob('*.ipynb'), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+  'path', sorted(FOLDER.glob('*.ipynb')), ids=lambda path: path.stem
+)
 def test_notebooks_are_committed_without_outputs(path):
   for cell in read(path.stem).cells:
     if cell.cell_type == 'code':

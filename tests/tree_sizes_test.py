@@ -10,7 +10,9 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.pipelines import tree_sizes
 from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
 
-ADAPTIVE = TreeConfig(num_nodes=16, num_draft_steps=8, is_adaptive=True)
+ADAPTIVE = TreeConfig(
+  num_nodes=16, num_draft_steps=8, is_adaptive=True, prompt_lookup=False
+)
 # Four nodes take as long as plain decoding, so small trees pay early.
 CHEAP = tree_sizes.StepTimes(
   target_seconds={1: 1.0, 4: 1.0, 8: 1.2, 16: 1.5},

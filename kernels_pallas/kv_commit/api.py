@@ -42,6 +42,8 @@ def kv_commit(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
+  if not caches:  # a model without layers
+    return caches
   shape = caches[0].shape
   if sharding is not None:
     shape = sharding.shard_shape(shape)
