@@ -110,6 +110,21 @@ def test_noise_makes_no_cost_fall():
   assert costs.predict(4, 16, 1000, 0).total == pytest.approx(truth, rel=0.05)
 
 
+def test_times_may_jump_between_sizes():
+  """As those of products with one row and with two."""
+  first, *others = KEY.buckets.rows
+  jumping = [
+    dataclasses.replace(m, seconds=0.01 if m.num_rows == first else 0.02)
+    if m.part == 'plain'
+    else m
+    for m in measurements()
+  ]
+  costs = measured.fit(KEY, jumping)
+  assert costs.predict(first, first, 100, 0).total == pytest.approx(0.01)
+  for rows in others:
+    assert costs.predict(rows, rows, 100, 0).total == pytest.approx(0.02)
+
+
 def test_measurements_that_make_no_sense_are_refused():
   """Item 10."""
   generator = np.random.default_rng(0)

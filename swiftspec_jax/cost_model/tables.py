@@ -93,13 +93,6 @@ def fit(
       f'{matrix.shape[1]} are needed'
     )
   coefficients, _ = optimize.nnls(matrix, seconds)
-  r_squared = _r_squared(seconds, matrix @ coefficients)
-  if r_squared < _LEAST_R_SQUARED:
-    raise errors.UserError(
-      f'the times of {name} do not grow with the sizes (R^2 = '
-      f'{r_squared:.2f}, at least {_LEAST_R_SQUARED} is needed); measure '
-      'again on an idle machine'
-    )
   arrays = [np.array(axis) for axis in axes]
   grid = np.stack(np.meshgrid(*arrays, indexing='ij'), axis=-1)
   fitted = _matrix(features, grid.reshape(-1, 3)) @ coefficients
@@ -107,6 +100,15 @@ def fit(
   measured = np.full(fitted.shape, np.nan)
   places = tuple(map(np.searchsorted, arrays, points.T))
   measured[places] = seconds
+  table = _monotone(_completed(measured, fitted))
+  # Times need not follow the fit, such as those of one row and of two.
+  r_squared = _r_squared(seconds, table[places])
+  if r_squared < _LEAST_R_SQUARED:
+    raise errors.UserError(
+      f'the times of {name} do not grow with the sizes (R^2 = '
+      f'{r_squared:.2f}, at least {_LEAST_R_SQUARED} is needed); measure '
+      'again on an idle machine'
+    )
   ends = grid[:, :, -1].reshape(-1, 3)
   behind = ends + np.array([0, 0, 1])
   slopes = _matrix(features, behind) - _matrix(features, ends)
@@ -114,7 +116,7 @@ def fit(
     first=arrays[0],
     second=arrays[1],
     kv_tokens=arrays[2],
-    seconds=_monotone(_completed(measured, fitted)),
+    seconds=table,
     kv_slopes=(slopes @ coefficients).reshape(fitted.shape[:2]),
   )
 
@@ -124,8 +126,8 @@ def _matrix(features: Features, points: np.ndarray) -> np.ndarray:
   return np.stack(np.broadcast_arrays(*columns), axis=1)
 
 
-def _r_squared(seconds: np.ndarray, fitted: np.ndarray) -> float:
-  error = ((seconds - fitted) ** 2).sum()
+def _r_squared(seconds: np.ndarray, table: np.ndarray) -> float:
+  error = ((seconds - table) ** 2).sum()
   spread = ((seconds - seconds.mean()) ** 2).sum()
   is_close = error <= _SMALL_ERROR**2 * (seconds**2).sum()
   return 1.0 if is_close else 1 - error / spread
