@@ -3,6 +3,10 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+_Spec = TypeVar('_Spec')
 
 TENSOR_PARALLEL = (1, 4, 8)
 NUM_TOKENS = (1, 8, 16)  # query tokens of a step
@@ -50,9 +54,23 @@ class ModelShape:
     """Returns the ffw columns of one of so many devices, padding included."""
     return math.ceil(self.ffw_dim / num_shards)
 
-  def vocab_of(self, num_shards: int) -> int:
-    """Returns the tokens of one of so many devices, padding included."""
-    return math.ceil(self.vocab_size / num_shards)
+
+def once_each(specs: Iterable[tuple[str, _Spec]]) -> list[_Spec]:
+  """Returns each shape once, with the names of its users before its own.
+
+  Args:
+    specs: users and their shapes, which are frozen dataclasses with a `name`;
+      the same ones may come several times.
+  """
+  users: dict[_Spec, list[str]] = {}
+  for user, spec in specs:
+    users.setdefault(spec, []).append(user)
+  return [
+    dataclasses.replace(
+      spec, name=f'{"+".join(dict.fromkeys(own))} {spec.name}'
+    )
+    for spec, own in users.items()
+  ]
 
 
 def _model(name, layer_sizes, head_sizes, vocab_size, window=None, **changes):

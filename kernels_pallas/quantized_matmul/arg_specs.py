@@ -63,13 +63,7 @@ class ArgSpec:
 
 def arg_specs() -> list[ArgSpec]:
   """Returns all shapes, each once, with the models that have it."""
-  names: dict[ArgSpec, list[str]] = {}
-  for user, spec in _all():
-    names.setdefault(spec, []).append(user)
-  return [
-    dataclasses.replace(spec, name=f'{"+".join(users)} {spec.name}')
-    for spec, users in names.items()
-  ]
+  return model_shapes.once_each(_all())
 
 
 def _all() -> Iterator[tuple[str, ArgSpec]]:

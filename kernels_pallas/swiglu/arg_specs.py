@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -46,7 +47,11 @@ class ArgSpec:
 
 def arg_specs() -> list[ArgSpec]:
   """Returns all shapes, each once, with the models that have it."""
-  names: dict[ArgSpec, list[str]] = {}
+  return model_shapes.once_each(_all())
+
+
+def _all() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields models and their shapes, the same ones several times."""
   for model, shards, num_tokens, dtype in itertools.product(
     model_shapes.MODELS,
     model_shapes.TENSOR_PARALLEL,
@@ -63,8 +68,4 @@ def arg_specs() -> list[ArgSpec]:
       activation=model.activation,
       dtype=dtype,
     )
-    names.setdefault(spec, []).append(f'{model.name}/tp{shards}')
-  return [
-    dataclasses.replace(spec, name=f'{"+".join(users)} {spec.name}')
-    for spec, users in names.items()
-  ]
+    yield f'{model.name}/tp{shards}', spec
