@@ -154,6 +154,15 @@ def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
   write(path, f'{json.dumps(values, indent=2)}\n'.encode())
 
 
+def write_pictures(
+  directory: pathlib.Path, pictures: Mapping[str, bytes | None]
+) -> None:
+  """Makes or replaces NAME.png for each picture that there is."""
+  for name, picture in pictures.items():
+    if picture is not None:
+      write(directory / f'{name}.png', picture)
+
+
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
   try:
     old = json.loads(path.read_text())

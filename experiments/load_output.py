@@ -72,13 +72,11 @@ def report(
     {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
   )
   averages = load_report.average(rows)
-  for name, draw in (
-    ('latency', load_plot.draw_latency),
-    ('lengths', load_plot.draw_lengths),
-  ):
-    picture = draw(averages, title)
-    if picture is not None:
-      benchmark_output.write(directory / f'{name}.png', picture)
+  pictures = {
+    'latency': load_plot.draw_latency(averages, title),
+    'lengths': load_plot.draw_lengths(averages, title),
+  }
+  benchmark_output.write_pictures(directory, pictures)
   print(title)
   print(load_report.table(averages))
   print('times in ms')

@@ -225,14 +225,12 @@ def _report(
     directory / 'provenance.json', {**facts, 'flags': flags_lib.to_json()}
   )
   title = _title(study, rows, facts)
-  for name, draw in (
-    ('speed', ablation_plot.draw_speed),
-    ('sweeps', ablation_plot.draw_sweeps),
-    ('acceptance', ablation_plot.draw_acceptance),
-  ):
-    picture = draw(rows, title)
-    if picture is not None:
-      benchmark_output.write(directory / f'{name}.png', picture)
+  pictures = {
+    'speed': ablation_plot.draw_speed(rows, title),
+    'sweeps': ablation_plot.draw_sweeps(rows, title),
+    'acceptance': ablation_plot.draw_acceptance(rows, title),
+  }
+  benchmark_output.write_pictures(directory, pictures)
   print(title)
   print(ablation_report.table(rows))
   print('times in ms: round; target and draft forward; host work in a round')

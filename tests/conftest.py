@@ -36,3 +36,10 @@ def model(tmp_path_factory):
   directory = tmp_path_factory.mktemp('models') / 'tiny'
   testing.write_tiny_checkpoint(directory)
   return directory
+
+
+@pytest.fixture
+def no_races(capfd):
+  """The TPU's interpreter prints what it finds."""
+  yield
+  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())

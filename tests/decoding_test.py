@@ -95,10 +95,34 @@ def markov_table(size, seed, sharpness=1.0):
   return probs / probs.sum(1, keepdims=True)
 
 
+DRAWS = [
+  ss.Request(
+    token_ids=(1, 0, 2, 1, 0),
+    sampling=ss.SamplingParams(temperature=1.0, seed=seed, max_new_tokens=3),
+  )
+  for seed in range(2000)
+]
+
+
+def assert_follows_law(results, table):
+  """Chi-square over all sequences that a table of 3 tokens draws as DRAWS."""
+  size, length = 3, 3
+  counts = np.zeros((size,) * length)
+  for result in results:
+    counts[result.token_ids] += 1
+  expected = np.zeros_like(counts)
+  for tokens in itertools.product(range(size), repeat=length):
+    steps = zip((0, *tokens), tokens, strict=False)
+    expected[tokens] = len(DRAWS) * np.prod([table[a, b] for a, b in steps])
+  statistic = ((counts - expected) ** 2 / expected).sum()
+  # 26 degrees of freedom; chance exceeds 69 once in 10^5.
+  assert statistic < 69
+
+
 @pytest.mark.parametrize('draft', ['none', 'prompt_lookup', 'model'])
 def test_sampled_sequences_follow_the_target_law(draft):
   """Chi-square over all sequences of three tokens, through the whole loop."""
-  size, num_requests, length = 3, 2000, 3
+  size = 3
   table = markov_table(size, seed=0)
   target = testing.table_model(table)
   drafts = {
@@ -109,25 +133,7 @@ def test_sampled_sequences_follow_the_target_law(draft):
     'model': testing.table_model(markov_table(size, seed=5)),
   }
   decoder = ss.Decoder(target, drafts[draft], batch_size=64)
-  requests = [
-    ss.Request(
-      token_ids=(1, 0, 2, 1, 0),
-      sampling=ss.SamplingParams(
-        temperature=1.0, seed=seed, max_new_tokens=length
-      ),
-    )
-    for seed in range(num_requests)
-  ]
-  counts = np.zeros((size,) * length)
-  for result in run(decoder, requests):
-    counts[result.token_ids] += 1
-  expected = np.zeros_like(counts)
-  for tokens in itertools.product(range(size), repeat=length):
-    steps = zip((0, *tokens), tokens, strict=False)
-    expected[tokens] = num_requests * np.prod([table[a, b] for a, b in steps])
-  statistic = ((counts - expected) ** 2 / expected).sum()
-  # 26 degrees of freedom; chance exceeds 69 once in 10^5.
-  assert statistic < 69
+  assert_follows_law(run(decoder, DRAWS), table)
 
 
 def text_model(text, **options):

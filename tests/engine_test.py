@@ -2,13 +2,18 @@
 
 import asyncio
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
 import pytest
 from decoding_cases import requests_of, run
-from decoding_test import letters, markov_table, text_model
+from decoding_test import (
+  DRAWS,
+  assert_follows_law,
+  letters,
+  markov_table,
+  text_model,
+)
 from engine_cases import (
   DRAFTS,
   MAX_CONTEXT,
@@ -237,7 +242,7 @@ def test_stops_cut_the_output_exactly(draft):
 @pytest.mark.parametrize('draft', ['none', 'lookup', 'model'])
 def test_sampled_sequences_follow_the_target_law(draft):
   """Item 27: chi-square over sequences of three tokens, with padded rows."""
-  size, num_requests, length = 3, 2000, 3
+  size = 3
   table = markov_table(size, seed=0)
   drafts = {
     'none': None,
@@ -257,27 +262,8 @@ def test_sampled_sequences_follow_the_target_law(draft):
     sizes=sizes,
     policy=RandomLengths(0),
   )
-  handles = [
-    engine.submit(
-      ss.Request(
-        token_ids=(1, 0, 2, 1, 0),
-        sampling=ss.SamplingParams(
-          temperature=1.0, seed=seed, max_new_tokens=length
-        ),
-      )
-    )
-    for seed in range(num_requests)
-  ]
-  counts = np.zeros((size,) * length)
-  for handle in handles:
-    counts[handle.result().token_ids] += 1
-  expected = np.zeros_like(counts)
-  for tokens in itertools.product(range(size), repeat=length):
-    steps = zip((0, *tokens), tokens, strict=False)
-    expected[tokens] = num_requests * np.prod([table[a, b] for a, b in steps])
-  statistic = ((counts - expected) ** 2 / expected).sum()
-  # 26 degrees of freedom; chance exceeds 69 once in 10^5.
-  assert statistic < 69
+  handles = [engine.submit(request) for request in DRAWS]
+  assert_follows_law([handle.result() for handle in handles], table)
 
 
 def test_bad_requests_are_refused():

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu, reference
 
-
-def interpret_tpu():
-  """Copies are simulated; races and reads of unwritten memory show."""
-  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
+pytestmark = pytest.mark.usefixtures('no_races')
 
 
 IMPLEMENTATIONS = {
@@ -107,13 +105,6 @@ def check_equal(got, arrays):
   np.testing.assert_array_equal(
     np.asarray(got, np.float32), np.asarray(want, np.float32)
   )
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 @pytest.mark.parametrize('case', CASES)

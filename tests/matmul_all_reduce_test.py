@@ -13,17 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas.matmul_all_reduce import api, pallas_tpu, reference
 
+pytestmark = pytest.mark.usefixtures('no_races')
+
 TOLERANCES = {'float32': 1e-5, 'bfloat16': 2e-2}
-
-
-def interpret_tpu():
-  """Copies between devices are simulated; races and unwritten memory show."""
-  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
 
 
 def sharding_on(num_devices):
@@ -48,13 +46,6 @@ def oracle(x, weight):
     np.asarray(a, np.float32).astype(np.float64) for a in (x, weight)
   )
   return x @ weight
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'pallas_tpu'])

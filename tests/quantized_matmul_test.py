@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
+from interpreters import interpret_tpu
 
 from kernels_pallas import dispatch
 from kernels_pallas.quantized_matmul import (
@@ -23,14 +23,14 @@ from kernels_pallas.quantized_matmul import (
 )
 from swiftspec_jax import sharding
 
+pytestmark = pytest.mark.usefixtures('no_races')
+
 IMPLEMENTATIONS = {
   'reference': reference.quantized_matmul,
   'pallas_tpu': functools.partial(
     pallas_tpu.quantized_matmul,
     config=pallas_tpu.Config(block_outputs=128),
-    interpret=pltpu.InterpretParams(
-      detect_races=True, uninitialized_memory='nan'
-    ),
+    interpret=interpret_tpu(),
   ),
   'pallas_gpu': functools.partial(
     pallas_gpu.quantized_matmul,
@@ -49,13 +49,6 @@ TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}
 @functools.cache
 def compiled(name):
   return jax.jit(IMPLEMENTATIONS[name])
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 def arguments(seed, num_rows, dtype, weight_dtype):

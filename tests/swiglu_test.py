@@ -15,17 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas.swiglu import api, pallas_gpu, pallas_tpu, reference
 
+pytestmark = pytest.mark.usefixtures('no_races')
+
 TOLERANCES = {'float32': 3e-6, 'bfloat16': 2e-2}
-
-
-def interpret_tpu():
-  """Copies are simulated; races and reads of unwritten memory show."""
-  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
 
 
 IMPLEMENTATIONS = {
@@ -104,13 +102,6 @@ def check(name, case, arrays):
     rtol=tolerance,
   )
   return got
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 @pytest.mark.parametrize('case', CASES)

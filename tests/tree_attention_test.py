@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -27,12 +28,9 @@ from kernels_pallas.tree_attention import (
   reference,
 )
 
+pytestmark = pytest.mark.usefixtures('no_races')
+
 TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
-
-
-def interpret_tpu():
-  """Copies are simulated; races and reads of unwritten memory show."""
-  return pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
 
 
 IMPLEMENTATIONS = {
@@ -182,13 +180,6 @@ def check(name, case, arrays):
   tolerance = TOLERANCES[case.dtype]
   np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
   return got
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 @pytest.mark.parametrize('case', CASES)

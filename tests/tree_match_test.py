@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
+from interpreters import interpret_tpu
 
 from kernels_pallas import dispatch
 from kernels_pallas.verification import (
@@ -24,6 +24,8 @@ from kernels_pallas.verification import (
 )
 from swiftspec_jax import tree as tree_lib
 
+pytestmark = pytest.mark.usefixtures('no_races')
+
 NUM_NODES = 7
 VOCAB = 300  # neither of whole tiles of 128 nor of 32 tokens
 IMPLEMENTATIONS = {
@@ -31,9 +33,7 @@ IMPLEMENTATIONS = {
   'pallas_tpu': functools.partial(
     pallas_tpu.verify_tree,
     config=pallas_tpu.Config(block_vocab=128),
-    interpret=pltpu.InterpretParams(
-      detect_races=True, uninitialized_memory='nan'
-    ),
+    interpret=interpret_tpu(),
   ),
   'pallas_gpu': functools.partial(
     pallas_gpu.verify_tree,
@@ -46,13 +46,6 @@ IMPLEMENTATIONS = {
 @functools.cache
 def compiled(name):
   return jax.jit(IMPLEMENTATIONS[name])
-
-
-@pytest.fixture(autouse=True)
-def no_races(capfd):
-  """The interpreter prints what it finds."""
-  yield
-  assert 'RACE DETECTED' not in ''.join(capfd.readouterr())
 
 
 def tree_of(draws, size):

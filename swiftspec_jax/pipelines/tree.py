@@ -226,16 +226,24 @@ class TreePipeline:
   def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
     """Enqueues the draft's part and both transfers; returns the proposal."""
     sizes = self._next
-    dispatched = time.perf_counter()
-    verified = sharding_lib.replicate(
-      self._no_news if verified is None else verified, self._draft.mesh
-    )
-    self._note(timeline_lib.TRANSFER, 'verdict', dispatched, verified, 'verify')
+    verified = self._no_news if verified is None else verified
+    verified = self._send('verdict', verified, self._draft, 'verify')
     dispatched = time.perf_counter()
     steps = (0, self._tree_config.num_restart_steps)
     if not self.is_async:
       # The restart is one, too.
       steps = (sizes.num_steps, max(sizes.num_steps - 1, 0))
+    proposal = self._follow_verdict(verified, steps, sizes.num_nodes)
+    self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
+    return self._send('proposal', proposal, self._target, 'advance')
+
+  def _follow_verdict(
+    self,
+    verified: types.PackedVerified,
+    steps: tuple[int, int],
+    num_nodes: int,
+  ) -> jax.Array:
+    """Enqueues `tree_draft.advance`; returns the proposal."""
     self._draft_rows.state, proposal = tree_draft.advance(
       self._draft.params,
       self._draft_rows.state,
@@ -243,15 +251,16 @@ class TreePipeline:
       *(self._count(n) for n in steps),
       config=self._draft.config,
       tree_config=self._compiled_config,
-      num_nodes=sizes.num_nodes,
-    )
-    self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
-    dispatched = time.perf_counter()
-    proposal = sharding_lib.replicate(proposal, self._target.mesh)
-    self._note(
-      timeline_lib.TRANSFER, 'proposal', dispatched, proposal, 'advance'
+      num_nodes=num_nodes,
     )
     return proposal
+
+  def _send(self, name: str, values: Any, model: Model, after: str) -> Any:
+    """Enqueues a transfer to the devices of a model."""
+    dispatched = time.perf_counter()
+    values = sharding_lib.replicate(values, model.mesh)
+    self._note(timeline_lib.TRANSFER, name, dispatched, values, after)
+    return values
 
   def _note_missed(self, verified: types.PackedVerified | None) -> None:
     """Enqueues that a verdict is kept for the draft, with its features."""
@@ -267,20 +276,9 @@ class TreePipeline:
 
   def _read_missed(self) -> jax.Array:
     """Enqueues that the draft follows the verdicts that it missed."""
+    verified = self._send('missed', self._missed, self._draft, 'verify')
     dispatched = time.perf_counter()
-    verified = sharding_lib.replicate(self._missed, self._draft.mesh)
-    self._note(timeline_lib.TRANSFER, 'missed', dispatched, verified, 'verify')
-    dispatched = time.perf_counter()
-    self._draft_rows.state, proposal = tree_draft.advance(
-      self._draft.params,
-      self._draft_rows.state,
-      verified,
-      self._count(0),
-      self._count(0),
-      config=self._draft.config,
-      tree_config=self._compiled_config,
-      num_nodes=1,
-    )
+    proposal = self._follow_verdict(verified, steps=(0, 0), num_nodes=1)
     self._note(timeline_lib.DRAFT, 'catch_up', dispatched, proposal, 'missed')
     self._forget_missed(range(self._batch_size))
     return proposal
@@ -289,14 +287,12 @@ class TreePipeline:
     """Enqueues that the draft takes in the end of each text."""
     if self._missed is not None:
       return self._read_missed()
-    dispatched = time.perf_counter()
     recent = catch_up.recent_tokens(
       self._target_rows.state.token_ids,
       self._target_rows.state.lengths,
       size=self._num_catch_up,
     )
-    recent = sharding_lib.replicate(recent, self._draft.mesh)
-    self._note(timeline_lib.TRANSFER, 'text', dispatched, recent, 'verify')
+    recent = self._send('text', recent, self._draft, 'verify')
     dispatched = time.perf_counter()
     self._draft_rows.state, outcome = catch_up.catch_up(
       self._draft.params,

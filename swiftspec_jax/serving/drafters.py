@@ -30,6 +30,14 @@ class SlotTexts:
   num_tenants: np.ndarray
   page_table: np.ndarray
 
+  def known_from(
+    self, view: policies.StepView, row: int, start: int
+  ) -> list[int]:
+    """Returns the tokens of a row of a view, from place `start` on."""
+    # The last known token is not in the cache yet.
+    end = view.kv_lengths[row] + 1
+    return self.token_ids[view.slots[row], start:end].tolist()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SlotDrafts:

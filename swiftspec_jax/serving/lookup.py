@@ -79,9 +79,7 @@ class LookupDrafter(HostDrafter):
     for row in np.flatnonzero(lengths).tolist():
       slot = view.slots[row]
       index = self._index(int(view.request_ids[row]))
-      # The last known token is not in the cache yet.
-      known = texts.token_ids[slot, index.num_tokens : view.kv_lengths[row] + 1]
-      index.extend(known.tolist())
+      index.extend(texts.known_from(view, row, index.num_tokens))
       found = index.continuation(int(lengths[row]))
       token_ids[slot, : len(found)] = found
       drafted[row] = len(found)

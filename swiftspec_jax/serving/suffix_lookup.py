@@ -8,7 +8,7 @@ on the host, where an engine knows all tokens.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -56,24 +56,28 @@ class Followers:
 
   def add(self, token_ids: Sequence[int], start: int = 0) -> None:
     """Counts the tokens of a text from place `start` on."""
-    for end in range(start, len(token_ids)):
-      token_id = token_ids[end]
-      for size in self._sizes[: max(end - self._sizes[0] + 1, 0)]:
-        key = tuple(token_ids[end - size : end])
-        counts = self._counts.setdefault(key, {})
-        counts[token_id] = counts.get(token_id, 0) + 1
+    for key, token_id in self._ngrams(token_ids, start):
+      counts = self._counts.setdefault(key, {})
+      counts[token_id] = counts.get(token_id, 0) + 1
 
   def remove(self, token_ids: Sequence[int]) -> None:
     """Takes a text that was added out again."""
-    for end in range(len(token_ids)):
-      for size in self._sizes[: max(end - self._sizes[0] + 1, 0)]:
-        key = tuple(token_ids[end - size : end])
-        counts = self._counts[key]
-        counts[token_ids[end]] -= 1
-        if not counts[token_ids[end]]:
-          del counts[token_ids[end]]
-        if not counts:
-          del self._counts[key]
+    for key, token_id in self._ngrams(token_ids, 0):
+      counts = self._counts[key]
+      counts[token_id] -= 1
+      if not counts[token_id]:
+        del counts[token_id]
+      if not counts:
+        del self._counts[key]
+
+  def _ngrams(
+    self, token_ids: Sequence[int], start: int
+  ) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yields n-grams with the token behind them, from place `start` on."""
+    for end in range(start, len(token_ids)):
+      for size in self._sizes:
+        if size <= end:
+          yield tuple(token_ids[end - size : end]), token_ids[end]
 
   def after(self, key: tuple[int, ...]) -> dict[int, int]:
     """Returns how often each token followed."""
@@ -120,9 +124,7 @@ class SuffixDrafter(HostDrafter):
       slot = view.slots[row]
       text = self._text(int(view.request_ids[row]))
       start = len(text.token_ids)
-      # The last known token is not in the cache yet.
-      known = texts.token_ids[slot, start : view.kv_lengths[row] + 1]
-      text.token_ids.extend(known.tolist())
+      text.token_ids.extend(texts.known_from(view, row, start))
       text.followers.add(text.token_ids, start)
       found = self._continuation(text, int(lengths[row]))
       drafted[row] = len(found)
