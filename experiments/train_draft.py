@@ -38,7 +38,9 @@ _NUM_SHARDS = flags.DEFINE_integer(
   'num_shards', None, 'Use the first so many shards only.', lower_bound=1
 )
 _START_FROM = flags.DEFINE_string(
-  'start_from', None, 'Draft whose parameters are the first ones.'
+  'start_from',
+  None,
+  'Draft whose parameters are the first ones; its outputs may be others.',
 )
 flags.DEFINE_list(
   'init_layers', [], "Layers of the target that the draft's begin as."

@@ -297,6 +297,42 @@ def test_a_restored_run_repeats_the_losses(data, tmp_path, architecture):
   assert losses_seen + list(second.run()) == expected
 
 
+@pytest.mark.parametrize('size', [60, 150, None])
+def test_a_draft_goes_on_with_other_outputs(data, tmp_path, size):
+  first = make_trainer(data, tmp_path / 'first')
+  list(first.run())
+  first.save('float32')
+  model = target()
+  draft = ss.load(tmp_path / 'first', draft_of=model)
+  config = dataclasses.replace(
+    TRAINING, student=dataclasses.replace(STANDS_ALONE, output_vocab_size=size)
+  )
+  second = make_trainer(data, tmp_path / 'second', config, start_from=draft)
+  second.save('float32')
+  other = ss.load(tmp_path / 'second', draft_of=model)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    draft.params['layers'],
+    other.params['layers'],
+  )
+  its = dict(
+    zip(
+      draft.params['output_token_ids'].tolist(),
+      np.asarray(draft.params['unembedding']),
+      strict=True,
+    )
+  )
+  outputs = other.params.get('output_token_ids', np.arange(CONFIG.vocab_size))
+  for token_id, row in zip(
+    outputs.tolist(), np.asarray(other.params['unembedding']), strict=True
+  ):
+    expected = its.get(
+      token_id, np.asarray(model.params['embedding'])[token_id]
+    )
+    np.testing.assert_array_equal(row, expected)
+  assert set(its) & set(outputs.tolist())
+
+
 def test_a_run_with_other_options_is_refused(data, tmp_path):
   make_trainer(data, tmp_path / 'run')
   other = dataclasses.replace(TRAINING, learning_rate=1.0)

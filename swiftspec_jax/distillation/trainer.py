@@ -97,7 +97,8 @@ class Trainer:
       output_dir: of the run.
       devices: share the rows of each batch.
       num_shards: of a new run; None means all.
-      start_from: a draft whose parameters and outputs are the first ones.
+      start_from: a draft whose parameters are the first ones. Outputs that it
+        does not have begin as in a new draft.
 
     Raises:
       UserError: bad data, a checkpoint of another configuration, or sizes
@@ -178,24 +179,30 @@ class Trainer:
       raise errors.UserError(f'cannot write {path}: {error}') from error
 
   def _first_params(self, groups, start_from) -> params_lib.Params:
-    if start_from is not None:
-      if start_from.config != self.model_config:
-        raise errors.UserError(
-          f'{start_from.name} has another architecture than this run; give '
-          'the same options of the draft'
-        )
-      return jax.tree.map(np.asarray, start_from.params)
     outputs, size = None, self.model_config.output_vocab_size
     if size is not None:
       outputs = student.choose_outputs(
         groups, self.model_config.vocab_size, size
       )
-    return student.initial_params(
+    arrays = student.initial_params(
       self.model_config,
       self.target,
       self.config.student,
       outputs,
       self.config.seed,
+    )
+    if start_from is None:
+      return arrays
+    its_config = dataclasses.replace(
+      start_from.config, output_vocab_size=self.model_config.output_vocab_size
+    )
+    if its_config != self.model_config:
+      raise errors.UserError(
+        f'{start_from.name} has another architecture than this run; give '
+        'the same options of the draft'
+      )
+    return student.continue_from(
+      jax.tree.map(np.asarray, start_from.params), arrays
     )
 
   @property
