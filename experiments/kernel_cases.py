@@ -15,6 +15,7 @@ from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
+from kernels_pallas import dispatch
 from kernels_pallas.kv_commit import reference as commit_reference
 from kernels_pallas.quantized_matmul import reference as quantized_reference
 from kernels_pallas.swiglu import reference as swiglu_reference
@@ -23,7 +24,6 @@ from kernels_pallas.verification import reference as verification_reference
 
 Arrays = tuple[Any, ...]  # pytree of the arguments of a call
 _PAGE = 128
-_ON = {'pallas_gpu': ('gpu', 'cuda'), 'pallas_tpu': ('tpu',)}
 
 
 def _same(*arrays):
@@ -82,7 +82,7 @@ class Case:
       call=functools.partial(_REFERENCES[self.kernel], **options),
     )
     for name, call in KERNELS[self.kernel][1].items():
-      if platform in _ON[name]:
+      if name in dispatch.implementations_of(platform):
         yield Contender(name=name, call=functools.partial(call, **options))
     if self.kernel == 'tree_attention':
       yield from _attention_baselines(self.spec, platform)
@@ -231,7 +231,7 @@ _COUNTS = {
 
 def _attention_baselines(spec, platform):
   """Yields what JAX itself has for attention, in the form that it wants."""
-  on_gpu = platform in _ON['pallas_gpu']
+  on_gpu = 'pallas_gpu' in dispatch.implementations_of(platform)
   for implementation in ('xla', *(['cudnn'] if on_gpu else [])):
     yield Contender(
       name=f'jax.nn {implementation}',

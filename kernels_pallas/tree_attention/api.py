@@ -12,9 +12,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch
-from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu, reference
+from kernels_pallas.tree_attention import (
+  mosaic_gpu,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+  'mosaic_gpu': mosaic_gpu,
+}
 
 
 def tree_attention(

@@ -352,7 +352,7 @@ def _add_block(
   stage = jax.lax.rem(block - start, num_stages)
   plgpu.barrier_wait(arrivals[0].at[stage])
   scores = _product(
-    query_tile, plgpu.transpose_ref(key_tiles.at[stage], (1, 0)), _BLOCK_KV
+    query_tile, key_tiles.at[stage].transpose((1, 0)), _BLOCK_KV
   )
   scores *= scale
   if soft_cap is not None:

@@ -49,7 +49,8 @@ def load(
       any model; None keeps all.
     kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
       there is one for the devices and the shape, 'reference' plain JAX;
-      'pallas_tpu' and 'pallas_gpu' insist on kernels.
+      'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
+      another kernel for attention on Hopper.
     weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
       to scales for each output, in int4 for each group of up to 128 inputs,
       too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
@@ -62,8 +63,7 @@ def load(
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
   platform = mesh.devices.flat[0].platform
-  made_for_platform = dispatch.implementation_of(platform)
-  if kernels not in ('auto', dispatch.REFERENCE, made_for_platform):
+  if kernels not in ('auto', *dispatch.implementations_of(platform)):
     raise errors.UserError(
       f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
       'can'
