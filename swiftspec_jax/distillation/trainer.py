@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swiftspec_jax import atomic_file, errors, sharding
@@ -74,7 +75,11 @@ def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 class Trainer:
-  """A run: its data, its state on the devices, and its checkpoints."""
+  """A run: its data, its state on the devices, and its checkpoints.
+
+  Several processes may work together, each with the same arguments and with
+  the devices of all; they must see the same folders.
+  """
 
   def __init__(
     self,
@@ -164,7 +169,7 @@ class Trainer:
 
   def _write_run(self, num_shards: int) -> None:
     path = self._output_dir / _RUN
-    if path.exists():
+    if path.exists() or not sharding.is_first_process():
       return
     values = {
       'config': self.config.to_json(),
@@ -255,6 +260,8 @@ class Trainer:
       raise errors.UserError(
         f'cannot write a checkpoint to {self._output_dir}: {error}'
       ) from error
+    if not sharding.is_first_process():
+      return
     arrays = jax.tree.map(np.asarray, {**self._frozen, **self._state['params']})
     if self.shares_embedding:
       del arrays['embedding']
@@ -303,7 +310,11 @@ class Trainer:
     if self.model_config.reads_features:
       arrays['features'] = packing.features_of(rows, batch)
     by_row = NamedSharding(self._mesh, PartitionSpec(sharding.DATA_AXIS))
-    return jax.device_put(arrays, by_row)
+    # Each process has the whole batch, and its devices take their rows.
+    return {
+      name: jax.make_array_from_callback(x.shape, by_row, x.__getitem__)
+      for name, x in arrays.items()
+    }
 
   def held_out_batches(
     self, most: int | None = None
@@ -331,7 +342,8 @@ class Trainer:
           config=self.config,
           model_config=self.model_config,
         )
-        yield rows, _at_places(jax.device_get(measures), batch)
+        measures = multihost_utils.process_allgather(measures, tiled=True)
+        yield rows, _at_places(measures, batch)
 
 
 def _at_places(
