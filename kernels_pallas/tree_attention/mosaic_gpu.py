@@ -16,23 +16,16 @@ R tile of them, K cache rows of a tile, P splits, C columns of a product.
 
 import dataclasses
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.tree_attention import mask_words, reference
+from kernels_pallas.tree_attention import mask_words, mosaic_block
 
-_ROWS = 64  # R, of a product by a warpgroup
-_BLOCK_KV = 64  # K
 _MAX_COLUMNS = 128  # C; more do not fit into the registers of a warpgroup
 _MAX_QUERY_ROWS = 128
-_TILE_LAYOUT = plgpu.Layout.WGMMA
-_ROW_LAYOUT = _TILE_LAYOUT.reduce(1)
-# Older versions of JAX ask for an index.
-_NO_INDEX = ((),) if 'idx' in inspect.signature(plgpu.load).parameters else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,9 +55,9 @@ def check(
     raise NotImplementedError(f'dtype {dtype} is not bfloat16')
   if head_dim not in (64, 128, 256):
     raise NotImplementedError(f'head_dim {head_dim} is not 64, 128 or 256')
-  if keys_shape[2] % _BLOCK_KV:
+  if keys_shape[2] % mosaic_block.BLOCK_KV:
     raise NotImplementedError(
-      f'{keys_shape[2]} cache rows are no multiple of {_BLOCK_KV}'
+      f'{keys_shape[2]} cache rows are no multiple of {mosaic_block.BLOCK_KV}'
     )
 
 
@@ -87,7 +80,7 @@ def tree_attention(
   # As many tiles as the shared memory holds.
   config = config or Config(num_stages=2 if head_dim == 256 else 4)
   used_rows = num_tokens * num_groups
-  num_rows = pl.cdiv(used_rows, _ROWS) * _ROWS
+  num_rows = pl.cdiv(used_rows, mosaic_block.ROWS) * mosaic_block.ROWS
   grouped = jnp.moveaxis(queries, 1, 2).reshape(
     batch, num_kv_heads, used_rows, head_dim
   )
@@ -112,7 +105,7 @@ def tree_attention(
       jax.ShapeDtypeStruct(partial_shape, jnp.float32),
     ],
     scratch_types=_scratch(head_dim, config),
-    grid=(batch, num_kv_heads, num_rows // _ROWS),
+    grid=(batch, num_kv_heads, num_rows // mosaic_block.ROWS),
     grid_names=('row', 'head', 'tile'),
     cluster=(config.num_splits,),
     cluster_names=('split',),
@@ -135,16 +128,18 @@ def tree_attention(
 
 def _scratch(head_dim, config):
   """Returns the types of the kernel's scratch."""
-  tiles = (config.num_stages, _BLOCK_KV, head_dim)
+  tiles = (config.num_stages, mosaic_block.BLOCK_KV, head_dim)
   columns = min(head_dim, _MAX_COLUMNS)
   return [
-    plgpu.SMEM((_ROWS, head_dim), jnp.bfloat16),
+    plgpu.SMEM((mosaic_block.ROWS, head_dim), jnp.bfloat16),
     plgpu.SMEM(tiles, jnp.bfloat16),
     plgpu.SMEM(tiles, jnp.bfloat16),
-    plgpu.SMEM((_ROWS, _BLOCK_KV), jnp.bfloat16),
-    plgpu.SMEM((_ROWS, columns), jnp.float32),
-    plgpu.SMEM((2, _ROWS), jnp.float32),
-    plgpu.SMEM((_ROWS, head_dim // config.num_splits), jnp.bfloat16),
+    plgpu.SMEM((mosaic_block.ROWS, mosaic_block.BLOCK_KV), jnp.bfloat16),
+    plgpu.SMEM((mosaic_block.ROWS, columns), jnp.float32),
+    plgpu.SMEM((2, mosaic_block.ROWS), jnp.float32),
+    plgpu.SMEM(
+      (mosaic_block.ROWS, head_dim // config.num_splits), jnp.bfloat16
+    ),
     plgpu.Barrier(num_barriers=1),
     plgpu.Barrier(num_barriers=config.num_stages),
     plgpu.Barrier(num_barriers=config.num_stages),
@@ -198,7 +193,7 @@ def _kernel(
   tree_size: int,
 ):
   b, g, tile, split = map(jax.lax.axis_index, ('row', 'head', 'tile', 'split'))
-  rows = pl.ds(tile * _ROWS, _ROWS)
+  rows = pl.ds(tile * mosaic_block.ROWS, mosaic_block.ROWS)
   num_splits = totals.shape[2]
   prefix_length, first_row = scalars[b, 0], scalars[b, 1]
   end = jnp.minimum(prefix_length + tree_size, keys.shape[2])
@@ -222,7 +217,7 @@ def _kernel(
     plgpu.barrier_wait(queries_here.at[0])
     words = [row_words.at[b, word, rows] for word in range(row_words.shape[1])]
     add = functools.partial(
-      _add_block,
+      mosaic_block.add_block,
       start=start,
       tiles=(query_tile, key_tiles, weight_tile, value_tiles),
       arrivals=(keys_here, values_here),
@@ -231,8 +226,10 @@ def _kernel(
       soft_cap=soft_cap,
       first_rows=words[0] if has_window else None,
     )
-    tree_block = jnp.clip(jax.lax.div(prefix_length, _BLOCK_KV), start, stop)
-    carry = _nothing(keys.shape[3], total_tile.shape[1])
+    tree_block = jnp.clip(
+      jax.lax.div(prefix_length, mosaic_block.BLOCK_KV), start, stop
+    )
+    carry = mosaic_block.nothing(keys.shape[3], total_tile.shape[1])
     # A block of the prefix alone needs no mask.
     carry = jax.lax.fori_loop(start, tree_block, add, carry)
     masked = functools.partial(add, mask=(words[1:], prefix_length, end))
@@ -262,8 +259,8 @@ def _kernel(
 
 def _blocks_of(split, num_splits, first_row, end):
   """Returns this split's range of blocks, and how many splits have any."""
-  first_block = jax.lax.div(first_row, _BLOCK_KV)
-  end_block = pl.cdiv(end, _BLOCK_KV)
+  first_block = jax.lax.div(first_row, mosaic_block.BLOCK_KV)
+  end_block = pl.cdiv(end, mosaic_block.BLOCK_KV)
   share = jnp.maximum(pl.cdiv(end_block - first_block, num_splits), 1)
   start = first_block + split * share
   stop = jnp.minimum(start + share, end_block)
@@ -277,145 +274,10 @@ def _fetching(source, tiles, here, start, stop):
     @pl.when(block < stop)
     def _():
       stage = jax.lax.rem(block - start, tiles.shape[0])
-      place = pl.ds(block * _BLOCK_KV, _BLOCK_KV)
+      place = pl.ds(block * mosaic_block.BLOCK_KV, mosaic_block.BLOCK_KV)
       plgpu.copy_gmem_to_smem(source.at[place], tiles.at[stage], here.at[stage])
 
   return fetch
-
-
-def _nothing(num_columns, width):
-  """Returns maxima f32[R], sums f32[R] and totals f32[R, width] of no rows."""
-
-  def full(shape, value, layout):
-    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-
-  return (
-    full((_ROWS,), reference.MASKED_SCORE, _ROW_LAYOUT),
-    full((_ROWS,), 0, _ROW_LAYOUT),
-    *(
-      full((_ROWS, width), 0, _TILE_LAYOUT) for _ in range(num_columns // width)
-    ),
-  )
-
-
-def _load(ref, layout):
-  """Returns what is in memory, one piece for each thread of the layout."""
-  return plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=False)
-
-
-def _by_row(vector, like):
-  """Returns one number for each row, in all columns."""
-  return jax.lax.broadcast_in_dim(vector, like.shape, [0])
-
-
-def _product(left, right, num_columns):
-  """Returns f32[R, num_columns] of two tiles in shared memory."""
-
-  def multiply(accumulator):
-    plgpu.wgmma(accumulator, left, right)
-    return accumulator[...]
-
-  return pl.run_scoped(multiply, plgpu.ACC((_ROWS, num_columns), jnp.float32))
-
-
-def _add_block(
-  block,
-  carry,
-  *,
-  start,
-  tiles,
-  arrivals,
-  fetches,
-  scale,
-  soft_cap,
-  first_rows,
-  mask=None,
-):
-  """Takes one block into the running softmax.
-
-  Args:
-    block: its number.
-    carry: maxima f32[R], sums f32[R] and totals f32[R, C] so far.
-    start: first block.
-    tiles: of queries, keys, weights and values.
-    arrivals: barriers of keys and values.
-    fetches: functions that copy a block of keys and of values.
-    scale: of the scores.
-    soft_cap: of the scores.
-    first_rows: i32[R] first visible row, or None.
-    mask: words i32[R], where they begin, and end of the rows; None where no
-      mask is needed.
-  """
-  query_tile, key_tiles, weight_tile, value_tiles = tiles
-  maximum, weight_sum, *total = carry
-  num_stages = key_tiles.shape[0]
-  stage = jax.lax.rem(block - start, num_stages)
-  plgpu.barrier_wait(arrivals[0].at[stage])
-  scores = _product(
-    query_tile, key_tiles.at[stage].transpose((1, 0)), _BLOCK_KV
-  )
-  scores *= scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
-  visible = _visible(block, scores, first_rows, mask)
-  if visible is not None:
-    scores = jnp.where(visible, scores, reference.MASKED_SCORE)
-  new_max = jnp.maximum(maximum, scores.max(axis=1))
-  weights = jnp.exp(scores - _by_row(new_max, scores))
-  if visible is not None:
-    weights = jnp.where(visible, weights, 0.0)
-  decay = jnp.exp(maximum - new_max)
-  weight_tile[...] = weights.astype(weight_tile.dtype)
-  plgpu.commit_smem()
-  # Here all threads have read these keys, and the values of the block before.
-  fetches[0](block + num_stages)
-
-  @pl.when(block > start)
-  def _():
-    fetches[1](block - 1 + num_stages)
-
-  plgpu.barrier_wait(arrivals[1].at[stage])
-  added = (
-    _product(
-      weight_tile,
-      value_tiles.at[stage, :, pl.ds(i * part.shape[1], part.shape[1])],
-      part.shape[1],
-    )
-    for i, part in enumerate(total)
-  )
-  return (
-    new_max,
-    weight_sum * decay + weights.sum(axis=1),
-    *(
-      old * _by_row(decay, old) + new
-      for old, new in zip(total, added, strict=True)
-    ),
-  )
-
-
-def _visible(block, scores, first_rows, mask):
-  """Returns bool[R, K], where a row may attend, or None: everywhere."""
-  if first_rows is None and mask is None:
-    return None
-  column = block * _BLOCK_KV + jax.lax.broadcasted_iota(
-    jnp.int32, scores.shape, 1
-  )
-  if mask is None:
-    return column >= _by_row(_load(first_rows, _ROW_LAYOUT), column)
-  words, prefix_length, end = mask
-  visible = column < prefix_length
-  for i, word in enumerate(words):
-    shift = column - (prefix_length + i * mask_words.BITS)
-    is_mine = (shift >= 0) & (shift < mask_words.BITS)
-    # A shift by 32 or more is undefined.
-    bit = jax.lax.shift_right_logical(
-      _by_row(_load(word, _ROW_LAYOUT), column), jnp.where(is_mine, shift, 0)
-    )
-    visible |= is_mine & ((bit & 1) == 1)
-  visible &= column < end
-  if first_rows is not None:
-    visible &= column >= _by_row(_load(first_rows, _ROW_LAYOUT), column)
-  return visible
 
 
 def _write_partial(carry, tiles, partial):
@@ -441,20 +303,24 @@ def _combine(totals, maxima, sums, num_partials):
 
   def add(other, carry):
     maximum, weight_sum, total = carry
-    others_max = _load(maxima.at[other], _ROW_LAYOUT)
+    others_max = mosaic_block.load(maxima.at[other], mosaic_block.ROW_LAYOUT)
     new_max = jnp.maximum(maximum, others_max)
     decay, weight = jnp.exp(maximum - new_max), jnp.exp(others_max - new_max)
-    added_weight = _load(sums.at[other], _ROW_LAYOUT) * weight
-    added = _load(totals.at[other], _TILE_LAYOUT) * _by_row(weight, total)
+    added_weight = (
+      mosaic_block.load(sums.at[other], mosaic_block.ROW_LAYOUT) * weight
+    )
+    added = mosaic_block.load(
+      totals.at[other], mosaic_block.TILE_LAYOUT
+    ) * mosaic_block.by_row(weight, total)
     return (
       new_max,
       weight_sum * decay + added_weight,
-      total * _by_row(decay, total) + added,
+      total * mosaic_block.by_row(decay, total) + added,
     )
 
   num_columns = totals.shape[2]
-  nothing = _nothing(num_columns, num_columns)
+  nothing = mosaic_block.nothing(num_columns, num_columns)
   _, weight_sum, total = jax.lax.fori_loop(0, num_partials, add, nothing)
   # A row that sees nothing gives zeros.
   weight_sum = jnp.where(weight_sum == 0, 1.0, weight_sum)
-  return total / _by_row(weight_sum, total)
+  return total / mosaic_block.by_row(weight_sum, total)
