@@ -8,7 +8,7 @@ import functools
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.thresholds import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -69,5 +69,10 @@ def find_thresholds(
       for name, backend in _BACKENDS.items()
     },
   )
-  backend = _BACKENDS.get(chosen, reference)
-  return backend.find_thresholds(logits, top_ks, top_ps)
+  call = tuning.tuned(
+    'find_thresholds',
+    chosen,
+    _BACKENDS.get(chosen, reference).find_thresholds,
+    sharding,
+  )
+  return call(logits, top_ks, top_ps)

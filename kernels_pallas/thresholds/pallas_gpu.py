@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.thresholds import exact
 
 
@@ -34,6 +34,11 @@ class Config:
   block_vocab: int = 1024
   num_bits: int = 4
   num_warps: int = 8
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'block_vocab', 'num_bits', 'num_warps')
+    if self.num_bits > 8:
+      raise ValueError(f'num_bits={self.num_bits} must be 8 at most')
 
 
 check = exact.check
@@ -92,13 +97,13 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
   )
   keys = jnp.full((num_rows,), exact.LEAST, jnp.int32)
   inputs = [least, goals, *([highest] if has_weights else [])]
+  # The launches differ in their arguments only, and are compiled once.
   for shift in reversed(range(0, 32, config.num_bits)):
     keys, num_done, _ = pl.pallas_call(
-      functools.partial(
-        _kernel, shift=shift, config=config, interpret=interpret
-      ),
+      functools.partial(_kernel, config=config, interpret=interpret),
       grid=(num_rows, num_programs),
       in_specs=[
+        pl.BlockSpec((None,), lambda n, p: (0,)),
         of_row,
         counter,
         pl.BlockSpec((None, vocab_size), lambda n, p: (n, 0)),
@@ -114,16 +119,17 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
         jax.ShapeDtypeStruct(num_done.shape, jnp.int32),
         jax.ShapeDtypeStruct((num_rows, *sums_shape), jnp.int32),
       ],
-      input_output_aliases={1: 1},
+      input_output_aliases={2: 1},
       compiler_params=plgpu.CompilerParams(num_warps=config.num_warps),
       interpret=interpret,
       name='find_thresholds',
-    )(keys, num_done, rows, *inputs)
+    )(jnp.full(1, shift, jnp.int32), keys, num_done, rows, *inputs)
   return keys, num_done
 
 
 def _kernel(
   # Inputs:
+  shift,  # i32[] place of the bits that this launch finds
   key,  # i32[] the bits found so far
   _,  # i32[1] zero, the same memory as num_done
   logits,  # f32[V]
@@ -131,7 +137,6 @@ def _kernel(
   goal,  # f32[]
   *refs,  # highest f32[] where there are weights, then the outputs:
   # found i32[], num_done i32[1], sums i32[1 or 2, L, C] of each program
-  shift: int,
   config: Config,
   interpret: bool,
 ):
@@ -143,7 +148,7 @@ def _kernel(
   candidate = jnp.arange(num_candidates)
   # The first one is known to be enough; it measures all tokens instead.
   candidates = jnp.where(
-    candidate == 0, exact.LEAST, key[()] + (candidate << shift)
+    candidate == 0, exact.LEAST, key[()] + (candidate << shift[()])
   )
   values = plgpu.load(
     logits.at[token], mask=token < logits.shape[0], other=-jnp.inf
@@ -179,6 +184,6 @@ def _kernel(
       measures = parts[0].sum(axis=0).astype(jnp.float32)
     is_enough = (measures >= goal_sum) & (candidate > 0)
     digit = is_enough.astype(jnp.int32).sum()
-    found[()] = key[()] + (digit << shift)
+    found[()] = key[()] + (digit << shift[()])
     # For the next launch.
     num_done[0] = jnp.int32(0)

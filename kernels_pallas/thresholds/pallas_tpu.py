@@ -38,6 +38,14 @@ class Config:
   block_vocab: int = 8192
   width: int = 1024
 
+  def __post_init__(self):
+    tiles.check_multiples(self, _SUBLANES * tiles.LANES, 'block_vocab')
+    tiles.check_multiples(self, tiles.LANES, 'width')
+    if self.block_vocab // _SUBLANES % self.width:
+      raise ValueError(
+        f'width={self.width} must divide an eighth of {self.block_vocab}'
+      )
+
 
 check = exact.check
 
