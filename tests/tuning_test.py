@@ -1,7 +1,9 @@
 """Tiles that are measured, kept in files, and taken by kernels."""
 
 import dataclasses
+import functools
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,15 @@ import swiftspec_jax as ss
 from experiments import tune_kernels
 from experiments.kernel_cases import KERNELS, Case
 from kernels_pallas import tuning
+from kernels_pallas.kv_commit import api as commit_api
+from kernels_pallas.quantized_matmul import api as quantized_api
+from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
+from kernels_pallas.thresholds import api as threshold_api
 from kernels_pallas.thresholds import arg_specs, pallas_gpu
+from kernels_pallas.tree_attention import api as attention_api
+from kernels_pallas.verification import api as verification_api
+from swiftspec_jax import sharding
 
 FAST = pallas_gpu.Config(block_vocab=4096)
 SLOW = pallas_gpu.Config(block_vocab=64)
@@ -119,6 +128,47 @@ def test_tiles_that_do_not_fit_the_shape_are_refused():
       config=swiglu_gpu.Config(block_rows=32),
       interpret=True,
     )
+
+
+API_CALLS = {
+  'find_thresholds': threshold_api.find_thresholds,
+  'kv_commit': commit_api.kv_commit,
+  'quantized_matmul': lambda *arrays, **options: quantized_api.quantized_matmul(
+    *arrays,
+    sharding=sharding.sharding_of(sharding.make_mesh(), (None,) * 3),
+    **options,
+  ),
+  'swiglu': lambda x, *rest, **options: swiglu_api.swiglu(
+    x[None], *rest, **options
+  ),
+  'tree_attention': attention_api.tree_attention,
+  'verify_tree': verification_api.verify_tree,
+}
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_shapes_of_specs_are_those_of_calls(
+  kernel, tmp_path, monkeypatch, caplog
+):
+  """Traced for a GPU; nothing runs."""
+  spec = KERNELS[kernel][0][0]
+  config = next(tune_kernels.candidates(kernel, 'pallas_gpu'))
+  path = tmp_path / 'tiles.json'
+  write(
+    path,
+    kernel=kernel,
+    shapes=tuning.shapes_of(spec.arrays()),
+    config=dataclasses.asdict(config),
+  )
+  monkeypatch.setenv(tuning.VARIABLE, str(path))
+  call = functools.partial(
+    API_CALLS[kernel], implementation='pallas_gpu', **spec.options()
+  )
+  absl_logger = logging.getLogger('absl')
+  monkeypatch.setattr(absl_logger, 'propagate', True)
+  with caplog.at_level(logging.INFO, 'absl'):
+    jax.eval_shape(call, *spec.arrays())
+  assert str(config) in caplog.text
 
 
 def test_equal_shapes_are_counted():
