@@ -111,10 +111,8 @@ def _kernel(
   has_top_k: bool,
   has_top_p: bool,
 ):
-  goals, (thresholds, keys, *weights) = (
-    refs[: has_top_k + has_top_p],
-    refs[has_top_k + has_top_p :],
-  )
+  num_goals = has_top_k + has_top_p
+  goals, (thresholds, keys, *weights) = refs[:num_goals], refs[num_goals:]
   tile = pl.program_id(1)
   _store_tile(logits, keys, tile, vocab_size)
 
