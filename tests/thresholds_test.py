@@ -98,11 +98,6 @@ def random_logits(seed, shape, step):
   return logits.astype(np.float32)
 
 
-SETTINGS = hypothesis.settings(
-  max_examples=5,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
 TOP_KS = st.sampled_from([1, 2, 50, VOCAB, VOCAB + 5])
 TOP_PS = st.one_of(
   st.sampled_from([1e-9, 0.5, 0.9, 0.999999, ALL]), st.floats(1e-3, 1)
@@ -113,23 +108,22 @@ TOP_PS = st.one_of(
 @hypothesis.given(
   seed=st.integers(0, 2**32 - 1),
   step=st.sampled_from([1e-4, 0.25]),
-  num_queries=st.sampled_from([1, 4]),
-  top_ks=st.none() | st.tuples(TOP_KS, TOP_KS),
+  top_ks=st.tuples(TOP_KS, TOP_KS),
   top_ps=st.tuples(TOP_PS, TOP_PS),
 )
-@SETTINGS
-def test_any_row(name, seed, step, num_queries, top_ks, top_ps):
-  logits = random_logits(seed, (2, num_queries, VOCAB), step)
-  check(name, logits, top_ks, top_ps)
+@hypothesis.settings(
+  max_examples=5,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_any_row(name, seed, step, top_ks, top_ps):
+  check(name, random_logits(seed, (2, 4, VOCAB), step), top_ks, top_ps)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
-@hypothesis.given(
-  seed=st.integers(0, 2**32 - 1), top_ks=st.tuples(TOP_KS, TOP_KS)
-)
-@SETTINGS
-def test_top_k_alone(name, seed, top_ks):
-  check(name, random_logits(seed, (2, 4, VOCAB), 0.25), top_ks, None)
+@pytest.mark.parametrize('limits', [([3, 200], None), (None, [0.4, 0.97])])
+def test_one_of_both(name, limits):
+  check(name, random_logits(1, (2, 1, VOCAB), 0.25), *limits)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -141,20 +135,20 @@ def test_edges(name):
   rows[3, 0] = np.repeat(np.float32([-0.0, 1e-40, 1, 80]), VOCAB // 4)
   rows[4] = -90  # below what counts
   rows[4, 0, 1023:1025] = 5
-  for top_k in (1, 2, 3, VOCAB):
+  for top_k in (1, 2, VOCAB):
     check(name, rows, [top_k] * 5, [0.5, ALL, 0.3, 1e-30, 0.999])
-  check(name, rows, [VOCAB] * 5, None)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_padding_does_not_leak(name):
   """Rows do not depend on the others, whatever these hold."""
-  logits = random_logits(3, (4, 2, VOCAB), 1e-4)
-  spoiled = jnp.asarray(logits).at[1:].set(jnp.nan)
-  top_ks, top_ps = jnp.full(4, 90), jnp.full(4, 0.8)
-  alone = compiled(name)(logits[:1], top_ks[:1], top_ps[:1])
-  padded = compiled(name)(spoiled, top_ks, top_ps)
-  np.testing.assert_array_equal(padded[:1], alone)
+  logits = random_logits(3, (2, 4, VOCAB), 1e-4)
+  limits = jnp.full(2, 90), jnp.full(2, 0.8, jnp.float32)
+  clean = compiled(name)(jnp.asarray(logits), *limits)
+  logits[1, 2:] = np.nan
+  spoiled = compiled(name)(jnp.asarray(logits), *limits)
+  np.testing.assert_array_equal(spoiled[0], clean[0])
+  np.testing.assert_array_equal(spoiled[1, :2], clean[1, :2])
 
 
 def test_weights_are_probabilities():
