@@ -21,6 +21,9 @@ from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
+from kernels_pallas.thresholds import arg_specs as threshold_specs
+from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
+from kernels_pallas.thresholds import pallas_tpu as threshold_tpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import mosaic_gpu as attention_mosaic
 from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
@@ -50,6 +53,13 @@ KERNELS = {
     {
       'pallas_tpu': verification_tpu.verify_tree,
       'pallas_gpu': verification_gpu.verify_tree,
+    },
+  ),
+  'find_thresholds': (
+    threshold_specs.arg_specs(),
+    {
+      'pallas_tpu': threshold_tpu.find_thresholds,
+      'pallas_gpu': threshold_gpu.find_thresholds,
     },
   ),
   'swiglu': (

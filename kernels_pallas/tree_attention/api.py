@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.tree_attention import (
   mosaic_gpu,
   pallas_gpu,
@@ -73,6 +73,7 @@ def tree_attention(
     chain = jnp.tri(num_tokens, dtype=bool)[None]
     tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
   call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
+  call = tuning.tuned('tree_attention', chosen, call, sharding)
   if sharding is not None:
     rows, heads = (*sharding.spec, None, None)[:2]
     call = jax.shard_map(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import transformers
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
@@ -58,7 +58,8 @@ def load(
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a
       vocabulary other than that of `draft_of`, more layers than there are, or
-      kernels for other devices, or an unknown `weight_dtype`.
+      kernels for other devices, an unknown `weight_dtype`, or a bad file of
+      tiles in the environment (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
@@ -68,6 +69,10 @@ def load(
       f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
       'can'
     )
+  try:
+    tuning.check_variable()
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import NamedSharding
 
 from swiftspec_jax import errors, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
@@ -127,7 +128,7 @@ def make_noise(
   return sampling_lib.gumbel_noise(keys, vocab_size)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames=('kernels', 'sharding'))
 def verify(
   logits: jax.Array,
   noise: jax.Array | None,
@@ -136,6 +137,9 @@ def verify(
   drafted: jax.Array,
   sampling: sampling_lib.SamplingState,
   texts: jax.Array | None,
+  *,
+  kernels: str,
+  sharding: NamedSharding,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Verifies chains.
 
@@ -147,6 +151,8 @@ def verify(
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
     sampling: of the slots.
     texts: i32[B, S] what is known; only where the sampling looks at it.
+    kernels: static; as in `ModelConfig`.
+    sharding: static; of an array on the same devices.
 
   Returns:
     i32[B, 1 + T], the number of accepted draft tokens and the tokens, and
@@ -169,7 +175,9 @@ def verify(
   if noise is None:
     choices = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
   else:
-    law = sampling_lib.law_logits(adjusted, own)
+    law = sampling_lib.law_logits(
+      adjusted, own, kernels=kernels, sharding=sharding
+    )
     choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
   proposal = types.Proposal(

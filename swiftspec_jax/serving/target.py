@@ -121,4 +121,6 @@ class Target:
       drafted,
       sampling,
       self.put(texts) if level == choices.Level.ADJUSTED else None,
+      kernels=self._model.config.kernels,
+      sharding=self._replicated,
     )
