@@ -111,7 +111,7 @@ def main() -> None:
     (case, implementation, call)
     for case in cases
     for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations
+    if implementation in implementations and takes(implementation, case.spec)
   ]
   for case, implementation, call in tqdm.tqdm(
     jobs, desc='tuning', unit='kernel', disable=None
