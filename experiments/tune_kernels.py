@@ -20,7 +20,8 @@ import tqdm
 from absl import flags
 
 from experiments import kernel_flags, kernel_timing, program
-from experiments.kernel_cases import KERNELS, Arrays, Case
+from experiments.aot.kernels import KERNELS, takes
+from experiments.kernel_cases import Arrays, Case
 from kernels_pallas import dispatch, tuning
 from swiftspec_jax import atomic_file, errors
 
