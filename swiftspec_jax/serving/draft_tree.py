@@ -33,6 +33,7 @@ from swiftspec_jax.serving.model_drafter import DraftRows, ModelDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.tree import arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,7 @@ def grow(
   num_rows = 1 + (num_forwards - 1) * width
   tree = tree_lib.new_tree(
     jnp.zeros_like(rows.slots),
-    # What a full tree drops is neither expanded nor among the best.
-    capacity=num_rows + num_nodes - 1,
+    capacity=1 + num_rows * branching,
     num_cache_rows=num_rows,
   )
 
@@ -130,13 +130,14 @@ def grow(
     return token_ids, best - log_total
 
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
-  tree = tree_lib.expand(
-    tree, leaves, *children(logits[:, None], leaves.depths)
-  )
+  found = children(logits[:, None], leaves.depths)
+  tree = _append(tree, leaves, *found, first=1)
   # The root lies where its row of the tree is: right behind the others.
   lengths = rows.positions[:, 0] - 1
 
-  def draft(cache, leaves):
+  def body(step, carry):
+    tree, cache = carry
+    leaves = tree_lib.best_candidates(tree, width)
     hidden, cache = decoder.forward(
       params,
       config,
@@ -148,16 +149,12 @@ def grow(
     )
     logits = decoder.unembed(params, config, hidden)
     logits = decoder.widen_logits(params, config, logits)
-    return *children(logits, leaves.depths), cache
+    found = children(logits, leaves.depths)
+    first = 1 + (1 + step * width) * branching
+    return _append(tree, leaves, *found, first=first), cache
 
-  tree, _ = tree_lib.grow(
-    tree,
-    _copy(cache, rows.page_table, lengths, num_rows + width, sharding),
-    draft,
-    num_steps=num_steps,
-    width=width,
-    num_nodes=0,
-  )
+  cache = _copy(cache, rows.page_table, lengths, num_rows + width, sharding)
+  tree, _ = jax.lax.fori_loop(0, num_steps, body, (tree, cache))
   chosen = tree_lib.select(tree, num_nodes)
   weights = jnp.take_along_axis(
     tree.log_probs, jnp.maximum(chosen.nodes, 0), axis=1
@@ -176,6 +173,43 @@ def grow(
     token_ids=by_slot(jnp.maximum(chosen.token_ids, 0)[:, 1:], 0),
     trees=slot_trees.of_parents(by_slot(chosen.parents, tree_lib.NO_PARENT)),
     confidences=by_slot(confidences[:, 1:], 0.0),
+  )
+
+
+def _append(tree, leaves, token_ids, log_probs, *, first):
+  """Expands leaves where there is a place for all that can be added.
+
+  Unlike `tree_lib.expand` it drops nothing and leaves gaps where leaves are
+  padding, which compiles and runs in a third of the time.
+
+  Args:
+    tree: to expand.
+    leaves: its `best_candidates`.
+    token_ids: i32[R, W, children].
+    log_probs: f32[R, W, children].
+    first: index of the first child.
+  """
+  is_leaf = leaves.nodes != tree_lib.NO_NODE
+  weights = arrays.take(tree.log_probs, leaves.nodes)[:, :, None] + log_probs
+
+  def put(old, new):
+    new = jnp.broadcast_to(new, token_ids.shape).reshape(len(old), -1)
+    return jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=1)
+
+  return tree.replace(
+    token_ids=put(tree.token_ids, token_ids),
+    parents=put(tree.parents, leaves.nodes[:, :, None]),
+    depths=put(tree.depths, leaves.depths[:, :, None] + 1),
+    log_probs=put(
+      tree.log_probs, jnp.where(is_leaf[:, :, None], weights, -jnp.inf)
+    ),
+    cache_slots=arrays.put(
+      tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
+    ),
+    row_mask=arrays.put(
+      tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
+    ),
+    size=jnp.full_like(tree.size, first + token_ids[0].size),
   )
 
 
@@ -213,9 +247,9 @@ class TreeDrafter(ModelDrafter):
     _check(draft, buckets)
     self._draft = draft
     self.num_forwards = buckets.draft_steps[-1]
-    # Only nodes that are chosen can have children that are.
-    width = max(1, min(draft.width, buckets.max_length))
-    self._sizes_of_trees = width, draft.branching
+    # No more can be chosen, nor have children that are.
+    most = max(1, buckets.max_length)
+    self._sizes_of_trees = min(draft.width, most), min(draft.branching, most)
     axes = 'batch', 'kv_heads', None, None
     self._sharding = sharding_lib.sharding_of(draft.model.mesh, axes)
 
