@@ -248,7 +248,7 @@ class TreeDrafter(ModelDrafter):
     self._draft = draft
     self.num_forwards = buckets.draft_steps[-1]
     # No more can be chosen, nor have children that are.
-    most = max(1, buckets.max_length)
+    most = buckets.max_length
     self._sizes_of_trees = min(draft.width, most), min(draft.branching, most)
     axes = 'batch', 'kv_heads', None, None
     self._sharding = sharding_lib.sharding_of(draft.model.mesh, axes)
@@ -296,6 +296,8 @@ class TreeDrafter(ModelDrafter):
 
 def _check(draft: TreeDraft, buckets: StepBuckets) -> None:
   """Raises UserError if the trees do not become as large as declared."""
+  if not buckets.max_length:
+    raise errors.UserError('trees need lengths of more than 0')
   for length, steps in zip(buckets.lengths, buckets.draft_steps, strict=True):
     if length and not (steps and draft.num_nodes(steps) >= length):
       raise errors.UserError(
