@@ -43,26 +43,31 @@ DRAFTS = {
 MAX_CONTEXT = 160
 
 
-CHAINS = {'lengths': (0, 1, 2, 3)}
-TREES = {'lengths': tuple(range(7)), 'draft_steps': (0, 1, 2, 3, 3, 3, 3)}
+CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
+# Programs that grow trees take long to compile, so there are few.
+TREES = {
+  'rows': (4,),
+  'lengths': tuple(range(7)),
+  'draft_steps': (0, 1, 2, 3, 3, 3, 3),
+}
 
 
-def make_sizes(num_pages=80, query_tokens=(24,), lengths=CHAINS):
+def make_sizes(num_pages=80, query_tokens=(24,), drafts=CHAINS):
   """Few programs, all small; pages are short, so that rows own several."""
   return ProgramSizes(
     scheduler=SchedulerConfig(
-      buckets=StepBuckets(rows=(1, 4), query_tokens=query_tokens, **lengths),
+      buckets=StepBuckets(query_tokens=query_tokens, **drafts),
       num_pages=num_pages,
       max_context=MAX_CONTEXT,
       page_size=8,
     ),
-    contexts=(64, MAX_CONTEXT),
+    contexts=(MAX_CONTEXT,) if drafts is TREES else (64, MAX_CONTEXT),
   )
 
 
 def make_engine(draft=None, policy=None, num_pages=80, **options):
-  lengths = TREES if isinstance(draft, TreeDraft) else CHAINS
-  sizes = make_sizes(num_pages, lengths=lengths)
+  drafts = TREES if isinstance(draft, TreeDraft) else CHAINS
+  sizes = make_sizes(num_pages, drafts=drafts)
   return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
 
 

@@ -351,7 +351,7 @@ def test_sliding_windows(is_tree, window):
   model = testing.random_model(config, seed=3)
   requests = requests_of(6)
   draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
-  sizes = make_sizes(lengths=TREES if is_tree else CHAINS)
+  sizes = make_sizes(drafts=TREES if is_tree else CHAINS)
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):

@@ -1,13 +1,13 @@
 """Trees of an engine against an oracle in plain Python."""
 
-import dataclasses
 import itertools
 
+import engine_cases
 import numpy as np
 import pytest
 from decoding_cases import requests_of
 from decoding_test import markov_table
-from engine_cases import NEAR_TARGET, TARGET, RandomLengths, make_engine
+from engine_cases import NEAR_TARGET, TARGET, RandomLengths
 from engine_test import alone
 from serving_cases import linear_costs
 
@@ -134,17 +134,10 @@ def test_stats_count_levels():
 def test_the_narrowest_tree_is_a_chain_and_stays_in_step(temperature):
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1)
-  sizes = make_engine(None).scheduler.config
-  buckets = dataclasses.replace(
-    sizes.buckets, lengths=(0, 1, 2, 3), draft_steps=(0, 1, 2, 3)
+  sizes = engine_cases.make_sizes(
+    num_pages=30, drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
-  sizes = dataclasses.replace(sizes, buckets=buckets, num_pages=30)
-  engine = Engine(
-    TARGET,
-    draft,
-    sizes=ProgramSizes(scheduler=sizes, contexts=(160,)),
-    policy=RandomLengths(2),
-  )
+  engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = requests_of(12, ignore_eos=True, temperature=temperature)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
