@@ -16,13 +16,11 @@ from swiftspec_jax import policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving import choices, paged_forward
 from swiftspec_jax.serving.drafters import SlotDrafts
 from swiftspec_jax.serving.flat_batch import FlatBatch
 from swiftspec_jax.serving.model_drafter import DraftRows, ModelDrafter
-from swiftspec_jax.serving.program_sizes import ProgramSizes
 
 
 @functools.partial(
@@ -98,11 +96,9 @@ def chains(
 class ChainDrafter(ModelDrafter):
   """Chains: a forward for each token."""
 
-  def __init__(
-    self, model: Model, sizes: ProgramSizes, sampling: choices.SlotSampling
-  ):
-    super().__init__(model, sizes, sampling)
-    self.num_forwards = sizes.scheduler.buckets.max_length
+  @property
+  def _num_forwards(self) -> int:
+    return self._sizes.scheduler.buckets.max_length
 
   def commit(
     self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
@@ -124,7 +120,7 @@ class ChainDrafter(ModelDrafter):
       num_steps,
       sampling,
       config=self._model.config,
-      length=self.num_forwards,
+      length=self._num_forwards,
     )
     return drafted
 

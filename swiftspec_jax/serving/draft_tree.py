@@ -155,13 +155,17 @@ def grow(
 
   cache = _copy(cache, rows.page_table, lengths, num_rows + width, sharding)
   tree, _ = jax.lax.fori_loop(0, num_steps, body, (tree, cache))
+  return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
+
+
+def _best(tree, rows, num_nodes, num_slots):
+  """Returns the best nodes of the trees, by slot."""
   chosen = tree_lib.select(tree, num_nodes)
   weights = jnp.take_along_axis(
     tree.log_probs, jnp.maximum(chosen.nodes, 0), axis=1
   )
   is_node = chosen.nodes != tree_lib.NO_NODE
   confidences = jnp.where(is_node, jnp.exp(weights), 0.0)
-  num_slots = sampling.seeds.shape[0]
   # Padding belongs to no slot.
   slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
 
@@ -180,7 +184,7 @@ def _append(tree, leaves, token_ids, log_probs, *, first):
   """Expands leaves where there is a place for all that can be added.
 
   Unlike `tree_lib.expand` it drops nothing and leaves gaps where leaves are
-  padding, which compiles and runs in a third of the time.
+  padding, which is less work.
 
   Args:
     tree: to expand.
@@ -246,7 +250,6 @@ class TreeDrafter(ModelDrafter):
     buckets = sizes.scheduler.buckets
     _check(draft, buckets)
     self._draft = draft
-    self.num_forwards = buckets.draft_steps[-1]
     # No more can be chosen, nor have children that are.
     most = buckets.max_length
     self._sizes_of_trees = min(draft.width, most), min(draft.branching, most)
@@ -257,6 +260,10 @@ class TreeDrafter(ModelDrafter):
   def name(self) -> str:
     draft = self._draft
     return f'{draft.model.name}_tree_{draft.width}_{draft.branching}'
+
+  @property
+  def _num_forwards(self) -> int:
+    return self._sizes.scheduler.buckets.draft_steps[-1]
 
   def commit(
     self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
@@ -277,7 +284,7 @@ class TreeDrafter(ModelDrafter):
       sampling,
       config=self._model.config,
       sharding=self._sharding,
-      num_forwards=self.num_forwards,
+      num_forwards=self._num_forwards,
       num_nodes=self._sizes.scheduler.buckets.max_length + 1,
       sizes=self._sizes_of_trees,
     )

@@ -199,8 +199,7 @@ class Engine:
     )
     return self._target.dispatch(
       packed,
-      self._target.put(drafts.token_ids),
-      drafts.trees,
+      *self._target.put((drafts.token_ids, drafts.trees)),
       self._target.sampling.level(step.slots),
       self._texts.token_ids,
     )

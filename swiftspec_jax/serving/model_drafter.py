@@ -72,8 +72,6 @@ class ModelDrafter:
     cache: keys and values.
   """
 
-  num_forwards: int  # D
-
   def __init__(
     self,
     model: Model,
@@ -214,7 +212,7 @@ class ModelDrafter:
       slots=_padded(slots, sizes.num_rows),
       last=_padded(np.cumsum(counts) - 1, sizes.num_rows),
       positions=_padded(starts + counts, sizes.num_rows)[:, None]
-      + np.arange(self.num_forwards, dtype=np.int32)[None],
+      + np.arange(self._num_forwards, dtype=np.int32)[None],
       lengths=_padded(lengths, sizes.num_rows),
       page_table=page_table,
     )
@@ -234,6 +232,11 @@ class ModelDrafter:
         sampling.seeds, rows.slots, rows.positions, vocab_size=vocab_size
       )
     return self._propose(logits, noise, rows, num_steps, sampling)
+
+  @property
+  def _num_forwards(self) -> int:
+    """D, forwards of the longest draft."""
+    raise NotImplementedError
 
   def _num_steps(self, length: int) -> int:
     """Returns the forwards behind the first one for drafts of a length."""
