@@ -46,7 +46,7 @@ wheel-test: ## build the wheel, install it elsewhere and decode with it
 
 aot: ## compile all kernels and small models for TPUs and GPUs: an hour
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=kernels --suite=builtin --output=build/aot
+	$(AOT) --suite=kernels --suite=builtin --resume --output=build/aot
 
 aot-ci: ## the same for some shapes: minutes
 	$(BOOTSTRAP_AOT)
@@ -54,7 +54,7 @@ aot-ci: ## the same for some shapes: minutes
 
 aot-large: ## compile the steps of Llama 8B and 70B with their drafts
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=large --output=build/aot-large
+	$(AOT) --suite=large --resume --output=build/aot-large
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

@@ -76,7 +76,7 @@ def draft_devices() -> list[jax.Device]:
 
 
 def _devices(number: int, what: str) -> list[jax.Device]:
-  found = jax.devices()
+  found = jax.local_devices()
   if number > len(found):
     platform = found[0].platform
     remedy = (
@@ -108,7 +108,7 @@ def splits() -> list[tuple[int, int]]:
     for holder in (_TARGET_DEVICES, _DRAFT_DEVICES)
   ):
     return [(_TARGET_DEVICES.value, _DRAFT_DEVICES.value)]
-  number = len(jax.devices())
+  number = jax.local_device_count()
   step = 1 if number <= 4 else 2
   return [(x, number - x) for x in range(step, number, step)]
 

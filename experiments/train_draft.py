@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 import swiftspec_jax as ss
 from experiments import flags as flags_lib
-from experiments import program, training_log
+from experiments import host_flags, program, training_log
+from swiftspec_jax import sharding
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
@@ -38,7 +39,9 @@ _NUM_SHARDS = flags.DEFINE_integer(
   'num_shards', None, 'Use the first so many shards only.', lower_bound=1
 )
 _START_FROM = flags.DEFINE_string(
-  'start_from', None, 'Draft whose parameters are the first ones.'
+  'start_from',
+  None,
+  'Draft whose parameters are the first ones; its outputs may be others.',
 )
 flags.DEFINE_list(
   'init_layers', [], "Layers of the target that the draft's begin as."
@@ -111,6 +114,7 @@ _EVALUATE_EVERY = flags.DEFINE_integer(
 
 def main() -> None:
   """Runs the program."""
+  host_flags.initialize()
   flags_lib.check(['autoregressive'])
   config = _config()
   target = flags_lib.load_target()
@@ -129,8 +133,10 @@ def main() -> None:
   )
   log = training_log.TrainingLog(output_dir, trainer.step)
   _train(trainer, log, config.num_steps)
-  print(training_log.table(evaluation.summarize(trainer.held_out_batches())))
-  print(f'the draft is in {output_dir}')
+  figures = evaluation.summarize(trainer.held_out_batches())
+  if sharding.is_first_process():
+    print(training_log.table(figures))
+    print(f'the draft is in {output_dir}')
 
 
 def _config() -> training.TrainingConfig:
@@ -156,7 +162,12 @@ def _config() -> training.TrainingConfig:
 def _train(trainer, log, num_steps: int) -> None:
   if trainer.step == 0:
     log.add(0, held_out=evaluation.summarize(trainer.held_out_batches(2)))
-  bar = tqdm(total=num_steps, initial=trainer.step, unit='step')
+  bar = tqdm(
+    total=num_steps,
+    initial=trainer.step,
+    unit='step',
+    disable=not sharding.is_first_process(),
+  )
   started = time.monotonic()
   with bar:
     for metrics in trainer.run():
@@ -174,11 +185,12 @@ def _train(trainer, log, num_steps: int) -> None:
         trainer.save(_STORED_DTYPE.value)
         log.draw()
         figures = held_out['all']
-        bar.write(
-          f'step {trainer.step}: held out agreement '
-          f'{figures["agreement"]:.3f}, chain of 4 '
-          f'{figures["chain_acceptance_length"]:.2f}'
-        )
+        if not bar.disable:
+          bar.write(
+            f'step {trainer.step}: held out agreement '
+            f'{figures["agreement"]:.3f}, chain of 4 '
+            f'{figures["chain_acceptance_length"]:.2f}'
+          )
 
 
 if __name__ == '__main__':

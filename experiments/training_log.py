@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import benchmark_output
+from swiftspec_jax import sharding
 
 _METRICS = 'metrics.jsonl'
 _PICTURE = 'training.png'
@@ -14,7 +15,10 @@ _COLUMNS = ('num_tokens', 'agreement', 'acceptance', 'chain_acceptance_length')
 
 
 class TrainingLog:
-  """Lines of a run; those behind the step it goes on from are dropped."""
+  """Lines of a run; those behind the step it goes on from are dropped.
+
+  Of processes that train together, the first one writes.
+  """
 
   def __init__(self, directory: pathlib.Path, step: int):
     self._path = directory / _METRICS
@@ -24,7 +28,8 @@ class TrainingLog:
     # The first evaluation is repeated when nothing else was done.
     kept = kept if step else []
     text = ''.join(json.dumps(line) + '\n' for line in kept)
-    benchmark_output.write(self._path, text.encode())
+    if sharding.is_first_process():
+      benchmark_output.write(self._path, text.encode())
 
   def add(self, step: int, **values: Any) -> None:
     """Appends a line.
@@ -32,10 +37,13 @@ class TrainingLog:
     Raises:
       UserError: it cannot be written.
     """
-    benchmark_output.append_line(self._path, {'step': step, **values})
+    if sharding.is_first_process():
+      benchmark_output.append_line(self._path, {'step': step, **values})
 
   def draw(self) -> None:
     """Writes the picture of loss and acceptance; not without matplotlib."""
+    if not sharding.is_first_process():
+      return
     try:
       from matplotlib import figure as figure_lib
     except ImportError:

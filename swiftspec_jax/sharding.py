@@ -29,7 +29,7 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
   many, and the compiler places the collectives. An all-gather where a rule
   expects an all-reduce would show in the compiled text that the tests read.
   """
-  devices = jax.devices()[:1] if devices is None else devices
+  devices = jax.local_devices()[:1] if devices is None else devices
   if not devices:
     raise errors.UserError('a mesh needs at least one device, got none')
   return Mesh(
@@ -47,6 +47,11 @@ def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+def is_first_process() -> bool:
+  """Whether this process writes files for all that work together."""
+  return jax.process_index() == 0
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

@@ -15,7 +15,7 @@ HOST = targets.Target(
 )
 
 
-def row_of(shape, fn=jnp.sin):
+def row_of(shape, fn=jnp.sin, known=None):
   array = jax.ShapeDtypeStruct((shape,), jnp.float32)
   return rows.compile_job(
     rows.Job(
@@ -23,7 +23,8 @@ def row_of(shape, fn=jnp.sin):
       shape=f'[{shape}]',
       target=HOST,
       lower=lambda: jax.jit(fn).lower(array),
-    )
+    ),
+    known,
   )
 
 
@@ -32,6 +33,14 @@ def test_status_says_what_fits():
   assert (row.status, row.bytes_per_device) == ('fits', 8_000)
   assert row.compile_seconds > 0
   assert row_of(2_000).status == 'too large'
+
+
+def test_what_has_not_changed_is_not_compiled_again():
+  row = row_of(1_000)
+  known = {row.fingerprint: row}
+  assert row_of(1_000, known=known) is row
+  for other in (row_of(1_001, known=known), row_of(1_000, jnp.cos, known)):
+    assert other.fingerprint not in known
 
 
 def test_a_refusal_is_a_row():

@@ -1,12 +1,9 @@
 import dataclasses
-import json
 import shutil
-import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 from distillation_cases import (
   CONFIG,
@@ -297,6 +294,42 @@ def test_a_restored_run_repeats_the_losses(data, tmp_path, architecture):
   assert losses_seen + list(second.run()) == expected
 
 
+@pytest.mark.parametrize('size', [60, 150, None])
+def test_a_draft_goes_on_with_other_outputs(data, tmp_path, size):
+  first = make_trainer(data, tmp_path / 'first')
+  list(first.run())
+  first.save('float32')
+  model = target()
+  draft = ss.load(tmp_path / 'first', draft_of=model)
+  config = dataclasses.replace(
+    TRAINING, student=dataclasses.replace(STANDS_ALONE, output_vocab_size=size)
+  )
+  second = make_trainer(data, tmp_path / 'second', config, start_from=draft)
+  second.save('float32')
+  other = ss.load(tmp_path / 'second', draft_of=model)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    draft.params['layers'],
+    other.params['layers'],
+  )
+  its = dict(
+    zip(
+      draft.params['output_token_ids'].tolist(),
+      np.asarray(draft.params['unembedding']),
+      strict=True,
+    )
+  )
+  outputs = other.params.get('output_token_ids', np.arange(CONFIG.vocab_size))
+  for token_id, row in zip(
+    outputs.tolist(), np.asarray(other.params['unembedding']), strict=True
+  ):
+    expected = its.get(
+      token_id, np.asarray(model.params['embedding'])[token_id]
+    )
+    np.testing.assert_array_equal(row, expected)
+  assert set(its) & set(outputs.tolist())
+
+
 def test_a_run_with_other_options_is_refused(data, tmp_path):
   make_trainer(data, tmp_path / 'run')
   other = dataclasses.replace(TRAINING, learning_rate=1.0)
@@ -379,41 +412,3 @@ def test_output_ids_that_do_not_fit(tmp_path):
   draft_lib.save(tmp_path, config, params, model)
   with pytest.raises(errors.UserError, match='output_token_ids'):
     ss.load(tmp_path, draft_of=model)
-
-
-@pytest.mark.parametrize('options', [(), ('--reads_features',)])
-def test_a_killed_program_goes_on(model, tmp_path, options):
-  """kill -9 in the middle changes no loss."""
-  write_data(tmp_path / 'data', feature_layers=(0, 1))
-
-  def flags(name):
-    return (
-      f'--target={model}',
-      f'--data={tmp_path / "data"}',
-      f'--output_dir={tmp_path / name}',
-      '--init_layers=0',
-      '--output_vocab_size=100',
-      '--tokens_per_batch=2048',
-      '--num_steps=9',
-      '--warmup_steps=2',
-      '--evaluate_every=3',
-      *options,
-    )
-
-  def read_losses(name):
-    path = tmp_path / name / 'metrics.jsonl'
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-      (x['step'], x['training']['loss']) for x in lines if 'training' in x
-    ]
-
-  assert programs.run('train_draft', *flags('whole'))[0] == 0
-  with programs.start('train_draft', *flags('killed')) as process:
-    programs.wait_for(lambda: (tmp_path / 'killed/checkpoints/3').exists())
-    process.send_signal(signal.SIGKILL)
-  status, output, _ = programs.run('train_draft', *flags('killed'))
-  assert status == 0
-  assert 'chain_acceptance_length' in output
-  assert read_losses('killed') == read_losses('whole')
-  assert len(read_losses('killed')) == 9
-  assert (tmp_path / 'killed' / 'training.png').exists()

@@ -10,6 +10,7 @@ speed: no program is run.
 import collections
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,11 @@ _EVERY = flags.DEFINE_integer(
 _TARGET = flags.DEFINE_multi_enum(
   'target', list(targets.TARGETS), list(targets.TARGETS), 'Devices.'
 )
+_RESUME = flags.DEFINE_bool(
+  'resume',
+  False,
+  'Compile only what has changed since the rows in --output were written.',
+)
 _OUTPUT = flags.DEFINE_string(
   'output', 'build/aot', f'Directory of {_ROWS} and provenance.json.'
 )
@@ -52,15 +58,22 @@ def main() -> None:
   # A program out of the cache has met no compiler.
   jax.config.update('jax_enable_compilation_cache', False)
   directory = pathlib.Path(_OUTPUT.value)
+  path = directory / _ROWS
   with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _ROWS).unlink(missing_ok=True)
+    if not _RESUME.value:
+      path.unlink(missing_ok=True)
+  known = _accepted(path)
   done = []
   for job in _jobs():
-    row = rows.compile_job(job)
+    row = rows.compile_job(job, known)
     done.append(row)
     print(_line(row), flush=True)
-    benchmark_output.append_line(directory / _ROWS, dataclasses.asdict(row))
+    if row.fingerprint not in known:
+      benchmark_output.append_line(path, dataclasses.asdict(row))
+  # Of a table that was resumed, only what belongs to it now.
+  lines = [json.dumps(dataclasses.asdict(row)) + '\n' for row in done]
+  benchmark_output.write(path, ''.join(lines).encode())
   benchmark_output.write_json(
     directory / 'provenance.json', provenance.collect()
   )
@@ -73,6 +86,12 @@ def main() -> None:
       f'first {refused[0].name} {refused[0].shape} for '
       f'{refused[0].topology}: {refused[0].message}'
     )
+
+
+def _accepted(path: pathlib.Path) -> dict[str, rows.Row]:
+  """Returns the rows of a file by fingerprint, without the refused ones."""
+  known = [rows.Row(**values) for values in benchmark_output.read_lines(path)]
+  return {row.fingerprint: row for row in known if row.status != 'refused'}
 
 
 def _jobs() -> Iterator[rows.Job]:

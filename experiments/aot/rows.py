@@ -1,13 +1,17 @@
 """Compiles one program and says what came of it."""
 
 import dataclasses
+import hashlib
+import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from experiments.aot.targets import Target
+
+_COMPILERS = ('jax', 'jaxlib', 'libtpu', 'nvidia-')  # begin their packages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Row:
       no measurement.
     compile_seconds: wall time, on the machine that compiled.
     message: of the compiler.
+    fingerprint: of the program, the device and the compilers' versions.
   """
 
   name: str
@@ -60,16 +65,26 @@ class Row:
   optimal_seconds: float | None = None
   compile_seconds: float | None = None
   message: str = ''
+  fingerprint: str = ''
 
 
-def compile_job(job: Job) -> Row:
-  """Returns the row of a job; a refusal is a row, too."""
+def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
+  """Returns the row of a job; a refusal is a row, too.
+
+  Args:
+    job: what to compile.
+    known: rows by their fingerprints, which need no compiler again.
+  """
   row = Row(
     name=job.name, topology=job.target.topology, shape=job.shape, status='fits'
   )
   start = time.perf_counter()
   try:
-    compiled = job.lower().compile()
+    lowered = job.lower()
+    row = dataclasses.replace(row, fingerprint=_fingerprint(job, lowered))
+    if known and row.fingerprint in known:
+      return known[row.fingerprint]
+    compiled = lowered.compile()
   except (
     # What compilers and the lowering of kernels raise; NotImplementedError is
     # a RuntimeError.
@@ -91,6 +106,18 @@ def compile_job(job: Job) -> Row:
     compile_seconds=round(seconds, 2),
     **facts,
   )
+
+
+def _fingerprint(job: Job, lowered: jax.stages.Lowered) -> str:
+  versions = [
+    f'{distribution.name} {distribution.version}'
+    for distribution in importlib.metadata.distributions()
+    if distribution.name.startswith(_COMPILERS)
+  ]
+  # The same program can have several names.
+  parts = [job.name, job.shape, job.target.topology, *sorted(versions)]
+  text = '\n'.join([*parts, lowered.as_text()])
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:

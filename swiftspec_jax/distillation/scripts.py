@@ -14,6 +14,8 @@ _MARKS = ('\u2042first\u2042', '\u2042second\u2042', '\u2042third\u2042')
 _MAX_OPS = 320  # of one row
 _ANSWER_LIMIT = 160
 _GREEDY_SHARE = 0.75
+_SUM_SHARE = 0.12  # of chats: word problems
+_SHORT_TEXT_SHARE = 0.25  # of chats: tasks over a few sentences
 _INVENTED_SHARE = 0.55  # of documents, as soon as there are enough
 
 
@@ -224,37 +226,57 @@ class Planner:
 
     def branch():
       # The first token of a branch is forced: the last one of the opening.
-      if rng.random() < 0.12:
-        text = instructions.word_problem(rng)
-        return Branch(
-          kind='math',
-          parts=(
-            (form.opening[-1], *self._encode(text), *form.closing),
-            self._answer(rng),
-            *self._follow_up(rng, 0.2),
-          ),
+      first = form.opening[-1:]
+      choice = rng.random()
+      if choice < _SUM_SHARE:
+        return self._task_branch(
+          rng, form, 'math', first, instructions.word_problem(rng)
         )
-      opening = instructions.pick(rng, instructions.OPENINGS)
-      word = self._library.word(rng) if '{word}' in opening else ''
-      is_long = 'rticle' in opening or 'Context' in opening
-      return Branch(
-        kind='chat',
-        parts=(
-          (
-            form.opening[-1],
-            *self._encode(instructions.fill(opening, rng, word)),
-          ),
-          self._user_turn(rng, 160 if is_long else 70),
-          form.closing[1:],
-          self._answer(rng),
-          *self._follow_up(rng, 0.35),
-        ),
-      )
+      if choice < _SUM_SHARE + _SHORT_TEXT_SHARE:
+        return self._short_text_branch(rng, form, first)
+      return self._invented_branch(rng, form, first)
 
     return Plan(
       prefix=form.opening[:-1],
       has_document=False,
       rows=self._rows(CHAT_SHAPE, branch),
+    )
+
+  def _task_branch(self, rng, form: ChatFormat, kind, first, text) -> Branch:
+    """A given user turn."""
+    return Branch(
+      kind=kind,
+      parts=(
+        (*first, *self._encode(text), *form.closing),
+        self._answer(rng),
+        *self._follow_up(rng, 0.2),
+      ),
+    )
+
+  def _short_text_branch(self, rng, form: ChatFormat, first) -> Branch:
+    """A task over some sentences, which no prefix has to hold."""
+    passage = self._library.passage(rng, int(rng.integers(80, 400)))
+    task = instructions.draw_task(rng)
+    wording = instructions.pick(rng, task.wordings).replace(' above', '')
+    word = documents.word_in(passage, rng) or self._library.word(rng)
+    parts = [instructions.fill(wording, rng, word), passage]
+    text = '\n\n'.join(parts if rng.random() < 0.7 else reversed(parts))
+    return self._task_branch(rng, form, task.kind, first, text)
+
+  def _invented_branch(self, rng, form: ChatFormat, first) -> Branch:
+    """A user turn of which a few words are given."""
+    opening = instructions.pick(rng, instructions.OPENINGS)
+    word = self._library.word(rng) if '{word}' in opening else ''
+    is_long = 'rticle' in opening or 'Context' in opening
+    return Branch(
+      kind='chat',
+      parts=(
+        (*first, *self._encode(instructions.fill(opening, rng, word))),
+        self._user_turn(rng, 160 if is_long else 70),
+        form.closing[1:],
+        self._answer(rng),
+        *self._follow_up(rng, 0.35),
+      ),
     )
 
   def _document_plan(self, rng: np.random.Generator, shape: BatchShape) -> Plan:

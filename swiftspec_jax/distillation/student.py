@@ -157,6 +157,30 @@ def initial_params(
   return arrays
 
 
+def continue_from(
+  arrays: params_lib.Params, initial: params_lib.Params
+) -> params_lib.Params:
+  """Returns the parameters of a draft, for the outputs of a new one.
+
+  Args:
+    arrays: host arrays of a draft.
+    initial: `initial_params` of a draft that differs in its outputs at most;
+      the unembedding of those that the other does not have is taken from here.
+  """
+
+  def outputs(params):
+    every = np.arange(len(params['unembedding']), dtype=np.int32)
+    return params.get('output_token_ids', every)
+
+  _, mine, its = np.intersect1d(
+    outputs(initial), outputs(arrays), return_indices=True
+  )
+  unembedding = initial['unembedding'].copy()
+  unembedding[mine] = arrays['unembedding'][its]
+  learned = {k: v for k, v in arrays.items() if k != 'output_token_ids'}
+  return {**initial, **learned, 'unembedding': unembedding}
+
+
 def forward(
   params: params_lib.Params,
   config: ModelConfig,

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swiftspec_jax import atomic_file, errors, sharding
@@ -74,7 +75,11 @@ def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 class Trainer:
-  """A run: its data, its state on the devices, and its checkpoints."""
+  """A run: its data, its state on the devices, and its checkpoints.
+
+  Several processes may work together, each with the same arguments and with
+  the devices of all; they must see the same folders.
+  """
 
   def __init__(
     self,
@@ -97,7 +102,8 @@ class Trainer:
       output_dir: of the run.
       devices: share the rows of each batch.
       num_shards: of a new run; None means all.
-      start_from: a draft whose parameters and outputs are the first ones.
+      start_from: a draft whose parameters are the first ones. Outputs that it
+        does not have begin as in a new draft.
 
     Raises:
       UserError: bad data, a checkpoint of another configuration, or sizes
@@ -163,7 +169,7 @@ class Trainer:
 
   def _write_run(self, num_shards: int) -> None:
     path = self._output_dir / _RUN
-    if path.exists():
+    if path.exists() or not sharding.is_first_process():
       return
     values = {
       'config': self.config.to_json(),
@@ -178,24 +184,30 @@ class Trainer:
       raise errors.UserError(f'cannot write {path}: {error}') from error
 
   def _first_params(self, groups, start_from) -> params_lib.Params:
-    if start_from is not None:
-      if start_from.config != self.model_config:
-        raise errors.UserError(
-          f'{start_from.name} has another architecture than this run; give '
-          'the same options of the draft'
-        )
-      return jax.tree.map(np.asarray, start_from.params)
     outputs, size = None, self.model_config.output_vocab_size
     if size is not None:
       outputs = student.choose_outputs(
         groups, self.model_config.vocab_size, size
       )
-    return student.initial_params(
+    arrays = student.initial_params(
       self.model_config,
       self.target,
       self.config.student,
       outputs,
       self.config.seed,
+    )
+    if start_from is None:
+      return arrays
+    its_config = dataclasses.replace(
+      start_from.config, output_vocab_size=self.model_config.output_vocab_size
+    )
+    if its_config != self.model_config:
+      raise errors.UserError(
+        f'{start_from.name} has another architecture than this run; give '
+        'the same options of the draft'
+      )
+    return student.continue_from(
+      jax.tree.map(np.asarray, start_from.params), arrays
     )
 
   @property
@@ -248,6 +260,8 @@ class Trainer:
       raise errors.UserError(
         f'cannot write a checkpoint to {self._output_dir}: {error}'
       ) from error
+    if not sharding.is_first_process():
+      return
     arrays = jax.tree.map(np.asarray, {**self._frozen, **self._state['params']})
     if self.shares_embedding:
       del arrays['embedding']
@@ -296,7 +310,11 @@ class Trainer:
     if self.model_config.reads_features:
       arrays['features'] = packing.features_of(rows, batch)
     by_row = NamedSharding(self._mesh, PartitionSpec(sharding.DATA_AXIS))
-    return jax.device_put(arrays, by_row)
+    # Each process has the whole batch, and its devices take their rows.
+    return {
+      name: jax.make_array_from_callback(x.shape, by_row, x.__getitem__)
+      for name, x in arrays.items()
+    }
 
   def held_out_batches(
     self, most: int | None = None
@@ -324,7 +342,8 @@ class Trainer:
           config=self.config,
           model_config=self.model_config,
         )
-        yield rows, _at_places(jax.device_get(measures), batch)
+        measures = multihost_utils.process_allgather(measures, tiled=True)
+        yield rows, _at_places(measures, batch)
 
 
 def _at_places(
