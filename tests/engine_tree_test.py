@@ -113,13 +113,12 @@ def test_nodes_are_those_of_the_oracle(width, branching):
     num_accepted += len(expected)
   assert num_checked > 10
   assert num_accepted > 5 or branching == 1
-  # The draws of a table are its rows' best tokens.
   for before, after in itertools.pairwise(known[1:]):
     assert after == TABLE[before].argmax()
 
 
 def test_stats_count_levels():
-  engine = table_engine(FixedLength(8), draft_table=TABLE)
+  engine = table_engine(FixedLength(8), draft_table=TABLE, width=4, branching=4)
   sampling = ss.SamplingParams(max_new_tokens=40)
   handle = engine.submit(ss.Request(token_ids=(1,), sampling=sampling))
   stats = handle.result().stats
@@ -130,15 +129,17 @@ def test_stats_count_levels():
   assert stats.num_drafted > sum(drafted)
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_the_narrowest_tree_is_a_chain_and_stays_in_step(temperature):
+def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1)
   sizes = engine_cases.make_sizes(
     num_pages=30, drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
   engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
-  requests = requests_of(12, ignore_eos=True, temperature=temperature)
+  requests = [
+    *requests_of(6, ignore_eos=True),
+    *requests_of(6, ignore_eos=True, temperature=1.0),
+  ]
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
   assert engine.scheduler.num_preemptions > 0
@@ -176,7 +177,7 @@ def test_bad_sizes_are_refused():
   model = testing.table_model(TABLE)
   with pytest.raises(errors.UserError, match='branching must be 1 to 7'):
     TreeDraft(model=model, branching=8)
-  with pytest.raises(errors.UserError, match='less than 5 nodes after 3'):
+  with pytest.raises(errors.UserError, match='less than 4 nodes after 3'):
     table_engine(FixedLength(1), width=1, branching=1)
   with pytest.raises(errors.UserError, match='vocabular'):
     Engine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())
