@@ -147,7 +147,7 @@ def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
     assert got.token_ids == expected.token_ids
   for outcome in engine.policy.outcomes:
     assert outcome.num_accepted.tolist() == outcome.lengths.tolist()
-  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
+  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 40
 
 
 @pytest.mark.parametrize('seconds_per_token', [0.0, 0.004])
