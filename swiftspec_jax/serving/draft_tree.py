@@ -110,7 +110,7 @@ def grow(
     sharding: of dense keys and values; static.
     num_forwards: D; static.
     num_nodes: T to choose; static.
-    sizes: leaves W of a forward, and children of a leaf; static.
+    sizes: W, and children of a leaf; static.
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
@@ -121,13 +121,12 @@ def grow(
   )
 
   def children(logits, depths):
-    scores = logits
+    own = noise
     if noise is not None:
       own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-      scores = choices.draft_scores(logits, own, rows.slots, sampling)
+    scores = choices.draft_scores(logits, own, rows.slots, sampling)
     best, token_ids = jax.lax.top_k(scores, branching)
-    log_total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    return token_ids, best - log_total
+    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   found = children(logits[:, None], leaves.depths)
