@@ -6,13 +6,14 @@ Legend: N tokens, D embed, F ffw.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
+
 ACTIVATIONS = ('silu', 'gelu_tanh')
 
 
 def swiglu(x: jax.Array, gate_up: jax.Array, *, activation: str) -> jax.Array:
   """Returns act(x gate) * (x up); the arguments are those of `api.swiglu`."""
-  # The axes of the weight are not merged: the last one may be sharded.
-  product = jnp.tensordot(x.reshape(-1, x.shape[-1]), gate_up, axes=1)
+  product = products.multiply(x.reshape(-1, x.shape[-1]), gate_up)
   hidden = gated_activation(product[:, 0], product[:, 1], activation)
   return hidden.reshape(*x.shape[:-1], -1)
 

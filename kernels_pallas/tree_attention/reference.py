@@ -7,6 +7,8 @@ kv heads, Q query heads for each kv head, E head_dim.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
+
 # What a masked score becomes. Finite, so that a row that sees nothing gives
 # finite numbers instead of NaN.
 MASKED_SCORE = -1e30
@@ -98,7 +100,7 @@ def masked_attention(
     scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(visible[:, None, None], scores, MASKED_SCORE)
   probs = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  output = jnp.einsum(
+  output = products.einsum(
     'bgns,bgse->bgne',
     probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
     values,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
 from kernels_pallas.tree_attention import reference
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
@@ -118,7 +119,7 @@ def _attention(queries, keys, values, visible, chain, scale):
     scores.append(own[..., None])
   probs = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
   probs = probs.astype(values.dtype)
-  output = jnp.einsum('bgqst,btge->bsgqe', probs[..., :size], values)
+  output = products.einsum('bgqst,btge->bsgqe', probs[..., :size], values)
   for i, (_, own_values, _) in enumerate(chain):
     output += jnp.einsum('bgqs,bsge->bsgqe', probs[..., size + i], own_values)
   return output

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from kernels_pallas import products
 from kernels_pallas.tree_attention import reference
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
@@ -372,11 +373,11 @@ def _attention(queries, prefix, own, in_prefix, in_own):
     to_own.sum(-1, keepdims=True)
   )
   dtype = queries.dtype
-  attended = jnp.einsum(
+  attended = products.einsum(
     'fgnp,fgpe->fgne', to_prefix.astype(dtype), prefix[1]
   ).reshape(queries.shape)
   attended += from_rows(
-    jnp.einsum('bgqs,bgse->bgqe', to_own.astype(dtype), own[1])
+    products.einsum('bgqs,bgse->bgqe', to_own.astype(dtype), own[1])
   )
   return (attended / total).astype(dtype)
 
@@ -385,8 +386,7 @@ def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
   """Returns f32[B, V] of hidden states [B, D]."""
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
-  logits = jnp.einsum('bd,vd->bv', x, table, preferred_element_type=jnp.float32)
-  return logits[:, : config.vocab_size]
+  return products.look_up_scores(x, table)[:, : config.vocab_size]
 
 
 def _advance(script, state, logits, law):

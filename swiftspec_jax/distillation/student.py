@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas import products
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
@@ -220,14 +221,7 @@ def forward(
     passes.append(written)
     hidden = jnp.take_along_axis(features, rows['places'][:, :, None], axis=1)
     x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
-    logits.append(
-      jnp.einsum(
-        'bmd,vd->bmv',
-        x,
-        params['unembedding'],
-        preferred_element_type=jnp.float32,
-      )
-    )
+    logits.append(products.wide_einsum('bmd,vd->bmv', x, params['unembedding']))
   return logits
 
 

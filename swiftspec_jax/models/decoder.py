@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products as products_lib
 from kernels_pallas.matmul_all_reduce import api as project_api
 from kernels_pallas.matmul_all_reduce import reference as project_reference
 from kernels_pallas.swiglu import api as swiglu_api
@@ -257,8 +258,7 @@ def _product(x, weight):
   if isinstance(weight, quantization.QuantizedMatrix):
     product = weight.multiply(rows)
   else:
-    # The output axes are not merged: one of them may be sharded.
-    product = jnp.tensordot(rows, weight, axes=1)
+    product = products_lib.multiply(rows, weight)
   return product.reshape(*x.shape[:2], *product.shape[1:])
 
 
@@ -287,11 +287,8 @@ def unembed(
   """
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
-  # Vocabulary first: the table is read row by row as it lies in memory.
-  logits = jnp.einsum(
-    'vd,btd->vbt', table, x, preferred_element_type=jnp.float32
-  )
-  return jnp.moveaxis(logits, 0, -1)[..., : config.num_logits]
+  logits = products_lib.look_up_scores(x.reshape(-1, x.shape[-1]), table)
+  return logits.reshape(*x.shape[:2], -1)[..., : config.num_logits]
 
 
 def token_ids_of(

@@ -1,0 +1,89 @@
+"""Products in bfloat16 that are fast on CPUs, too.
+
+Everywhere but on CPUs these are the plain ones. XLA's CPU backend multiplies
+bfloat16 fast only if asked for a float32 result, 8 times faster for 8 rows, and
+single rows not at all (seen with jax 0.10.2 on an AMD EPYC).
+
+Legend: N rows, K inputs, V table rows.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:
+  """Returns rows [N, K] times a weight [K, ...]: [N, ...], in their dtype.
+
+  The axes of the weight are not merged: one of them may be sharded.
+  """
+  outputs = 'abc'[: weight.ndim - 1]
+  return einsum(f'nk,k{outputs}->n{outputs}', rows, weight)
+
+
+def einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns what `jnp.einsum` does of two arrays, in their dtype."""
+  plain = functools.partial(jnp.einsum, subscripts)
+  if x.dtype != jnp.bfloat16:
+    return plain(x, y)
+
+  def on_cpu(x, y):
+    return _of_two_rows(subscripts, x, y).astype(x.dtype)
+
+  return jax.lax.platform_dependent(x, y, cpu=on_cpu, default=plain)
+
+
+def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
+  """Returns the products f32[N, V] of rows [N, K] and table rows [V, K]."""
+
+  def plain(rows, table):
+    # Vocabulary first: the table is read row by row as it lies in memory.
+    return wide_einsum('vk,nk->vn', table, rows).T
+
+  if rows.dtype != jnp.bfloat16:
+    return plain(rows, table)
+  return jax.lax.platform_dependent(
+    rows,
+    table,
+    cpu=functools.partial(_of_two_rows, 'nk,vk->nv'),
+    default=plain,
+  )
+
+
+def _of_two_rows(subscripts, x, y):
+  """`wide_einsum`, with a second row if the first axis of x has one only."""
+  size = len(x)
+  if size == 1 and subscripts[0] not in subscripts.partition(',')[2][: y.ndim]:
+    x = jnp.repeat(x, 2, axis=0)
+  return wide_einsum(subscripts, x, y)[:size]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def wide_einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns the einsum of two arrays in float32.
+
+  Each axis must be in two of the three terms. The gradient of x is a product in
+  the dtype of the arrays, too, where JAX would make it one in float32. That of
+  y is in float32, which is no slower on CPUs.
+  """
+  return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+def _forward(subscripts, x, y):
+  return wide_einsum(subscripts, x, y), (x, y)
+
+
+def _backward(subscripts, arrays, cotangent):
+  x, y = arrays
+  of_x, of_y, of_result = subscripts.replace('->', ',').split(',')
+  to_x = wide_einsum(
+    f'{of_result},{of_y}->{of_x}', cotangent.astype(x.dtype), y
+  )
+  to_y = jnp.einsum(
+    f'{of_x},{of_result}->{of_y}', x.astype(jnp.float32), cotangent
+  )
+  return to_x.astype(x.dtype), to_y.astype(y.dtype)
+
+
+wide_einsum.defvjp(_forward, _backward)

@@ -1,0 +1,57 @@
+"""Products are the same on all platforms, up to one rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import products
+
+KEY = jax.random.key(0)
+# bfloat16 keeps 8 bits: half of the last one, of sums of numbers near 1.
+TOLERANCES = {jnp.float32: 1e-5, jnp.bfloat16: 2.0**-8}
+
+
+def draw(shape, dtype):
+  return jax.random.normal(jax.random.fold_in(KEY, sum(shape)), shape, dtype)
+
+
+def assert_rounded_once(actual, exact, dtype):
+  assert actual.shape == exact.shape
+  np.testing.assert_allclose(
+    np.asarray(actual, np.float64), exact, TOLERANCES[dtype], atol=1e-4
+  )
+
+
+@pytest.mark.parametrize('dtype', TOLERANCES)
+@pytest.mark.parametrize('num_rows', [1, 2, 8])
+def test_products_are_rounded_once(dtype, num_rows):
+  rows, weight = draw((num_rows, 24), dtype), draw((24, 3, 5), dtype)
+  table = draw((50, 24), dtype)
+  exact = [np.asarray(x, np.float64) for x in (rows, weight, table)]
+  product = jax.jit(products.multiply)(rows, weight)
+  assert product.dtype == dtype
+  assert_rounded_once(product, np.tensordot(exact[0], exact[1], 1), dtype)
+  scores = jax.jit(products.look_up_scores)(rows, table)
+  assert scores.dtype == jnp.float32
+  assert_rounded_once(scores, exact[0] @ exact[2].T, jnp.float32)
+  product = jax.jit(lambda x, y: products.einsum('nk,vk->nv', x, y))(
+    rows, table
+  )
+  assert product.dtype == dtype
+  assert_rounded_once(product, exact[0] @ exact[2].T, dtype)
+
+
+@pytest.mark.parametrize('num_rows', [1, 8])
+def test_gradients_are_those_of_the_plain_product(num_rows):
+  rows, weight = draw((num_rows, 24), jnp.bfloat16), draw((24, 7), jnp.bfloat16)
+
+  def total(multiply):
+    return lambda *args: multiply(*args).astype(jnp.float32).sum()
+
+  actual = jax.grad(total(products.multiply), (0, 1))(rows, weight)
+  expected = jax.grad(total(jnp.dot), (0, 1))(rows, weight)
+  for a, b in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(
+      np.asarray(a, np.float32), np.asarray(b, np.float32), 2e-2, 2e-2
+    )
