@@ -21,33 +21,19 @@ from absl import flags
 
 from experiments import (
   benchmark_output,
-  kernel_cases,
+  kernel_flags,
   kernel_timing,
   program,
   provenance,
   torch_kernels,
 )
 from experiments.kernel_cases import Case
-from swiftspec_jax import errors
 
-_KERNELS = tuple(kernel_cases.KERNELS)
-_KERNEL = flags.DEFINE_multi_enum('kernel', _KERNELS, _KERNELS, 'Kernels.')
-_SHAPE = flags.DEFINE_multi_string(
-  'shape', [''], 'Only shapes whose names have this in them; several add up.'
-)
-_EVERY = flags.DEFINE_integer(
-  'every', 1, 'One of so many of these shapes.', lower_bound=1
-)
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 9, 'Measurements of which the median counts.', lower_bound=1
-)
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',
   'experiments/results/kernels',
   'Directory of rows.jsonl and summary.json, which are replaced.',
 )
-# What a device cannot keep near its processors: more than the 128 MiB of a TPU.
-_CACHE_BYTES = 256 * 2**20
 _ROWS = 'rows.jsonl'
 
 
@@ -61,7 +47,7 @@ class Rates:
 
 def main() -> None:
   """Runs the program."""
-  chosen = _cases()
+  chosen = kernel_flags.cases()
   directory = pathlib.Path(_OUTPUT_DIR.value)
   with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,52 +61,40 @@ def main() -> None:
     tqdm.tqdm.write(_line(rows[-1]))
   summary = {
     'rates': dataclasses.asdict(rates),
-    'repeats': _REPEATS.value,
-    'kernels': {name: _summary(rows, name) for name in _KERNEL.value},
+    'repeats': kernel_flags.REPEATS.value,
+    'kernels': {
+      name: _summary(rows, name) for name in kernel_flags.KERNEL.value
+    },
     'provenance': provenance.collect(),
   }
   benchmark_output.write_json(directory / 'summary.json', summary)
   print(f'written to {directory}')
 
 
-def _cases() -> list[Case]:
-  found = [
-    case
-    for kernel in dict.fromkeys(_KERNEL.value)
-    for case in kernel_cases.cases(kernel)
-    if any(part in case.spec.name for part in _SHAPE.value)
-  ]
-  if not found:
-    raise errors.UserError(
-      f'--shape={_SHAPE.value[-1]} is in the name of no shape of '
-      f'{", ".join(_KERNEL.value)}; names look like '
-      f'{next(kernel_cases.cases(_KERNEL.value[0])).spec.name!r}'
-    )
-  return found[:: _EVERY.value]
-
-
 def _measure_rates() -> Rates:
   is_cpu = jax.default_backend() == 'cpu'
+  repeats = kernel_flags.REPEATS.value
   return Rates(
     bytes_per_second=kernel_timing.copy_bandwidth(
-      2**25 if is_cpu else 2**29, _REPEATS.value
+      2**25 if is_cpu else 2**29, repeats
     ),
     flops_per_second=kernel_timing.matrix_rate(
-      512 if is_cpu else 8192, _REPEATS.value
+      512 if is_cpu else 8192, repeats
     ),
   )
 
 
 def _measure(case: Case, rates: Rates) -> dict[str, Any]:
   """Returns a row of the table."""
-  count = kernel_timing.num_sets(case.num_bytes, _CACHE_BYTES)
+  repeats = kernel_flags.REPEATS.value
+  count = kernel_timing.num_sets(case.num_bytes)
   seconds, refused, baselines = {}, {}, set()
   for contender in case.contenders(jax.default_backend()):
     keys = jax.random.split(jax.random.key(0), count)
     try:
       sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
       seconds[contender.name] = kernel_timing.seconds_of(
-        contender.call, sets, _REPEATS.value, is_in_place=case.is_in_place
+        contender.call, sets, repeats, is_in_place=case.is_in_place
       )
     # What a library cannot do is a fact of the table.
     except (RuntimeError, TypeError, ValueError) as error:
@@ -131,7 +105,7 @@ def _measure(case: Case, rates: Rates) -> dict[str, Any]:
     for name, call in torch_kernels.contenders(case):
       keys = jax.random.split(jax.random.key(0), count)
       sets = [torch_kernels.tensors(case, case.make_arrays(k)) for k in keys]
-      seconds[name] = torch_kernels.seconds_of(call, sets, _REPEATS.value)
+      seconds[name] = torch_kernels.seconds_of(call, sets, repeats)
       baselines.add(name)
   timed = [name for name in baselines if name in seconds]
   best = min(timed, key=seconds.__getitem__, default=None)

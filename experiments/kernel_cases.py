@@ -15,15 +15,16 @@ from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.kv_commit import reference as commit_reference
 from kernels_pallas.quantized_matmul import reference as quantized_reference
 from kernels_pallas.swiglu import reference as swiglu_reference
+from kernels_pallas.thresholds import reference as threshold_reference
 from kernels_pallas.tree_attention import reference as attention_reference
 from kernels_pallas.verification import reference as verification_reference
 
 Arrays = tuple[Any, ...]  # pytree of the arguments of a call
 _PAGE = 128
-_ON = {'pallas_gpu': ('gpu', 'cuda'), 'pallas_tpu': ('tpu',)}
 
 
 def _same(*arrays):
@@ -82,8 +83,9 @@ class Case:
       call=functools.partial(_REFERENCES[self.kernel], **options),
     )
     for name, call in KERNELS[self.kernel][1].items():
-      if platform in _ON[name]:
-        yield Contender(name=name, call=functools.partial(call, **options))
+      if name in dispatch.implementations_of(platform):
+        call = functools.partial(call, **options)
+        yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
     if self.kernel == 'tree_attention':
       yield from _attention_baselines(self.spec, platform)
 
@@ -133,6 +135,12 @@ def _verification_arrays(spec, arrays):
   )
 
 
+def _threshold_arrays(spec, arrays):
+  logits, top_ks, top_ps = arrays
+  # Usual settings, and logits as wide as those of language models.
+  return 3 * logits, jnp.full_like(top_ks, 50), jnp.full_like(top_ps, 0.9)
+
+
 def _commit_arrays(spec, arrays):
   caches, starts, path = arrays
   # Every second row is kept.
@@ -143,6 +151,7 @@ def _commit_arrays(spec, arrays):
 _MEANING = {
   'tree_attention': _attention_arrays,
   'verify_tree': _verification_arrays,
+  'find_thresholds': _threshold_arrays,
   'swiglu': lambda spec, arrays: arrays,
   'kv_commit': _commit_arrays,
   'quantized_matmul': lambda spec, arrays: arrays,
@@ -150,6 +159,7 @@ _MEANING = {
 _REFERENCES = {
   'tree_attention': attention_reference.tree_attention,
   'verify_tree': verification_reference.verify_tree,
+  'find_thresholds': threshold_reference.find_thresholds,
   'swiglu': swiglu_reference.swiglu,
   'kv_commit': commit_reference.kv_commit,
   'quantized_matmul': quantized_reference.quantized_matmul,
@@ -177,6 +187,11 @@ def _count_attention(kernel, spec):
 def _count_verification(kernel, spec):
   scores = spec.batch_size * spec.num_nodes * spec.vocab_size
   return Case(kernel=kernel, spec=spec, num_bytes=4 * scores, num_flops=0)
+
+
+def _count_thresholds(kernel, spec):
+  logits = spec.batch_size * spec.num_queries * spec.vocab_size
+  return Case(kernel=kernel, spec=spec, num_bytes=4 * logits, num_flops=0)
 
 
 def _count_swiglu(kernel, spec):
@@ -223,6 +238,7 @@ def _count_commit(kernel, spec):
 _COUNTS = {
   'tree_attention': _count_attention,
   'verify_tree': _count_verification,
+  'find_thresholds': _count_thresholds,
   'swiglu': _count_swiglu,
   'kv_commit': _count_commit,
   'quantized_matmul': _count_quantized,
@@ -231,7 +247,7 @@ _COUNTS = {
 
 def _attention_baselines(spec, platform):
   """Yields what JAX itself has for attention, in the form that it wants."""
-  on_gpu = platform in _ON['pallas_gpu']
+  on_gpu = 'pallas_gpu' in dispatch.implementations_of(platform)
   for implementation in ('xla', *(['cudnn'] if on_gpu else [])):
     yield Contender(
       name=f'jax.nn {implementation}',

@@ -22,13 +22,15 @@ from experiments.kernel_cases import Arrays
 from swiftspec_jax import errors
 
 _MIN_SETS, _MAX_SETS = 2, 8
+# What a device cannot keep near its processors: more than the 128 MiB of a TPU.
+_CACHE_BYTES = 256 * 2**20
 # On a GPU each kernel is an event of a stream, on a TPU each program is one of
 # this line.
 _PLANES = ('/device:GPU:0', '/device:TPU:0')
 _LINES = ('Stream #', 'XLA Modules')
 
 
-def num_sets(num_bytes: int, cache_bytes: int) -> int:
+def num_sets(num_bytes: int, cache_bytes: int = _CACHE_BYTES) -> int:
   """Returns how many sets of arguments exceed a cache, within limits."""
   wanted = -(-cache_bytes // max(num_bytes, 1))
   return min(max(wanted, _MIN_SETS), _MAX_SETS)

@@ -12,12 +12,15 @@ from absl import logging
 from jax.sharding import Sharding
 
 REFERENCE = 'reference'
-IMPLEMENTATIONS = ('auto', REFERENCE, 'pallas_tpu', 'pallas_gpu')
-_OF_PLATFORM = {
-  'tpu': 'pallas_tpu',
-  'gpu': 'pallas_gpu',
-  'cuda': 'pallas_gpu',
-}
+IMPLEMENTATIONS = (
+  'auto',
+  REFERENCE,
+  'pallas_tpu',
+  'pallas_gpu',
+  'mosaic_gpu',
+)
+_ON_GPU = ('pallas_gpu', 'mosaic_gpu')
+_OF_PLATFORM = {'tpu': ('pallas_tpu',), 'gpu': _ON_GPU, 'cuda': _ON_GPU}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +48,9 @@ def choices() -> list[Choice]:
   return list(_choices.values())
 
 
-def implementation_of(platform: str) -> str:
-  """Returns the implementation that is made for a platform."""
-  return _OF_PLATFORM.get(platform, REFERENCE)
+def implementations_of(platform: str) -> tuple[str, ...]:
+  """Returns the implementations for a platform, that of 'auto' first."""
+  return (*_OF_PLATFORM.get(platform, ()), REFERENCE)
 
 
 def platform_of(sharding: Sharding | None) -> str:
@@ -73,7 +76,8 @@ def choose(
       platform, or the reference where that cannot do it.
     platform: of the devices.
     checks: for each implementation but the reference a function that raises
-      NotImplementedError with the reason if it cannot do the shape.
+      NotImplementedError with the reason if it cannot do the shape. Where
+      there is no 'mosaic_gpu', 'pallas_gpu' stands in.
 
   Raises:
     NotImplementedError: the one that is asked for cannot do it.
@@ -97,8 +101,10 @@ def choose(
 def _decide(kernel, shape, implementation, platform, checks):
   """Returns the implementation and the reason."""
   is_auto = implementation == 'auto'
-  wanted = implementation_of(platform) if is_auto else implementation
+  wanted = implementations_of(platform)[0] if is_auto else implementation
   reason = f'made for {platform}' if is_auto else 'asked for'
+  if wanted == 'mosaic_gpu' and wanted not in checks:
+    wanted, reason = 'pallas_gpu', 'there is no mosaic_gpu'
   if wanted == REFERENCE:
     return wanted, f'no kernel for {platform}' if is_auto else reason
   try:

@@ -2,8 +2,8 @@
 
 The order is that of vLLM and Hugging Face: repetition penalty, bias and bans,
 temperature, top-k, top-p, min-p. Thresholds are found by bisection on the
-bits of the logits instead of sorting the vocabulary: 32 masked sums, which
-accelerators run faster than a sort, and ties are kept together.
+bits of the logits instead of sorting the vocabulary (`kernels_pallas.
+thresholds`), which keeps ties together.
 
 All noise is keyed by the request's seed and the position of the token, so a
 row's tokens depend on nothing else in the batch.
@@ -12,13 +12,16 @@ Legend: B rows, T query tokens, S cache capacity, V vocabulary, F forced.
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import NamedSharding
 
+from kernels_pallas import dispatch
+from kernels_pallas.thresholds import api
 from swiftspec_jax.config import SamplingParams
 
 
@@ -184,28 +187,37 @@ def adjust_logits(
   return logits
 
 
-def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
+def law_logits(
+  logits: jax.Array,
+  sampling: SamplingState,
+  *,
+  kernels: str = dispatch.REFERENCE,
+  sharding: NamedSharding | None = None,
+) -> jax.Array:
   """Returns the logits of the law that tokens are drawn from.
 
   Args:
     logits: f32[B, T, V], adjusted.
     sampling: of the rows, with `temperatures`.
+    kernels: static; as in `ModelConfig`. The law does not depend on it.
+    sharding: static; of an array on the same devices.
 
   Returns:
     f32[B, T, V]; excluded tokens are -inf, in greedy rows all but one.
   """
   is_greedy = sampling.temperatures == 0
   law = logits / jnp.where(is_greedy, 1, sampling.temperatures)[:, None, None]
-  if sampling.top_ks is not None:
-    top_ks = jnp.where(sampling.top_ks == 0, law.shape[2], sampling.top_ks)
-    law = _keep_largest(law, lambda kept: kept.sum(-1) >= top_ks[:, None])
-  if sampling.top_ps is not None:
-    probs = jax.nn.softmax(law, axis=-1)
+  top_ks, top_ps = sampling.top_ks, sampling.top_ps
+  if top_ks is not None:
+    top_ks = jnp.where(top_ks == 0, law.shape[2], top_ks)
+  if top_ps is not None:
     # Rounded sums can reach 1 without the least probable tokens.
-    top_ps = jnp.where(sampling.top_ps < 1, sampling.top_ps, jnp.inf)[:, None]
-    law = _keep_largest(
-      law, lambda kept: jnp.where(kept, probs, 0).sum(-1) >= top_ps
+    top_ps = jnp.where(top_ps < 1, top_ps, jnp.inf)
+  if top_ks is not None or top_ps is not None:
+    thresholds = api.find_thresholds(
+      law, top_ks, top_ps, implementation=kernels, sharding=sharding
     )
+    law = jnp.where(law >= thresholds[:, :, None], law, -jnp.inf)
   if sampling.min_ps is not None:
     floor = law.max(-1, keepdims=True) + jnp.log(sampling.min_ps[:, None, None])
     law = jnp.where(law >= floor, law, -jnp.inf)
@@ -213,30 +225,6 @@ def law_logits(logits: jax.Array, sampling: SamplingState) -> jax.Array:
   is_best = jnp.arange(logits.shape[2])[None, None] == best
   only_best = jnp.where(is_best, 0.0, -jnp.inf)
   return jnp.where(is_greedy[:, None, None], only_best, law)
-
-
-def _keep_largest(
-  logits: jax.Array, is_enough: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-  """Keeps the fewest largest logits, ties together, that are enough.
-
-  Args:
-    logits: f32[B, T, V].
-    is_enough: bool[B, T, V] of kept tokens -> bool[B, T].
-  """
-  bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
-  top = jnp.uint32(1 << 31)
-  # Unsigned integers in the order of the floats.
-  keys = jnp.where(bits & top != 0, ~bits, bits | top)
-
-  def body(i, threshold):
-    candidate = threshold | (top >> i.astype(jnp.uint32))
-    enough = is_enough(keys >= candidate[:, :, None])
-    return jnp.where(enough, candidate, threshold)
-
-  start = jnp.zeros(logits.shape[:2], jnp.uint32)
-  threshold = jax.lax.fori_loop(0, 32, body, start)
-  return jnp.where(keys >= threshold[:, :, None], logits, -jnp.inf)
 
 
 def position_keys(

@@ -85,7 +85,14 @@ def _verify(params, config, state, cache, proposal):
       draft_token_ids=proposal.token_ids,
     )
     positions = state.lengths[:, None] + jnp.arange(token_ids.shape[1])[None]
-    verdict = verification.verify(proposal, adjusted, positions, state.sampling)
+    verdict = verification.verify(
+      proposal,
+      adjusted,
+      positions,
+      state.sampling,
+      kernels=config.kernels,
+      sharding=cache.sharding,
+    )
   return cache, verdict, logprobs_of(logits, verdict.token_ids, state.sampling)
 
 

@@ -78,12 +78,12 @@ def verify_step(
       depths=proposal.depths,
       ancestor_mask=ancestor_mask,
     )
+    devices = {'kernels': config.kernels, 'sharding': cache.sharding}
     verdict, path = matching.verify_tree(
       proposal,
       ancestor_mask,
-      matching.scores(adjusted, positions, state.sampling),
-      kernels=config.kernels,
-      sharding=cache.sharding,
+      matching.scores(adjusted, positions, state.sampling, **devices),
+      **devices,
     )
     on_path = jnp.take_along_axis(logits, path[:, :, None], axis=1)
     logprobs = spec_step.logprobs_of(on_path, verdict.token_ids, state.sampling)

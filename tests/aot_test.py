@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from experiments.aot import models, rows, steps, targets
 from experiments.aot.kernels import KERNELS
 from kernels_pallas.tree_attention import arg_specs as attention_specs
-from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu
+from kernels_pallas.tree_attention import mosaic_gpu, pallas_gpu, pallas_tpu
 
 HOST = targets.Target(
   name='host', platform='cpu', topology='host', bytes_per_device=10_000
@@ -56,6 +56,8 @@ def test_every_shape_is_one_that_the_kernels_take():
     queries, keys, _, _, mask, _ = spec.arrays()
     for backend in (pallas_tpu, pallas_gpu):
       backend.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
+    if spec.dtype == 'bfloat16':
+      mosaic_gpu.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
 
 
 def test_shapes_are_listed_once():

@@ -130,11 +130,13 @@ def test_any_path(name, offsets):
   check(name, Case(), arguments(Case(), offsets=offsets))
 
 
-def test_windows_that_do_not_fit_at_once(monkeypatch):
-  monkeypatch.setattr(pallas_tpu, '_WINDOW_BYTES', 40_000)
+def test_windows_that_do_not_fit_at_once():
   case = Case(num_caches=5)
   arrays = arguments(case)
-  got = pallas_tpu.kv_commit(*arrays, num_rows=8, interpret=interpret_tpu())
+  config = pallas_tpu.Config(window_bytes=40_000)
+  got = pallas_tpu.kv_commit(
+    *arrays, num_rows=8, config=config, interpret=interpret_tpu()
+  )
   check_equal(got, arrays)
 
 

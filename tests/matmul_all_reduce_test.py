@@ -105,7 +105,7 @@ def test_calls_in_a_row_do_not_mix():
   np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
+@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu', 'mosaic_gpu'])
 def test_reference_stands_in(implementation):
   sharding = sharding_on(2)
   x, weight = arguments(sharding, 3, 256, 256, 'float32')

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -23,6 +23,7 @@ from kernels_pallas import dispatch
 from kernels_pallas.tree_attention import (
   api,
   mask_words,
+  mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -164,6 +165,11 @@ def compiled(name, case):
     'window': case.window,
     'soft_cap': case.soft_cap,
   }
+  if name == 'mosaic_gpu':
+    if case.head_dim == 64:
+      # More blocks than stages; the default has more programs than blocks.
+      options['config'] = mosaic_gpu.Config(num_splits=2, num_stages=2)
+    return jax.jit(functools.partial(mosaic_gpu.tree_attention, **options))
   return jax.jit(functools.partial(IMPLEMENTATIONS[name], **options))
 
 
@@ -186,6 +192,18 @@ def check(name, case, arrays):
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_equals_oracle(name, case):
   check(name, CASES[case], arguments(CASES[case]))
+
+
+@pytest.mark.skipif(not HAS_GPU_INTERPRETER, reason='needs JAX 0.11')
+@pytest.mark.parametrize('name', ['edges', 'grown_tree', 'window', 'bfloat16'])
+def test_mosaic_gpu_equals_oracle(name):
+  """With a token that sees nothing, and programs that have no rows."""
+  case = dataclasses.replace(CASES[name], num_kv_heads=1, dtype='bfloat16')
+  *arrays, masks, positions = arguments(case)
+  masks = masks.at[:, 1].set(False)
+  with interpreting_gpu():
+    got = check('mosaic_gpu', case, (*arrays, masks, positions))
+  assert got[0, 1].any() == (name != 'edges')
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -303,5 +321,12 @@ def test_auto_falls_back_with_the_reason():
   checks = {'pallas_gpu': refuse, 'pallas_tpu': lambda: None}
   assert dispatch.choose('x', 'wide', 'auto', 'gpu', checks) == 'reference'
   assert dispatch.choose('x', 'wide', 'auto', 'tpu', checks) == 'pallas_tpu'
+  checks = {'pallas_gpu': lambda: None}
+  chosen = dispatch.choose('x', 'narrow', 'mosaic_gpu', 'gpu', checks)
+  assert chosen == 'pallas_gpu'
   reasons = [c.reason for c in dispatch.choices() if c.kernel == 'x']
-  assert reasons == ['pallas_gpu cannot do it: too wide', 'made for tpu']
+  assert reasons == [
+    'pallas_gpu cannot do it: too wide',
+    'made for tpu',
+    'there is no mosaic_gpu',
+  ]

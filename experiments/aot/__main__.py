@@ -110,7 +110,7 @@ def _jobs() -> Iterator[rows.Job]:
 def _line(row: rows.Row) -> str:
   """Returns a row of the table; compilers count what they can."""
   cells = [
-    f'{row.status:<11} {row.topology:<9} {row.name:<16}',
+    f'{row.status:<11} {row.topology:<9} {row.name:<21}',
     _size(row.bytes_per_device, 'on a device'),
     _size(row.temp_bytes, 'temporary'),
     _size(row.code_bytes, 'code'),
@@ -133,7 +133,7 @@ def _summary(done: Sequence[rows.Row]) -> str:
     (row.topology, row.name, row.status) for row in done
   )
   lines = [
-    f'{topology:<9} {name:<16} {count:>4} {status}'
+    f'{topology:<9} {name:<21} {count:>4} {status}'
     for (topology, name, status), count in sorted(counts.items())
   ]
   return '\n'.join(['', *lines])

@@ -21,7 +21,11 @@ from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
+from kernels_pallas.thresholds import arg_specs as threshold_specs
+from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
+from kernels_pallas.thresholds import pallas_tpu as threshold_tpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
+from kernels_pallas.tree_attention import mosaic_gpu as attention_mosaic
 from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
 from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
 from kernels_pallas.verification import arg_specs as verification_specs
@@ -41,6 +45,7 @@ KERNELS = {
     {
       'pallas_tpu': attention_tpu.tree_attention,
       'pallas_gpu': attention_gpu.tree_attention,
+      'mosaic_gpu': attention_mosaic.tree_attention,
     },
   ),
   'verify_tree': (
@@ -48,6 +53,13 @@ KERNELS = {
     {
       'pallas_tpu': verification_tpu.verify_tree,
       'pallas_gpu': verification_gpu.verify_tree,
+    },
+  ),
+  'find_thresholds': (
+    threshold_specs.arg_specs(),
+    {
+      'pallas_tpu': threshold_tpu.find_thresholds,
+      'pallas_gpu': threshold_gpu.find_thresholds,
     },
   ),
   'swiglu': (
@@ -69,15 +81,19 @@ KERNELS = {
 
 def jobs(target: Target, every: int = 1) -> Iterator[Job]:
   """Yields the kernels of a target at each `every`-th shape."""
-  backend = dispatch.implementation_of(target.platform)
   for kernel, (specs, backends) in KERNELS.items():
-    for spec in specs[::every]:
-      yield Job(
-        name=kernel,
-        shape=spec.name,
-        target=target,
-        lower=functools.partial(_lower, backends[backend], spec, target),
-      )
+    for backend in dispatch.implementations_of(target.platform):
+      is_mosaic = backend == 'mosaic_gpu'
+      for spec in specs[::every] if backend in backends else ():
+        # wgmma multiplies no float32.
+        if is_mosaic and spec.dtype == 'float32':
+          continue
+        yield Job(
+          name=f'{kernel} mosaic' if is_mosaic else kernel,
+          shape=spec.name,
+          target=target,
+          lower=functools.partial(_lower, backends[backend], spec, target),
+        )
   if target.platform == 'tpu':
     for spec in shared_specs.arg_specs()[::every]:
       yield Job(

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.kv_commit import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -60,6 +60,7 @@ def kv_commit(
   )
   backend = _BACKENDS.get(chosen, reference)
   call = functools.partial(backend.kv_commit, num_rows=num_rows)
+  call = tuning.tuned('kv_commit', chosen, call, sharding)
   if chosen != dispatch.REFERENCE and sharding is not None:
     rows, heads = (*sharding.spec, None, None)[:2]
     call = jax.shard_map(

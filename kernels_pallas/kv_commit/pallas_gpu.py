@@ -7,6 +7,7 @@ Legend: B rows, T rows to keep, S cache capacity, G kv heads, E head_dim, C
 columns of a program.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -15,10 +16,26 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-_COLUMNS = 64
+from kernels_pallas import tiles
+
 _MOST_ROWS = 256
-# Of a launch. The time to compile grows faster than this number.
-_MOST_CACHES = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Tiles of the kernel.
+
+  Attributes:
+    num_columns: most columns of a program, a power of two.
+    num_caches: of a launch. The time to compile grows faster than this number.
+  """
+
+  num_columns: int = 64
+  num_caches: int = 32
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'num_columns')
+    tiles.check_multiples(self, 1, 'num_caches')
 
 
 def check(cache_shape: tuple[int, ...], num_rows: int) -> None:
@@ -38,20 +55,21 @@ def kv_commit(
   path: jax.Array,
   *,
   num_rows: int,
+  config: Config = Config(),
   interpret: bool = False,
 ) -> list[jax.Array]:
   """See `api.kv_commit`; raises NotImplementedError as `check`."""
   check(caches[0].shape, num_rows)
   moved = []
-  for i in range(0, len(caches), _MOST_CACHES):
-    group = caches[i : i + _MOST_CACHES]
-    moved += _launch(group, starts, path, interpret)
+  for i in range(0, len(caches), config.num_caches):
+    group = caches[i : i + config.num_caches]
+    moved += _launch(group, starts, path, config.num_columns, interpret)
   return moved
 
 
-def _launch(caches, starts, path, interpret):
+def _launch(caches, starts, path, num_columns, interpret):
   batch, num_kv_heads, capacity, head_dim = caches[0].shape
-  columns = min(head_dim, _COLUMNS)
+  columns = min(head_dim, num_columns)
   num_parts = head_dim // columns
   part = pl.BlockSpec(
     (None, None, capacity, columns),

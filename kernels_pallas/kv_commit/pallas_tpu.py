@@ -12,6 +12,7 @@ Legend: B rows, T rows to keep, W rows of the window, S cache capacity, G kv
 heads, E head_dim, A caches in VMEM at once.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -20,9 +21,24 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
+
 _LANES = 128
 _SUBLANES = 16  # of the narrowest dtype
-_WINDOW_BYTES = 4 * 2**20  # of all windows in VMEM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Tiles of the kernel.
+
+  Attributes:
+    window_bytes: of all windows in VMEM, unless a single one is larger.
+  """
+
+  window_bytes: int = 4 * 2**20
+
+  def __post_init__(self):
+    tiles.check_multiples(self, 1, 'window_bytes')
 
 
 def check(cache_shape: tuple[int, ...], num_rows: int) -> None:
@@ -43,6 +59,7 @@ def kv_commit(
   path: jax.Array,
   *,
   num_rows: int,
+  config: Config = Config(),
   interpret: bool | pltpu.InterpretParams = False,
 ) -> list[jax.Array]:
   """See `api.kv_commit`; raises NotImplementedError as `check`."""
@@ -59,7 +76,7 @@ def kv_commit(
     window = (num_kv_heads, head_dim, num_window)
   sources = jnp.expand_dims(sources, 3 - rows_axis)
   window_bytes = num_kv_heads * num_window * head_dim * dtype.itemsize
-  num_at_once = min(max(_WINDOW_BYTES // window_bytes, 1), len(caches))
+  num_at_once = min(max(config.window_bytes // window_bytes, 1), len(caches))
   in_hbm = [pl.BlockSpec(memory_space=pltpu.HBM)] * len(caches)
   moved = pl.pallas_call(
     functools.partial(_kernel, rows_axis=rows_axis, num_rows=num_rows),

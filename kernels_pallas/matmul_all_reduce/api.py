@@ -27,7 +27,7 @@ def matmul_all_reduce(
     weight: [..., D]; its other axes are the K inputs.
     implementation: one of `dispatch.IMPLEMENTATIONS`. 'auto' is the reference:
       an exchange of our own can hang where it is wrong, and this one has not
-      been run on devices. So is 'pallas_gpu', as there is no such kernel.
+      been run on devices. So is what is for GPUs, as there is no such kernel.
     sharding: of the weight, whose first axis alone may be sharded; None is
       JAX's default device.
 
@@ -55,7 +55,7 @@ def matmul_all_reduce(
     'matmul_all_reduce',
     f'x {x.dtype}{list(rows)}, {weight.shape[-1]} outputs, '
     f'{num_devices} devices',
-    'auto' if implementation == 'pallas_gpu' else implementation,
+    'auto' if implementation.endswith('_gpu') else implementation,
     dispatch.platform_of(sharding),
     {'pallas_tpu': check_tpu, 'pallas_gpu': check_gpu},
   )

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.quantized_matmul import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -47,7 +47,9 @@ def quantized_matmul(
   def product(*arrays):
     chosen = _choose(*arrays, implementation, sharding)
     backend = _BACKENDS.get(chosen, reference)
-    result = backend.quantized_matmul(*arrays)
+    result = tuning.tuned(
+      'quantized_matmul', chosen, backend.quantized_matmul, sharding
+    )(*arrays)
     if inputs is None or axis_sizes[inputs] == 1:
       return result
     return jax.lax.psum(result, inputs)

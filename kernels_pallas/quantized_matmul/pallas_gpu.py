@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import last_program
+from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import tiles
 
 _LEAST_SIDE = 16  # of a product in Triton
@@ -44,6 +45,10 @@ class Config:
   num_splits: int
   num_warps: int = 4
   num_stages: int = 4
+
+  def __post_init__(self):
+    block_tiles.check_powers(self, 'block_outputs', 'num_warps')
+    block_tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
 
 
 def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
@@ -106,6 +111,8 @@ def quantized_matmul(
   num_groups = scales.shape[1]
   config = config or default_config(*values.shape)
   block, num_splits = config.block_outputs, config.num_splits
+  if num_outputs % block:
+    raise ValueError(f'{block} outputs of a tile do not divide {num_outputs}')
   tiles_of_part = num_outputs // block
   num_tiles = num_parts * tiles_of_part
   padded_rows = max(pl.next_power_of_2(num_rows), _LEAST_SIDE)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import tiles
 
 _LANES = 128
@@ -37,6 +38,9 @@ class Config:
   """
 
   block_outputs: int
+
+  def __post_init__(self):
+    block_tiles.check_multiples(self, _LANES, 'block_outputs')
 
 
 def default_config(

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.swiglu import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -56,6 +56,7 @@ def swiglu(
   if chosen == dispatch.REFERENCE:
     return reference.swiglu(x, gate_up, activation=activation)
   call = functools.partial(_BACKENDS[chosen].swiglu, activation=activation)
+  call = tuning.tuned('swiglu', chosen, call, sharding)
   if sharding is not None:
     columns = sharding.spec[2]
     call = jax.shard_map(

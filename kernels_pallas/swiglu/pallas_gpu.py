@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.swiglu import reference
 
 _MIN_SIZE = 16  # of a product in Triton
@@ -41,6 +41,11 @@ class Config:
   num_splits: int = 1
   num_warps: int = 4
   num_stages: int = 4
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'block_rows', 'block_columns', 'num_warps')
+    tiles.check_multiples(self, 16, 'block_rows', 'block_columns')
+    tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
 
 
 def default_config(
@@ -97,6 +102,10 @@ def swiglu(
   ffw_dim = gate_up.shape[2]
   num_rows = max(pl.next_power_of_2(num_tokens), _MIN_SIZE)
   config = config or default_config(num_rows, embed_dim, ffw_dim, x.dtype)
+  if embed_dim % config.block_rows:
+    raise ValueError(
+      f'{config.block_rows} rows of a block do not divide {embed_dim}'
+    )
   num_tiles = pl.cdiv(ffw_dim, config.block_columns)
   sums = (num_tiles, config.num_splits, 2, num_rows, config.block_columns)
 

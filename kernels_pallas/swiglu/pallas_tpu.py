@@ -36,6 +36,10 @@ class Config:
   block_bytes: int = 2 * 2**20
   block_columns: int = 512
 
+  def __post_init__(self):
+    tiles.check_multiples(self, 1, 'block_bytes')
+    tiles.check_multiples(self, tiles.LANES, 'block_columns')
+
 
 check = functools.partial(reference.check, most_tokens=256)
 

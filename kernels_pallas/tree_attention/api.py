@@ -11,10 +11,19 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch
-from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu, reference
+from kernels_pallas import dispatch, tuning
+from kernels_pallas.tree_attention import (
+  mosaic_gpu,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+  'mosaic_gpu': mosaic_gpu,
+}
 
 
 def tree_attention(
@@ -64,6 +73,7 @@ def tree_attention(
     chain = jnp.tri(num_tokens, dtype=bool)[None]
     tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
   call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
+  call = tuning.tuned('tree_attention', chosen, call, sharding)
   if sharding is not None:
     rows, heads = (*sharding.spec, None, None)[:2]
     call = jax.shard_map(

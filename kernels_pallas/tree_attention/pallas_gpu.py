@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.tree_attention import mask_words, reference
 
 _MIN_QUERY_ROWS = 16  # of a product in Triton
@@ -39,6 +39,10 @@ class Config:
   num_splits: int = 16
   num_warps: int = 4
   num_stages: int = 2
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'block_kv', 'num_warps')
+    tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
 
 
 def default_config(

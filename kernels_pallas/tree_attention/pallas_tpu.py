@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
 from kernels_pallas.tree_attention import mask_words, reference
 
 _SUBLANES = 8
@@ -43,6 +44,10 @@ class Config:
 
   block_kv: int = 512
   num_heads: int = 8
+
+  def __post_init__(self):
+    tiles.check_multiples(self, tiles.LANES, 'block_kv')
+    tiles.check_multiples(self, 1, 'num_heads')
 
 
 def check(

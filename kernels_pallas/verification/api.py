@@ -8,7 +8,7 @@ import functools
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.verification import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -66,5 +66,10 @@ def verify_tree(
       for name, backend in _BACKENDS.items()
     },
   )
-  backend = _BACKENDS.get(chosen, reference)
-  return backend.verify_tree(scores, token_ids, parents, sizes, ancestor_mask)
+  call = tuning.tuned(
+    'verify_tree',
+    chosen,
+    _BACKENDS.get(chosen, reference).verify_tree,
+    sharding,
+  )
+  return call(scores, token_ids, parents, sizes, ancestor_mask)

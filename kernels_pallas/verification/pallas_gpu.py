@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 64
@@ -35,6 +35,9 @@ class Config:
   block_vocab: int = 1024
   num_programs: int = 128
   num_warps: int = 4
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'block_vocab', 'num_programs', 'num_warps')
 
 
 check = functools.partial(walk.check, most_nodes=_MAX_NODES)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 128
@@ -28,6 +29,9 @@ class Config:
   """
 
   block_vocab: int = 8192
+
+  def __post_init__(self):
+    tiles.check_multiples(self, tiles.LANES, 'block_vocab')
 
 
 check = functools.partial(walk.check, most_nodes=_MAX_NODES)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import transformers
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tuning
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
@@ -49,7 +49,8 @@ def load(
       any model; None keeps all.
     kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
       there is one for the devices and the shape, 'reference' plain JAX;
-      'pallas_tpu' and 'pallas_gpu' insist on kernels.
+      'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
+      another kernel for attention on Hopper.
     weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
       to scales for each output, in int4 for each group of up to 128 inputs,
       too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
@@ -57,17 +58,21 @@ def load(
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a
       vocabulary other than that of `draft_of`, more layers than there are, or
-      kernels for other devices, or an unknown `weight_dtype`.
+      kernels for other devices, an unknown `weight_dtype`, or a bad file of
+      tiles in the environment (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)
   platform = mesh.devices.flat[0].platform
-  made_for_platform = dispatch.implementation_of(platform)
-  if kernels not in ('auto', dispatch.REFERENCE, made_for_platform):
+  if kernels not in ('auto', *dispatch.implementations_of(platform)):
     raise errors.UserError(
       f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
       'can'
     )
+  try:
+    tuning.check_variable()
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)

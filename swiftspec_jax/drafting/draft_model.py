@@ -115,7 +115,12 @@ class DraftModel:
     if state.sampling.temperatures is None:
       token, probs = jnp.argmax(logits, axis=-1).astype(jnp.int32), None
     else:
-      law = sampling_lib.law_logits(logits, state.sampling)
+      law = sampling_lib.law_logits(
+        logits,
+        state.sampling,
+        kernels=self.config.kernels,
+        sharding=state.draft_state.sharding,
+      )
       keys = sampling_lib.position_keys(
         state.sampling.seeds,
         (state.lengths + step)[:, None],

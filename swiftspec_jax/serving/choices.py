@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import NamedSharding
 
 from kernels_pallas.verification import reference
 from swiftspec_jax import errors, spec_step, types
@@ -136,7 +137,7 @@ def make_noise(
   return sampling_lib.gumbel_noise(keys, vocab_size)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames=('kernels', 'sharding'))
 def verify(
   logits: jax.Array,
   noise: jax.Array | None,
@@ -146,6 +147,9 @@ def verify(
   sampling: sampling_lib.SamplingState,
   texts: jax.Array | None,
   trees: SlotTrees | None,
+  *,
+  kernels: str,
+  sharding: NamedSharding,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Verifies drafts.
 
@@ -158,6 +162,8 @@ def verify(
     sampling: of the slots.
     texts: i32[B, S] what is known; only where the sampling looks at it.
     trees: of the drafts; None where they are chains.
+    kernels: static; as in `ModelConfig`.
+    sharding: static; of an array on the same devices.
 
   Returns:
     i32[B, 2 + T], the number of accepted draft tokens, the longest chain among
@@ -185,7 +191,9 @@ def verify(
   if noise is None:
     choices = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
   else:
-    law = sampling_lib.law_logits(adjusted, own)
+    law = sampling_lib.law_logits(
+      adjusted, own, kernels=kernels, sharding=sharding
+    )
     choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
   choices = choices[:, 0][queries.index]

@@ -210,6 +210,8 @@ class Target:
       sampling,
       self.put(texts) if level == choices.Level.ADJUSTED else None,
       trees,
+      kernels=self._model.config.kernels,
+      sharding=self._replicated,
     )
     if trees is not None:
       self._cache = commit_nodes(self._cache, places, packed)

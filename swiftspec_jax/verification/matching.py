@@ -11,25 +11,37 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from kernels_pallas import dispatch
 from kernels_pallas.verification import api
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
 
 
 def choose(
-  logits: jax.Array, positions: jax.Array, sampling: sampling_lib.SamplingState
+  logits: jax.Array,
+  positions: jax.Array,
+  sampling: sampling_lib.SamplingState,
+  *,
+  kernels: str = dispatch.REFERENCE,
+  sharding: NamedSharding | None = None,
 ) -> jax.Array:
   """Returns the target's choice i32[B, T] behind each query.
 
   The arguments are those of `scores`.
   """
-  return jnp.argmax(scores(logits, positions, sampling), axis=-1).astype(
-    jnp.int32
+  found = scores(
+    logits, positions, sampling, kernels=kernels, sharding=sharding
   )
+  return jnp.argmax(found, axis=-1).astype(jnp.int32)
 
 
 def scores(
-  logits: jax.Array, positions: jax.Array, sampling: sampling_lib.SamplingState
+  logits: jax.Array,
+  positions: jax.Array,
+  sampling: sampling_lib.SamplingState,
+  *,
+  kernels: str = dispatch.REFERENCE,
+  sharding: NamedSharding | None = None,
 ) -> jax.Array:
   """Returns f32[B, T, V] whose highest is the target's choice.
 
@@ -37,13 +49,18 @@ def scores(
     logits: f32[B, T, V] of the target, adjusted.
     positions: i32[B, T] of the tokens that are chosen.
     sampling: of the rows.
+    kernels: static; as in `ModelConfig`.
+    sharding: static; of an array on the same devices.
   """
   if sampling.temperatures is None:
     return logits
   keys = sampling_lib.position_keys(
     sampling.seeds, positions, sampling_lib.Stream.OUTPUT
   )
-  return sampling_lib.perturb(sampling_lib.law_logits(logits, sampling), keys)
+  law = sampling_lib.law_logits(
+    logits, sampling, kernels=kernels, sharding=sharding
+  )
+  return sampling_lib.perturb(law, keys)
 
 
 def verify(proposal: types.Proposal, choices: jax.Array) -> types.Verdict:

@@ -9,7 +9,9 @@ is drawn from the target.
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
+from kernels_pallas import dispatch
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
 from swiftspec_jax.verification import matching
@@ -20,6 +22,9 @@ def verify(
   logits: jax.Array,
   positions: jax.Array,
   sampling: sampling_lib.SamplingState,
+  *,
+  kernels: str = dispatch.REFERENCE,
+  sharding: NamedSharding | None = None,
 ) -> types.Verdict:
   """Verifies a chain at any temperature; greedy rows are one-hot laws.
 
@@ -28,8 +33,12 @@ def verify(
     logits: f32[B, K + 1, V] of the target, adjusted.
     positions: i32[B, K + 1] of the tokens that the logits are for.
     sampling: of the rows, with `temperatures`.
+    kernels: static; as in `ModelConfig`.
+    sharding: static; of an array on the same devices.
   """
-  law = sampling_lib.law_logits(logits, sampling)
+  law = sampling_lib.law_logits(
+    logits, sampling, kernels=kernels, sharding=sharding
+  )
   target_probs = jax.nn.softmax(law, axis=-1)
   draft_probs = _draft_probs(proposal)
   accepts = _accepts(

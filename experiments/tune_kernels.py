@@ -1,0 +1,240 @@
+r"""Times tiles of the kernels on the device at hand, and keeps the best.
+
+  python -m experiments.tune_kernels --kernel=swiglu --shape=llama-8b/tp1
+  SWIFTSPEC_TILES=tiles.json python -m experiments.generate ...
+
+Kernels take the tiles of that file for this kind of device at exactly these
+shapes, and their defaults elsewhere. Tiles are kept if they are faster by 3%
+and give what the defaults give. Other entries of the file stay.
+"""
+
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+from absl import flags
+
+from experiments import kernel_flags, kernel_timing, program
+from experiments.kernel_cases import KERNELS, Arrays, Case
+from kernels_pallas import dispatch, tuning
+from swiftspec_jax import atomic_file, errors
+
+_OUTPUT = flags.DEFINE_string(
+  'output', 'tiles.json', 'File of the entries, which are added to it.'
+)
+_LEAST_GAIN = 1.03  # what times vary by
+# Other tiles have other orders of sums. Of the largest number of a result.
+_TOLERANCES = {
+  'quantized_matmul': 2**-6,
+  'swiglu': 2**-6,
+  'tree_attention': 2**-6,
+}
+_SPLITS = (4, 8, 16, 32)
+_STAGES = (2, 3, 4)
+_WARPS = (4, 8)
+_VALUES: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {
+  ('find_thresholds', 'pallas_tpu'): {
+    'block_vocab': (8192, 16_384, 32_768),
+    'width': (256, 512, 1024, 2048),
+  },
+  ('find_thresholds', 'pallas_gpu'): {
+    'block_vocab': (512, 1024, 2048),
+    'num_bits': (2, 4),
+    'num_warps': _WARPS,
+  },
+  ('kv_commit', 'pallas_tpu'): {'window_bytes': (2**20, 2**21, 2**22, 2**23)},
+  ('kv_commit', 'pallas_gpu'): {
+    'num_columns': (32, 64, 128),
+    'num_caches': (16, 32),
+  },
+  ('quantized_matmul', 'pallas_tpu'): {
+    'block_outputs': (128, 256, 512, 1024),
+  },
+  ('quantized_matmul', 'pallas_gpu'): {
+    'block_outputs': (32, 64, 128),
+    'num_splits': (1, 2, *_SPLITS),
+    'num_warps': _WARPS,
+    'num_stages': _STAGES,
+  },
+  ('swiglu', 'pallas_tpu'): {
+    'block_bytes': (2**20, 2**21, 2**22),
+    'block_columns': (256, 512, 1024),
+  },
+  ('swiglu', 'pallas_gpu'): {
+    'block_rows': (32, 64, 128),
+    'block_columns': (32, 64, 128),
+    'num_splits': (1, 2, 4),
+    'num_warps': _WARPS,
+    'num_stages': _STAGES,
+  },
+  ('tree_attention', 'pallas_tpu'): {
+    'block_kv': (128, 256, 512, 1024),
+    'num_heads': (1, 2, 4, 8),
+  },
+  ('tree_attention', 'pallas_gpu'): {
+    'block_kv': (32, 64, 128),
+    'num_splits': _SPLITS,
+    'num_warps': _WARPS,
+    'num_stages': _STAGES,
+  },
+  ('tree_attention', 'mosaic_gpu'): {
+    'num_splits': (2, 4, 8),
+    'num_stages': (2, 3, 4),
+  },
+  ('verify_tree', 'pallas_tpu'): {'block_vocab': (4096, 8192, 16_384)},
+  ('verify_tree', 'pallas_gpu'): {
+    'block_vocab': (512, 1024, 2048),
+    'num_programs': (32, 64, 128),
+    'num_warps': _WARPS,
+  },
+}
+
+
+def main() -> None:
+  """Runs the program."""
+  cases = kernel_flags.cases()
+  platform = jax.default_backend()
+  implementations = dispatch.implementations_of(platform)
+  if implementations == (dispatch.REFERENCE,):
+    raise errors.UserError(
+      f'no kernel runs on a {platform}, so there is nothing to tune; run this '
+      'on a GPU or TPU'
+    )
+  path = pathlib.Path(_OUTPUT.value)
+  known = _known_entries(path)
+  jobs = [
+    (case, implementation, call)
+    for case in cases
+    for implementation, call in KERNELS[case.kernel][1].items()
+    if implementation in implementations
+  ]
+  for case, implementation, call in tqdm.tqdm(
+    jobs, desc='tuning', unit='kernel', disable=None
+  ):
+    configs = list(candidates(case.kernel, implementation))
+    entry = tune(
+      case, implementation, call, configs, kernel_flags.REPEATS.value
+    )
+    tqdm.tqdm.write(
+      f'{case.kernel} {case.spec.name} {implementation}: {_words(entry)}'
+    )
+    if entry is not None:
+      known[entry.key] = entry
+      _write(path, known.values())
+  print(f'{len(known)} entries in {path}; {tuning.VARIABLE}={path} uses them')
+
+
+def _known_entries(path) -> dict[tuple[str, ...], tuning.Entry]:
+  if not path.exists():
+    return {}
+  try:
+    return {entry.key: entry for entry in tuning.read(path)}
+  except (OSError, ValueError) as error:
+    raise errors.UserError(
+      f'--output={path} has no entries that can be added to: {error}'
+    ) from error
+
+
+def _write(path, entries):
+  with program.writing(path), atomic_file.replacing(path) as partial:
+    partial.write_text(tuning.dump(list(entries)))
+
+
+def _words(entry: tuning.Entry | None) -> str:
+  if entry is None:
+    return 'the defaults are the best'
+  gain = entry.default_seconds / entry.seconds
+  return f'{entry.seconds * 1e6:.1f} us, {gain:.2f}x, {entry.config}'
+
+
+def candidates(kernel: str, implementation: str) -> Iterator[Any]:
+  """Yields the tiles to try, those that the kernel's `Config` accepts."""
+  values: Mapping[str, Sequence[int]] = _VALUES[kernel, implementation]
+  make = tuning.config_class(kernel, implementation)
+  for combination in itertools.product(*values.values()):
+    with contextlib.suppress(ValueError):
+      yield make(**dict(zip(values, combination, strict=True)))
+
+
+def tune(
+  case: Case,
+  implementation: str,
+  call: Callable[..., Any],
+  configs: Sequence[Any],
+  repeats: int,
+) -> tuning.Entry | None:
+  """Returns the best tiles of a kernel at a shape; None is the defaults.
+
+  Args:
+    case: the kernel and its arguments.
+    implementation: of `call`.
+    call: the kernel, which takes `config`.
+    configs: to try; those that the device refuses are left out.
+    repeats: measurements of each.
+  """
+  options = case.spec.options()
+  default_seconds, want = _measure(case, call, options, repeats)
+  best = None
+  for config in configs:
+    try:
+      seconds, got = _measure(
+        case, call, {**options, 'config': config}, repeats
+      )
+    # What compilers and the lowering of kernels raise.
+    except (LookupError, RuntimeError, TypeError, ValueError):
+      continue
+    limit = default_seconds / _LEAST_GAIN if best is None else best.seconds
+    tolerance = _TOLERANCES.get(case.kernel, 0.0)
+    if seconds >= limit or not _is_same(got, want, tolerance):
+      continue
+    best = tuning.Entry(
+      kernel=case.kernel,
+      implementation=implementation,
+      device_kind=jax.devices()[0].device_kind,
+      shapes=tuning.shapes_of(case.spec.arrays()),
+      config=config,
+      seconds=seconds,
+      default_seconds=default_seconds,
+    )
+  return best
+
+
+def _measure(case, call, options, repeats) -> tuple[float, list[np.ndarray]]:
+  """Returns the seconds of a call, and what it gives."""
+
+  def run(*arrays):
+    return call(*arrays, **options)
+
+  keys = jax.random.split(
+    jax.random.key(0), kernel_timing.num_sets(case.num_bytes)
+  )
+  sets: list[Arrays] = [case.make_arrays(key) for key in keys]
+  result = [
+    # Tokens are exact in float64, too.
+    np.asarray(x, np.float64)
+    for x in jax.tree.leaves(jax.jit(run)(*sets[0]))
+  ]
+  seconds = kernel_timing.seconds_of(
+    run, sets, repeats, is_in_place=case.is_in_place
+  )
+  return seconds, result
+
+
+def _is_same(
+  got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float
+) -> bool:
+  """Whether results agree up to a share of their largest number."""
+  for one, other in zip(got, want, strict=True):
+    highest = np.abs(other[np.isfinite(other)]).max(initial=0)
+    if not np.allclose(one, other, rtol=0, atol=tolerance * highest):
+      return False
+  return True
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,1 @@
+"""Top-k and top-p: the least logit that a token needs."""

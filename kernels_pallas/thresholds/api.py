@@ -1,0 +1,78 @@
+"""Thresholds of top-k and top-p by what suits devices and shape.
+
+Legend: B rows, T query tokens, V vocabulary.
+"""
+
+import functools
+
+import jax
+from jax.sharding import Sharding
+
+from kernels_pallas import dispatch, tuning
+from kernels_pallas.thresholds import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def find_thresholds(
+  logits: jax.Array,
+  top_ks: jax.Array | None,
+  top_ps: jax.Array | None,
+  *,
+  implementation: str = 'auto',
+  sharding: Sharding | None = None,
+) -> jax.Array:
+  """Returns the least logit with which a token stays in the law.
+
+  What stays are the fewest tokens of highest logits, equal ones together, that
+  are `top_ks` at least, and of these the fewest whose probabilities, among
+  them, are `top_ps` at least. All implementations decide alike, bit for bit:
+  probabilities are integers, see `exact`.
+
+  Args:
+    logits: f32[B, T, V], divided by the temperature; not NaN.
+    top_ks: i32[B]; V or more keeps all. None is all.
+    top_ps: f32[B], larger than 0; infinity keeps all. None is all. They are
+      kept within 2e-5, and within V * 2**-30 if all tokens but few have less
+      than 2**-30 of the highest probability.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of an array on the same devices; None is JAX's default device.
+
+  Returns:
+    f32[B, T]; -inf where all stay.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  num_devices = 1 if sharding is None else len(sharding.device_set)
+
+  def check(backend):
+    if num_devices > 1:
+      raise NotImplementedError(
+        f'the vocabulary is shared by {num_devices} devices'
+      )
+    backend.check(logits.shape, logits.dtype)
+
+  wanted = [
+    name
+    for name, values in (('top-k', top_ks), ('top-p', top_ps))
+    if values is not None
+  ]
+  chosen = dispatch.choose(
+    'find_thresholds',
+    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)}, on '
+    f'{num_devices} devices',
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(check, backend)
+      for name, backend in _BACKENDS.items()
+    },
+  )
+  call = tuning.tuned(
+    'find_thresholds',
+    chosen,
+    _BACKENDS.get(chosen, reference).find_thresholds,
+    sharding,
+  )
+  return call(logits, top_ks, top_ps)

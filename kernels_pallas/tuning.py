@@ -1,0 +1,181 @@
+"""Tiles that were measured, which kernels take instead of their defaults.
+
+`python -m experiments.tune_kernels` writes them. Two files are read: one that
+is shipped, and one that the environment variable `SWIFTSPEC_TILES` names, which
+wins. An entry holds for one kind of device and exactly its shapes; where there
+is none, the defaults stay.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from absl import logging
+from jax.sharding import Sharding
+
+from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
+from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
+from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
+from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
+from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
+from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
+from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
+from kernels_pallas.thresholds import pallas_tpu as threshold_tpu
+from kernels_pallas.tree_attention import mosaic_gpu
+from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
+from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
+from kernels_pallas.verification import pallas_gpu as verification_gpu
+from kernels_pallas.verification import pallas_tpu as verification_tpu
+
+VARIABLE = 'SWIFTSPEC_TILES'
+_SHIPPED = pathlib.Path(__file__).with_name('measured_tiles.json')
+_CONFIGS = {
+  (kernel, implementation): backend.Config
+  for kernel, *backends in (
+    ('find_thresholds', threshold_tpu, threshold_gpu),
+    ('kv_commit', commit_tpu, commit_gpu),
+    ('quantized_matmul', quantized_tpu, quantized_gpu),
+    ('swiglu', swiglu_tpu, swiglu_gpu),
+    ('tree_attention', attention_tpu, attention_gpu),
+    ('verify_tree', verification_tpu, verification_gpu),
+  )
+  for implementation, backend in zip(
+    ('pallas_tpu', 'pallas_gpu'), backends, strict=True
+  )
+}
+_CONFIGS['tree_attention', 'mosaic_gpu'] = mosaic_gpu.Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """The best tiles of a kernel for one kind of device and its shapes.
+
+  Attributes:
+    kernel: its name.
+    implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
+    device_kind: as JAX names it.
+    shapes: of the arguments on a device, by `shapes_of`.
+    config: the `Config` of the implementation.
+    seconds: of a call.
+    default_seconds: of a call with the default tiles.
+  """
+
+  kernel: str
+  implementation: str
+  device_kind: str
+  shapes: str
+  config: Any
+  seconds: float
+  default_seconds: float
+
+  @property
+  def key(self) -> tuple[str, ...]:
+    """What it is looked up by."""
+    return (self.kernel, self.implementation, self.device_kind, self.shapes)
+
+
+def config_class(kernel: str, implementation: str) -> type:
+  """Returns the class of a kernel's tiles.
+
+  Raises:
+    ValueError: there is no such kernel.
+  """
+  if (kernel, implementation) not in _CONFIGS:
+    raise ValueError(f'there are no tiles of {implementation} for {kernel!r}')
+  return _CONFIGS[kernel, implementation]
+
+
+def shapes_of(arrays: Any) -> str:
+  """Returns dtypes and shapes of a pytree in words; equal ones are counted."""
+  leaves = [f'{x.dtype}{list(x.shape)}' for x in jax.tree.leaves(arrays)]
+  groups = [
+    (len(list(group)), leaf) for leaf, group in itertools.groupby(leaves)
+  ]
+  return ', '.join(
+    leaf if count == 1 else f'{count} x {leaf}' for count, leaf in groups
+  )
+
+
+def tuned(
+  kernel: str,
+  implementation: str,
+  call: Callable[..., Any],
+  sharding: Sharding | None = None,
+) -> Callable[..., Any]:
+  """Returns `call` with the tiles that were measured for its arguments.
+
+  They are looked up when it is traced.
+
+  Args:
+    kernel: its name.
+    implementation: of `call`; the reference has no tiles.
+    call: of arrays, with an option `config`.
+    sharding: of an array on the same devices; None is JAX's default device.
+  """
+  devices = jax.devices() if sharding is None else sharding.device_set
+  device_kind = next(iter(devices)).device_kind
+
+  def call_with_tiles(*arrays):
+    key = (kernel, implementation, device_kind, shapes_of(arrays))
+    entry = _known(os.environ.get(VARIABLE)).get(key)
+    if entry is None:
+      return call(*arrays)
+    logging.info('%s of %s: %s', kernel, entry.shapes, entry.config)
+    return call(*arrays, config=entry.config)
+
+  return call_with_tiles
+
+
+@functools.cache
+def _known(own_path: str | None) -> dict[tuple[str, ...], Entry]:
+  paths = [_SHIPPED, *([pathlib.Path(own_path)] if own_path else [])]
+  return {entry.key: entry for path in paths for entry in read(path)}
+
+
+def check_variable() -> None:
+  """Raises ValueError if the file that `SWIFTSPEC_TILES` names is no good."""
+  path = os.environ.get(VARIABLE)
+  try:
+    _known(path)
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{VARIABLE}={path} cannot be used: {error}') from error
+
+
+def read(path: pathlib.Path) -> list[Entry]:
+  """Returns the entries of a file.
+
+  Raises:
+    OSError: it cannot be read.
+    ValueError: the file is no list of entries, or tiles are not valid; the
+      message names the entry.
+  """
+  try:
+    rows = json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f'it is not JSON: {error}') from error
+  if not isinstance(rows, list):
+    raise ValueError('it is no list of entries')
+  return [_entry(i, row) for i, row in enumerate(rows)]
+
+
+def _entry(index, row) -> Entry:
+  names = [field.name for field in dataclasses.fields(Entry)]
+  if not isinstance(row, dict) or sorted(row) != sorted(names):
+    raise ValueError(f'entry {index} must have exactly {", ".join(names)}')
+  try:
+    make = config_class(row['kernel'], row['implementation'])
+    return Entry(**{**row, 'config': make(**row['config'])})
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'entry {index}: {error}') from error
+
+
+def dump(entries: list[Entry]) -> str:
+  """Returns the text of a file of these entries."""
+  rows = [dataclasses.asdict(entry) for entry in entries]
+  return json.dumps(rows, indent=2) + '\n'

@@ -1,0 +1,193 @@
+"""One test body for all implementations of top-k and top-p.
+
+The kernels run in their interpreters; they must decide as the oracle does, bit
+for bit, which sorts and adds up in Python's own integers. That the integers
+stand for probabilities is checked in float64.
+"""
+
+import functools
+import math
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from interpreters import interpret_tpu
+
+from kernels_pallas import dispatch
+from kernels_pallas.thresholds import (
+  api,
+  exact,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+
+pytestmark = pytest.mark.usefixtures('no_races')
+
+VOCAB = 1300  # neither of whole tiles of 1024 nor of 256 tokens
+IMPLEMENTATIONS = {
+  'reference': reference.find_thresholds,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.find_thresholds,
+    config=pallas_tpu.Config(block_vocab=1024, width=128),
+    interpret=interpret_tpu(),
+  ),
+  'pallas_gpu': functools.partial(
+    pallas_gpu.find_thresholds,
+    config=pallas_gpu.Config(block_vocab=256),
+    interpret=True,
+  ),
+}
+ALL = math.inf
+
+
+@functools.cache
+def compiled(name):
+  return jax.jit(IMPLEMENTATIONS[name])
+
+
+def weights_of(row):
+  highest = jnp.full(row.shape, row.max())
+  return np.asarray(exact.weights_of(jnp.asarray(row), highest)).tolist()
+
+
+def oracle(row, top_k, top_p):
+  """The least logit that stays, of logits f32[V]."""
+  if top_k is not None and top_k <= len(row):
+    kth = np.sort(row)[len(row) - top_k]
+  else:
+    kth = -np.inf
+  if top_p is None or top_p == ALL:
+    return kth
+  kept = sorted(
+    (pair for pair in zip(row, weights_of(row), strict=True) if pair[0] >= kth),
+    reverse=True,
+  )
+  goal = np.float32(top_p) * np.float32(sum(w for _, w in kept))
+  total = 0
+  for logit, weight in kept:
+    total += weight
+    if np.float32(total) >= goal:
+      return logit
+  raise AssertionError('the sum is less than its share')
+
+
+def check(name, logits, top_ks, top_ps):
+  arrays = [
+    None if x is None else jnp.asarray(x, dtype)
+    for x, dtype in ((top_ks, jnp.int32), (top_ps, jnp.float32))
+  ]
+  got = np.asarray(compiled(name)(jnp.asarray(logits), *arrays))
+  for b, row in enumerate(logits):
+    for t, query in enumerate(row):
+      top_k = None if top_ks is None else top_ks[b]
+      top_p = None if top_ps is None else top_ps[b]
+      assert got[b, t] == oracle(query, top_k, top_p), (b, t)
+
+
+def random_logits(seed, shape, step):
+  """Logits in steps, so that some are equal; a few are excluded."""
+  random = np.random.default_rng(seed)
+  logits = random.normal(size=shape) * random.choice([0.1, 1, 5])
+  logits = (logits / step).round() * step
+  logits[random.random(shape) < 0.1] = -np.inf
+  logits[..., 7] = 0.5  # not all are
+  return logits.astype(np.float32)
+
+
+TOP_KS = st.sampled_from([1, 2, 50, VOCAB, VOCAB + 5])
+TOP_PS = st.one_of(
+  st.sampled_from([1e-9, 0.5, 0.9, 0.999999, ALL]), st.floats(1e-3, 1)
+)
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@hypothesis.given(
+  seed=st.integers(0, 2**32 - 1),
+  step=st.sampled_from([1e-4, 0.25]),
+  top_ks=st.tuples(TOP_KS, TOP_KS),
+  top_ps=st.tuples(TOP_PS, TOP_PS),
+)
+@hypothesis.settings(
+  max_examples=5,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_any_row(name, seed, step, top_ks, top_ps):
+  check(name, random_logits(seed, (2, 4, VOCAB), step), top_ks, top_ps)
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@pytest.mark.parametrize('limits', [([3, 200], None), (None, [0.4, 0.97])])
+def test_one_of_both(name, limits):
+  check(name, random_logits(1, (2, 1, VOCAB), 0.25), *limits)
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_edges(name):
+  rows = np.zeros((5, 1, VOCAB), np.float32)  # the first: all are equal
+  rows[1] = -np.inf  # all but one are excluded
+  rows[1, 0, 1299] = -3
+  rows[2, 0] = np.linspace(-3e38, 3e38, VOCAB)  # differences overflow
+  rows[3, 0] = np.repeat(np.float32([-0.0, 1e-40, 1, 80]), VOCAB // 4)
+  rows[4] = -90  # below what counts
+  rows[4, 0, 1023:1025] = 5
+  for top_k in (1, 2, VOCAB):
+    check(name, rows, [top_k] * 5, [0.5, ALL, 0.3, 1e-30, 0.999])
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_does_not_leak(name):
+  """Rows do not depend on the others, whatever these hold."""
+  logits = random_logits(3, (2, 4, VOCAB), 1e-4)
+  limits = jnp.full(2, 90), jnp.full(2, 0.8, jnp.float32)
+  clean = compiled(name)(jnp.asarray(logits), *limits)
+  logits[1, 2:] = np.nan
+  spoiled = compiled(name)(jnp.asarray(logits), *limits)
+  np.testing.assert_array_equal(spoiled[0], clean[0])
+  np.testing.assert_array_equal(spoiled[1, :2], clean[1, :2])
+
+
+def test_weights_are_probabilities():
+  below = np.float32(np.random.default_rng(0).uniform(0, 25, 100_000))
+  below[:3] = [0, 21, np.inf]
+  got = np.asarray(exact.weights_of(jnp.asarray(-below), jnp.zeros(100_000)))
+  want = 2.0**30 * np.exp(-below.astype(np.float64))
+  assert (abs(got - want) <= 2e-5 * want + 1).all()
+  assert got[:3].tolist() == [2**30, got[1], 0]
+
+
+def test_sums_are_exact():
+  """The largest that a vocabulary can have, and its neighbour."""
+  weights = np.full((2, 2**15, 16), 2**30)
+  weights[1, 0, 0] -= 2**8
+  high, low = (x.sum(axis=2) for x in exact.limbs_of(jnp.asarray(weights)))
+  got = exact.add_up(high, low, (1,), keepdims=False)
+  assert got.tolist() == np.float32(weights.sum((1, 2))).tolist()
+
+
+def test_keys_are_in_the_order_of_logits():
+  values = np.float32([-np.inf, -3e38, -1, -1e-40, -0.0, 0, 1e-40, 2, np.inf])
+  keys = exact.keys_of(jnp.asarray(values))
+  assert (np.diff(np.asarray(keys).astype(np.int64)) > 0).all()
+  np.testing.assert_array_equal(exact.logits_of(keys), values)
+  assert exact.logits_of(jnp.int32(exact.LEAST)) == -np.inf
+
+
+def test_choice_and_reason_can_be_read():
+  logits = jnp.zeros((2, 3, 16))
+  api.find_thresholds(logits, None, jnp.full(2, 0.5))
+  newest = [c for c in dispatch.choices() if c.kernel == 'find_thresholds'][-1]
+  assert newest.implementation == 'reference'
+  assert newest.shape == 'logits float32[2, 3, 16], top-p, on 1 devices'
+
+
+@pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu])
+def test_what_kernels_cannot_do(backend):
+  with pytest.raises(NotImplementedError, match='bfloat16 is not float32'):
+    backend.check((1, 1, 8), jnp.dtype('bfloat16'))
+  with pytest.raises(NotImplementedError, match='600000 tokens are more'):
+    backend.check((1, 1, 600_000), jnp.dtype('float32'))

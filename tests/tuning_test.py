@@ -1,0 +1,192 @@
+"""Tiles that are measured, kept in files, and taken by kernels."""
+
+import dataclasses
+import functools
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import programs
+import pytest
+
+import swiftspec_jax as ss
+from experiments import tune_kernels
+from experiments.kernel_cases import KERNELS, Case
+from kernels_pallas import tuning
+from kernels_pallas.kv_commit import api as commit_api
+from kernels_pallas.quantized_matmul import api as quantized_api
+from kernels_pallas.swiglu import api as swiglu_api
+from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
+from kernels_pallas.thresholds import api as threshold_api
+from kernels_pallas.thresholds import arg_specs, pallas_gpu
+from kernels_pallas.tree_attention import api as attention_api
+from kernels_pallas.verification import api as verification_api
+from swiftspec_jax import sharding
+
+FAST = pallas_gpu.Config(block_vocab=4096)
+SLOW = pallas_gpu.Config(block_vocab=64)
+SPEC = arg_specs.ArgSpec(
+  name='tiny', num_queries=1, vocab_size=200, batch_size=1
+)
+CASE = Case(kernel='find_thresholds', spec=SPEC, num_bytes=10**9, num_flops=0)
+ENTRY = tuning.Entry(
+  kernel='find_thresholds',
+  implementation='pallas_gpu',
+  device_kind='cpu',
+  shapes='float32[1, 1, 200], int32[1], float32[1]',
+  config=FAST,
+  seconds=1.0,
+  default_seconds=2.0,
+)
+
+
+def write(path, **changes):
+  """Writes one entry with changes to a file."""
+  row = dataclasses.asdict(ENTRY) | changes
+  path.write_text(json.dumps([row]))
+
+
+def test_the_best_tiles_are_kept():
+  def call(logits, top_ks, top_ps, config=SLOW):
+    # The smaller its tiles, the more this one works.
+    def work(_, logits):
+      return jnp.where(logits > 1e9, -logits, logits)
+
+    rounds = 64_000_000 // config.block_vocab
+    return jax.lax.fori_loop(0, rounds, work, logits)
+
+  entry = tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], repeats=2)
+  assert entry.config == FAST
+  assert entry.key == ENTRY.key
+  assert entry.seconds < entry.default_seconds
+
+
+def test_other_results_and_refusals_are_not_kept():
+  """In the interpreter of the kernel."""
+
+  def call(logits, top_ks, top_ps, config=None):
+    if config == SLOW:
+      raise NotImplementedError('too large')
+    result = pallas_gpu.find_thresholds(
+      logits, top_ks, top_ps, config=config or SLOW, interpret=True
+    )
+    return result if config is None else -result
+
+  assert not tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], 1)
+
+
+def test_kernels_take_what_was_measured(tmp_path, monkeypatch):
+  path = tmp_path / 'tiles.json'
+  path.write_text(tuning.dump([ENTRY]))
+  assert tuning.read(path) == [ENTRY]
+  monkeypatch.setenv(tuning.VARIABLE, str(path))
+
+  def config_of(kernel, vocab_size):
+    arrays = (jnp.zeros((1, 1, vocab_size)), jnp.zeros(1, int), jnp.zeros(1))
+    return tuning.tuned(kernel, 'pallas_gpu', lambda *_, config=None: config)(
+      *arrays
+    )
+
+  assert config_of('find_thresholds', 200) == FAST
+  assert config_of('find_thresholds', 201) is None
+  assert config_of('verify_tree', 200) is None
+  monkeypatch.delenv(tuning.VARIABLE)
+  assert config_of('find_thresholds', 200) is None
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'config': {'block': 1}}, "entry 0: .* unexpected keyword .* 'block'"),
+    ({'config': {'num_bits': 3}}, 'entry 0: num_bits=3 must be a power of two'),
+    ({'config': {'num_bits': 16}}, 'entry 0: num_bits=16 must be 8 at most'),
+    ({'kernel': 'fft'}, "there are no tiles of pallas_gpu for 'fft'"),
+    ({'size': 1}, 'entry 0 must have exactly kernel, implementation'),
+  ],
+)
+def test_bad_entries_are_named(changes, message, tmp_path, monkeypatch, model):
+  path = tmp_path / 'tiles.json'
+  write(path, **changes)
+  monkeypatch.setenv(tuning.VARIABLE, str(path))
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(model)
+
+
+def test_a_missing_file_is_named(monkeypatch, model):
+  monkeypatch.setenv(tuning.VARIABLE, '/no/such')
+  with pytest.raises(ss.UserError, match='SWIFTSPEC_TILES=/no/such cannot be'):
+    ss.load(model)
+
+
+def test_tiles_that_do_not_fit_the_shape_are_refused():
+  with pytest.raises(ValueError, match='32 rows of a block do not divide 48'):
+    swiglu_gpu.swiglu(
+      jnp.zeros((2, 48)),
+      jnp.zeros((48, 2, 64)),
+      activation='silu',
+      config=swiglu_gpu.Config(block_rows=32),
+      interpret=True,
+    )
+
+
+API_CALLS = {
+  'find_thresholds': threshold_api.find_thresholds,
+  'kv_commit': commit_api.kv_commit,
+  'quantized_matmul': lambda *arrays, **options: quantized_api.quantized_matmul(
+    *arrays,
+    sharding=sharding.sharding_of(sharding.make_mesh(), (None,) * 3),
+    **options,
+  ),
+  'swiglu': lambda x, *rest, **options: swiglu_api.swiglu(
+    x[None], *rest, **options
+  ),
+  'tree_attention': attention_api.tree_attention,
+  'verify_tree': verification_api.verify_tree,
+}
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_shapes_of_specs_are_those_of_calls(
+  kernel, tmp_path, monkeypatch, caplog
+):
+  """Traced for a GPU; nothing runs."""
+  spec = KERNELS[kernel][0][0]
+  config = next(tune_kernels.candidates(kernel, 'pallas_gpu'))
+  path = tmp_path / 'tiles.json'
+  write(
+    path,
+    kernel=kernel,
+    shapes=tuning.shapes_of(spec.arrays()),
+    config=dataclasses.asdict(config),
+  )
+  monkeypatch.setenv(tuning.VARIABLE, str(path))
+  call = functools.partial(
+    API_CALLS[kernel], implementation='pallas_gpu', **spec.options()
+  )
+  absl_logger = logging.getLogger('absl')
+  monkeypatch.setattr(absl_logger, 'propagate', True)
+  with caplog.at_level(logging.INFO, 'absl'):
+    jax.eval_shape(call, *spec.arrays())
+  assert str(config) in caplog.text
+
+
+def test_equal_shapes_are_counted():
+  arrays = ([jnp.zeros((2, 3))] * 4, jnp.zeros(1, jnp.int32), None)
+  assert tuning.shapes_of(arrays) == '4 x float32[2, 3], int32[1]'
+
+
+@pytest.mark.parametrize('implementation', ['pallas_tpu', 'pallas_gpu'])
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_there_are_tiles_to_try(kernel, implementation):
+  configs = list(tune_kernels.candidates(kernel, implementation))
+  assert len(configs) == len(set(configs)) > 1
+
+
+def test_what_is_shipped_can_be_read():
+  tuning.check_variable()
+
+
+def test_cpus_are_refused():
+  complaint = programs.error_of('tune_kernels', '--kernel=swiglu')
+  assert 'no kernel runs on a cpu' in complaint
