@@ -58,7 +58,13 @@ class Policies:
 
   def make(self, name: str) -> policies.Policy:
     """Returns a new policy."""
-    return policy_names.make(name, self._costs, self._buckets, self._table)
+    return policy_names.make(
+      name,
+      self._costs,
+      self._buckets,
+      self._table,
+      is_tree=engine_flags.is_tree(),
+    )
 
 
 def to_json() -> dict[str, Any]:

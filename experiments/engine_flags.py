@@ -7,8 +7,10 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import flags as shared_flags
+from experiments import tree_flags
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
+from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
@@ -18,8 +20,15 @@ from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 _MODE = flags.DEFINE_enum(
   'mode',
   'prompt_lookup',
-  ['autoregressive', 'prompt_lookup', 'suffix_lookup', 'chain'],
-  'What drafts; chain needs --draft.',
+  [
+    'autoregressive',
+    'prompt_lookup',
+    'suffix_lookup',
+    'chain',
+    shared_flags.ENGINE_TREE,
+  ],
+  'What drafts; chain and tree need --draft. --width, --branching and '
+  '--num_draft_steps say how trees grow.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
@@ -30,7 +39,10 @@ _QUERY_TOKENS = flags.DEFINE_list(
   'Compiled numbers of tokens that a step feeds; the last is its budget.',
 )
 _MAX_LENGTH = flags.DEFINE_integer(
-  'max_length', 5, 'Longest draft.', lower_bound=0
+  'max_length',
+  5,
+  'Longest draft; in mode tree its nodes, the last known token left out.',
+  lower_bound=0,
 )
 _CONTEXTS = flags.DEFINE_list(
   'contexts',
@@ -68,6 +80,11 @@ def mode() -> str:
   return _MODE.value
 
 
+def is_tree() -> bool:
+  """Returns whether drafts are trees."""
+  return mode() == shared_flags.ENGINE_TREE
+
+
 def sizes() -> ProgramSizes:
   """Returns the declared sizes; loads nothing.
 
@@ -78,7 +95,11 @@ def sizes() -> ProgramSizes:
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   lengths = tuple(range(_MAX_LENGTH.value + 1))
   # A lookup takes the same time whatever it finds.
-  draft_steps = lengths if mode() == 'chain' else (0,) + (1,) * lengths[-1]
+  most_steps = {
+    'chain': lengths[-1],
+    shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
+  }.get(mode(), 1)
+  draft_steps = tuple(min(length, most_steps) for length in lengths)
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
   return ProgramSizes(
     scheduler=SchedulerConfig(
@@ -101,8 +122,11 @@ def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
   """Loads the models; returns an engine, not compiled yet, and its target."""
   target = shared_flags.load_target()
   draft: Any = None
-  if mode() == 'chain':
+  if mode() in ('chain', shared_flags.ENGINE_TREE):
     draft = shared_flags.load_draft(target, is_async=False)
+    if is_tree():
+      tree = tree_flags.config()
+      draft = TreeDraft(model=draft, width=tree.width, branching=tree.branching)
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
   elif mode() == 'suffix_lookup':

@@ -14,6 +14,7 @@ from kernels_pallas import dispatch
 from swiftspec_jax import config, errors
 
 TREE_MODES = ('serial', 'async')
+ENGINE_TREE = 'tree'  # mode of the serving engine alone
 _DRAFT_MODES = ('chain', *TREE_MODES)
 MODES = ('autoregressive', 'prompt_lookup', *_DRAFT_MODES)
 
@@ -151,17 +152,18 @@ def check(modes: Sequence[str]) -> None:
   device_flags.prepare(modes)
   device_flags.check(modes)
   config_file.check_device()
-  drafting = [mode for mode in modes if mode in _DRAFT_MODES]
+  drafting = [mode for mode in modes if mode in (*_DRAFT_MODES, ENGINE_TREE)]
+  growing = [mode for mode in modes if mode in TREE_MODES]
   if drafting and not _DRAFT.value:
     raise errors.UserError(
       f'mode {drafting[0]} needs a draft model: give --draft'
     )
-  for flag, value, users in (
-    ('draft', _DRAFT.value, _DRAFT_MODES),
-    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES),
-    ('forced_acceptance', forced, TREE_MODES),
+  for flag, value, users, used in (
+    ('draft', _DRAFT.value, _DRAFT_MODES, drafting),
+    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES, drafting),
+    ('forced_acceptance', forced, TREE_MODES, growing),
   ):
-    if value is not None and not set(users) & set(modes):
+    if value is not None and not used:
       raise errors.UserError(
         f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
         f'is {", ".join(modes)}'

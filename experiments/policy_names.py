@@ -4,6 +4,7 @@ from experiments import load_report
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.no_speculation import NoSpeculation
@@ -28,6 +29,8 @@ def make(
   costs: cost_model.CostModel | None,
   buckets: StepBuckets,
   table: BatchTable | None,
+  *,
+  is_tree: bool = False,
 ) -> policies.Policy:
   """Returns a new policy.
 
@@ -36,6 +39,7 @@ def make(
     costs: of a step, for those that need them.
     buckets: the declared sizes.
     table: the policy that 'table' names.
+    is_tree: drafts are trees.
 
   Raises:
     UserError: there is none of this name.
@@ -45,7 +49,7 @@ def make(
   if name == _TABLE:
     return table
   if name == load_report.GOODPUT:
-    return Goodput(costs)
+    return Goodput(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
     return loading.load(name, costs)
   length = name.removeprefix(load_report.FIXED)

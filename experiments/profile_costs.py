@@ -71,7 +71,7 @@ def main() -> None:
       progress.update()
   measurements = [_typical(own) for own in found]
   key = engine_flags.cost_key(engine, target, declared)
-  measurements = _with_host(measurements, records)
+  measurements = _with_host(measurements, records, declared)
   costs = measured.fit(key, measurements)
   with program.writing(path):
     storage.save(path, costs)
@@ -173,7 +173,9 @@ def _request(seed: int) -> ss.Request:
 
 
 def _with_host(
-  measurements: Sequence[Measurement], records: Sequence[StepRecord]
+  measurements: Sequence[Measurement],
+  records: Sequence[StepRecord],
+  declared: ProgramSizes,
 ) -> list[Measurement]:
   """Adds what the host does in whole steps, and the overhead of drafts.
 
@@ -182,7 +184,7 @@ def _with_host(
   is small and its differences are noise.
   """
   plain = [r for r in records if not r.draft_plan.lengths.any()]
-  host = max(0.0, _rest(plain, measurements))
+  host = max(0.0, _rest(plain, measurements, declared))
   result = [
     dataclasses.replace(m, seconds=m.seconds + host)
     if m.part in ('plain', 'target')
@@ -190,7 +192,7 @@ def _with_host(
     for m in measurements
   ]
   drafted = [r for r in records if r.step.lengths.any()]
-  overhead = max(0.0, _rest(drafted, result)) if drafted else 0.0
+  overhead = max(0.0, _rest(drafted, result, declared)) if drafted else 0.0
   sizes = {(m.num_rows, m.num_query_tokens) for m in result}
   return result + [
     Measurement(
@@ -202,7 +204,9 @@ def _with_host(
 
 
 def _rest(
-  records: Sequence[StepRecord], measurements: Sequence[Measurement]
+  records: Sequence[StepRecord],
+  measurements: Sequence[Measurement],
+  declared: ProgramSizes,
 ) -> float:
   """Returns what steps take beyond their forwards."""
   forwards = {_place(m): m.seconds for m in measurements[::-1]}
@@ -214,7 +218,8 @@ def _rest(
     else:
       place = 'plain', step.padded_rows, 0, 0
     longest = int(record.draft_plan.lengths.max(initial=0))
-    draft = 'draft', step.padded_rows, 0, longest
+    num_steps = declared.scheduler.buckets.steps_of(longest)
+    draft = 'draft', step.padded_rows, 0, num_steps
     if place in forwards:
       rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
   return float(np.percentile(rests, 25))

@@ -1,4 +1,4 @@
-"""Flags of the token tree, modes serial and async."""
+"""Flags of the token tree, modes serial and async; some also of mode tree."""
 
 from typing import Any
 

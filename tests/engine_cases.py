@@ -1,10 +1,14 @@
 """Engines of a small model, and random load for them."""
 
+import dataclasses
+
+import jax
 import numpy as np
 from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
+from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
@@ -12,34 +16,59 @@ from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
+BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
+
+
+def _near(model, deviation):
+  """A model of about the same opinions."""
+  generator = np.random.default_rng(0)
+
+  def disturb(x):
+    noise = generator.normal(0, deviation * float(x.std()), x.shape)
+    return x + noise.astype(x.dtype)
+
+  params = jax.tree.map(disturb, model.params)
+  return dataclasses.replace(model, params=params, name='near-target')
+
+
+NEAR_TARGET = _near(TARGET, 0.1)
 DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
   'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
   'itself': TARGET,
-  'bad_draft': testing.random_model(CONFIG, seed=1, name='bad-draft'),
+  'bad_draft': BAD_DRAFT,
+  'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
+  'bad_tree': TreeDraft(model=BAD_DRAFT),
 }
 MAX_CONTEXT = 160
 
 
-def make_sizes(num_pages=80, query_tokens=(24,)):
+CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
+# Programs that grow trees take long to compile, so there are few.
+TREES = {
+  'rows': (4,),
+  'lengths': tuple(range(7)),
+  'draft_steps': (0, 1, 2, 3, 3, 3, 3),
+}
+
+
+def make_sizes(num_pages=80, query_tokens=(24,), drafts=CHAINS):
   """Few programs, all small; pages are short, so that rows own several."""
   return ProgramSizes(
     scheduler=SchedulerConfig(
-      buckets=StepBuckets(
-        rows=(1, 4), query_tokens=query_tokens, lengths=(0, 1, 2, 3)
-      ),
+      buckets=StepBuckets(query_tokens=query_tokens, **drafts),
       num_pages=num_pages,
       max_context=MAX_CONTEXT,
       page_size=8,
     ),
-    contexts=(64, MAX_CONTEXT),
+    contexts=(MAX_CONTEXT,) if drafts is TREES else (64, MAX_CONTEXT),
   )
 
 
 def make_engine(draft=None, policy=None, num_pages=80, **options):
-  return Engine(
-    TARGET, draft, sizes=make_sizes(num_pages), policy=policy, **options
-  )
+  drafts = TREES if isinstance(draft, TreeDraft) else CHAINS
+  sizes = make_sizes(num_pages, drafts=drafts)
+  return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
 
 
 class RandomLengths(policies.VerifyAll):

@@ -15,9 +15,11 @@ from decoding_test import (
   text_model,
 )
 from engine_cases import (
+  CHAINS,
   DRAFTS,
   MAX_CONTEXT,
   TARGET,
+  TREES,
   RandomLengths,
   assert_empty,
   make_engine,
@@ -29,6 +31,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving import background
+from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
@@ -211,12 +214,13 @@ def test_an_override_of_the_policy():
 
 
 @pytest.mark.parametrize(
-  'draft', [None, ss.PromptLookup(prompt_lookup_min=1), 'itself']
+  'draft', [None, ss.PromptLookup(prompt_lookup_min=1), 'itself', 'tree']
 )
 def test_stops_cut_the_output_exactly(draft):
   """Item 34: end of sequence, stop strings and limits inside of a block."""
   model = text_model('abcdefgh', eos_token_ids=[7])
   draft = model if draft == 'itself' else draft
+  draft = TreeDraft(model=model) if draft == 'tree' else draft
   engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
 
   def one(prompt, **sampling):
@@ -239,15 +243,17 @@ def test_stops_cut_the_output_exactly(draft):
   assert_empty(engine)
 
 
-@pytest.mark.parametrize('draft', ['none', 'lookup', 'model'])
+@pytest.mark.parametrize('draft', ['none', 'lookup', 'model', 'tree'])
 def test_sampled_sequences_follow_the_target_law(draft):
   """Item 27: chi-square over sequences of three tokens, with padded rows."""
   size = 3
   table = markov_table(size, seed=0)
+  model = testing.table_model(markov_table(size, seed=5))
   drafts = {
     'none': None,
     'lookup': ss.PromptLookup(prompt_lookup_min=1),
-    'model': testing.table_model(markov_table(size, seed=5)),
+    'model': model,
+    'tree': TreeDraft(model=model, width=2, branching=3),
   }
   sizes = ProgramSizes(
     scheduler=SchedulerConfig(
@@ -337,23 +343,28 @@ def test_who_waits_learns_of_a_failure():
       handle.result()
 
 
-def test_sliding_windows():
+@pytest.mark.parametrize(('is_tree', 'window'), [(False, 16), (True, 2)])
+def test_sliding_windows(is_tree, window):
   config = dataclasses.replace(
-    TARGET.config, sliding_window=16, sliding_layers=(True, False)
+    TARGET.config, sliding_window=window, sliding_layers=(True, False)
   )
   model = testing.random_model(config, seed=3)
   requests = requests_of(6)
-  engine = Engine(model, model, sizes=make_sizes(), policy=FixedLength(3))
+  draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
+  sizes = make_sizes(drafts=TREES if is_tree else CHAINS)
+  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):
     assert handle.result().token_ids == expected.token_ids
 
 
-def test_tensor_parallel():
+@pytest.mark.parametrize('is_tree', [False, True])
+def test_tensor_parallel(is_tree):
   devices = jax.devices()[:2]
   model = testing.random_model(TARGET.config, seed=0, devices=devices)
   requests = requests_of(4)
-  engine = Engine(model, model, sizes=make_sizes(), policy=FixedLength(2))
+  draft = TreeDraft(model=model) if is_tree else model
+  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(2))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids

@@ -5,7 +5,7 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax import policies
-from swiftspec_jax.policies.calibration import Calibration
+from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
 from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
 from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.simulator import TreeAcceptance, node_gains
@@ -249,3 +249,53 @@ def test_confidence_is_calibrated():
   centres = np.arange(0.05, 1, 0.1)
   np.testing.assert_allclose(calibration(centres), centres**2, atol=0.06)
   assert Calibration()(centres) == pytest.approx(centres)
+
+
+def test_nodes_are_calibrated():
+  """In each halving of the confidence by the mean of its own square."""
+  calibration = NodeCalibration()
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(64)
+  for step in range(300):
+    view = cases.make_view(64, buckets, step=step)
+    confidences = -np.sort(-generator.uniform(0, 1, (7, 64)), axis=0)
+    is_hit = generator.random((7, 64)) < confidences**2
+    lengths = generator.integers(1, 8, 64)
+    is_hit &= np.arange(7)[:, None] < lengths
+    ranks = np.full((7, 64), -1)
+    for row, hits in enumerate(is_hit.T):
+      ranks[: hits.sum(), row] = np.flatnonzero(hits)
+    drafts = policies.Drafts(
+      lengths=lengths, node_confidences=lambda c=confidences: c
+    )
+    calibration.observe(
+      cases.make_outcome(
+        view,
+        lengths,
+        is_hit.sum(axis=0),
+        drafts=drafts,
+        accepted_ranks=ranks,
+      )
+    )
+  # The mean of x^2 over that of x, for x even in [1/2, 1].
+  factor = (7 / 24) / (3 / 8)
+  found = calibration(np.array([[0.8], [0.3], [0.1]]))[:, 0]
+  expected = [0.8 * factor, 0.3 * factor / 2, 0.1 * factor / 4]
+  np.testing.assert_allclose(found, expected, rtol=0.15)
+  assert NodeCalibration()(confidences) == pytest.approx(confidences)
+
+
+def test_no_node_gets_past_a_better_one():
+  calibration = NodeCalibration()
+  view = cases.make_view(1, cases.unpadded(1, max_length=2))
+  confidences = np.array([[0.6], [0.4]])
+  drafts = policies.Drafts(
+    lengths=np.array([2]), node_confidences=lambda: confidences
+  )
+  for _ in range(100):
+    outcome = cases.make_outcome(
+      view, [2], [1], drafts=drafts, accepted_ranks=np.array([[1], [-1]])
+    )
+    calibration.observe(outcome)
+  better, worse = calibration(confidences)[:, 0]
+  assert better == worse < 0.2

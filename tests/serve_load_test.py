@@ -13,12 +13,11 @@ SIZES = (
   '--query_tokens=6,12',
   '--contexts=32,64',
   '--max_length=2',
-  '--mode=chain',
   '--draft_layers=1',
 )
 
 
-def small(model, tmp_path):
+def small(model, tmp_path, mode='chain'):
   """Flags of a small engine."""
   prompts = tmp_path / 'prompts.jsonl'
   lines = [
@@ -27,11 +26,14 @@ def small(model, tmp_path):
   ]
   prompts.write_text('\n'.join(lines))
   models = f'--target={model}', f'--draft={model}'
-  return (*models, *SIZES), f'--prompts={prompts}'
+  return (*models, *SIZES, f'--mode={mode}'), f'--prompts={prompts}'
 
 
-def test_costs_and_load(model, tmp_path):
-  sizes, prompts = small(model, tmp_path)
+@pytest.mark.parametrize(
+  'mode', ['chain', pytest.param('tree', marks=pytest.mark.slow)]
+)
+def test_costs_and_load(model, tmp_path, mode):
+  sizes, prompts = small(model, tmp_path, mode)
   costs, directory = tmp_path / 'costs.json', tmp_path / 'results'
   status, output, complaints = programs.run(
     'profile_costs', *sizes, '--repeats=9', f'--output={costs}'
@@ -116,6 +118,7 @@ def test_mistakes_are_explained(tmp_path):
     (('--rows=1,x',), '--rows=1,x must be numbers'),
     (('--contexts=64,32',), '--contexts=64,32 must be ascending'),
     (('--mode=chain', '--policies=none'), 'needs a draft model'),
+    (('--mode=tree', '--policies=none'), 'mode tree needs a draft model'),
   ):
     directory = f'--output_dir={tmp_path / "results"}'
     assert message in programs.error_of('serve_load', *flags, directory)

@@ -21,6 +21,17 @@ def verify_tree(
   The arguments are those of `api.verify_tree`.
   """
   choices = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+  return follow(choices, token_ids, parents, sizes, ancestor_mask)
+
+
+def follow(
+  choices: jax.Array,
+  token_ids: jax.Array,
+  parents: jax.Array,
+  sizes: jax.Array,
+  ancestor_mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Does so with choices i32[B, T] that are made already."""
   num_nodes = choices.shape[1]
   wanted = jnp.take_along_axis(choices, jnp.maximum(parents, 0), axis=1)
   nodes = jnp.arange(num_nodes)[None]

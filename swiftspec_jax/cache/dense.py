@@ -70,13 +70,8 @@ class KVCacheConfig:
     )
 
   def init(self, mesh: Mesh) -> KVCache:
-    """Returns an empty cache on the mesh.
-
-    On accelerators its capacity is rounded up to whole tiles of rows.
-    """
-    capacity = self.capacity
-    if mesh.devices.flat[0].platform != 'cpu':
-      capacity = math.ceil(capacity / _ROW_TILE) * _ROW_TILE
+    """Returns an empty cache on the mesh, of the capacity of `capacity_on`."""
+    capacity = capacity_on(mesh, self.capacity)
     shape = (self.batch_size, self.num_kv_heads, capacity, self.head_dim)
     rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
     replicated = sharding.replicated(mesh)
@@ -91,6 +86,13 @@ class KVCacheConfig:
       capacity=capacity,
       sharding=rows,
     )
+
+
+def capacity_on(mesh: Mesh, num_rows: int) -> int:
+  """Returns a capacity for so many rows: whole tiles on accelerators."""
+  if mesh.devices.flat[0].platform == 'cpu':
+    return num_rows
+  return math.ceil(num_rows / _ROW_TILE) * _ROW_TILE
 
 
 def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:

@@ -71,6 +71,26 @@ def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
   return rows.reshape(pages.shape)
 
 
+def move(
+  cache: PagedCache, sources: jax.Array, targets: jax.Array
+) -> PagedCache:
+  """Returns the cache with tokens copied to other places.
+
+  Args:
+    cache: whose places are read before any is written.
+    sources: i32[N] page * Z + offset.
+    targets: i32[N]; P * Z or more is written nowhere.
+  """
+
+  def moved(pages):
+    return write(pages, pages.reshape(-1, *pages.shape[2:])[sources], targets)
+
+  return cache.replace(
+    keys=[moved(pages) for pages in cache.keys],
+    values=[moved(pages) for pages in cache.values],
+  )
+
+
 def read(pages: jax.Array, tables: jax.Array) -> jax.Array:
   """Returns the keys or values [X, G, C * Z, E] of tables i32[X, C].
 

@@ -8,6 +8,7 @@ Legend: B rows that decode in a step, K longest draft.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -118,10 +119,14 @@ class Drafts:
     lengths: i64[B], at most those of the plan; 0 for a row without a draft.
     confidences: f64[K, B] or None: what the drafter takes for the probability
       that each draft token is accepted if those before it are.
+    node_confidences: for trees, or None: function that returns f64[K, B], not
+      rising along K: what the drafter takes for the probability that each node
+      is accepted. The first call may have to wait for the devices.
   """
 
   lengths: np.ndarray
   confidences: np.ndarray | None = None
+  node_confidences: Callable[[], np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

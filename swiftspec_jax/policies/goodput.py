@@ -9,7 +9,7 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.policies import allocation, search
-from swiftspec_jax.policies.calibration import Calibration
+from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
 from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
 
 _HYSTERESIS = 1.02  # gain that is worth another length
@@ -47,6 +47,7 @@ class Goodput:
     self._hysteresis = hysteresis
     self._probe_every = probe_every
     self._calibration = Calibration()
+    self._node_calibration = NodeCalibration()
     self._last = (0, -1)  # declared rows, and index of the length
     self._last_draft = 0  # step
 
@@ -81,16 +82,16 @@ class Goodput:
     plan: policies.DraftPlan,
     drafts: policies.Drafts,
   ) -> np.ndarray:
-    is_as_planned = drafts.confidences is None and np.array_equal(
+    gains = self._gains_of(drafts)
+    is_as_planned = gains is None and np.array_equal(
       drafts.lengths, plan.lengths
     )
     if plan.is_probe or is_as_planned or not drafts.lengths.any():
       return drafts.lengths
     longest = int(drafts.lengths.max())
-    if drafts.confidences is None:
+    if gains is None:
       gains = self._gains(view, drafts.lengths)
     else:
-      gains = self._calibration(drafts.confidences).cumprod(axis=0)
       gains *= np.arange(len(gains))[:, None] < drafts.lengths
     # What has been drafted is paid for, however little is verified.
     scores = search.score(
@@ -108,6 +109,16 @@ class Goodput:
     self._estimator.observe(outcome)
     if outcome.drafts.confidences is not None:
       self._calibration.observe(outcome)
+    if outcome.drafts.node_confidences is not None:
+      self._node_calibration.observe(outcome)
+
+  def _gains_of(self, drafts: policies.Drafts) -> np.ndarray | None:
+    """Returns the gains f64[K, B] that the drafter itself expects, if any."""
+    if drafts.confidences is not None:
+      return self._calibration(drafts.confidences).cumprod(axis=0)
+    if drafts.node_confidences is not None:
+      return self._node_calibration(drafts.node_confidences())
+    return None
 
   def _gains(self, view: policies.StepView, limits: np.ndarray) -> np.ndarray:
     gains = self._estimator.gains(view)

@@ -10,7 +10,7 @@ lowest of four compiled levels that covers its rows. A level changes nothing
 for a row that does not need it.
 
 Legend: M queries, T queries of the longest draft, K = T - 1, B slots, S tokens
-of the longest text, V vocabulary.
+of the longest text, R rows, W tokens of each, V vocabulary.
 """
 
 import dataclasses
@@ -24,9 +24,11 @@ import numpy as np
 from flax import struct
 from jax.sharding import NamedSharding
 
+from kernels_pallas.verification import reference
 from swiftspec_jax import errors, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.verification import matching
 
 _MAX_FORCED = 16
@@ -107,6 +109,13 @@ class Queries:
   num_drafted: jax.Array  # i32[B] draft tokens to verify
   prompt_lengths: jax.Array  # i32[B]
 
+  @property
+  def is_node(self) -> jax.Array:
+    """bool[B, T]: which queries of the slots belong to a draft."""
+    num_drafted = self.num_drafted[:, None]
+    nodes = jnp.arange(self.index.shape[1])[None]
+    return (nodes <= num_drafted) & (num_drafted > 0)
+
 
 @functools.partial(jax.jit, static_argnames='vocab_size')
 def make_noise(
@@ -137,11 +146,12 @@ def verify(
   drafted: jax.Array,
   sampling: sampling_lib.SamplingState,
   texts: jax.Array | None,
+  trees: SlotTrees | None,
   *,
   kernels: str,
   sharding: NamedSharding,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Verifies chains.
+  """Verifies drafts.
 
   Args:
     logits: f32[M, V] of the target.
@@ -151,23 +161,29 @@ def verify(
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
     sampling: of the slots.
     texts: i32[B, S] what is known; only where the sampling looks at it.
+    trees: of the drafts; None where they are chains.
     kernels: static; as in `ModelConfig`.
     sharding: static; of an array on the same devices.
 
   Returns:
-    i32[B, 1 + T], the number of accepted draft tokens and the tokens, and
-    f32[B, T] their log-probabilities or None.
+    i32[B, 2 + T], the number of accepted draft tokens, the longest chain among
+    those that were verified, and the tokens; for trees i32[B, 2 + 2 T], then
+    come the indices of root and accepted nodes. And f32[B, T], the
+    log-probabilities of the tokens, or None.
   """
   slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
   adjusted = logits[:, None]
   if texts is not None:
     # Drafts are part of the text that the queries behind them look at.
-    texts = texts.at[slots, positions - 1].set(token_ids)
+    if trees is None:
+      texts = texts.at[slots, positions - 1].set(token_ids)[slots]
+    else:
+      texts = _texts_behind(texts, queries, drafted, trees)
     adjusted = sampling_lib.adjust_logits(
       adjusted,
       own,
-      token_ids=texts[slots],
+      token_ids=texts,
       lengths=positions,
       prompt_lengths=queries.prompt_lengths[slots],
       draft_token_ids=token_ids[:, None][:, :0],
@@ -180,17 +196,56 @@ def verify(
     )
     choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
+  choices = choices[:, 0][queries.index]
+  if logprobs is not None:
+    logprobs = logprobs[:, 0][queries.index]
+  if trees is not None:
+    return _follow_trees(choices, logprobs, queries, drafted, trees)
   proposal = types.Proposal(
     token_ids=drafted[:, : queries.index.shape[1] - 1],
     num_drafted=queries.num_drafted,
   )
-  verdict = matching.verify(proposal, choices[:, 0][queries.index])
-  packed = jnp.concatenate(
-    [verdict.num_accepted[:, None], verdict.token_ids], axis=1
+  verdict = matching.verify(proposal, choices)
+  counts = jnp.stack([verdict.num_accepted, queries.num_drafted], axis=1)
+  return jnp.concatenate([counts, verdict.token_ids], axis=1), logprobs
+
+
+def _follow_trees(choices, logprobs, queries, drafted, trees):
+  """Does what `verify` says for trees, with choices i32[B, T]."""
+  token_ids, num_accepted, path = reference.follow(
+    choices,
+    # What the root is does not matter.
+    jnp.pad(drafted, ((0, 0), (1, 0))),
+    trees.parents,
+    queries.num_drafted + 1,
+    trees.ancestor_mask,
   )
+  num_levels = jnp.where(queries.is_node, trees.depths, 0).max(axis=1)
+  counts = jnp.stack([num_accepted, num_levels], axis=1)
   if logprobs is not None:
-    logprobs = logprobs[:, 0][queries.index]
-  return packed, logprobs
+    logprobs = jnp.take_along_axis(logprobs, path, axis=1)
+  return jnp.concatenate([counts, token_ids, path], axis=1), logprobs
+
+
+def _texts_behind(texts, queries, drafted, trees):
+  """Returns i32[M, S]: known tokens, and the nodes that lead to each query."""
+  num_queries, text_size = len(queries.slots), texts.shape[1]
+  nodes = jnp.broadcast_to(
+    jnp.arange(queries.index.shape[1])[None], queries.index.shape
+  )
+  index = jnp.where(queries.is_node, queries.index, num_queries)
+  own = jnp.zeros(num_queries, jnp.int32).at[index].set(nodes, mode='drop')
+  slots = queries.slots
+  roots = queries.positions[:, 0] - 1 - trees.depths[slots, own]
+  positions = jnp.where(
+    trees.ancestor_mask[slots, own],
+    roots[:, None] + trees.depths[slots],
+    text_size,
+  )
+  rows = jnp.arange(num_queries)[:, None]
+  return (
+    texts[slots].at[rows, positions[:, 1:]].set(drafted[slots], mode='drop')
+  )
 
 
 def choose_draft(
@@ -210,11 +265,34 @@ def choose_draft(
     slots: i32[M].
     sampling: of the slots, of the two lower levels.
   """
+  noise = None if noise is None else noise[:, None]
+  scores = draft_scores(logits[:, None], noise, slots, sampling)
+  return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
+
+
+def draft_scores(
+  logits: jax.Array,
+  noise: jax.Array | None,
+  slots: jax.Array,
+  sampling: sampling_lib.SamplingState,
+) -> jax.Array:
+  """Returns f32[R, W, V] whose highest is what a draft chooses.
+
+  The next ones are its next guesses: scores are logits in greedy slots, and
+  those of the law with the noise in others.
+
+  Args:
+    logits: f32[R, W, V] of the draft.
+    noise: f32[R, W, V], None where all slots are greedy.
+    slots: i32[R].
+    sampling: as for `choose_draft`.
+  """
   if noise is None:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-  own = jax.tree.map(lambda x: x[slots], sampling)
-  law = sampling_lib.law_logits(logits[:, None], own)
-  return sampling_lib.draw_with(law, noise[:, None])[:, 0]
+    return logits
+  temperatures = sampling.temperatures[slots][:, None, None]
+  is_greedy = temperatures == 0
+  drawn = logits / jnp.where(is_greedy, 1, temperatures) + noise
+  return jnp.where(is_greedy, logits, drawn)
 
 
 class SlotSampling:

@@ -13,6 +13,7 @@ import numpy as np
 
 from swiftspec_jax import policies
 from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.slot_trees import SlotTrees
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,14 +47,16 @@ class SlotDrafts:
   Attributes:
     drafts: what the policy gets to know of them.
     token_ids: i32[U, K] by slot, on the host or on the devices.
+    trees: how the tokens hang together; None where they are chains.
   """
 
   drafts: policies.Drafts
   token_ids: np.ndarray | jax.Array
+  trees: SlotTrees | None = None
 
 
 class EngineDrafter(Protocol):
-  """Drafts chains for rows."""
+  """Drafts for rows: always chains, or always trees."""
 
   @property
   def name(self) -> str:

@@ -22,6 +22,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving import jobs, make_drafter, step_input, warm_up
+from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.handles import Handle
@@ -70,7 +71,7 @@ class Engine:
   def __init__(
     self,
     target: Model,
-    draft: Model | PromptLookup | SuffixLookup | None = None,
+    draft: Model | TreeDraft | PromptLookup | SuffixLookup | None = None,
     *,
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
@@ -79,7 +80,8 @@ class Engine:
 
     Args:
       target: defines the output.
-      draft: a draft model, a lookup, or None for plain decoding.
+      draft: a draft model, for chains or in a `TreeDraft`, a lookup, or None
+        for plain decoding.
       sizes: that everything is compiled for.
       policy: how much to speculate; not at all by default.
 
@@ -98,7 +100,8 @@ class Engine:
     self.error: BaseException | None = None
     self._model = target
     self._sizes = sizes
-    self._target = Target(target, sizes)
+    self._takes_trees = isinstance(draft, TreeDraft)
+    self._target = Target(target, sizes, takes_trees=self._takes_trees)
     self.drafter = make_drafter.make(
       target, draft, sizes, self._target.sampling
     )
@@ -109,9 +112,6 @@ class Engine:
       page_table=self.scheduler.page_table,
     )
     self._prompt_lengths = np.zeros(num_slots, np.int32)
-    self._no_drafts = self._target.put(
-      np.zeros((num_slots, config.buckets.max_length), np.int32)
-    )
     self._jobs: dict[int, Job] = {}
     self._request_ids = itertools.count()
     self._submitted: collections.deque[Job] = collections.deque()
@@ -181,7 +181,8 @@ class Engine:
     plan = dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
     if not plan.lengths.any():
       none = policies.Drafts(lengths=plan.lengths)
-      return plan, SlotDrafts(drafts=none, token_ids=self._no_drafts)
+      token_ids, trees = self._target.no_drafts
+      return plan, SlotDrafts(drafts=none, token_ids=token_ids, trees=trees)
     self.scheduler.reserve(view, plan.lengths)
     return plan, self.drafter.draft(view, plan.lengths, self._texts)
 
@@ -198,7 +199,7 @@ class Engine:
     )
     return self._target.dispatch(
       packed,
-      self._target.put(drafts.token_ids),
+      *self._target.put((drafts.token_ids, drafts.trees)),
       self._target.sampling.level(step.slots),
       self._texts.token_ids,
     )
@@ -249,13 +250,21 @@ class Engine:
     seconds: float,
   ) -> None:
     """Tells the policy."""
+    packed = packed[view.slots].astype(np.int64)
+    ranks = None
+    if self._takes_trees:
+      # Behind two counts, the tokens and the index of the root.
+      path = packed[:, 2 + view.buckets.max_length + 2 :].T
+      is_accepted = np.arange(len(path))[:, None] < packed[:, 0]
+      ranks = np.where(is_accepted, path - 1, -1)
     self.policy.observe(
       policies.Outcome(
         view=view,
         plan=plan,
         drafts=drafts.drafts,
         lengths=step.lengths[: step.num_decoding],
-        num_accepted=packed[view.slots, 0].astype(np.int64),
+        num_accepted=packed[:, 0],
+        accepted_ranks=ranks,
         seconds=seconds,
         is_usable=self._target.sampling.is_usable[view.slots],
       )

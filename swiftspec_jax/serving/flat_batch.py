@@ -51,6 +51,9 @@ class FlatBatch:
   block_tokens: jax.Array  # i32[X, W] of the N; padding stands for any
   block_pages: jax.Array  # i32[X, C] of the rows, in order
   block_places: jax.Array  # i32[N] of the X * W
+  # bool[X, W, W] which tokens of its block a token sees, besides all in front
+  # of the block; None where blocks are chains.
+  block_mask: jax.Array | None = None
 
 
 def pack(

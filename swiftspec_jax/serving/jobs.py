@@ -91,18 +91,18 @@ class Job:
     """Takes the verdict of a step; returns the new tokens of the output.
 
     Args:
-      packed: number of accepted draft tokens, then the tokens.
+      packed: of `choices.verify`.
       num_drafted: draft tokens that were verified.
       logprobs: f32[...] of the tokens.
     """
     num_before = len(self._row.token_ids)
     if num_before == 0:
       self._row.end_prefill()
-    num_accepted, *token_ids = packed
+    num_accepted, num_levels, *token_ids = packed
     report = types.StepReport(
       token_ids=token_ids[: num_accepted + 1],
       num_drafted=num_drafted,
-      num_levels=num_drafted,
+      num_levels=num_levels,
       num_accepted=num_accepted,
       outcome=types.NO_OUTCOME,
       num_forwards=0,

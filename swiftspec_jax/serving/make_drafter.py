@@ -6,6 +6,7 @@ from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.choices import SlotSampling
 from swiftspec_jax.serving.draft_chain import ChainDrafter
+from swiftspec_jax.serving.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
 from swiftspec_jax.serving.lookup import LookupDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
@@ -14,7 +15,7 @@ from swiftspec_jax.serving.suffix_lookup import SuffixDrafter, SuffixLookup
 
 def make(
   target: Model,
-  draft: Model | PromptLookup | SuffixLookup | None,
+  draft: Model | TreeDraft | PromptLookup | SuffixLookup | None,
   sizes: ProgramSizes,
   sampling: SlotSampling,
 ) -> EngineDrafter:
@@ -29,22 +30,25 @@ def make(
     return LookupDrafter(draft)
   if isinstance(draft, SuffixLookup):
     return SuffixDrafter(draft)
-  if not isinstance(draft, Model):
+  model = draft.model if isinstance(draft, TreeDraft) else draft
+  if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, PromptLookup or SuffixLookup, got '
-      f'{draft!r}'
+      'an engine drafts with a model, TreeDraft, PromptLookup or SuffixLookup, '
+      f'got {draft!r}'
     )
-  if draft.config.reads_features:
+  if model.config.reads_features:
     raise errors.UserError(
-      f'{draft.name} reads features of its target, which an engine does not '
+      f'{model.name} reads features of its target, which an engine does not '
       'hand over; take a draft without them'
     )
   tokenizer_lib.check_same_vocabulary(
-    target.name, target.tokenizer, draft.name, draft.tokenizer
+    target.name, target.tokenizer, model.name, model.tokenizer
   )
-  if draft.mesh != target.mesh:
+  if model.mesh != target.mesh:
     raise errors.UserError(
-      f'{draft.name} lies on other devices than {target.name}; load both with '
+      f'{model.name} lies on other devices than {target.name}; load both with '
       'the same `devices`'
     )
-  return ChainDrafter(draft, sizes, sampling)
+  if isinstance(draft, TreeDraft):
+    return TreeDrafter(draft, sizes, sampling)
+  return ChainDrafter(model, sizes, sampling)

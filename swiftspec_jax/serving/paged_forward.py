@@ -62,14 +62,21 @@ def _visible_by_kind(
 ) -> dict[bool, jax.Array]:
   """Returns bool[X, W, S] for layers without and with a sliding window."""
   context = batch.block_pages.shape[1] * page_size
-  behind = (
-    batch.positions[batch.block_tokens][:, :, None]
-    - jnp.arange(context)[None, None]
-  )
-  visible_by_kind = {False: behind >= 0}
-  if config.sliding_window is not None:
-    is_near = behind < config.sliding_window
-    visible_by_kind[True] = visible_by_kind[False] & is_near
+  positions, mask = batch.positions[batch.block_tokens], batch.block_mask
+  behind = positions[:, :, None] - jnp.arange(context)[None, None]
+
+  def visible(mask):
+    if mask is None:
+      return behind >= 0
+    return reference.visible_rows(positions[:, 0], mask, context)
+
+  visible_by_kind = {False: visible(mask)}
+  window = config.sliding_window
+  if window is not None:
+    if mask is not None:
+      # The nodes of a tree do not lie at their positions.
+      mask &= positions[:, :, None] - positions[:, None] < window
+    visible_by_kind[True] = visible(mask) & (behind < window)
   return visible_by_kind
 
 

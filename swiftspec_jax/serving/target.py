@@ -12,13 +12,79 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import sharding
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving import choices, paged_forward
+from swiftspec_jax.serving import choices, paged_forward, slot_trees
 from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.serving.step_input import StepInput
+
+
+@jax.jit
+def place_nodes(
+  step_input: StepInput, trees: SlotTrees
+) -> tuple[StepInput, jax.Array]:
+  """Brings the nodes of trees to their positions.
+
+  Args:
+    step_input: as if the drafts were chains.
+    trees: of the drafts.
+
+  Returns:
+    The input, and the places i32[B, T] of the nodes in the pages, as
+    `FlatBatch.places`.
+  """
+  batch, queries = step_input.batch, step_input.queries
+  tokens = step_input.query_index[queries.index]
+  is_node = queries.is_node
+  positions = batch.positions[tokens[:, :1]] + trees.depths
+
+  def put(values, index, new):
+    index = jnp.where(is_node, index, len(values))
+    return values.at[index].set(new, mode='drop')
+
+  num_blocks, width = batch.block_tokens.shape
+  # A row and its draft are one block; all other blocks are chains.
+  blocks = batch.block_places[tokens[:, 0]] // width
+  blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
+  rest = width - tokens.shape[1]
+  mask = jnp.pad(trees.ancestor_mask, ((0, 0), (0, rest), (0, rest)))
+  chains = jnp.tri(width, dtype=bool)
+  chains = jnp.broadcast_to(chains, (num_blocks, width, width))
+  placed = step_input.replace(
+    batch=batch.replace(
+      positions=put(batch.positions, tokens, positions),
+      block_mask=chains.at[blocks].set(mask, mode='drop'),
+    ),
+    queries=queries.replace(
+      positions=put(queries.positions[:, 0], queries.index, positions + 1)[
+        :, None
+      ]
+    ),
+  )
+  return placed, batch.places[tokens]
+
+
+@functools.partial(jax.jit, donate_argnames='cache')
+def commit_nodes(
+  cache: paged.PagedCache, places: jax.Array, packed: jax.Array
+) -> paged.PagedCache:
+  """Moves the accepted nodes of trees behind each other.
+
+  Args:
+    cache: donated.
+    places: i32[B, T] of `place_nodes`.
+    packed: i32[B, 2 + 2 T] of `choices.verify`.
+  """
+  num_nodes = places.shape[1]
+  path = packed[:, -num_nodes:]
+  is_accepted = jnp.arange(num_nodes)[None] <= packed[:, :1]
+  sources = jnp.take_along_axis(places, path, axis=1)
+  targets = jnp.where(is_accepted, places, cache.num_places)
+  return paged.move(cache, sources[:, 1:].ravel(), targets[:, 1:].ravel())
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
@@ -57,10 +123,18 @@ class Target:
 
   Attributes:
     sampling: of the slots.
+    no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
+      are trees.
   """
 
-  def __init__(self, model: Model, sizes: ProgramSizes):
-    """Allocates the cache."""
+  def __init__(self, model: Model, sizes: ProgramSizes, *, takes_trees: bool):
+    """Allocates the cache.
+
+    Args:
+      model: that defines the output.
+      sizes: declared.
+      takes_trees: drafts are trees, not chains.
+    """
     self._model = model
     config = sizes.scheduler
     self._cache = paged.init(
@@ -74,6 +148,14 @@ class Target:
     self.sampling = choices.SlotSampling(
       config.buckets.max_rows, model.config.vocab_size, self.put
     )
+    shape = (config.buckets.max_rows, config.buckets.max_length + 1)
+    trees = None
+    if takes_trees:
+      trees = slot_trees.of_parents(
+        jnp.full(shape, tree_lib.NO_PARENT, jnp.int32)
+      )
+    tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
+    self.no_drafts = self.put((tokens, trees))
 
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""
@@ -83,6 +165,7 @@ class Target:
     self,
     step_input: StepInput,
     drafted: jax.Array,
+    trees: SlotTrees | None,
     level: choices.Level,
     texts: np.ndarray,
   ) -> tuple[jax.Array, jax.Array | None]:
@@ -91,6 +174,7 @@ class Target:
     Args:
       step_input: what is fed.
       drafted: i32[B, K] on the devices.
+      trees: of the drafts, None where they are chains.
       level: of sampling.
       texts: i32[B, S] known tokens; only the highest level looks at them.
 
@@ -98,6 +182,10 @@ class Target:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
     step_input = self.put(step_input)
+    if step_input.queries.index.shape[1] == 1:
+      trees = None  # a plain step
+    if trees is not None:
+      step_input, places = place_nodes(step_input, trees)
     self._cache, logits, token_ids = query_logits(
       self._model.params,
       self._cache,
@@ -113,7 +201,7 @@ class Target:
         step_input.queries.positions,
         vocab_size=self._model.config.vocab_size,
       )
-    return choices.verify(
+    packed, logprobs = choices.verify(
       logits,
       noise,
       token_ids,
@@ -121,6 +209,10 @@ class Target:
       drafted,
       sampling,
       self.put(texts) if level == choices.Level.ADJUSTED else None,
+      trees,
       kernels=self._model.config.kernels,
       sharding=self._replicated,
     )
+    if trees is not None:
+      self._cache = commit_nodes(self._cache, places, packed)
+    return packed, logprobs

@@ -1,0 +1,35 @@
+"""Trees of draft tokens for the slots of an engine.
+
+The nodes of a row stand behind each other as the tokens of a chain would, in
+the flat batch and in the pages, the last known token first. What differs is at
+which position they are, which of each other they see, and that the accepted
+ones have to be moved together. Parents stand before their children, so the
+first nodes of a tree, however many, are a tree.
+
+Legend: U slots, K longest draft, T = K + 1 nodes.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from swiftspec_jax import tree as tree_lib
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class SlotTrees:
+  """The last known tokens, and draft tokens as nodes 1 to K behind them."""
+
+  parents: jax.Array  # i32[U, T] -1 for node 0 and padding
+  depths: jax.Array  # i32[U, T]
+  ancestor_mask: jax.Array  # bool[U, T, T]
+
+
+def of_parents(parents: jax.Array) -> SlotTrees:
+  """Returns trees of parents i32[U, T]."""
+  mask = tree_lib.ancestor_mask(parents)
+  return SlotTrees(
+    parents=parents,
+    depths=mask.sum(axis=2, dtype=jnp.int32) - 1,
+    ancestor_mask=mask,
+  )

@@ -1,0 +1,183 @@
+"""Trees of an engine against an oracle in plain Python."""
+
+import itertools
+
+import engine_cases
+import numpy as np
+import pytest
+from decoding_cases import requests_of
+from decoding_test import markov_table
+from engine_cases import NEAR_TARGET, TARGET, RandomLengths
+from engine_test import alone
+from serving_cases import linear_costs
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.policies.estimators import TreeEstimator
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+SIZE = 7  # tokens of the tables
+LENGTHS = tuple(range(9))
+TABLE = markov_table(SIZE, seed=0, sharpness=1.5)
+# Right often, but not always.
+DRAFT_TABLE = 0.7 * TABLE + 0.3 * markov_table(SIZE, seed=1)
+
+
+def make_sizes(most_steps=3):
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(
+        rows=(1, 4),
+        query_tokens=(6, 40),
+        lengths=LENGTHS,
+        draft_steps=tuple(min(length, most_steps) for length in LENGTHS),
+      ),
+      num_pages=40,
+      max_context=64,
+      page_size=4,
+    ),
+    contexts=(64,),
+  )
+
+
+def table_engine(policy, draft_table=DRAFT_TABLE, most_steps=3, **options):
+  return Engine(
+    testing.table_model(TABLE),
+    TreeDraft(model=testing.table_model(draft_table), **options),
+    sizes=make_sizes(most_steps),
+    policy=policy,
+  )
+
+
+def best_nodes(table, root, num_steps, width, branching):
+  """Paths of a tree with their probabilities, the best first."""
+  nodes, expanded = {(): 1.0}, set()
+  for step in range(num_steps):
+    leaves = sorted(set(nodes) - expanded, key=lambda p: -nodes[p])
+    for path in leaves[: width if step else 1]:
+      expanded.add(path)
+      law = table[(root, *path)[-1]]
+      for token in np.argsort(-law, kind='stable')[:branching].tolist():
+        nodes[(*path, token)] = nodes[path] * law[token]
+  del nodes[()]
+  return sorted(nodes.items(), key=lambda item: -item[1])
+
+
+def greedy_ranks(paths, root):
+  """Places of the nodes that the target accepts."""
+  ranks, path = [], ()
+  while True:
+    path = (*path, int(TABLE[(root, *path)[-1]].argmax()))
+    if path not in paths:
+      return ranks
+    ranks.append(paths.index(path))
+
+
+@pytest.mark.parametrize(('width', 'branching'), [(2, 3), (8, 2), (1, 1)])
+def test_nodes_are_those_of_the_oracle(width, branching):
+  policy = RandomLengths(0)
+  most_steps = 3 if branching > 1 else 8
+  engine = table_engine(
+    policy, most_steps=most_steps, width=width, branching=branching
+  )
+  steps_of = make_sizes(most_steps).scheduler.buckets.steps_of
+  sampling = ss.SamplingParams(max_new_tokens=50)
+  handle = engine.submit(ss.Request(token_ids=(1, 2), sampling=sampling))
+  known, num_checked, num_accepted = [1, 2], 0, 0
+  while engine.step() is not None:
+    outcome, root = policy.outcomes[-1], known[-1]
+    known = [1, 2, *sum((update.token_ids for update in handle._updates), ())]
+    if not outcome.drafts.lengths.any():
+      assert not outcome.lengths.any()
+      continue
+    drafted, verified = int(outcome.drafts.lengths[0]), int(outcome.lengths[0])
+    nodes = best_nodes(DRAFT_TABLE, root, steps_of(drafted), width, branching)
+    paths = [path for path, _ in nodes]
+    confidences = outcome.drafts.node_confidences()
+    assert confidences.shape == (LENGTHS[-1], 1)
+    np.testing.assert_allclose(
+      confidences[:drafted, 0], [p for _, p in nodes[:drafted]], rtol=1e-4
+    )
+    assert (confidences[drafted:] == 0).all()
+    expected = greedy_ranks(paths[:verified], root)
+    ranks = outcome.accepted_ranks[:, 0]
+    assert ranks[ranks >= 0].tolist() == expected
+    assert outcome.num_accepted[0] == len(expected)
+    num_checked += 1
+    num_accepted += len(expected)
+  assert num_checked > 10
+  assert num_accepted > 5 or branching == 1
+  for before, after in itertools.pairwise(known[1:]):
+    assert after == TABLE[before].argmax()
+
+
+def test_stats_count_levels():
+  engine = table_engine(FixedLength(8), draft_table=TABLE, width=4, branching=4)
+  sampling = ss.SamplingParams(max_new_tokens=40)
+  handle = engine.submit(ss.Request(token_ids=(1,), sampling=sampling))
+  stats = handle.result().stats
+  # Three forwards make trees of three levels.
+  drafted = stats.drafted_per_position
+  assert drafted[0] >= drafted[1] >= drafted[2] > 0 == sum(drafted[3:])
+  assert stats.num_accepted == sum(stats.accepted_per_position) > 20
+  assert stats.num_drafted > sum(drafted)
+
+
+def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
+  """Item 29: neither steps without drafts nor preemption leave a gap."""
+  draft = TreeDraft(model=TARGET, width=1, branching=1)
+  sizes = engine_cases.make_sizes(
+    num_pages=30, drafts={**engine_cases.CHAINS, 'rows': (4,)}
+  )
+  engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
+  requests = [
+    *requests_of(6, ignore_eos=True),
+    *requests_of(6, ignore_eos=True, temperature=1.0),
+  ]
+  handles = [engine.submit(request) for request in requests]
+  results = [handle.result() for handle in handles]
+  assert engine.scheduler.num_preemptions > 0
+  for got, expected in zip(results, alone(requests), strict=True):
+    assert got.token_ids == expected.token_ids
+  for outcome in engine.policy.outcomes:
+    assert outcome.num_accepted.tolist() == outcome.lengths.tolist()
+  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 40
+
+
+@pytest.mark.parametrize('seconds_per_token', [0.0, 0.004])
+def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
+  """A step of 10 ms: if tokens cost nothing, all nodes are verified."""
+  costs = linear_costs(fixed=0.01, query_tokens=seconds_per_token)
+  policy = Goodput(costs, TreeEstimator())
+  engine = table_engine(policy, width=4, branching=4)
+  requests = [
+    ss.Request(
+      token_ids=(i,), sampling=ss.SamplingParams(max_new_tokens=40, seed=i)
+    )
+    for i in range(4)
+  ]
+  handles = [engine.submit(request) for request in requests]
+  lengths = []
+  while (record := engine.step()) is not None:
+    lengths.append(record.step.lengths.mean())
+  expected = alone(requests, testing.table_model(TABLE))
+  for handle, plain in zip(handles, expected, strict=True):
+    assert handle.result().token_ids == plain.token_ids
+  mean = np.mean(lengths[1:-1])
+  assert mean > 5 if seconds_per_token == 0 else 0 < mean < 4
+
+
+def test_bad_sizes_are_refused():
+  model = testing.table_model(TABLE)
+  with pytest.raises(errors.UserError, match='branching must be 1 to 7'):
+    TreeDraft(model=model, branching=8)
+  with pytest.raises(errors.UserError, match='less than 4 nodes after 3'):
+    table_engine(FixedLength(1), width=1, branching=1)
+  with pytest.raises(errors.UserError, match='vocabular'):
+    Engine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())
