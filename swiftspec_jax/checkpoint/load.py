@@ -40,8 +40,8 @@ def load(
       directory in Hugging Face layout, a .gguf file, a directory that
       `swiftspec_jax.save` or the training of a draft wrote, or a Hugging Face
       hub id.
-    dtype: of weights and cache. Default: float32 on CPU (where bfloat16
-      products are several times slower), bfloat16 elsewhere.
+    dtype: of weights and cache. Default: float32 on CPU (where greedy output
+      then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: tensor parallel over these; the first device by default.
     draft_of: the target that this model will draft for. Their vocabularies
       must be the same.
