@@ -54,7 +54,8 @@ def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
 def _of_two_rows(subscripts, x, y):
   """`wide_einsum`, with a second row if the first axis of x has one only."""
   size = len(x)
-  if size == 1 and subscripts[0] not in subscripts.partition(',')[2][: y.ndim]:
+  of_y = subscripts.replace('->', ',').split(',')[1]
+  if size == 1 and subscripts[0] not in of_y:
     x = jnp.repeat(x, 2, axis=0)
   return wide_einsum(subscripts, x, y)[:size]
 

@@ -1,6 +1,7 @@
 """Compiles one program and says what came of it."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import time
@@ -108,14 +109,18 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
   )
 
 
-def _fingerprint(job: Job, lowered: jax.stages.Lowered) -> str:
-  versions = [
+@functools.cache
+def _versions() -> list[str]:
+  return sorted(
     f'{distribution.name} {distribution.version}'
     for distribution in importlib.metadata.distributions()
     if distribution.name.startswith(_COMPILERS)
-  ]
+  )
+
+
+def _fingerprint(job: Job, lowered: jax.stages.Lowered) -> str:
   # The same program can have several names.
-  parts = [job.name, job.shape, job.target.topology, *sorted(versions)]
+  parts = [job.name, job.shape, job.target.topology, *_versions()]
   text = '\n'.join([*parts, lowered.as_text()])
   return hashlib.sha256(text.encode()).hexdigest()
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas import tiles
 from kernels_pallas.tree_attention import mask_words, mosaic_block
 
 _MAX_COLUMNS = 128  # C; more do not fit into the registers of a warpgroup
@@ -40,6 +41,10 @@ class Config:
 
   num_splits: int = 8
   num_stages: int = 2
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'num_splits')
+    tiles.check_multiples(self, 1, 'num_stages')
 
 
 def check(
@@ -128,12 +133,12 @@ def tree_attention(
 
 def _scratch(head_dim, config):
   """Returns the types of the kernel's scratch."""
-  tiles = (config.num_stages, mosaic_block.BLOCK_KV, head_dim)
+  stages = (config.num_stages, mosaic_block.BLOCK_KV, head_dim)
   columns = min(head_dim, _MAX_COLUMNS)
   return [
     plgpu.SMEM((mosaic_block.ROWS, head_dim), jnp.bfloat16),
-    plgpu.SMEM(tiles, jnp.bfloat16),
-    plgpu.SMEM(tiles, jnp.bfloat16),
+    plgpu.SMEM(stages, jnp.bfloat16),
+    plgpu.SMEM(stages, jnp.bfloat16),
     plgpu.SMEM((mosaic_block.ROWS, mosaic_block.BLOCK_KV), jnp.bfloat16),
     plgpu.SMEM((mosaic_block.ROWS, columns), jnp.float32),
     plgpu.SMEM((2, mosaic_block.ROWS), jnp.float32),
