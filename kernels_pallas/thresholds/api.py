@@ -3,12 +3,10 @@
 Legend: B rows, T query tokens, V vocabulary.
 """
 
-import functools
-
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import tuning, whole_vocabulary
 from kernels_pallas.thresholds import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -44,30 +42,18 @@ def find_thresholds(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  num_devices = 1 if sharding is None else len(sharding.device_set)
-
-  def check(backend):
-    if num_devices > 1:
-      raise NotImplementedError(
-        f'the vocabulary is shared by {num_devices} devices'
-      )
-    backend.check(logits.shape, logits.dtype)
-
   wanted = [
     name
     for name, values in (('top-k', top_ks), ('top-p', top_ps))
     if values is not None
   ]
-  chosen = dispatch.choose(
+  chosen = whole_vocabulary.choose(
     'find_thresholds',
-    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)}, on '
-    f'{num_devices} devices',
+    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
     implementation,
-    dispatch.platform_of(sharding),
-    {
-      name: functools.partial(check, backend)
-      for name, backend in _BACKENDS.items()
-    },
+    sharding,
+    logits,
+    _BACKENDS,
   )
   call = tuning.tuned(
     'find_thresholds',

@@ -3,12 +3,10 @@
 Legend: B rows, T nodes of the tree, V vocabulary.
 """
 
-import functools
-
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import tuning, whole_vocabulary
 from kernels_pallas.verification import pallas_gpu, pallas_tpu, reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -47,24 +45,13 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  num_devices = 1 if sharding is None else len(sharding.device_set)
-
-  def check(backend):
-    if num_devices > 1:
-      raise NotImplementedError(
-        f'the vocabulary is shared by {num_devices} devices'
-      )
-    backend.check(scores.shape, scores.dtype)
-
-  chosen = dispatch.choose(
+  chosen = whole_vocabulary.choose(
     'verify_tree',
-    f'scores {scores.dtype}{list(scores.shape)} on {num_devices} devices',
+    f'scores {scores.dtype}{list(scores.shape)}',
     implementation,
-    dispatch.platform_of(sharding),
-    {
-      name: functools.partial(check, backend)
-      for name, backend in _BACKENDS.items()
-    },
+    sharding,
+    scores,
+    _BACKENDS,
   )
   call = tuning.tuned(
     'verify_tree',
