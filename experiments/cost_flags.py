@@ -38,7 +38,11 @@ def check(names: Sequence[str]) -> None:
 
 
 class Policies:
-  """Makes policies for an engine."""
+  """Makes policies for an engine.
+
+  Attributes:
+    costs: of its steps; None if no file was given.
+  """
 
   def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
     """Reads the costs.
@@ -47,20 +51,20 @@ class Policies:
       UserError: they were measured for something else.
     """
     self._buckets = declared.scheduler.buckets
-    self._costs = self._table = None
+    self.costs = self._table = None
     if _COSTS.value is not None:
       key = engine_flags.cost_key(engine, target, declared)
-      self._costs = storage.load(pathlib.Path(_COSTS.value), key)
+      self.costs = storage.load(pathlib.Path(_COSTS.value), key)
       acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length
       self._table = BatchTable.profile(
-        self._costs, self._buckets, acceptance, declared.contexts[0] // 2
+        self.costs, self._buckets, acceptance, declared.contexts[0] // 2
       )
 
   def make(self, name: str) -> policies.Policy:
     """Returns a new policy."""
     return policy_names.make(
       name,
-      self._costs,
+      self.costs,
       self._buckets,
       self._table,
       is_tree=engine_flags.is_tree(),

@@ -48,7 +48,7 @@ def main() -> None:
   config_file.apply()
   flags_lib.check([_MODE.value])
   target = flags_lib.load_target()
-  draft = flags_lib.load_draft(target, is_async=_MODE.value == 'async')
+  draft = flags_lib.load_draft(target, _MODE.value)
   token_ids = tokenizer_lib.encode_prompt(target.tokenizer, _PROMPT.value)
   request = ss.Request(
     token_ids=tuple(token_ids), sampling=flags_lib.sampling()

@@ -27,8 +27,9 @@ _MODE = flags.DEFINE_enum(
     'chain',
     shared_flags.ENGINE_TREE,
   ],
-  'What drafts; chain and tree need --draft. --width, --branching and '
-  '--num_draft_steps say how trees grow.',
+  'What drafts; chain and tree take --draft. --width, --branching, '
+  '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
+  'trees grow.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
@@ -123,10 +124,16 @@ def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
   target = shared_flags.load_target()
   draft: Any = None
   if mode() in ('chain', shared_flags.ENGINE_TREE):
-    draft = shared_flags.load_draft(target, is_async=False)
+    draft = shared_flags.load_draft(target, mode())
     if is_tree():
       tree = tree_flags.config()
-      draft = TreeDraft(model=draft, width=tree.width, branching=tree.branching)
+      draft = TreeDraft(
+        model=draft,
+        width=tree.width,
+        branching=tree.branching,
+        prompt_lookup=tree.prompt_lookup,
+        suffix_lookup=tree.suffix_lookup,
+      )
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
   elif mode() == 'suffix_lookup':

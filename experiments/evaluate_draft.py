@@ -79,7 +79,7 @@ def main() -> None:
         f'--{name} has no meaning here: what is measured is a chain of 4 and '
         'trees of 8 and 16 nodes'
       )
-  flags_lib.check(['chain', 'serial'])
+  flags_lib.check(['serial'])
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
@@ -90,7 +90,7 @@ def main() -> None:
     directory, settings, resume=_RESUME.value
   )
   target = flags_lib.load_target()
-  draft = flags_lib.load_draft(target, is_async=False)
+  draft = flags_lib.load_draft(target, 'serial')
   sampling = flags_lib.sampling()
   encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
   longest = max(len(token_ids) for _, token_ids in encoded)

@@ -12,6 +12,7 @@ import swiftspec_jax as ss
 from experiments import config_file, device_flags, provenance, tree_flags
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors
+from swiftspec_jax.checkpoint import builtin
 
 TREE_MODES = ('serial', 'async')
 ENGINE_TREE = 'tree'  # mode of the serving engine alone
@@ -28,7 +29,9 @@ _TARGET = flags.DEFINE_string(
 _DRAFT = flags.DEFINE_string(
   'draft',
   None,
-  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target.',
+  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target. '
+  'Default: the built-in one, which modes with trees can use '
+  f'({", ".join(ss.BUILTIN_DRAFTS)}).',
 )
 _DRAFT_LAYERS = flags.DEFINE_integer(
   'draft_layers',
@@ -138,7 +141,18 @@ def prompt_lookup() -> ss.PromptLookup:
 
 def default_modes() -> tuple[str, ...]:
   """Returns all modes that the flags allow, but async, which needs devices."""
-  return MODES[:-1] if _DRAFT.value else MODES[:2]
+  return tuple(
+    mode
+    for mode in MODES[:-1]
+    if mode not in _DRAFT_MODES or draft_name(mode) is not None
+  )
+
+
+def draft_name(mode: str) -> str | None:
+  """Returns the name of the draft model of a mode, None if there is none."""
+  if _DRAFT.value or mode not in (*TREE_MODES, ENGINE_TREE):
+    return _DRAFT.value or None
+  return builtin.draft_for(_TARGET.value)
 
 
 def check(modes: Sequence[str]) -> None:
@@ -154,10 +168,9 @@ def check(modes: Sequence[str]) -> None:
   config_file.check_device()
   drafting = [mode for mode in modes if mode in (*_DRAFT_MODES, ENGINE_TREE)]
   growing = [mode for mode in modes if mode in TREE_MODES]
-  if drafting and not _DRAFT.value:
-    raise errors.UserError(
-      f'mode {drafting[0]} needs a draft model: give --draft'
-    )
+  for mode in drafting:
+    if draft_name(mode) is None:
+      raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
   for flag, value, users, used in (
     ('draft', _DRAFT.value, _DRAFT_MODES, drafting),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES, drafting),
@@ -190,20 +203,20 @@ def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
   """
   drafts = {}
   if set(modes) & {'chain', 'serial'}:
-    draft = load_draft(target, is_async=False)
+    draft = load_draft(target, 'serial')
     drafts = {mode: draft for mode in ('chain', 'serial') if mode in modes}
   if 'async' in modes:
-    drafts['async'] = load_draft(target, is_async=True)
+    drafts['async'] = load_draft(target, 'async')
   return drafts
 
 
-def load_draft(target: ss.Model, *, is_async: bool) -> ss.Model:
-  """Loads the model of --draft, on devices of its own if `is_async`."""
+def load_draft(target: ss.Model, mode: str) -> ss.Model:
+  """Loads the draft model of a mode, for async on devices of its own."""
   return ss.load(
-    _DRAFT.value,
+    draft_name(mode),
     dtype=_DTYPE.value,
     devices=device_flags.draft_devices()
-    if is_async
+    if mode == 'async'
     else list(target.mesh.devices.flat),
     draft_of=target,
     num_layers=_DRAFT_LAYERS.value,

@@ -154,6 +154,7 @@ def _make_runner(
       token_ids=token_ids,
       finish_reason='stop' if token_ids[-1] in ends else 'length',
       logprobs=None,
+      top_logprobs=None,
       stats=stats,
     )
 

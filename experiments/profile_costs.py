@@ -22,13 +22,19 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import benchmark_report, engine_flags, program
+from experiments import (
+  benchmark_report,
+  engine_flags,
+  load_simulation,
+  program,
+)
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters import HostDrafter
 from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 
 _OUTPUT = flags.DEFINE_string(
@@ -97,27 +103,39 @@ def _check_sizes(declared: ProgramSizes) -> None:
 def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of plain steps and of all others."""
   trials = []
-  for part, sizes in (
-    ('plain', declared.all_plain()),
-    ('target', declared.all_mixed()),
-  ):
-    for flat in sizes:
-      step = engine.trial(flat)
-      if step is None:
-        continue
+  parts = ('plain', declared.all_plain()), ('target', declared.all_mixed())
+  programs = [
+    (part, flat, positions)
+    for part, sizes in parts
+    for flat in sizes
+    for positions in _positions(declared, flat)
+  ]
+  for part, flat, positions in programs:
+    step = engine.trial(flat, positions)
+    if step is None:
+      continue
 
-      def trial(part=part, flat=flat, kv_tokens=step.kv_tokens):
-        seconds = _seconds(lambda: engine.trial(flat))
-        return Measurement(
-          part=part,
-          num_rows=flat.num_rows,
-          num_query_tokens=flat.num_tokens if part == 'target' else 0,
-          kv_tokens=kv_tokens,
-          seconds=seconds,
-        )
+    def trial(
+      part=part, flat=flat, positions=positions, kv_tokens=step.kv_tokens
+    ):
+      seconds = _seconds(lambda: engine.trial(flat, positions))
+      return Measurement(
+        part=part,
+        num_rows=flat.num_rows,
+        num_query_tokens=flat.num_tokens if part == 'target' else 0,
+        kv_tokens=kv_tokens,
+        seconds=seconds,
+      )
 
-      trials.append(trial)
+    trials.append(trial)
   return trials
+
+
+def _positions(declared: ProgramSizes, flat: FlatSizes) -> list[int]:
+  """Returns the fewest and the most positions of rows for a program."""
+  fewest, most = declared.range_of(flat.context)
+  new = -(-flat.num_tokens // min(flat.num_rows, flat.num_tokens))
+  return [max(fewest, new), most]
 
 
 def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
@@ -127,18 +145,20 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   # What a drafter does on the host is overhead.
   is_free = isinstance(engine.drafter, HostDrafter)
   trials = []
-  for rows, context, (steps, length) in itertools.product(
-    buckets.rows, declared.contexts, lengths.items()
+  ranges = map(declared.range_of, declared.contexts)
+  ends = [(low, high - buckets.max_length) for low, high in ranges]
+  for rows, known, (steps, length) in itertools.product(
+    buckets.rows, itertools.chain.from_iterable(ends), lengths.items()
   ):
 
-    def trial(rows=rows, context=context, steps=steps, length=length):
+    def trial(rows=rows, known=known, steps=steps, length=length):
       seconds = 0.0
       if length and not is_free:
-        seconds = _seconds(lambda: engine.drafter.trial(rows, context, length))
+        seconds = _seconds(lambda: engine.drafter.trial(rows, known, length))
       return Measurement(
         part='draft',
         num_rows=rows,
-        kv_tokens=rows * context,
+        kv_tokens=rows * (known - 1),
         num_draft_steps=steps,
         seconds=seconds,
       )
@@ -152,7 +172,7 @@ def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
   buckets = declared.scheduler.buckets
   records = []
   for rows, length in itertools.product(buckets.rows, buckets.lengths):
-    engine.policy = FixedLength(length)
+    engine.policy = _Waiting(length)
     handles = [engine.submit(_request(row)) for row in range(rows)]
     while engine.num_requests:
       record = engine.step()
@@ -161,6 +181,15 @@ def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
     for handle in handles:
       handle.result()
   return records
+
+
+class _Waiting(FixedLength):
+  """Waits for the draft, as policies do that ask how confident it is."""
+
+  def plan_verify(self, view, plan, drafts):
+    if drafts.node_confidences is not None:
+      drafts.node_confidences()
+    return super().plan_verify(view, plan, drafts)
 
 
 def _request(seed: int) -> ss.Request:
@@ -278,17 +307,7 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
 
 def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
   """Returns a sentence on predicted against measured whole steps."""
-  buckets, found = costs.key.buckets, []
-  for record in records:
-    step = record.step
-    longest = int(record.draft_plan.lengths.max(initial=0))
-    predicted = costs.predict(
-      step.padded_rows,
-      step.padded_query_tokens,
-      step.kv_tokens,
-      buckets.steps_of(longest),
-    )
-    found.append(abs(float(predicted.total) / record.seconds - 1))
+  found = [load_simulation.step_error(costs, record) for record in records]
   return (
     f'{len(found)} whole steps: predicted times are off by '
     f'{statistics.median(found):.1%} (median)'

@@ -7,16 +7,19 @@ r"""Latency of policies under load, on the devices at hand.
 Requests arrive in real time, whether or not the engine keeps up. The prompts
 are those of a file, in turn; only the numbers of output tokens are drawn.
 The directory gets rows.jsonl (a line for each policy, rate and seed, with the
-columns of simulate_load), provenance.json, latency.png and lengths.png. Ctrl-C
+columns of simulate_load), provenance.json, latency.png and lengths.png. With
+--costs the simulator then serves the same requests: simulated.jsonl. Ctrl-C
 keeps what is done.
 """
 
 import dataclasses
 import pathlib
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 import swiftspec_jax as ss
@@ -27,12 +30,13 @@ from experiments import (
   engine_flags,
   load_flags,
   load_output,
+  load_simulation,
   program,
 )
 from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import Engine, StepRecord
 from swiftspec_jax.serving.load_metrics import LoadRecorder
 
 _PROMPTS = flags.DEFINE_string(
@@ -75,6 +79,8 @@ def main() -> None:
     load_output.report(
       rows, directory, title, {**settings, **engine_flags.to_json()}
     )
+    if policies.costs is not None and not engine_flags.is_tree():
+      _simulate(engine, policies, encoded, rows, directory)
     print(f'written to {directory}')
   if interruption is not None:
     raise interruption
@@ -93,9 +99,15 @@ def _serve(
   def run(name, arrivals, requests):
     engine.policy = policies.make(name)
     before = engine.scheduler.num_preemptions
-    recorder = replay(engine, arrivals, requests)
+    records: list[StepRecord] = []
+    recorder = replay(engine, arrivals, requests, records.append)
     count = engine.scheduler.num_preemptions - before
-    return recorder, {'num_preemptions': count}
+    more: dict[str, Any] = {'num_preemptions': count}
+    if policies.costs is not None:
+      more['step_time_error'] = statistics.median(
+        load_simulation.step_error(policies.costs, record) for record in records
+      )
+    return recorder, more
 
   load_output.sweep(
     rates,
@@ -122,8 +134,48 @@ def _requests(
   ]
 
 
+def _simulate(
+  engine: Engine,
+  policies: cost_flags.Policies,
+  encoded: Sequence[tuple[int, ...]],
+  rows: Sequence[dict[str, Any]],
+  directory: pathlib.Path,
+) -> None:
+  """Serves the requests of all rows in virtual time, and compares."""
+  if not any(row['mean_num_speculative_tokens'] for row in rows):
+    return
+  acceptance = load_simulation.measured_acceptance(rows)
+  simulated = []
+  for row in rows:
+    run = {name: row[name] for name in ('policy', 'request_rate', 'seed')}
+    arrivals = load_flags.arrivals(run['request_rate'], run['seed'])
+    sizes = [len(encoded[i % len(encoded)]) for i in range(len(arrivals))]
+    room = engine.scheduler.config.max_context - np.array(sizes)
+    served = dataclasses.replace(
+      arrivals,
+      prompt_tokens=np.array(sizes),
+      output_tokens=np.minimum(arrivals.output_tokens, room),
+    )
+    figures = load_simulation.simulate(
+      served,
+      policies.make(run['policy']),
+      engine.scheduler.config,
+      policies.costs,
+      acceptance,
+      run['seed'],
+    )
+    simulated.append({**run, **figures})
+    benchmark_output.append_line(directory / 'simulated.jsonl', simulated[-1])
+  print(load_simulation.compare(rows, simulated))
+  errors = [row['step_time_error'] for row in rows]
+  print(f'times of steps are off by {statistics.median(errors):.1%} (median)')
+
+
 def replay(
-  engine: Engine, arrivals: Arrivals, requests: Sequence[ss.Request]
+  engine: Engine,
+  arrivals: Arrivals,
+  requests: Sequence[ss.Request],
+  on_step: Callable[[StepRecord], None],
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""
   recorder = LoadRecorder(
@@ -144,6 +196,7 @@ def replay(
       wait = arrivals.times[num_submitted] - (time.perf_counter() - start)
       time.sleep(min(max(wait, 0.0), _LONGEST_SLEEP))
       continue
+    on_step(record)
     step = dataclasses.replace(
       record.step, request_ids=record.step.request_ids - first_id
     )

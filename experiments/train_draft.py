@@ -98,6 +98,12 @@ _COMPUTE_DTYPE = flags.DEFINE_enum(
   ['float32', 'bfloat16'],
   'Of products. Default: float32 on CPU, bfloat16 elsewhere.',
 )
+_OPTIMISER = flags.DEFINE_enum(
+  'optimiser',
+  'adamw',
+  training.OPTIMISERS,
+  'Muon turns the layers, with AdamW for norms and unembedding.',
+)
 _STORED_DTYPE = flags.DEFINE_enum(
   'stored_dtype',
   'float16',
@@ -154,6 +160,7 @@ def _config() -> training.TrainingConfig:
     ),
     loss=losses.LossWeights(**{k: v.value for k, v in _LOSSES.items()}),
     compute_dtype=_COMPUTE_DTYPE.value or default,
+    optimiser=_OPTIMISER.value,
     seed=flags.FLAGS.seed,
     **{name: holder.value for name, holder in _TRAINING.items()},
   )

@@ -85,7 +85,7 @@ class _Tuner:
     sampling = flags_lib.sampling()
     self.split = split
     self._target = flags_lib.load_target()
-    self._draft = flags_lib.load_draft(self._target, is_async=mode == 'async')
+    self._draft = flags_lib.load_draft(self._target, mode)
     self._encoded = benchmark_run.encode(
       self._target, prompts, sampling.max_new_tokens
     )

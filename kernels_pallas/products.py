@@ -1,8 +1,9 @@
-"""Products in bfloat16 that are fast on CPUs, too.
+"""Products and lookups in bfloat16 that are fast on CPUs, too.
 
-Everywhere but on CPUs these are the plain ones. XLA's CPU backend multiplies
-bfloat16 fast only if asked for a float32 result, 8 times faster for 8 rows, and
-single rows not at all (seen with jax 0.10.2 on an AMD EPYC).
+Everywhere but on CPUs these are the plain ones, in effect. XLA's CPU backend
+multiplies bfloat16 fast only if asked for a float32 result, 8 times faster for
+8 rows, and single rows not at all. It looks up bfloat16 in float32, and in a
+loop it first converts the whole table (seen with jax 0.10.2 on an AMD EPYC).
 
 Legend: N rows, K inputs, V table rows.
 """
@@ -32,6 +33,32 @@ def einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return _of_two_rows(subscripts, x, y).astype(x.dtype)
 
   return jax.lax.platform_dependent(x, y, cpu=on_cpu, default=plain)
+
+
+def stored_dtype(
+  dtype: jax.typing.DTypeLike, mesh: jax.sharding.Mesh
+) -> jnp.dtype:
+  """Returns in what to store numbers of a dtype that a loop updates.
+
+  On CPUs float32 for bfloat16, which it holds exactly: XLA would convert the
+  whole array, there and back, to write or read a part of it, and multiplies
+  many small matrices of bfloat16 6 times slower.
+  """
+  is_on_cpu = mesh.devices.flat[0].platform == 'cpu'
+  is_wide = is_on_cpu and jnp.dtype(dtype) == jnp.bfloat16
+  return jnp.dtype(jnp.float32 if is_wide else dtype)
+
+
+def take_rows(table: jax.Array, indices: jax.Array) -> jax.Array:
+  """Returns table[indices] of a table [V, K] and indices i32[...]."""
+  if indices.size == 1:
+    # XLA for GPUs makes a slice of a single row, and to slice a table that is
+    # sharded it first gathers all of it on each device.
+    pair = jnp.broadcast_to(indices.reshape(1), 2)
+    return take_rows(table, pair)[:1].reshape(*indices.shape, -1)
+  # With indices of the loop's own, the conversion cannot be moved out of it.
+  table, indices = jax.lax.optimization_barrier((table, indices))
+  return table[indices]
 
 
 def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:

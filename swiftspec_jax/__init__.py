@@ -1,6 +1,6 @@
 """Fast, exact LLM decoding in JAX: speculation that never changes the law."""
 
-from swiftspec_jax.checkpoint.builtin import BUILTIN_MODELS
+from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
 from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
@@ -17,6 +17,7 @@ from swiftspec_jax.timeline import Timeline
 __version__ = '0.1.0'
 
 __all__ = [
+  'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
   'Decoder',
   'DraftModel',

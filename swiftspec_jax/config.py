@@ -216,6 +216,9 @@ class ModelConfig:
     return cls(**values)
 
 
+MAX_TOP_LOGPROBS = 20  # as OpenAI has it
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
   """How the tokens of one request are chosen; names as in vLLM.
@@ -228,6 +231,9 @@ class SamplingParams:
     min_p: drop tokens less probable than this times the most probable one.
     repetition_penalty: logits of tokens seen in prompt or output are divided
       (positive) or multiplied (negative) by it; 1 is off (CTRL paper, sec. 4).
+    presence_penalty: subtracted from logits of tokens seen in the output
+      (OpenAI).
+    frequency_penalty: the same for each time that they were seen.
     logit_bias: added to the logits of the tokens named.
     banned_token_ids: tokens that are never emitted.
     forced_token_ids: the output starts with these tokens.
@@ -238,6 +244,8 @@ class SamplingParams:
     ignore_eos: go on behind an end-of-sequence token.
     logprobs: also return the log-probability of each token, under the
       model's own law (before temperature, penalties and truncation).
+    top_logprobs: with `logprobs`, also so many of the most probable tokens at
+      each position, with theirs.
   """
 
   temperature: float = 0.0
@@ -245,6 +253,8 @@ class SamplingParams:
   top_p: float = 1.0
   min_p: float = 0.0
   repetition_penalty: float = 1.0
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
   logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
   banned_token_ids: tuple[int, ...] = ()
   forced_token_ids: tuple[int, ...] = ()
@@ -253,6 +263,7 @@ class SamplingParams:
   max_new_tokens: int | None = 256
   ignore_eos: bool = False
   logprobs: bool = False
+  top_logprobs: int = 0
 
   def __post_init__(self):
     checks = {
@@ -264,10 +275,16 @@ class SamplingParams:
         0 < self.repetition_penalty < math.inf,
         'finite and > 0',
       ),
+      'presence_penalty': (-2 <= self.presence_penalty <= 2, 'in [-2, 2]'),
+      'frequency_penalty': (-2 <= self.frequency_penalty <= 2, 'in [-2, 2]'),
       'seed': (0 <= self.seed < 2**32, 'in [0, 2**32)'),
       'max_new_tokens': (
         self.max_new_tokens is None or self.max_new_tokens >= 1,
         '>= 1, or None for the context limit',
+      ),
+      'top_logprobs': (
+        0 <= self.top_logprobs <= (MAX_TOP_LOGPROBS if self.logprobs else 0),
+        f'0 to {MAX_TOP_LOGPROBS}, and 0 without logprobs',
       ),
       'stop': (
         not isinstance(self.stop, str) and all(self.stop),

@@ -156,7 +156,8 @@ class Decoder:
         continue
       report = types.StepReport.unpack(packed[slot])
       reports.append(report)
-      event = row.push(report, None if logprobs is None else logprobs[slot])
+      own = jax.tree.map(lambda x, slot=slot: x[slot], logprobs)
+      event = row.push(report, own)
       if event is not None:
         events.append(event)
     self.pipeline.observe(reports)

@@ -95,6 +95,7 @@ class Row:
     )
     self._token_ids: list[int] = []
     self._logprobs: list[float] = []
+    self._top_logprobs: list[results.TopLogprobs] = []
     self._num_rounds = 0
     self._num_drafted = 0
     self._num_forwards = 0
@@ -108,6 +109,20 @@ class Row:
     """The output so far; do not change it."""
     return self._token_ids
 
+  def logprobs_from(self, start: int) -> tuple[float, ...] | None:
+    """Returns those of the tokens from one on, if the request wants them."""
+    if not self.request.sampling.logprobs:
+      return None
+    return tuple(self._logprobs[start:])
+
+  def top_logprobs_from(
+    self, start: int
+  ) -> tuple[results.TopLogprobs, ...] | None:
+    """Returns those of the tokens from one on, if the request wants them."""
+    if not self.request.sampling.top_logprobs:
+      return None
+    return tuple(self._top_logprobs[start:])
+
   def start(self) -> None:
     """Starts the clock of the first token."""
     self._start_time = time.perf_counter()
@@ -117,9 +132,14 @@ class Row:
     self._decode_time = time.perf_counter()
 
   def push(
-    self, report: types.StepReport, logprobs: np.ndarray | None
+    self, report: types.StepReport, logprobs: types.Logprobs | None
   ) -> Event | None:
-    """Takes one step's output; returns news, if there are any."""
+    """Takes one step's output; returns news, if there are any.
+
+    Args:
+      report: of the step.
+      logprobs: of this row on the host, without the leading axis.
+    """
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
     # That of the first round is no verdict's.
@@ -142,7 +162,7 @@ class Row:
       token_ids = token_ids[: self._stream.num_tokens - len(self._token_ids)]
     self._token_ids += token_ids
     if logprobs is not None:
-      self._logprobs += logprobs[: len(token_ids)].tolist()
+      self._note_logprobs(logprobs, len(token_ids))
     num_known = len(self.request.token_ids) + len(self._token_ids)
     if finish_reason is None and num_known >= self.limit:
       finish_reason = 'length'
@@ -153,6 +173,16 @@ class Row:
     return Event(
       index=self._index, text=text, result=self._result(finish_reason)
     )
+
+  def _note_logprobs(self, logprobs: types.Logprobs, count: int) -> None:
+    self._logprobs += logprobs.chosen[:count].tolist()
+    num_top = self.request.sampling.top_logprobs
+    token_ids = logprobs.top_token_ids[:count, :num_top].tolist()
+    values = logprobs.top[:count, :num_top].tolist()
+    self._top_logprobs += [
+      tuple(zip(*pair, strict=True))
+      for pair in zip(token_ids, values, strict=True)
+    ]
 
   def cancel(self) -> Event:
     """Ends the output where it is."""
@@ -180,8 +210,7 @@ class Row:
       text=self._stream.text,
       token_ids=tuple(self._token_ids),
       finish_reason=finish_reason,
-      logprobs=(
-        tuple(self._logprobs) if self.request.sampling.logprobs else None
-      ),
+      logprobs=self.logprobs_from(0),
+      top_logprobs=self.top_logprobs_from(0),
       stats=stats,
     )

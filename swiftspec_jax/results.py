@@ -85,6 +85,10 @@ class GenerationStats:
     return self.new_tokens / self.decode_seconds
 
 
+# Token ids with their log-probabilities, the most probable first.
+TopLogprobs = tuple[tuple[int, float], ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationResult:
   """One finished request.
@@ -96,6 +100,7 @@ class GenerationResult:
     finish_reason: 'stop' (end of sequence or stop string), 'length' (token
       limit or context limit), or 'cancelled' (by the user of an engine).
     logprobs: of each token under the model's own law, if asked for.
+    top_logprobs: of each position the most probable tokens, likewise.
     stats: raw counts and times.
   """
 
@@ -103,6 +108,7 @@ class GenerationResult:
   token_ids: tuple[int, ...]
   finish_reason: str
   logprobs: tuple[float, ...] | None
+  top_logprobs: tuple[TopLogprobs, ...] | None
   stats: GenerationStats
 
 

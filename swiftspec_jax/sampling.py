@@ -1,6 +1,6 @@
 """From logits to the law that tokens are drawn from, and the draw itself.
 
-The order is that of vLLM and Hugging Face: repetition penalty, bias and bans,
+The order is that of vLLM and Hugging Face: penalties, bias and bans,
 temperature, top-k, top-p, min-p. Thresholds are found by bisection on the
 bits of the logits instead of sorting the vocabulary (`kernels_pallas.
 thresholds`), which keeps ties together.
@@ -12,6 +12,7 @@ Legend: B rows, T query tokens, S cache capacity, V vocabulary, F forced.
 """
 
 import enum
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -22,7 +23,7 @@ from jax.sharding import NamedSharding
 
 from kernels_pallas import dispatch
 from kernels_pallas.thresholds import api
-from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 
 
 class Stream(enum.IntEnum):
@@ -47,9 +48,12 @@ class SamplingState:
   top_ps: jax.Array | None  # f32[B]
   min_ps: jax.Array | None  # f32[B]
   repetition_penalties: jax.Array | None  # f32[B]
+  presence_penalties: jax.Array | None  # f32[B]
+  frequency_penalties: jax.Array | None  # f32[B]
   logit_bias: jax.Array | None  # f32[B, V], -inf where banned
   forced_token_ids: jax.Array | None  # i32[B, F], -1 where free
   with_logprobs: bool = struct.field(pytree_node=False)
+  num_top_logprobs: int = struct.field(pytree_node=False)
 
 
 def make_state(
@@ -82,9 +86,15 @@ def make_state(
     top_ps=column('top_p', np.float32),
     min_ps=column('min_p', np.float32),
     repetition_penalties=column('repetition_penalty', np.float32),
+    presence_penalties=column('presence_penalty', np.float32),
+    frequency_penalties=column('frequency_penalty', np.float32),
     logit_bias=_bias(batch, features, vocab_size),
     forced_token_ids=_forced(batch, features),
     with_logprobs=any(params.logprobs for params in features),
+    # The most or none, lest there be many programs.
+    num_top_logprobs=min(MAX_TOP_LOGPROBS, vocab_size)
+    if any(params.top_logprobs for params in features)
+    else 0,
   )
 
 
@@ -109,22 +119,27 @@ def _forced(batch, features):
   return forced
 
 
-def seen_tokens(
-  token_ids: jax.Array, lengths: jax.Array, vocab_size: int
+def token_counts(
+  token_ids: jax.Array,
+  starts: jax.Array,
+  ends: jax.Array,
+  vocab_size: int,
 ) -> jax.Array:
-  """Returns bool[B, V]: which tokens occur below `lengths`.
+  """Returns i32[B, V], how often tokens occur from `starts` to `ends`.
 
   Args:
     token_ids: i32[B, S].
-    lengths: i32[B].
+    starts: i32[B].
+    ends: i32[B].
     vocab_size: V.
   """
   batch, size = token_ids.shape
-  is_known = jnp.arange(size)[None] < lengths[:, None]
-  # Unknown places count for a token behind the vocabulary: dropped.
-  ids = jnp.where(is_known, token_ids, vocab_size)
-  seen = jnp.zeros((batch, vocab_size), bool)
-  return seen.at[jnp.arange(batch)[:, None], ids].set(True, mode='drop')
+  places = jnp.arange(size)[None]
+  is_counted = (places >= starts[:, None]) & (places < ends[:, None])
+  # Other places count for a token behind the vocabulary: dropped.
+  ids = jnp.where(is_counted, token_ids, vocab_size)
+  counts = jnp.zeros((batch, vocab_size), jnp.int32)
+  return counts.at[jnp.arange(batch)[:, None], ids].add(1, mode='drop')
 
 
 def adjust_logits(
@@ -138,7 +153,7 @@ def adjust_logits(
   depths: jax.Array | None = None,
   ancestor_mask: jax.Array | None = None,
 ) -> jax.Array:
-  """Applies penalty, bias, bans and forced tokens.
+  """Applies penalties, bias, bans and forced tokens.
 
   Args:
     logits: f32[B, T, V]; query 0 follows the history, query t > 0 draft token
@@ -157,20 +172,10 @@ def adjust_logits(
     f32[B, T, V], -inf where a token is banned.
   """
   num_queries, vocab_size = logits.shape[1:]
-
-  def is_token(ids):  # [B, T] -> bool[B, T, V]
-    return ids[:, :, None] == jnp.arange(vocab_size)[None, None]
-
-  if sampling.repetition_penalties is not None:
-    seen = seen_tokens(token_ids, lengths, vocab_size)[:, None]
-    if ancestor_mask is None:
-      ancestor_mask = jnp.tri(num_queries, dtype=bool)[None]
-    for t in range(1, num_queries):
-      is_behind = ancestor_mask[:, :, t, None]
-      seen = seen | (is_behind & is_token(draft_token_ids[:, t - 1 : t]))
-    penalty = sampling.repetition_penalties[:, None, None]
-    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    logits = jnp.where(seen, penalized, logits)
+  counts_from = functools.partial(
+    _counts, token_ids, lengths, draft_token_ids, ancestor_mask, vocab_size
+  )
+  logits = _penalize(logits, sampling, prompt_lengths, counts_from)
   if sampling.logit_bias is not None:
     logits = logits + sampling.logit_bias[:, None]
   if sampling.forced_token_ids is not None:
@@ -182,9 +187,59 @@ def adjust_logits(
       sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
     )
     forced = jnp.where(index < size, forced, -1)
-    only_forced = jnp.where(is_token(forced), 0.0, -jnp.inf)
+    is_forced = _is_token(forced, vocab_size)
+    only_forced = jnp.where(is_forced, 0.0, -jnp.inf)
     logits = jnp.where((forced < 0)[:, :, None], logits, only_forced)
   return logits
+
+
+def _penalize(logits, sampling, prompt_lengths, counts_from):
+  """Applies the penalties on tokens that were seen.
+
+  Args:
+    logits: f32[B, T, V].
+    sampling: of the rows.
+    prompt_lengths: i32[B].
+    counts_from: function from places i32[B] to how often each token occurs
+      from there up to each query, i32[B, T, V].
+  """
+  if sampling.repetition_penalties is not None:
+    seen = counts_from(jnp.zeros_like(prompt_lengths)) > 0
+    penalty = sampling.repetition_penalties[:, None, None]
+    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = jnp.where(seen, penalized, logits)
+  frequency = sampling.frequency_penalties
+  presence = sampling.presence_penalties
+  if frequency is None and presence is None:
+    return logits
+  counts = counts_from(prompt_lengths)
+  if frequency is not None:
+    penalty = frequency[:, None, None]
+    logits = logits - penalty * counts.astype(logits.dtype)
+  if presence is not None:
+    penalty = presence[:, None, None]
+    logits = jnp.where(counts > 0, logits - penalty, logits)
+  return logits
+
+
+def _counts(
+  token_ids, lengths, draft_token_ids, ancestor_mask, vocab_size, starts
+):
+  """Returns i32[B, T, V] as `_penalize` wants it; as `adjust_logits`."""
+  num_queries = draft_token_ids.shape[1] + 1
+  counts = token_counts(token_ids, starts, lengths, vocab_size)[:, None]
+  if ancestor_mask is None:
+    ancestor_mask = jnp.tri(num_queries, dtype=bool)[None]
+  for t in range(1, num_queries):
+    is_draft = _is_token(draft_token_ids[:, t - 1 : t], vocab_size)
+    is_draft &= ancestor_mask[:, :, t, None]
+    counts = counts + is_draft.astype(jnp.int32)
+  return counts
+
+
+def _is_token(ids, vocab_size):
+  """Returns bool[B, T, V] of i32[B, T]."""
+  return ids[:, :, None] == jnp.arange(vocab_size)[None, None]
 
 
 def law_logits(

@@ -100,8 +100,8 @@ def logprobs_of(
   logits: jax.Array,
   token_ids: jax.Array,
   sampling: sampling_lib.SamplingState,
-) -> jax.Array | None:
-  """Returns the tokens' log-probabilities f32[B, T], if a row wants them.
+) -> types.Logprobs | None:
+  """Returns the log-probabilities at tokens, if a row wants them.
 
   Args:
     logits: f32[B, T, V], not adjusted.
@@ -112,7 +112,12 @@ def logprobs_of(
     return None
   index = jnp.maximum(token_ids, 0)[:, :, None]
   log_probs = jax.nn.log_softmax(logits, axis=-1)
-  return jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0]
+  top, top_token_ids = jax.lax.top_k(log_probs, sampling.num_top_logprobs)
+  return types.Logprobs(
+    chosen=jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0],
+    top=top,
+    top_token_ids=top_token_ids,
+  )
 
 
 def _verify_or_skip(verify, state, proposal):
@@ -121,13 +126,13 @@ def _verify_or_skip(verify, state, proposal):
   none = proposal.replace(token_ids=proposal.token_ids[:, :0])
 
   def widen(x, fill):
-    return jnp.pad(x, ((0, 0), (0, num_tokens)), constant_values=fill)
+    rest = ((0, 0),) * (x.ndim - 2)
+    return jnp.pad(x, ((0, 0), (0, num_tokens), *rest), constant_values=fill)
 
   def skip(cache):
     cache, verdict, logprobs = verify(cache, none)
     token_ids = widen(verdict.token_ids, types.PLACEHOLDER_TOKEN_ID)
-    if logprobs is not None:
-      logprobs = widen(logprobs, 0.0)
+    logprobs = jax.tree.map(lambda x: widen(x, 0), logprobs)
     return cache, verdict.replace(token_ids=token_ids), logprobs
 
   shapes = jax.eval_shape(skip, state.target_cache)[1:]

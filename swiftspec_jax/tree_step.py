@@ -106,7 +106,7 @@ def verify_step(
     num_emitted=num_emitted,
     proposal=proposal,
     verdict=verdict,
-    logprobs=None if logprobs is None else _pad(logprobs, max_nodes, 0.0),
+    logprobs=jax.tree.map(lambda x: _pad(x, max_nodes, 0), logprobs),
     path=_pad(path, max_nodes, 0),
   )
   packed = verified.pack()

@@ -119,6 +119,16 @@ class DecodeState:
 
 
 @struct.dataclass(frozen=True, kw_only=True)
+class Logprobs:
+  """Log-probabilities at positions of the output, under the model's own law."""
+
+  chosen: jax.Array  # f32[B, T] of the tokens there
+  # The K most probable tokens there, the best first; K may be 0.
+  top: jax.Array  # f32[B, T, K]
+  top_token_ids: jax.Array  # i32[B, T, K]
+
+
+@struct.dataclass(frozen=True, kw_only=True)
 class StepOutput:
   """What the host reads of a step: one small array, and logprobs if asked.
 
@@ -126,7 +136,7 @@ class StepOutput:
   """
 
   packed: jax.Array  # i32[B, ...]
-  logprobs: jax.Array | None  # f32[B, T]
+  logprobs: Logprobs | None
 
   @classmethod
   def pack(
@@ -135,7 +145,7 @@ class StepOutput:
     num_emitted: jax.Array,
     proposal: Proposal | TreeProposal,
     verdict: Verdict,
-    logprobs: jax.Array | None,
+    logprobs: Logprobs | None,
     path: jax.Array | None = None,
   ) -> 'StepOutput':
     """Packs a step; `path` i32[B, T] are the accepted nodes of a tree."""

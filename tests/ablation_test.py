@@ -256,7 +256,7 @@ def test_interrupted_and_resumed(model, tmp_path):
 )
 def test_bad_flags_get_one_line(flag, message, tmp_path):
   error = programs.error_of(
-    'swiftspec_ablation', flag, f'--output_dir={tmp_path}'
+    'swiftspec_ablation', '--target=x', flag, f'--output_dir={tmp_path}'
   )
   assert message in error
   assert not list(tmp_path.iterdir())

@@ -51,6 +51,15 @@ def test_a_refusal_is_a_row():
   assert (row.status, row.message) == ('refused', 'no such instruction')
 
 
+def test_what_the_tpu_compiler_says_of_a_device_that_is_too_small():
+  message = (
+    'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '
+    'for HLO temporaries (32.98G) exceeds available HBM (15.75G).'
+  )
+  assert rows.failure(message) == 'too large'
+  assert rows.failure(message.replace('HBM', 'VMEM')) == 'refused'
+
+
 def test_every_shape_is_one_that_the_kernels_take():
   for spec in attention_specs.arg_specs():
     queries, keys, _, _, mask, _ = spec.arrays()

@@ -217,7 +217,7 @@ def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
     while process.stderr.readline() != 'compiling for prompt_lookup...\n':
       assert process.poll() is None
     # Somewhere in the middle, where it used to crash.
-    time.sleep(0.5)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     status, output, complaints = programs.finish(process)
   assert status == 130

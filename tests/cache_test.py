@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftspec_jax import sharding
-from swiftspec_jax.cache import dense
+from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
@@ -33,7 +34,7 @@ PARAMS = params_lib.random_params(jax.random.key(0), CONFIG)
 def new_cache(batch_size=BATCH):
   return dense.KVCacheConfig.of_model(
     CONFIG, batch_size, CAPACITY, jnp.float32
-  ).init(sharding.make_mesh())
+  ).init(sharding.make_mesh(None))
 
 
 @jax.jit
@@ -169,3 +170,17 @@ def test_rollback_never_lengthens():
   cache = dense.extend(new_cache(), jnp.asarray([5, 2], jnp.int32))
   rolled = rollback(cache, jnp.asarray([3, 9], jnp.int32))
   assert rolled.kv_lengths.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_pages_give_back_what_was_written(dtype):
+  """On CPUs pages hold the numbers of bfloat16 as float32."""
+  shape = (3, CONFIG.num_kv_heads, CONFIG.head_dim)
+  new = jax.random.normal(jax.random.key(0), shape).astype(dtype)
+  cache = paged.init(CONFIG, 4, 2, dtype, sharding.make_mesh(None))
+  pages = paged.write(cache.keys[0], new, jnp.array([6, 7, 2]))
+  assert pages.dtype == 'float32'
+  found = paged.read(pages, jnp.array([[3, 1]]), cache.dtype)
+  assert found.dtype == dtype
+  expected = np.moveaxis(np.asarray(new), 1, 0)[None]
+  np.testing.assert_array_equal(found[:, :, :3], expected)

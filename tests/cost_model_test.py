@@ -67,6 +67,10 @@ def test_parts_of_a_step():
   assert step.draft == pytest.approx(3 * (0.0024 + 1e-5))
   assert step.overhead == pytest.approx(0.001)
   assert costs.predict(4, 4, 1000, 0).total == pytest.approx(0.025)
+  # Drafting that finds nothing ends in a plain step.
+  nothing = costs.predict(4, 4, 1000, 3, finds_drafts=False)
+  assert nothing.target == pytest.approx(0.025)
+  assert nothing.draft == step.draft
   # A step with prompts is none of the plain ones.
   beside = costs.predict(4, 16, 1000, 0)
   assert beside.total == pytest.approx(target_seconds(4, 16, 1000))

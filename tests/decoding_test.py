@@ -194,7 +194,12 @@ def test_logprobs_are_those_of_the_model():
   table = markov_table(4, seed=2)
   model = testing.table_model(table)
   sampling = ss.SamplingParams(
-    temperature=0.5, top_k=2, logprobs=True, max_new_tokens=9, seed=4
+    temperature=0.5,
+    top_k=2,
+    logprobs=True,
+    top_logprobs=2,
+    max_new_tokens=9,
+    seed=4,
   )
   for draft in (None, ss.PromptLookup(prompt_lookup_min=1), model):
     request = ss.Request(token_ids=(0, 1, 0, 1), sampling=sampling)
@@ -202,11 +207,19 @@ def test_logprobs_are_those_of_the_model():
     steps = zip((1, *result.token_ids), result.token_ids, strict=False)
     expected = [np.log(table[a, b]) for a, b in steps]
     np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    before = (1, *result.token_ids[:-1])
+    for token, top in zip(before, result.top_logprobs, strict=True):
+      best = np.argsort(-table[token], kind='stable')[:2]
+      assert [i for i, _ in top] == best.tolist()
+      np.testing.assert_allclose(
+        [value for _, value in top], np.log(table[token, best]), atol=1e-5
+      )
 
 
 def test_penalty_bans_and_forced_tokens_survive_speculation():
   for params in (
     {'repetition_penalty': 1.8},
+    {'presence_penalty': 1.5, 'frequency_penalty': -0.5},
     {'banned_token_ids': (5, 6), 'logit_bias': {9: 2.0}},
     {'forced_token_ids': (65, 66, 67)},
   ):

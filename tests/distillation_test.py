@@ -251,12 +251,18 @@ def test_later_tokens_of_a_chain_have_guesses_of_their_own():
 
 
 @STUDENTS
-def test_training_learns(data, tmp_path, architecture):
+@pytest.mark.parametrize(
+  ('optimiser', 'learning_rate'), [('adamw', 3e-3), ('muon', 1e-2)]
+)
+def test_training_learns(
+  data, tmp_path, architecture, optimiser, learning_rate
+):
   config = dataclasses.replace(
     TRAINING,
     student=architecture,
     num_steps=40,
-    learning_rate=3e-3,
+    optimiser=optimiser,
+    learning_rate=learning_rate,
     prompt_weight=0.5,
   )
   run = make_trainer(data, tmp_path / 'run', config)

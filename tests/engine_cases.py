@@ -17,6 +17,13 @@ from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
+READING_DRAFT = testing.random_model(
+  dataclasses.replace(
+    CONFIG, feature_layers=(0, 1), feature_dim=2 * CONFIG.embed_dim
+  ),
+  seed=1,
+  name='reading-draft',
+)
 
 
 def _near(model, deviation):
@@ -38,7 +45,7 @@ DRAFTS = {
   'itself': TARGET,
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
-  'bad_tree': TreeDraft(model=BAD_DRAFT),
+  'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),
 }
 MAX_CONTEXT = 160
 
@@ -106,9 +113,12 @@ def random_sampling(generator):
   if kind == 3:
     options |= {
       'repetition_penalty': 1.2,
+      'presence_penalty': 0.8,
+      'frequency_penalty': 0.3,
       'logit_bias': {5: 1.0},
       'banned_token_ids': (7, 8),
       'logprobs': True,
+      'top_logprobs': 3,
     }
   if kind == 4:
     options |= {'forced_token_ids': (3, 4, 5)}

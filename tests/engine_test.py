@@ -92,6 +92,11 @@ def check_load(draft, count, seed=0):
       np.testing.assert_allclose(
         result.logprobs, expected.logprobs[: len(tokens)], atol=1e-4
       )
+      top = sum((update.top_logprobs or () for update in updates), ())
+      assert top == result.top_logprobs
+      np.testing.assert_allclose(
+        top, expected.top_logprobs[: len(tokens)], atol=1e-4
+      )
   assert cancelled
   return engine
 
@@ -115,7 +120,7 @@ def test_output_of_300_requests_under_load(draft):
 
 def test_a_perfect_draft_stays_in_step():
   """Item 29: steps without drafts and preemption leave no gap in its cache."""
-  engine = make_engine(TARGET, RandomLengths(2), num_pages=FEW_PAGES)
+  engine = make_engine(TARGET, RandomLengths(2), num_pages=24)
   requests = requests_of(16, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]

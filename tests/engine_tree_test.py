@@ -6,7 +6,7 @@ import engine_cases
 import numpy as np
 import pytest
 from decoding_cases import requests_of
-from decoding_test import markov_table
+from decoding_test import letters, markov_table, text_model
 from engine_cases import NEAR_TARGET, TARGET, RandomLengths
 from engine_test import alone
 from serving_cases import linear_costs
@@ -27,6 +27,7 @@ LENGTHS = tuple(range(9))
 TABLE = markov_table(SIZE, seed=0, sharpness=1.5)
 # Right often, but not always.
 DRAFT_TABLE = 0.7 * TABLE + 0.3 * markov_table(SIZE, seed=1)
+MODEL_ALONE = {'prompt_lookup': False}
 
 
 def make_sizes(most_steps=3):
@@ -49,7 +50,7 @@ def make_sizes(most_steps=3):
 def table_engine(policy, draft_table=DRAFT_TABLE, most_steps=3, **options):
   return Engine(
     testing.table_model(TABLE),
-    TreeDraft(model=testing.table_model(draft_table), **options),
+    TreeDraft(model=testing.table_model(draft_table), **MODEL_ALONE, **options),
     sizes=make_sizes(most_steps),
     policy=policy,
   )
@@ -131,9 +132,9 @@ def test_stats_count_levels():
 
 def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
-  draft = TreeDraft(model=TARGET, width=1, branching=1)
+  draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
   sizes = engine_cases.make_sizes(
-    num_pages=30, drafts={**engine_cases.CHAINS, 'rows': (4,)}
+    num_pages=24, drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
   engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = [
@@ -171,6 +172,28 @@ def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
     assert handle.result().token_ids == plain.token_ids
   mean = np.mean(lengths[1:-1])
   assert mean > 5 if seconds_per_token == 0 else 0 < mean < 4
+
+
+@pytest.mark.parametrize('lookup', [{}, {'suffix_lookup': True}, MODEL_ALONE])
+def test_trees_hold_what_the_text_repeats(lookup):
+  """Behind a draft that knows nothing."""
+  draft = TreeDraft(
+    model=testing.table_model(np.full((26, 26), 1 / 26)),
+    width=2,
+    branching=2,
+    **lookup,
+  )
+  engine = Engine(
+    text_model('abcdefgh'), draft, sizes=make_sizes(), policy=FixedLength(8)
+  )
+  sampling = ss.SamplingParams(max_new_tokens=40)
+  request = ss.Request(token_ids=letters('abcdefghab'), sampling=sampling)
+  stats = engine.submit(request).result().stats
+  if lookup is MODEL_ALONE:
+    assert stats.num_accepted < 20
+  else:
+    # Chains go on periodically, and what is left are nodes of the draft.
+    assert stats.num_rounds < 10
 
 
 def test_bad_sizes_are_refused():

@@ -158,7 +158,7 @@ def test_ctrl_c_and_resume(flags, tmp_path):
   ('flag', 'message'),
   [
     ('--num_nodes=4', '--num_nodes has no meaning here'),
-    ('--draft=', 'mode chain needs a draft model: give --draft'),
+    ('--draft=', 'mode serial needs a draft model: give --draft'),
     ('--prompts=/missing', 'cannot read prompts from /missing: No such file'),
   ],
 )

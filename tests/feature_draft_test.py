@@ -165,13 +165,14 @@ def read(model, text, before=None, feature_layers=()):
   )
   size = len(text)
   if features is not None:
-    features = np.asarray(features[:, :size].astype(jnp.bfloat16))
+    features = features[:, :size]
   return np.asarray(hidden)[:, :size], features, rows_of(cache)[..., :size, :]
 
 
-def features_before(target, draft, text):
+def features_before(target, draft, text, dtype=jnp.bfloat16):
   """What the draft reads with each token of a text, and with the next one."""
   _, features, _ = read(target, text, feature_layers=FEATURE_LAYERS)
+  features = np.asarray(features.astype(dtype))
   table = np.asarray(draft.params['feature_projection'])
   projected = features.astype(np.float32) @ table
   return np.pad(projected, ((0, 0), (1, 0), (0, 0)))

@@ -4,6 +4,7 @@ Numbers of items are those of the SmartSpec checklist of this project; the
 golden values follow from the published H100 coefficients.
 """
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -342,3 +343,42 @@ def test_rows_are_treated_by_their_acceptance():
   view = cases.make_view(64, cases.unpadded(64))
   lengths = plan(cases.EAGLE_8B.monotone(), rates, view).lengths
   assert lengths[::2].min() > lengths[1::2].max()
+
+
+@pytest.mark.parametrize(('acceptance', 'drafts'), [(0.6, True), (0.4, False)])
+def test_a_lone_row_without_a_draft_takes_a_plain_step(acceptance, drafts):
+  """Drafts of one token, found in every second step, cost half a plain step.
+
+  (1 + 0.5 * 0.6) / (0.5 * 1 + 0.5 * 1.5) is more than one token a plain step,
+  though 1.3 / 1.5 is not.
+  """
+  # Drafts that cost nothing would be looked for before the choice.
+  costs = cases.linear_costs(fixed=1.0, steps=1e-9)
+  target = dataclasses.replace(costs.target, speculative=0.5)
+  costs = dataclasses.replace(costs, target=target)
+  view = cases.make_view(1, cases.unpadded(1, 1))
+  found = plan(costs, acceptance, view, coverage=0.5)
+  assert bool(found.lengths.any()) == drafts
+  expected = (1.3, 1.25) if drafts else (1.0, 1.0)
+  actual = found.expected_tokens, found.expected_seconds
+  assert actual == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(('acceptance', 'length'), [(0.6, 1), (0.4, 0)])
+def test_free_drafts_are_looked_for_before_the_choice(acceptance, length):
+  """To verify a draft costs half a plain step: 1.6 / 1.5 pays, 1.4 / 1.5 not.
+
+  So little is known at first of how often there is one that nothing else would
+  find out.
+  """
+  costs = cases.linear_costs(fixed=1.0)
+  target = dataclasses.replace(costs.target, speculative=0.5)
+  costs = dataclasses.replace(costs, target=target)
+  policy = Goodput(costs, cases.Oracle(acceptance, coverage=0.01))
+  view = cases.make_view(1, cases.unpadded(1, 1))
+  asked = policy.plan_draft(view)
+  assert asked.lengths.tolist() == [1]
+  for found in (1, 0):
+    drafts = policies.Drafts(lengths=np.array([found]))
+    chosen = policy.plan_verify(view, asked, drafts)
+    assert chosen.tolist() == [min(found, length)]

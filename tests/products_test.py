@@ -55,3 +55,17 @@ def test_gradients_are_those_of_the_plain_product(num_rows):
     np.testing.assert_allclose(
       np.asarray(a, np.float32), np.asarray(b, np.float32), 2e-2, 2e-2
     )
+
+
+@pytest.mark.parametrize('dtype', TOLERANCES)
+@pytest.mark.parametrize('indices', [[[3, 0, 3], [49, 7, 0]], [[7]]])
+def test_rows_are_taken_as_they_are(dtype, indices):
+  table, indices = draw((50, 24), dtype), jnp.array(indices)
+  taken = jax.jit(products.take_rows)(table, indices)
+  np.testing.assert_array_equal(taken, np.asarray(table)[indices])
+  gradient = jax.grad(
+    lambda table: products.take_rows(table, indices).astype(jnp.float32).sum()
+  )(table)
+  counts = np.bincount(np.asarray(indices).ravel(), minlength=50)
+  expected = np.broadcast_to(counts[:, None], table.shape)
+  np.testing.assert_array_equal(np.asarray(gradient, np.float32), expected)

@@ -3,11 +3,16 @@
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import model_cases
+import numpy as np
 import pytest
 from absl import logging
 
 import swiftspec_jax as ss
+from swiftspec_jax.cache import dense
+from swiftspec_jax.models import decoder
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
@@ -49,3 +54,41 @@ def test_smollm2_decodes_as_transformers_does(batch_size):
 @pytest.mark.gemma
 def test_gemma_decodes_as_transformers_does():
   check('gemma-3-270m', model_cases.PLAIN_PROMPTS)
+
+
+def has_bfloat16_instructions():
+  path = pathlib.Path('/proc/cpuinfo')
+  return path.exists() and 'avx512_bf16' in path.read_text()
+
+
+@pytest.mark.skipif(
+  not has_bfloat16_instructions(), reason='products in bfloat16 differ then'
+)
+def test_steps_of_all_sizes_give_the_same_bits_in_bfloat16():
+  """So chains decide near ties as plain decoding does."""
+  target = ss.load('smollm2-135m-instruct', dtype='bfloat16')
+  text = ' '.join(model_cases.CHAT_PROMPTS)
+  token_ids = np.array(target.tokenizer.encode(text))[None, :40]
+
+  @jax.jit
+  def step(params, token_ids, cache):
+    hidden, cache = decoder.forward(
+      params, target.config, token_ids, cache, starts=cache.kv_lengths
+    )
+    num_new = jnp.full(1, token_ids.shape[1])
+    logits = decoder.unembed(params, target.config, hidden)
+    return logits[0], dense.extend(cache, num_new)
+
+  def logits(step_size):
+    cache = dense.KVCacheConfig.of_model(target.config, 1, 512, target.dtype)
+    cache = cache.init(target.mesh)
+    parts = []
+    for start in range(0, token_ids.shape[1], step_size):
+      new = token_ids[:, start : start + step_size]
+      part, cache = step(target.params, new, cache)
+      parts.append(part)
+    return np.concatenate(parts)
+
+  expected = logits(1)
+  for step_size in (4, 5, 8):
+    np.testing.assert_array_equal(logits(step_size), expected)

@@ -108,6 +108,33 @@ def test_repetition_penalty_sees_history_and_earlier_drafts():
   np.testing.assert_array_equal(got[1], logits[1])
 
 
+def test_presence_and_frequency_count_the_output_and_earlier_drafts():
+  batch = [
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.25),
+    SamplingParams(frequency_penalty=-1.0),
+    SamplingParams(),
+  ]
+  logits = np.ones((3, 3, VOCAB), np.float32)
+  # A prompt of 2 tokens, an output of 3; what is behind does not count.
+  history = np.tile(np.asarray([0, 1, 1, 3, 3, 9], np.int32), (3, 1))
+  got = adjust(
+    logits,
+    batch,
+    history,
+    np.full(3, 5, np.int32),
+    np.tile(np.asarray([3, 0], np.int32), (3, 1)),
+    np.full(3, 2, np.int32),
+  )
+  seen = [1, 3, 3], [1, 3, 3, 3], [1, 3, 3, 3, 0]
+  for query, tokens in enumerate(seen):
+    for row, params in enumerate(batch):
+      expected = logits[row, query].copy()
+      for token in set(tokens):
+        expected[token] -= params.presence_penalty
+        expected[token] -= params.frequency_penalty * tokens.count(token)
+      np.testing.assert_array_equal(got[row, query], expected)
+
+
 def test_bias_bans_and_forced_tokens():
   batch = [
     SamplingParams(
@@ -155,6 +182,9 @@ def test_noise_depends_on_seed_position_and_stream_only():
     ({'top_p': 0.0}, 'top_p must be in'),
     ({'min_p': 1.0}, 'min_p must be in'),
     ({'repetition_penalty': 0.0}, 'repetition_penalty must be'),
+    ({'top_logprobs': 1}, 'top_logprobs must be 0 to 20'),
+    ({'presence_penalty': 2.1}, 'presence_penalty must be in'),
+    ({'frequency_penalty': -2.1}, 'frequency_penalty must be in'),
     ({'max_new_tokens': 0}, 'max_new_tokens must be >= 1'),
     ({'max_new_tokens': -3}, 'max_new_tokens must be .* got -3'),
     ({'seed': -1}, 'seed must be in'),

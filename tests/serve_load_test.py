@@ -6,7 +6,7 @@ import signal
 import programs
 import pytest
 
-from experiments import load_report
+from experiments import load_report, load_simulation
 
 SIZES = (
   '--rows=1,2',
@@ -73,6 +73,12 @@ def test_costs_and_load(model, tmp_path, mode):
   assert rows[0]['acceptance_length'] == 1 < rows[1]['acceptance_length']
   for name in ('latency', 'lengths'):
     assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+  if mode == 'chain':
+    assert 'simulated over measured latency' in output
+    lines = (directory / 'simulated.jsonl').read_text().splitlines()
+    assert [json.loads(line)['policy'] for line in lines] == [
+      row['policy'] for row in rows
+    ]
   facts = json.loads((directory / 'provenance.json').read_text())
   assert facts['flags']['rows'] == ['1', '2']
   error = programs.error_of(
@@ -88,6 +94,30 @@ def test_costs_and_load(model, tmp_path, mode):
     f'--output_dir={tmp_path / "other"}',
   )
   assert 'was measured with rows=(1, 2), here it is (2,)' in error
+
+
+def test_simulated_against_measured_latency():
+  def row(policy, latency, **figures):
+    run = {'policy': policy, 'request_rate': 1.0, 'seed': 0}
+    return {**run, 'mean_e2e_latency': latency, **figures}
+
+  real = [row('none', 1.0), row('fixed_1', 2.0), row('fixed_3', 2.01)]
+  virtual = [row('none', 1.1), row('fixed_1', 1.0), row('fixed_3', 2.01)]
+  assert load_simulation.compare(real, virtual) == (
+    'simulated over measured latency: 1.00 (median; 0.50 to 1.10); 1 of 2 '
+    'pairs of policies whose latencies differ by 3% rank alike'
+  )
+  figures = {
+    'mean_num_speculative_tokens': 1.5,
+    'acceptance_rate_per_position': [0.8, 0.4, None],
+    'chosen_lengths': [25, 0, 75, 0],
+  }
+  none = {'mean_num_speculative_tokens': 0.0}
+  acceptance, coverage = load_simulation.measured_acceptance(
+    [row('none', 1.0, **none), row('fixed_2', 1.0, **figures)]
+  )
+  assert acceptance.tolist() == [0.8, 0.5, 0.0]
+  assert coverage == 0.75
 
 
 def test_interrupted(model, tmp_path):
@@ -118,7 +148,6 @@ def test_mistakes_are_explained(tmp_path):
     (('--rows=1,x',), '--rows=1,x must be numbers'),
     (('--contexts=64,32',), '--contexts=64,32 must be ascending'),
     (('--mode=chain', '--policies=none'), 'needs a draft model'),
-    (('--mode=tree', '--policies=none'), 'mode tree needs a draft model'),
   ):
     directory = f'--output_dir={tmp_path / "results"}'
     assert message in programs.error_of('serve_load', *flags, directory)

@@ -50,7 +50,7 @@ class Slow(policies.VerifyAll):
     return policies.DraftPlan(lengths=view.limits * 0)
 
 
-def make_service(policy=None, **options):
+def make_service(policy=None, num_pages=200, **options):
   buckets = StepBuckets(
     rows=(NUM_ROWS,), query_tokens=(24,), lengths=(*range(LENGTH + 1),)
   )
@@ -59,7 +59,7 @@ def make_service(policy=None, **options):
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(
       scheduler=SchedulerConfig(
-        buckets=buckets, num_pages=200, max_context=MAX_CONTEXT
+        buckets=buckets, num_pages=num_pages, max_context=MAX_CONTEXT
       ),
       contexts=(MAX_CONTEXT,),
     ),

@@ -103,9 +103,17 @@ def test_chat(client):
   ]
   options = {'model': NAME, 'messages': messages, 'seed': 3, 'n': 2}
   options |= {'max_completion_tokens': 30, 'logprobs': True}
+  options |= {'top_logprobs': 3, 'presence_penalty': 0.5}
   answer = client.chat.completions.create(**options)
   results = alone(
-    'abcdd', 2, max_new_tokens=30, seed=3, temperature=1.0, logprobs=True
+    'abcdd',
+    2,
+    max_new_tokens=30,
+    seed=3,
+    temperature=1.0,
+    logprobs=True,
+    top_logprobs=3,
+    presence_penalty=0.5,
   )
   for choice, result in zip(answer.choices, results, strict=True):
     assert choice.message.content == result.text
@@ -117,6 +125,9 @@ def test_chat(client):
     )
     assert [t.logprob for t in tokens] == pytest.approx(result.logprobs)
     assert all(bytes(t.bytes).decode() == t.token for t in tokens)
+    for token, top in zip(tokens, result.top_logprobs, strict=True):
+      names = [MODEL.tokenizer.decode([i]) for i, _ in top]
+      assert [t.token for t in token.top_logprobs] == names
   stream = list(client.chat.completions.create(**options, stream=True))
   assert stream[0].choices[0].delta.role == 'assistant'
   texts, ends, logprobs, usage = collect(stream)
@@ -133,13 +144,18 @@ def test_chat(client):
 
 def test_logprobs_of_completions(client):
   answer = client.completions.create(
-    model=NAME, prompt='ab', logprobs=0, temperature=0, max_tokens=5
+    model=NAME, prompt='ab', logprobs=2, temperature=0, max_tokens=5
   )
-  (result,) = alone('ab', max_new_tokens=5, logprobs=True)
+  (result,) = alone('ab', max_new_tokens=5, logprobs=True, top_logprobs=2)
   choice = answer.choices[0]
   assert ''.join(choice.logprobs.tokens) == choice.text == result.text
   assert choice.logprobs.token_logprobs == pytest.approx(result.logprobs)
   assert choice.logprobs.text_offset == [0, 1, 2, 3, 4]
+  for top, pairs in zip(
+    choice.logprobs.top_logprobs, result.top_logprobs, strict=True
+  ):
+    expected = {MODEL.tokenizer.decode([i]): value for i, value in pairs}
+    assert top == pytest.approx(expected)
 
 
 def test_stop_strings(client):
@@ -261,7 +277,8 @@ def test_models_and_health(client, address):
     ({'max_tokens': 0}, 'max_tokens: Input should be greater than'),
     ({'best_of': 2}, 'best_of: not supported by this server'),
     ({'extra_body': {'guided_json': {}}}, 'guided_json: not supported'),
-    ({'logprobs': 2}, 'logprobs: Input should be 0'),
+    ({'logprobs': 6}, 'logprobs: Input should be less than or equal to 5'),
+    ({'presence_penalty': 3}, 'presence_penalty: Input should be less'),
     ({'logit_bias': {'9': 1}}, 'logit_bias names token 9; ids are 0 to 7'),
     ({'prompt': ''}, 'prompt: String should have at least 1'),
     ({'prompt': [99]}, 'the prompt holds 99'),
@@ -291,7 +308,7 @@ def test_other_mistakes_are_explained(client, address):
     ({'messages': [{'role': 'user', 'content': ''}]}, 'no message has content'),
     ({'tools': [{'type': 'function'}]}, 'tools: not supported'),
     ({'max_tokens': 1, 'max_completion_tokens': 1}, 'not both'),
-    ({'top_logprobs': 2}, 'top_logprobs: not supported'),
+    ({'top_logprobs': 2}, 'top_logprobs needs logprobs=true'),
   ):
     messages = [{'role': 'user', 'content': 'a'}]
     with pytest.raises(openai.BadRequestError) as refusal:

@@ -73,10 +73,10 @@ def test_splits_pad_and_stay_apart(target_devices, draft_devices, vocab_size):
 
 
 FEATURES = {
-  'penalty': {'repetition_penalty': 1.3},
+  'penalty': {'repetition_penalty': 1.3, 'frequency_penalty': 0.7},
   'bias': {'logit_bias': {7: 4.0}, 'banned_token_ids': (3, 5)},
   'forced': {'forced_token_ids': (1, 2, 3, 4, 5)},
-  'logprobs': {'logprobs': True},
+  'logprobs': {'logprobs': True, 'top_logprobs': 2},
 }
 
 
@@ -93,6 +93,9 @@ def test_sampling_features_hold_on_trees(feature, temperature):
   if feature == 'logprobs':
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+      np.testing.assert_allclose(
+        one.top_logprobs, other.top_logprobs, atol=1e-4
+      )
 
 
 @pytest.mark.parametrize('family', ['mistral', 'gemma3_text'])

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 # Neither the plug-ins nor JAX may look for devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TPU_SKIP_MDS_QUERY'] = '1'
+# Without devices several processes may compile at once.
+os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
 
 import jax
 from absl import flags

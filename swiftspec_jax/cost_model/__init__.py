@@ -37,6 +37,8 @@ class CostModel(Protocol):
     num_query_tokens: Numbers,
     kv_tokens: float,
     num_draft_steps: Numbers,
+    *,
+    finds_drafts: bool | np.ndarray = True,
   ) -> StepSeconds:
     """Returns the seconds of steps; tokens and forwards broadcast.
 
@@ -45,4 +47,6 @@ class CostModel(Protocol):
       num_query_tokens: declared size of the tokens that the target takes.
       kv_tokens: tokens in the cache of all rows together.
       num_draft_steps: forwards of the draft, 0 for plain decoding.
+      finds_drafts: whether drafting, where there is any, gives drafts to
+        verify: a lookup may find none. Broadcasts with the forwards.
     """

@@ -69,6 +69,8 @@ class LinearCosts:
     num_query_tokens: cost_model.Numbers,
     kv_tokens: float,
     num_draft_steps: cost_model.Numbers,
+    *,
+    finds_drafts: bool | np.ndarray = True,
   ) -> cost_model.StepSeconds:
     target, draft = self.target, self.draft
     is_speculative = np.greater(num_draft_steps, 0)
@@ -76,7 +78,7 @@ class LinearCosts:
     forward = (
       plain
       + target.query_tokens * num_query_tokens
-      + target.speculative * is_speculative
+      + target.speculative * (is_speculative & finds_drafts)
     )
     drafting = draft.kv * kv_tokens + draft.rows * num_rows + draft.fixed
     drafting = drafting + draft.steps * num_draft_steps

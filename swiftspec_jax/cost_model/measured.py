@@ -74,12 +74,15 @@ class MeasuredCosts:
     num_query_tokens: cost_model.Numbers,
     kv_tokens: float,
     num_draft_steps: cost_model.Numbers,
+    *,
+    finds_drafts: bool | np.ndarray = True,
   ) -> cost_model.StepSeconds:
     parts = self.parts
     is_speculative = np.greater(num_draft_steps, 0)
     # A step of nothing but rows that decode has a time of its own.
     alone = self.key.buckets.pad_query_tokens(num_rows)
-    is_plain = ~is_speculative & np.less_equal(num_query_tokens, alone)
+    verifies = is_speculative & finds_drafts
+    is_plain = ~verifies & np.less_equal(num_query_tokens, alone)
     forward = parts['target'](num_rows, num_query_tokens, kv_tokens)
     plain = parts['plain'](num_rows, 0, kv_tokens)
     draft = parts['draft'](num_rows, num_draft_steps, kv_tokens)
@@ -87,7 +90,7 @@ class MeasuredCosts:
     return cost_model.StepSeconds(
       draft=np.where(is_speculative, draft, 0.0),
       target=np.where(is_plain, plain, forward),
-      overhead=np.where(is_speculative, overhead, 0.0),
+      overhead=np.where(verifies, overhead, 0.0),
     )
 
   def is_extrapolated(self, kv_tokens: int) -> bool:

@@ -198,9 +198,10 @@ def roll_out(
   config = model.config
   batch = len(script.ops)
   heads, head_dim = config.padded_kv_heads, config.head_dim
+  own_dtype = products.stored_dtype(model.dtype, model.mesh)
 
   def empty(*shape):
-    return [jnp.zeros(shape, model.dtype)] * config.num_layers
+    return [jnp.zeros(shape, own_dtype)] * config.num_layers
 
   zeros = jnp.zeros(batch, jnp.int32)
   state = _State(
@@ -355,7 +356,7 @@ def _attention(queries, prefix, own, in_prefix, in_own):
   )
   to_own = jnp.einsum(
     'bgqe,bges->bgqs',
-    to_rows(queries),
+    to_rows(queries).astype(own[0].dtype),
     own[0],
     preferred_element_type=jnp.float32,
   )
@@ -376,8 +377,8 @@ def _attention(queries, prefix, own, in_prefix, in_own):
   attended = products.einsum(
     'fgnp,fgpe->fgne', to_prefix.astype(dtype), prefix[1]
   ).reshape(queries.shape)
-  attended += from_rows(
-    products.einsum('bgqs,bgse->bgqe', to_own.astype(dtype), own[1])
+  attended = attended + from_rows(
+    products.einsum('bgqs,bgse->bgqe', to_own.astype(own[1].dtype), own[1])
   )
   return (attended / total).astype(dtype)
 

@@ -15,6 +15,11 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import evaluation, losses, student
 from swiftspec_jax.models import params as params_lib
 
+OPTIMISERS = ('adamw', 'muon')
+_ADAM_B2 = 0.98
+# Root mean square of updates, near that of AdamW (Moonlight, section 2.2).
+_MUON_RMS = 0.2
+_ADAM_SHARE = 1 / 6  # of Muon's learning rate, for what it does not turn
 _PASS_DECAY = 0.8  # weight of a pass against the one before it (EAGLE-3)
 
 
@@ -38,6 +43,7 @@ class TrainingConfig:
       trained for; others have one pass.
     seed: of initialisation and order.
     compute_dtype: of products; parameters and optimiser are float32.
+    optimiser: 'adamw', or 'muon' for the layers, with AdamW for the rest.
   """
 
   student: student.StudentConfig
@@ -54,6 +60,7 @@ class TrainingConfig:
   num_passes: int = 3
   seed: int = 0
   compute_dtype: str = 'float32'
+  optimiser: str = 'adamw'
 
   def __post_init__(self):
     positive = (
@@ -63,9 +70,10 @@ class TrainingConfig:
       'clip_norm',
       'num_passes',
     )
-    errors.check_fields(
-      self, {name: (getattr(self, name) > 0, 'positive') for name in positive}
-    )
+    checks = {name: (getattr(self, name) > 0, 'positive') for name in positive}
+    is_known = self.optimiser in OPTIMISERS
+    checks['optimiser'] = (is_known, f'one of {", ".join(OPTIMISERS)}')
+    errors.check_fields(self, checks)
     if not 0 <= self.warmup_steps < self.num_steps:
       raise errors.UserError(
         f'warmup_steps={self.warmup_steps} must be at least 0 and less than '
@@ -82,7 +90,7 @@ class TrainingConfig:
 
 
 def optimiser(config: TrainingConfig) -> optax.GradientTransformation:
-  """Returns clipping and AdamW with warm-up and cosine."""
+  """Returns clipping and the optimiser, with warm-up and cosine."""
   schedule = optax.warmup_cosine_decay_schedule(
     0.0,
     config.learning_rate,
@@ -90,15 +98,51 @@ def optimiser(config: TrainingConfig) -> optax.GradientTransformation:
     config.num_steps,
     config.final_learning_rate * config.learning_rate,
   )
+  update = {'adamw': _adamw, 'muon': _muon}[config.optimiser]
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
-    optax.adamw(
-      schedule,
-      b2=0.98,
-      weight_decay=config.weight_decay,
-      mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
-    ),
+    update(schedule, config.weight_decay),
   )
+
+
+def _is_decayed(params):
+  return jax.tree.map(lambda x: x.ndim > 1, params)
+
+
+def _adamw(schedule, weight_decay):
+  return optax.adamw(
+    schedule, b2=_ADAM_B2, weight_decay=weight_decay, mask=_is_decayed
+  )
+
+
+def _muon(schedule, weight_decay):
+  """Returns Muon for the layers (Jordan et al., 2024), AdamW for the rest."""
+  return optax.contrib.muon(
+    schedule,
+    consistent_rms=_MUON_RMS,
+    weight_decay=weight_decay,
+    weight_decay_mask=_is_decayed,
+    adam_b2=_ADAM_B2,
+    adam_learning_rate=lambda step: _ADAM_SHARE * schedule(step),
+    adam_weight_decay=weight_decay,
+    muon_weight_dimension_numbers=_muon_axes,
+  )
+
+
+def _muon_axes(params):
+  """Returns the axes of inputs and outputs of each matrix; None for others."""
+
+  def axes(path, x):
+    name = path[-1].key
+    if x.ndim < 2 or name == 'unembedding':
+      return None
+    num_inputs = x.ndim - 1 if name == 'attention_out' else 1
+    every = tuple(range(x.ndim))
+    return optax.contrib.MuonDimensionNumbers(
+      every[:num_inputs], every[num_inputs:]
+    )
+
+  return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def _measures(params, frozen, batch, config, model_config, num_passes):

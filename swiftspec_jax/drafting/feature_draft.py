@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from swiftspec_jax import errors, types
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.tree import arrays
@@ -46,6 +47,21 @@ def make_state(
   )
 
 
+def check_layers(draft: Model, target: Model) -> None:
+  """Raises UserError if the draft reads what the target does not have."""
+  if not draft.config.reads_features:
+    return
+  layers, width = draft.config.feature_layers, target.config.embed_dim
+  is_wide = draft.config.feature_dim == len(layers) * width
+  if max(layers) >= target.config.num_layers or not is_wide:
+    raise errors.UserError(
+      f'{draft.name} reads layers {layers} of its target, '
+      f'{draft.config.feature_dim} numbers; {target.name} has '
+      f'{target.config.num_layers} layers of {width}: load the target that '
+      'the draft was trained for'
+    )
+
+
 def put_behind(
   features_before: jax.Array, features: jax.Array, starts: jax.Array
 ) -> jax.Array:
@@ -66,25 +82,28 @@ def take_chunk(values: jax.Array, starts: jax.Array, size: int) -> jax.Array:
   )(values, starts)
 
 
-def before_leaves(state: FeatureState, leaves: tree_lib.Leaves) -> jax.Array:
+def before_leaves(of_rows: jax.Array, leaves: tree_lib.Leaves) -> jax.Array:
   """Returns the features [B, W, D] of what stands before the leaves.
 
   That is the parent; or, of a leaf whose parent is in the same forward, the
   nearest node above that has been expanded.
+
+  Args:
+    of_rows: [B, any, D] hidden states at the rows of the tree.
+    leaves: of the tree.
   """
   rows = jnp.arange(leaves.attention_mask.shape[2])[None, None]
   is_above = leaves.attention_mask & (rows < leaves.cache_slots[:, :1, None])
   # Nodes are expanded after those above them.
   nearest = jnp.where(is_above, rows, 0).max(axis=2)
-  return _take(state.of_rows, nearest)
+  return _take(of_rows, nearest)
 
 
 def put_leaves(
-  state: FeatureState, leaves: tree_lib.Leaves, hidden: jax.Array
-) -> FeatureState:
-  """Notes the hidden states [B, W, D] of leaves."""
-  slots = leaves.cache_slots[:, 0]
-  return state.replace(of_rows=_put(state.of_rows, hidden, slots))
+  of_rows: jax.Array, leaves: tree_lib.Leaves, hidden: jax.Array
+) -> jax.Array:
+  """Notes the hidden states [B, W, D] of leaves in those of rows."""
+  return _put(of_rows, hidden, leaves.cache_slots[:, 0])
 
 
 def follow(

@@ -82,13 +82,18 @@ class TextLookup:
   kinds: tuple[Kind, ...] = struct.field(pytree_node=False)
 
 
-def kinds_of(tree_config: TreeConfig) -> tuple[Kind, ...]:
-  """Returns what the configuration wants looked up."""
-  switches = (
-    (tree_config.prompt_lookup, PROMPT_LOOKUP),
-    (tree_config.suffix_lookup, SUFFIX_LOOKUP),
-  )
+def kinds_of(*, prompt_lookup: bool, suffix_lookup: bool) -> tuple[Kind, ...]:
+  """Returns what is to be looked up."""
+  switches = (prompt_lookup, PROMPT_LOOKUP), (suffix_lookup, SUFFIX_LOOKUP)
   return tuple(kind for is_on, kind in switches if is_on)
+
+
+def kinds_of_tree(tree_config: TreeConfig) -> tuple[Kind, ...]:
+  """Returns what the configuration wants looked up."""
+  return kinds_of(
+    prompt_lookup=tree_config.prompt_lookup,
+    suffix_lookup=tree_config.suffix_lookup,
+  )
 
 
 def chain_length(tree_config: TreeConfig) -> int:
@@ -106,23 +111,53 @@ def make_row(
     token_ids: of the prompt.
     capacity: S.
   """
-  kinds = kinds_of(tree_config)
+  kinds = kinds_of_tree(tree_config)
   if not kinds:
     return None
   text = np.zeros((1, capacity), np.int32)
   text[0, : len(token_ids)] = token_ids
+  lengths = np.full(1, len(token_ids), np.int32)
+  return _uncounted(text, lengths, chain_length(tree_config), kinds)
+
+
+def _uncounted(token_ids, lengths, length, kinds) -> TextLookup:
+  """Returns texts i32[B, S] of which nothing is known but the prior."""
   num_chains = sum(kind.num_chains for kind in kinds)
+  shape = (len(lengths), num_chains, length)
   prior = np.asarray([[kind.prior for kind in kinds]], np.float32)
+  prior = np.repeat(prior, len(lengths), axis=0)
   num_tried = np.full_like(prior, _PRIOR_TRIED)
   return TextLookup(
-    token_ids=text,
-    lengths=np.full(1, len(token_ids), np.int32),
-    chains=np.zeros((1, num_chains, chain_length(tree_config)), np.int32),
-    match_lengths=np.zeros((1, num_chains), np.int32),
+    token_ids=token_ids,
+    lengths=lengths,
+    chains=np.zeros(shape, np.int32),
+    match_lengths=np.zeros(shape[:2], np.int32),
     num_tried=num_tried,
     num_right=num_tried * prior,
     kinds=kinds,
   )
+
+
+def find(
+  token_ids: jax.Array,
+  lengths: jax.Array,
+  *,
+  length: int,
+  kinds: tuple[Kind, ...],
+) -> tuple[jax.Array, jax.Array]:
+  """Finds chains behind texts of which nothing has been counted.
+
+  Args:
+    token_ids: i32[B, S] text, then anything.
+    lengths: i32[B] of the text.
+    length: D; static.
+    kinds: what to look up; static.
+
+  Returns:
+    Chains i32[B, C, D] and their log-probabilities, as `look_up`.
+  """
+  lookup, log_probs = look_up(_uncounted(token_ids, lengths, length, kinds))
+  return lookup.chains, log_probs
 
 
 def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:

@@ -101,7 +101,7 @@ def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
   """Returns trees of a root alone: i32[B], the last known tokens."""
-  has_chains = bool(text_lookup.kinds_of(tree_config))
+  has_chains = bool(text_lookup.kinds_of_tree(tree_config))
   return tree_lib.new_tree(
     root_token_ids,
     capacity=tree_config.capacity,
@@ -282,7 +282,7 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
     lengths = cache.kv_lengths
     before = None
     if features is not None:
-      before = feature_draft.before_leaves(features, leaves)
+      before = feature_draft.before_leaves(features.of_rows, leaves)
     hidden, cache = decoder.forward(
       params,
       config,
@@ -294,7 +294,8 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
       features_before=before,
     )
     if features is not None:
-      features = feature_draft.put_leaves(features, leaves, hidden)
+      of_rows = feature_draft.put_leaves(features.of_rows, leaves, hidden)
+      features = features.replace(of_rows=of_rows)
     children = children_fn(params, hidden, leaves, lengths, state.reference)
     return *children, (cache, features, num_forwards + 1)
 

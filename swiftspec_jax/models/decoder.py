@@ -176,7 +176,7 @@ def run_layers(
     kind: layers.rope_angles(positions, config, is_sliding=kind)
     for kind in {config.is_sliding(i) for i in range(config.num_layers)}
   }
-  x = params['embedding'][token_ids]
+  x = products_lib.take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
   if config.reads_features:
     with jax.named_scope('fuse_features'):

@@ -2,6 +2,7 @@
 
 from swiftspec_jax import buckets, errors
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.model import Model
 
 
@@ -50,15 +51,7 @@ def check_features(
   """Raises UserError if the draft reads what the target does not have."""
   if not draft.config.reads_features:
     return
-  layers, width = draft.config.feature_layers, target.config.embed_dim
-  is_wide = draft.config.feature_dim == len(layers) * width
-  if max(layers) >= target.config.num_layers or not is_wide:
-    raise errors.UserError(
-      f'{draft.name} reads layers {layers} of its target, '
-      f'{draft.config.feature_dim} numbers; {target.name} has '
-      f'{target.config.num_layers} layers of {width}: load the target that '
-      'the draft was trained for'
-    )
+  feature_draft.check_layers(draft, target)
   fewest = 2 * tree_config.num_nodes
   if tree_config.is_adaptive and tree_config.num_cache_rows < fewest:
     raise errors.UserError(

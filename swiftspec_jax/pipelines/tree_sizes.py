@@ -71,7 +71,7 @@ class TreeSizes:
     self._is_async = is_async
     # Chains of the text are deep without forwards, so that a round does not
     # tell what fewer forwards would have done.
-    self._has_chains = bool(text_lookup.kinds_of(tree_config))
+    self._has_chains = bool(text_lookup.kinds_of_tree(tree_config))
     # A tree of d forwards is d levels deep.
     self._is_capped = not is_async and not self._has_chains
     self._buckets = node_buckets(tree_config)

@@ -22,7 +22,9 @@ class Goodput:
   """Chooses the length of every draft by predicted goodput.
 
   While it does not speculate, a few rows are drafted for from time to time and
-  their drafts are verified, so that it notices when drafts become good.
+  their drafts are verified, so that it notices when drafts become good. Where
+  drafts cost nothing, but may not be found, all rows are drafted for: what to
+  verify is chosen when it is known who has one.
   """
 
   def __init__(
@@ -50,6 +52,7 @@ class Goodput:
     self._node_calibration = NodeCalibration()
     self._last = (0, -1)  # declared rows, and index of the length
     self._last_draft = 0  # step
+    self._has_free_drafts: bool | None = None  # not known yet
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     gains = self._gains(view, view.limits)
@@ -65,7 +68,10 @@ class Goodput:
     )
     choice = self._choose(view, scores.goodput)
     num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
-    planned = allocation.allocate(gains[: lengths[choice]], num_tokens)
+    longest = lengths[choice]
+    if coverage < 1 and self._is_free(view):
+      longest, num_tokens = lengths[-1], view.max_draft_tokens
+    planned = allocation.allocate(gains[:longest], num_tokens)
     if planned.any():
       self._last_draft = view.step
     elif len(lengths) > 1 and self._is_due(view):
@@ -83,8 +89,10 @@ class Goodput:
     drafts: policies.Drafts,
   ) -> np.ndarray:
     gains = self._gains_of(drafts)
-    is_as_planned = gains is None and np.array_equal(
-      drafts.lengths, plan.lengths
+    is_as_planned = (
+      gains is None
+      and np.array_equal(drafts.lengths, plan.lengths)
+      and not self._is_free(view)
     )
     if plan.is_probe or is_as_planned or not drafts.lengths.any():
       return drafts.lengths
@@ -98,11 +106,12 @@ class Goodput:
       view,
       gains,
       self._costs,
-      lengths=np.array([longest]),
-      draft_steps=np.array([view.buckets.steps_of(longest)]),
+      lengths=np.array([0, longest]),
+      draft_steps=np.repeat(view.buckets.steps_of(longest), 2),
     )
+    best = scores.goodput.argmax()
     return allocation.allocate(
-      gains[:longest], int(scores.num_tokens[0] + _ROUNDING)
+      gains[:longest], int(scores.num_tokens[best] + _ROUNDING)
     )
 
   def observe(self, outcome: policies.Outcome) -> None:
@@ -119,6 +128,16 @@ class Goodput:
     if drafts.node_confidences is not None:
       return self._node_calibration(drafts.node_confidences())
     return None
+
+  def _is_free(self, view: policies.StepView) -> bool:
+    """Returns whether drafting takes no time, as with lookups."""
+    if self._has_free_drafts is None:
+      buckets = view.buckets
+      steps = buckets.draft_steps[-1]
+      size = buckets.query_tokens[-1]
+      draft = self._costs.predict(buckets.rows[0], size, 0, steps).draft
+      self._has_free_drafts = not np.any(draft)
+    return self._has_free_drafts
 
   def _gains(self, view: policies.StepView, limits: np.ndarray) -> np.ndarray:
     gains = self._estimator.gains(view)

@@ -57,7 +57,8 @@ def score(
     view: the batch.
     gains: f64[K, B], 0 for what must not be drafted.
     costs: of a step.
-    lengths: i64[C] longest drafts.
+    lengths: i64[C] longest drafts. With 0 nothing is verified, even if there
+      are forwards of the draft.
     draft_steps: i64[C] forwards that the draft needs for each.
     coverage: share of the rows that will have a draft.
   """
@@ -67,6 +68,7 @@ def score(
     view.buckets.pad_rows(max(view.num_rows, 1)),
     kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
     num_draft_steps=draft_steps[:, None],
+    finds_drafts=lengths[:, None] > 0,
   )
   measure = _beside_prompts if view.num_prefill_tokens else _alone
   num_tokens, gained, seconds, prompt_seconds = measure(
@@ -85,19 +87,28 @@ def score(
 
 
 def _alone(view, counts, sums, predict, coverage):
-  """Returns tokens, gain and seconds of a step that is padded."""
+  """Returns tokens, gain and seconds of a step that is padded.
+
+  With few rows it is often none that has a draft; the step is a plain one then.
+  """
   declared = view.buckets.query_tokens
-  most = view.num_rows + coverage * counts[-1, -1]
+  plain_share = (1 - coverage) ** view.num_rows  # of such steps
+  # Of rows with a draft, in the other steps.
+  share = coverage / (1 - plain_share)
+  most = view.num_rows + share * counts[-1, -1]
   first = bisect.bisect_left(declared, view.num_rows)
   last = bisect.bisect_left(declared, most)
   sizes = view.buckets.query_token_array[first : last + 1]
-  room = (sizes - view.num_rows) / coverage
+  room = (sizes - view.num_rows) / share
   room = np.minimum(room, view.max_draft_tokens)
   num_tokens = np.minimum(room, counts[:, -1:])
   gained = _interpolate(num_tokens, counts, sums)
   # Less a hair, lest rounding asks for the next size.
-  fed = view.num_rows + coverage * num_tokens - 1e-6
+  fed = view.num_rows + share * num_tokens - 1e-6
   seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
+  if plain_share:
+    plain = predict(sizes[:1], finds_drafts=False).total
+    seconds = (1 - plain_share) * seconds + plain_share * plain
   return num_tokens, gained, seconds, 0.0
 
 

@@ -1,6 +1,6 @@
 """The types of answers, as OpenAI has them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 # That of `typing` is not good enough for pydantic before Python 3.12.
 from typing_extensions import TypedDict
@@ -21,7 +21,7 @@ class CompletionLogprobs(TypedDict):
 
   tokens: list[str]
   token_logprobs: list[float]
-  top_logprobs: None
+  top_logprobs: list[dict[str, float]] | None
   text_offset: list[int]
 
 
@@ -45,13 +45,18 @@ class Completion(TypedDict):
   usage: Usage
 
 
-class TokenLogprob(TypedDict):
-  """A token of a chat."""
+class TopLogprob(TypedDict):
+  """A token that might have been there."""
 
   token: str
   logprob: float
   bytes: list[int] | None
-  top_logprobs: list[Any]
+
+
+class TokenLogprob(TopLogprob):
+  """A token of a chat."""
+
+  top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(TypedDict):

@@ -3,7 +3,7 @@
 import collections
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import transformers
@@ -15,6 +15,7 @@ from swiftspec_jax.serving.handles import Update
 # JSON has no infinity; this is what vLLM says instead.
 _LEAST_LOGPROB = -9999.0
 _BROKEN = '\ufffd'  # what bytes that are no character are decoded to
+_Named = tuple[str, float]  # a token and its log-probability
 
 
 class Format:
@@ -83,10 +84,13 @@ class Format:
   ) -> dict[str, Any]:
     logprobs = None
     if tokens.logprobs is not None:
+      chosen = zip(tokens.token_ids, tokens.logprobs, strict=True)
       logprobs = self._logprobs(
         index,
-        [self._tokenizer.decode([token_id]) for token_id in tokens.token_ids],
-        [max(value, _LEAST_LOGPROB) for value in tokens.logprobs],
+        self._named(chosen),
+        None
+        if tokens.top_logprobs is None
+        else [self._named(top) for top in tokens.top_logprobs],
       )
     return {
       'index': index,
@@ -94,6 +98,12 @@ class Format:
       'logprobs': logprobs,
       'finish_reason': result and result.finish_reason,
     }
+
+  def _named(self, pairs: Iterable[tuple[int, float]]) -> list[_Named]:
+    return [
+      (self._tokenizer.decode([token_id]), max(value, _LEAST_LOGPROB))
+      for token_id, value in pairs
+    ]
 
   def _usage(self, results: Sequence[GenerationResult]) -> answer_types.Usage:
     prompt = sum(result.stats.prompt_tokens for result in results[:: self._n])
@@ -113,8 +123,12 @@ class Format:
     raise NotImplementedError
 
   def _logprobs(
-    self, index: int, tokens: Sequence[str], logprobs: Sequence[float]
+    self,
+    index: int,
+    chosen: Sequence[_Named],
+    top: Sequence[Sequence[_Named]] | None,
   ) -> dict[str, Any]:
+    """Returns what is said of tokens, and of the most probable ones."""
     raise NotImplementedError
 
 
@@ -133,15 +147,15 @@ class CompletionFormat(Format):
 
   _delta = _message
 
-  def _logprobs(self, index, tokens, logprobs):
+  def _logprobs(self, index, chosen, top):
     offsets = []
-    for token in tokens:
+    for token, _ in chosen:
       offsets.append(self._offsets[index])
       self._offsets[index] += len(token)
     return {
-      'tokens': tokens,
-      'token_logprobs': logprobs,
-      'top_logprobs': None,
+      'tokens': [token for token, _ in chosen],
+      'token_logprobs': [value for _, value in chosen],
+      'top_logprobs': None if top is None else [dict(pairs) for pairs in top],
       'text_offset': offsets,
     }
 
@@ -166,16 +180,17 @@ class ChatFormat(Format):
   def _delta(self, text):
     return {'delta': {'content': text}}
 
-  def _logprobs(self, index, tokens, logprobs):
+  def _logprobs(self, index, chosen, top):
     del index
     content = [
-      {
-        'token': token,
-        'logprob': logprob,
-        # A part of a character has no text of its own.
-        'bytes': None if _BROKEN in token else list(token.encode()),
-        'top_logprobs': [],
-      }
-      for token, logprob in zip(tokens, logprobs, strict=True)
+      {**_entry(pair), 'top_logprobs': list(map(_entry, others))}
+      for pair, others in zip(chosen, top or [()] * len(chosen), strict=True)
     ]
     return {'content': content, 'refusal': None}
+
+
+def _entry(named: _Named) -> answer_types.TopLogprob:
+  token, logprob = named
+  # A part of a character has no text of its own.
+  encoded = None if _BROKEN in token else list(token.encode())
+  return {'token': token, 'logprob': logprob, 'bytes': encoded}

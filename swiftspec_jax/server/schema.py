@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 
 _NUM_SEEDS = 2**32
 # Of no consequence for the answer.
@@ -26,22 +26,20 @@ _IGNORED = (
 _NEUTRAL = {
   'best_of': (1,),
   'echo': (False,),
-  'frequency_penalty': (0,),
   'function_call': ('none', 'auto'),
   'functions': ([],),
   'modalities': (['text'],),
-  'presence_penalty': (0,),
   'response_format': ({'type': 'text'},),
   'service_tier': ('auto', 'default'),
   'store': (False,),
   'suffix': ('',),
   'tool_choice': ('none', 'auto'),
   'tools': ([],),
-  'top_logprobs': (0,),
 }
 
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -80,6 +78,8 @@ class _Body(_Object):
   seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
   stop: _Text | list[_Text] = []
   logit_bias: dict[int, _Bias] = {}
+  presence_penalty: _Penalty = 0.0
+  frequency_penalty: _Penalty = 0.0
   stream: bool = False
   stream_options: StreamOptions | None = None
   top_k: int = Field(0, ge=0, lt=2**31)
@@ -116,12 +116,15 @@ class _Body(_Object):
       top_p=self.top_p,
       min_p=self.min_p,
       repetition_penalty=self.repetition_penalty,
+      presence_penalty=self.presence_penalty,
+      frequency_penalty=self.frequency_penalty,
       logit_bias=self.logit_bias,
       seed=seed,
       stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
       max_new_tokens=self.max_new_tokens,
       ignore_eos=self.ignore_eos,
       logprobs=self.with_logprobs,
+      top_logprobs=self.num_top_logprobs,
     )
     return [
       dataclasses.replace(first, seed=(seed + i) % _NUM_SEEDS)
@@ -134,9 +137,7 @@ class CompletionRequest(_Body):
 
   prompt: _Text | list[_Text] | list[_TokenId] | list[list[_TokenId]]
   max_tokens: int = Field(16, ge=1)
-  logprobs: Literal[0] | None = Field(
-    None, description='The log-probability of each token, no alternatives.'
-  )
+  logprobs: int | None = Field(None, ge=0, le=5)
 
   @property
   def max_new_tokens(self) -> int:
@@ -145,6 +146,10 @@ class CompletionRequest(_Body):
   @property
   def with_logprobs(self) -> bool:
     return self.logprobs is not None
+
+  @property
+  def num_top_logprobs(self) -> int:
+    return self.logprobs or 0
 
   @property
   def prompts(self) -> list[str | list[int]]:
@@ -184,9 +189,12 @@ class ChatRequest(_Body):
   max_completion_tokens: int | None = Field(None, ge=1)
   max_tokens: int | None = Field(None, ge=1)
   logprobs: bool = False
+  top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
   @pydantic.model_validator(mode='after')
   def _check_limits(self):
+    if self.top_logprobs and not self.logprobs:
+      raise ValueError('top_logprobs needs logprobs=true')
     if self.max_completion_tokens and self.max_tokens:
       raise ValueError('give max_completion_tokens or max_tokens, not both')
     return self
@@ -198,3 +206,7 @@ class ChatRequest(_Body):
   @property
   def with_logprobs(self) -> bool:
     return self.logprobs
+
+  @property
+  def num_top_logprobs(self) -> int:
+    return self.top_logprobs or 0

@@ -40,7 +40,7 @@ class Level(enum.IntEnum):
   GREEDY = 0
   TEMPERATURE = 1
   TRUNCATED = 2
-  ADJUSTED = 3  # penalty, bias, bans, forced tokens, logprobs
+  ADJUSTED = 3  # penalties, bias, bans, forced tokens, logprobs
 
 
 _DRAWN = {'temperature': 1.0}
@@ -48,9 +48,12 @@ _CUT = {**_DRAWN, 'top_k': 1, 'top_p': 0.5, 'min_p': 0.5}
 _ADJUSTED = {
   **_CUT,
   'repetition_penalty': 2.0,
+  'presence_penalty': 1.0,
+  'frequency_penalty': 1.0,
   'banned_token_ids': (0,),
   'forced_token_ids': (0,) * _MAX_FORCED,
   'logprobs': True,
+  'top_logprobs': 1,
 }
 # A request that uses all that a level has.
 _FEATURES = {
@@ -65,6 +68,8 @@ def level_of(params: SamplingParams) -> Level:
   """Returns the lowest level that covers a request."""
   if (
     params.repetition_penalty != 1
+    or params.presence_penalty
+    or params.frequency_penalty
     or params.logit_bias
     or params.banned_token_ids
     or params.forced_token_ids
@@ -79,7 +84,7 @@ def level_of(params: SamplingParams) -> Level:
 
 
 def _is_usable(params: SamplingParams) -> bool:
-  without = dataclasses.replace(params, logprobs=False)
+  without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
   return level_of(without) < Level.ADJUSTED
 
 
@@ -150,7 +155,7 @@ def verify(
   *,
   kernels: str,
   sharding: NamedSharding,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, types.Logprobs | None]:
   """Verifies drafts.
 
   Args:
@@ -168,8 +173,8 @@ def verify(
   Returns:
     i32[B, 2 + T], the number of accepted draft tokens, the longest chain among
     those that were verified, and the tokens; for trees i32[B, 2 + 2 T], then
-    come the indices of root and accepted nodes. And f32[B, T], the
-    log-probabilities of the tokens, or None.
+    come the indices of root and accepted nodes. And the log-probabilities at
+    the tokens, or None.
   """
   slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
@@ -197,8 +202,7 @@ def verify(
     choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
   choices = choices[:, 0][queries.index]
-  if logprobs is not None:
-    logprobs = logprobs[:, 0][queries.index]
+  logprobs = jax.tree.map(lambda x: x[:, 0][queries.index], logprobs)
   if trees is not None:
     return _follow_trees(choices, logprobs, queries, drafted, trees)
   proposal = types.Proposal(
@@ -222,8 +226,8 @@ def _follow_trees(choices, logprobs, queries, drafted, trees):
   )
   num_levels = jnp.where(queries.is_node, trees.depths, 0).max(axis=1)
   counts = jnp.stack([num_accepted, num_levels], axis=1)
-  if logprobs is not None:
-    logprobs = jnp.take_along_axis(logprobs, path, axis=1)
+  rows = jnp.arange(len(path))[:, None]
+  logprobs = jax.tree.map(lambda x: x[rows, path], logprobs)
   return jnp.concatenate([counts, token_ids, path], axis=1), logprobs
 
 

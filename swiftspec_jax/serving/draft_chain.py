@@ -1,9 +1,11 @@
 """A draft model that drafts chains for the rows of an engine.
 
 Its keys and values of a draft lie behind those of the known tokens; what is
-accepted is not fed again.
+accepted is not fed again, but to a draft that reads features: those of the
+target come with the verdict.
 
-Legend: B rows of a view, R rows, U slots, K longest draft, V vocabulary.
+Legend: B rows of a view, R rows, U slots, K longest draft, V vocabulary, V'
+of it what the draft can propose, E embed.
 """
 
 import functools
@@ -16,11 +18,13 @@ from swiftspec_jax import policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving import choices, paged_forward
+from swiftspec_jax.serving.draft_forward import DraftRows, noise_of_outputs
 from swiftspec_jax.serving.drafters import SlotDrafts
 from swiftspec_jax.serving.flat_batch import FlatBatch
-from swiftspec_jax.serving.model_drafter import DraftRows, ModelDrafter
+from swiftspec_jax.serving.model_drafter import ModelDrafter
 
 
 @functools.partial(
@@ -29,6 +33,7 @@ from swiftspec_jax.serving.model_drafter import DraftRows, ModelDrafter
 def chains(
   params: Params,
   cache: paged.PagedCache,
+  hidden: jax.Array,
   logits: jax.Array,
   noise: jax.Array | None,
   rows: DraftRows,
@@ -43,7 +48,8 @@ def chains(
   Args:
     params: of the draft.
     cache: donated.
-    logits: f32[R, V] of the first draft tokens.
+    hidden: [R, E] of the last known tokens.
+    logits: f32[R, V'] of the first draft tokens.
     noise: f32[R, K, V] of the target, None where all slots are greedy.
     rows: to draft for.
     num_steps: i32[] forwards.
@@ -57,9 +63,12 @@ def chains(
   num_slots, num_places = sampling.seeds.shape[0], cache.num_places
   index = jnp.arange(len(logits))
 
+  noise = noise_of_outputs(params, config, noise)
+
   def choose(logits, step):
     own = None if noise is None else noise[:, step]
-    return choices.choose_draft(logits, own, rows.slots, sampling)
+    index = choices.choose_draft(logits, own, rows.slots, sampling)
+    return decoder.token_ids_of(params, config, index)
 
   first = choose(logits, 0)
   # Padding belongs to no slot.
@@ -68,7 +77,7 @@ def chains(
   drafted = drafted.at[targets, 0].set(first, mode='drop')
 
   def body(step, carry):
-    cache, newest, drafted = carry
+    cache, hidden, newest, drafted = carry
     positions = rows.positions[:, step]
     pages = rows.page_table[index, positions // cache.page_size]
     places = pages * cache.page_size + positions % cache.page_size
@@ -81,14 +90,17 @@ def chains(
       block_pages=rows.page_table,
       block_places=index,
     )
-    hidden, cache = paged_forward.forward(params, config, newest, batch, cache)
-    logits = paged_forward.logits_of(params, config, hidden)
+    before = hidden if config.reads_features else None
+    hidden, cache = paged_forward.forward(
+      params, config, newest, batch, cache, before
+    )
+    logits = decoder.unembed(params, config, hidden[None])[0]
     newest = choose(logits, step + 1)
     drafted = drafted.at[targets, step + 1].set(newest, mode='drop')
-    return cache, newest, drafted
+    return cache, hidden, newest, drafted
 
-  cache, _, drafted = jax.lax.fori_loop(
-    0, num_steps, body, (cache, first, drafted)
+  cache, _, _, drafted = jax.lax.fori_loop(
+    0, num_steps, body, (cache, hidden, first, drafted)
   )
   return cache, drafted
 
@@ -103,6 +115,8 @@ class ChainDrafter(ModelDrafter):
   def commit(
     self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
   ) -> None:
+    if self._model.config.reads_features:
+      return
     # The last token of a draft was not fed.
     kept = np.minimum(accepted, np.maximum(drafted - 1, 0))
     self._num_cached[view.slots] += kept
@@ -110,10 +124,13 @@ class ChainDrafter(ModelDrafter):
   def _num_steps(self, length: int) -> int:
     return length - 1
 
-  def _propose(self, logits, noise, rows, num_steps, sampling) -> jax.Array:
+  def _propose(
+    self, hidden, logits, noise, rows, num_steps, sampling
+  ) -> jax.Array:
     self.cache, drafted = chains(
       self._model.params,
       self.cache,
+      hidden,
       logits,
       noise,
       rows,

@@ -5,8 +5,12 @@ the first ones, however many a policy wants, are the best tree of that size.
 A tree grows in a copy of the row's pages. Nothing of it is kept: accepted
 tokens are among those that the first forward of the next draft takes in.
 
+What the known text suggests enters the tree, too, as in the modes serial and
+async; but how often it was right is not counted in each row here.
+
 Legend: B rows of a view, R rows, U slots, K longest draft, T = K + 1 nodes, D
-forwards, W leaves of one, V vocabulary.
+forwards, W leaves of one, V vocabulary, V' of it what the draft can propose, E
+embed.
 """
 
 import dataclasses
@@ -24,16 +28,18 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import feature_draft, text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving import choices, slot_trees
+from swiftspec_jax.serving.draft_forward import DraftRows, noise_of_outputs
 from swiftspec_jax.serving.drafters import SlotDrafts
-from swiftspec_jax.serving.model_drafter import DraftRows, ModelDrafter
+from swiftspec_jax.serving.model_drafter import ModelDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.serving.step_buckets import StepBuckets
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.serving.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,11 +54,15 @@ class TreeDraft:
     model: that drafts.
     width: leaves that one forward expands.
     branching: children of a leaf that enter the tree.
+    prompt_lookup: as in `TreeConfig`.
+    suffix_lookup: likewise.
   """
 
   model: Model
   width: int = 8
   branching: int = 8
+  prompt_lookup: bool = True
+  suffix_lookup: bool = False
 
   def __post_init__(self):
     most = self.model.config.num_logits
@@ -61,6 +71,13 @@ class TreeDraft:
       'branching': (1 <= self.branching <= most, f'1 to {most}'),
     }
     errors.check_fields(self, checks)
+
+  @property
+  def kinds(self) -> tuple[text_lookup.Kind, ...]:
+    """What is to be looked up in the known text."""
+    return text_lookup.kinds_of(
+      prompt_lookup=self.prompt_lookup, suffix_lookup=self.suffix_lookup
+    )
 
   def num_nodes(self, num_forwards: int) -> int:
     """Returns the fewest nodes, root left out, after so many forwards."""
@@ -79,11 +96,19 @@ class Grown:
 
 @functools.partial(
   jax.jit,
-  static_argnames=('config', 'sharding', 'num_forwards', 'num_nodes', 'sizes'),
+  static_argnames=(
+    'config',
+    'sharding',
+    'num_forwards',
+    'num_nodes',
+    'sizes',
+    'kinds',
+  ),
 )
 def grow(
   params: Params,
   cache: paged.PagedCache,
+  hidden: jax.Array,
   logits: jax.Array,
   noise: jax.Array | None,
   rows: DraftRows,
@@ -95,13 +120,15 @@ def grow(
   num_forwards: int,
   num_nodes: int,
   sizes: tuple[int, int],
+  kinds: tuple[text_lookup.Kind, ...],
 ) -> Grown:
   """Grows trees behind the last known tokens.
 
   Args:
     params: of the draft.
     cache: with the known tokens.
-    logits: f32[R, V] behind the last known tokens.
+    hidden: [R, E] of the last known tokens.
+    logits: f32[R, V'] behind them.
     noise: f32[R, D, V] of the target, None where all slots are greedy.
     rows: to draft for.
     num_steps: i32[] forwards, at most D - 1.
@@ -111,32 +138,49 @@ def grow(
     num_forwards: D; static.
     num_nodes: T to choose; static.
     sizes: W, and children of a leaf; static.
+    kinds: what to look up in the known text; static.
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
+  length = num_nodes - 1
+  num_found = sum(kind.num_chains for kind in kinds) * length
   tree = tree_lib.new_tree(
     jnp.zeros_like(rows.slots),
-    capacity=1 + num_rows * branching,
+    capacity=1 + num_rows * branching + num_found,
     num_cache_rows=num_rows,
+    chain_length=1 + length if kinds else 1,
   )
+
+  noise = noise_of_outputs(params, config, noise)
 
   def children(logits, depths):
     own = noise
     if noise is not None:
       own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
     scores = choices.draft_scores(logits, own, rows.slots, sampling)
-    best, token_ids = jax.lax.top_k(scores, branching)
+    best, index = jax.lax.top_k(scores, branching)
+    token_ids = decoder.token_ids_of(params, config, index)
     return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   found = children(logits[:, None], leaves.depths)
-  tree = _append(tree, leaves, *found, first=1)
+  tree = tree_lib.expand(tree, leaves, *found)
+  known = rows.positions[:, 0]
+  if kinds:
+    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+    tree = tree_lib.add_chains(tree, *chains)
   # The root lies where its row of the tree is: right behind the others.
-  lengths = rows.positions[:, 0] - 1
+  lengths = known - 1
+  of_rows = None
+  if config.reads_features:
+    of_rows = jnp.zeros((len(hidden), num_rows + width, config.embed_dim))
+    of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
 
-  def body(step, carry):
-    tree, cache = carry
-    leaves = tree_lib.best_candidates(tree, width)
+  def draft_fn(carry, leaves):
+    cache, of_rows = carry
+    before = None
+    if of_rows is not None:
+      before = feature_draft.before_leaves(of_rows, leaves)
     hidden, cache = decoder.forward(
       params,
       config,
@@ -145,15 +189,17 @@ def grow(
       starts=lengths + leaves.cache_slots[:, 0],
       positions=lengths[:, None] + leaves.depths,
       attention_mask=leaves.attention_mask,
+      features_before=before,
     )
+    if of_rows is not None:
+      of_rows = feature_draft.put_leaves(of_rows, leaves, hidden)
     logits = decoder.unembed(params, config, hidden)
-    logits = decoder.widen_logits(params, config, logits)
-    found = children(logits, leaves.depths)
-    first = 1 + (1 + step * width) * branching
-    return _append(tree, leaves, *found, first=first), cache
+    return *children(logits, leaves.depths), (cache, of_rows)
 
   cache = _copy(cache, rows.page_table, lengths, num_rows + width, sharding)
-  tree, _ = jax.lax.fori_loop(0, num_steps, body, (tree, cache))
+  tree, _ = tree_lib.grow(
+    tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width
+  )
   return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
 
 
@@ -179,50 +225,13 @@ def _best(tree, rows, num_nodes, num_slots):
   )
 
 
-def _append(tree, leaves, token_ids, log_probs, *, first):
-  """Expands leaves where there is a place for all that can be added.
-
-  Unlike `tree_lib.expand` it drops nothing and leaves gaps where leaves are
-  padding, which is less work.
-
-  Args:
-    tree: to expand.
-    leaves: its `best_candidates`.
-    token_ids: i32[R, W, children].
-    log_probs: f32[R, W, children].
-    first: index of the first child.
-  """
-  is_leaf = leaves.nodes != tree_lib.NO_NODE
-  weights = arrays.take(tree.log_probs, leaves.nodes)[:, :, None] + log_probs
-
-  def put(old, new):
-    new = jnp.broadcast_to(new, token_ids.shape).reshape(len(old), -1)
-    return jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=1)
-
-  return tree.replace(
-    token_ids=put(tree.token_ids, token_ids),
-    parents=put(tree.parents, leaves.nodes[:, :, None]),
-    depths=put(tree.depths, leaves.depths[:, :, None] + 1),
-    log_probs=put(
-      tree.log_probs, jnp.where(is_leaf[:, :, None], weights, -jnp.inf)
-    ),
-    cache_slots=arrays.put(
-      tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
-    ),
-    row_mask=arrays.put(
-      tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
-    ),
-    size=jnp.full_like(tree.size, first + token_ids[0].size),
-  )
-
-
 def _copy(cache, page_table, lengths, num_more, sharding):
   """Returns the rows' pages as a dense cache with scratch rows behind them."""
   context = page_table.shape[1] * cache.page_size
   capacity = dense.capacity_on(sharding.mesh, context + num_more)
 
   def copy(pages):
-    found = paged.read(pages, page_table)
+    found = paged.read(pages, page_table, cache.dtype)
     return jnp.pad(found, ((0, 0), (0, 0), (0, capacity - context), (0, 0)))
 
   return dense.KVCache(
@@ -237,15 +246,13 @@ def _copy(cache, page_table, lengths, num_more, sharding):
 class TreeDrafter(ModelDrafter):
   """Trees: a forward for up to W leaves of each row."""
 
-  def __init__(
-    self, draft: TreeDraft, sizes: ProgramSizes, sampling: choices.SlotSampling
-  ):
+  def __init__(self, draft: TreeDraft, sizes: ProgramSizes, target: Target):
     """Allocates the cache.
 
     Raises:
       UserError: the trees are smaller than the declared lengths.
     """
-    super().__init__(draft.model, sizes, sampling)
+    super().__init__(draft.model, sizes, target)
     buckets = sizes.scheduler.buckets
     _check(draft, buckets)
     self._draft = draft
@@ -258,7 +265,16 @@ class TreeDrafter(ModelDrafter):
   @property
   def name(self) -> str:
     draft = self._draft
-    return f'{draft.model.name}_tree_{draft.width}_{draft.branching}'
+    name = f'{draft.model.name}_tree_{draft.width}_{draft.branching}'
+    if draft.prompt_lookup:
+      name += '_prompt_lookup'
+    if draft.suffix_lookup:
+      name += '_suffix_lookup'
+    return name
+
+  @property
+  def _reads_texts(self) -> bool:
+    return bool(self._draft.kinds)
 
   @property
   def _num_forwards(self) -> int:
@@ -272,10 +288,11 @@ class TreeDrafter(ModelDrafter):
   def _num_steps(self, length: int) -> int:
     return self._sizes.scheduler.buckets.steps_of(length) - 1
 
-  def _propose(self, logits, noise, rows, num_steps, sampling) -> Grown:
+  def _propose(self, hidden, logits, noise, rows, num_steps, sampling) -> Grown:
     return grow(
       self._model.params,
       self.cache,
+      hidden,
       logits,
       noise,
       rows,
@@ -286,6 +303,7 @@ class TreeDrafter(ModelDrafter):
       num_forwards=self._num_forwards,
       num_nodes=self._sizes.scheduler.buckets.max_length + 1,
       sizes=self._sizes_of_trees,
+      kinds=self._draft.kinds,
     )
 
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:

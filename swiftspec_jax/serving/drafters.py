@@ -86,14 +86,14 @@ class EngineDrafter(Protocol):
       texts: i32[U, S] anything.
     """
 
-  def trial(self, num_rows: int, context: int, length: int) -> None:
+  def trial(self, num_rows: int, num_known: int, length: int) -> None:
     """Drafts for made-up rows on the devices and waits, to measure the time.
 
     Only without requests.
 
     Args:
       num_rows: declared size.
-      context: declared size.
+      num_known: tokens of each row; with the draft no more than the context.
       length: of all drafts, at least 1.
     """
 
@@ -115,8 +115,8 @@ class HostDrafter:
     del sizes, texts
     return iter(())
 
-  def trial(self, num_rows, context, length) -> None:
-    del num_rows, context, length
+  def trial(self, num_rows, num_known, length) -> None:
+    del num_rows, num_known, length
 
 
 class NoDrafter(HostDrafter):

@@ -16,8 +16,7 @@ import time
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax import errors, policies, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
@@ -30,7 +29,6 @@ from swiftspec_jax.serving.jobs import Job
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import Scheduler
 from swiftspec_jax.serving.step_plan import StepPlan
-from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.target import Target
 
 
@@ -71,7 +69,7 @@ class Engine:
   def __init__(
     self,
     target: Model,
-    draft: Model | TreeDraft | PromptLookup | SuffixLookup | None = None,
+    draft: make_drafter.Draft = None,
     *,
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
@@ -101,10 +99,14 @@ class Engine:
     self._model = target
     self._sizes = sizes
     self._takes_trees = isinstance(draft, TreeDraft)
-    self._target = Target(target, sizes, takes_trees=self._takes_trees)
-    self.drafter = make_drafter.make(
-      target, draft, sizes, self._target.sampling
+    model = make_drafter.model_of(draft, target)
+    self._target = Target(
+      target,
+      sizes,
+      takes_trees=self._takes_trees,
+      feature_layers=model.config.feature_layers if model else (),
     )
+    self.drafter = make_drafter.make(self._target, draft, sizes)
     num_slots = config.buckets.max_rows
     self._texts = SlotTexts(
       token_ids=np.zeros((num_slots, config.max_context), np.int32),
@@ -188,7 +190,7 @@ class Engine:
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts
-  ) -> tuple[jax.Array, jax.Array | None]:
+  ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues the target's forward and the verdict."""
     packed = step_input.pack(
       self._sizes,
@@ -210,7 +212,7 @@ class Engine:
     step: StepPlan,
     drafts: SlotDrafts,
     packed: np.ndarray,
-    logprobs: np.ndarray | None,
+    logprobs: types.Logprobs | None,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Appends what stands to the outputs.
 
@@ -226,7 +228,7 @@ class Engine:
       new = job.push(
         packed[slot].tolist(),
         int(step.lengths[i]),
-        None if logprobs is None else logprobs[slot],
+        jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())
@@ -318,15 +320,21 @@ class Engine:
       show_progress=show_progress,
     )
 
-  def trial(self, flat: FlatSizes) -> StepPlan | None:
+  def trial(self, flat: FlatSizes, num_positions: int) -> StepPlan | None:
     """Runs a made-up step of the target and waits, to measure the time.
 
-    Only without requests. Returns the step, None if none has these sizes.
+    Only without requests.
+
+    Args:
+      flat: its sizes.
+      num_positions: of its longest row, among those that take the context.
+
+    Returns:
+      The step, None if none has these sizes.
     """
-    config, texts = self._sizes.scheduler, self._texts.token_ids
-    longest = min(flat.context, config.max_context)
-    step = warm_up.made_up_step(flat, longest)
+    step = warm_up.made_up_step(flat, num_positions)
     if step is not None:
+      texts = self._texts.token_ids
       warm_up.run_step(self._sizes, self._target, step, texts)
     return step
 

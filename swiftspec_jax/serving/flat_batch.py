@@ -83,8 +83,7 @@ def pack(
   positions = np.zeros(sizes.num_tokens, np.int32)
   positions[:total] = own
   places = np.full(sizes.num_tokens, num_pages * page_size, np.int32)
-  pages = page_table[rows, own // page_size]
-  places[:total] = pages * page_size + own % page_size
+  places[:total] = places_of(page_table, rows, own, page_size, num_pages)
   block_tokens = np.zeros((sizes.num_blocks, width), np.int32)
   block_tokens[blocks, index % width] = np.arange(total)
   block_places = np.zeros(sizes.num_tokens, np.int32)
@@ -105,6 +104,27 @@ def pack(
     block_pages=block_pages,
     block_places=block_places,
   )
+
+
+def places_of(
+  page_table: np.ndarray,
+  rows: np.ndarray,
+  positions: np.ndarray,
+  page_size: int,
+  num_pages: int,
+) -> np.ndarray:
+  """Returns i64[n] as `FlatBatch.places`; that of position -1 is none.
+
+  Args:
+    page_table: i32[r, any] of rows.
+    rows: i64[n].
+    positions: i64[n].
+    page_size: Z.
+    num_pages: of the cache.
+  """
+  pages = page_table[rows, positions // page_size]
+  places = pages * page_size + positions % page_size
+  return np.where(positions < 0, num_pages * page_size, places)
 
 
 def _before(counts: np.ndarray) -> np.ndarray:

@@ -19,12 +19,14 @@ class Update:
   Attributes:
     token_ids: new tokens of the output.
     logprobs: of these tokens, if asked for.
+    top_logprobs: likewise, as in `GenerationResult`.
     text: that is now certain; it can lag behind the tokens.
     result: at the end.
   """
 
   token_ids: tuple[int, ...] = ()
   logprobs: tuple[float, ...] | None = None
+  top_logprobs: tuple[results.TopLogprobs, ...] | None = None
   text: str = ''
   result: results.GenerationResult | None = None
 

@@ -1,7 +1,5 @@
 """Requests of an engine, and what has come of them."""
 
-import numpy as np
-
 from swiftspec_jax import requests, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
@@ -86,14 +84,17 @@ class Job:
     return keys
 
   def push(
-    self, packed: list[int], num_drafted: int, logprobs: np.ndarray | None
+    self,
+    packed: list[int],
+    num_drafted: int,
+    logprobs: types.Logprobs | None,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
 
     Args:
       packed: of `choices.verify`.
       num_drafted: draft tokens that were verified.
-      logprobs: f32[...] of the tokens.
+      logprobs: as for `Row.push`.
     """
     num_before = len(self._row.token_ids)
     if num_before == 0:
@@ -110,13 +111,11 @@ class Job:
     )
     event = self._row.push(report, logprobs)
     new = self._row.token_ids[num_before:]
-    with_logprobs = self.request.sampling.logprobs
     self.handle.push(
       Update(
         token_ids=tuple(new),
-        logprobs=tuple(logprobs[: len(new)].tolist())
-        if with_logprobs
-        else None,
+        logprobs=self._row.logprobs_from(num_before),
+        top_logprobs=self._row.top_logprobs_from(num_before),
         text='' if event is None else event.text,
         result=None if event is None else event.result,
       )

@@ -2,45 +2,36 @@
 
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.choices import SlotSampling
 from swiftspec_jax.serving.draft_chain import ChainDrafter
 from swiftspec_jax.serving.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
 from swiftspec_jax.serving.lookup import LookupDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.suffix_lookup import SuffixDrafter, SuffixLookup
+from swiftspec_jax.serving.target import Target
+
+Draft = Model | TreeDraft | PromptLookup | SuffixLookup | None
 
 
-def make(
-  target: Model,
-  draft: Model | TreeDraft | PromptLookup | SuffixLookup | None,
-  sizes: ProgramSizes,
-  sampling: SlotSampling,
-) -> EngineDrafter:
-  """Returns the drafter that `draft` stands for.
+def model_of(draft: Draft, target: Model) -> Model | None:
+  """Returns the model that drafts for a target, None if none does.
 
   Raises:
-    UserError: the draft has another vocabulary, or lies on other devices.
+    UserError: it is no draft, has another vocabulary, lies on other devices,
+      or reads features that the target does not have.
   """
-  if draft is None:
-    return NoDrafter()
-  if isinstance(draft, PromptLookup):
-    return LookupDrafter(draft)
-  if isinstance(draft, SuffixLookup):
-    return SuffixDrafter(draft)
+  if draft is None or isinstance(draft, PromptLookup | SuffixLookup):
+    return None
   model = draft.model if isinstance(draft, TreeDraft) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
       'an engine drafts with a model, TreeDraft, PromptLookup or SuffixLookup, '
       f'got {draft!r}'
     )
-  if model.config.reads_features:
-    raise errors.UserError(
-      f'{model.name} reads features of its target, which an engine does not '
-      'hand over; take a draft without them'
-    )
+  feature_draft.check_layers(model, target)
   tokenizer_lib.check_same_vocabulary(
     target.name, target.tokenizer, model.name, model.tokenizer
   )
@@ -49,6 +40,21 @@ def make(
       f'{model.name} lies on other devices than {target.name}; load both with '
       'the same `devices`'
     )
+  return model
+
+
+def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
+  """Returns the drafter that `draft` stands for.
+
+  Raises:
+    UserError: trees are smaller than the declared lengths.
+  """
+  if draft is None:
+    return NoDrafter()
+  if isinstance(draft, PromptLookup):
+    return LookupDrafter(draft)
+  if isinstance(draft, SuffixLookup):
+    return SuffixDrafter(draft)
   if isinstance(draft, TreeDraft):
-    return TreeDrafter(draft, sizes, sampling)
-  return ChainDrafter(model, sizes, sampling)
+    return TreeDrafter(draft, sizes, target)
+  return ChainDrafter(draft, sizes, target)

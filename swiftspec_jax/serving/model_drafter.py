@@ -3,66 +3,36 @@
 Its keys and values lie in pages of its own under the numbers of the target's
 pages. It takes in what it misses of a text when a draft is wanted, so steps
 without drafts cost it nothing: the prompt, what was decoded without it, or all
-of a request that was preempted. A row that misses more than a step has room
-for has no draft until it has caught up.
+of a request that was preempted, in as many forwards as that takes.
+
+A draft may read features of its target (EAGLE-3 style). Those of the known
+tokens lie in the target's cache, so they are there whenever the draft catches
+up; behind them it reads its own hidden states.
 
 Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, D forwards
-of it, C pages under the attention, V vocabulary.
+of it, V vocabulary, V' of it what the draft can propose, E embed.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from flax import struct
 
 from swiftspec_jax import policies, sharding
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving import choices, flat_batch, paged_forward
+from swiftspec_jax.serving import choices, flat_batch
+from swiftspec_jax.serving.draft_forward import (
+  DraftRows,
+  TargetFeatures,
+  first_logits,
+)
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class DraftRows:
-  """Rows that get a draft; padding has length 0."""
-
-  slots: jax.Array  # i32[R]
-  last: jax.Array  # i32[R] the last known token, among the N
-  positions: jax.Array  # i32[R, D] behind the last known token
-  lengths: jax.Array  # i32[R]
-  page_table: jax.Array  # i32[R, C]
-
-
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
-def first_logits(
-  params: Params,
-  cache: paged.PagedCache,
-  batch: FlatBatch,
-  token_ids: jax.Array,
-  rows: DraftRows,
-  *,
-  config: ModelConfig,
-) -> tuple[paged.PagedCache, jax.Array]:
-  """Takes in what is missing; returns the cache and logits f32[R, V] behind it.
-
-  Args:
-    params: of the draft.
-    cache: donated.
-    batch: where the tokens belong.
-    token_ids: i32[N].
-    rows: to draft for.
-    config: of the draft; static.
-  """
-  hidden, cache = paged_forward.forward(params, config, token_ids, batch, cache)
-  return cache, paged_forward.logits_of(params, config, hidden[rows.last])
+from swiftspec_jax.serving.target import Target
 
 
 class ModelDrafter:
@@ -76,18 +46,18 @@ class ModelDrafter:
     self,
     model: Model,
     sizes: ProgramSizes,
-    sampling: choices.SlotSampling,
+    target: Target,
   ):
     """Allocates the cache.
 
     Args:
       model: that drafts.
       sizes: declared.
-      sampling: of the target.
+      target: that verifies.
     """
     self._model = model
     self._sizes = sizes
-    self._sampling = sampling
+    self._target = target
     config = sizes.scheduler
     self.cache = paged.init(
       model.config, config.num_pages, config.page_size, model.dtype, model.mesh
@@ -107,15 +77,23 @@ class ModelDrafter:
     is_new = self._num_tenants != texts.num_tenants
     self._num_cached[is_new] = 0
     self._num_tenants[:] = texts.num_tenants
-    known = view.kv_lengths + 1
-    missing = known - self._num_cached[view.slots]
-    counts = _shares(missing, lengths > 0, view.buckets.max_query_tokens)
-    rows = np.flatnonzero(counts)
-    drafted = np.where(counts == missing, lengths, 0)
-    slots, counts = view.slots[rows], counts[rows]
-    found = self._run(slots, counts, drafted[rows], texts)
-    self._num_cached[slots] += counts
-    return self._slot_drafts(view, drafted, found)
+    rows = np.flatnonzero(lengths)
+    slots, lengths_of_rows = view.slots[rows], lengths[rows]
+    while True:
+      missing = view.kv_lengths[rows] + 1 - self._num_cached[slots]
+      counts = _shares(missing, view.buckets.max_query_tokens)
+      fed = np.flatnonzero(counts)
+      taken = self._take_in(
+        slots[fed], counts[fed], lengths_of_rows[fed], texts
+      )
+      self._num_cached[slots] += counts
+      if np.array_equal(counts, missing):
+        break
+    # Truncation and penalties only matter to the target, which decides.
+    level = self._target.sampling.level(slots)
+    level = min(level, choices.Level.TEMPERATURE)
+    found = self._draft_behind(*taken, int(lengths.max()), level)
+    return self._slot_drafts(view, lengths, found)
 
   def forget(self, request_id: int) -> None:
     del request_id
@@ -133,60 +111,63 @@ class ModelDrafter:
       levels = [choices.Level.GREEDY, choices.Level.TEMPERATURE]
       if counts[0] < min(flat.context, texts.shape[1]):
         for level in levels[: 1 if kind in seen else 2]:
-          self._run_made_up(flat, counts, counts * 0 + 1, level)
+          starts, lengths = np.zeros_like(counts), np.ones_like(counts)
+          self._run_made_up(flat, starts, counts, lengths, level)
         seen.add(kind)
       yield
 
-  def trial(self, num_rows: int, context: int, length: int) -> None:
+  def trial(self, num_rows: int, num_known: int, length: int) -> None:
     buckets = self._sizes.scheduler.buckets
     num_tokens = buckets.pad_query_tokens(num_rows + 1)
-    flat = self._sizes.mixed(num_rows, num_tokens, context)
+    flat = self._sizes.mixed(num_rows, num_tokens, num_known + length)
     counts = np.ones(num_rows, np.int64)
-    self._run_made_up(flat, counts, counts * length, choices.Level.GREEDY)
+    self._run_made_up(
+      flat,
+      counts * num_known - 1,
+      counts,
+      counts * length,
+      choices.Level.GREEDY,
+    )
 
   def _run_made_up(
     self,
     flat: FlatSizes,
+    starts: np.ndarray,
     counts: np.ndarray,
     lengths: np.ndarray,
     level: choices.Level,
   ) -> None:
-    """Drafts behind texts of `counts` tokens in page 0, and waits."""
+    """Drafts for rows that miss `counts` tokens, and waits."""
     config = self._sizes.scheduler
-    width = self._sizes.contexts[-1] // config.page_size
-    num_slots = config.buckets.max_rows
+    shape = config.buckets.max_rows, config.max_context
     texts = SlotTexts(
-      token_ids=np.zeros((num_slots, config.max_context), np.int32),
+      token_ids=np.zeros(shape, np.int32),
       num_tenants=self._num_tenants,
-      page_table=np.zeros((num_slots, width), np.int32),
+      page_table=self._sizes.made_up_pages(),
     )
     slots = np.arange(len(counts))
-    jax.block_until_ready(
-      self._dispatch(flat, slots, counts * 0, counts, lengths, texts, level)
-    )
+    taken = self._first_forward(flat, slots, starts, counts, lengths, texts)
+    jax.block_until_ready(self._draft_behind(*taken, int(lengths.max()), level))
 
-  def _run(
+  def _take_in(
     self,
     slots: np.ndarray,
     counts: np.ndarray,
     lengths: np.ndarray,
     texts: SlotTexts,
-  ) -> Any:
-    """Returns what `_propose` does for rows that miss `counts` tokens."""
+  ) -> tuple[DraftRows, jax.Array, jax.Array]:
+    """Does what `_first_forward` does, in the smallest declared sizes."""
     buckets = self._sizes.scheduler.buckets
     starts = self._num_cached[slots]
-    longest = int((starts + counts + lengths).max())
     sizes = self._sizes.mixed(
       buckets.pad_rows(len(slots)),
       # At least one more than rows, as in every step that is not plain.
       buckets.pad_query_tokens(max(int(counts.sum()), len(slots) + 1)),
-      longest,
+      int((starts + counts + lengths).max()),
     )
-    # Truncation and penalties only matter to the target, which decides.
-    level = min(self._sampling.level(slots), choices.Level.TEMPERATURE)
-    return self._dispatch(sizes, slots, starts, counts, lengths, texts, level)
+    return self._first_forward(sizes, slots, starts, counts, lengths, texts)
 
-  def _dispatch(
+  def _first_forward(
     self,
     sizes: FlatSizes,
     slots: np.ndarray,
@@ -194,44 +175,110 @@ class ModelDrafter:
     counts: np.ndarray,
     lengths: np.ndarray,
     texts: SlotTexts,
-    level: choices.Level,
-  ) -> Any:
+  ) -> tuple[DraftRows, jax.Array, jax.Array]:
+    """Feeds known tokens of rows.
+
+    Args:
+      sizes: of the program.
+      slots: i64[r] of the rows.
+      starts: i64[r] what their caches hold.
+      counts: i64[r] tokens to feed.
+      lengths: i64[r] drafts that are wanted behind them.
+      texts: of all slots.
+
+    Returns:
+      The rows, and hidden states and logits as `first_logits`.
+    """
     config = self._sizes.scheduler
     tables = texts.page_table[slots]
     batch = flat_batch.pack(
       sizes, starts, counts, tables, config.page_size, config.num_pages
     )
-    rows = np.repeat(np.arange(len(slots)), counts)
-    token_ids = np.zeros(sizes.num_tokens, np.int32)
-    positions = batch.positions[: len(rows)]
-    token_ids[: len(rows)] = texts.token_ids[slots[rows], positions]
-    width = sizes.context // config.page_size
-    page_table = np.zeros((sizes.num_rows, width), np.int32)
-    page_table[: len(slots), : tables.shape[1]] = tables[:, :width]
+    owners = np.repeat(np.arange(len(slots)), counts)
+    positions = batch.positions[: len(owners)]
+    token_ids = texts.token_ids[slots[owners], positions]
+    features = self._features_before(sizes, tables, owners, positions)
+    known = None
+    if self._reads_texts:
+      known = _padded_rows(
+        texts.token_ids[slots], sizes.num_rows, sizes.context
+      )
     rows = DraftRows(
       slots=_padded(slots, sizes.num_rows),
       last=_padded(np.cumsum(counts) - 1, sizes.num_rows),
       positions=_padded(starts + counts, sizes.num_rows)[:, None]
       + np.arange(self._num_forwards, dtype=np.int32)[None],
       lengths=_padded(lengths, sizes.num_rows),
-      page_table=page_table,
+      page_table=_padded_rows(
+        tables, sizes.num_rows, sizes.context // config.page_size
+      ),
+      texts=known,
     )
-    num_steps = np.int32(self._num_steps(int(lengths.max())))
-    batch, token_ids, rows, num_steps = jax.device_put(
-      (batch, token_ids, rows, num_steps), self._replicated
+    token_ids = _padded(token_ids, sizes.num_tokens)
+    batch, token_ids, features, rows = jax.device_put(
+      (batch, token_ids, features, rows), self._replicated
     )
-    params, config = self._model.params, self._model.config
-    sampling = self._sampling.state(level)
-    self.cache, logits = first_logits(
-      params, self.cache, batch, token_ids, rows, config=config
+    self.cache, hidden, logits = first_logits(
+      self._model.params,
+      self.cache,
+      batch,
+      token_ids,
+      features,
+      rows,
+      config=self._model.config,
     )
-    noise = None
+    return rows, hidden, logits
+
+  def _draft_behind(
+    self,
+    rows: DraftRows,
+    hidden: jax.Array,
+    logits: jax.Array,
+    longest: int,
+    level: choices.Level,
+  ) -> Any:
+    """Returns what `_propose` does behind a first forward.
+
+    Args:
+      rows: that were fed.
+      hidden: [R, E].
+      logits: f32[R, V'].
+      longest: draft.
+      level: of sampling, one of the two lower ones.
+    """
+    sampling, noise = self._target.sampling.state(level), None
     if level != choices.Level.GREEDY:
-      vocab_size = self._model.config.vocab_size
       noise = choices.make_noise(
-        sampling.seeds, rows.slots, rows.positions, vocab_size=vocab_size
+        sampling.seeds,
+        rows.slots,
+        rows.positions,
+        vocab_size=self._model.config.vocab_size,
       )
-    return self._propose(logits, noise, rows, num_steps, sampling)
+    num_steps = np.int32(self._num_steps(longest))
+    num_steps = jax.device_put(num_steps, self._replicated)
+    return self._propose(hidden, logits, noise, rows, num_steps, sampling)
+
+  def _features_before(
+    self,
+    sizes: FlatSizes,
+    tables: np.ndarray,
+    rows: np.ndarray,
+    positions: np.ndarray,
+  ) -> TargetFeatures | None:
+    if not self._model.config.reads_features:
+      return None
+    config = self._sizes.scheduler
+    places = flat_batch.places_of(
+      tables, rows, positions - 1, config.page_size, config.num_pages
+    )
+    return TargetFeatures(
+      pages=self._target.features, places=_padded(places, sizes.num_tokens)
+    )
+
+  @property
+  def _reads_texts(self) -> bool:
+    """Whether drafts look at the known tokens."""
+    return False
 
   @property
   def _num_forwards(self) -> int:
@@ -244,6 +291,7 @@ class ModelDrafter:
 
   def _propose(
     self,
+    hidden: jax.Array,
     logits: jax.Array,
     noise: jax.Array | None,
     rows: DraftRows,
@@ -253,7 +301,8 @@ class ModelDrafter:
     """Enqueues the forwards behind the first one; returns the drafts.
 
     Args:
-      logits: f32[R, V] behind the last known tokens.
+      hidden: [R, E] of the last known tokens.
+      logits: f32[R, V'] behind them, of the draft's output vocabulary.
       noise: f32[R, D, V] of the target, None where all slots are greedy.
       rows: to draft for.
       num_steps: i32[] forwards.
@@ -274,22 +323,26 @@ class ModelDrafter:
     raise NotImplementedError
 
 
-def _shares(
-  missing: np.ndarray, is_wanted: np.ndarray, room: int
-) -> np.ndarray:
-  """Returns how many i64[B] of its missing tokens each row takes in.
+def _shares(missing: np.ndarray, room: int) -> np.ndarray:
+  """Returns how many i64[R] of its missing tokens each row takes in now.
 
-  Rows that miss least come first: they have their drafts soonest.
+  All, if they fit into a forward, so that the last one has those of all rows.
   """
-  order = np.argsort(missing, kind='stable')
-  wanted = np.where(is_wanted, missing, 0)[order]
-  ends = np.minimum(np.cumsum(wanted), room)
-  shares = np.zeros_like(missing)
-  shares[order] = np.diff(ends, prepend=0)
-  return shares
+  if missing.sum() <= room:
+    return missing
+  ends = np.minimum(np.cumsum(missing - 1), room)
+  return np.diff(ends, prepend=0)
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:
   padded = np.zeros(size, np.int32)
   padded[: len(values)] = values
+  return padded
+
+
+def _padded_rows(values: np.ndarray, num_rows: int, size: int) -> np.ndarray:
+  """Returns i32[num_rows, size] of i32[r, any], cut or filled with zeros."""
+  kept = values[:, :size]
+  padded = np.zeros((num_rows, size), np.int32)
+  padded[: len(kept), : kept.shape[1]] = kept
   return padded

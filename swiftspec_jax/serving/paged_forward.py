@@ -22,8 +22,9 @@ def forward(
   token_ids: jax.Array,
   batch: FlatBatch,
   cache: paged.PagedCache,
+  features_before: jax.Array | None = None,
 ) -> tuple[jax.Array, paged.PagedCache]:
-  """Runs the model over tokens and writes their keys and values.
+  """Runs the model over tokens and writes what the cache keeps of them.
 
   Args:
     params: as `params.param_specs(config)` says.
@@ -31,6 +32,8 @@ def forward(
     token_ids: i32[N].
     batch: where the tokens belong.
     cache: of all rows.
+    features_before: [N, D], where the model reads features; as for
+      `decoder.run_layers`.
 
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
@@ -43,18 +46,28 @@ def forward(
     values.append(paged.write(cache.values[i], new_values[0], batch.places))
     attended = reference.masked_attention(
       queries[0][batch.block_tokens],
-      paged.read(keys[i], batch.block_pages),
-      paged.read(values[i], batch.block_pages),
+      paged.read(keys[i], batch.block_pages, cache.dtype),
+      paged.read(values[i], batch.block_pages, cache.dtype),
       visible_by_kind[config.is_sliding(i)],
       decoder.query_scale(config),
     )
     attended = attended.reshape(-1, *attended.shape[2:])
     return attended[batch.block_places][None]
 
-  hidden, _ = decoder.run_layers(
-    params, config, token_ids[None], batch.positions[None], attend
+  if features_before is not None:
+    features_before = features_before[None]
+  hidden, features = decoder.run_layers(
+    params,
+    config,
+    token_ids[None],
+    batch.positions[None],
+    attend,
+    features_before=features_before,
+    feature_layers=cache.feature_layers,
   )
-  return hidden[0], cache.replace(keys=keys, values=values)
+  if features is not None:
+    features = paged.write(cache.features, features[0], batch.places)
+  return hidden[0], cache.replace(keys=keys, values=values, features=features)
 
 
 def _visible_by_kind(

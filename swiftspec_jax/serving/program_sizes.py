@@ -3,7 +3,10 @@
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.serving.flat_batch import FlatSizes
@@ -81,6 +84,23 @@ class ProgramSizes:
   def context_of(self, num_positions: int) -> int:
     """Returns the declared context for rows of up to so many tokens."""
     return self.contexts[bisect.bisect_left(self.contexts, num_positions)]
+
+  def range_of(self, context: int) -> tuple[int, int]:
+    """Returns the fewest and the most positions that take a context."""
+    shorter = bisect.bisect_left(self.contexts, context) - 1
+    fewest = self.contexts[shorter] + 1 if shorter >= 0 else 1
+    return fewest, min(context, self.scheduler.max_context)
+
+  def made_up_pages(self) -> np.ndarray:
+    """Returns a page table i32[rows, pages] for steps without requests.
+
+    Rows have pages of their own, as far as there are so many: a step that reads
+    one page again and again is faster than a real one.
+    """
+    config = self.scheduler
+    shape = config.buckets.max_rows, self.contexts[-1] // config.page_size
+    pages = np.arange(math.prod(shape), dtype=np.int32) % config.num_pages
+    return pages.reshape(shape)
 
   def all_plain(self) -> Iterator[FlatSizes]:
     """Yields the sizes of every program for plain steps."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import sharding
+from swiftspec_jax import sharding, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
@@ -122,20 +122,29 @@ class Target:
   """Runs the target's part of steps.
 
   Attributes:
+    model: that defines the output.
     sampling: of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
   """
 
-  def __init__(self, model: Model, sizes: ProgramSizes, *, takes_trees: bool):
+  def __init__(
+    self,
+    model: Model,
+    sizes: ProgramSizes,
+    *,
+    takes_trees: bool,
+    feature_layers: tuple[int, ...] = (),
+  ):
     """Allocates the cache.
 
     Args:
       model: that defines the output.
       sizes: declared.
       takes_trees: drafts are trees, not chains.
+      feature_layers: whose outputs the draft reads.
     """
-    self._model = model
+    self.model = model
     config = sizes.scheduler
     self._cache = paged.init(
       model.config,
@@ -143,6 +152,7 @@ class Target:
       config.page_size,
       model.dtype,
       model.mesh,
+      feature_layers,
     )
     self._replicated = sharding.replicated(model.mesh)
     self.sampling = choices.SlotSampling(
@@ -157,6 +167,11 @@ class Target:
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
 
+  @property
+  def features(self) -> jax.Array | None:
+    """What the draft reads, `PagedCache.features`; the next step takes it."""
+    return self._cache.features
+
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""
     return jax.device_put(tree, self._replicated)
@@ -168,7 +183,7 @@ class Target:
     trees: SlotTrees | None,
     level: choices.Level,
     texts: np.ndarray,
-  ) -> tuple[jax.Array, jax.Array | None]:
+  ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues a step; does not wait for it.
 
     Args:
@@ -187,11 +202,11 @@ class Target:
     if trees is not None:
       step_input, places = place_nodes(step_input, trees)
     self._cache, logits, token_ids = query_logits(
-      self._model.params,
+      self.model.params,
       self._cache,
       step_input,
       drafted,
-      config=self._model.config,
+      config=self.model.config,
     )
     sampling, noise = self.sampling.state(level), None
     if level != choices.Level.GREEDY:
@@ -199,7 +214,7 @@ class Target:
         sampling.seeds,
         step_input.queries.slots,
         step_input.queries.positions,
-        vocab_size=self._model.config.vocab_size,
+        vocab_size=self.model.config.vocab_size,
       )
     packed, logprobs = choices.verify(
       logits,
@@ -210,7 +225,7 @@ class Target:
       sampling,
       self.put(texts) if level == choices.Level.ADJUSTED else None,
       trees,
-      kernels=self._model.config.kernels,
+      kernels=self.model.config.kernels,
       sharding=self._replicated,
     )
     if trees is not None:

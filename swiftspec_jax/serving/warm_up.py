@@ -1,7 +1,7 @@
 """Compiles all programs of an engine by running each of them once.
 
-The steps are made up: their rows have slots and positions, but all of their
-pages are page 0, so they must run before the first request.
+The steps are made up: their rows have slots and positions, and pages that
+nobody gave them, so they must run before the first request.
 """
 
 import jax
@@ -62,7 +62,9 @@ def run(
   """
   texts = np.zeros((sizes.scheduler.buckets.max_rows, text_size), np.int32)
   flat_sizes = [*sizes.all_plain(), *sizes.all_mixed()]
-  steps = [made_up_step(flat, _longest(flat, text_size)) for flat in flat_sizes]
+  steps = [
+    made_up_step(flat, sizes.range_of(flat.context)[1]) for flat in flat_sizes
+  ]
   num_draft_runs = drafter.num_programs(sizes)
   total = len(steps) + num_draft_runs
   with tqdm.tqdm(
@@ -97,15 +99,7 @@ def run_step(
     step,
     texts,
     np.zeros(buckets.max_rows, np.int32),
-    np.zeros((buckets.max_rows, _num_columns(sizes)), np.int32),
+    sizes.made_up_pages(),
   )
   output = target.dispatch(packed, *target.no_drafts, level, texts)
   jax.device_get(output)
-
-
-def _num_columns(sizes: ProgramSizes) -> int:
-  return sizes.contexts[-1] // sizes.scheduler.page_size
-
-
-def _longest(flat: FlatSizes, text_size: int) -> int:
-  return min(flat.context, text_size)

@@ -13,6 +13,7 @@ from swiftspec_jax.simulator.simulation import (
   Acceptance,
   Simulation,
   simulate,
+  step_seconds,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
   'TreeAcceptance',
   'node_gains',
   'simulate',
+  'step_seconds',
 ]

@@ -9,6 +9,8 @@ from swiftspec_jax import cost_model, policies
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
+from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.serving.step_plan import StepPlan
 
 
 class Acceptance(Protocol):
@@ -90,6 +92,32 @@ def simulate(
   )
 
 
+def step_seconds(
+  costs: cost_model.CostModel,
+  buckets: StepBuckets,
+  plan: policies.DraftPlan,
+  step: StepPlan,
+) -> float:
+  """Returns how long a whole step will take.
+
+  Args:
+    costs: of the engine.
+    buckets: its declared sizes.
+    plan: what the policy asked for; drafting is paid for even if it finds
+      nothing.
+    step: what is run.
+  """
+  longest = int(plan.lengths.max(initial=0))
+  predicted = costs.predict(
+    step.padded_rows,
+    step.padded_query_tokens,
+    step.kv_tokens,
+    buckets.steps_of(longest),
+    finds_drafts=bool(step.lengths.any()),
+  )
+  return float(predicted.total)
+
+
 def _run_step(
   scheduler: Scheduler,
   view: policies.StepView,
@@ -107,15 +135,7 @@ def _run_step(
   drafts = acceptance.draft(view, num_output, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
-  longest = int(plan.lengths.max(initial=0))
-  seconds = float(
-    costs.predict(
-      step.padded_rows,
-      step.padded_query_tokens,
-      step.kv_tokens,
-      view.buckets.steps_of(longest),
-    ).total
-  )
+  seconds = step_seconds(costs, view.buckets, plan, step)
   verified = step.lengths[: step.num_decoding]
   accepted, ranks = acceptance.verify(view, num_output, verified)
   num_accepted = np.zeros(len(step.slots), np.int64)

@@ -1,0 +1,58 @@
+"""The draft that comes with the package, with the real target."""
+
+import model_cases
+import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+import swiftspec_jax as ss
+from experiments import flags as flags_lib
+from swiftspec_jax import errors, results
+from swiftspec_jax.checkpoint import builtin
+
+NAME = 'smollm2-135m-draft'
+MAX_BYTES = 32 * 10**6
+
+absl_flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture(scope='module')
+def target():
+  return ss.load('smollm2-135m-instruct')
+
+
+def test_it_is_small():
+  files = list(builtin.draft_directory(NAME).iterdir())
+  assert {path.name for path in files} == {
+    'README.md',
+    'config.json',
+    'draft.safetensors',
+  }
+  assert sum(path.stat().st_size for path in files) < MAX_BYTES
+
+
+def test_trees_of_it_write_what_the_target_writes(target):
+  draft = ss.load(NAME, draft_of=target)
+  options = {'max_new_tokens': 48}
+  prompts = model_cases.CHAT_PROMPTS
+  plain = ss.generate(target, prompts, **options)
+  serial = ss.generate(
+    target, prompts, draft=draft, tree=ss.TreeConfig(), **options
+  )
+  assert [r.token_ids for r in serial] == [r.token_ids for r in plain]
+  assert results.total_acceptance_length([r.stats for r in serial]) > 1.5
+
+
+def test_chains_do_not_take_it(target):
+  draft = ss.load(NAME, draft_of=target)
+  with pytest.raises(errors.UserError, match='cannot draft chains'):
+    ss.Decoder(target, draft)
+
+
+def test_modes_with_trees_take_it_by_default():
+  names = {mode: flags_lib.draft_name(mode) for mode in flags_lib.MODES}
+  assert names == {**dict.fromkeys(names), 'serial': NAME, 'async': NAME}
+  with flagsaver.flagsaver(target='gemma-3-270m'):
+    assert flags_lib.draft_name('serial') is None
+  with flagsaver.flagsaver(draft='mine'):
+    assert flags_lib.draft_name('async') == 'mine'

@@ -1,0 +1,85 @@
+"""Drafts of an engine that read features of the target, against an oracle."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_cases import CHAINS, RandomLengths, make_sizes
+from feature_draft_test import features_before, fed_pair, read
+from tree_cases import CONFIG, requests_of
+
+from swiftspec_jax import errors, testing
+from swiftspec_jax.models import decoder
+from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import Engine
+
+FEW_PAGES = 40  # of 8 tokens
+
+
+def narrowest_tree(model):
+  return TreeDraft(model=model, width=1, branching=1, prompt_lookup=False)
+
+
+def best_token(draft, hidden):
+  params, config = draft.params, draft.config
+  return int(jnp.argmax(decoder.unembed(params, config, hidden)))
+
+
+def chain_of_oracle(target, draft, text, length):
+  """Reads the text with the target's features, then its own hidden states."""
+  before = features_before(target, draft, text[:-1], jnp.float32)
+  known = list(text)
+  for _ in range(length):
+    hidden, _, _ = read(draft, known, before)
+    known.append(best_token(draft, hidden[:, -1:]))
+    before = np.concatenate([before, hidden[:, -1:]], axis=1)
+  return known[len(text) :]
+
+
+def record_drafts(engine):
+  """Keeps the known text and the draft of each row of each step."""
+  found, draft_fn = [], engine.drafter.draft
+
+  def draft(view, lengths, texts):
+    drafts = draft_fn(view, lengths, texts)
+    tokens = np.asarray(drafts.token_ids)
+    for row, length in enumerate(drafts.drafts.lengths.tolist()):
+      if length:
+        text = texts.known_from(view, row, 0)
+        found.append((text, tokens[view.slots[row], :length].tolist()))
+    return drafts
+
+  engine.drafter.draft = draft
+  return found
+
+
+@pytest.mark.parametrize('make_draft', [lambda m: m, narrowest_tree])
+def test_drafts_are_those_of_the_oracle(make_draft):
+  """Behind steps without drafts, preemption and prompts that share pages."""
+  target, draft = fed_pair((0, 1), (0, 1))
+  sizes = make_sizes(num_pages=FEW_PAGES, drafts={**CHAINS, 'rows': (4,)})
+  policy = RandomLengths(0)
+  engine = Engine(target, make_draft(draft), sizes=sizes, policy=policy)
+  found = record_drafts(engine)
+  requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
+  for _ in range(2):
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+  assert engine.scheduler.num_preemptions > 0
+  assert engine.scheduler.num_shared_tokens > 0
+  assert len(results[0].token_ids) == 60
+  generator = np.random.default_rng(0)
+  checked = generator.choice(len(found), 40, replace=False)
+  for text, tokens in (found[i] for i in checked):
+    assert tokens == chain_of_oracle(target, draft, text, len(tokens))
+  accepted = sum(outcome.num_accepted.sum() for outcome in policy.outcomes)
+  assert accepted > 20
+
+
+def test_a_draft_of_another_target_is_refused():
+  _, draft = fed_pair((0, 1), (0, 1))
+  shallow = dataclasses.replace(CONFIG, num_layers=1)
+  small = testing.random_model(shallow, name='small')
+  with pytest.raises(errors.UserError, match='small has 1 layers of 32'):
+    Engine(small, draft, sizes=make_sizes())
