@@ -130,7 +130,7 @@ def test_times_may_jump_between_sizes():
 
 
 def test_measurements_that_make_no_sense_are_refused():
-  """Item 10."""
+  """Item 10; by their relative error, which is what plans suffer from."""
   generator = np.random.default_rng(0)
   shuffled = [
     dataclasses.replace(m, seconds=generator.random())
