@@ -229,6 +229,31 @@ def test_nodes_of_a_tree():
   assert gains[:, 0].sum() == pytest.approx(expected.sum(), rel=0.05)
 
 
+def test_nodes_that_were_left_out_count():
+  """Only confident nodes are verified; that does not make places better."""
+  estimator = TreeEstimator()
+  buckets = cases.unpadded(64, max_length=3)
+  generator = np.random.default_rng(0)
+  for step in range(300):
+    view = cases.make_view(64, buckets, step=step)
+    confidences = -np.sort(-generator.uniform(0, 0.5, (3, 64)), axis=0)
+    # Of three children of the root at most one is right.
+    drawn = generator.random(64) - confidences.cumsum(axis=0)
+    hit = (drawn > 0).sum(axis=0)
+    lengths = (confidences > 0.25).sum(axis=0)
+    ranks = np.where(hit < lengths, hit, -1)[None]
+    drafts = policies.Drafts(
+      lengths=np.full(64, 3), node_confidences=lambda c=confidences: c
+    )
+    estimator.observe(
+      cases.make_outcome(
+        view, lengths, ranks[0] >= 0, drafts=drafts, accepted_ranks=ranks
+      )
+    )
+  gains = estimator.gains(view)[:, 0]
+  np.testing.assert_allclose(gains, [3 / 8, 2 / 8, 1 / 8], atol=0.03)
+
+
 def test_confidence_is_calibrated():
   """A drafter that is too sure of itself is found out."""
   calibration = Calibration()

@@ -111,6 +111,9 @@ class Oracle:
       rates**positions, (len(positions), view.num_rows)
     ).copy()
 
+  def gains_of(self, drafts):
+    return None
+
   def observe(self, outcome):
     pass
 

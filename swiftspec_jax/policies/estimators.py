@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from swiftspec_jax import policies
+from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
 
 _DECAY = 0.99  # weight of a step against the one after it
 _PRIOR_RATE = 0.7
@@ -38,6 +39,9 @@ class Estimator(Protocol):
     The probability that the draft token is accepted, all before it included, if
     the row has a draft that long.
     """
+
+  def gains_of(self, drafts: policies.Drafts) -> np.ndarray | None:
+    """Returns the gains f64[K, B] that the drafter itself expects, if any."""
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the outcome of a step."""
@@ -74,6 +78,7 @@ class ChainEstimator:
 
   def __init__(self):
     self._coverage = Coverage()
+    self._calibration = Calibration()
     self._last_step = 0
     self._rate_hits = _PRIOR_RATE * _PRIOR_WEIGHT
     self._rate_stops = (1 - _PRIOR_RATE) * _PRIOR_WEIGHT
@@ -111,9 +116,16 @@ class ChainEstimator:
       gains[position] *= gains[position - 1]
     return gains
 
+  def gains_of(self, drafts: policies.Drafts) -> np.ndarray | None:
+    if drafts.confidences is None:
+      return None
+    return self._calibration(drafts.confidences).cumprod(axis=0)
+
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
+    if outcome.drafts.confidences is not None:
+      self._calibration.observe(outcome)
     is_counted = _is_counted(outcome)
     if not is_counted.any():
       return
@@ -159,12 +171,15 @@ class TreeEstimator:
   """Acceptance of a tree: for each place in the proposal, best node first.
 
   A verdict tells of every node that was verified whether it is on the accepted
-  path, so nothing is censored. Places that are not verified keep the gain that
-  they have, but never above that of a better place.
+  path, so nothing is censored. Nodes that were drafted and then left out were
+  the ones that the draft believed in least: they count with what it expected of
+  them, or places would look better than they are. Places without drafts keep
+  the gain that they have, but never above that of a better place.
   """
 
   def __init__(self):
     self._coverage = Coverage()
+    self._calibration = NodeCalibration()
     self._hits = self._tried = np.zeros(0)
 
   @property
@@ -176,6 +191,11 @@ class TreeEstimator:
     by_place = np.minimum.accumulate(self._hits / self._tried)
     return np.repeat(by_place[:, None], view.num_rows, axis=1)
 
+  def gains_of(self, drafts: policies.Drafts) -> np.ndarray | None:
+    if drafts.node_confidences is None:
+      return None
+    return self._calibration(drafts.node_confidences())
+
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
@@ -184,6 +204,14 @@ class TreeEstimator:
     tried = _at_least(outcome.lengths[is_counted], size)
     ranks = outcome.accepted_ranks[:, is_counted]
     hits = np.bincount(ranks[ranks >= 0], minlength=size)
+    if outcome.drafts.node_confidences is not None:
+      self._calibration.observe(outcome)
+      places = np.arange(size)[:, None]
+      is_left_out = places < outcome.drafts.lengths
+      is_left_out &= places >= outcome.lengths
+      tried = tried + is_left_out.sum(axis=1)
+      expected = self.gains_of(outcome.drafts)
+      hits = hits + expected.sum(axis=1, where=is_left_out)
     kept = np.where(
       tried > 0, np.maximum(_DECAY, np.minimum(1, 1 / self._tried)), 1.0
     )

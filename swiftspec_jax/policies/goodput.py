@@ -9,7 +9,6 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.policies import allocation, search
-from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
 from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
 
 _HYSTERESIS = 1.02  # gain that is worth another length
@@ -48,8 +47,6 @@ class Goodput:
     self._estimator = estimator or ChainEstimator()
     self._hysteresis = hysteresis
     self._probe_every = probe_every
-    self._calibration = Calibration()
-    self._node_calibration = NodeCalibration()
     self._last = (0, -1)  # declared rows, and index of the length
     self._last_draft = 0  # step
     self._has_free_drafts: bool | None = None  # not known yet
@@ -88,7 +85,7 @@ class Goodput:
     plan: policies.DraftPlan,
     drafts: policies.Drafts,
   ) -> np.ndarray:
-    gains = self._gains_of(drafts)
+    gains = self._estimator.gains_of(drafts)
     is_as_planned = (
       gains is None
       and np.array_equal(drafts.lengths, plan.lengths)
@@ -116,18 +113,6 @@ class Goodput:
 
   def observe(self, outcome: policies.Outcome) -> None:
     self._estimator.observe(outcome)
-    if outcome.drafts.confidences is not None:
-      self._calibration.observe(outcome)
-    if outcome.drafts.node_confidences is not None:
-      self._node_calibration.observe(outcome)
-
-  def _gains_of(self, drafts: policies.Drafts) -> np.ndarray | None:
-    """Returns the gains f64[K, B] that the drafter itself expects, if any."""
-    if drafts.confidences is not None:
-      return self._calibration(drafts.confidences).cumprod(axis=0)
-    if drafts.node_confidences is not None:
-      return self._node_calibration(drafts.node_confidences())
-    return None
 
   def _is_free(self, view: policies.StepView) -> bool:
     """Returns whether drafting takes no time, as with lookups."""
