@@ -1,6 +1,4 @@
-"""The first forward of a draft model for rows of an engine.
-
-It feeds the known tokens that the draft's cache lacks.
+"""Forwards of a draft model over known tokens that its cache lacks.
 
 Legend: R rows, N tokens, D forwards of a draft, C pages under the attention, P
 pages, Z tokens of one, V vocabulary, V' of it what the draft can propose, H
@@ -41,6 +39,34 @@ class TargetFeatures:
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
+def take_in(
+  params: Params,
+  cache: paged.PagedCache,
+  batch: FlatBatch,
+  token_ids: jax.Array,
+  features: TargetFeatures | None,
+  *,
+  config: ModelConfig,
+) -> paged.PagedCache:
+  """Takes in known tokens, of which none is the last one of its row.
+
+  Of the last layer the compiler leaves only what gives keys and values.
+
+  Args:
+    params: of the draft.
+    cache: donated.
+    batch: where the tokens belong.
+    token_ids: i32[N].
+    features: None if the draft reads none.
+    config: of the draft; static.
+
+  Returns:
+    The cache.
+  """
+  return _forward(params, cache, batch, token_ids, features, config)[1]
+
+
+@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
 def first_logits(
   params: Params,
   cache: paged.PagedCache,
@@ -51,14 +77,14 @@ def first_logits(
   *,
   config: ModelConfig,
 ) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
-  """Takes in what is missing.
+  """Takes in the rest, up to the last known token of each row.
 
   Args:
-    params: of the draft.
-    cache: donated.
-    batch: where the tokens belong.
-    token_ids: i32[N].
-    features: None if the draft reads none.
+    params: as for `take_in`.
+    cache: likewise.
+    batch: likewise.
+    token_ids: likewise.
+    features: likewise.
     rows: to draft for.
     config: of the draft; static.
 
@@ -66,16 +92,19 @@ def first_logits(
     The cache, hidden states [R, E] of the last tokens, and logits f32[R, V'] of
     the draft's output vocabulary, as `decoder.unembed`.
   """
+  hidden, cache = _forward(params, cache, batch, token_ids, features, config)
+  hidden = hidden[rows.last]
+  return cache, hidden, decoder.unembed(params, config, hidden[None])[0]
+
+
+def _forward(params, cache, batch, token_ids, features, config):
+  """Returns hidden states [N, E] and the cache."""
   before = None
   if features is not None:
     flat = features.pages.reshape(-1, features.pages.shape[-1])
     before = flat.at[features.places].get(mode='fill', fill_value=0)
     before = decoder.project_features(params, before[None])[0]
-  hidden, cache = paged_forward.forward(
-    params, config, token_ids, batch, cache, before
-  )
-  hidden = hidden[rows.last]
-  return cache, hidden, decoder.unembed(params, config, hidden[None])[0]
+  return paged_forward.forward(params, config, token_ids, batch, cache, before)
 
 
 def noise_of_outputs(

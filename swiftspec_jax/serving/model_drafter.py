@@ -13,6 +13,7 @@ Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, D forwards
 of it, V vocabulary, V' of it what the draft can propose, E embed.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +29,10 @@ from swiftspec_jax.serving.draft_forward import (
   DraftRows,
   TargetFeatures,
   first_logits,
+  take_in,
 )
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.flat_batch import FlatSizes
+from swiftspec_jax.serving.flat_batch import FlatBatch, FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.target import Target
 
@@ -79,16 +81,19 @@ class ModelDrafter:
     self._num_tenants[:] = texts.num_tenants
     rows = np.flatnonzero(lengths)
     slots, lengths_of_rows = view.slots[rows], lengths[rows]
-    while True:
-      missing = view.kv_lengths[rows] + 1 - self._num_cached[slots]
-      counts = _shares(missing, view.buckets.max_query_tokens)
-      fed = np.flatnonzero(counts)
-      taken = self._take_in(
-        slots[fed], counts[fed], lengths_of_rows[fed], texts
-      )
-      self._num_cached[slots] += counts
-      if np.array_equal(counts, missing):
-        break
+    num_known = view.kv_lengths[rows] + 1
+    self._catch_up(slots, num_known, texts)
+    counts = num_known - self._num_cached[slots]
+    sizes = self._sizes.mixed(
+      view.buckets.pad_rows(len(slots)),
+      # At least one more than rows, as in every step that is not plain.
+      view.buckets.pad_query_tokens(max(int(counts.sum()), len(slots) + 1)),
+      int((num_known + lengths_of_rows).max()),
+    )
+    taken = self._first_forward(
+      sizes, slots, self._num_cached[slots], counts, lengths_of_rows, texts
+    )
+    self._num_cached[slots] = num_known
     # Truncation and penalties only matter to the target, which decides.
     level = self._target.sampling.level(slots)
     level = min(level, choices.Level.TEMPERATURE)
@@ -99,9 +104,22 @@ class ModelDrafter:
     del request_id
 
   def num_programs(self, sizes: ProgramSizes) -> int:
-    return len(list(sizes.all_mixed()))
+    num_take_ins = len(sizes.scheduler.buckets.rows) * len(sizes.contexts)
+    return len(list(sizes.all_mixed())) + num_take_ins
 
   def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
+    yield from self._warm_up_drafts(sizes, texts)
+    made_up = self._made_up_texts()
+    for rows, context in itertools.product(
+      sizes.scheduler.buckets.rows, sizes.contexts
+    ):
+      counts = np.ones(rows, np.int64)
+      self._take_in(np.arange(rows), counts * 0, counts, context, made_up)
+      yield
+
+  def _warm_up_drafts(
+    self, sizes: ProgramSizes, texts: np.ndarray
+  ) -> Iterator[None]:
     seen = set()
     for flat in sizes.all_mixed():
       num_rows = min(flat.num_rows, flat.num_tokens)
@@ -138,34 +156,57 @@ class ModelDrafter:
     level: choices.Level,
   ) -> None:
     """Drafts for rows that miss `counts` tokens, and waits."""
+    slots, texts = np.arange(len(counts)), self._made_up_texts()
+    taken = self._first_forward(flat, slots, starts, counts, lengths, texts)
+    jax.block_until_ready(self._draft_behind(*taken, int(lengths.max()), level))
+
+  def _made_up_texts(self) -> SlotTexts:
     config = self._sizes.scheduler
     shape = config.buckets.max_rows, config.max_context
-    texts = SlotTexts(
+    return SlotTexts(
       token_ids=np.zeros(shape, np.int32),
       num_tenants=self._num_tenants,
       page_table=self._sizes.made_up_pages(),
     )
-    slots = np.arange(len(counts))
-    taken = self._first_forward(flat, slots, starts, counts, lengths, texts)
-    jax.block_until_ready(self._draft_behind(*taken, int(lengths.max()), level))
+
+  def _catch_up(
+    self, slots: np.ndarray, num_known: np.ndarray, texts: SlotTexts
+  ) -> None:
+    """Takes in what the first forward of a draft has no room for."""
+    room = self._sizes.scheduler.buckets.max_query_tokens
+    while True:
+      starts = self._num_cached[slots]
+      missing = num_known - starts
+      if missing.sum() <= room:
+        return
+      # The last token of each row is for the first forward.
+      ends = np.minimum(np.cumsum(missing - 1), room)
+      counts = np.diff(ends, prepend=0)
+      fed = np.flatnonzero(counts)
+      longest = int((starts + counts).max())
+      self._take_in(slots[fed], starts[fed], counts[fed], longest, texts)
+      self._num_cached[slots] += counts
 
   def _take_in(
     self,
     slots: np.ndarray,
+    starts: np.ndarray,
     counts: np.ndarray,
-    lengths: np.ndarray,
+    longest: int,
     texts: SlotTexts,
-  ) -> tuple[DraftRows, jax.Array, jax.Array]:
-    """Does what `_first_forward` does, in the smallest declared sizes."""
+  ) -> None:
+    """Feeds i64[r] tokens that rows know, from `starts` i64[r] on."""
     buckets = self._sizes.scheduler.buckets
-    starts = self._num_cached[slots]
     sizes = self._sizes.mixed(
-      buckets.pad_rows(len(slots)),
-      # At least one more than rows, as in every step that is not plain.
-      buckets.pad_query_tokens(max(int(counts.sum()), len(slots) + 1)),
-      int((starts + counts + lengths).max()),
+      buckets.pad_rows(len(slots)), buckets.max_query_tokens, longest
     )
-    return self._first_forward(sizes, slots, starts, counts, lengths, texts)
+    fed = self._fed(sizes, slots, starts, counts, texts)
+    self.cache = take_in(
+      self._model.params,
+      self.cache,
+      *jax.device_put(fed, self._replicated),
+      config=self._model.config,
+    )
 
   def _first_forward(
     self,
@@ -189,15 +230,6 @@ class ModelDrafter:
     Returns:
       The rows, and hidden states and logits as `first_logits`.
     """
-    config = self._sizes.scheduler
-    tables = texts.page_table[slots]
-    batch = flat_batch.pack(
-      sizes, starts, counts, tables, config.page_size, config.num_pages
-    )
-    owners = np.repeat(np.arange(len(slots)), counts)
-    positions = batch.positions[: len(owners)]
-    token_ids = texts.token_ids[slots[owners], positions]
-    features = self._features_before(sizes, tables, owners, positions)
     known = None
     if self._reads_texts:
       known = _padded_rows(
@@ -210,24 +242,38 @@ class ModelDrafter:
       + np.arange(self._num_forwards, dtype=np.int32)[None],
       lengths=_padded(lengths, sizes.num_rows),
       page_table=_padded_rows(
-        tables, sizes.num_rows, sizes.context // config.page_size
+        texts.page_table[slots],
+        sizes.num_rows,
+        sizes.context // self._sizes.scheduler.page_size,
       ),
       texts=known,
     )
-    token_ids = _padded(token_ids, sizes.num_tokens)
-    batch, token_ids, features, rows = jax.device_put(
-      (batch, token_ids, features, rows), self._replicated
-    )
+    fed = self._fed(sizes, slots, starts, counts, texts)
+    fed, rows = jax.device_put((fed, rows), self._replicated)
     self.cache, hidden, logits = first_logits(
-      self._model.params,
-      self.cache,
-      batch,
-      token_ids,
-      features,
-      rows,
-      config=self._model.config,
+      self._model.params, self.cache, *fed, rows, config=self._model.config
     )
     return rows, hidden, logits
+
+  def _fed(
+    self,
+    sizes: FlatSizes,
+    slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    texts: SlotTexts,
+  ) -> tuple[FlatBatch, np.ndarray, TargetFeatures | None]:
+    """Returns where tokens belong, the tokens i32[N], and their features."""
+    config = self._sizes.scheduler
+    tables = texts.page_table[slots]
+    batch = flat_batch.pack(
+      sizes, starts, counts, tables, config.page_size, config.num_pages
+    )
+    owners = np.repeat(np.arange(len(slots)), counts)
+    positions = batch.positions[: len(owners)]
+    token_ids = texts.token_ids[slots[owners], positions]
+    features = self._features_before(sizes, tables, owners, positions)
+    return batch, _padded(token_ids, sizes.num_tokens), features
 
   def _draft_behind(
     self,
@@ -321,17 +367,6 @@ class ModelDrafter:
       found: of `_propose`.
     """
     raise NotImplementedError
-
-
-def _shares(missing: np.ndarray, room: int) -> np.ndarray:
-  """Returns how many i64[R] of its missing tokens each row takes in now.
-
-  All, if they fit into a forward, so that the last one has those of all rows.
-  """
-  if missing.sum() <= room:
-    return missing
-  ends = np.minimum(np.cumsum(missing - 1), room)
-  return np.diff(ends, prepend=0)
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:
