@@ -12,6 +12,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.forced_draft import ForcedDraft
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
@@ -26,10 +27,12 @@ _MODE = flags.DEFINE_enum(
     'suffix_lookup',
     'chain',
     shared_flags.ENGINE_TREE,
+    shared_flags.ENGINE_FORCED,
   ],
   'What drafts; chain and tree take --draft. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
-  'trees grow.',
+  'trees grow. forced, for studies of policies, drafts what equal requests '
+  'wrote before, and is right with probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
@@ -138,7 +141,18 @@ def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
     draft = shared_flags.prompt_lookup()
   elif mode() == 'suffix_lookup':
     draft = SuffixLookup()
+  elif mode() == shared_flags.ENGINE_FORCED:
+    draft = _forced_draft()
   return Engine(target, draft, sizes=declared), target
+
+
+def _forced_draft() -> ForcedDraft:
+  acceptance = tree_flags.config().forced_acceptance
+  if acceptance is None:
+    raise errors.UserError(
+      f'mode {shared_flags.ENGINE_FORCED} needs --forced_acceptance'
+    )
+  return ForcedDraft(acceptance=acceptance)
 
 
 def cost_key(

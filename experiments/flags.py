@@ -15,7 +15,9 @@ from swiftspec_jax import config, errors
 from swiftspec_jax.checkpoint import builtin
 
 TREE_MODES = ('serial', 'async')
-ENGINE_TREE = 'tree'  # mode of the serving engine alone
+# Modes of the serving engine alone.
+ENGINE_TREE = 'tree'
+ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
 MODES = ('autoregressive', 'prompt_lookup', *_DRAFT_MODES)
 
@@ -167,14 +169,15 @@ def check(modes: Sequence[str]) -> None:
   device_flags.check(modes)
   config_file.check_device()
   drafting = [mode for mode in modes if mode in (*_DRAFT_MODES, ENGINE_TREE)]
-  growing = [mode for mode in modes if mode in TREE_MODES]
+  forcible = *TREE_MODES, ENGINE_FORCED
+  forced_modes = [mode for mode in modes if mode in forcible]
   for mode in drafting:
     if draft_name(mode) is None:
       raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
   for flag, value, users, used in (
     ('draft', _DRAFT.value, _DRAFT_MODES, drafting),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES, drafting),
-    ('forced_acceptance', forced, TREE_MODES, growing),
+    ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
       raise errors.UserError(

@@ -35,6 +35,7 @@ from experiments import (
 )
 from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import Engine, StepRecord
 from swiftspec_jax.serving.load_metrics import LoadRecorder
@@ -67,6 +68,8 @@ def main() -> None:
   for name in names:
     policies.make(name)
   engine.warm_up(show_progress=True)
+  if engine_flags.mode() == shared_flags.ENGINE_FORCED:
+    _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []
   interruption = None
   try:
@@ -84,6 +87,17 @@ def main() -> None:
     print(f'written to {directory}')
   if interruption is not None:
     raise interruption
+
+
+def _write_down(engine: Engine, encoded: Sequence[tuple[int, ...]]) -> None:
+  """Serves all requests once, so that the drafter knows their outputs."""
+  # Only policies that draft show it the texts.
+  engine.policy = FixedLength(1)
+  for seed in load_flags.seeds():
+    for request in _requests(load_flags.arrivals(1.0, seed), encoded):
+      engine.submit(request)
+  while engine.num_requests:
+    engine.step()
 
 
 def _serve(

@@ -96,6 +96,33 @@ def test_costs_and_load(model, tmp_path, mode):
   assert 'was measured with rows=(1, 2), here it is (2,)' in error
 
 
+def test_forced_acceptance(model, tmp_path):
+  _, prompts = small(model, tmp_path)
+  load = (
+    'serve_load',
+    f'--target={model}',
+    prompts,
+    '--mode=forced',
+    '--rows=2',
+    '--query_tokens=6',
+    '--contexts=64',
+    '--max_length=2',
+    '--policies=none,fixed_2',
+    '--request_rates=50',
+    '--num_requests=6',
+    '--output_tokens=16',
+    f'--output_dir={tmp_path / "results"}',
+  )
+  assert 'needs --forced_acceptance' in programs.error_of(*load)
+  status, output, complaints = programs.run(*load, '--forced_acceptance=1')
+  assert status == 0, complaints
+  assert 'drafts: forced_1' in output
+  lines = (tmp_path / 'results/rows.jsonl').read_text().splitlines()
+  none, fixed = map(json.loads, lines)
+  assert none['acceptance_length'] == 1
+  assert fixed['acceptance_rate_per_position'] == [1, 1]
+
+
 def test_simulated_against_measured_latency():
   def row(policy, latency, **figures):
     run = {'policy': policy, 'request_rate': 1.0, 'seed': 0}

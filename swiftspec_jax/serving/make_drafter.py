@@ -8,12 +8,15 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.serving.draft_chain import ChainDrafter
 from swiftspec_jax.serving.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
+from swiftspec_jax.serving.forced_draft import ForcedDraft, ForcedDrafter
 from swiftspec_jax.serving.lookup import LookupDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.suffix_lookup import SuffixDrafter, SuffixLookup
 from swiftspec_jax.serving.target import Target
 
-Draft = Model | TreeDraft | PromptLookup | SuffixLookup | None
+# That know the text alone.
+_Lookup = PromptLookup | SuffixLookup | ForcedDraft
+Draft = Model | TreeDraft | _Lookup | None
 
 
 def model_of(draft: Draft, target: Model) -> Model | None:
@@ -23,7 +26,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     UserError: it is no draft, has another vocabulary, lies on other devices,
       or reads features that the target does not have.
   """
-  if draft is None or isinstance(draft, PromptLookup | SuffixLookup):
+  if draft is None or isinstance(draft, _Lookup):
     return None
   model = draft.model if isinstance(draft, TreeDraft) else draft
   if not isinstance(model, Model):
@@ -55,6 +58,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return LookupDrafter(draft)
   if isinstance(draft, SuffixLookup):
     return SuffixDrafter(draft)
+  if isinstance(draft, ForcedDraft):
+    return ForcedDrafter(draft)
   if isinstance(draft, TreeDraft):
     return TreeDrafter(draft, sizes, target)
   return ChainDrafter(draft, sizes, target)
