@@ -20,11 +20,9 @@ class ForcedDraft:
 
   Attributes:
     acceptance: probability that a draft token is the right one.
-    seed: of the mistakes.
   """
 
   acceptance: float
-  seed: int = 0
 
   def __post_init__(self):
     is_valid = 0 <= self.acceptance <= 1
@@ -64,7 +62,7 @@ class ForcedDrafter(HostDrafter):
     text = np.array(self._texts.pop(request_id, []), np.int64)
     if any(np.array_equal(past[: len(text)], text) for past, _ in self._past):
       return
-    generator = np.random.default_rng([self._draft.seed, len(self._past)])
+    generator = np.random.default_rng(len(self._past))
     is_right = generator.random(len(text)) < self._draft.acceptance
     mistakes = np.where(text > 0, text - 1, 1)
     self._past.append((text, np.where(is_right, text, mistakes)))
