@@ -112,8 +112,8 @@ def test_modes_on_the_same_devices_share_the_draft(model):
     (
       'chain',
       {'draft': 'x', 'forced_acceptance': 0.5},
-      '--forced_acceptance=0.5 is used by modes serial, async only; the mode '
-      'is chain',
+      '--forced_acceptance=0.5 is used by modes serial, async, forced only; '
+      'the mode is chain',
     ),
     (
       'serial',
