@@ -1,4 +1,4 @@
-"""Drafts that are right with a given probability."""
+"""Drafts that are right with a given probability; item 39 of the checklist."""
 
 import engine_cases as cases
 import numpy as np
