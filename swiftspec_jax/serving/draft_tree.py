@@ -307,6 +307,7 @@ class TreeDrafter(ModelDrafter):
     )
 
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:
+    @functools.cache
     def confidences() -> np.ndarray:
       own = np.asarray(found.confidences, np.float64)[view.slots].T
       return own * (np.arange(len(own))[:, None] < lengths)

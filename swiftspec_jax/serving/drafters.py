@@ -5,7 +5,7 @@ text.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -53,6 +53,30 @@ class SlotDrafts:
   drafts: policies.Drafts
   token_ids: np.ndarray | jax.Array
   trees: SlotTrees | None = None
+
+
+def chains_of(
+  view: policies.StepView,
+  texts: SlotTexts,
+  found: Mapping[int, Sequence[int]],
+  confidences: np.ndarray | None = None,
+) -> SlotDrafts:
+  """Returns drafts that were found on the host.
+
+  Args:
+    view: of the step.
+    texts: of all slots.
+    found: tokens for rows of the view; the others have no draft.
+    confidences: as in `policies.Drafts`.
+  """
+  size = len(texts.token_ids), view.buckets.max_length
+  token_ids = np.zeros(size, np.int32)
+  lengths = np.zeros(view.num_rows, np.int64)
+  for row, chain in found.items():
+    token_ids[view.slots[row], : len(chain)] = chain
+    lengths[row] = len(chain)
+  drafts = policies.Drafts(lengths=lengths, confidences=confidences)
+  return SlotDrafts(drafts=drafts, token_ids=token_ids)
 
 
 class EngineDrafter(Protocol):
@@ -127,8 +151,5 @@ class NoDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    size = (len(texts.token_ids), view.buckets.max_length)
-    return SlotDrafts(
-      drafts=policies.Drafts(lengths=np.zeros_like(lengths)),
-      token_ids=np.zeros(size, np.int32),
-    )
+    del lengths
+    return chains_of(view, texts, {})

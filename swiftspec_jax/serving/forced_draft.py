@@ -11,7 +11,12 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.serving.drafters import HostDrafter, SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters import (
+  HostDrafter,
+  SlotDrafts,
+  SlotTexts,
+  chains_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,18 +50,12 @@ class ForcedDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    size = (len(texts.token_ids), view.buckets.max_length)
-    token_ids = np.zeros(size, np.int32)
-    drafted = np.zeros_like(lengths)
+    found = {}
     for row in np.flatnonzero(lengths).tolist():
       text = self._texts.setdefault(int(view.request_ids[row]), [])
       text.extend(texts.known_from(view, row, len(text)))
-      found = self._continuation(text)[: lengths[row]]
-      token_ids[view.slots[row], : len(found)] = found
-      drafted[row] = len(found)
-    return SlotDrafts(
-      drafts=policies.Drafts(lengths=drafted), token_ids=token_ids
-    )
+      found[row] = self._continuation(text)[: lengths[row]]
+    return chains_of(view, texts, found)
 
   def forget(self, request_id: int) -> None:
     text = np.array(self._texts.pop(request_id, []), np.int64)

@@ -13,6 +13,7 @@ from swiftspec_jax.serving.drafters import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  chains_of,
 )
 
 
@@ -73,19 +74,12 @@ class LookupDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    size = (len(texts.token_ids), view.buckets.max_length)
-    token_ids = np.zeros(size, np.int32)
-    drafted = np.zeros_like(lengths)
+    found = {}
     for row in np.flatnonzero(lengths).tolist():
-      slot = view.slots[row]
       index = self._index(int(view.request_ids[row]))
       index.extend(texts.known_from(view, row, index.num_tokens))
-      found = index.continuation(int(lengths[row]))
-      token_ids[slot, : len(found)] = found
-      drafted[row] = len(found)
-    return SlotDrafts(
-      drafts=policies.Drafts(lengths=drafted), token_ids=token_ids
-    )
+      found[row] = index.continuation(int(lengths[row]))
+    return chains_of(view, texts, found)
 
   def forget(self, request_id: int) -> None:
     self._indices.pop(request_id, None)

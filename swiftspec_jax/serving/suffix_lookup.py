@@ -17,6 +17,7 @@ from swiftspec_jax.serving.drafters import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  chains_of,
 )
 
 
@@ -116,23 +117,17 @@ class SuffixDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    most = view.buckets.max_length
-    token_ids = np.zeros((len(texts.token_ids), most), np.int32)
-    confidences = np.zeros((most, len(lengths)))
-    drafted = np.zeros_like(lengths)
+    confidences = np.zeros((view.buckets.max_length, view.num_rows))
+    chains = {}
     for row in np.flatnonzero(lengths).tolist():
-      slot = view.slots[row]
       text = self._text(int(view.request_ids[row]))
       start = len(text.token_ids)
       text.token_ids.extend(texts.known_from(view, row, start))
       text.followers.add(text.token_ids, start)
       found = self._continuation(text, int(lengths[row]))
-      drafted[row] = len(found)
-      for i, (token_id, confidence) in enumerate(found):
-        token_ids[slot, i] = token_id
-        confidences[i, row] = confidence
-    drafts = policies.Drafts(lengths=drafted, confidences=confidences)
-    return SlotDrafts(drafts=drafts, token_ids=token_ids)
+      chains[row] = [token_id for token_id, _ in found]
+      confidences[: len(found), row] = [share for _, share in found]
+    return chains_of(view, texts, chains, confidences)
 
   def forget(self, request_id: int) -> None:
     text = self._texts.pop(request_id, None)
