@@ -28,10 +28,15 @@ _TABLE_ACCEPTANCE = flags.DEFINE_float(
 )
 
 
+def are_given() -> bool:
+  """Returns whether there are measured costs."""
+  return _COSTS.value is not None
+
+
 def check(names: Sequence[str]) -> None:
   """Raises UserError if a policy needs costs and there are none."""
   for name in names:
-    if _COSTS.value is None and policy_names.needs_costs(name):
+    if not are_given() and policy_names.needs_costs(name):
       raise errors.UserError(
         f'policy {name} needs --costs, a file of experiments.profile_costs'
       )
@@ -52,7 +57,7 @@ class Policies:
     """
     self._buckets = declared.scheduler.buckets
     self.costs = self._table = None
-    if _COSTS.value is not None:
+    if are_given():
       key = engine_flags.cost_key(engine, target, declared)
       self.costs = storage.load(pathlib.Path(_COSTS.value), key)
       acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length

@@ -4,8 +4,9 @@ r"""Latency of policies under load, on the devices at hand.
   python -m experiments.serve_load --mode=prompt_lookup --costs=costs.json \
     --request_rates=0.2,0.5,1 --num_requests=40 --output_dir=results
 
-Requests arrive in real time, whether or not the engine keeps up. The prompts
-are those of a file, in turn; only the numbers of output tokens are drawn.
+Requests arrive in real time, whether or not the engine keeps up; with
+--virtual_time in the time that --costs predict. The prompts are those of a
+file, in turn; only the numbers of output tokens are drawn.
 The directory gets rows.jsonl (a line for each policy, rate and seed, with the
 columns of simulate_load), provenance.json, latency.png and lengths.png. With
 --costs the simulator then serves the same requests: simulated.jsonl. Ctrl-C
@@ -15,8 +16,7 @@ keeps what is done.
 import dataclasses
 import pathlib
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,16 @@ from experiments import (
   engine_flags,
   load_flags,
   load_output,
+  load_replay,
   load_simulation,
   program,
 )
 from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
+from swiftspec_jax import errors
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import Engine, StepRecord
-from swiftspec_jax.serving.load_metrics import LoadRecorder
 
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -46,8 +47,12 @@ _PROMPTS = flags.DEFINE_string(
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the results.', required=True
 )
-
-_LONGEST_SLEEP = 0.05  # seconds
+_VIRTUAL_TIME = flags.DEFINE_bool(
+  'virtual_time',
+  False,
+  'Steps take what --costs say of them, and idle time passes at once: latencies '
+  'do not depend on what else this machine does.',
+)
 
 
 def main() -> None:
@@ -55,6 +60,10 @@ def main() -> None:
   declared = engine_flags.sizes()
   rates, names = load_flags.request_rates(), load_flags.policy_names()
   cost_flags.check(names)
+  if _VIRTUAL_TIME.value and not cost_flags.are_given():
+    raise errors.UserError(
+      '--virtual_time needs --costs, a file of experiments.profile_costs'
+    )
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -78,7 +87,10 @@ def main() -> None:
     interruption = error
   if rows:
     title = f'{target.name}, drafts: {engine.drafter.name}'
-    settings = {_PROMPTS.name: _PROMPTS.value, **cost_flags.to_json()}
+    if _VIRTUAL_TIME.value:
+      title += ', virtual time'
+    own = {holder.name: holder.value for holder in (_PROMPTS, _VIRTUAL_TIME)}
+    settings = {**own, **cost_flags.to_json()}
     load_output.report(
       rows, directory, title, {**settings, **engine_flags.to_json()}
     )
@@ -114,7 +126,13 @@ def _serve(
     engine.policy = policies.make(name)
     before = engine.scheduler.num_preemptions
     records: list[StepRecord] = []
-    recorder = replay(engine, arrivals, requests, records.append)
+    clock: load_replay.Clock = load_replay.RealTime()
+    if _VIRTUAL_TIME.value:
+      buckets = engine.scheduler.config.buckets
+      clock = load_replay.VirtualTime(policies.costs, buckets)
+    recorder = load_replay.replay(
+      engine, arrivals, requests, clock, records.append
+    )
     count = engine.scheduler.num_preemptions - before
     more: dict[str, Any] = {'num_preemptions': count}
     if policies.costs is not None:
@@ -183,46 +201,6 @@ def _simulate(
   print(load_simulation.compare(rows, simulated))
   errors = [row['step_time_error'] for row in rows]
   print(f'times of steps are off by {statistics.median(errors):.1%} (median)')
-
-
-def replay(
-  engine: Engine,
-  arrivals: Arrivals,
-  requests: Sequence[ss.Request],
-  on_step: Callable[[StepRecord], None],
-) -> LoadRecorder:
-  """Serves requests as they arrive; returns what happened to them."""
-  recorder = LoadRecorder(
-    arrivals.times, engine.scheduler.config.buckets.max_length
-  )
-  start = time.perf_counter()
-  first_id, num_submitted = None, 0
-  while not recorder.is_finished.all():
-    now = time.perf_counter() - start
-    while num_submitted < len(requests) and (
-      arrivals.times[num_submitted] <= now
-    ):
-      handle = engine.submit(requests[num_submitted])
-      first_id = handle.request_id if first_id is None else first_id
-      num_submitted += 1
-    record = engine.step()
-    if record is None:
-      wait = arrivals.times[num_submitted] - (time.perf_counter() - start)
-      time.sleep(min(max(wait, 0.0), _LONGEST_SLEEP))
-      continue
-    on_step(record)
-    step = dataclasses.replace(
-      record.step, request_ids=record.step.request_ids - first_id
-    )
-    recorder.note_step(
-      record.draft_plan,
-      step,
-      record.num_accepted,
-      record.time - start,
-      record.seconds,
-    )
-    recorder.note_finished(record.ended - first_id)
-  return recorder
 
 
 if __name__ == '__main__':

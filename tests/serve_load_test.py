@@ -174,6 +174,7 @@ def test_interrupted(model, tmp_path):
 def test_mistakes_are_explained(tmp_path):
   for flags, message in (
     (('--policies=goodput',), 'goodput needs --costs'),
+    (('--policies=none', '--virtual_time'), '--virtual_time needs --costs'),
     (('--rows=1,x',), '--rows=1,x must be numbers'),
     (('--contexts=64,32',), '--contexts=64,32 must be ascending'),
     (('--mode=chain', '--policies=none'), 'needs a draft model'),

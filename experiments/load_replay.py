@@ -1,0 +1,112 @@
+"""Requests that arrive at an engine over time, real or virtual."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import swiftspec_jax as ss
+from swiftspec_jax import cost_model, simulator
+from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.load_metrics import LoadRecorder
+from swiftspec_jax.serving.step_buckets import StepBuckets
+
+_LONGEST_SLEEP = 0.05  # seconds
+
+
+class Clock(Protocol):
+  """Says when things happen, in seconds since the first request could come."""
+
+  def now(self) -> float:
+    """Returns the time."""
+
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
+    """Returns when the step that has just been run ended, and its seconds."""
+
+  def wait(self, until: float) -> None:
+    """Waits for a time, or for a part of it."""
+
+
+class RealTime:
+  """The clock on the wall."""
+
+  def __init__(self):
+    self._start = time.perf_counter()
+
+  def now(self) -> float:
+    """See `Clock`."""
+    return time.perf_counter() - self._start
+
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
+    """See `Clock`."""
+    return record.time - self._start, record.seconds
+
+  def wait(self, until: float) -> None:
+    """See `Clock`; Ctrl-C and cancellations are not kept waiting."""
+    time.sleep(min(max(until - self.now(), 0.0), _LONGEST_SLEEP))
+
+
+class VirtualTime:
+  """Steps take what costs say of them, as in the simulator.
+
+  What a new request costs a draft model, which takes in its prompt, is in no
+  cost model and takes no time here.
+  """
+
+  def __init__(self, costs: cost_model.CostModel, buckets: StepBuckets):
+    """Begins at 0; `buckets` are those of the engine."""
+    self._costs = costs
+    self._buckets = buckets
+    self._now = 0.0
+
+  def now(self) -> float:
+    """See `Clock`."""
+    return self._now
+
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
+    """See `Clock`."""
+    seconds = simulator.step_seconds(
+      self._costs, self._buckets, record.draft_plan, record.step
+    )
+    self._now += seconds
+    return self._now, seconds
+
+  def wait(self, until: float) -> None:
+    """See `Clock`."""
+    self._now = until
+
+
+def replay(
+  engine: Engine,
+  arrivals: Arrivals,
+  requests: Sequence[ss.Request],
+  clock: Clock,
+  on_step: Callable[[StepRecord], None],
+) -> LoadRecorder:
+  """Serves requests as they arrive; returns what happened to them."""
+  recorder = LoadRecorder(
+    arrivals.times, engine.scheduler.config.buckets.max_length
+  )
+  first_id, num_submitted = None, 0
+  while not recorder.is_finished.all():
+    now = clock.now()
+    while num_submitted < len(requests) and (
+      arrivals.times[num_submitted] <= now
+    ):
+      handle = engine.submit(requests[num_submitted])
+      first_id = handle.request_id if first_id is None else first_id
+      num_submitted += 1
+    record = engine.step()
+    if record is None:
+      clock.wait(arrivals.times[num_submitted])
+      continue
+    on_step(record)
+    step = dataclasses.replace(
+      record.step, request_ids=record.step.request_ids - first_id
+    )
+    recorder.note_step(
+      record.draft_plan, step, record.num_accepted, *clock.time_step(record)
+    )
+    recorder.note_finished(record.ended - first_id)
+  return recorder
