@@ -18,6 +18,7 @@ from experiments.aot.kernels import KERNELS
 from kernels_pallas import dispatch, tuning
 from kernels_pallas.kv_commit import reference as commit_reference
 from kernels_pallas.quantized_matmul import reference as quantized_reference
+from kernels_pallas.rejection import reference as rejection_reference
 from kernels_pallas.swiglu import reference as swiglu_reference
 from kernels_pallas.thresholds import reference as threshold_reference
 from kernels_pallas.tree_attention import reference as attention_reference
@@ -124,15 +125,22 @@ def _attention_arrays(spec, arrays):
 
 def _verification_arrays(spec, arrays):
   scores, token_ids, parents, sizes, mask = arrays
-  node = jnp.arange(spec.num_nodes, dtype=jnp.int32)[None]
-  chain = jnp.tri(spec.num_nodes, dtype=bool)[None]
+  node = jnp.arange(spec.num_tokens, dtype=jnp.int32)[None]
+  chain = jnp.tri(spec.num_tokens, dtype=bool)[None]
   return (
     scores,
     token_ids,
     jnp.broadcast_to(node - 1, parents.shape),
-    jnp.full_like(sizes, spec.num_nodes),
+    jnp.full_like(sizes, spec.num_tokens),
     jnp.broadcast_to(chain, mask.shape),
   )
+
+
+def _chain_arrays(spec, arrays):
+  law, token_ids, bars = arrays
+  # Some tokens stand; the last place has none.
+  bars = (jnp.abs(bars) / spec.vocab_size).at[:, -1].set(jnp.inf)
+  return law, token_ids, bars
 
 
 def _threshold_arrays(spec, arrays):
@@ -151,6 +159,7 @@ def _commit_arrays(spec, arrays):
 _MEANING = {
   'tree_attention': _attention_arrays,
   'verify_tree': _verification_arrays,
+  'accept_chain': _chain_arrays,
   'find_thresholds': _threshold_arrays,
   'swiglu': lambda spec, arrays: arrays,
   'kv_commit': _commit_arrays,
@@ -159,6 +168,7 @@ _MEANING = {
 _REFERENCES = {
   'tree_attention': attention_reference.tree_attention,
   'verify_tree': verification_reference.verify_tree,
+  'accept_chain': rejection_reference.accept_chain,
   'find_thresholds': threshold_reference.find_thresholds,
   'swiglu': swiglu_reference.swiglu,
   'kv_commit': commit_reference.kv_commit,
@@ -184,14 +194,10 @@ def _count_attention(kernel, spec):
   )
 
 
-def _count_verification(kernel, spec):
-  scores = spec.batch_size * spec.num_nodes * spec.vocab_size
-  return Case(kernel=kernel, spec=spec, num_bytes=4 * scores, num_flops=0)
-
-
-def _count_thresholds(kernel, spec):
-  logits = spec.batch_size * spec.num_queries * spec.vocab_size
-  return Case(kernel=kernel, spec=spec, num_bytes=4 * logits, num_flops=0)
+def _count_logits(kernel, spec):
+  return Case(
+    kernel=kernel, spec=spec, num_bytes=4 * spec.num_logits, num_flops=0
+  )
 
 
 def _count_swiglu(kernel, spec):
@@ -237,8 +243,9 @@ def _count_commit(kernel, spec):
 
 _COUNTS = {
   'tree_attention': _count_attention,
-  'verify_tree': _count_verification,
-  'find_thresholds': _count_thresholds,
+  'verify_tree': _count_logits,
+  'accept_chain': _count_logits,
+  'find_thresholds': _count_logits,
   'swiglu': _count_swiglu,
   'kv_commit': _count_commit,
   'quantized_matmul': _count_quantized,

@@ -50,8 +50,8 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _VIRTUAL_TIME = flags.DEFINE_bool(
   'virtual_time',
   False,
-  'Steps take what --costs say of them, and idle time passes at once: latencies '
-  'do not depend on what else this machine does.',
+  'Steps take what --costs say of them, and idle time passes at once. So '
+  'latencies do not depend on what else this machine does.',
 )
 
 

@@ -31,6 +31,7 @@ _OUTPUT = flags.DEFINE_string(
 _LEAST_GAIN = 1.03  # what times vary by
 # Other tiles have other orders of sums. Of the largest number of a result.
 _TOLERANCES = {
+  'accept_chain': 2**-20,
   'quantized_matmul': 2**-6,
   'swiglu': 2**-6,
   'tree_attention': 2**-6,
@@ -38,7 +39,15 @@ _TOLERANCES = {
 _SPLITS = (4, 8, 16, 32)
 _STAGES = (2, 3, 4)
 _WARPS = (4, 8)
+_VERIFY_TPU = {'block_vocab': (4096, 8192, 16_384)}
+_VERIFY_GPU = {
+  'block_vocab': (512, 1024, 2048),
+  'num_programs': (32, 64, 128),
+  'num_warps': _WARPS,
+}
 _VALUES: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {
+  ('accept_chain', 'pallas_tpu'): _VERIFY_TPU,
+  ('accept_chain', 'pallas_gpu'): _VERIFY_GPU,
   ('find_thresholds', 'pallas_tpu'): {
     'block_vocab': (8192, 16_384, 32_768),
     'width': (256, 512, 1024, 2048),
@@ -87,12 +96,8 @@ _VALUES: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {
     'num_splits': (2, 4, 8),
     'num_stages': (2, 3, 4),
   },
-  ('verify_tree', 'pallas_tpu'): {'block_vocab': (4096, 8192, 16_384)},
-  ('verify_tree', 'pallas_gpu'): {
-    'block_vocab': (512, 1024, 2048),
-    'num_programs': (32, 64, 128),
-    'num_warps': _WARPS,
-  },
+  ('verify_tree', 'pallas_tpu'): _VERIFY_TPU,
+  ('verify_tree', 'pallas_gpu'): _VERIFY_GPU,
 }
 
 

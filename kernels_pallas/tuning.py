@@ -23,6 +23,8 @@ from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
 from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
 from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
 from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
+from kernels_pallas.rejection import pallas_gpu as rejection_gpu
+from kernels_pallas.rejection import pallas_tpu as rejection_tpu
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
 from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
@@ -38,6 +40,7 @@ _SHIPPED = pathlib.Path(__file__).with_name('measured_tiles.json')
 _CONFIGS = {
   (kernel, implementation): backend.Config
   for kernel, *backends in (
+    ('accept_chain', rejection_tpu, rejection_gpu),
     ('find_thresholds', threshold_tpu, threshold_gpu),
     ('kv_commit', commit_tpu, commit_gpu),
     ('quantized_matmul', quantized_tpu, quantized_gpu),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Sharding
 
 from kernels_pallas import dispatch
@@ -50,3 +51,22 @@ def choose(
       for name, backend in backends.items()
     },
   )
+
+
+def check(
+  shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+  *,
+  most_tokens: int,
+) -> None:
+  """Raises NotImplementedError with the reason if a kernel cannot do it.
+
+  Args:
+    shape: [B, T, V] of logits.
+    dtype: of the logits.
+    most_tokens: T that the kernel takes.
+  """
+  if dtype != jnp.float32:
+    raise NotImplementedError(f'dtype {dtype} is not float32')
+  if shape[1] > most_tokens:
+    raise NotImplementedError(f'{shape[1]} tokens are more than {most_tokens}')

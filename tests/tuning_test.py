@@ -16,6 +16,7 @@ from experiments.kernel_cases import KERNELS, Case
 from kernels_pallas import tuning
 from kernels_pallas.kv_commit import api as commit_api
 from kernels_pallas.quantized_matmul import api as quantized_api
+from kernels_pallas.rejection import api as rejection_api
 from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.thresholds import api as threshold_api
@@ -27,7 +28,7 @@ from swiftspec_jax import sharding
 FAST = pallas_gpu.Config(block_vocab=4096)
 SLOW = pallas_gpu.Config(block_vocab=64)
 SPEC = arg_specs.ArgSpec(
-  name='tiny', num_queries=1, vocab_size=200, batch_size=1
+  name='tiny', num_tokens=1, vocab_size=200, batch_size=1
 )
 CASE = Case(kernel='find_thresholds', spec=SPEC, num_bytes=10**9, num_flops=0)
 ENTRY = tuning.Entry(
@@ -131,6 +132,7 @@ def test_tiles_that_do_not_fit_the_shape_are_refused():
 
 
 API_CALLS = {
+  'accept_chain': rejection_api.accept_chain,
   'find_thresholds': threshold_api.find_thresholds,
   'kv_commit': commit_api.kv_commit,
   'quantized_matmul': lambda *arrays, **options: quantized_api.quantized_matmul(

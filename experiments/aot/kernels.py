@@ -19,6 +19,9 @@ from kernels_pallas.matmul_all_reduce import arg_specs as shared_specs
 from kernels_pallas.quantized_matmul import arg_specs as quantized_specs
 from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
 from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
+from kernels_pallas.rejection import arg_specs as rejection_specs
+from kernels_pallas.rejection import pallas_gpu as rejection_gpu
+from kernels_pallas.rejection import pallas_tpu as rejection_tpu
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
@@ -54,6 +57,13 @@ KERNELS = {
     {
       'pallas_tpu': verification_tpu.verify_tree,
       'pallas_gpu': verification_gpu.verify_tree,
+    },
+  ),
+  'accept_chain': (
+    rejection_specs.arg_specs(),
+    {
+      'pallas_tpu': rejection_tpu.accept_chain,
+      'pallas_gpu': rejection_gpu.accept_chain,
     },
   ),
   'find_thresholds': (

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles
+from kernels_pallas import last_program, tiles, whole_vocabulary
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 64
@@ -40,7 +40,7 @@ class Config:
     tiles.check_powers(self, 'block_vocab', 'num_programs', 'num_warps')
 
 
-check = functools.partial(walk.check, most_nodes=_MAX_NODES)
+check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
 
 
 def verify_tree(

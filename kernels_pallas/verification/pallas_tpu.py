@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles
+from kernels_pallas import tiles, whole_vocabulary
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 128
@@ -34,7 +34,7 @@ class Config:
     tiles.check_multiples(self, tiles.LANES, 'block_vocab')
 
 
-check = functools.partial(walk.check, most_nodes=_MAX_NODES)
+check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
 
 
 def verify_tree(

@@ -15,27 +15,6 @@ from kernels_pallas.verification import reference
 FAR = 2**30  # more than any token id
 
 
-def check(
-  scores_shape: tuple[int, ...],
-  dtype: jax.typing.DTypeLike,
-  *,
-  most_nodes: int,
-) -> None:
-  """Raises NotImplementedError with the reason if a kernel cannot do it.
-
-  Args:
-    scores_shape: [B, T, V].
-    dtype: of the scores.
-    most_nodes: that the kernel takes.
-  """
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if scores_shape[1] > most_nodes:
-    raise NotImplementedError(
-      f'{scores_shape[1]} nodes are more than {most_nodes}'
-    )
-
-
 def walk(
   choices: jax.Array,
   token_ids: jax.Array,

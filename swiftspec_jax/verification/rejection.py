@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from kernels_pallas import dispatch
+from kernels_pallas.rejection import api
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
-from swiftspec_jax.verification import matching
 
 
 def verify(
@@ -39,18 +39,23 @@ def verify(
   law = sampling_lib.law_logits(
     logits, sampling, kernels=kernels, sharding=sharding
   )
-  target_probs = jax.nn.softmax(law, axis=-1)
-  draft_probs = _draft_probs(proposal)
-  accepts = _accepts(
-    proposal.token_ids, target_probs, draft_probs, positions, sampling.seeds
+  token_ids = jnp.pad(proposal.token_ids, ((0, 0), (0, 1)))
+  bars = _bars(proposal, positions, sampling.seeds)
+  num_accepted, normalisers = api.accept_chain(
+    law,
+    token_ids,
+    jnp.pad(bars, ((0, 0), (0, 1)), constant_values=jnp.inf),
+    implementation=kernels,
+    sharding=sharding,
   )
-  num_accepted = matching.count_accepted(accepts, proposal.num_drafted)
 
   last = num_accepted[:, None, None]
-  target_last = jnp.take_along_axis(target_probs, last, axis=1)
-  residual = jnp.maximum(
-    target_last - jnp.take_along_axis(draft_probs, last, axis=1), 0
+  target_last = jnp.exp(
+    jnp.take_along_axis(law, last, axis=1)
+    - jnp.take_along_axis(normalisers[:, :, None], last, axis=1)
   )
+  draft_last = jnp.take_along_axis(_draft_probs(proposal), last, axis=1)
+  residual = jnp.maximum(target_last - draft_last, 0)
   # Rounding can empty the residual of two equal laws, which are never
   # rejected in exact arithmetic.
   has_residual = residual.sum(-1, keepdims=True) > 0
@@ -64,10 +69,9 @@ def verify(
     ),
   )
   steps = jnp.arange(logits.shape[1])[None]
-  accepted = jnp.pad(proposal.token_ids, ((0, 0), (0, 1)))
   token_ids = jnp.where(
     steps < num_accepted[:, None],
-    accepted,
+    token_ids,
     jnp.where(
       steps == num_accepted[:, None], next_token, types.PLACEHOLDER_TOKEN_ID
     ),
@@ -81,20 +85,25 @@ def _draft_probs(proposal: types.Proposal) -> jax.Array:
   With a draft law of zero the residual is the target's own law: the bonus
   token, and the token of a row that drafted less than K.
   """
-  probs = proposal.probs
-  num_tokens = probs.shape[1]
-  is_drafted = jnp.arange(num_tokens)[None] < proposal.num_drafted[:, None]
-  probs = jnp.where(is_drafted[:, :, None], probs, 0)
+  probs = jnp.where(_is_drafted(proposal)[:, :, None], proposal.probs, 0)
   return jnp.pad(probs, ((0, 0), (0, 1), (0, 0)))
 
 
-def _accepts(token_ids, target_probs, draft_probs, positions, seeds):
-  """bool[B, K]: each draft token's own draw, whatever came before it."""
+def _bars(proposal, positions, seeds):
+  """f32[B, K]: what the target's probability of a token must exceed.
+
+  Each token has a draw of its own, whatever came before it.
+  """
   keys = sampling_lib.position_keys(
     seeds, positions[:, :-1], sampling_lib.Stream.ACCEPT
   )
   uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys)
-  index = token_ids[:, :, None]
-  target = jnp.take_along_axis(target_probs[:, :-1], index, axis=2)[..., 0]
-  draft = jnp.take_along_axis(draft_probs[:, :-1], index, axis=2)[..., 0]
-  return uniform * draft < target
+  index = proposal.token_ids[:, :, None]
+  draft = jnp.take_along_axis(proposal.probs, index, axis=2)[..., 0]
+  return jnp.where(_is_drafted(proposal), uniform * draft, jnp.inf)
+
+
+def _is_drafted(proposal):
+  """bool[B, K]: which of the draft tokens count."""
+  places = jnp.arange(proposal.token_ids.shape[1])
+  return places[None] < proposal.num_drafted[:, None]

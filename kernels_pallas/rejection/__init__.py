@@ -1,0 +1,1 @@
+"""Which tokens of a drawn chain stand, from the logits of the law."""

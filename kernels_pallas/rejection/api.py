@@ -1,0 +1,61 @@
+"""Rejection sampling on a chain by what suits devices and shape.
+
+Legend: B rows, T draft tokens and one more place, V vocabulary.
+"""
+
+import jax
+from jax.sharding import Sharding
+
+from kernels_pallas import tuning, whole_vocabulary
+from kernels_pallas.rejection import pallas_gpu, pallas_tpu, reference
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def accept_chain(
+  law: jax.Array,
+  token_ids: jax.Array,
+  bars: jax.Array,
+  *,
+  implementation: str = 'auto',
+  sharding: Sharding | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Counts the draft tokens that stand (Leviathan et al., arXiv 2211.17192).
+
+  A token stands if those before it do and the target's probability of it is
+  larger than its bar: a uniform number times the draft's probability. The
+  token behind them is drawn by the caller, at one place of each row.
+
+  Implementations add up probabilities in different orders. Where a bar is
+  within rounding of a probability they may decide otherwise.
+
+  Args:
+    law: f32[B, T, V] logits of the target's law; none of all -inf.
+    token_ids: i32[B, T] draft tokens; anything where there is none.
+    bars: f32[B, T]; infinity where there is no draft token, as in the last
+      place.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of an array on the same devices; None is JAX's default device.
+
+  Returns:
+    Number of tokens that stand i32[B], and the logarithms f32[B, T] of the sums
+    of exp(law): law minus these are log-probabilities.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  chosen = whole_vocabulary.choose(
+    'accept_chain',
+    f'law {law.dtype}{list(law.shape)}',
+    implementation,
+    sharding,
+    law,
+    _BACKENDS,
+  )
+  call = tuning.tuned(
+    'accept_chain',
+    chosen,
+    _BACKENDS.get(chosen, reference).accept_chain,
+    sharding,
+  )
+  return call(law, token_ids, bars)

@@ -1,0 +1,23 @@
+"""Shapes of drawn chains of real models, for compilers and measurements."""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import vocabulary_spec
+
+
+class ArgSpec(vocabulary_spec.VocabularySpec):
+  """The arguments of one call."""
+
+  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the abstract arguments of `accept_chain`."""
+    return (
+      self.logits(),
+      self.for_tokens(jnp.int32),
+      self.for_tokens(jnp.float32),
+    )
+
+
+def arg_specs() -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it."""
+  return vocabulary_spec.of_all_models(ArgSpec)

@@ -1,0 +1,74 @@
+"""Shapes of the kernels that read the logits of the whole vocabulary."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import model_shapes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VocabularySpec:
+  """The sizes of one call.
+
+  Attributes:
+    name: models that have the shape, and the sizes.
+    batch_size: B.
+    num_tokens: T.
+    vocab_size: V.
+  """
+
+  name: str
+  batch_size: int
+  num_tokens: int
+  vocab_size: int
+
+  @property
+  def num_logits(self) -> int:
+    """How many there are."""
+    return self.batch_size * self.num_tokens * self.vocab_size
+
+  def logits(self) -> jax.ShapeDtypeStruct:
+    """Returns the abstract f32[B, T, V]."""
+    shape = (self.batch_size, self.num_tokens, self.vocab_size)
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+  def for_tokens(self, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns an abstract array [B, T]."""
+    return jax.ShapeDtypeStruct((self.batch_size, self.num_tokens), dtype)
+
+  def for_rows(self, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns an abstract array [B]."""
+    return jax.ShapeDtypeStruct((self.batch_size,), dtype)
+
+  def options(self) -> dict[str, Any]:
+    """Returns the keyword arguments: none."""
+    return {}
+
+
+_Spec = TypeVar('_Spec', bound=VocabularySpec)
+
+
+def of_all_models(make: Callable[..., _Spec]) -> list[_Spec]:
+  """Returns all shapes, each once, with the models that have it.
+
+  Args:
+    make: the class of the specs.
+  """
+  return model_shapes.once_each(
+    (
+      model.name,
+      make(
+        name=f'B{batch_size} T{num_tokens} V{model.vocab_size}',
+        batch_size=batch_size,
+        num_tokens=num_tokens,
+        vocab_size=model.vocab_size,
+      ),
+    )
+    for model in model_shapes.MODELS
+    for batch_size in (1, 4)
+    for num_tokens in model_shapes.NUM_TOKENS
+  )
