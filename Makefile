@@ -21,7 +21,7 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: aot aot-ci aot-large demo help lint peers test wheel-test
+.PHONY: aot aot-ci demo help lint peers test wheel-test
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments
@@ -44,17 +44,14 @@ wheel-test: ## build the wheel, install it elsewhere and decode with it
 	$(BOOTSTRAP) experiments test
 	.ci/wheel-test $(VENV)/bin/python
 
-aot: ## compile all kernels and small models for TPUs and GPUs: an hour
+aot: ## compile all kernels and the steps of all pairs for TPUs and GPUs: hours
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=kernels --suite=builtin --resume --output=build/aot
+	$(AOT) --suite=kernels --suite=builtin --suite=large --resume \
+	  --output=build/aot
 
 aot-ci: ## the same for some shapes: minutes
 	$(BOOTSTRAP_AOT)
 	$(AOT) --suite=kernels --every=40 --suite=tiny --output=build/aot-ci
-
-aot-large: ## compile the steps of Llama 8B and 70B with their drafts
-	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=large --resume --output=build/aot-large
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax.experimental.pallas import tpu as pltpu
+
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types, verification
 from swiftspec_jax.config import SamplingParams
@@ -162,3 +164,24 @@ def test_equal_laws_accept_everything():
   )
   verdict = verification.verify(proposal, logits, positions, state)
   assert (np.asarray(verdict.num_accepted) == 3).all()
+
+
+def test_kernels_decide_as_the_reference():
+  num_rows = 100
+  rng = np.random.default_rng(0)
+  logits = jnp.asarray(rng.normal(size=(num_rows, 3, VOCAB)), jnp.float32)
+  state = sampling_lib.make_state(
+    [SamplingParams(temperature=1.0, seed=i) for i in range(num_rows)], VOCAB
+  )
+  proposal = types.Proposal(
+    token_ids=jnp.asarray(rng.integers(0, VOCAB, (num_rows, 2))),
+    num_drafted=jnp.asarray(rng.integers(0, 3, num_rows)),
+    probs=jnp.full((num_rows, 2, VOCAB), 1 / VOCAB),
+  )
+  positions = jnp.broadcast_to(jnp.arange(3)[None], (num_rows, 3))
+  arguments = (proposal, logits, positions, state)
+  want = verification.verify(*arguments)
+  with pltpu.force_tpu_interpret_mode():
+    got = verification.verify(*arguments, kernels='pallas_tpu')
+  assert set(want.num_accepted.tolist()) == {0, 1, 2}
+  jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -2,9 +2,9 @@
 
   make aot
 
-or `make aot-ci`, `make aot-large`. The compilers are the real ones, and run on
-a CPU; the arrays are abstract. The table says what fits, and nothing about
-speed: no program is run.
+or `make aot-ci` for a part. The compilers are the real ones, and run on a CPU;
+the arrays are abstract. The table says what fits, and nothing about speed: no
+program is run.
 """
 
 import collections
