@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jax.experimental.pallas import tpu as pltpu
 
 from swiftspec_jax import sampling as sampling_lib
