@@ -181,9 +181,15 @@ def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:
     num_tried.append(_count(bucket, counts))
     counts &= jnp.any(is_right, axis=1)
     num_right.append(_count(bucket, counts))
-  places = lookup.lengths[:, None] + steps
+  # Verdicts that were missed come as one, which is longer than chains.
+  every = jnp.arange(verified.token_ids.shape[1])[None]
   return lookup.replace(
-    token_ids=arrays.put(lookup.token_ids, places, wanted, steps < num_tokens),
+    token_ids=arrays.put(
+      lookup.token_ids,
+      lookup.lengths[:, None] + every,
+      verified.token_ids,
+      every < num_tokens,
+    ),
     lengths=lookup.lengths + verified.num_tokens,
     num_tried=lookup.num_tried + jnp.stack(num_tried, axis=1),
     num_right=lookup.num_right + jnp.stack(num_right, axis=1),
