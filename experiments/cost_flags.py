@@ -28,18 +28,19 @@ _TABLE_ACCEPTANCE = flags.DEFINE_float(
 )
 
 
-def are_given() -> bool:
-  """Returns whether there are measured costs."""
-  return _COSTS.value is not None
+def require(user: str) -> None:
+  """Raises UserError if there are no costs, which `user` needs."""
+  if _COSTS.value is None:
+    raise errors.UserError(
+      f'{user} needs --costs, a file of experiments.profile_costs'
+    )
 
 
 def check(names: Sequence[str]) -> None:
   """Raises UserError if a policy needs costs and there are none."""
   for name in names:
-    if not are_given() and policy_names.needs_costs(name):
-      raise errors.UserError(
-        f'policy {name} needs --costs, a file of experiments.profile_costs'
-      )
+    if policy_names.needs_costs(name):
+      require(f'policy {name}')
 
 
 class Policies:
@@ -57,7 +58,7 @@ class Policies:
     """
     self._buckets = declared.scheduler.buckets
     self.costs = self._table = None
-    if are_given():
+    if _COSTS.value is not None:
       key = engine_flags.cost_key(engine, target, declared)
       self.costs = storage.load(pathlib.Path(_COSTS.value), key)
       acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length

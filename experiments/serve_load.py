@@ -36,7 +36,6 @@ from experiments import (
 )
 from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
-from swiftspec_jax import errors
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import Engine, StepRecord
@@ -60,10 +59,8 @@ def main() -> None:
   declared = engine_flags.sizes()
   rates, names = load_flags.request_rates(), load_flags.policy_names()
   cost_flags.check(names)
-  if _VIRTUAL_TIME.value and not cost_flags.are_given():
-    raise errors.UserError(
-      '--virtual_time needs --costs, a file of experiments.profile_costs'
-    )
+  if _VIRTUAL_TIME.value:
+    cost_flags.require('--virtual_time')
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)

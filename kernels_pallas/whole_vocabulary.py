@@ -1,5 +1,6 @@
-"""The choice for kernels that need all logits of a token on one device."""
+"""What kernels share that need all logits of a token on one device."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from types import ModuleType
@@ -8,7 +9,39 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, tiles
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuConfig:
+  """Tiles of a TPU kernel.
+
+  Attributes:
+    block_vocab: tokens of a tile, a multiple of 128.
+  """
+
+  block_vocab: int = 8192
+
+  def __post_init__(self):
+    tiles.check_multiples(self, tiles.LANES, 'block_vocab')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuConfig:
+  """Tiles of a GPU kernel.
+
+  Attributes:
+    block_vocab: tokens of a tile, a power of two.
+    num_programs: most programs of a row, a power of two.
+    num_warps: of a program.
+  """
+
+  block_vocab: int = 1024
+  num_programs: int = 128
+  num_warps: int = 4
+
+  def __post_init__(self):
+    tiles.check_powers(self, 'block_vocab', 'num_programs', 'num_warps')
 
 
 def choose(

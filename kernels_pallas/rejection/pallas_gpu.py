@@ -7,7 +7,6 @@ Legend: B rows, T draft tokens and one more place, N places with padding, V
 vocabulary, K block_vocab, P programs of a row.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -15,30 +14,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles, whole_vocabulary
+from kernels_pallas import last_program, whole_vocabulary
 
 _MAX_PLACES = 64
 _MIN_PLACES = 2
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
-
-  Attributes:
-    block_vocab: tokens of a tile, a power of two.
-    num_programs: most programs of a row, a power of two.
-    num_warps: of a program.
-  """
-
-  block_vocab: int = 1024
-  num_programs: int = 128
-  num_warps: int = 4
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'block_vocab', 'num_programs', 'num_warps')
-
-
+Config = whole_vocabulary.GpuConfig
+_DEFAULT = Config()
 check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_PLACES)
 
 
@@ -47,7 +29,7 @@ def accept_chain(
   token_ids: jax.Array,
   bars: jax.Array,
   *,
-  config: Config = Config(),
+  config: Config = _DEFAULT,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """See `api.accept_chain`; raises NotImplementedError as `check`."""

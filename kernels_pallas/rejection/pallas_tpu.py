@@ -6,7 +6,6 @@ and sums are kept as in a running softmax.
 Legend: B rows, T draft tokens and one more place, V vocabulary, K block_vocab.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -14,25 +13,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles, whole_vocabulary
+from kernels_pallas import whole_vocabulary
 
 _MAX_PLACES = 128
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
-
-  Attributes:
-    block_vocab: tokens of a tile, a multiple of 128.
-  """
-
-  block_vocab: int = 8192
-
-  def __post_init__(self):
-    tiles.check_multiples(self, tiles.LANES, 'block_vocab')
-
-
+Config = whole_vocabulary.TpuConfig
+_DEFAULT = Config()
 check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_PLACES)
 
 
@@ -41,7 +27,7 @@ def accept_chain(
   token_ids: jax.Array,
   bars: jax.Array,
   *,
-  config: Config = Config(),
+  config: Config = _DEFAULT,
   interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
   """See `api.accept_chain`; raises NotImplementedError as `check`."""

@@ -7,7 +7,6 @@ Legend: B rows, T nodes of the tree, N nodes with padding, V vocabulary, K
 block_vocab, P programs of a row.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -15,31 +14,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles, whole_vocabulary
+from kernels_pallas import last_program, whole_vocabulary
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 64
 _MIN_NODES = 2
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
-
-  Attributes:
-    block_vocab: tokens of a tile, a power of two.
-    num_programs: most programs of a row, a power of two.
-    num_warps: of a program.
-  """
-
-  block_vocab: int = 1024
-  num_programs: int = 128
-  num_warps: int = 4
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'block_vocab', 'num_programs', 'num_warps')
-
-
+Config = whole_vocabulary.GpuConfig
+_DEFAULT = Config()
 check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
 
 
@@ -50,7 +32,7 @@ def verify_tree(
   sizes: jax.Array,
   ancestor_mask: jax.Array,
   *,
-  config: Config = Config(),
+  config: Config = _DEFAULT,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""

@@ -6,7 +6,6 @@ last tile of a row comes the walk.
 Legend: B rows, T nodes of the tree, V vocabulary, K block_vocab.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -14,26 +13,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles, whole_vocabulary
+from kernels_pallas import whole_vocabulary
 from kernels_pallas.verification import walk
 
 _MAX_NODES = 128
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
-
-  Attributes:
-    block_vocab: tokens of a tile, a multiple of 128.
-  """
-
-  block_vocab: int = 8192
-
-  def __post_init__(self):
-    tiles.check_multiples(self, tiles.LANES, 'block_vocab')
-
-
+Config = whole_vocabulary.TpuConfig
+_DEFAULT = Config()
 check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
 
 
@@ -44,7 +30,7 @@ def verify_tree(
   sizes: jax.Array,
   ancestor_mask: jax.Array,
   *,
-  config: Config = Config(),
+  config: Config = _DEFAULT,
   interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""

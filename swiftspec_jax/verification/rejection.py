@@ -54,7 +54,13 @@ def verify(
     jnp.take_along_axis(law, last, axis=1)
     - jnp.take_along_axis(normalisers[:, :, None], last, axis=1)
   )
-  draft_last = jnp.take_along_axis(_draft_probs(proposal), last, axis=1)
+  # Where no draft token was rejected, the residual is the target's own law: the
+  # bonus token, and the token of a row that drafted less than K.
+  is_rejected = num_accepted < proposal.num_drafted
+  rejected = jnp.where(is_rejected, num_accepted, proposal.probs.shape[1])
+  draft_last = jnp.take_along_axis(
+    proposal.probs, rejected[:, None, None], axis=1, mode='fill', fill_value=0
+  )
   residual = jnp.maximum(target_last - draft_last, 0)
   # Rounding can empty the residual of two equal laws, which are never
   # rejected in exact arithmetic.
@@ -79,16 +85,6 @@ def verify(
   return types.Verdict(token_ids=token_ids, num_accepted=num_accepted)
 
 
-def _draft_probs(proposal: types.Proposal) -> jax.Array:
-  """Returns f32[B, K + 1, V]; zero where there is no draft token.
-
-  With a draft law of zero the residual is the target's own law: the bonus
-  token, and the token of a row that drafted less than K.
-  """
-  probs = jnp.where(_is_drafted(proposal)[:, :, None], proposal.probs, 0)
-  return jnp.pad(probs, ((0, 0), (0, 1), (0, 0)))
-
-
 def _bars(proposal, positions, seeds):
   """f32[B, K]: what the target's probability of a token must exceed.
 
@@ -100,10 +96,6 @@ def _bars(proposal, positions, seeds):
   uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys)
   index = proposal.token_ids[:, :, None]
   draft = jnp.take_along_axis(proposal.probs, index, axis=2)[..., 0]
-  return jnp.where(_is_drafted(proposal), uniform * draft, jnp.inf)
-
-
-def _is_drafted(proposal):
-  """bool[B, K]: which of the draft tokens count."""
-  places = jnp.arange(proposal.token_ids.shape[1])
-  return places[None] < proposal.num_drafted[:, None]
+  places = jnp.arange(proposal.token_ids.shape[1])[None]
+  is_drafted = places < proposal.num_drafted[:, None]
+  return jnp.where(is_drafted, uniform * draft, jnp.inf)
