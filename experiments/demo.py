@@ -2,20 +2,18 @@
 
   python -m experiments.demo
 
-Downloads a small model once, answers three prompts plainly and then with
-speculation, and compares. Takes less than two minutes on two CPU cores.
+Downloads a small model once, answers three prompts plainly and with two kinds
+of speculation, and compares. Takes some minutes on two CPU cores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import swiftspec_jax as ss
 from experiments import program, streaming
 from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 
-_MODEL = 'smollm2-135m-instruct'
-_DRAFT = ss.PromptLookup()
-_DRAFT_NAME = 'prompt lookup'
+_MODEL, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
@@ -43,15 +41,26 @@ def main() -> None:
   """Runs the demonstration."""
   print(f'Loading {_MODEL} (the first time it is downloaded)...', flush=True)
   model = ss.load(_MODEL)
-  plain_decoder, draft_decoder = ss.Decoder(model), ss.Decoder(model, _DRAFT)
-  plain, speculative = [], []
+  draft = ss.load(_DRAFT, draft_of=model)
+  decoders = {
+    'plain decoding': ss.Decoder(model),
+    'prompt lookup': ss.Decoder(model, ss.PromptLookup()),
+    # The draft's guesses and those of prompt lookup in one tree; it pauses
+    # where the machine is too slow for it.
+    'draft in trees': ss.Decoder(
+      model, draft, tree=ss.TreeConfig(is_adaptive=True)
+    ),
+  }
+  answers = {name: [] for name in decoders}
   for text in _PROMPTS.values():
     print(f'\n=== {text}')
     token_ids = tokenizer_lib.encode_prompt(model.tokenizer, text)
     request = ss.Request(token_ids=tuple(token_ids), sampling=_SAMPLING)
-    plain.append(_show('plain decoding', plain_decoder, request))
-    speculative.append(_show(_DRAFT_NAME, draft_decoder, request))
-  print(f'\n{_table(plain, speculative)}\n')
+    for name, decoder in decoders.items():
+      print(f'\n--- {name} (compiling...)', flush=True)
+      streaming.compile_for(decoder, request)
+      answers[name].append(streaming.show(decoder, request))
+  print(f'\n{_table(answers)}\n')
   print(
     'Each round checks the tokens that were guessed in one run of the model. '
     'The acceptance\nlength says how many tokens a round gave on average. '
@@ -59,35 +68,24 @@ def main() -> None:
   )
 
 
-def _show(
-  name: str, decoder: ss.Decoder, request: ss.Request
-) -> ss.GenerationResult:
-  print(f'\n--- {name} (compiling...)', flush=True)
-  streaming.compile_for(decoder, request)
-  return streaming.show(decoder, request)
-
-
-def _table(
-  plain: Sequence[ss.GenerationResult],
-  speculative: Sequence[ss.GenerationResult],
-) -> str:
+def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> str:
+  """Tokens per second of each way to decode, for each prompt and for all."""
+  plain, *_ = answers.values()
+  header = ''.join(f'{name:>10}' for name in (*_PROMPTS, 'all'))
   lines = [
-    f'{"tokens/s":<10}{"plain":>7}{_DRAFT_NAME:>15}{"speedup":>9}'
-    f'{"acceptance length":>19}{"identical":>11}'
+    f'{"tokens/s":<14}{header}{"speedup":>9}{"acceptance length":>19}'
+    f'{"identical":>11}'
   ]
-  rows = [
-    (name, [first], [second])
-    for name, first, second in zip(_PROMPTS, plain, speculative, strict=True)
-  ]
-  for name, first, second in [*rows, ('all', plain, speculative)]:
-    before, after = _speed(first), _speed(second)
-    length = results.total_acceptance_length([r.stats for r in second])
+  for name, way in answers.items():
+    speeds = [_speed([answer]) for answer in way] + [_speed(way)]
+    speedup = speeds[-1] / _speed(plain)
+    length = results.total_acceptance_length([r.stats for r in way])
+    cells = ''.join(f'{speed:>10.1f}' for speed in speeds)
     lines.append(
-      f'{name:<10}{before:>7.1f}{after:>15.1f}{after / before:>8.2f}x'
-      f'{length:>19.2f}{_identical(first, second):>11}'
-      f'  {_verdict(after / before)}'
+      f'{name:<14}{cells}{speedup:>8.2f}x{length:>19.2f}'
+      f'{_identical(plain, way):>11}'
+      f'{"" if way is plain else _verdict(speedup)}'
     )
-  lines.insert(-1, '-' * len(lines[0]))
   return '\n'.join(lines)
 
 
@@ -107,7 +105,9 @@ def _identical(
 def _verdict(speedup: float) -> str:
   if speedup >= _FASTER:
     return ''
-  return 'does not pay here' if speedup < _SLOWER else 'makes no difference'
+  return '  ' + (
+    'does not pay here' if speedup < _SLOWER else 'makes no difference'
+  )
 
 
 if __name__ == '__main__':

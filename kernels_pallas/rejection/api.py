@@ -6,10 +6,14 @@ Legend: B rows, T draft tokens and one more place, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import tuning, whole_vocabulary
+from kernels_pallas import vocabulary_dispatch
 from kernels_pallas.rejection import pallas_gpu, pallas_tpu, reference
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'reference': reference,
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+}
 
 
 def accept_chain(
@@ -44,18 +48,12 @@ def accept_chain(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  chosen = whole_vocabulary.choose(
+  call = vocabulary_dispatch.choose(
     'accept_chain',
     f'law {law.dtype}{list(law.shape)}',
     implementation,
     sharding,
     law,
     _BACKENDS,
-  )
-  call = tuning.tuned(
-    'accept_chain',
-    chosen,
-    _BACKENDS.get(chosen, reference).accept_chain,
-    sharding,
   )
   return call(law, token_ids, bars)

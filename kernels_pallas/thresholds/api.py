@@ -6,10 +6,14 @@ Legend: B rows, T query tokens, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import tuning, whole_vocabulary
+from kernels_pallas import vocabulary_dispatch
 from kernels_pallas.thresholds import pallas_gpu, pallas_tpu, reference
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'reference': reference,
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+}
 
 
 def find_thresholds(
@@ -47,18 +51,12 @@ def find_thresholds(
     for name, values in (('top-k', top_ks), ('top-p', top_ps))
     if values is not None
   ]
-  chosen = whole_vocabulary.choose(
+  call = vocabulary_dispatch.choose(
     'find_thresholds',
     f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
     implementation,
     sharding,
     logits,
     _BACKENDS,
-  )
-  call = tuning.tuned(
-    'find_thresholds',
-    chosen,
-    _BACKENDS.get(chosen, reference).find_thresholds,
-    sharding,
   )
   return call(logits, top_ks, top_ps)

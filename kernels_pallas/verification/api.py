@@ -6,10 +6,14 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import tuning, whole_vocabulary
+from kernels_pallas import vocabulary_dispatch
 from kernels_pallas.verification import pallas_gpu, pallas_tpu, reference
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'reference': reference,
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+}
 
 
 def verify_tree(
@@ -45,18 +49,12 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  chosen = whole_vocabulary.choose(
+  call = vocabulary_dispatch.choose(
     'verify_tree',
     f'scores {scores.dtype}{list(scores.shape)}',
     implementation,
     sharding,
     scores,
     _BACKENDS,
-  )
-  call = tuning.tuned(
-    'verify_tree',
-    chosen,
-    _BACKENDS.get(chosen, reference).verify_tree,
-    sharding,
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)

@@ -1,0 +1,58 @@
+"""Which implementation a kernel takes that needs all logits of a token."""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from kernels_pallas import dispatch, tuning
+
+
+def choose(
+  kernel: str,
+  described: str,
+  implementation: str,
+  sharding: Sharding | None,
+  logits: jax.Array,
+  backends: Mapping[str, ModuleType],
+) -> Callable[..., Any]:
+  """Returns the function to call, with the tiles that were measured for it.
+
+  Args:
+    kernel: its name, and that of the function in each module.
+    described: the arguments, for the record; the devices are added.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: of an array on the same devices; None is JAX's default device.
+    logits: [B, T, V].
+    backends: by name, the reference among them; the `check` of the others takes
+      shape and dtype.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  num_devices = 1 if sharding is None else len(sharding.device_set)
+
+  def check(backend):
+    if num_devices > 1:
+      raise NotImplementedError(
+        f'the vocabulary is shared by {num_devices} devices'
+      )
+    backend.check(logits.shape, logits.dtype)
+
+  chosen = dispatch.choose(
+    kernel,
+    f'{described} on {num_devices} devices',
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(check, backend)
+      for name, backend in backends.items()
+      if name != dispatch.REFERENCE
+    },
+  )
+  return tuning.tuned(
+    kernel, chosen, getattr(backends[chosen], kernel), sharding
+  )
