@@ -84,7 +84,7 @@ def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> str:
     lines.append(
       f'{name:<14}{cells}{speedup:>8.2f}x{length:>19.2f}'
       f'{_identical(plain, way):>11}'
-      f'{"" if way is plain else _verdict(speedup)}'
+      f'  {"" if way is plain else _verdict(speedup)}'
     )
   return '\n'.join(lines)
 
@@ -105,9 +105,7 @@ def _identical(
 def _verdict(speedup: float) -> str:
   if speedup >= _FASTER:
     return ''
-  return '  ' + (
-    'does not pay here' if speedup < _SLOWER else 'makes no difference'
-  )
+  return 'does not pay here' if speedup < _SLOWER else 'makes no difference'
 
 
 if __name__ == '__main__':
