@@ -20,7 +20,7 @@ from swiftspec_jax.drafting import text_lookup
 _SMALLEST = 4  # nodes of a tree
 _DECAY = 0.9  # weight of a round against the one after it
 _STALE = 0.1  # rounds, all that was seen before a pause counts as
-_TRIAL = 3.0  # rounds, the probe that ends a pause counts as
+_TRIAL = 3.0  # rounds, the start and the probe that ends a pause count as
 _HYSTERESIS = 1.03  # gain that is worth a change
 _PROBE_EVERY = 32  # rounds at least
 _PROBE_SHARE = 0.015  # of the time that probes may cost
@@ -81,10 +81,10 @@ class TreeSizes:
     self._verified = collections.deque(maxlen=64)
     # [bucket, k]: of the rounds that accepted k nodes, the share that accepted
     # another one, and how many rounds that share stands for. Before the first
-    # round: as if all had been accepted for long.
+    # round: as if some had accepted all.
     shape = (len(self._buckets), max(tree_config.num_nodes - 1, 1))
     self._shares = np.ones(shape)
-    self._weights = np.full(shape, 1 / (1 - _DECAY))
+    self._weights = np.full(shape, _TRIAL)
     self._num_forwards = 0.0  # mean of those for which the target waits
     self._num_rounds = 0  # since the last probe
 
