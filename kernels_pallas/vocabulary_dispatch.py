@@ -24,7 +24,8 @@ def choose(
   Args:
     kernel: its name, and that of the function in each module.
     described: the arguments, for the record; the devices are added.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices share
+      the vocabulary, for which there is no kernel: they take the reference.
     sharding: of an array on the same devices; None is JAX's default device.
     logits: [B, T, V].
     backends: by name, the reference among them; the `check` of the others takes
@@ -45,7 +46,7 @@ def choose(
   chosen = dispatch.choose(
     kernel,
     f'{described} on {num_devices} devices',
-    implementation,
+    implementation if num_devices == 1 else 'auto',
     dispatch.platform_of(sharding),
     {
       name: functools.partial(check, backend)

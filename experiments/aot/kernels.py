@@ -109,14 +109,13 @@ def jobs(target: Target, every: int = 1) -> Iterator[Job]:
             target=target,
             lower=functools.partial(_lower, backends[backend], spec, target),
           )
-  if target.platform == 'tpu':
-    for spec in shared_specs.arg_specs()[::every]:
-      yield Job(
-        name='matmul_all_reduce',
-        shape=spec.name,
-        target=target,
-        lower=functools.partial(_lower_shared, spec, target),
-      )
+  for spec in shared_specs.arg_specs()[::every]:
+    yield Job(
+      name='matmul_all_reduce',
+      shape=spec.name,
+      target=target,
+      lower=functools.partial(_lower_shared, spec, target),
+    )
 
 
 def _lower(kernel_fn, spec, target):
@@ -135,10 +134,11 @@ def _lower_shared(spec, target):
   mesh = Mesh(devices.reshape(1, -1), ('data', 'model'))
   everywhere = NamedSharding(mesh, PartitionSpec())
   by_inputs = NamedSharding(mesh, PartitionSpec('model'))
+  on_tpu = target.platform == 'tpu'
   program = jax.jit(
     functools.partial(
       shared_api.matmul_all_reduce,
-      implementation='pallas_tpu',
+      implementation='pallas_tpu' if on_tpu else 'mosaic_gpu',
       sharding=by_inputs,
     ),
     in_shardings=(everywhere, by_inputs),

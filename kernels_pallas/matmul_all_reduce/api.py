@@ -10,7 +10,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch
-from kernels_pallas.matmul_all_reduce import pallas_tpu, reference
+from kernels_pallas.matmul_all_reduce import (
+  mosaic_gpu,
+  pallas_tpu,
+  reference,
+)
 
 
 def matmul_all_reduce(
@@ -26,8 +30,8 @@ def matmul_all_reduce(
     x: [B, T, K].
     weight: [..., D]; its other axes are the K inputs.
     implementation: one of `dispatch.IMPLEMENTATIONS`. 'auto' is the reference:
-      an exchange of our own can hang where it is wrong, and this one has not
-      been run on devices. So is what is for GPUs, as there is no such kernel.
+      an exchange can hang where it is wrong, and these have not been run on
+      devices. So is 'pallas_gpu', as there is no such kernel.
     sharding: of the weight, whose first axis alone may be sharded; None is
       JAX's default device.
 
@@ -48,26 +52,36 @@ def matmul_all_reduce(
       raise NotImplementedError('it has not been run on devices; ask for it')
     pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
 
-  def check_gpu():
-    raise NotImplementedError('there is no such kernel')
+  def no_triton():
+    raise NotImplementedError(
+      'there is none, and mosaic_gpu has not been run on devices; ask for it'
+    )
+
+  def check_mosaic():
+    mosaic_gpu.check(sharding.mesh.size, num_devices)
 
   chosen = dispatch.choose(
     'matmul_all_reduce',
     f'x {x.dtype}{list(rows)}, {weight.shape[-1]} outputs, '
     f'{num_devices} devices',
-    'auto' if implementation.endswith('_gpu') else implementation,
+    'auto' if implementation == 'pallas_gpu' else implementation,
     dispatch.platform_of(sharding),
-    {'pallas_tpu': check_tpu, 'pallas_gpu': check_gpu},
+    {
+      'pallas_tpu': check_tpu,
+      'pallas_gpu': no_triton,
+      'mosaic_gpu': check_mosaic,
+    },
   )
   if chosen == dispatch.REFERENCE:
     return reference.matmul_all_reduce(x, weight)
 
   def call(x, weight):
+    x, weight = x.reshape(rows), weight.reshape(rows[1], -1)
+    if chosen == 'mosaic_gpu':
+      names = sharding.mesh.axis_names
+      return mosaic_gpu.matmul_all_reduce(x, weight, axis_names=names)
     return pallas_tpu.matmul_all_reduce(
-      x.reshape(rows),
-      weight.reshape(rows[1], -1),
-      axis_name=axis,
-      num_devices=num_devices,
+      x, weight, axis_name=axis, num_devices=num_devices
     )
 
   summed = jax.shard_map(
