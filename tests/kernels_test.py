@@ -8,9 +8,11 @@ import model_cases
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
+from kernels_pallas.verification import api as verification_api
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
@@ -67,6 +69,22 @@ def test_a_model_on_kernels_gives_the_same():
   ]
   assert ('pallas_tpu', 'asked for') in chosen
   assert ('reference', 'no kernel for cpu') in chosen
+
+
+def test_a_shared_vocabulary_takes_the_reference():
+  mesh = Mesh(np.asarray(jax.devices()[:2]), ('model',))
+  scores = jnp.zeros((1, 2, 8)).at[0, 0, 3].set(1.0).at[0, 1, 5].set(1.0)
+  token_ids, num_accepted, path = verification_api.verify_tree(
+    scores,
+    token_ids=jnp.asarray([[0, 3]]),
+    parents=jnp.asarray([[-1, 0]]),
+    sizes=jnp.asarray([2]),
+    ancestor_mask=jnp.tril(jnp.ones((1, 2, 2), bool)),
+    implementation='pallas_tpu',
+    sharding=NamedSharding(mesh, PartitionSpec()),
+  )
+  assert (token_ids.tolist(), path.tolist()) == ([[3, 5]], [[0, 1]])
+  assert num_accepted.tolist() == [1]
 
 
 def test_kernels_of_other_devices_are_refused(model):
