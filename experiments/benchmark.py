@@ -35,8 +35,8 @@ from swiftspec_jax import errors, profiling
 _MODES = flags.DEFINE_list(
   'modes',
   None,
-  f'Some of {", ".join(flags_lib.MODES)}. Default: without --draft the first '
-  'two, else all but async.',
+  f'Some of {", ".join(flags_lib.MODES)}. Default: all that need no '
+  '--draft, with --draft all but async.',
 )
 _PEERS = flags.DEFINE_list(
   'peers',

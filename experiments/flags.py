@@ -19,7 +19,12 @@ TREE_MODES = ('serial', 'async')
 ENGINE_TREE = 'tree'
 ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
-MODES = ('autoregressive', 'prompt_lookup', *_DRAFT_MODES)
+MODES = (
+  'autoregressive',
+  'prompt_lookup',
+  'adaptive_lookup',
+  *_DRAFT_MODES,
+)
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -45,8 +50,9 @@ _DRAFT_LAYERS = flags.DEFINE_integer(
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
   'num_speculative_tokens',
   None,
-  'Tokens drafted in a round. By default that of the drafter: '
-  f'{ss.PromptLookup().num_speculative_tokens} for prompt_lookup, 4 for chain.',
+  'Tokens drafted in a round, at most in mode adaptive_lookup. By default that '
+  f'of the drafter: {ss.PromptLookup().num_speculative_tokens} for '
+  'prompt_lookup and adaptive_lookup, 4 for chain.',
   lower_bound=1,
 )
 _PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
@@ -133,12 +139,17 @@ def layers(name: str) -> tuple[int, ...]:
 
 def prompt_lookup() -> ss.PromptLookup:
   """Returns the drafter of mode prompt_lookup, checked."""
-  num_tokens = _NUM_SPECULATIVE_TOKENS.value
   return ss.PromptLookup(
     prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
     prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
-    **({} if num_tokens is None else {'num_speculative_tokens': num_tokens}),
+    **_num_speculative_tokens(),
   )
+
+
+def _num_speculative_tokens() -> dict[str, int]:
+  """Returns the argument of a drafter, nothing where it has its own."""
+  value = _NUM_SPECULATIVE_TOKENS.value
+  return {} if value is None else {'num_speculative_tokens': value}
 
 
 def default_modes() -> tuple[str, ...]:
@@ -239,6 +250,8 @@ def make_decoder(
     return ss.Decoder(target)
   if mode == 'prompt_lookup':
     return ss.Decoder(target, prompt_lookup())
+  if mode == 'adaptive_lookup':
+    return ss.Decoder(target, ss.AdaptiveLookup(**_num_speculative_tokens()))
   if mode == 'chain':
     return ss.Decoder(
       target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value

@@ -5,6 +5,7 @@ from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
+from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.draft_model import DraftModel
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.errors import UserError
@@ -19,6 +20,7 @@ __version__ = '0.1.0'
 __all__ = [
   'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
+  'AdaptiveLookup',
   'Decoder',
   'DraftModel',
   'Event',

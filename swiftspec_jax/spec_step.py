@@ -39,14 +39,46 @@ def decode_step(
     config: of the target; static.
     drafter: static.
   """
+  state, _, _, output = decode(
+    target_params, draft_params, state, config=config, drafter=drafter
+  )
+  return state, output
+
+
+def decode(
+  target_params: Params,
+  draft_params: Any,
+  state: types.DecodeState,
+  *,
+  config: ModelConfig,
+  drafter: Drafter,
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[
+  types.DecodeState, types.VerifiedTokens, jax.Array | None, types.StepOutput
+]:
+  """Takes the step of `decode_step`.
+
+  Args:
+    target_params: of the target.
+    draft_params: of the drafter; None where it has none.
+    state: of all rows.
+    config: of the target; static.
+    drafter: static.
+    feature_layers: static; layers of the target whose outputs are wanted.
+
+  Returns:
+    The state; what was emitted; the features [B, T, H] of root and draft
+    tokens, or None; and what the host reads.
+  """
   with jax.named_scope('draft'):
     proposal, draft_state = drafter.propose(draft_params, state)
   state = state.replace(draft_state=draft_state)
-  verify = functools.partial(_verify, target_params, config, state)
-  if drafter.may_skip:
-    cache, verdict, logprobs = _verify_or_skip(verify, state, proposal)
-  else:
-    cache, verdict, logprobs = verify(state.target_cache, proposal)
+  verify = functools.partial(
+    _verify, target_params, config, feature_layers, state
+  )
+  if len(drafter.lengths) > 1:
+    verify = functools.partial(_verify_shortest, verify, drafter.lengths)
+  cache, verdict, features, logprobs = verify(state.target_cache, proposal)
   with jax.named_scope('commit'):
     num_emitted = count_emitted(state, verdict)
     state = append_tokens(state, verdict.token_ids, num_emitted)
@@ -57,22 +89,26 @@ def decode_step(
     verdict=verdict,
     logprobs=logprobs,
   )
-  return state, output
+  verified = types.VerifiedTokens(
+    token_ids=verdict.token_ids, num_tokens=num_emitted
+  )
+  return state, verified, features, output
 
 
-def _verify(params, config, state, cache, proposal):
+def _verify(params, config, feature_layers, state, cache, proposal):
   """Target forward over root and drafts, and the verdict."""
   root = jnp.take_along_axis(
     state.token_ids, jnp.maximum(state.lengths[:, None] - 1, 0), axis=1
   )
   token_ids = jnp.concatenate([root, proposal.token_ids], axis=1)
   with jax.named_scope('target_forward'):
-    hidden, cache = decoder.forward(
+    hidden, features, cache = decoder.forward_with_features(
       params,
       config,
       token_ids,
       cache,
       starts=cache.kv_lengths,
+      feature_layers=feature_layers,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -93,7 +129,8 @@ def _verify(params, config, state, cache, proposal):
       kernels=config.kernels,
       sharding=cache.sharding,
     )
-  return cache, verdict, logprobs_of(logits, verdict.token_ids, state.sampling)
+  logprobs = logprobs_of(logits, verdict.token_ids, state.sampling)
+  return cache, verdict, features, logprobs
 
 
 def logprobs_of(
@@ -120,30 +157,36 @@ def logprobs_of(
   )
 
 
-def _verify_or_skip(verify, state, proposal):
-  """Verifies, or when no row has a draft takes a one-token step."""
+def _verify_shortest(verify, lengths, cache, proposal):
+  """Verifies drafts in the shortest step that has room for all of them."""
   num_tokens = proposal.token_ids.shape[1]
-  none = proposal.replace(token_ids=proposal.token_ids[:, :0])
 
-  def widen(x, fill):
-    rest = ((0, 0),) * (x.ndim - 2)
-    return jnp.pad(x, ((0, 0), (0, num_tokens), *rest), constant_values=fill)
+  def step(length, cache):
+    part = proposal.replace(token_ids=proposal.token_ids[:, :length])
+    cache, verdict, *others = verify(cache, part)
 
-  def skip(cache):
-    cache, verdict, logprobs = verify(cache, none)
+    def widen(x, fill):
+      padding = [(0, 0)] * x.ndim
+      padding[1] = (0, num_tokens - length)
+      return jnp.pad(x, padding, constant_values=fill)
+
     token_ids = widen(verdict.token_ids, types.PLACEHOLDER_TOKEN_ID)
-    logprobs = jax.tree.map(lambda x: widen(x, 0), logprobs)
-    return cache, verdict.replace(token_ids=token_ids), logprobs
+    others = jax.tree.map(lambda x: widen(x, 0), others)
+    return cache, verdict.replace(token_ids=token_ids), *others
 
-  shapes = jax.eval_shape(skip, state.target_cache)[1:]
+  shapes = jax.eval_shape(functools.partial(step, lengths[-1]), cache)[1:]
   empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  has_draft = jnp.any(proposal.num_drafted > 0)
-  carry = run_if(
-    has_draft,
-    lambda carry: verify(carry[0], proposal),
-    (state.target_cache, *empty),
-  )
-  return run_if(~has_draft, lambda carry: skip(carry[0]), carry)
+  carry = (cache, *empty)
+  longest = jnp.max(proposal.num_drafted)
+  shorter = -1
+  for length in lengths:
+    carry = run_if(
+      (longest > shorter) & (longest <= length),
+      lambda carry, length=length: step(length, carry[0]),
+      carry,
+    )
+    shorter = length
+  return carry
 
 
 def count_emitted(

@@ -5,6 +5,7 @@ devices and grow its tree meanwhile.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from swiftspec_jax import spec_step, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.verification import matching
@@ -27,7 +29,7 @@ from swiftspec_jax.verification import matching
 def verify_step(
   params: Params,
   state: types.DecodeState,
-  proposal: jax.Array | None,
+  proposal: jax.Array,
   *,
   config: ModelConfig,
   max_nodes: int,
@@ -39,7 +41,7 @@ def verify_step(
     params: of the target.
     state: donated; its draft state is not used.
     proposal: a packed `TreeProposal` of T nodes, whose root is the last known
-      token. None is that token alone: a step of plain decoding.
+      token.
     config: of the target; static.
     max_nodes: static; what is returned is padded from T to so many tokens, so
       that the draft's programs do not depend on T.
@@ -48,10 +50,7 @@ def verify_step(
   Returns:
     The state, what the draft has to follow, and what the host reads.
   """
-  if proposal is None:
-    proposal = _root_alone(state)
-  else:
-    proposal = types.TreeProposal.unpack(proposal)
+  proposal = types.TreeProposal.unpack(proposal)
   is_chain = proposal.token_ids.shape[1] == 1
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   positions = state.lengths[:, None] + proposal.depths
@@ -109,27 +108,62 @@ def verify_step(
     logprobs=jax.tree.map(lambda x: _pad(x, max_nodes, 0), logprobs),
     path=_pad(path, max_nodes, 0),
   )
-  packed = verified.pack()
+  if features is not None:
+    features = jnp.take_along_axis(features, path[:, :, None], axis=1)
+  return state, _pack_verified(verified, features, max_nodes), output
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'drafter', 'max_nodes', 'feature_layers'),
+  donate_argnames='state',
+)
+def pause_step(
+  params: Params,
+  drafter_params: Any,
+  state: types.DecodeState,
+  *,
+  config: ModelConfig,
+  drafter: Drafter,
+  max_nodes: int,
+  feature_layers: tuple[int, ...] = (),
+) -> tuple[types.DecodeState, types.PackedVerified, types.StepOutput]:
+  """Emits tokens without the draft model: a step of plain decoding or lookup.
+
+  Args:
+    params: of the target.
+    drafter_params: of the drafter.
+    state: donated; its draft state is that of the drafter.
+    config: of the target; static.
+    drafter: static; proposes less than `max_nodes` tokens.
+    max_nodes: as in `verify_step`.
+    feature_layers: as in `verify_step`.
+
+  Returns:
+    As `verify_step`.
+  """
+  state, verified, features, output = spec_step.decode(
+    params,
+    drafter_params,
+    state,
+    config=config,
+    drafter=drafter,
+    feature_layers=feature_layers,
+  )
+  return state, _pack_verified(verified, features, max_nodes), output
+
+
+def _pack_verified(verified, features, max_nodes):
+  """Returns the `PackedVerified` of T tokens, padded to the most."""
+  fill = types.PLACEHOLDER_TOKEN_ID
+  verified = verified.replace(
+    token_ids=_pad(verified.token_ids, max_nodes, fill)
+  )
   if features is None:
-    return state, packed, output
+    return verified.pack()
   # Rounding costs a little acceptance at most, and halves what travels.
   features = features.astype(jnp.bfloat16)
-  features = jnp.take_along_axis(features, path[:, :, None], axis=1)
-  return state, (packed, _pad(features, max_nodes, 0)), output
-
-
-def _root_alone(state: types.DecodeState) -> types.TreeProposal:
-  last = jnp.maximum(state.lengths - 1, 0)[:, None]
-  root = jnp.take_along_axis(state.token_ids, last, axis=1)
-  ones = jnp.ones_like(state.lengths)
-  return types.TreeProposal(
-    token_ids=root,
-    parents=jnp.full_like(root, tree_lib.NO_PARENT),
-    depths=jnp.zeros_like(root),
-    size=ones,
-    outcome=types.NO_OUTCOME * ones,
-    num_forwards=0 * ones,
-  )
+  return verified.pack(), _pad(features, max_nodes, 0)
 
 
 def _pad(values, size, fill):

@@ -17,6 +17,7 @@ BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
 DRAFTS = {
   'none': None,
   'prompt_lookup': ss.PromptLookup(num_speculative_tokens=3),
+  'adaptive_lookup': ss.AdaptiveLookup(num_speculative_tokens=3),
   'perfect_draft': TARGET,
   'bad_draft': BAD_DRAFT,
 }

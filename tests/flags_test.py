@@ -58,7 +58,7 @@ def test_splits_use_all_devices_or_those_given():
 
 @pytest.mark.parametrize('mode', flags_lib.MODES)
 def test_every_mode_gives_the_same_text(model, mode):
-  drafts = {} if mode in flags_lib.MODES[:2] else {'draft': str(model)}
+  drafts = {} if mode in flags_lib.MODES[:3] else {'draft': str(model)}
   with given(target=str(model), max_new_tokens=20, **drafts):
     flags_lib.check([mode])
     target = flags_lib.load_target()

@@ -16,7 +16,7 @@ from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
-from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
+from swiftspec_jax.pipelines.tree_sizes import PAUSE, Sizes
 
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {
@@ -144,7 +144,7 @@ def test_draft_catches_up_after_a_pause(mode, num_rounds):
   pipeline.follow(sizes=tree_sizes)
   verified, _ = pipeline.verify()
   for _ in range(num_rounds):
-    pipeline.follow(verified, PLAIN)
+    pipeline.follow(verified, PAUSE)
     verified, _ = pipeline.verify()
   for _ in range(2):
     pipeline.follow(verified, tree_sizes)
@@ -162,12 +162,12 @@ def test_draft_catches_up_after_a_pause(mode, num_rounds):
 
 def test_plain_rounds_leave_the_draft_alone():
   pipeline = start('async')
-  pipeline.follow(sizes=PLAIN)
+  pipeline.follow(sizes=PAUSE)
   before = pipeline._draft_rows.state
   for _ in range(5):
     verified, output = pipeline.verify()
     assert int(output.packed[0, 0]) == 1  # token
-    pipeline.follow(verified, PLAIN)
+    pipeline.follow(verified, PAUSE)
   assert pipeline._draft_rows.state is before
 
 

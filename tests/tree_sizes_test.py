@@ -1,5 +1,6 @@
 """Adaptive sizes: what would have been accepted, and what pays."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,14 +9,15 @@ import pytest
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.pipelines import tree_sizes
-from swiftspec_jax.pipelines.tree_sizes import PLAIN, Sizes
+from swiftspec_jax.pipelines.tree_sizes import PAUSE, Sizes
 
 ADAPTIVE = TreeConfig(
   num_nodes=16, num_draft_steps=8, is_adaptive=True, prompt_lookup=False
 )
 # Four nodes take as long as plain decoding, so small trees pay early.
 CHEAP = tree_sizes.StepTimes(
-  target_seconds={1: 1.0, 4: 1.0, 8: 1.2, 16: 1.5},
+  target_seconds={4: 1.0, 8: 1.2, 16: 1.5},
+  pause_seconds={0: 1.0},
   draft_seconds=0.2,
   advance_seconds=0.2,
   catch_up_seconds=0.1,
@@ -23,10 +25,10 @@ CHEAP = tree_sizes.StepTimes(
 DEEP = [0, 1, 2, 3, 6, 9, 12, 13, 15]  # accepted nodes of a good draft
 
 
-def report(path):
+def report(path, num_drafted):
   return types.StepReport(
     token_ids=[0] * len(path),
-    num_drafted=15,
+    num_drafted=num_drafted,
     num_levels=8,
     num_accepted=len(path) - 1,
     outcome=0,
@@ -44,7 +46,7 @@ def play(sizes, path, num_rounds, is_async=False):
     sent.append(now)
     num_accepted = len(path) if is_async else now.num_steps + 1
     found = [node for node in path[:num_accepted] if node < now.num_nodes]
-    sizes.observe([report(found)])
+    sizes.observe([report(found, now.num_nodes - 1)])
   return sent
 
 
@@ -75,7 +77,7 @@ def test_buckets_are_doublings(num_nodes, buckets):
 def test_wrong_drafts_end_speculation(is_async):
   sizes = new_sizes(is_async)
   play(sizes, [0], 30)
-  assert sizes.current == PLAIN
+  assert sizes.current == PAUSE
 
 
 @pytest.mark.parametrize('is_async', [False, True])
@@ -83,7 +85,7 @@ def test_probes_cost_little_and_bring_it_back(is_async):
   sizes = new_sizes(is_async)
   play(sizes, [0], 100)
   sent = play(sizes, [0], 1000)
-  probes = [now for now in sent if now != PLAIN]
+  probes = [now for now in sent if now != PAUSE]
   assert all(now.ends_pause for now in probes)
   seconds = sum(
     CHEAP.target_seconds[now.num_nodes]
@@ -94,23 +96,24 @@ def test_probes_cost_little_and_bring_it_back(is_async):
   assert probes
   assert seconds - len(probes) <= 0.016 * 1000
   sent = play(sizes, DEEP, 300, is_async)
-  num_plain = len(list(itertools.takewhile(lambda x: x == PLAIN, sent)))
+  num_plain = len(list(itertools.takewhile(lambda x: x == PAUSE, sent)))
   assert num_plain < 100  # the next probe was right at once
-  assert PLAIN not in sent[num_plain + 1 :]
+  assert PAUSE not in sent[num_plain + 1 :]
   assert sizes.current.num_nodes == 16
 
 
 def test_what_can_never_pay_is_not_tried():
   """Even if all are accepted: 1 + d tokens in 1 + 2 d seconds or more."""
   times = tree_sizes.StepTimes(
-    target_seconds={1: 1.0, 4: 1.0, 8: 1.0, 16: 1.0},
+    target_seconds={4: 1.0, 8: 1.0, 16: 1.0},
+    pause_seconds={0: 1.0},
     draft_seconds=2.0,
     advance_seconds=2.0,
     catch_up_seconds=0.0,
   )
   sizes = new_sizes(times=times)
   play(sizes, DEEP, 2)
-  assert set(play(sizes, DEEP, 500)) == {PLAIN}
+  assert set(play(sizes, DEEP, 500)) == {PAUSE}
 
 
 def test_late_nodes_make_the_tree_large():
@@ -135,7 +138,7 @@ def test_fewer_forwards_hide_no_depth():
   """What one forward cannot reach is not taken for wrong."""
   sizes = new_sizes()
   play(sizes, [0], 100)
-  assert sizes.current == PLAIN
+  assert sizes.current == PAUSE
   sent = play(sizes, DEEP, 200)
   assert sent[-1].num_steps == 8
 
@@ -143,13 +146,14 @@ def test_fewer_forwards_hide_no_depth():
 def test_first_failure_does_not_end_speculation():
   sizes = new_sizes()
   play(sizes, [0], 1)
-  assert sizes.current != PLAIN
+  assert sizes.current != PAUSE
 
 
 def test_good_drafts_never_pause():
   """Nine of ten guesses are right; times of a small model on a CPU."""
   times = tree_sizes.StepTimes(
-    target_seconds={1: 0.035, 4: 0.06, 8: 0.07, 16: 0.094},
+    target_seconds={4: 0.06, 8: 0.07, 16: 0.094},
+    pause_seconds={0: 0.035},
     draft_seconds=0.005,
     advance_seconds=0.007,
     catch_up_seconds=0.01,
@@ -159,6 +163,29 @@ def test_good_drafts_never_pause():
   for _ in range(500):
     (sent,) = play(sizes, list(range(rng.geometric(0.1))), 1)
     assert sent.num_nodes >= 8
+
+
+def test_lookup_alone_is_tried_and_kept_where_it_is_better():
+  """Trees give two tokens in 1.2 s, lookup of three 4 in 1.1 s."""
+  times = dataclasses.replace(CHEAP, pause_seconds={0: 1.0, 3: 1.1})
+  sizes = new_sizes(times=times)
+  sent = []
+  for _ in range(300):
+    now = sizes.next()
+    sizes.note_verified(now)
+    sent.append(now)
+    path, num_drafted = ([0] * 4, 3) if now == PAUSE else ([0, 1], 15)
+    sizes.observe([report(path, num_drafted)])
+  assert sent[0] != PAUSE
+  assert sent[-1] == PAUSE
+  assert sent.count(PAUSE) > 100
+
+
+def test_lookup_alone_is_left_where_trees_are_better():
+  times = dataclasses.replace(CHEAP, pause_seconds={0: 1.0, 3: 1.1})
+  sent = play(new_sizes(times=times), DEEP, 500)
+  assert 1 <= sent.count(PAUSE) < 10
+  assert sent[-1].num_nodes == 16
 
 
 def test_fixed_sizes_stay():

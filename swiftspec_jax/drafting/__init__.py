@@ -20,8 +20,11 @@ class Drafter(Protocol):
     """K; the shape of every proposal."""
 
   @property
-  def may_skip(self) -> bool:
-    """Whether a step often has no draft, and should then cost no more."""
+  def lengths(self) -> tuple[int, ...]:
+    """Ascending lengths of a draft that a step is compiled for; K is last.
+
+    A step is as short as the longest draft of its rows allows.
+    """
 
   def init(self, batch_size: int, capacity: int, mesh: Mesh) -> Any:
     """Returns an empty draft state; all leaves have a leading batch axis."""

@@ -25,7 +25,6 @@ class DraftModel:
   config: ModelConfig
   dtype_name: str
   num_speculative_tokens: int = 4
-  may_skip: bool = dataclasses.field(default=False, init=False)
 
   def __post_init__(self):
     if self.config.reads_features:
@@ -38,6 +37,10 @@ class DraftModel:
         'num_speculative_tokens must be at least 1, got '
         f'{self.num_speculative_tokens}'
       )
+
+  @property
+  def lengths(self):
+    return (self.num_speculative_tokens,)
 
   def init(self, batch_size, capacity, mesh):
     return dense.KVCacheConfig.of_model(

@@ -12,7 +12,7 @@ class NoDraft(drafting.StatelessDrafter):
   """Proposes nothing, so that the step needs no special case."""
 
   num_speculative_tokens: int = dataclasses.field(default=0, init=False)
-  may_skip: bool = dataclasses.field(default=False, init=False)
+  lengths: tuple[int, ...] = dataclasses.field(default=(0,), init=False)
 
   def propose(self, params, state):
     del params

@@ -26,7 +26,6 @@ class PromptLookup(drafting.StatelessDrafter):
   num_speculative_tokens: int = 7
   prompt_lookup_min: int = 2
   prompt_lookup_max: int = 4
-  may_skip: bool = dataclasses.field(default=True, init=False)
 
   def __post_init__(self):
     if self.num_speculative_tokens < 1:
@@ -39,6 +38,10 @@ class PromptLookup(drafting.StatelessDrafter):
         'prompt lookup needs 1 <= prompt_lookup_min <= prompt_lookup_max, got '
         f'{self.prompt_lookup_min} and {self.prompt_lookup_max}'
       )
+
+  @property
+  def lengths(self):
+    return 0, self.num_speculative_tokens
 
   def propose(self, params, state):
     del params

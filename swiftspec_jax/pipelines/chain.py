@@ -1,14 +1,19 @@
 """Chains: drafting and verifying are one program on the same devices."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from swiftspec_jax import buckets, spec_step, types
+from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.drafting import Drafter
+from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.model import Model
+from swiftspec_jax.pipelines import step_timing
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
@@ -40,6 +45,8 @@ class ChainPipeline:
 
   def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     self._rows.prepare(limit, features)
+    if isinstance(self._drafter, AdaptiveLookup) and self._draft_params is None:
+      self._draft_params = self._measure_steps()
 
   def admit(
     self,
@@ -67,3 +74,19 @@ class ChainPipeline:
 
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     del reports
+
+  def _measure_steps(self) -> jax.Array:
+    """Times steps of idle rows, which stay idle, by the length of the draft."""
+
+    def step(length):
+      self._draft_params = self._on_mesh(self._drafter.forcing(length))
+      return self.dispatch
+
+    seconds = step_timing.least_seconds(
+      {n: functools.partial(step, n) for n in self._drafter.lengths},
+      lambda: self._rows.state,
+    )
+    return self._on_mesh(np.array([*seconds.values()], np.float32))
+
+  def _on_mesh(self, seconds: np.ndarray) -> jax.Array:
+    return sharding_lib.replicate(seconds, self._target.mesh)

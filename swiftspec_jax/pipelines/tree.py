@@ -8,9 +8,8 @@ the verified tokens if the draft reads them; the host waits for none.
 
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +21,16 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import catch_up, tree_draft
+from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import tree_checks, tree_sizes
+from swiftspec_jax.pipelines import step_timing, tree_checks, tree_sizes
+from swiftspec_jax.pipelines.draft_lag import DraftLag
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
-_NUM_TIMINGS = 8  # of each program, where sizes adapt
+_PAUSE_TOKENS = 8  # most of a round without the draft
 
 
 class TreePipeline:
@@ -68,9 +69,12 @@ class TreePipeline:
       tree_config, num_draft_steps=0, num_restart_steps=0, is_adaptive=False
     )
     self._timeline = timeline
+    # Drafts on the target's devices while the draft pauses.
+    self._pause_drafter = _pause_drafter(tree_config)
+    self._pause_params: jax.Array | None = None
     self._target_rows = TargetRows(
       target,
-      NoDraft(),
+      self._pause_drafter,
       None,
       batch_size=batch_size,
       num_query_tokens=tree_config.num_nodes,
@@ -82,14 +86,11 @@ class TreePipeline:
     )
     self._count = functools.cache(self._count)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
-    # Of the next round. The proposal lies on the target's devices; the root
-    # alone needs none.
+    # Of the next round. The proposal lies on the target's devices; a pause
+    # needs none.
     self._next: tree_sizes.Sizes | None = None
     self._proposal: jax.Array | None = None
-    self._num_catch_up = tree_config.num_catch_up
-    # Most tokens that a row of the draft lacks, the root included; 0 if it
-    # follows every verdict.
-    self._num_lacking = 0
+    self._lag = DraftLag()
     # Their verdicts, on the target's devices, if the draft reads features.
     self._missed: types.PackedVerified | None = None
 
@@ -106,19 +107,26 @@ class TreePipeline:
     """The draft's trees as they are now, for looking at them."""
     return self._draft_rows.state.tree
 
+  def start(self, times: tree_sizes.StepTimes) -> None:
+    """Begins to adapt the sizes to the seconds that steps take."""
+    self._sizes.start(times)
+    if isinstance(self._pause_drafter, AdaptiveLookup):
+      seconds = [times.pause_seconds[n] for n in self._pause_drafter.lengths]
+      self._pause_params = self._on_target(np.array(seconds, np.float32))
+
   def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     self._target_rows.prepare(limit, features)
     self._draft_rows.prepare(limit)
     self._sizes.reset()
     if self._tree_config.is_adaptive and self._draft.config.reads_features:
       self._missed = sharding_lib.replicate(
-        _no_news(self._draft, self._batch_size, self._num_catch_up),
+        _no_news(self._draft, self._batch_size, self._tree_config.num_catch_up),
         self._target.mesh,
       )
     if self._tree_config.is_adaptive and not self._sizes.is_timed:
-      self._sizes.start(self._measure_steps())
+      self.start(self._measure_steps())
     self._forget_proposal()
-    self._num_lacking = 0
+    self._lag = DraftLag()
 
   def admit(
     self,
@@ -142,7 +150,7 @@ class TreePipeline:
       verified, _ = self.verify()
       if self.is_async:
         self.grow()
-    if tree_sizes.PLAIN in compiled:
+    if tree_sizes.PAUSE in compiled:
       self._note_missed(verified)
       self._catch_up()
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
@@ -155,26 +163,35 @@ class TreePipeline:
       self.follow()
     self._sizes.note_verified(self._next)
     verified, output = self.verify()
-    if self.is_async and self._next != tree_sizes.PLAIN:
+    if self.is_async and self._next != tree_sizes.PAUSE:
       self.grow()
     self.follow(verified)
     return output
 
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     self._sizes.observe(reports)
+    self._lag.read([len(report.token_ids) for report in reports])
 
   def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
     """Enqueues the target's part; returns what goes to draft and host."""
     dispatched = time.perf_counter()
-    self._target_rows.state, verified, output = tree_step.verify_step(
-      self._target.params,
-      self._target_rows.state,
-      self._proposal,
-      config=self._target.config,
-      max_nodes=self._tree_config.num_nodes,
-      feature_layers=self._draft.config.feature_layers,
-    )
-    after = None if self._proposal is None else 'proposal'
+    common = {
+      'config': self._target.config,
+      'max_nodes': self._tree_config.num_nodes,
+      'feature_layers': self._draft.config.feature_layers,
+    }
+    params, state = self._target.params, self._target_rows.state
+    if self._proposal is None:
+      after = None
+      state, verified, output = tree_step.pause_step(
+        params, self._pause_params, state, drafter=self._pause_drafter, **common
+      )
+    else:
+      after = 'proposal'
+      state, verified, output = tree_step.verify_step(
+        params, state, self._proposal, **common
+      )
+    self._target_rows.state = state
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
     return verified, output
 
@@ -207,21 +224,38 @@ class TreePipeline:
       sizes: of the proposal; by default what the rounds before suggest.
     """
     sizes = sizes or self._sizes.next()
-    is_plain = sizes == tree_sizes.PLAIN
-    if is_plain or self._num_lacking:
-      self._num_lacking += 1 if verified is None else self._next.num_nodes
-      self._note_missed(verified)
+    is_pause = sizes == tree_sizes.PAUSE
+    self._note_round(verified, is_missed=is_pause or self._lag.bound > 0)
     self._next = sizes
-    if self._num_lacking and not is_plain:
+    if self._lag.bound and not is_pause:
       self._catch_up()
-      self._num_lacking = 0
+      self._lag.note_caught_up()
       verified = None  # has been taken in
     elif (
-      self._num_lacking > self._num_catch_up - self._tree_config.num_nodes
+      self._lag.bound
+      > self._tree_config.num_catch_up - self._tree_config.num_nodes
     ):  # the next verdict must fit
       self._catch_up()
-      self._num_lacking = 1  # the root
-    self._proposal = None if is_plain else self._advance(verified)
+      self._lag.note_caught_up(1)  # but for the root
+    self._proposal = None if is_pause else self._advance(verified)
+
+  def _note_round(
+    self, verified: types.PackedVerified | None, is_missed: bool
+  ) -> None:
+    """Notes whether the draft will follow the verdict, or miss it."""
+    if verified is None:
+      self._lag.bound += is_missed  # the root
+    elif is_missed:
+      self._lag.note_missed(self._most_tokens(self._next))
+      self._note_missed(verified)
+    else:
+      self._lag.note_followed()
+
+  def _most_tokens(self, sizes: tree_sizes.Sizes) -> int:
+    """Returns how many tokens a row can emit in a round."""
+    if sizes == tree_sizes.PAUSE:
+      return self._pause_drafter.num_speculative_tokens + 1
+    return sizes.num_nodes
 
   def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
     """Enqueues the draft's part and both transfers; returns the proposal."""
@@ -262,9 +296,9 @@ class TreePipeline:
     self._note(timeline_lib.TRANSFER, name, dispatched, values, after)
     return values
 
-  def _note_missed(self, verified: types.PackedVerified | None) -> None:
+  def _note_missed(self, verified: types.PackedVerified) -> None:
     """Enqueues that a verdict is kept for the draft, with its features."""
-    if self._missed is not None and verified is not None:
+    if self._missed is not None:
       self._missed = catch_up.join(self._missed, verified)
 
   def _forget_missed(self, slots: Sequence[int]) -> None:
@@ -290,7 +324,7 @@ class TreePipeline:
     recent = catch_up.recent_tokens(
       self._target_rows.state.token_ids,
       self._target_rows.state.lengths,
-      size=self._num_catch_up,
+      size=self._tree_config.num_catch_up,
     )
     recent = self._send('text', recent, self._draft, 'verify')
     dispatched = time.perf_counter()
@@ -309,7 +343,7 @@ class TreePipeline:
     if not self._tree_config.is_adaptive:
       return [self._sizes.current]
     return [
-      tree_sizes.PLAIN
+      tree_sizes.PAUSE
       if num_nodes == 1
       else tree_sizes.Sizes(num_nodes=num_nodes, num_steps=1)
       for num_nodes in tree_sizes.node_buckets(self._tree_config)
@@ -318,6 +352,13 @@ class TreePipeline:
   def _measure_steps(self) -> tree_sizes.StepTimes:
     """Times the programs on idle rows, which stay idle."""
     compiled = self._compiled_sizes()
+    trees = [sizes for sizes in compiled if sizes != tree_sizes.PAUSE]
+    drafter = self._pause_drafter
+
+    def pause(length):
+      if isinstance(drafter, AdaptiveLookup):
+        self._pause_params = self._on_target(drafter.forcing(length))
+      return verify(tree_sizes.PAUSE)
 
     def verify(sizes):
       self.follow(sizes=sizes)
@@ -331,11 +372,11 @@ class TreePipeline:
       self._draft_rows.clear_trees()
       return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
-    seconds = _least_seconds(
+    seconds = step_timing.least_seconds(
       {
+        **{('pause', n): functools.partial(pause, n) for n in drafter.lengths},
         **{
-          sizes.num_nodes: functools.partial(verify, sizes)
-          for sizes in compiled
+          sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees
         },
         'draft': grow,
         'advance': advance,
@@ -344,7 +385,8 @@ class TreePipeline:
       lambda: (self._target_rows.state, self._draft_rows.state),
     )
     return tree_sizes.StepTimes(
-      target_seconds={x.num_nodes: seconds[x.num_nodes] for x in compiled},
+      target_seconds={x.num_nodes: seconds[x.num_nodes] for x in trees},
+      pause_seconds={n: seconds['pause', n] for n in drafter.lengths},
       draft_seconds=seconds['draft'],
       advance_seconds=seconds['advance'],
       catch_up_seconds=seconds['catch_up'],
@@ -356,32 +398,21 @@ class TreePipeline:
   def _count(self, value: int) -> jax.Array:
     return sharding_lib.replicate(np.int32(value), self._draft.mesh)
 
+  def _on_target(self, values: np.ndarray) -> jax.Array:
+    return sharding_lib.replicate(values, self._target.mesh)
+
   def _note(self, track, name, dispatched, marker, after=None) -> None:
     if self._timeline is not None:
       marker = jax.tree.leaves(marker)[-1]
       self._timeline.program(track, name, dispatched, marker, after)
 
 
-def _least_seconds(
-  programs: Mapping[Any, Callable[[], Callable[[], Any]]],
-  state: Callable[[], Any],
-) -> dict[Any, float]:
-  """Times programs in turn, as other work can disturb for a while.
-
-  Args:
-    programs: what prepares each of them, and returns what is timed.
-    state: returns what preparations may leave unfinished.
-  """
-  least = dict.fromkeys(programs, math.inf)
-  for turn in range(_NUM_TIMINGS + 1):
-    for name, prepare in programs.items():
-      enqueue = prepare()
-      jax.block_until_ready(state())
-      start = time.perf_counter()
-      jax.block_until_ready(enqueue())
-      if turn:  # the first one compiles
-        least[name] = min(least[name], time.perf_counter() - start)
-  return least
+def _pause_drafter(tree_config: TreeConfig) -> AdaptiveLookup | NoDraft:
+  """Returns what goes on while the draft pauses, which it does if adaptive."""
+  longest = min(tree_config.num_nodes, _PAUSE_TOKENS) - 1
+  if not (tree_config.is_adaptive and tree_config.prompt_lookup and longest):
+    return NoDraft()
+  return AdaptiveLookup(num_speculative_tokens=longest)
 
 
 def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:

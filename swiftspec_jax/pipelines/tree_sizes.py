@@ -2,12 +2,13 @@
 
 The nodes of a proposal come most probable first. So a round tells what it
 would have accepted with fewer nodes or fewer forwards. That and the measured
-step times give the expected tokens per second of all sizes, plain decoding
-among them.
+step times give the expected tokens per second of all sizes, and rounds without
+the draft give their own.
 """
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,6 +22,7 @@ _SMALLEST = 4  # nodes of a tree
 _DECAY = 0.9  # weight of a round against the one after it
 _STALE = 0.1  # rounds, all that was seen before a pause counts as
 _TRIAL = 3.0  # rounds, the start and the probe that ends a pause count as
+_PAUSE_DECAY = 0.97  # weight of a paused round against the one after it
 _HYSTERESIS = 1.03  # gain that is worth a change
 _PROBE_EVERY = 32  # rounds at least
 _PROBE_SHARE = 0.015  # of the time that probes may cost
@@ -32,11 +34,11 @@ class Sizes:
 
   num_nodes: int
   num_steps: int
-  ends_pause: bool = False  # a probe out of plain decoding
+  ends_pause: bool = False  # a probe out of a pause
 
 
-# The root alone, and no draft forward.
-PLAIN = Sizes(num_nodes=1, num_steps=0)
+# Without the draft: plain decoding, or prompt lookup with lengths of its own.
+PAUSE = Sizes(num_nodes=1, num_steps=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class StepTimes:
   """Measured seconds of the programs of a round."""
 
   target_seconds: Mapping[int, float]  # by number of nodes
+  pause_seconds: Mapping[int, float]  # by number of tokens looked up
   draft_seconds: float  # of one forward
   advance_seconds: float  # from a verdict to the proposal, with one forward
   catch_up_seconds: float  # of the draft, after a pause
@@ -85,6 +88,8 @@ class TreeSizes:
     shape = (len(self._buckets), max(tree_config.num_nodes - 1, 1))
     self._shares = np.ones(shape)
     self._weights = np.full(shape, _TRIAL)
+    # Of paused rounds: how many, their tokens, and their seconds.
+    self._pause = np.zeros(3)
     self._num_forwards = 0.0  # mean of those for which the target waits
     self._num_rounds = 0  # since the last probe
 
@@ -95,7 +100,8 @@ class TreeSizes:
   def start(self, times: StepTimes) -> None:
     """Begins to adapt the sizes."""
     self._times = times
-    self._probe, self._interval = self._plan_probe()
+    self._pause = _TRIAL * np.array([1.0, 1.0, times.pause_seconds[0]])
+    self._plan_probes()
 
   def next(self) -> Sizes:
     """Returns the sizes of the next proposal."""
@@ -105,7 +111,7 @@ class TreeSizes:
     if self._num_rounds < self._interval:
       return self.current
     self._num_rounds = 0
-    return self._probe
+    return next(self._probes)
 
   def note_verified(self, sizes: Sizes) -> None:
     """Notes that a proposal of these sizes is being verified."""
@@ -118,7 +124,10 @@ class TreeSizes:
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     """Takes the reports of the oldest proposal that has none yet."""
     sizes = self._verified.popleft()
-    if not self.is_timed or not reports or sizes == PLAIN:
+    if not self.is_timed or not reports:
+      return
+    if sizes == PAUSE:
+      self._learn_pause(reports)
       return
     # What was not seen for long counts little against what is seen now.
     self._weights *= _DECAY
@@ -133,6 +142,15 @@ class TreeSizes:
         for report in reports:
           self._learn(i, bucket, sizes, report, 1 / len(reports))
     self._choose()
+
+  def _learn_pause(self, reports) -> None:
+    num_tokens = sum(len(report.token_ids) for report in reports)
+    longest = max(report.num_drafted for report in reports)
+    seconds = self._times.pause_seconds[longest]
+    new = np.array([1.0, num_tokens / len(reports), seconds])
+    self._pause = _PAUSE_DECAY * self._pause + new
+    if self.current != PAUSE:  # was a probe
+      self._choose()
 
   def _learn(self, i, bucket, sizes, report, weight) -> None:
     """Takes what a round would have accepted with the first nodes."""
@@ -156,23 +174,27 @@ class TreeSizes:
     survivals = np.cumprod(self._shares, axis=1) * is_possible
     # With more nodes, at least as many are accepted.
     survivals = np.maximum.accumulate(survivals, axis=0)
-    rates = {}
+    rates = {PAUSE: self._pause_rate()}
     for sizes in self._options():
       i = self._buckets.index(sizes.num_nodes)
       num_levels = sizes.num_steps if self._is_capped else None
       num_tokens = 1 + survivals[i, :num_levels].sum()
       rates[sizes] = num_tokens / self._seconds(sizes)
     best = max(rates, key=rates.get)
-    gain = 1.0 if best == PLAIN else _HYSTERESIS
+    gain = 1.0 if best == PAUSE else _HYSTERESIS
     if rates[best] > gain * rates.get(self.current, 0.0):
-      if self.current == PLAIN:
+      if self.current == PAUSE:
         self._weights = np.maximum(self._weights, _TRIAL)
       self.current = best
-      self._probe, self._interval = self._plan_probe()
+      self._plan_probes()
+
+  def _pause_rate(self) -> float:
+    """Returns the tokens per second of a row without the draft."""
+    _, num_tokens, seconds = self._pause
+    return num_tokens / seconds
 
   def _options(self) -> Iterable[Sizes]:
-    """Yields all sizes to choose from."""
-    yield PLAIN
+    """Yields all sizes to choose from, but those without the draft."""
     most = max(self._largest.num_steps, 1)
     for bucket in self._buckets:
       if bucket == 1:
@@ -190,20 +212,25 @@ class TreeSizes:
   def _seconds(self, sizes: Sizes) -> float:
     """Returns how long a round takes."""
     times = self._times
+    if sizes == PAUSE:
+      num_rounds, _, seconds = self._pause
+      return seconds / num_rounds
     target = times.target_seconds[sizes.num_nodes]
-    if sizes == PLAIN:
-      return target
     if self._is_async:
       growth = sizes.num_steps * times.draft_seconds
       return max(target, growth) + self._num_forwards * times.draft_seconds
     more_steps = max(sizes.num_steps - 1, 0) * times.draft_seconds
     return target + times.advance_seconds + more_steps
 
-  def _plan_probe(self) -> tuple[Sizes, float]:
-    """Returns the sizes that tell about others, and rounds between them."""
+  def _plan_probes(self) -> None:
+    """Chooses the sizes that tell about others, and rounds between them."""
     now = self._seconds(self.current)
-    if self.current != PLAIN:
-      probe, cost = self._largest, self._seconds(self._largest) - now
+    if self.current != PAUSE:
+      probes, cost = [self._largest], self._seconds(self._largest) - now
+      if len(self._times.pause_seconds) > 1:
+        # What lookup alone would give, a tree does not tell.
+        probes.insert(0, PAUSE)
+        cost = max(cost, self._times.catch_up_seconds)
     else:
       gains = {}
       for sizes in self._options():
@@ -211,15 +238,19 @@ class TreeSizes:
         if not self._has_chains:
           num_levels = min(num_levels, sizes.num_steps)
         best_rate = (1 + num_levels) / self._seconds(sizes)
-        if best_rate > _HYSTERESIS / now:
-          gains[sizes] = (best_rate - 1 / now) / self._cost(sizes)
+        if best_rate > _HYSTERESIS * self._pause_rate():
+          gain = best_rate - self._pause_rate()
+          gains[sizes] = gain / self._cost(sizes)
       if not gains:
-        return PLAIN, math.inf
+        self._probes, self._interval = itertools.repeat(PAUSE), math.inf
+        return
       best = max(gains, key=gains.get)
-      probe, cost = dataclasses.replace(best, ends_pause=True), self._cost(best)
-    return probe, max(cost / (_PROBE_SHARE * now), _PROBE_EVERY)
+      probes = [dataclasses.replace(best, ends_pause=True)]
+      cost = self._cost(best)
+    self._probes = itertools.cycle(probes)
+    self._interval = max(cost / (_PROBE_SHARE * now), _PROBE_EVERY)
 
   def _cost(self, sizes: Sizes) -> float:
-    """Returns the seconds that a probe takes longer than a plain round."""
-    more = self._seconds(sizes) - self._seconds(PLAIN)
+    """Returns the seconds that a probe takes longer than a paused round."""
+    more = self._seconds(sizes) - self._seconds(PAUSE)
     return max(more, 0.0) + self._times.catch_up_seconds
