@@ -82,7 +82,7 @@ class ChainPipeline:
       self._draft_params = self._on_mesh(self._drafter.forcing(length))
       return self.dispatch
 
-    seconds = step_timing.least_seconds(
+    seconds = step_timing.median_seconds(
       {n: functools.partial(step, n) for n in self._drafter.lengths},
       lambda: self._rows.state,
     )

@@ -1,6 +1,7 @@
 """How long the programs of a round take, where what to run depends on it."""
 
-import math
+import collections
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,17 +11,20 @@ import jax
 _NUM_TIMINGS = 8  # of each program
 
 
-def least_seconds(
+def median_seconds(
   programs: Mapping[Any, Callable[[], Callable[[], Any]]],
   state: Callable[[], Any],
 ) -> dict[Any, float]:
   """Times programs in turn, as other work can disturb for a while.
 
+  Not the least times: those of longer steps are further from what steps in
+  between others take.
+
   Args:
     programs: what prepares each of them, and returns what is timed.
     state: returns what preparations may leave unfinished.
   """
-  least = dict.fromkeys(programs, math.inf)
+  seconds = collections.defaultdict(list)
   for turn in range(_NUM_TIMINGS + 1):
     for name, prepare in programs.items():
       enqueue = prepare()
@@ -28,5 +32,5 @@ def least_seconds(
       start = time.perf_counter()
       jax.block_until_ready(enqueue())
       if turn:  # the first one compiles
-        least[name] = min(least[name], time.perf_counter() - start)
-  return least
+        seconds[name].append(time.perf_counter() - start)
+  return {name: statistics.median(times) for name, times in seconds.items()}

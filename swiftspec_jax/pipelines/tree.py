@@ -372,7 +372,7 @@ class TreePipeline:
       self._draft_rows.clear_trees()
       return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
-    seconds = step_timing.least_seconds(
+    seconds = step_timing.median_seconds(
       {
         **{('pause', n): functools.partial(pause, n) for n in drafter.lengths},
         **{

@@ -71,6 +71,8 @@ class TreeSizes:
     self.current = self._largest = Sizes(
       num_nodes=tree_config.num_nodes, num_steps=tree_config.num_draft_steps
     )
+    if tree_config.is_adaptive and tree_config.num_nodes == 1:
+      self.current = self._largest = PAUSE  # a root alone needs no draft
     self._is_async = is_async
     # Chains of the text are deep without forwards, so that a round does not
     # tell what fewer forwards would have done.
