@@ -97,7 +97,7 @@ def test_pauses_change_no_token(plain, mode, batch_size, run_ahead):
   tree_decoder = ss.Decoder(
     target, draft, tree=tree, batch_size=batch_size, run_ahead=run_ahead
   )
-  tree_decoder.pipeline.start(STEP_TIMES)
+  tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, MIXED)
   assert_same(results, plain)
   num_drafted = sum(result.stats.num_drafted for result in results)
@@ -119,7 +119,7 @@ def start(mode, **changes):
   tree = dataclasses.replace(TREE, **changes)
   pipeline = ss.Decoder(target, draft, tree=tree).pipeline
   if tree.is_adaptive:
-    pipeline.start(STEP_TIMES)
+    pipeline.assume(STEP_TIMES)
   request = requests_of(3, max_new_tokens=150)[2]
   limit = len(request.token_ids) + 150
   pipeline.prepare(limit, [request.sampling])

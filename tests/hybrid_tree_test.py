@@ -59,7 +59,7 @@ def test_pauses_change_no_token(mode):
   target, draft = pair(*DEVICES[mode], 1)
   tree = dataclasses.replace(HYBRID, num_nodes=16, is_adaptive=True)
   tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
-  tree_decoder.pipeline.start(STEP_TIMES)
+  tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, REQUESTS)
   assert_same(results, plain())
   num_drafted = sum(result.stats.num_drafted for result in results)

@@ -153,7 +153,7 @@ def adaptive(mode, draft_seed, **options):
   target, draft = pair(*DEVICES[mode], draft_seed)
   tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
   tree_decoder = ss.Decoder(target, draft, tree=tree, **options)
-  tree_decoder.pipeline.start(STEP_TIMES)
+  tree_decoder.pipeline.assume(STEP_TIMES)
   return tree_decoder
 
 

@@ -27,6 +27,7 @@ class ChainPipeline:
     self._target = target
     self._drafter = drafter
     self._draft_params = draft_params
+    self._measure_steps = functools.cache(self._measure_steps)
     self._rows = TargetRows(
       target,
       drafter,
@@ -45,8 +46,8 @@ class ChainPipeline:
 
   def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
     self._rows.prepare(limit, features)
-    if isinstance(self._drafter, AdaptiveLookup) and self._draft_params is None:
-      self._draft_params = self._measure_steps()
+    if isinstance(self._drafter, AdaptiveLookup):
+      self._draft_params = self._measure_steps(self.capacity)
 
   def admit(
     self,
@@ -75,8 +76,9 @@ class ChainPipeline:
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     del reports
 
-  def _measure_steps(self) -> jax.Array:
+  def _measure_steps(self, capacity: int) -> jax.Array:
     """Times steps of idle rows, which stay idle, by the length of the draft."""
+    del capacity  # is that of the rows
 
     def step(length):
       self._draft_params = self._on_mesh(self._drafter.forcing(length))

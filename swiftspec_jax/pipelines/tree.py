@@ -85,6 +85,7 @@ class TreePipeline:
       _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
     )
     self._count = functools.cache(self._count)
+    self._measure_steps = functools.cache(self._measure_steps)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     # Of the next round. The proposal lies on the target's devices; a pause
     # needs none.
@@ -107,8 +108,12 @@ class TreePipeline:
     """The draft's trees as they are now, for looking at them."""
     return self._draft_rows.state.tree
 
-  def start(self, times: tree_sizes.StepTimes) -> None:
-    """Begins to adapt the sizes to the seconds that steps take."""
+  def assume(self, times: tree_sizes.StepTimes) -> None:
+    """Makes adaptive sizes take these times for those of all steps."""
+    self._measure_steps = lambda capacity: times
+
+  def _adapt(self, times: tree_sizes.StepTimes) -> None:
+    """Adapts the sizes to the seconds that steps take."""
     self._sizes.start(times)
     if isinstance(self._pause_drafter, AdaptiveLookup):
       seconds = [times.pause_seconds[n] for n in self._pause_drafter.lengths]
@@ -123,8 +128,8 @@ class TreePipeline:
         _no_news(self._draft, self._batch_size, self._tree_config.num_catch_up),
         self._target.mesh,
       )
-    if self._tree_config.is_adaptive and not self._sizes.is_timed:
-      self.start(self._measure_steps())
+    if self._tree_config.is_adaptive:
+      self._adapt(self._measure_steps(self.capacity))
     self._forget_proposal()
     self._lag = DraftLag()
 
@@ -194,6 +199,12 @@ class TreePipeline:
     self._target_rows.state = state
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
     return verified, output
+
+  def _verify_beside_growth(self) -> types.PackedVerified:
+    """Enqueues both; models on devices of their own may share a processor."""
+    verified, _ = self.verify()
+    self.grow()
+    return verified
 
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
@@ -349,8 +360,9 @@ class TreePipeline:
       for num_nodes in tree_sizes.node_buckets(self._tree_config)
     ]
 
-  def _measure_steps(self) -> tree_sizes.StepTimes:
-    """Times the programs on idle rows, which stay idle."""
+  def _measure_steps(self, capacity: int) -> tree_sizes.StepTimes:
+    """Times the programs of this capacity on idle rows, which stay idle."""
+    del capacity  # is that of the rows
     compiled = self._compiled_sizes()
     trees = [sizes for sizes in compiled if sizes != tree_sizes.PAUSE]
     drafter = self._pause_drafter
@@ -358,11 +370,12 @@ class TreePipeline:
     def pause(length):
       if isinstance(drafter, AdaptiveLookup):
         self._pause_params = self._on_target(drafter.forcing(length))
-      return verify(tree_sizes.PAUSE)
+      self.follow(sizes=tree_sizes.PAUSE)
+      return self.verify
 
     def verify(sizes):
       self.follow(sizes=sizes)
-      return self.verify
+      return self._verify_beside_growth if self.is_async else self.verify
 
     def grow():
       self._draft_rows.clear_trees()

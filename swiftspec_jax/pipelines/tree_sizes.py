@@ -100,10 +100,12 @@ class TreeSizes:
     return self._times is not None
 
   def start(self, times: StepTimes) -> None:
-    """Begins to adapt the sizes."""
-    self._times = times
-    self._pause = _TRIAL * np.array([1.0, 1.0, times.pause_seconds[0]])
-    self._plan_probes()
+    """Adapts the sizes to these times from now on."""
+    if not self.is_timed:
+      self._pause = _TRIAL * np.array([1.0, 1.0, times.pause_seconds[0]])
+    if times is not self._times:
+      self._times = times
+      self._plan_probes()
 
   def next(self) -> Sizes:
     """Returns the sizes of the next proposal."""
