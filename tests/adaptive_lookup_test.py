@@ -9,7 +9,7 @@ import pytest
 from decoding_cases import assert_same, requests_of, run
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling, testing, types
+from swiftspec_jax import profiling, spec_step, testing, types
 from swiftspec_jax.drafting import text_lookup
 
 SIZE = 32
@@ -45,11 +45,14 @@ def rows_of(texts, prompt_lengths=None):
   }
 
 
+def empty_state(batch_size):
+  mesh = jax.sharding.Mesh(jax.devices()[:1], 'x')
+  return DRAFTER.init(batch_size, SIZE, mesh)
+
+
 def propose(rows, seconds, draft_state=None):
   if draft_state is None:
-    draft_state = DRAFTER.init(
-      len(rows['lengths']), SIZE, jax.sharding.Mesh(jax.devices()[:1], 'x')
-    )
+    draft_state = empty_state(len(rows['lengths']))
   state = types.DecodeState(
     **jax.tree.map(jnp.asarray, rows),
     target_cache=None,
@@ -125,6 +128,8 @@ def test_drafts_that_are_wrong_end_and_a_new_request_begins_anew():
     lengths.append(int(proposal.num_drafted[0]))
   rates = draft_state.num_right / draft_state.num_tried
   assert rates[0, 0, 0] < PRIOR[0] / 2
+  # A request is admitted with the empty state of a row of its own.
+  draft_state = spec_step.insert_row(draft_state, empty_state(1), jnp.int32(0))
   _, draft_state = propose(rows_of([TEXTS[2]]), USUAL, draft_state)
   np.testing.assert_allclose(
     draft_state.num_right / draft_state.num_tried, [[PRIOR]], rtol=1e-6

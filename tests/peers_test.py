@@ -44,6 +44,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   assert list(modes) == [
     'autoregressive',
     'prompt_lookup',
+    'adaptive_lookup',
     'hf',
     'hf_prompt_lookup',
   ]

@@ -11,7 +11,6 @@ Legend: B rows, K speculative tokens, N lengths of a draft.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,11 +37,10 @@ class AdaptiveLookup:
   num_speculative_tokens: int = 7
 
   def __post_init__(self):
-    if self.num_speculative_tokens < 1:
-      raise errors.UserError(
-        'num_speculative_tokens must be at least 1, got '
-        f'{self.num_speculative_tokens}'
-      )
+    is_valid = self.num_speculative_tokens >= 1
+    errors.check_fields(
+      self, {'num_speculative_tokens': (is_valid, 'at least 1')}
+    )
 
   @property
   def lengths(self) -> tuple[int, ...]:
@@ -63,7 +61,7 @@ class AdaptiveLookup:
     return sharding_lib.replicate(rows, mesh)
 
   def prefill(self, params, draft_state, token_ids, starts, context):
-    """Leaves the state as it is: `propose` reads a new row's whole text."""
+    """Leaves the state empty: `propose` reads a new row's whole text."""
     del params, token_ids, starts, context
     return draft_state
 
@@ -94,21 +92,12 @@ class AdaptiveLookup:
 
 
 def _follow(state: types.DecodeState) -> text_lookup.TextLookup:
-  """Counts which chains came true; rows of new requests begin anew."""
+  """Counts which chains came true; an empty state has none."""
   lookup = state.draft_state
   steps = jnp.arange(lookup.chains.shape[2])[None]
   new = types.VerifiedTokens(
     token_ids=arrays.take(state.token_ids, lookup.lengths[:, None] + steps),
     num_tokens=jnp.maximum(state.lengths - lookup.lengths, 0),
   )
-  counted = text_lookup.follow(lookup, new)
-  empty = text_lookup.empty_rows(
-    *state.token_ids.shape, lookup.chains.shape[2], lookup.kinds
-  )
-  is_new = state.lengths == state.prompt_lengths
-  lookup = jax.tree.map(
-    lambda a, b: jnp.where(jnp.expand_dims(is_new, range(1, b.ndim)), a, b),
-    empty,
-    counted,
-  )
+  lookup = text_lookup.follow(lookup, new)
   return lookup.replace(token_ids=state.token_ids, lengths=state.lengths)

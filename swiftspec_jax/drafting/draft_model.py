@@ -32,11 +32,10 @@ class DraftModel:
         'a draft that reads features of the target cannot draft chains; give '
         '`tree` (mode serial or async)'
       )
-    if self.num_speculative_tokens < 1:
-      raise errors.UserError(
-        'num_speculative_tokens must be at least 1, got '
-        f'{self.num_speculative_tokens}'
-      )
+    is_valid = self.num_speculative_tokens >= 1
+    errors.check_fields(
+      self, {'num_speculative_tokens': (is_valid, 'at least 1')}
+    )
 
   @property
   def lengths(self):

@@ -28,11 +28,10 @@ class PromptLookup(drafting.StatelessDrafter):
   prompt_lookup_max: int = 4
 
   def __post_init__(self):
-    if self.num_speculative_tokens < 1:
-      raise errors.UserError(
-        'num_speculative_tokens must be at least 1, got '
-        f'{self.num_speculative_tokens}'
-      )
+    is_valid = self.num_speculative_tokens >= 1
+    errors.check_fields(
+      self, {'num_speculative_tokens': (is_valid, 'at least 1')}
+    )
     if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
       raise errors.UserError(
         'prompt lookup needs 1 <= prompt_lookup_min <= prompt_lookup_max, got '
