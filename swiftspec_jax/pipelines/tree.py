@@ -200,12 +200,6 @@ class TreePipeline:
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
     return verified, output
 
-  def _verify_beside_growth(self) -> types.PackedVerified:
-    """Enqueues both; models on devices of their own may share a processor."""
-    verified, _ = self.verify()
-    self.grow()
-    return verified
-
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
     self._grow(self._sizes.current.num_steps)
@@ -375,7 +369,12 @@ class TreePipeline:
 
     def verify(sizes):
       self.follow(sizes=sizes)
-      return self._verify_beside_growth if self.is_async else self.verify
+      return verify_beside_growth if self.is_async else self.verify
+
+    def verify_beside_growth():  # devices may share a processor
+      verified, _ = self.verify()
+      self._grow(self._tree_config.num_draft_steps)
+      return verified
 
     def grow():
       self._draft_rows.clear_trees()

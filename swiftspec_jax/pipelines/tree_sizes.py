@@ -101,11 +101,12 @@ class TreeSizes:
 
   def start(self, times: StepTimes) -> None:
     """Adapts the sizes to these times from now on."""
+    if times is self._times:
+      return
     if not self.is_timed:
       self._pause = _TRIAL * np.array([1.0, 1.0, times.pause_seconds[0]])
-    if times is not self._times:
-      self._times = times
-      self._plan_probes()
+    self._times = times
+    self._plan_probes()
 
   def next(self) -> Sizes:
     """Returns the sizes of the next proposal."""
