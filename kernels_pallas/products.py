@@ -16,6 +16,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+# Rows up to which it is the weight's bytes that a product takes time for.
+_FEW_ROWS = 64
+
 
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:
   """Returns rows [N, K] times a weight [K, ...]: [N, ...], in their dtype.
@@ -65,6 +68,21 @@ def take_rows(table: jax.Array, indices: jax.Array) -> jax.Array:
   return table[indices]
 
 
+def multiply_transposed(rows: jax.Array, weight: jax.Array) -> jax.Array:
+  """Returns rows [N, K] times a weight [..., K]: f32[N, ...].
+
+  The form for float32 on CPUs. With the weight on the left, XLA's CPU backend
+  reads it as it lies in memory and multiplies 8 rows in 1.3 times the time of
+  one; on the right it first copies all of it, which pays for many rows alone.
+  """
+  outputs = 'abc'[: weight.ndim - 1]
+  if len(rows) > _FEW_ROWS:
+    return wide_einsum(f'nk,{outputs}k->n{outputs}', rows, weight)
+  product = wide_einsum(f'{outputs}k,nk->{outputs}n', weight, rows)
+  # Without the barrier XLA swaps the operands.
+  return jnp.moveaxis(jax.lax.optimization_barrier(product), -1, 0)
+
+
 def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
   """Returns the products f32[N, V] of rows [N, K] and table rows [V, K]."""
 
@@ -72,14 +90,10 @@ def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
     # Vocabulary first: the table is read row by row as it lies in memory.
     return wide_einsum('vk,nk->vn', table, rows).T
 
-  if rows.dtype != jnp.bfloat16:
-    return plain(rows, table)
-  return jax.lax.platform_dependent(
-    rows,
-    table,
-    cpu=functools.partial(_of_two_rows, 'nk,vk->nv'),
-    default=plain,
-  )
+  on_cpu = multiply_transposed
+  if rows.dtype == jnp.bfloat16:
+    on_cpu = functools.partial(_of_two_rows, 'nk,vk->nv')
+  return jax.lax.platform_dependent(rows, table, cpu=on_cpu, default=plain)
 
 
 def _of_two_rows(subscripts, x, y):

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, transposed
 from swiftspec_jax.models import params as params_lib
 
 _CONFIG = 'model_config.json'
@@ -58,7 +58,7 @@ def save(model: Model, directory: str | os.PathLike) -> None:
   try:
     partial.mkdir(parents=True)
     with ocp.StandardCheckpointer() as checkpointer:
-      checkpointer.save(partial / _PARAMS, model.params)
+      checkpointer.save(partial / _PARAMS, transposed.undone(model.params))
     model.tokenizer.save_pretrained(partial)
     (partial / _CONFIG).write_text(json.dumps(model.config.to_json(), indent=2))
     partial.replace(directory)

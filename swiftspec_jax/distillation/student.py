@@ -13,7 +13,7 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.models import decoder, layers, transposed
 from swiftspec_jax.models import params as params_lib
 
 # An answer's token counts as much as so many of its prompt.
@@ -130,14 +130,13 @@ def initial_params(
   embedding, final norm and unembedding. A draft that reads features begins with
   the last of them.
   """
-  arrays = jax.tree.map(
-    np.asarray, params_lib.random_params(jax.random.key(seed), config)
-  )
+  random = params_lib.random_params(jax.random.key(seed), config)
+  arrays = jax.tree.map(np.asarray, transposed.undone(random))
   source = jax.tree.map(
     lambda x: np.asarray(x).astype(
       np.int32 if x.dtype == jnp.int32 else np.float32
     ),
-    target.params,
+    transposed.undone(target.params),
   )
   for i, layer in enumerate(student.init_layers):
     arrays['layers'][i] = source['layers'][layer]

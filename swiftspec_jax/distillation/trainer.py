@@ -19,6 +19,7 @@ from swiftspec_jax.distillation import packing, shards, student, training
 from swiftspec_jax.distillation.samples import Group
 from swiftspec_jax.distillation.training import TrainingConfig
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import transposed
 from swiftspec_jax.models import params as params_lib
 
 _RUN = 'run.json'
@@ -206,9 +207,8 @@ class Trainer:
         f'{start_from.name} has another architecture than this run; give '
         'the same options of the draft'
       )
-    return student.continue_from(
-      jax.tree.map(np.asarray, start_from.params), arrays
-    )
+    params = transposed.undone(start_from.params)
+    return student.continue_from(jax.tree.map(np.asarray, params), arrays)
 
   @property
   def shares_embedding(self) -> bool:

@@ -21,8 +21,13 @@ from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import layers, quantization
+from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import QuantizedMatrix
+from swiftspec_jax.models.transposed import TransposedMatrix
+
+# Weights that multiply themselves.
+_MATRICES = (QuantizedMatrix, TransposedMatrix)
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -255,7 +260,7 @@ def _attention_block(x, layer, config, attend, angles):
 def _product(x, weight):
   """x [B, T, in] times a weight [in, ...]."""
   rows = x.reshape(-1, x.shape[-1])
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _MATRICES):
     product = weight.multiply(rows)
   else:
     product = products_lib.multiply(rows, weight)
@@ -264,14 +269,14 @@ def _product(x, weight):
 
 def _project(x, weight, products):
   """x [B, T, in] times a weight [..., D]."""
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _MATRICES):
     return _product(x, weight)
   return products.project(x, weight)
 
 
 def _gated_product(x, weight, products, activation):
   """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _MATRICES):
     gate, up = jnp.moveaxis(_product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)
   return products.swiglu(x, weight, activation=activation)

@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import quantization
+from swiftspec_jax.models import quantization, transposed
 
-Params = dict[str, Any]  # pytree of arrays and QuantizedMatrix
+Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ class ParamSpec:
     axes: logical name of each axis, None where it is never sharded.
     init_scale: standard deviation of the initialiser; None means ones.
     is_index: token ids, int32.
+    num_in_axes: number of leading axes that are inputs of a product; 0 where it
+      is no matrix of a layer.
     scheme: how it is quantized, None where it is not.
   """
 
@@ -40,6 +42,7 @@ class ParamSpec:
   axes: tuple[str | None, ...]
   init_scale: float | None
   is_index: bool = False
+  num_in_axes: int = 0
   scheme: quantization.Scheme | None = None
 
   @property
@@ -87,6 +90,7 @@ def param_specs(config: ModelConfig) -> Params:
     in_sizes = [sizes[axis][0] for axis in inputs]
     return dataclasses.replace(
       spec(*inputs, *outputs, scale=math.prod(in_sizes) ** -0.5),
+      num_in_axes=len(inputs),
       scheme=_scheme(c, in_sizes, outputs),
     )
 
@@ -206,6 +210,9 @@ def place_params(
     array = array.astype(spec.dtype(dtype), copy=False)
     if spec.shape != spec.padded_shape:
       array = np.pad(array, padding)
+    is_matrix_as_it_is = spec.num_in_axes and spec.scheme is None
+    if is_matrix_as_it_is and transposed.is_faster(array.dtype, mesh):
+      return transposed.place(array, spec.num_in_axes, spec.axes, mesh)
     placed = jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
     return _quantized(placed, spec, mesh)
 
