@@ -21,8 +21,13 @@ from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import layers, quantization
+from swiftspec_jax.models import layers
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import QuantizedMatrix
+
+# Weights that multiply themselves.
+_QUANTIZED = (QuantizedMatrix, Int8Matrix)
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -176,7 +181,7 @@ def run_layers(
     kind: layers.rope_angles(positions, config, is_sliding=kind)
     for kind in {config.is_sliding(i) for i in range(config.num_layers)}
   }
-  x = products_lib.take_rows(params['embedding'], token_ids)
+  x = _take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
   if config.reads_features:
     with jax.named_scope('fuse_features'):
@@ -252,10 +257,16 @@ def _attention_block(x, layer, config, attend, angles):
   return attended.reshape(batch, length, -1)
 
 
+def _take_rows(table, token_ids):
+  if isinstance(table, Int8Matrix):
+    return table.take_rows(token_ids)
+  return products_lib.take_rows(table, token_ids)
+
+
 def _product(x, weight):
   """x [B, T, in] times a weight [in, ...]."""
   rows = x.reshape(-1, x.shape[-1])
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _QUANTIZED):
     product = weight.multiply(rows)
   else:
     product = products_lib.multiply(rows, weight)
@@ -264,14 +275,14 @@ def _product(x, weight):
 
 def _project(x, weight, products):
   """x [B, T, in] times a weight [..., D]."""
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _QUANTIZED):
     return _product(x, weight)
   return products.project(x, weight)
 
 
 def _gated_product(x, weight, products, activation):
   """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
-  if isinstance(weight, quantization.QuantizedMatrix):
+  if isinstance(weight, _QUANTIZED):
     gate, up = jnp.moveaxis(_product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)
   return products.swiglu(x, weight, activation=activation)
@@ -287,7 +298,11 @@ def unembed(
   """
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
-  logits = products_lib.look_up_scores(x.reshape(-1, x.shape[-1]), table)
+  rows = x.reshape(-1, x.shape[-1])
+  if isinstance(table, Int8Matrix):
+    logits = table.scores(rows)
+  else:
+    logits = products_lib.look_up_scores(rows, table)
   return logits.reshape(*x.shape[:2], -1)[..., : config.num_logits]
 
 
