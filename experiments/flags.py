@@ -91,8 +91,8 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   'weight_dtype',
   None,
   config.WEIGHT_DTYPES,
-  'Quantize the matrices of the layers of --target and --draft. Default: as '
-  '--dtype.',
+  'Quantize the matrices of the layers of --target and --draft; int8_dynamic: '
+  'also the unembedding and the activations. Default: as --dtype.',
 )
 _KERNELS = flags.DEFINE_enum(
   'kernels',

@@ -22,7 +22,8 @@ _POSITIVE = (
   'max_context',
   'num_shards',
 )
-WEIGHT_DTYPES = ('int8', 'int4')
+INT8_DYNAMIC = 'int8_dynamic'
+WEIGHT_DTYPES = ('int8', 'int4', INT8_DYNAMIC)
 
 
 def group_size(num_inputs: int) -> int:
@@ -56,7 +57,8 @@ class ModelConfig:
   vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
   those of the arrays, the plain ones those of the model. `kernels` is one of
   `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
-  `WEIGHT_DTYPES`, of the matrices of the layers; None is as the other weights.
+  `WEIGHT_DTYPES`, of the matrices of the layers, in int8_dynamic of all that
+  activations are multiplied with; None is as the other weights.
   """
 
   family: str

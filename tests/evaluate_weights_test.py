@@ -8,6 +8,7 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import scoring
+from swiftspec_jax.config import WEIGHT_DTYPES
 
 
 def test_score_is_what_decoding_says(model):
@@ -44,15 +45,17 @@ def test_report(model, tmp_path):
   summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
   assert summary['num_prompts'] == 2
   weights = summary['weights']
-  assert list(weights) == ['plain', 'int8', 'int4']
-  assert [line.split()[0] for line in output.splitlines()[2:5]] == list(weights)
-  plain, int8, int4 = weights.values()
+  assert list(weights) == ['plain', 'int8', 'int4', 'int8_dynamic']
+  assert [line.split()[0] for line in output.splitlines()[2:6]] == list(weights)
+  plain, int8, int4, int8_dynamic = weights.values()
   assert plain['equal_tokens'] == 1
   assert plain['perplexity_increase'] == 0
   assert abs(int8['perplexity_increase']) < abs(int4['perplexity_increase'])
   assert 0 < int4['equal_tokens'] <= int8['equal_tokens'] <= 1
   assert int4['num_bytes'] < int8['num_bytes'] < plain['num_bytes']
-  assert summary['provenance']['flags']['weight_dtypes'] == ['int8', 'int4']
+  # Its table is quantized, too.
+  assert int8_dynamic['num_bytes'] < int8['num_bytes']
+  assert summary['provenance']['flags']['weight_dtypes'] == list(WEIGHT_DTYPES)
   assert summary['provenance']['flags']['weight_dtype'] is None
 
 

@@ -24,6 +24,7 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
 
 MODEL_TYPE = 'swiftspec_draft'
 _CONFIG = 'config.json'
@@ -131,8 +132,10 @@ class DraftFile:
       ) from error
     specs = params_lib.param_specs(config)
     if _EMBEDDING not in stored:
-      embedding = np.asarray(self.target.params[_EMBEDDING])
-      stored[_EMBEDDING] = embedding[: config.vocab_size]
+      embedding = self.target.params[_EMBEDDING]
+      if isinstance(embedding, Int8Matrix):
+        embedding = embedding.dequantized()
+      stored[_EMBEDDING] = np.asarray(embedding)[: config.vocab_size]
 
     def get(path_in_tree, spec):
       name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')

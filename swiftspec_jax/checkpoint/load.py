@@ -54,6 +54,9 @@ def load(
     weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
       to scales for each output, in int4 for each group of up to 128 inputs,
       too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
+      'int8_dynamic' multiplies int8 by int8: the matrices of the layers and
+      the unembedding with a scale for each output, the activations rounded
+      with a scale for each token. It is the fastest on CPUs.
 
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a

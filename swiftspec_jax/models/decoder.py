@@ -22,12 +22,13 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import QuantizedMatrix
 from swiftspec_jax.models.transposed import TransposedMatrix
 
 # Weights that multiply themselves.
-_MATRICES = (QuantizedMatrix, TransposedMatrix)
+_MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -181,7 +182,7 @@ def run_layers(
     kind: layers.rope_angles(positions, config, is_sliding=kind)
     for kind in {config.is_sliding(i) for i in range(config.num_layers)}
   }
-  x = products_lib.take_rows(params['embedding'], token_ids)
+  x = _take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
   if config.reads_features:
     with jax.named_scope('fuse_features'):
@@ -257,6 +258,12 @@ def _attention_block(x, layer, config, attend, angles):
   return attended.reshape(batch, length, -1)
 
 
+def _take_rows(table, token_ids):
+  if isinstance(table, Int8Matrix):
+    return table.take_rows(token_ids)
+  return products_lib.take_rows(table, token_ids)
+
+
 def _product(x, weight):
   """x [B, T, in] times a weight [in, ...]."""
   rows = x.reshape(-1, x.shape[-1])
@@ -292,7 +299,11 @@ def unembed(
   """
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
-  logits = products_lib.look_up_scores(x.reshape(-1, x.shape[-1]), table)
+  rows = x.reshape(-1, x.shape[-1])
+  if isinstance(table, Int8Matrix):
+    logits = table.scores(rows)
+  else:
+    logits = products_lib.look_up_scores(rows, table)
   return logits.reshape(*x.shape[:2], -1)[..., : config.num_logits]
 
 

@@ -5,6 +5,7 @@ parameters, and the placing of loaded arrays on a mesh.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import quantization, transposed
+from swiftspec_jax.models import int8_dynamic, quantization, transposed
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
 
@@ -33,7 +34,7 @@ class ParamSpec:
     init_scale: standard deviation of the initialiser; None means ones.
     is_index: token ids, int32.
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
-      is no matrix of a layer.
+      is no such matrix.
     scheme: how it is quantized, None where it is not.
   """
 
@@ -43,7 +44,7 @@ class ParamSpec:
   init_scale: float | None
   is_index: bool = False
   num_in_axes: int = 0
-  scheme: quantization.Scheme | None = None
+  scheme: quantization.Scheme | int8_dynamic.Scheme | None = None
 
   @property
   def is_norm(self) -> bool:
@@ -78,12 +79,16 @@ def param_specs(config: ModelConfig) -> Params:
     'features': (c.feature_dim, c.feature_dim),
   }
 
-  def spec(*axes: str, scale: float | None = None) -> ParamSpec:
+  def spec(
+    *axes: str, scale: float | None = None, in_axis: int | None = None
+  ) -> ParamSpec:
     return ParamSpec(
       shape=tuple(sizes[axis][0] for axis in axes),
       padded_shape=tuple(sizes[axis][1] for axis in axes),
       axes=axes,
       init_scale=scale,
+      num_in_axes=int(in_axis == 0),
+      scheme=_dynamic_scheme(c, in_axis),
     )
 
   def matrix(inputs: tuple[str, ...], *outputs: str) -> ParamSpec:
@@ -115,19 +120,22 @@ def param_specs(config: ModelConfig) -> Params:
       specs['post_ffw_norm'] = spec('embed')
     return specs
 
+  is_tied = c.tie_embeddings and not c.output_vocab_size
+  table = functools.partial(spec, scale=c.embed_dim**-0.5)
   specs = {
-    'embedding': spec('vocab', 'embed', scale=c.embed_dim**-0.5),
+    # Rows that are only looked up stay as they are: that is as fast.
+    'embedding': table('vocab', 'embed', in_axis=1 if is_tied else None),
     'layers': [layer() for _ in range(c.num_layers)],
     'final_norm': spec('embed'),
   }
   if c.reads_features:
     specs['feature_projection'] = spec(
-      'features', 'embed', scale=c.feature_dim**-0.5
+      'features', 'embed', scale=c.feature_dim**-0.5, in_axis=0
     )
     specs['feature_norm'] = spec('embed')
-    specs['feature_fusion'] = spec('embed', 'embed', scale=c.embed_dim**-0.5)
-  if not c.tie_embeddings or c.output_vocab_size:
-    specs['unembedding'] = spec('outputs', 'embed', scale=c.embed_dim**-0.5)
+    specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
+  if not is_tied:
+    specs['unembedding'] = table('outputs', 'embed', in_axis=1)
   if c.output_vocab_size:
     # Ascending; logit i is that of token output_token_ids[i]. Not padded.
     size = (c.output_vocab_size,)
@@ -141,12 +149,23 @@ def param_specs(config: ModelConfig) -> Params:
   return specs
 
 
+def _dynamic_scheme(
+  config: ModelConfig, in_axis: int | None
+) -> int8_dynamic.Scheme | None:
+  """Returns how a weight outside the layers is quantized."""
+  if in_axis is None or config.weight_dtype != config_lib.INT8_DYNAMIC:
+    return None
+  return int8_dynamic.Scheme(in_axes=(in_axis,))
+
+
 def _scheme(
   config: ModelConfig, in_sizes: list[int], outputs: tuple[str, ...]
-) -> quantization.Scheme | None:
+) -> quantization.Scheme | int8_dynamic.Scheme | None:
   """Returns how a matrix with inputs of these axes is quantized."""
   if config.weight_dtype is None:
     return None
+  if config.weight_dtype == config_lib.INT8_DYNAMIC:
+    return int8_dynamic.Scheme(in_axes=tuple(range(len(in_sizes))))
   # No group reaches into another kv head, which may be another device's.
   num_inputs = math.prod(in_sizes[1:] or in_sizes)
   return quantization.Scheme(

@@ -2,7 +2,7 @@
 
 int8 has one scale for each output, int4 one for each output and group of
 inputs. Both are symmetric; only weights are quantized, all sums are those of
-`values * scales`.
+`values * scales`. `int8_dynamic` is where activations are quantized, too.
 
 Legend: P parts, K inputs, N outputs, C groups of inputs.
 """
@@ -10,6 +10,7 @@ Legend: P parts, K inputs, N outputs, C groups of inputs.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -91,18 +92,10 @@ class Scheme:
       sharding_lib.sharding_of(mesh, (None, inputs, outputs))
       for inputs in (axes[0], axes[0] if is_grouped else None)
     )
-    program = _program(self, shardings)
-    if isinstance(array, jax.ShapeDtypeStruct):
-      shapes = jax.eval_shape(program, array)
-      arrays = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-        for x, sharding in zip(shapes, shardings, strict=True)
-      ]
-    else:
-      arrays = program(array)
+    values, scales = run(_program(self, shardings), array, shardings)
     return QuantizedMatrix(
-      values=arrays[0],
-      scales=arrays[1],
+      values=values,
+      scales=scales,
       out_shape=array.shape[self.num_in_axes :],
       sharding=shardings[0],
       kernels=self.kernels,
@@ -122,13 +115,41 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
       -1,
     )
     tiled = {1: scheme.group_size} if scheme.weight_dtype == 'int4' else {}
-    quantized = qwix.quantize(
-      jnp.moveaxis(matrices, 1, 0),
-      scheme.weight_dtype,
-      channelwise_axes=(0, 2),
-      tiled_axes=tiled,
-      calibration_method=_CALIBRATION,
+    return round_weights(
+      jnp.moveaxis(matrices, 1, 0), scheme.weight_dtype, (0, 2), tiled
     )
-    return quantized.qvalue, quantized.scale
 
   return jax.jit(quantize, out_shardings=shardings)
+
+
+def round_weights(
+  array: jax.Array,
+  dtype: str,
+  channelwise_axes: tuple[int, ...],
+  tiled_axes: Mapping[int, int],
+) -> tuple[jax.Array, jax.Array]:
+  """Returns integers and scales f32 of an array f32, as qwix has them."""
+  quantized = qwix.quantize(
+    array,
+    dtype,
+    channelwise_axes=channelwise_axes,
+    tiled_axes=tiled_axes,
+    calibration_method=_CALIBRATION,
+  )
+  return quantized.qvalue, quantized.scale
+
+
+def run(
+  program: Callable[..., Sequence[jax.Array]],
+  array: jax.Array | jax.ShapeDtypeStruct,
+  shardings: Sequence[NamedSharding],
+) -> Sequence[jax.Array | jax.ShapeDtypeStruct]:
+  """Returns what a program makes of an array, abstract if the array is."""
+  if not isinstance(array, jax.ShapeDtypeStruct):
+    return program(array)
+  return [
+    jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    for x, sharding in zip(
+      jax.eval_shape(program, array), shardings, strict=True
+    )
+  ]

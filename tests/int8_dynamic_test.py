@@ -1,0 +1,202 @@
+"""Models that multiply int8 by int8.
+
+The oracle is numpy: integers of weights and rows, and their exact sums. Logits
+of a model may depend on the order of sums in its attention; its products may
+depend on nothing but the row.
+"""
+
+import dataclasses
+import re
+
+import decoding_cases
+import jax
+import jax.numpy as jnp
+import model_cases
+import numpy as np
+import pytest
+from decoding_cases import assert_same, requests_of
+from models_test import step_text
+from quantized_weights_test import ODD, oracle
+
+import swiftspec_jax as ss
+from kernels_pallas import int8_products
+from swiftspec_jax import sharding, testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.models import decoder, int8_dynamic
+from swiftspec_jax.models import params as params_lib
+
+CONFIG = dataclasses.replace(decoding_cases.CONFIG, weight_dtype='int8_dynamic')
+ODD = dataclasses.replace(ODD, weight_dtype='int8_dynamic')
+TABLE = int8_dynamic.Scheme(in_axes=(1,))
+NUM_INPUTS = 40
+
+
+def draw(seed, *shape):
+  array = np.random.default_rng(seed).normal(size=shape)
+  return array.astype(np.float32)
+
+
+def rounded(rows):
+  """Returns integers and scales of rows."""
+  highest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1e-30)
+  return np.rint(rows * (np.float32(127) / highest)), highest / 127
+
+
+def table_of(weight, num_devices=1, dtype=jnp.float32):
+  mesh = sharding.make_mesh(jax.devices()[:num_devices])
+  return TABLE.quantize(jnp.asarray(weight, dtype), ('vocab', 'embed'), mesh)
+
+
+scores = jax.jit(int8_dynamic.Int8Matrix.scores)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_scores_are_those_of_integers(dtype):
+  weight = jnp.asarray(draw(0, 24, NUM_INPUTS), dtype)
+  x = jnp.asarray(draw(1, 5, NUM_INPUTS), dtype).at[3].set(0)
+  integers, scales = oracle(np.asarray(weight, np.float32).T, 'int8', 1)
+  rows, row_scales = rounded(np.asarray(x, np.float32))
+  want = (rows @ integers) * row_scales * scales
+  table = table_of(weight, dtype=dtype)
+  np.testing.assert_allclose(scores(table, x), want, rtol=1e-6)
+  product = jax.jit(int8_dynamic.Int8Matrix.multiply)(table, x)
+  assert product.dtype == dtype
+  indices = jnp.array([[3, 0], [23, 3]])
+  taken = jax.jit(int8_dynamic.Int8Matrix.take_rows)(table, indices)
+  assert taken.dtype == dtype
+  own = (integers * scales).T.astype(np.float32)
+  np.testing.assert_allclose(table.dequantized(), own, rtol=1e-6)
+  np.testing.assert_allclose(
+    np.asarray(taken, np.float32), own[indices], rtol=2.0**-8
+  )
+
+
+@pytest.mark.parametrize('num_devices', [1, 2])
+def test_a_product_depends_on_its_row_alone(num_devices):
+  table = table_of(draw(0, 48, NUM_INPUTS), num_devices)
+  x = draw(1, 70, NUM_INPUTS) * np.logspace(-3, 3, 70)[:, None]
+  x = x.astype(np.float32)
+  alone = np.concatenate([scores(table, row[None]) for row in x])
+  for num_rows in (2, 3, 8, 9, 16, 70):
+    np.testing.assert_array_equal(scores(table, x[:num_rows]), alone[:num_rows])
+  beside = np.zeros((8, NUM_INPUTS), np.float32)
+  beside[5] = x[3]
+  np.testing.assert_array_equal(scores(table, beside)[5], alone[3])
+
+
+def test_what_is_no_number_stays_none():
+  table = table_of(draw(0, 24, NUM_INPUTS))
+  x = draw(1, 3, NUM_INPUTS)
+  x[1, 7] = np.nan
+  product = np.asarray(scores(table, x))
+  assert np.isnan(product[1]).all()
+  assert np.isfinite(product[[0, 2]]).all()
+
+
+def test_sums_are_exact():
+  highest = jnp.full((9, 4096), 127, jnp.int8)
+  for num_rows in (1, 9):
+    product = int8_products.multiply(highest[:num_rows], -highest)
+    np.testing.assert_array_equal(
+      product, np.full((num_rows, 9), -4096 * 127**2)
+    )
+
+
+def quantized(leaf):
+  return isinstance(leaf, int8_dynamic.Int8Matrix)
+
+
+@pytest.mark.parametrize('config', [CONFIG, ODD])
+def test_weights_do_not_depend_on_the_devices(config):
+  plain = testing.random_model(dataclasses.replace(config, weight_dtype=None))
+  one = testing.random_model(config)
+  two = testing.random_model(config, devices=jax.devices()[:2])
+  wholes, parts = (
+    jax.tree.leaves(model.params, is_leaf=quantized) for model in (one, two)
+  )
+  assert sum(map(quantized, wholes)) == 4 * config.num_layers + 1
+  for whole, part in zip(wholes, parts, strict=True):
+    if quantized(whole):
+      size = tuple(slice(n) for n in whole.values.shape)
+      np.testing.assert_array_equal(np.asarray(part.values)[size], whole.values)
+      shard = part.values.sharding.shard_shape(part.values.shape)
+      assert np.prod(shard) * 2 == part.values.size
+  weight = np.asarray(plain.params['layers'][1]['attention_out'])
+  integers, scales = oracle(weight.reshape(-1, config.embed_dim), 'int8', None)
+  out = one.params['layers'][1]['attention_out']
+  np.testing.assert_array_equal(out.values, integers.T)
+  np.testing.assert_allclose(out.scales, scales[0], rtol=1e-6)
+
+
+def logits_of(model):
+  """Returns the logits of a prompt's tokens."""
+
+  @jax.jit
+  def run(params, cache, token_ids):
+    starts = jnp.zeros(1, jnp.int32)
+    hidden, _ = decoder.forward(
+      params, model.config, token_ids, cache, starts=starts
+    )
+    return decoder.unembed(params, model.config, hidden)
+
+  cache = dense.KVCacheConfig.of_model(model.config, 1, 64, jnp.float32)
+  token_ids = jnp.asarray(model_cases.token_ids()[None])
+  return np.asarray(run(model.params, cache.init(model.mesh), token_ids))
+
+
+@pytest.mark.parametrize('family', ['llama', 'gemma3_text'])
+def test_logits_are_nearly_those_of_the_plain_model(tmp_path, family):
+  testing.write_tiny_checkpoint(tmp_path, family)
+  model = ss.load(tmp_path, weight_dtype='int8_dynamic')
+  is_tied = family == 'gemma3_text'
+  assert quantized(model.params['embedding']) == is_tied
+  assert is_tied or quantized(model.params['unembedding'])
+  plain, actual = logits_of(ss.load(tmp_path)), logits_of(model)
+  assert np.abs(actual - plain).max() < 0.05 * np.abs(plain).max()
+
+
+def test_logits_do_not_depend_on_the_devices():
+  one, two = (
+    logits_of(testing.random_model(CONFIG, devices=jax.devices()[:count]))
+    for count in (1, 2)
+  )
+  np.testing.assert_array_equal(two, one)
+
+
+def test_greedy_output_is_the_same_with_trees():
+  target = testing.random_model(CONFIG)
+  draft = testing.random_model(dataclasses.replace(CONFIG, num_layers=1))
+  tree = ss.TreeConfig(num_nodes=4, width=2, num_draft_steps=2, branching=2)
+  requests = requests_of(3, max_new_tokens=24)
+  plain, drafted = (
+    decoding_cases.run(decoder, requests)
+    for decoder in (ss.Decoder(target), ss.Decoder(target, draft, tree=tree))
+  )
+  assert_same(drafted, plain)
+
+
+def test_no_weights_travel_between_devices():
+  config = dataclasses.replace(CONFIG, vocab_size=512)
+  text = step_text(testing.random_model(config, devices=jax.devices()[:2]))
+  assert not re.findall(r'= s8\S* all-gather(?:-start)?\(', text)
+  # Behind both blocks of both layers, the scales' and the product's.
+  assert len(re.findall(r'= s32\S* all-reduce(?:-start)?\(', text)) == 4
+
+
+def test_abstract_parameters_are_those_of_the_model():
+  model = testing.random_model(CONFIG)
+  abstract = params_lib.abstract_params(CONFIG, jnp.float32, model.mesh)
+  assert jax.tree.structure(abstract) == jax.tree.structure(model.params)
+  for want, leaf in zip(
+    jax.tree.leaves(abstract), jax.tree.leaves(model.params), strict=True
+  ):
+    assert (want.shape, want.dtype) == (leaf.shape, leaf.dtype)
+
+
+def test_saved_models_can_be_quantized(tmp_path, model):
+  ss.save(ss.load(model), tmp_path / 'saved')
+  again = ss.load(tmp_path / 'saved', weight_dtype='int8_dynamic')
+  want = logits_of(ss.load(model, weight_dtype='int8_dynamic'))
+  np.testing.assert_array_equal(logits_of(again), want)
+  with pytest.raises(ss.UserError, match='is quantized to int8_dynamic; load'):
+    ss.save(again, tmp_path / 'again')
