@@ -22,7 +22,7 @@ import swiftspec_jax as ss
 from kernels_pallas import int8_products
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder, int8_dynamic
+from swiftspec_jax.models import decoder, int8_dynamic, transposed
 from swiftspec_jax.models import params as params_lib
 
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, weight_dtype='int8_dynamic')
@@ -121,7 +121,9 @@ def test_weights_do_not_depend_on_the_devices(config):
       np.testing.assert_array_equal(np.asarray(part.values)[size], whole.values)
       shard = part.values.sharding.shard_shape(part.values.shape)
       assert np.prod(shard) * 2 == part.values.size
-  weight = np.asarray(plain.params['layers'][1]['attention_out'])
+  weight = np.asarray(
+    transposed.undone(plain.params)['layers'][1]['attention_out']
+  )
   integers, scales = oracle(weight.reshape(-1, config.embed_dim), 'int8', None)
   out = one.params['layers'][1]['attention_out']
   np.testing.assert_array_equal(out.values, integers.T)

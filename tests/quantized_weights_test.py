@@ -23,7 +23,7 @@ from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import student
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import decoder, transposed
 from swiftspec_jax.serving.engine import Engine
 
 # The highest weight lies almost half a step behind the last integer.
@@ -93,7 +93,7 @@ def test_group_sizes():
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_integers_and_scales(weight_dtype):
   plain, model = model_of(None), model_of(weight_dtype)
-  weight = np.array(plain.params['layers'][1]['down'])
+  weight = np.array(transposed.undone(plain.params)['layers'][1]['down'])
   matrix = model.params['layers'][1]['down']
   integers, scales = oracle(weight, weight_dtype, 64)
   assert matrix.values.dtype == jnp.dtype(weight_dtype)

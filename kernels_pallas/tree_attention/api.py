@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch, tuning
 from kernels_pallas.tree_attention import (
+  filled,
   mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
@@ -67,7 +68,9 @@ def tree_attention(
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
   chosen = _choose(queries, keys, tree_mask, window, implementation, sharding)
   if chosen == dispatch.REFERENCE:
-    return reference.tree_attention(*arrays, **options)
+    is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
+    backend = filled if is_on_cpu else reference
+    return backend.tree_attention(*arrays, **options)
   if tree_mask is None:
     batch, num_tokens = positions.shape
     chain = jnp.tri(num_tokens, dtype=bool)[None]

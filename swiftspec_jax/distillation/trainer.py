@@ -19,8 +19,8 @@ from swiftspec_jax.distillation import packing, shards, student, training
 from swiftspec_jax.distillation.samples import Group
 from swiftspec_jax.distillation.training import TrainingConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import transposed
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models import transposed
 
 _RUN = 'run.json'
 _CHECKPOINTS = 'checkpoints'

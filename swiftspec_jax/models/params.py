@@ -34,7 +34,7 @@ class ParamSpec:
     init_scale: standard deviation of the initialiser; None means ones.
     is_index: token ids, int32.
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
-      is no such matrix.
+      is no matrix of a layer.
     scheme: how it is quantized, None where it is not.
   """
 
@@ -87,7 +87,6 @@ def param_specs(config: ModelConfig) -> Params:
       padded_shape=tuple(sizes[axis][1] for axis in axes),
       axes=axes,
       init_scale=scale,
-      num_in_axes=int(in_axis == 0),
       scheme=_dynamic_scheme(c, in_axis),
     )
 
