@@ -25,6 +25,7 @@ _FIXED = (
   'weight_dtype',
   'draft',
   'draft_layers',
+  'draft_weight_dtype',
   'target_devices',
   'draft_devices',
 )

@@ -94,6 +94,13 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   'Quantize the matrices of the layers of --target and --draft; int8_dynamic: '
   'also the unembedding and the activations. Default: as --dtype.',
 )
+_DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
+  'draft_weight_dtype',
+  None,
+  config.WEIGHT_DTYPES,
+  'The same for --draft alone, which need not be exact: the output stays that '
+  'of --target. Default: as --weight_dtype.',
+)
 _KERNELS = flags.DEFINE_enum(
   'kernels',
   'auto',
@@ -188,6 +195,7 @@ def check(modes: Sequence[str]) -> None:
   for flag, value, users, used in (
     ('draft', _DRAFT.value, _DRAFT_MODES, drafting),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES, drafting),
+    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_MODES, drafting),
     ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
@@ -235,7 +243,7 @@ def load_draft(target: ss.Model, mode: str) -> ss.Model:
     draft_of=target,
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,
-    weight_dtype=_WEIGHT_DTYPE.value,
+    weight_dtype=_DRAFT_WEIGHT_DTYPE.value or _WEIGHT_DTYPE.value,
   )
 
 
@@ -297,6 +305,7 @@ def to_json() -> dict[str, Any]:
     _SEED,
     _DTYPE,
     _WEIGHT_DTYPE,
+    _DRAFT_WEIGHT_DTYPE,
     _KERNELS,
   )
   return {

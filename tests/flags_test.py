@@ -110,6 +110,11 @@ def test_modes_on_the_same_devices_share_the_draft(model):
       '--draft_layers=2 is used by',
     ),
     (
+      'prompt_lookup',
+      {'draft_weight_dtype': 'int8_dynamic'},
+      '--draft_weight_dtype=int8_dynamic is used by',
+    ),
+    (
       'chain',
       {'draft': 'x', 'forced_acceptance': 0.5},
       '--forced_acceptance=0.5 is used by modes serial, async, forced only; '

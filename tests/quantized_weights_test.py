@@ -202,5 +202,8 @@ def test_the_flag_is_for_target_and_draft(model):
     drafts = flags_lib.load_drafts(target, ['serial'])
     assert flags_lib.to_json()['weight_dtype'] == 'int4'
     assert flags_lib.load_target('int8').config.weight_dtype == 'int8'
+    with given(draft_weight_dtype='int8_dynamic'):
+      other = flags_lib.load_draft(target, 'serial')
+  assert other.config.weight_dtype == 'int8_dynamic'
   assert target.config.weight_dtype == 'int4'
   assert drafts['serial'].config.weight_dtype == 'int4'
