@@ -45,6 +45,8 @@ class Record:
   num_misses: int
   num_draft_forwards: int
   finish_reason: str
+  num_plain_rounds: int = 0
+  num_tree_rounds: int = 0
   host_seconds: float | None = None
   forced_acceptance: float | None = None
 
@@ -83,6 +85,8 @@ def make_record(
     num_late_hits=stats.num_late_hits,
     num_misses=stats.num_misses,
     num_draft_forwards=stats.num_draft_forwards,
+    num_plain_rounds=stats.num_plain_rounds,
+    num_tree_rounds=stats.num_tree_rounds,
     finish_reason=result.finish_reason,
     **values,
   )

@@ -19,12 +19,15 @@ TREE_MODES = ('serial', 'async')
 ENGINE_TREE = 'tree'
 ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
+AUTO = 'auto'  # with a draft model or without
 MODES = (
+  AUTO,
   'autoregressive',
   'prompt_lookup',
   'adaptive_lookup',
   *_DRAFT_MODES,
 )
+_DRAFT_USERS = AUTO, *_DRAFT_MODES
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -36,8 +39,8 @@ _TARGET = flags.DEFINE_string(
 _DRAFT = flags.DEFINE_string(
   'draft',
   None,
-  f'Draft model of modes {", ".join(_DRAFT_MODES)}; named like --target. '
-  'Default: the built-in one, which modes with trees can use '
+  f'Draft model of modes {", ".join(_DRAFT_USERS)}; named like --target. '
+  'Default: the built-in one, which auto and modes with trees can use '
   f'({", ".join(ss.BUILTIN_DRAFTS)}).',
 )
 _DRAFT_LAYERS = flags.DEFINE_integer(
@@ -170,7 +173,7 @@ def default_modes() -> tuple[str, ...]:
 
 def draft_name(mode: str) -> str | None:
   """Returns the name of the draft model of a mode, None if there is none."""
-  if _DRAFT.value or mode not in (*TREE_MODES, ENGINE_TREE):
+  if _DRAFT.value or mode not in (AUTO, *TREE_MODES, ENGINE_TREE):
     return _DRAFT.value or None
   return builtin.draft_for(_TARGET.value)
 
@@ -186,16 +189,16 @@ def check(modes: Sequence[str]) -> None:
   device_flags.prepare(modes)
   device_flags.check(modes)
   config_file.check_device()
-  drafting = [mode for mode in modes if mode in (*_DRAFT_MODES, ENGINE_TREE)]
+  drafting = [mode for mode in modes if mode in (*_DRAFT_USERS, ENGINE_TREE)]
   forcible = *TREE_MODES, ENGINE_FORCED
   forced_modes = [mode for mode in modes if mode in forcible]
   for mode in drafting:
-    if draft_name(mode) is None:
+    if mode != AUTO and draft_name(mode) is None:
       raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
   for flag, value, users, used in (
-    ('draft', _DRAFT.value, _DRAFT_MODES, drafting),
-    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_MODES, drafting),
-    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_MODES, drafting),
+    ('draft', _DRAFT.value, _DRAFT_USERS, drafting),
+    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_USERS, drafting),
+    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_USERS, drafting),
     ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
@@ -224,9 +227,10 @@ def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
     devices share it.
   """
   drafts = {}
-  if set(modes) & {'chain', 'serial'}:
-    draft = load_draft(target, 'serial')
-    drafts = {mode: draft for mode in ('chain', 'serial') if mode in modes}
+  sharing = [mode for mode in modes if mode in (AUTO, 'chain', 'serial')]
+  sharing = [mode for mode in sharing if draft_name(mode) is not None]
+  if sharing:
+    drafts = dict.fromkeys(sharing, load_draft(target, sharing[0]))
   if 'async' in modes:
     drafts['async'] = load_draft(target, 'async')
   return drafts
@@ -258,16 +262,19 @@ def make_decoder(
     return ss.Decoder(target)
   if mode == 'prompt_lookup':
     return ss.Decoder(target, prompt_lookup())
-  if mode == 'adaptive_lookup':
+  if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
     return ss.Decoder(target, ss.AdaptiveLookup(**_num_speculative_tokens()))
   if mode == 'chain':
     return ss.Decoder(
       target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value
     )
+  tree = tree_flags.config()
   return ss.Decoder(
     target,
     draft,
-    tree=tree_flags.config(),
+    tree=dataclasses.replace(
+      tree, is_adaptive=mode == AUTO or tree.is_adaptive
+    ),
     run_ahead=tree_flags.run_ahead(),
     timeline=timeline,
   )

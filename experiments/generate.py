@@ -33,7 +33,11 @@ from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
-  'mode', 'autoregressive', flags_lib.MODES, 'How to decode.'
+  'mode',
+  flags_lib.AUTO,
+  flags_lib.MODES,
+  'How to decode. auto chooses round by round among plain decoding, prompt '
+  'lookup and trees of the draft model, if there is one, by what it measures.',
 )
 _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(

@@ -38,12 +38,27 @@ def describe(stats: Sequence[ss.GenerationStats]) -> str:
     rates = [a / max(d, 1) for a, d in zip(accepted, drafted, strict=True)]
     shares = ' '.join(f'{rate:.2f}' for rate in rates)
     parts.append(f'accepted per position {shares}')
+  parts += _choices(stats)
   rates = results.tree_rates(stats)
   if None not in rates.values():
     names = ('hits', 'late hits', 'misses')
     rounded = [f'{rate:.2f}' for rate in rates.values()]
     parts += map(' '.join, zip(names, rounded, strict=True))
   return ', '.join(parts)
+
+
+def _choices(stats: Sequence[ss.GenerationStats]) -> list[str]:
+  """Returns which kinds of rounds there were, if there was a choice."""
+  num_rounds = sum(s.num_rounds for s in stats)
+  num_plain = sum(s.num_plain_rounds for s in stats)
+  num_tree = sum(s.num_tree_rounds for s in stats)
+  counts = {
+    'plain': num_plain,
+    'chain': num_rounds - num_plain - num_tree,
+    'tree': num_tree,
+  }
+  used = [f'{count} {kind}' for kind, count in counts.items() if count]
+  return [f'rounds {", ".join(used)}'] if len(used) > 1 else []
 
 
 def _sum_positions(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -97,6 +97,7 @@ class Row:
     self._logprobs: list[float] = []
     self._top_logprobs: list[results.TopLogprobs] = []
     self._num_rounds = 0
+    self._num_plain_rounds = self._num_tree_rounds = 0
     self._num_drafted = 0
     self._num_forwards = 0
     self._outcomes = np.zeros(tree_lib.NUM_OUTCOMES, int)
@@ -146,6 +147,9 @@ class Row:
     if self._num_rounds and report.outcome != types.NO_OUTCOME:
       self._outcomes[report.outcome] += 1
     self._num_rounds += 1
+    is_tree = bool(report.num_drafted) and report.outcome != types.NO_OUTCOME
+    self._num_plain_rounds += not report.num_drafted
+    self._num_tree_rounds += is_tree
     self._num_drafted += report.num_drafted
     self._num_forwards += report.num_forwards
     self._drafted[: report.num_levels] += 1
@@ -205,6 +209,8 @@ class Row:
       num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),
       num_misses=int(self._outcomes[tree_lib.MISS]),
       num_draft_forwards=self._num_forwards,
+      num_plain_rounds=self._num_plain_rounds,
+      num_tree_rounds=self._num_tree_rounds,
     )
     return results.GenerationResult(
       text=self._stream.text,

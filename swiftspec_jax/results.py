@@ -22,6 +22,8 @@ class GenerationStats:
     num_misses: rounds after which it was not in the tree.
     num_draft_forwards: forwards of a tree's draft between a verdict and the
       next proposal, for which the target waited.
+    num_plain_rounds: rounds that verified no draft token.
+    num_tree_rounds: rounds that verified a tree; the others, a chain.
     ttft_seconds: from the start of prefill to the first token on the host.
     decode_seconds: from the end of prefill to the last token on the host.
   """
@@ -39,6 +41,8 @@ class GenerationStats:
   num_late_hits: int = 0
   num_misses: int = 0
   num_draft_forwards: int = 0
+  num_plain_rounds: int = 0
+  num_tree_rounds: int = 0
 
   @property
   def acceptance_length(self) -> float:

@@ -71,7 +71,7 @@ def rounded(model, weight_dtype):
 
   layers = [
     {name: round_weight(name, array) for name, array in layer.items()}
-    for layer in model.params['layers']
+    for layer in transposed.undone(model.params)['layers']
   ]
   return dataclasses.replace(model, params={**model.params, 'layers': layers})
 
