@@ -92,7 +92,8 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   None,
   config.WEIGHT_DTYPES,
   'Quantize the matrices of the layers of --target and --draft; '
-  'int8_dynamic and int8_dynamic16: also the unembedding and the activations. Default: as --dtype.',
+  'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
+  'Default: as --dtype.',
 )
 _DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
   'draft_weight_dtype',
