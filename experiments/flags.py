@@ -94,8 +94,9 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   'weight_dtype',
   None,
   config.WEIGHT_DTYPES,
-  'Quantize the matrices of the layers of --target and --draft; int8_dynamic: '
-  'also the unembedding and the activations. Default: as --dtype.',
+  'Quantize the matrices of the layers of --target and --draft; '
+  'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
+  'Default: as --dtype.',
 )
 _DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
   'draft_weight_dtype',

@@ -10,17 +10,37 @@ import jax
 import jax.numpy as jnp
 
 _LIMIT = 127.0
+_FINER = 2 * _LIMIT  # half a step becomes the highest integer
 _SMALLEST = 1e-30  # highest number of a row; a row of zeros has it, too
 _MOST_ROWS_ON_RIGHT = 8
 
 
-def quantize_rows(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns int8[N, K] and scales f32[N, 1] of rows [N, K]."""
+def quantize_rows(
+  rows: jax.Array, num_terms: int = 1
+) -> tuple[jax.Array, jax.Array]:
+  """Rounds rows [N, K] to int8.
+
+  Args:
+    rows: of floats.
+    num_terms: 1, or 2 for a second integer of what the first one leaves, whose
+      scale is 254 times smaller: 16 bits for rows with a few high numbers.
+
+  Returns:
+    int8[num_terms, N, K] and the scales f32[num_terms, N, 1].
+  """
   rows = rows.astype(jnp.float32)
   highest = jnp.abs(rows).max(axis=-1, keepdims=True)
   highest = jnp.maximum(highest, _SMALLEST)
-  integers = jnp.round(rows * (_LIMIT / highest)).astype(jnp.int8)
-  return integers, highest / _LIMIT
+  scale = highest / _LIMIT
+  rest = rows * (_LIMIT / highest)
+  terms, scales = [], []
+  for _ in range(num_terms):
+    integers = jnp.round(rest)
+    terms.append(integers.astype(jnp.int8))
+    scales.append(scale)
+    rest = (rest - integers) * _FINER
+    scale = scale / _FINER
+  return jnp.stack(terms), jnp.stack(scales)
 
 
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:

@@ -22,8 +22,9 @@ _POSITIVE = (
   'max_context',
   'num_shards',
 )
-INT8_DYNAMIC = 'int8_dynamic'
-WEIGHT_DTYPES = ('int8', 'int4', INT8_DYNAMIC)
+# How many integers of int8 an activation becomes in the layers.
+DYNAMIC_TERMS = {'int8_dynamic': 1, 'int8_dynamic16': 2}
+WEIGHT_DTYPES = ('int8', 'int4', *DYNAMIC_TERMS)
 
 
 def group_size(num_inputs: int) -> int:
@@ -57,8 +58,8 @@ class ModelConfig:
   vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
   those of the arrays, the plain ones those of the model. `kernels` is one of
   `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
-  `WEIGHT_DTYPES`, of the matrices of the layers, in int8_dynamic of all that
-  activations are multiplied with; None is as the other weights.
+  `WEIGHT_DTYPES`, of the matrices of the layers, those of `DYNAMIC_TERMS` of
+  all that activations are multiplied with; None is as the other weights.
   """
 
   family: str

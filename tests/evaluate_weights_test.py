@@ -45,9 +45,9 @@ def test_report(model, tmp_path):
   summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
   assert summary['num_prompts'] == 2
   weights = summary['weights']
-  assert list(weights) == ['plain', 'int8', 'int4', 'int8_dynamic']
-  assert [line.split()[0] for line in output.splitlines()[2:6]] == list(weights)
-  plain, int8, int4, int8_dynamic = weights.values()
+  assert list(weights) == ['plain', *WEIGHT_DTYPES]
+  assert [line.split()[0] for line in output.splitlines()[2:7]] == list(weights)
+  plain, int8, int4, int8_dynamic, _ = weights.values()
   assert plain['equal_tokens'] == 1
   assert plain['perplexity_increase'] == 0
   assert abs(int8['perplexity_increase']) < abs(int4['perplexity_increase'])

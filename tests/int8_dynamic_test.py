@@ -27,7 +27,6 @@ from swiftspec_jax.models import params as params_lib
 
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, weight_dtype='int8_dynamic')
 ODD = dataclasses.replace(ODD, weight_dtype='int8_dynamic')
-TABLE = int8_dynamic.Scheme(in_axes=(1,))
 NUM_INPUTS = 40
 
 
@@ -36,29 +35,36 @@ def draw(seed, *shape):
   return array.astype(np.float32)
 
 
-def rounded(rows):
-  """Returns integers and scales of rows."""
+def rounded(rows, num_terms):
+  """Returns rows as integers of 8 or 16 bits times their scales."""
   highest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1e-30)
-  return np.rint(rows * (np.float32(127) / highest)), highest / 127
+  steps = rows * (np.float32(127) / highest)
+  integers = np.rint(steps)
+  if num_terms == 2:
+    integers += np.rint((steps - integers) * 254) / 254
+  return integers * highest / 127
 
 
-def table_of(weight, num_devices=1, dtype=jnp.float32):
+def table_of(weight, num_devices=1, dtype=jnp.float32, num_terms=1):
   mesh = sharding.make_mesh(jax.devices()[:num_devices])
-  return TABLE.quantize(jnp.asarray(weight, dtype), ('vocab', 'embed'), mesh)
+  scheme = int8_dynamic.Scheme(in_axes=(1,), num_terms=num_terms)
+  return scheme.quantize(jnp.asarray(weight, dtype), ('vocab', 'embed'), mesh)
 
 
 scores = jax.jit(int8_dynamic.Int8Matrix.scores)
 
 
+@pytest.mark.parametrize('num_terms', [1, 2])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_scores_are_those_of_integers(dtype):
+def test_scores_are_those_of_integers(dtype, num_terms):
   weight = jnp.asarray(draw(0, 24, NUM_INPUTS), dtype)
   x = jnp.asarray(draw(1, 5, NUM_INPUTS), dtype).at[3].set(0)
   integers, scales = oracle(np.asarray(weight, np.float32).T, 'int8', 1)
-  rows, row_scales = rounded(np.asarray(x, np.float32))
-  want = (rows @ integers) * row_scales * scales
-  table = table_of(weight, dtype=dtype)
-  np.testing.assert_allclose(scores(table, x), want, rtol=1e-6)
+  rows = rounded(np.asarray(x, np.float32), num_terms)
+  table = table_of(weight, dtype=dtype, num_terms=num_terms)
+  np.testing.assert_allclose(
+    scores(table, x), (rows @ integers) * scales, rtol=1e-5, atol=1e-6
+  )
   product = jax.jit(int8_dynamic.Int8Matrix.multiply)(table, x)
   assert product.dtype == dtype
   indices = jnp.array([[3, 0], [23, 3]])
@@ -71,9 +77,10 @@ def test_scores_are_those_of_integers(dtype):
   )
 
 
-@pytest.mark.parametrize('num_devices', [1, 2])
-def test_a_product_depends_on_its_row_alone(num_devices):
-  table = table_of(draw(0, 48, NUM_INPUTS), num_devices)
+@pytest.mark.parametrize(('num_devices', 'num_terms'), [(1, 1), (1, 2), (2, 2)])
+def test_a_product_depends_on_its_row_alone(num_devices, num_terms):
+  weight = draw(0, 48, NUM_INPUTS)
+  table = table_of(weight, num_devices, num_terms=num_terms)
   x = draw(1, 70, NUM_INPUTS) * np.logspace(-3, 3, 70)[:, None]
   x = x.astype(np.float32)
   alone = np.concatenate([scores(table, row[None]) for row in x])

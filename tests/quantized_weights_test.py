@@ -173,7 +173,7 @@ def test_sharded_models_are_the_same(config, weight_dtype):
 def test_what_is_refused(tmp_path, model):
   with pytest.raises(
     ss.UserError,
-    match="'int3' must be one of int8, int4, int8_dynamic, or None",
+    match="weight_dtype='int3' must be one of int8, int4, int8_dynamic, ",
   ):
     ss.load(model, weight_dtype='int3')
   with pytest.raises(

@@ -56,7 +56,8 @@ def load(
       too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
       'int8_dynamic' multiplies int8 by int8: the matrices of the layers and
       the unembedding with a scale for each output, the activations rounded
-      with a scale for each token. It is the fastest on CPUs.
+      with a scale for each token; in the layers 'int8_dynamic16' keeps 16
+      bits of them. Both are for CPUs.
 
   Raises:
     UserError: nothing by that name, a broken or unknown checkpoint, a

@@ -27,13 +27,18 @@ class Int8Matrix:
   values: jax.Array  # int8 [*A, K]
   scales: jax.Array  # f32 [*A]
   dtype: np.dtype = struct.field(pytree_node=False)  # before, and of its rows
+  # Integers for each activation, see `int8_products.quantize_rows`.
+  num_terms: int = struct.field(pytree_node=False)
 
   def scores(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix: f32 [T, *A]."""
-    integers, row_scales = int8_products.quantize_rows(x)
-    product = int8_products.multiply(integers, self.values)
-    row_scales = row_scales.reshape(-1, *[1] * self.scales.ndim)
-    return product.astype(jnp.float32) * row_scales * self.scales[None]
+    terms, row_scales = int8_products.quantize_rows(x, self.num_terms)
+    product = int8_products.multiply(
+      terms.reshape(-1, x.shape[1]), self.values
+    ).reshape(self.num_terms, len(x), *self.scales.shape)
+    row_scales = jnp.expand_dims(row_scales[..., 0], range(2, product.ndim))
+    total = (product.astype(jnp.float32) * row_scales).sum(axis=0)
+    return total * self.scales[None]
 
   def multiply(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix in their dtype: [T, *A]."""
@@ -56,9 +61,11 @@ class Scheme:
 
   Attributes:
     in_axes: axes of the parameter that are inputs, one behind the other.
+    num_terms: of the matrix.
   """
 
   in_axes: tuple[int, ...]
+  num_terms: int = 1
 
   def quantize(
     self,
@@ -74,7 +81,12 @@ class Scheme:
     )
     program = _program(self.in_axes, shardings)
     values, scales = quantization.run(program, array, shardings)
-    return Int8Matrix(values=values, scales=scales, dtype=array.dtype)
+    return Int8Matrix(
+      values=values,
+      scales=scales,
+      dtype=array.dtype,
+      num_terms=self.num_terms,
+    )
 
 
 @functools.cache

@@ -152,7 +152,7 @@ def _dynamic_scheme(
   config: ModelConfig, in_axis: int | None
 ) -> int8_dynamic.Scheme | None:
   """Returns how a weight outside the layers is quantized."""
-  if in_axis is None or config.weight_dtype != config_lib.INT8_DYNAMIC:
+  if in_axis is None or config.weight_dtype not in config_lib.DYNAMIC_TERMS:
     return None
   return int8_dynamic.Scheme(in_axes=(in_axis,))
 
@@ -163,8 +163,11 @@ def _scheme(
   """Returns how a matrix with inputs of these axes is quantized."""
   if config.weight_dtype is None:
     return None
-  if config.weight_dtype == config_lib.INT8_DYNAMIC:
-    return int8_dynamic.Scheme(in_axes=tuple(range(len(in_sizes))))
+  if config.weight_dtype in config_lib.DYNAMIC_TERMS:
+    return int8_dynamic.Scheme(
+      in_axes=tuple(range(len(in_sizes))),
+      num_terms=config_lib.DYNAMIC_TERMS[config.weight_dtype],
+    )
   # No group reaches into another kv head, which may be another device's.
   num_inputs = math.prod(in_sizes[1:] or in_sizes)
   return quantization.Scheme(
