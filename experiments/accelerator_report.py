@@ -50,6 +50,7 @@ _TINY = flags.DEFINE_bool(
 )
 
 _PAGE_SECONDS = 5.0
+_LEAST_SECONDS = 15.0  # of a child, which has to start first
 
 
 def main() -> None:
@@ -81,17 +82,22 @@ def _measure(
   spent: dict[str, float] = {}
   for row in rows:
     spent[row.section] = spent.get(row.section, 0.0) + row.job_seconds
+  complete = set()
   for section, seconds in sections.plan(chosen, spent):
     now = time.monotonic()
     seconds = min(seconds, end - now)
-    if seconds <= 0:
+    if seconds < _LEAST_SECONDS:
       return
-    runner.run_section(
+    if section.name in complete and not section.is_endless:
+      continue
+    is_complete = runner.run_section(
       section,
       dataclasses.replace(settings, seconds=seconds),
       rows,
       now + seconds,
     )
+    if is_complete:
+      complete.add(section.name)
     page.write(settings.directory, rows)
 
 

@@ -27,8 +27,8 @@ def run_section(
   rows: list[Row],
   end: float,
   main: Callable[..., None] = worker.main,
-) -> None:
-  """Adds rows of a section, to the list and to the file, until it has all.
+) -> bool:
+  """Adds rows of a section, to the list and to the file.
 
   A job at which a child ends early or hangs gets a row that says so, and
   another child goes on behind it.
@@ -39,6 +39,9 @@ def run_section(
     rows: of the report so far.
     end: when to stop, in seconds of `time.monotonic`.
     main: of the child.
+
+  Returns:
+    Whether the section has all its rows.
   """
   with tqdm.tqdm(desc=section.name, unit='job', disable=None) as bar:
 
@@ -49,16 +52,21 @@ def run_section(
       for row in new:
         tqdm.tqdm.write(_line(row), file=sys.stderr)
 
-    is_over = False
-    while not is_over:
+    is_complete = None
+    while is_complete is None:
       done = {row.key for row in rows if row.section == section.name}
       with _child(main, section, settings, done) as child:
-        is_over = _follow(child, section, end, add, bar)
+        is_complete = _follow(child, section, end, add, bar)
+  return is_complete
 
 
-def _follow(child: '_Child', section, end, add, bar) -> bool:
-  """Hands on the rows of a child; returns whether the section is over."""
-  job, num_started = None, 0
+def _follow(child: '_Child', section, end, add, bar) -> bool | None:
+  """Hands on the rows of a child.
+
+  Returns:
+    Whether the section is complete; None if another child has to go on.
+  """
+  job, num_started, num_jobs = None, 0, 0
   limit = _START_SECONDS
   while True:
     left = end - time.monotonic()
@@ -67,17 +75,20 @@ def _follow(child: '_Child', section, end, add, bar) -> bool:
     except (EOFError, TimeoutError) as error:
       is_late = isinstance(error, TimeoutError)
       if is_late and left <= limit:
-        return True
+        return False
       if job is not None or not num_started:
         key = ('start', '') if job is None else (job.name, job.shape)
         status = rows_lib.TIMED_OUT if is_late else rows_lib.CRASHED
         reason = f'{limit:.0f} s' if is_late else child.last_words()
         add([_lost(section, *key, status, reason, child.seconds())])
-      return not num_started
+      if num_started in (0, num_jobs):
+        return num_started > 0
+      return None
     if isinstance(message, worker.Finished):
       return True
     if isinstance(message, worker.Planned):
-      bar.reset(message.num_jobs)
+      num_jobs = message.num_jobs
+      bar.reset(num_jobs)
     elif isinstance(message, worker.Started):
       job, limit = message, message.limit
       num_started += 1

@@ -60,6 +60,7 @@ class Section:
       is imported by the child only.
     seconds: after which the next section has its turn.
     note: on the page: what the columns mean.
+    is_endless: it has more to do whenever there is time.
   """
 
   name: str
@@ -67,19 +68,21 @@ class Section:
   module: str
   seconds: float
   note: str
+  is_endless: bool = False
 
   def jobs(self, settings: Settings) -> list[Job]:
     """Returns what is to be measured; asks JAX for its devices."""
     return importlib.import_module(self.module).jobs(settings)
 
 
-def _section(name, title, seconds, note) -> Section:
+def _section(name, title, seconds, note, **options) -> Section:
   return Section(
     name=name,
     title=title,
     module=f'{__package__}.{name}_jobs',
     seconds=seconds,
     note=note,
+    **options,
   )
 
 
@@ -140,6 +143,7 @@ SECTIONS = (
     'Data and a draft made on the device',
     180,
     'Seconds of a token of data, and of a step of training.',
+    is_endless=True,
   ),
 )
 

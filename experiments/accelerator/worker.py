@@ -65,7 +65,7 @@ def main(
     done: keys of jobs that are left out.
     log: path of the file for all that is printed.
   """
-  os.setsid()  # so that the programs that it starts end with it
+  os.setpgrp()  # so that the programs that it starts end with it
   with open(log, 'ab', buffering=0) as file:
     for stream in (1, 2):
       os.dup2(file.fileno(), stream)
