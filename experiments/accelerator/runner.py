@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tqdm
@@ -26,7 +26,6 @@ def run_section(
   settings: Settings,
   rows: list[Row],
   end: float,
-  main: Callable[..., None] = worker.main,
 ) -> bool:
   """Adds rows of a section, to the list and to the file.
 
@@ -38,7 +37,6 @@ def run_section(
     settings: of the report.
     rows: of the report so far.
     end: when to stop, in seconds of `time.monotonic`.
-    main: of the child.
 
   Returns:
     Whether the section has all its rows.
@@ -55,7 +53,7 @@ def run_section(
     is_complete = None
     while is_complete is None:
       done = {row.key for row in rows if row.section == section.name}
-      with _child(main, section, settings, done) as child:
+      with _child(section, settings, done) as child:
         is_complete = _follow(child, section, end, add, bar)
   return is_complete
 
@@ -156,13 +154,13 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _child(main, section, settings, done) -> Iterator[_Child]:
+def _child(section, settings, done) -> Iterator[_Child]:
   """Starts a child; it and all its children end with the block."""
   context = multiprocessing.get_context('spawn')
   ours, theirs = context.Pipe(duplex=False)
   with tempfile.NamedTemporaryFile() as log, ours:
     process = context.Process(
-      target=main, args=(theirs, section, settings, done, log.name)
+      target=worker.main, args=(theirs, section, settings, done, log.name)
     )
     process.start()
     theirs.close()
