@@ -106,7 +106,7 @@ def _table_row(row: Row) -> str:
   kind = 'ok' if row.status == rows_lib.OK else 'none'
   kind = 'bad' if row.status in _BAD else kind
   figures = '; '.join(
-    f'{name} {_figure(value)}'
+    f'{name} {_figure(name, value)}'
     for name, value in row.figures.items()
     if value is not None and not isinstance(value, list)
   )
@@ -140,8 +140,10 @@ def _time(seconds: float | None) -> str:
   return f'{seconds * 1e6:.3g} us'
 
 
-def _figure(value: Any) -> str:
-  """Returns a number with its thousands marked, anything else as it is."""
+def _figure(name: str, value: Any) -> str:
+  """Returns a number in few digits, anything else as it is."""
   if isinstance(value, bool) or not isinstance(value, int | float):
     return str(value)
-  return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+  if name.endswith('seconds'):
+    return _time(value)
+  return f'{value:,.0f}' if 1e3 <= abs(value) < 1e6 else f'{value:.3g}'

@@ -29,8 +29,12 @@ def draw(section: str, rows: Sequence[Row]) -> str | None:
 
 def _draw_times(rows: Sequence[Row]) -> figure_lib.Figure | None:
   """Bars of seconds beside those of the reference."""
-  found = [row for row in rows if row.seconds and row.reference_seconds]
-  found = found[:_MOST_BARS]
+  found = [
+    row
+    for row in rows
+    if row.seconds and row.reference_seconds
+    if not row.name.endswith(' reference')
+  ][:_MOST_BARS]
   if not found:
     return None
   figure, axes = _bar_axes(len(found))
@@ -94,6 +98,7 @@ def _draw_errors(rows: Sequence[Row]) -> figure_lib.Figure | None:
     left += counts
   axes.invert_yaxis()
   axes.set_xlabel('shapes')
+  axes.xaxis.get_major_locator().set_params(integer=True)
   figure.legend(loc='outside lower center', ncols=4, frameon=False)
   return figure
 

@@ -15,6 +15,7 @@ class Settings:
 
   Attributes:
     directory: of the report.
+    work: directory that goes with the call.
     model: path or name of SmolLM2-135M; None is the built-in one, if it is in
       the cache.
     tiny: the smallest sizes; None is only on CPUs.
@@ -22,6 +23,7 @@ class Settings:
   """
 
   directory: pathlib.Path
+  work: pathlib.Path
   model: str | None = None
   tiny: bool | None = None
   seconds: float = 60.0

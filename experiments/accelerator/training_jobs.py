@@ -6,7 +6,6 @@ ones, and trains the draft of the last call further.
 
 import functools
 import pathlib
-import tempfile
 import time
 import zipfile
 from collections.abc import Sequence
@@ -24,7 +23,8 @@ _SHARDS = 'shards'
 _DRAFT = 'draft.zip'
 _DRAFT_FILES = ('config.json', 'draft.safetensors', 'metrics.jsonl')
 _ARCHIVE_BYTES = 15 * 2**20
-_MOST_ARCHIVES = 2  # of a call
+_ARCHIVES = 'data-*.zip'
+_MOST_ARCHIVES = 2  # in the directory of the report
 _SHARDS_OF_CALL = 1000  # numbers that a call has for its shards
 _FIRST_STEPS = 200
 _MOST_STEPS = 5000
@@ -45,7 +45,7 @@ def jobs(settings: Settings) -> list[Job]:
   speeds = [
     row.seconds for row in former if row.name == 'draft' and row.seconds
   ]
-  work = pathlib.Path(tempfile.mkdtemp(prefix='accelerator-report-'))
+  work = settings.work / f'training-{call}'
   limit = settings.seconds * _SHARE
   return [
     Job(
@@ -102,7 +102,7 @@ def _number(
   found: Sequence[tuple[int, pathlib.Path]], directory: pathlib.Path, call: int
 ) -> list[pathlib.Path]:
   """Moves shards to numbers that no other call has; returns where they are."""
-  directory.mkdir()
+  directory.mkdir(parents=True, exist_ok=True)
   return [
     path.rename(shards.shard_path(directory, call * _SHARDS_OF_CALL + number))
     for number, path in found
@@ -114,7 +114,7 @@ def _pack(
 ) -> int:
   """Puts shards into small archives; returns how many found room."""
   left = list(paths)
-  for number in range(_MOST_ARCHIVES):
+  for number in range(_MOST_ARCHIVES - len(list(directory.glob(_ARCHIVES)))):
     archive = directory / f'data-{call:02}-{number}.zip'
     with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as file:
       while left and file.fp.tell() + left[0].stat().st_size < _ARCHIVE_BYTES:
@@ -127,7 +127,7 @@ def _pack(
 
 def _train(settings, target, work, speeds) -> list[Row]:
   data, directory = work / _SHARDS, work / 'draft'
-  for archive in settings.directory.glob('data-*.zip'):
+  for archive in settings.directory.glob(_ARCHIVES):
     with zipfile.ZipFile(archive) as file:
       file.extractall(data)
   start_from = []
