@@ -13,6 +13,7 @@ docs/accelerators.md says how to read the page.
 import dataclasses
 import os
 import pathlib
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -63,13 +64,19 @@ def main() -> None:
   benchmark_output.write_settings(directory, run_settings)
   # A child must leave memory to the programs that it starts.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-  settings = Settings(directory=directory, model=_MODEL.value, tiny=_TINY.value)
   rows = rows_lib.read(directory)
-  try:
-    _measure(chosen, settings, rows, end)
-  finally:
-    path = page.write(directory, rows)
-    print(f'written to {path}')
+  with tempfile.TemporaryDirectory() as work:
+    settings = Settings(
+      directory=directory,
+      work=pathlib.Path(work),
+      model=_MODEL.value,
+      tiny=_TINY.value,
+    )
+    try:
+      _measure(chosen, settings, rows, end)
+    finally:
+      path = page.write(directory, rows)
+      print(f'written to {path}')
 
 
 def _measure(

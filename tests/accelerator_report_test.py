@@ -36,7 +36,9 @@ def work(section, settings, done=()):
 
 
 def settings_of(directory, jobs=None):
-  return sections.Settings(directory=directory, model=jobs, tiny=True)
+  return sections.Settings(
+    directory=directory, work=directory, model=jobs, tiny=True
+  )
 
 
 def test_a_child_says_what_it_does(tmp_path):
