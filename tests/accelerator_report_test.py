@@ -1,7 +1,6 @@
 """The report of an accelerator, on a CPU."""
 
 import dataclasses
-import json
 import math
 import time
 import xml.etree.ElementTree
@@ -190,7 +189,7 @@ def test_the_whole_report(model, tmp_path):
     'accelerator_report', *flags, '--resume', '--sections=training'
   )
   assert status == 0, complaints
-  lines = (tmp_path / 'report/rows.jsonl').read_text().splitlines()
-  more = [json.loads(line) for line in lines[len(found) :]]
-  assert {row['shape'] for row in more} >= {'call 1'}
-  assert {row['status'] for row in more} == {'ok'}
+  more = rows.read(tmp_path / 'report')[len(found) :]
+  assert {row.name for row in more} == {'data', 'draft'}
+  assert {row.status for row in more} == {'ok'}
+  assert not {row.key for row in more} & {row.key for row in found}
