@@ -102,6 +102,7 @@ def _measure(
       dataclasses.replace(settings, seconds=seconds),
       rows,
       now + seconds,
+      end,
     )
     if is_complete:
       complete.add(section.name)

@@ -66,7 +66,7 @@ def test_crashes_and_hangs_are_rows(tmp_path):
   settings = settings_of(tmp_path, 'crash,measure,hang')
   found = []
   end = time.monotonic() + 100
-  assert runner.run_section(SECTION, settings, found, end)
+  assert runner.run_section(SECTION, settings, found, end, end)
   assert [(row.name, row.status) for row in found] == [
     ('crash', 'crashed'),
     ('measure', 'ok'),
@@ -77,7 +77,8 @@ def test_crashes_and_hangs_are_rows(tmp_path):
   assert rows.read(tmp_path) == found
   # There is nothing left to do when the time is over, and no row says so.
   settings = dataclasses.replace(settings, model='behind')
-  assert not runner.run_section(SECTION, settings, found, time.monotonic())
+  now = time.monotonic()
+  assert not runner.run_section(SECTION, settings, found, now, now)
   assert rows.read(tmp_path) == found
 
 

@@ -60,7 +60,7 @@ def _flags(settings: Settings) -> list[str]:
   sizes = {
     'rows': ','.join(map(str, _ROWS)),
     'query_tokens': '64,320',
-    'contexts': '512,1024',
+    'contexts': '1024',
     'max_length': str(_LENGTH),
   }
   if settings.tiny:

@@ -25,6 +25,7 @@ def run_section(
   section: Section,
   settings: Settings,
   rows: list[Row],
+  turn_end: float,
   end: float,
 ) -> bool:
   """Adds rows of a section, to the list and to the file.
@@ -36,7 +37,8 @@ def run_section(
     section: to be measured.
     settings: of the report.
     rows: of the report so far.
-    end: when to stop, in seconds of `time.monotonic`.
+    turn_end: when to begin no other job, in seconds of `time.monotonic`.
+    end: when to stop.
 
   Returns:
     Whether the section has all its rows.
@@ -54,11 +56,11 @@ def run_section(
     while is_complete is None:
       done = {row.key for row in rows if row.section == section.name}
       with _child(section, settings, done) as child:
-        is_complete = _follow(child, section, end, add, bar)
+        is_complete = _follow(child, section, turn_end, end, add, bar)
   return is_complete
 
 
-def _follow(child: '_Child', section, end, add, bar) -> bool | None:
+def _follow(child: '_Child', section, turn_end, end, add, bar) -> bool | None:
   """Hands on the rows of a child.
 
   Returns:
@@ -94,6 +96,8 @@ def _follow(child: '_Child', section, end, add, bar) -> bool | None:
     else:
       add(message)
       job, limit = None, _START_SECONDS
+      if time.monotonic() > turn_end:
+        return num_started == num_jobs
 
 
 def _lost(section, name, shape, status, reason, seconds) -> Row:

@@ -60,7 +60,8 @@ class Section:
     title: on the page.
     module: has `jobs(settings)`, a list of `Job`, the most valuable first. It
       is imported by the child only.
-    seconds: after which the next section has its turn.
+    seconds: after which it begins no other job, and the next section has its
+      turn.
     note: on the page: what the columns mean.
     is_endless: it has more to do whenever there is time.
   """
@@ -135,7 +136,7 @@ SECTIONS = (
   _section(
     'engine',
     'Serving engine',
-    180,
+    240,
     'Steps: seconds as measured and fitted; the reference is a plain step of '
     'as many rows. Load: seconds per token and request; the reference is no '
     'speculation at the same rate.',
