@@ -109,7 +109,7 @@ def _measure_costs(settings: Settings) -> list[Row]:
         found.append(
           Row(
             name='step',
-            shape=f'{rows} rows, {length} draft tokens each',
+            shape=f'rows {rows}, draft tokens {length}',
             seconds=_step_seconds(costs, rows, length),
             reference_seconds=_step_seconds(costs, rows, 0),
             figures={'rows': rows, 'draft_tokens': length},

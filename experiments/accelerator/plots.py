@@ -11,6 +11,14 @@ from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 
 _GREY, _BLUE, _ORANGE = '#8c8c8c', '#0072b2', '#e69f00'
+_STATUS_COLORS = {
+  rows_lib.OK: '#009e73',
+  rows_lib.REFUSED: _GREY,
+  rows_lib.DIFFERS: '#d55e00',
+  rows_lib.FAILED: '#cc79a7',
+  rows_lib.CRASHED: _ORANGE,
+  rows_lib.TIMED_OUT: '#f0e442',
+}
 _MOST_BARS = 40
 
 
@@ -85,7 +93,6 @@ def _draw_errors(rows: Sequence[Row]) -> figure_lib.Figure | None:
     return None
   figure, axes = _bar_axes(len(names))
   left = np.zeros(len(names))
-  colors = {rows_lib.OK: '#009e73', rows_lib.DIFFERS: '#d55e00'}
   for status in sorted(statuses, key=lambda status: status != rows_lib.OK):
     counts = np.array(
       [
@@ -93,13 +100,14 @@ def _draw_errors(rows: Sequence[Row]) -> figure_lib.Figure | None:
         for name in names
       ]
     )
-    color = colors.get(status, _ORANGE if status != rows_lib.REFUSED else _GREY)
-    axes.barh(names, counts, 0.7, left, label=status, color=color)
+    axes.barh(
+      names, counts, 0.7, left, label=status, color=_STATUS_COLORS[status]
+    )
     left += counts
   axes.invert_yaxis()
   axes.set_xlabel('shapes')
   axes.xaxis.get_major_locator().set_params(integer=True)
-  figure.legend(loc='outside lower center', ncols=4, frameon=False)
+  figure.legend(loc='outside lower center', ncols=len(statuses), frameon=False)
   return figure
 
 
@@ -124,6 +132,8 @@ def _draw_engine(rows: Sequence[Row]) -> figure_lib.Figure | None:
       label=f'{length} draft tokens a row',
     )
   axes.set_xscale('log', base=2)
+  counts = sorted({row.figures['rows'] for row in steps})
+  axes.set_xticks(counts, map(str, counts))
   axes.set_ylim(bottom=0)
   axes.set_xlabel('rows')
   axes.set_ylabel('milliseconds of a step')
