@@ -31,7 +31,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
-  _set_up()
+  set_up()
   try:
     if len(argv) > 1:
       raise errors.UserError(
@@ -58,7 +58,8 @@ def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
   return 0
 
 
-def _set_up() -> None:
+def set_up() -> None:
+  """Prepares logs and caches of a process."""
   absl_logging.get_absl_handler().setFormatter(logging.Formatter('%(message)s'))
   transformers.logging.set_verbosity_error()
   transformers.logging.disable_progress_bar()

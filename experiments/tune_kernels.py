@@ -11,7 +11,7 @@ and give what the defaults give. Other entries of the file stay.
 import contextlib
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ _OUTPUT = flags.DEFINE_string(
 )
 _LEAST_GAIN = 1.03  # what times vary by
 # Other tiles have other orders of sums. Of the largest number of a result.
-_TOLERANCES = {
+TOLERANCES = {
   'accept_chain': 2**-20,
   'quantized_matmul': 2**-6,
   'swiglu': 2**-6,
@@ -112,7 +112,7 @@ def main() -> None:
       'on a GPU or TPU'
     )
   path = pathlib.Path(_OUTPUT.value)
-  known = _known_entries(path)
+  known = read_entries(path)
   jobs = [
     (case, implementation, call)
     for case in cases
@@ -131,11 +131,16 @@ def main() -> None:
     )
     if entry is not None:
       known[entry.key] = entry
-      _write(path, known.values())
+      write_entries(path, known.values())
   print(f'{len(known)} entries in {path}; {tuning.VARIABLE}={path} uses them')
 
 
-def _known_entries(path) -> dict[tuple[str, ...], tuning.Entry]:
+def read_entries(path: pathlib.Path) -> dict[tuple[str, ...], tuning.Entry]:
+  """Returns the entries of a file by their keys, none if there is no file.
+
+  Raises:
+    UserError: it holds something else.
+  """
   if not path.exists():
     return {}
   try:
@@ -146,7 +151,8 @@ def _known_entries(path) -> dict[tuple[str, ...], tuning.Entry]:
     ) from error
 
 
-def _write(path, entries):
+def write_entries(path: pathlib.Path, entries: Iterable[tuning.Entry]) -> None:
+  """Makes or replaces a file of entries."""
   with program.writing(path), atomic_file.replacing(path) as partial:
     partial.write_text(tuning.dump(list(entries)))
 
@@ -171,7 +177,7 @@ def tune(
   case: Case,
   implementation: str,
   call: Callable[..., Any],
-  configs: Sequence[Any],
+  configs: Iterable[Any],
   repeats: int,
 ) -> tuning.Entry | None:
   """Returns the best tiles of a kernel at a shape; None is the defaults.
@@ -195,7 +201,7 @@ def tune(
     except (LookupError, RuntimeError, TypeError, ValueError):
       continue
     limit = default_seconds / _LEAST_GAIN if best is None else best.seconds
-    tolerance = _TOLERANCES.get(case.kernel, 0.0)
+    tolerance = TOLERANCES.get(case.kernel, 0.0)
     if seconds >= limit or not _is_same(got, want, tolerance):
       continue
     best = tuning.Entry(

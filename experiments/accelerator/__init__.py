@@ -1,0 +1,1 @@
+"""The parts of `accelerator_report`: what they measure, children, the page."""

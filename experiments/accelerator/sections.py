@@ -1,0 +1,186 @@
+"""The sections of the report, in order of value."""
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+from experiments.accelerator.rows import Row
+from swiftspec_jax import errors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What all sections are told.
+
+  Attributes:
+    directory: of the report.
+    work: directory that goes with the call.
+    model: path or name of SmolLM2-135M; None is the built-in one, if it is in
+      the cache.
+    tiny: the smallest sizes; None is only on CPUs.
+    seconds: that the section has.
+  """
+
+  directory: pathlib.Path
+  work: pathlib.Path
+  model: str | None = None
+  tiny: bool | None = None
+  seconds: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A measurement that stands or falls alone.
+
+  Attributes:
+    name: of its first row.
+    shape: of its first row.
+    run: measures; rows without a name or a shape get those of the job.
+    limit: seconds after which it counts as hanging.
+  """
+
+  name: str
+  shape: str = ''
+  run: Callable[[], Sequence[Row]]
+  limit: float = 90.0
+
+  @property
+  def key(self) -> tuple[str, str]:
+    """As that of its first row."""
+    return self.name, self.shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+  """A part of the report.
+
+  Attributes:
+    name: for flags and rows.
+    title: on the page.
+    module: has `jobs(settings)`, a list of `Job`, the most valuable first. It
+      is imported by the child only.
+    seconds: after which it begins no other job, and the next section has its
+      turn.
+    note: on the page: what the columns mean.
+    is_endless: it has more to do whenever there is time.
+  """
+
+  name: str
+  title: str
+  module: str
+  seconds: float
+  note: str
+  is_endless: bool = False
+
+  def jobs(self, settings: Settings) -> list[Job]:
+    """Returns what is to be measured; asks JAX for its devices."""
+    return importlib.import_module(self.module).jobs(settings)
+
+
+def _section(name, title, seconds, note, **options) -> Section:
+  return Section(
+    name=name,
+    title=title,
+    module=f'{__package__}.{name}_jobs',
+    seconds=seconds,
+    note=note,
+    **options,
+  )
+
+
+SECTIONS = (
+  _section(
+    'device',
+    'Device: versions, memory, products',
+    60,
+    'Seconds of one copy, read or product by the clock of the device. All '
+    'shares below are of the read.',
+  ),
+  _section(
+    'correctness',
+    'Kernels against their references',
+    120,
+    'The greatest difference as a share of the greatest number of the '
+    'reference; "differs" is beyond what the order of sums explains.',
+  ),
+  _section(
+    'kernels',
+    'Times of kernels, XLA and libraries',
+    120,
+    'Seconds of a call by the clock of the device; the reference is plain JAX '
+    'at the same shape. loop_seconds are those of a call in one program of '
+    'many, gaps included.',
+  ),
+  _section(
+    'tiles',
+    'Tiles of kernels',
+    90,
+    'Seconds with the best tiles, beside those with the defaults. tiles.json '
+    'has the tiles.',
+  ),
+  _section(
+    'small',
+    'SmolLM2-135M',
+    90,
+    'Seconds of a token; the reference is plain decoding without kernels.',
+  ),
+  _section(
+    'large',
+    'Shapes of Llama 8B and 1B, random weights',
+    240,
+    'Seconds of a step, of a draft forward, or with forced acceptance of a '
+    'token; the reference is a plain step of the same weights. The share is '
+    'that of the weights alone. busy_seconds are those of the device.',
+  ),
+  _section(
+    'engine',
+    'Serving engine',
+    240,
+    'Steps: seconds as measured and fitted; the reference is a plain step of '
+    'as many rows. Load: seconds per token and request; the reference is no '
+    'speculation at the same rate.',
+  ),
+  _section(
+    'training',
+    'Data and a draft made on the device',
+    180,
+    'Seconds of a token of data, and of a step of training.',
+    is_endless=True,
+  ),
+)
+
+
+def choose(names: Sequence[str]) -> list[Section]:
+  """Returns the sections of these names in their order, all if none is given.
+
+  Raises:
+    UserError: a name is unknown.
+  """
+  known = {section.name: section for section in SECTIONS}
+  for name in names:
+    if name not in known:
+      raise errors.UserError(
+        f'--sections: unknown section {name!r}; choose from {", ".join(known)}'
+      )
+  return [section for section in SECTIONS if section.name in names or not names]
+
+
+def plan(
+  chosen: Sequence[Section], spent: Mapping[str, float]
+) -> list[tuple[Section, float]]:
+  """Returns sections and their seconds for a call.
+
+  Those that have not had their time yet come first, then all for as long as
+  there is time.
+
+  Args:
+    chosen: in order of value.
+    spent: seconds that former calls gave to each section.
+  """
+  first = [
+    (section, rest)
+    for section in chosen
+    if (rest := section.seconds - spent.get(section.name, 0.0)) > 0
+  ]
+  return [*first, *((section, float('inf')) for section in chosen)]

@@ -1,0 +1,135 @@
+"""The child: runs the jobs of a section, and tells the parent what it does.
+
+A fault of the device spoils all later work of its process. So a child ends
+after one, and the parent starts another.
+"""
+
+import dataclasses
+import os
+import time
+import traceback
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection
+
+import jax
+import jax.numpy as jnp
+
+from experiments import program
+from experiments.accelerator import rows as rows_lib
+from experiments.accelerator.rows import Row
+from experiments.accelerator.sections import Job, Section, Settings
+
+# What it cannot do, told before anything ran on the device.
+_REFUSALS = (NotImplementedError, LookupError, TypeError, ValueError)
+_FAULTS = (ArithmeticError, AttributeError, OSError, RuntimeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """How many jobs there are to do."""
+
+  num_jobs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+  """The job that runs from now on."""
+
+  name: str
+  shape: str
+  limit: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+  """There is nothing left to do."""
+
+
+# A list has the rows of a job that has ended.
+Message = Planned | Started | Finished | list[Row]
+
+
+def main(
+  connection: Connection,
+  section: Section,
+  settings: Settings,
+  done: Collection[tuple[str, str]],
+  log: str,
+) -> None:
+  """Runs in a process of its own.
+
+  Args:
+    connection: gets the messages.
+    section: to be measured.
+    settings: of the report.
+    done: keys of jobs that are left out.
+    log: path of the file for all that is printed.
+  """
+  os.setpgrp()  # so that the programs that it starts end with it
+  with open(log, 'ab', buffering=0) as file:
+    for stream in (1, 2):
+      os.dup2(file.fileno(), stream)
+  program.set_up()
+  work(section, settings, done, connection.send)
+
+
+def work(
+  section: Section,
+  settings: Settings,
+  done: Collection[tuple[str, str]],
+  send: Callable[[Message], None],
+) -> None:
+  """Runs the jobs that are not done, up to a fault of the device.
+
+  Args:
+    section: to be measured.
+    settings: of the report.
+    done: keys of jobs that are left out.
+    send: takes a `Message`.
+  """
+  device = jax.devices()[0]
+  if settings.tiny is None:
+    is_cpu = device.platform == 'cpu'
+    settings = dataclasses.replace(settings, tiny=is_cpu)
+  jobs = [job for job in section.jobs(settings) if job.key not in done]
+  send(Planned(len(jobs)))
+  for job in jobs:
+    # An earlier fault that somebody caught must not be held against this job.
+    jax.block_until_ready(jnp.ones(8) + 1)
+    send(Started(job.name, job.shape, job.limit))
+    start = time.perf_counter()
+    rows, is_usable = _attempt(job)
+    seconds = time.perf_counter() - start
+    send(
+      [
+        dataclasses.replace(
+          row,
+          section=section.name,
+          name=row.name or job.name,
+          shape=row.shape or job.shape,
+          job_seconds=seconds / len(rows),
+          device=device.device_kind,
+        )
+        for row in rows
+      ]
+    )
+    if not is_usable:
+      return
+  send(Finished())
+
+
+def _attempt(job: Job) -> tuple[list[Row], bool]:
+  """Returns the rows of a job, and whether the process can go on."""
+  try:
+    return list(job.run()), True
+  except _REFUSALS as error:
+    traceback.print_exc()
+    return [_without(rows_lib.REFUSED, error)], True
+  except _FAULTS as error:
+    traceback.print_exc()
+    return [_without(rows_lib.FAILED, error)], False
+
+
+def _without(status: str, error: BaseException) -> Row:
+  reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+  return Row(status=status, reason=reason[:300])

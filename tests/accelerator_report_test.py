@@ -1,0 +1,196 @@
+"""The report of an accelerator, on a CPU."""
+
+import dataclasses
+import math
+import time
+import xml.etree.ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+from accelerator_cases import SECTION
+
+import swiftspec_jax as ss
+from experiments import kernel_timing
+from experiments.accelerator import (
+  correctness_jobs,
+  page,
+  rows,
+  runner,
+  sections,
+  worker,
+)
+
+NAMES = [section.name for section in sections.SECTIONS]
+
+
+def work(section, settings, done=()):
+  """Returns the rows of a section, measured in this process."""
+  messages = []
+  worker.work(section, settings, done, messages.append)
+  found = [row for m in messages if isinstance(m, list) for row in m]
+  return found, messages
+
+
+def settings_of(directory, jobs=None):
+  return sections.Settings(
+    directory=directory, work=directory, model=jobs, tiny=True
+  )
+
+
+def test_a_child_says_what_it_does(tmp_path):
+  jobs = 'measure,refuse,fail,behind'
+  found, messages = work(SECTION, settings_of(tmp_path, jobs))
+  assert messages[:2] == [
+    worker.Planned(4),
+    worker.Started('measure', 'small', 0.5),
+  ]
+  assert [(row.section, *row.key, row.status) for row in found] == [
+    ('cases', 'measure', 'small', 'ok'),
+    ('cases', 'more', 'other', 'ok'),
+    ('cases', 'refuse', 'small', 'refused'),
+    # A fault of the device ends the child.
+    ('cases', 'fail', 'small', 'failed'),
+  ]
+  assert found[0].seconds == 2.0
+  assert found[2].reason == 'NotImplementedError: no such shape'
+  done = {row.key for row in found}
+  found, messages = work(SECTION, settings_of(tmp_path, jobs), done)
+  assert [row.name for row in found] == ['behind', 'more']
+  assert messages[-1] == worker.Finished()
+
+
+def test_crashes_and_hangs_are_rows(tmp_path):
+  settings = settings_of(tmp_path, 'crash,measure,hang')
+  found = []
+  end = time.monotonic() + 100
+  assert runner.run_section(SECTION, settings, found, end, end)
+  assert [(row.name, row.status) for row in found] == [
+    ('crash', 'crashed'),
+    ('measure', 'ok'),
+    ('more', 'ok'),
+    ('hang', 'timed out'),
+  ]
+  assert found[0].reason.startswith('SIGSEGV')
+  assert rows.read(tmp_path) == found
+  # There is nothing left to do when the time is over, and no row says so.
+  settings = dataclasses.replace(settings, model='behind')
+  now = time.monotonic()
+  assert not runner.run_section(SECTION, settings, found, now, now)
+  assert rows.read(tmp_path) == found
+
+
+def test_first_each_section_has_its_time():
+  chosen = sections.choose(['tiles', 'device'])
+  assert [section.name for section in chosen] == ['device', 'tiles']
+  device, tiles = chosen
+  planned = sections.plan(chosen, {'device': 500.0, 'tiles': 10.0})
+  assert planned == [
+    (tiles, tiles.seconds - 10),
+    (device, math.inf),
+    (tiles, math.inf),
+  ]
+  with pytest.raises(ss.UserError, match="unknown section 'tile'"):
+    sections.choose(['tile'])
+
+
+@pytest.mark.parametrize(
+  ('got', 'want', 'error'),
+  [
+    ([1.0, -4.0], [1.0, -4.0], 0.0),
+    ([1.0, -3.0], [1.0, -4.0], 0.25),
+    ([np.nan, -np.inf], [np.nan, -np.inf], 0.0),
+    ([np.nan, 1.0], [0.0, 1.0], np.inf),
+    ([0.0, np.inf], [0.0, 1.0], np.inf),
+    ([1e-9, 0.0], [0.0, 0.0], np.inf),
+  ],
+)
+def test_errors_are_shares_of_the_greatest_number(got, want, error):
+  got, want = np.array(got), np.array(want)
+  assert correctness_jobs.max_error(got, want) == error
+  same = np.arange(3)
+  assert correctness_jobs.max_error([same, got], [same, want]) == error
+
+
+def test_loops_leave_no_work_out():
+  def product(times):
+    def call(x, weight):
+      for _ in range(times):
+        x = jnp.tanh(x @ weight)
+      return x, x.argmax(1)
+
+    return call
+
+  sets = [(jnp.ones((8, 256)), jnp.full((256, 256), i)) for i in (0.1, 0.2)]
+  one, many = (
+    kernel_timing.loop_seconds(product(times), sets, 10) for times in (1, 16)
+  )
+  assert many > 2 * one > 0
+  in_place = kernel_timing.loop_seconds(
+    lambda x, y: jnp.sin(x) + y, [(jnp.ones(8), 1.0)], 3, is_in_place=True
+  )
+  assert in_place > 0
+
+
+def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
+  settings = settings_of(tmp_path, str(model))
+  found = []
+  for section in sections.SECTIONS:
+    if section.name in ('device', 'correctness', 'kernels', 'tiles'):
+      found += work(section, settings)[0]
+  assert {row.section for row in found} == {'device', 'correctness', 'kernels'}
+  assert {row.status for row in found} == {'ok'}
+  assert {row.device for row in found} == {jax.devices()[0].device_kind}
+  assert all(row.seconds > 0 for row in found if row.section == 'kernels')
+  monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path))
+  settings = dataclasses.replace(settings, model=None)
+  for name in ('small', 'training'):
+    (row,), _ = work(*sections.choose([name]), settings)
+    assert row.status == 'no weights'
+    found.append(row)
+  text = page.write(tmp_path, found).read_text()
+  root = xml.etree.ElementTree.fromstring(text)
+  assert len(root.findall('.//img')) == 2
+  tables = root.findall('.//table')
+  assert sum(len(table) - 1 for table in tables) == len(found)
+  assert text.count('not measured yet') == 3
+
+
+def test_bad_flags_are_one_line(tmp_path):
+  error = programs.error_of(
+    'accelerator_report', f'--output_dir={tmp_path / "x"}', '--sections=fast'
+  )
+  assert "--sections: unknown section 'fast'; choose from device" in error
+
+
+@pytest.mark.slow
+def test_the_whole_report(model, tmp_path):
+  flags = (
+    f'--output_dir={tmp_path / "report"}',
+    f'--model={model}',
+    '--budget_seconds=600',
+  )
+  status, output, complaints = programs.run('accelerator_report', *flags)
+  assert status == 0, complaints
+  assert 'report.html' in output
+  found = rows.read(tmp_path / 'report')
+  assert {row.section for row in found} == set(NAMES) - {'tiles'}
+  bad = [row for row in found if row.status != 'ok']
+  # The built-in draft is made for another vocabulary.
+  assert {row.name for row in bad} == {'serial'}, bad
+  files = sorted(path.name for path in (tmp_path / 'report').iterdir())
+  assert 'draft.zip' in files
+  assert 'data-00-0.zip' in files
+  error = programs.error_of('accelerator_report', *flags)
+  assert 'is not empty' in error
+  # Another call makes more data, of another seed, and trains further.
+  status, _, complaints = programs.run(
+    'accelerator_report', *flags, '--resume', '--sections=training'
+  )
+  assert status == 0, complaints
+  more = rows.read(tmp_path / 'report')[len(found) :]
+  assert {row.name for row in more} == {'data', 'draft'}
+  assert {row.status for row in more} == {'ok'}
+  assert not {row.key for row in more} & {row.key for row in found}
