@@ -5,6 +5,7 @@ device, its driver, the version of JAX, the kernel's source and a class of
 shapes. The verdict is kept as a file in the cache folder.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 import filelock
@@ -29,6 +31,8 @@ from kernels_pallas.call_spec import CallSpec
 from kernels_pallas.dispatch import Verdict
 
 SECONDS = 60.0
+_SECONDS_BEFORE_KERNEL = 60.0  # to open the device and to run the reference
+_POLL_SECONDS = 0.05
 # Of these a second process cannot open a device that is in use.
 EXCLUSIVE_PLATFORMS = ('tpu',)
 _UNCOMPARED = 'has not been compared with the reference'
@@ -122,7 +126,7 @@ def verdict(
     spec: of the call on one device.
     sharding: of an array on the same devices; None is JAX's default device.
     implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
-    seconds: that a comparison may take.
+    seconds: that the kernel may take, its compilation included.
   """
   device = dispatch.device_of(sharding)
   if not _is_here(device):
@@ -232,7 +236,7 @@ def _check(trial: Trial, seconds: float) -> Verdict:
   with tempfile.TemporaryDirectory() as directory:
     result = pathlib.Path(directory, 'result.json')
     log = pathlib.Path(directory, 'log')
-    request = json.dumps({**trial.request(), 'seconds': seconds})
+    request = json.dumps(trial.request())
     with log.open('wb') as output:
       process = subprocess.Popen(
         [sys.executable, '-m', comparison.__name__, request, str(result)],
@@ -246,7 +250,7 @@ def _check(trial: Trial, seconds: float) -> Verdict:
         },
         start_new_session=True,
       )
-      end = _end(process, seconds)
+      end = _end(process, result, seconds)
     said = json.loads(result.read_text()) if result.exists() else None
     complaints = log.read_text(errors='replace').splitlines()
   if complaints:
@@ -254,16 +258,26 @@ def _check(trial: Trial, seconds: float) -> Verdict:
   return _keep(trial, _judge(said, end))
 
 
-def _end(process: subprocess.Popen, seconds: float) -> str:
-  """Waits, ends what takes longer, and returns how the process has ended."""
+def _end(
+  process: subprocess.Popen, result: pathlib.Path, seconds: float
+) -> str:
+  """Waits, ends what takes too long, and returns how the process has ended."""
+  deadline = time.monotonic() + _SECONDS_BEFORE_KERNEL
+  is_kernel = False
   try:
-    status = process.wait(seconds)
-  except subprocess.TimeoutExpired:
-    return f'took more than {seconds:g} s'
+    while process.poll() is None:
+      if not is_kernel and result.exists():
+        is_kernel, deadline = True, time.monotonic() + seconds
+      if time.monotonic() > deadline:
+        limit = seconds if is_kernel else _SECONDS_BEFORE_KERNEL
+        return f'took more than {limit:g} s'
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_POLL_SECONDS)
   finally:
     if process.poll() is None:
       os.killpg(process.pid, signal.SIGKILL)
       process.wait()
+  status = process.returncode
   if status < 0:
     return f'ended its process by {signal.Signals(-status).name}'
   return f'ended its process with status {status}'
