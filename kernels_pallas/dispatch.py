@@ -47,10 +47,12 @@ class Verdict:
   Attributes:
     is_good: whether 'auto' may take it.
     detail: in words that follow the name of the implementation.
+    is_compared: whether they have been compared.
   """
 
   is_good: bool
   detail: str
+  is_compared: bool = True
 
 
 _choices: dict[tuple[str, ...], Choice] = {}

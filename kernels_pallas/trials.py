@@ -35,7 +35,6 @@ _SECONDS_BEFORE_KERNEL = 60.0  # to open the device and to run the reference
 _POLL_SECONDS = 0.05
 # Of these a second process cannot open a device that is in use.
 EXCLUSIVE_PLATFORMS = ('tpu',)
-_UNCOMPARED = 'has not been compared with the reference'
 _HOW_TO = (
   'run `python -m experiments.check_kernels` while no other program uses the '
   'device'
@@ -69,11 +68,7 @@ class Trial:
 
   def request(self) -> dict[str, Any]:
     """Returns it in the form of JSON."""
-    return {
-      **{field.name: getattr(self, field.name) for field in _FIELDS},
-      'spec': dataclasses.asdict(self.spec),
-      'package': self.spec.package,
-    }
+    return {**dataclasses.asdict(self), 'package': self.spec.package}
 
   def path(self) -> pathlib.Path:
     """Returns where the verdict is kept."""
@@ -92,7 +87,7 @@ class Trial:
     return folder() / f'{name}.json'
 
 
-_FIELDS = dataclasses.fields(Trial)
+_ROW = {'trial', *(field.name for field in dataclasses.fields(Verdict))}
 
 
 def folder() -> pathlib.Path:
@@ -132,9 +127,7 @@ def verdict(
   if not _is_here(device):
     return Verdict(True, 'compiled for devices that are not here')
   if jax.process_count() > 1:
-    return Verdict(
-      False, f'{_UNCOMPARED}: several processes could decide differently'
-    )
+    return _uncompared('several processes could decide differently')
   trial = Trial(
     kernel=kernel,
     implementation=implementation,
@@ -150,16 +143,20 @@ def verdict(
         # Another process may have compared it meanwhile.
         known = _read(path)
         if known is None and device.platform in EXCLUSIVE_PLATFORMS:
-          known = _keep(trial, Verdict(False, f'{_UNCOMPARED}: {_HOW_TO}'))
+          known = _keep(trial, _uncompared(_HOW_TO))
         elif known is None:
           known = _check(trial, seconds)
   except OSError as error:
-    known = Verdict(
-      False,
-      f'{_UNCOMPARED}: verdicts cannot be kept ({error}); set SWIFTSPEC_CACHE '
-      'to a directory that you can write to',
+    return _uncompared(
+      f'verdicts cannot be kept ({error}); set SWIFTSPEC_CACHE to a directory '
+      'that you can write to'
     )
   return known
+
+
+def _uncompared(reason: str) -> Verdict:
+  detail = f'has not been compared with the reference: {reason}'
+  return Verdict(False, detail, is_compared=False)
 
 
 def check_uncompared(seconds: float = SECONDS) -> list[tuple[Trial, Verdict]]:
@@ -170,16 +167,21 @@ def check_uncompared(seconds: float = SECONDS) -> list[tuple[Trial, Verdict]]:
   found = []
   for path in sorted(folder().glob('*.json')):
     row = _row(path)
-    if row is None or _UNCOMPARED not in row['detail']:
-      continue
-    request = row['trial']
-    package = request.pop('package')
-    spec = comparison.load_spec(package, request['spec'])
-    trial = Trial(**{**request, 'spec': spec})
-    if trial.path() == path:  # else of other versions
+    trial = None if row is None or row['is_compared'] else _trial_of(row)
+    if trial is not None and trial.path() == path:
       with _locked():
         found.append((trial, _check(trial, seconds)))
   return found
+
+
+def _trial_of(row: dict[str, Any]) -> Trial | None:
+  """Returns the trial of a file, None if another version has written it."""
+  request = {**row['trial']}
+  try:
+    spec = comparison.load_spec(request.pop('package'), request['spec'])
+    return Trial(**{**request, 'spec': spec})
+  except (ImportError, KeyError, TypeError):
+    return None
 
 
 def _is_here(device: jax.Device) -> bool:
@@ -199,14 +201,14 @@ def _row(path: pathlib.Path) -> dict[str, Any] | None:
   """Returns the content of a file, None if it is missing or damaged."""
   try:
     row = json.loads(path.read_text())
-    return row if {'trial', 'is_good', 'detail'} <= set(row) else None
+    return row if set(row) == _ROW else None
   except (FileNotFoundError, TypeError, ValueError):
     return None
 
 
 def _read(path: pathlib.Path) -> Verdict | None:
   row = _row(path)
-  return row and Verdict(row['is_good'], row['detail'])
+  return row and Verdict(row['is_good'], row['detail'], row['is_compared'])
 
 
 def _keep(trial: Trial, found: Verdict) -> Verdict:
@@ -292,7 +294,7 @@ def _judge(said: dict[str, Any] | None, end: str) -> Verdict:
     end: how the child has ended.
   """
   if said is None:
-    return Verdict(False, f'{_UNCOMPARED}, whose process {end}; {_HOW_TO}')
+    return _uncompared(f'before it, the process {end}; {_HOW_TO}')
   if not said:
     return Verdict(False, f'{end}, when it was compared with the reference')
   error, tolerance = said['max_error'], said['tolerance']

@@ -56,7 +56,7 @@ def test_a_kernel_that_agrees_is_compared_once(folder, monkeypatch):
   for changes in ({'num_tokens': 5}, {'dtype': 'bfloat16'}):
     chosen, reason = choose('right', dataclasses.replace(SPEC, **changes))
     assert chosen == 'reference'
-    assert reason.startswith(f'{UNCOMPARED}, whose process ended its process')
+    assert reason.startswith(f'{UNCOMPARED}: before it, the process ended')
 
 
 def test_damaged_verdicts_are_replaced(folder, monkeypatch):
