@@ -281,8 +281,8 @@ def _end(
       process.wait()
   status = process.returncode
   if status < 0:
-    return f'ended its process by {signal.Signals(-status).name}'
-  return f'ended its process with status {status}'
+    return f'crashed by {signal.Signals(-status).name}'
+  return f'failed with status {status}'
 
 
 def _judge(said: dict[str, Any] | None, end: str) -> Verdict:
@@ -294,7 +294,7 @@ def _judge(said: dict[str, Any] | None, end: str) -> Verdict:
     end: how the child has ended.
   """
   if said is None:
-    return _uncompared(f'before it, the process {end}; {_HOW_TO}')
+    return _uncompared(f'before it, the child process {end}; {_HOW_TO}')
   if not said:
     return Verdict(False, f'{end}, when it was compared with the reference')
   error, tolerance = said['max_error'], said['tolerance']
