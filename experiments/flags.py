@@ -110,7 +110,8 @@ _KERNELS = flags.DEFINE_enum(
   'auto',
   dispatch.IMPLEMENTATIONS,
   'What steps of few tokens run on: Pallas kernels or plain JAX. auto is a '
-  'kernel where there is one for the devices and the shape.',
+  'kernel where there is one for the devices and the shape, and it agrees with '
+  'plain JAX there.',
 )
 
 

@@ -16,6 +16,7 @@ from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
 from kernels_pallas import dispatch, tuning
+from kernels_pallas.call_spec import Arrays, CallSpec
 from kernels_pallas.kv_commit import reference as commit_reference
 from kernels_pallas.quantized_matmul import reference as quantized_reference
 from kernels_pallas.rejection import reference as rejection_reference
@@ -24,7 +25,6 @@ from kernels_pallas.thresholds import reference as threshold_reference
 from kernels_pallas.tree_attention import reference as attention_reference
 from kernels_pallas.verification import reference as verification_reference
 
-Arrays = tuple[Any, ...]  # pytree of the arguments of a call
 _PAGE = 128
 
 
@@ -62,19 +62,14 @@ class Case:
   """
 
   kernel: str
-  spec: Any
+  spec: CallSpec
   num_bytes: int
   num_flops: int
   is_in_place: bool = False
 
   def make_arrays(self, key: jax.Array) -> Arrays:
     """Returns random arguments; the key is consumed."""
-    abstract, treedef = jax.tree.flatten(self.spec.arrays())
-    keys = jax.random.split(key, len(abstract))
-    arrays = treedef.unflatten(
-      [_random(k, x) for k, x in zip(keys, abstract, strict=True)]
-    )
-    return _MEANING[self.kernel](self.spec, arrays)
+    return self.spec.make_arrays(key)
 
   def contenders(self, platform: str) -> Iterator[Contender]:
     """Yields the reference, the kernel for the platform and the baselines."""
@@ -97,74 +92,6 @@ def cases(kernel: str) -> Iterator[Case]:
     yield _COUNTS[kernel](kernel, spec)
 
 
-def _random(key, abstract):
-  if jnp.issubdtype(abstract.dtype, jnp.floating):
-    return jax.random.normal(key, abstract.shape, abstract.dtype)
-  if abstract.dtype == jnp.bool_:
-    return jax.random.bernoulli(key, shape=abstract.shape)
-  if abstract.dtype in (jnp.int8, jnp.int4):  # weights
-    values = jax.random.randint(key, abstract.shape, -7, 8)
-    return values.astype(abstract.dtype)
-  return jax.random.randint(key, abstract.shape, 0, 1_000)
-
-
-def _attention_arrays(spec, arrays):
-  queries, keys, values, lengths, mask, positions = arrays
-  rows = jnp.arange(spec.tree_size - spec.num_tokens, spec.tree_size)
-  own = jnp.arange(spec.tree_size)[None] == rows[:, None]
-  lengths = jnp.full_like(lengths, spec.context)
-  return (
-    queries,
-    keys,
-    values,
-    lengths,
-    mask | own[None],
-    (jnp.full_like(positions, spec.context)),
-  )
-
-
-def _verification_arrays(spec, arrays):
-  scores, token_ids, parents, sizes, mask = arrays
-  node = jnp.arange(spec.num_tokens, dtype=jnp.int32)[None]
-  chain = jnp.tri(spec.num_tokens, dtype=bool)[None]
-  return (
-    scores,
-    token_ids,
-    jnp.broadcast_to(node - 1, parents.shape),
-    jnp.full_like(sizes, spec.num_tokens),
-    jnp.broadcast_to(chain, mask.shape),
-  )
-
-
-def _chain_arrays(spec, arrays):
-  law, token_ids, bars = arrays
-  # Some tokens stand; the last place has none.
-  bars = (jnp.abs(bars) / spec.vocab_size).at[:, -1].set(jnp.inf)
-  return law, token_ids, bars
-
-
-def _threshold_arrays(spec, arrays):
-  logits, top_ks, top_ps = arrays
-  # Usual settings, and logits as wide as those of language models.
-  return 3 * logits, jnp.full_like(top_ks, 50), jnp.full_like(top_ps, 0.9)
-
-
-def _commit_arrays(spec, arrays):
-  caches, starts, path = arrays
-  # Every second row is kept.
-  step = jnp.arange(spec.num_rows, dtype=jnp.int32)[None] * 2 % spec.num_rows
-  return caches, jnp.full_like(starts, 500), jnp.broadcast_to(step, path.shape)
-
-
-_MEANING = {
-  'tree_attention': _attention_arrays,
-  'verify_tree': _verification_arrays,
-  'accept_chain': _chain_arrays,
-  'find_thresholds': _threshold_arrays,
-  'swiglu': lambda spec, arrays: arrays,
-  'kv_commit': _commit_arrays,
-  'quantized_matmul': lambda spec, arrays: arrays,
-}
 _REFERENCES = {
   'tree_attention': attention_reference.tree_attention,
   'verify_tree': verification_reference.verify_tree,

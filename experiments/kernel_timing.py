@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.profiler import ProfileData
 
-from experiments.kernel_cases import Arrays
+from kernels_pallas.call_spec import Arrays
 from swiftspec_jax import errors
 
 _MIN_SETS, _MAX_SETS = 2, 8

@@ -21,21 +21,15 @@ from absl import flags
 
 from experiments import kernel_flags, kernel_timing, program
 from experiments.aot.kernels import KERNELS, takes
-from experiments.kernel_cases import Arrays, Case
-from kernels_pallas import dispatch, tuning
+from experiments.kernel_cases import Case
+from kernels_pallas import comparison, dispatch, tuning
+from kernels_pallas.call_spec import Arrays
 from swiftspec_jax import atomic_file, errors
 
 _OUTPUT = flags.DEFINE_string(
   'output', 'tiles.json', 'File of the entries, which are added to it.'
 )
 _LEAST_GAIN = 1.03  # what times vary by
-# Other tiles have other orders of sums. Of the largest number of a result.
-TOLERANCES = {
-  'accept_chain': 2**-20,
-  'quantized_matmul': 2**-6,
-  'swiglu': 2**-6,
-  'tree_attention': 2**-6,
-}
 _SPLITS = (4, 8, 16, 32)
 _STAGES = (2, 3, 4)
 _WARPS = (4, 8)
@@ -201,8 +195,9 @@ def tune(
     except (LookupError, RuntimeError, TypeError, ValueError):
       continue
     limit = default_seconds / _LEAST_GAIN if best is None else best.seconds
-    tolerance = TOLERANCES.get(case.kernel, 0.0)
-    if seconds >= limit or not _is_same(got, want, tolerance):
+    if seconds >= limit:
+      continue
+    if not comparison.compare_results(case.spec, got, want).is_same:
       continue
     best = tuning.Entry(
       kernel=case.kernel,
@@ -226,26 +221,11 @@ def _measure(case, call, options, repeats) -> tuple[float, list[np.ndarray]]:
     jax.random.key(0), kernel_timing.num_sets(case.num_bytes)
   )
   sets: list[Arrays] = [case.make_arrays(key) for key in keys]
-  result = [
-    # Tokens are exact in float64, too.
-    np.asarray(x, np.float64)
-    for x in jax.tree.leaves(jax.jit(run)(*sets[0]))
-  ]
+  result = [np.asarray(x) for x in jax.tree.leaves(jax.jit(run)(*sets[0]))]
   seconds = kernel_timing.seconds_of(
     run, sets, repeats, is_in_place=case.is_in_place
   )
   return seconds, result
-
-
-def _is_same(
-  got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float
-) -> bool:
-  """Whether results agree up to a share of their largest number."""
-  for one, other in zip(got, want, strict=True):
-    highest = np.abs(other[np.isfinite(other)]).max(initial=0)
-    if not np.allclose(one, other, rtol=0, atol=tolerance * highest):
-      return False
-  return True
 
 
 if __name__ == '__main__':

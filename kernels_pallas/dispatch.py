@@ -40,6 +40,21 @@ class Choice:
   reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """How an implementation compares with the reference on some devices.
+
+  Attributes:
+    is_good: whether 'auto' may take it.
+    detail: in words that follow the name of the implementation.
+    is_compared: whether they have been compared.
+  """
+
+  is_good: bool
+  detail: str
+  is_compared: bool = True
+
+
 _choices: dict[tuple[str, ...], Choice] = {}
 
 
@@ -53,11 +68,15 @@ def implementations_of(platform: str) -> tuple[str, ...]:
   return (*_OF_PLATFORM.get(platform, ()), REFERENCE)
 
 
+def device_of(sharding: Sharding | None) -> jax.Device:
+  """Returns one of an array's devices, by default JAX's own."""
+  devices = jax.devices() if sharding is None else sharding.device_set
+  return next(iter(devices))
+
+
 def platform_of(sharding: Sharding | None) -> str:
   """Returns the platform of an array's devices, by default JAX's own."""
-  if sharding is None:
-    return jax.default_backend()
-  return next(iter(sharding.device_set)).platform
+  return device_of(sharding).platform
 
 
 def choose(
@@ -66,6 +85,7 @@ def choose(
   implementation: str,
   platform: str,
   checks: Mapping[str, Callable[[], None]],
+  trial: Callable[[str], Verdict] | None = None,
 ) -> str:
   """Returns the implementation to run.
 
@@ -73,11 +93,14 @@ def choose(
     kernel: its name, for the record.
     shape: of the arguments, for the record.
     implementation: one of `IMPLEMENTATIONS`; 'auto' is what is made for the
-      platform, or the reference where that cannot do it.
+      platform, or the reference where that cannot do it, or has not done what
+      the reference does.
     platform: of the devices.
     checks: for each implementation but the reference a function that raises
       NotImplementedError with the reason if it cannot do the shape. Where
       there is no 'mosaic_gpu', 'pallas_gpu' stands in.
+    trial: says of an implementation how it compares with the reference on
+      these devices. Only 'auto' asks. None where `checks` refuse 'auto'.
 
   Raises:
     NotImplementedError: the one that is asked for cannot do it.
@@ -90,7 +113,9 @@ def choose(
     )
   key = (kernel, shape, implementation, platform)
   if key not in _choices:
-    chosen, reason = _decide(kernel, shape, implementation, platform, checks)
+    chosen, reason = _decide(
+      kernel, shape, implementation, platform, checks, trial
+    )
     _choices[key] = Choice(
       kernel=kernel, shape=shape, implementation=chosen, reason=reason
     )
@@ -98,7 +123,7 @@ def choose(
   return _choices[key].implementation
 
 
-def _decide(kernel, shape, implementation, platform, checks):
+def _decide(kernel, shape, implementation, platform, checks, trial):
   """Returns the implementation and the reason."""
   is_auto = implementation == 'auto'
   wanted = implementations_of(platform)[0] if is_auto else implementation
@@ -115,4 +140,9 @@ def _decide(kernel, shape, implementation, platform, checks):
     raise NotImplementedError(
       f'{wanted} of {kernel} cannot do {shape}: {error}'
     ) from error
+  if is_auto and trial is not None:
+    verdict = trial(wanted)
+    if not verdict.is_good:
+      return REFERENCE, f'{wanted} {verdict.detail}'
+    reason = f'{reason}; {verdict.detail}'
   return wanted, reason

@@ -19,6 +19,7 @@ import jax
 from absl import logging
 from jax.sharding import Sharding
 
+from kernels_pallas import dispatch
 from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
 from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
 from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
@@ -121,18 +122,32 @@ def tuned(
     call: of arrays, with an option `config`.
     sharding: of an array on the same devices; None is JAX's default device.
   """
-  devices = jax.devices() if sharding is None else sharding.device_set
-  device_kind = next(iter(devices)).device_kind
+  device_kind = dispatch.device_of(sharding).device_kind
 
   def call_with_tiles(*arrays):
-    key = (kernel, implementation, device_kind, shapes_of(arrays))
-    entry = _known(os.environ.get(VARIABLE)).get(key)
-    if entry is None:
+    config = measured(kernel, implementation, device_kind, arrays)
+    if config is None:
       return call(*arrays)
-    logging.info('%s of %s: %s', kernel, entry.shapes, entry.config)
-    return call(*arrays, config=entry.config)
+    logging.info('%s of %s: %s', kernel, shapes_of(arrays), config)
+    return call(*arrays, config=config)
 
   return call_with_tiles
+
+
+def measured(
+  kernel: str, implementation: str, device_kind: str, arrays: Any
+) -> Any | None:
+  """Returns the tiles that were measured for arguments; None is the defaults.
+
+  Args:
+    kernel: its name.
+    implementation: as in `Entry`.
+    device_kind: as in `Entry`.
+    arrays: pytree of the arguments, which may be abstract.
+  """
+  key = (kernel, implementation, device_kind, shapes_of(arrays))
+  entry = _known(os.environ.get(VARIABLE)).get(key)
+  return entry and entry.config
 
 
 @functools.cache

@@ -8,26 +8,26 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import dispatch, trials, tuning, vocabulary_spec
 
 
 def choose(
   kernel: str,
-  described: str,
   implementation: str,
   sharding: Sharding | None,
-  logits: jax.Array,
+  spec: vocabulary_spec.VocabularySpec,
+  dtype: jax.typing.DTypeLike,
   backends: Mapping[str, ModuleType],
 ) -> Callable[..., Any]:
   """Returns the function to call, with the tiles that were measured for it.
 
   Args:
     kernel: its name, and that of the function in each module.
-    described: the arguments, for the record; the devices are added.
     implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices share
       the vocabulary, for which there is no kernel: they take the reference.
     sharding: of an array on the same devices; None is JAX's default device.
-    logits: [B, T, V].
+    spec: of the call.
+    dtype: of the logits.
     backends: by name, the reference among them; the `check` of the others takes
       shape and dtype.
 
@@ -41,11 +41,11 @@ def choose(
       raise NotImplementedError(
         f'the vocabulary is shared by {num_devices} devices'
       )
-    backend.check(logits.shape, logits.dtype)
+    backend.check(spec.logits().shape, dtype)
 
   chosen = dispatch.choose(
     kernel,
-    f'{described} on {num_devices} devices',
+    f'{spec.name} on {num_devices} devices',
     implementation if num_devices == 1 else 'auto',
     dispatch.platform_of(sharding),
     {
@@ -53,6 +53,7 @@ def choose(
       for name, backend in backends.items()
       if name != dispatch.REFERENCE
     },
+    trial=functools.partial(trials.verdict, kernel, spec, sharding),
   )
   return tuning.tuned(
     kernel, chosen, getattr(backends[chosen], kernel), sharding

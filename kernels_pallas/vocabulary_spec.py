@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import model_shapes
+from kernels_pallas import call_spec, model_shapes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VocabularySpec:
+class VocabularySpec(call_spec.CallSpec):
   """The sizes of one call.
 
   Attributes:
@@ -21,7 +21,6 @@ class VocabularySpec:
     vocab_size: V.
   """
 
-  name: str
   batch_size: int
   num_tokens: int
   vocab_size: int
@@ -43,10 +42,6 @@ class VocabularySpec:
   def for_rows(self, dtype: Any) -> jax.ShapeDtypeStruct:
     """Returns an abstract array [B]."""
     return jax.ShapeDtypeStruct((self.batch_size,), dtype)
-
-  def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments: none."""
-    return {}
 
 
 _Spec = TypeVar('_Spec', bound=VocabularySpec)

@@ -9,21 +9,14 @@ import jax
 import jax.numpy as jnp
 import programs
 import pytest
+from kernel_calls import API_CALLS
 
 import swiftspec_jax as ss
 from experiments import tune_kernels
 from experiments.kernel_cases import KERNELS, Case
 from kernels_pallas import tuning
-from kernels_pallas.kv_commit import api as commit_api
-from kernels_pallas.quantized_matmul import api as quantized_api
-from kernels_pallas.rejection import api as rejection_api
-from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
-from kernels_pallas.thresholds import api as threshold_api
 from kernels_pallas.thresholds import arg_specs, pallas_gpu
-from kernels_pallas.tree_attention import api as attention_api
-from kernels_pallas.verification import api as verification_api
-from swiftspec_jax import sharding
 
 FAST = pallas_gpu.Config(block_vocab=4096)
 SLOW = pallas_gpu.Config(block_vocab=64)
@@ -129,23 +122,6 @@ def test_tiles_that_do_not_fit_the_shape_are_refused():
       config=swiglu_gpu.Config(block_rows=32),
       interpret=True,
     )
-
-
-API_CALLS = {
-  'accept_chain': rejection_api.accept_chain,
-  'find_thresholds': threshold_api.find_thresholds,
-  'kv_commit': commit_api.kv_commit,
-  'quantized_matmul': lambda *arrays, **options: quantized_api.quantized_matmul(
-    *arrays,
-    sharding=sharding.sharding_of(sharding.make_mesh(), (None,) * 3),
-    **options,
-  ),
-  'swiglu': lambda x, *rest, **options: swiglu_api.swiglu(
-    x[None], *rest, **options
-  ),
-  'tree_attention': attention_api.tree_attention,
-  'verify_tree': verification_api.verify_tree,
-}
 
 
 @pytest.mark.parametrize('kernel', KERNELS)

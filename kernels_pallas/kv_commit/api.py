@@ -10,8 +10,13 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, tuning
-from kernels_pallas.kv_commit import pallas_gpu, pallas_tpu, reference
+from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas.kv_commit import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -47,16 +52,28 @@ def kv_commit(
   shape = caches[0].shape
   if sharding is not None:
     shape = sharding.shard_shape(shape)
+  spec = arg_specs.ArgSpec(
+    name=f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
+    f'{path.shape[1]} of {num_rows} rows',
+    num_caches=min(len(caches), arg_specs.MOST_CACHES),
+    num_kv_heads=shape[1],
+    head_dim=shape[3],
+    num_rows=num_rows,
+    num_kept=path.shape[1],
+    batch_size=min(shape[0], call_spec.MOST_ROWS),
+    capacity=min(shape[2], arg_specs.CAPACITY),
+    dtype=caches[0].dtype.name,
+  )
   chosen = dispatch.choose(
     'kv_commit',
-    f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
-    f'{path.shape[1]} of {num_rows} rows',
+    spec.name,
     implementation,
     dispatch.platform_of(sharding),
     {
       name: functools.partial(backend.check, shape, num_rows)
       for name, backend in _BACKENDS.items()
     },
+    trial=functools.partial(trials.verdict, 'kv_commit', spec, sharding),
   )
   backend = _BACKENDS.get(chosen, reference)
   call = functools.partial(backend.kv_commit, num_rows=num_rows)

@@ -8,15 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import model_shapes
+from kernels_pallas import call_spec, model_shapes
 
-_CAPACITY = 1_152
+CAPACITY = 1_152
+# Of a comparison: more than a launch takes on a GPU.
+MOST_CACHES = 40
+_START = 500  # of the rows that are kept
 # Rows behind the prefix: of a target's trees, and of a draft's.
 _NUM_ROWS = (8, 16, 128)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArgSpec:
+class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
@@ -24,30 +27,46 @@ class ArgSpec:
     num_caches: keys and values of all layers.
     num_kv_heads: G.
     head_dim: E.
-    num_rows: behind the prefix, all to keep.
+    num_rows: behind the prefix.
+    num_kept: T of them.
     batch_size: B.
+    capacity: S.
+    dtype: of the caches.
   """
 
-  name: str
+  ROUNDED = ('batch_size', 'num_rows', 'num_kept', 'capacity')
   num_caches: int
   num_kv_heads: int
   head_dim: int
   num_rows: int
+  num_kept: int
   batch_size: int = 1
+  capacity: int = CAPACITY
+  dtype: str = 'bfloat16'
 
   def arrays(self) -> tuple[Any, ...]:
     """Returns the abstract arguments of `kv_commit`."""
     batch = self.batch_size
-    cache = (batch, self.num_kv_heads, _CAPACITY, self.head_dim)
+    cache = (batch, self.num_kv_heads, self.capacity, self.head_dim)
     return (
-      [jax.ShapeDtypeStruct(cache, jnp.bfloat16)] * self.num_caches,
+      [jax.ShapeDtypeStruct(cache, self.dtype)] * self.num_caches,
       jax.ShapeDtypeStruct((batch,), jnp.int32),
-      jax.ShapeDtypeStruct((batch, self.num_rows), jnp.int32),
+      jax.ShapeDtypeStruct((batch, self.num_kept), jnp.int32),
     )
 
   def options(self) -> dict[str, Any]:
     """Returns the keyword arguments."""
     return {'num_rows': self.num_rows}
+
+  def with_meaning(self, caches, starts, path):
+    """Every second row is kept."""
+    step = jnp.arange(self.num_kept, dtype=jnp.int32)[None] * 2 % self.num_rows
+    start = min(_START, self.capacity - self.num_rows)
+    return (
+      caches,
+      jnp.full_like(starts, start),
+      jnp.broadcast_to(step, path.shape),
+    )
 
 
 def arg_specs() -> list[ArgSpec]:
@@ -68,6 +87,7 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
       num_kv_heads=model.kv_heads_of(shards),
       head_dim=model.head_dim,
       num_rows=num_rows,
+      num_kept=num_rows,
       batch_size=batch,
     )
     yield f'{model.name}/tp{shards}', spec

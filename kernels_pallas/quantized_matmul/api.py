@@ -9,8 +9,13 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, tuning
-from kernels_pallas.quantized_matmul import pallas_gpu, pallas_tpu, reference
+from kernels_pallas import dispatch, trials, tuning
+from kernels_pallas.quantized_matmul import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -73,6 +78,17 @@ def _choose(x, values, scales, implementation, sharding):
     f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
     f'{scales.shape[1]} groups'
   )
+  num_parts, num_inputs, num_outputs = values.shape
+  spec = arg_specs.ArgSpec(
+    name=described,
+    num_tokens=x.shape[0],
+    num_parts=num_parts,
+    num_inputs=num_inputs,
+    num_outputs=num_outputs,
+    group_size=num_inputs // scales.shape[1],
+    dtype=x.dtype.name,
+    weight_dtype=values.dtype.name,
+  )
   return dispatch.choose(
     'quantized_matmul',
     described,
@@ -82,4 +98,5 @@ def _choose(x, values, scales, implementation, sharding):
       name: functools.partial(backend.check, x, values, scales)
       for name, backend in _BACKENDS.items()
     },
+    trial=functools.partial(trials.verdict, 'quantized_matmul', spec, sharding),
   )

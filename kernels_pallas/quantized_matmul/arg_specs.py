@@ -4,12 +4,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import model_shapes
+from kernels_pallas import call_spec, model_shapes
 from kernels_pallas.quantized_matmul import tiles
 
 _GROUP_SIZE = 128
@@ -20,7 +19,7 @@ _FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArgSpec:
+class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
@@ -34,7 +33,6 @@ class ArgSpec:
     weight_dtype: int8 or int4.
   """
 
-  name: str
   num_tokens: int
   num_parts: int
   num_inputs: int
@@ -55,10 +53,6 @@ class ArgSpec:
       ),
       jax.ShapeDtypeStruct((parts, num_groups, outputs), jnp.float32),
     )
-
-  def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments: none."""
-    return {}
 
 
 def arg_specs() -> list[ArgSpec]:

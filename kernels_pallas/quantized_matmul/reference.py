@@ -6,6 +6,10 @@ Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
 import jax
 import jax.numpy as jnp
 
+# By dtype, of the largest number of a result: implementations add up in
+# different orders. Other dtypes must be equal.
+TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+
 
 def quantized_matmul(
   x: jax.Array, values: jax.Array, scales: jax.Array

@@ -7,7 +7,12 @@ import jax
 from jax.sharding import Sharding
 
 from kernels_pallas import vocabulary_dispatch
-from kernels_pallas.rejection import pallas_gpu, pallas_tpu, reference
+from kernels_pallas.rejection import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {
   'reference': reference,
@@ -48,12 +53,19 @@ def accept_chain(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
+  batch_size, num_tokens, vocab_size = law.shape
+  spec = arg_specs.ArgSpec(
+    name=f'law {law.dtype}{list(law.shape)}',
+    batch_size=batch_size,
+    num_tokens=num_tokens,
+    vocab_size=vocab_size,
+  )
   call = vocabulary_dispatch.choose(
     'accept_chain',
-    f'law {law.dtype}{list(law.shape)}',
     implementation,
     sharding,
-    law,
+    spec,
+    law.dtype,
     _BACKENDS,
   )
   return call(law, token_ids, bars)

@@ -17,6 +17,11 @@ class ArgSpec(vocabulary_spec.VocabularySpec):
       self.for_tokens(jnp.float32),
     )
 
+  def with_meaning(self, law, token_ids, bars):
+    """Some tokens stand; the last place has none."""
+    bars = (jnp.abs(bars) / self.vocab_size).at[:, -1].set(jnp.inf)
+    return law, token_ids, bars
+
 
 def arg_specs() -> list[ArgSpec]:
   """Returns all shapes, each once, with the models that have it."""

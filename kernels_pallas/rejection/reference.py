@@ -6,6 +6,10 @@ Legend: B rows, T draft tokens and one more place, V vocabulary.
 import jax
 import jax.numpy as jnp
 
+# By dtype, of the largest number of a result: implementations add up in
+# different orders. Other dtypes must be equal.
+TOLERANCES = {'float32': 2**-20}
+
 
 def accept_chain(
   law: jax.Array, token_ids: jax.Array, bars: jax.Array

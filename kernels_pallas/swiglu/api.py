@@ -9,8 +9,13 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, tuning
-from kernels_pallas.swiglu import pallas_gpu, pallas_tpu, reference
+from kernels_pallas import dispatch, trials, tuning
+from kernels_pallas.swiglu import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -43,15 +48,24 @@ def swiglu(
   local = gate_up.shape
   if sharding is not None:
     local = sharding.shard_shape(local)
+  spec = arg_specs.ArgSpec(
+    name=f'x {x.dtype}{list(rows)}, gate_up {list(local)}, {activation}',
+    num_tokens=rows[0],
+    embed_dim=rows[1],
+    ffw_dim=local[2],
+    activation=activation,
+    dtype=x.dtype.name,
+  )
   chosen = dispatch.choose(
     'swiglu',
-    f'x {x.dtype}{list(rows)}, gate_up {list(local)}, {activation}',
+    spec.name,
     implementation,
     dispatch.platform_of(sharding),
     {
       name: functools.partial(backend.check, rows, x.dtype)
       for name, backend in _BACKENDS.items()
     },
+    trial=functools.partial(trials.verdict, 'swiglu', spec, sharding),
   )
   if chosen == dispatch.REFERENCE:
     return reference.swiglu(x, gate_up, activation=activation)

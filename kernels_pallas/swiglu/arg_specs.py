@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 
-from kernels_pallas import model_shapes
+from kernels_pallas import call_spec, model_shapes
 
 # In float32 the built-in models.
 _FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArgSpec:
+class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
@@ -26,7 +26,6 @@ class ArgSpec:
     dtype: of x and weights.
   """
 
-  name: str
   num_tokens: int
   embed_dim: int
   ffw_dim: int

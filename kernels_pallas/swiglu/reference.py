@@ -8,6 +8,10 @@ import jax.numpy as jnp
 
 from kernels_pallas import products
 
+# By dtype, of the largest number of a result: implementations add up in
+# different orders. Other dtypes must be equal.
+TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+
 ACTIVATIONS = ('silu', 'gelu_tanh')
 
 

@@ -7,7 +7,12 @@ import jax
 from jax.sharding import Sharding
 
 from kernels_pallas import vocabulary_dispatch
-from kernels_pallas.thresholds import pallas_gpu, pallas_tpu, reference
+from kernels_pallas.thresholds import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {
   'reference': reference,
@@ -51,12 +56,21 @@ def find_thresholds(
     for name, values in (('top-k', top_ks), ('top-p', top_ps))
     if values is not None
   ]
+  batch_size, num_tokens, vocab_size = logits.shape
+  spec = arg_specs.ArgSpec(
+    name=f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
+    batch_size=batch_size,
+    num_tokens=num_tokens,
+    vocab_size=vocab_size,
+    has_top_k=top_ks is not None,
+    has_top_p=top_ps is not None,
+  )
   call = vocabulary_dispatch.choose(
     'find_thresholds',
-    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
     implementation,
     sharding,
-    logits,
+    spec,
+    logits.dtype,
     _BACKENDS,
   )
   return call(logits, top_ks, top_ps)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import call_spec, dispatch, trials, tuning
 from kernels_pallas.tree_attention import (
+  arg_specs,
   filled,
   mosaic_gpu,
   pallas_gpu,
@@ -66,7 +67,7 @@ def tree_attention(
   """
   options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  chosen = _choose(queries, keys, tree_mask, window, implementation, sharding)
+  chosen = _choose(queries, keys, tree_mask, options, implementation, sharding)
   if chosen == dispatch.REFERENCE:
     is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
     backend = filled if is_on_cpu else reference
@@ -96,7 +97,7 @@ def tree_attention(
   return call(queries, keys, values, prefix_lengths, tree_mask, positions)
 
 
-def _choose(queries, keys, tree_mask, window, implementation, sharding):
+def _choose(queries, keys, tree_mask, options, implementation, sharding):
   """Returns the name of the implementation."""
   shape = _local_shape(keys.shape, sharding)
   tokens = (shape[0], queries.shape[1], shape[1], *queries.shape[3:])
@@ -107,13 +108,27 @@ def _choose(queries, keys, tree_mask, window, implementation, sharding):
     )
     for name, backend in _BACKENDS.items()
   }
-  described = (
-    f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
-    f'{tree_size} tree rows, window {window}'
+  spec = arg_specs.ArgSpec(
+    name=f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
+    f'{tree_size} tree rows, window {options["window"]}',
+    batch_size=min(shape[0], call_spec.MOST_ROWS),
+    num_tokens=queries.shape[1],
+    num_kv_heads=shape[1],
+    num_groups=queries.shape[3],
+    head_dim=shape[3],
+    context=shape[2] - tree_size,
+    tree_size=tree_size,
+    dtype=queries.dtype.name,
+    window=options['window'],
+    soft_cap=options['soft_cap'],
   )
-  platform = dispatch.platform_of(sharding)
   return dispatch.choose(
-    'tree_attention', described, implementation, platform, checks
+    'tree_attention',
+    spec.name,
+    implementation,
+    dispatch.platform_of(sharding),
+    checks,
+    trial=functools.partial(trials.verdict, 'tree_attention', spec, sharding),
   )
 
 

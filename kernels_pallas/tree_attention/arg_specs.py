@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import model_shapes
+from kernels_pallas import call_spec, model_shapes
 
 _ROW_TILE = 128
 # In float32 the built-in models, and the widest blocks of keys.
@@ -16,10 +16,11 @@ _FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
 # A grown draft tree.
 _GROWN_TREE = 128
 _GROWN_CONTEXT = 1_000
+_SHORT_PREFIX = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArgSpec:
+class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
@@ -33,9 +34,10 @@ class ArgSpec:
     dtype: of queries and cache.
     window: of a sliding layer.
     batch_size: B.
+    soft_cap: of the scores.
   """
 
-  name: str
+  ROUNDED = ('batch_size', 'num_tokens', 'context', 'tree_size')
   num_tokens: int
   num_kv_heads: int
   num_groups: int
@@ -45,6 +47,7 @@ class ArgSpec:
   dtype: str
   window: int | None
   batch_size: int = 1
+  soft_cap: float | None = None
 
   @property
   def capacity(self) -> int:
@@ -68,7 +71,48 @@ class ArgSpec:
 
   def options(self) -> dict[str, float | int | None]:
     """Returns the keyword arguments."""
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
+    return {
+      'scale': self.head_dim**-0.5,
+      'window': self.window,
+      'soft_cap': self.soft_cap,
+    }
+
+  def shape_class(self):
+    """With the rows of queries, and how many tiles blocks of keys may have."""
+    query_rows = self.num_tokens * self.num_groups
+    return {
+      **super().shape_class(),
+      'query_rows': call_spec.next_power_of_2(query_rows),
+      'tiles': math.gcd(self.capacity // _ROW_TILE, 12),
+    }
+
+  def with_meaning(self, queries, keys, values, lengths, mask, positions):
+    """Each token sees itself, and stands right behind the prefix."""
+    rows = jnp.arange(self.tree_size - self.num_tokens, self.tree_size)
+    own = jnp.arange(self.tree_size)[None] == rows[:, None]
+    return (
+      queries,
+      keys,
+      values,
+      jnp.full_like(lengths, self.context),
+      mask | own[None],
+      jnp.full_like(positions, self.context),
+    )
+
+  def draws(self, key):
+    """A short prefix, too: behind a long one the tree weighs little."""
+    for arrays in super().draws(key):
+      yield arrays
+      queries, keys, values, lengths, mask, positions = arrays
+      short = min(_SHORT_PREFIX, self.context)
+      yield (
+        queries,
+        keys,
+        values,
+        jnp.full_like(lengths, short),
+        mask,
+        jnp.full_like(positions, short),
+      )
 
 
 def arg_specs() -> list[ArgSpec]:

@@ -7,7 +7,12 @@ import jax
 from jax.sharding import Sharding
 
 from kernels_pallas import vocabulary_dispatch
-from kernels_pallas.verification import pallas_gpu, pallas_tpu, reference
+from kernels_pallas.verification import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 
 _BACKENDS = {
   'reference': reference,
@@ -49,12 +54,19 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
+  batch_size, num_tokens, vocab_size = scores.shape
+  spec = arg_specs.ArgSpec(
+    name=f'scores {scores.dtype}{list(scores.shape)}',
+    batch_size=batch_size,
+    num_tokens=num_tokens,
+    vocab_size=vocab_size,
+  )
   call = vocabulary_dispatch.choose(
     'verify_tree',
-    f'scores {scores.dtype}{list(scores.shape)}',
     implementation,
     sharding,
-    scores,
+    spec,
+    scores.dtype,
     _BACKENDS,
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)

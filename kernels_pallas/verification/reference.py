@@ -6,6 +6,9 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 import jax.numpy as jnp
 
+# Implementations must give equal numbers.
+TOLERANCES: dict[str, float] = {}
+
 NO_TOKEN = -1  # fills tokens behind the last output
 
 

@@ -17,9 +17,9 @@ import sys
 import zipfile
 
 import filelock
-import platformdirs
 from absl import logging
 
+from kernels_pallas.user_cache import cache_dir
 from swiftspec_jax import errors
 
 _STDERR = 2
@@ -83,18 +83,6 @@ _GEMMA = BuiltinModel(
 BUILTIN_MODELS = {model.name: model for model in (_SMOLLM2, _GEMMA)}
 # The target of each draft in `swiftspec_jax/drafts`.
 BUILTIN_DRAFTS = {'smollm2-135m-draft': _SMOLLM2.name}
-
-
-def cache_dir() -> pathlib.Path:
-  """Returns the directory for downloads and caches, which may not exist yet.
-
-  It is `$SWIFTSPEC_CACHE` where that is set, else the platform's cache
-  directory of the user, such as `~/.cache/swiftspec_jax`.
-  """
-  chosen = os.environ.get('SWIFTSPEC_CACHE')
-  if chosen:
-    return pathlib.Path(chosen).expanduser().absolute()
-  return platformdirs.user_cache_path('swiftspec_jax')
 
 
 def draft_for(target: str) -> str | None:

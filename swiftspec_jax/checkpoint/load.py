@@ -48,7 +48,8 @@ def load(
     num_layers: keep only the first layers, which makes a draft for studies of
       any model; None keeps all.
     kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
-      there is one for the devices and the shape, 'reference' plain JAX;
+      there is one for the devices and the shape that agrees with plain JAX
+      there (`kernels_pallas.trials`), 'reference' plain JAX;
       'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
       another kernel for attention on Hopper.
     weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,

@@ -1,0 +1,85 @@
+"""What the `arg_specs` of all kernels have in common."""
+
+import abc
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+Arrays = tuple[Any, ...]  # pytree of the arguments of a call
+
+
+# Rows of a batch that are compared at most: each is work of its own.
+MOST_ROWS = 8
+
+
+def next_power_of_2(size: int) -> int:
+  """Returns the least power of two that is not below a positive size."""
+  return 1 << (size - 1).bit_length()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallSpec(abc.ABC):
+  """The arguments of one call of a kernel, on one device.
+
+  Attributes:
+    name: of the shape.
+    ROUNDED: fields that count rows. A kernel does alike with numbers that have
+      the same next power of two.
+  """
+
+  name: str
+  ROUNDED: ClassVar[tuple[str, ...]] = ('batch_size', 'num_tokens')
+
+  @property
+  def package(self) -> str:
+    """The name of the package of the kernel."""
+    return type(self).__module__.rpartition('.')[0]
+
+  @abc.abstractmethod
+  def arrays(self) -> Arrays:
+    """Returns the abstract arguments."""
+
+  def options(self) -> dict[str, Any]:
+    """Returns the keyword arguments."""
+    return {}
+
+  def shape_class(self) -> dict[str, Any]:
+    """Returns what the code of kernels depends on, in a form JSON knows."""
+    sizes = dataclasses.asdict(self)
+    del sizes['name']
+    for name in self.ROUNDED:
+      if name in sizes:
+        sizes[name] = next_power_of_2(sizes[name])
+    return sizes
+
+  def make_arrays(self, key: jax.Array) -> Arrays:
+    """Returns random arguments; the key is consumed."""
+    abstract, treedef = jax.tree.flatten(self.arrays())
+    keys = jax.random.split(key, len(abstract))
+    return self.with_meaning(
+      *treedef.unflatten(
+        [_random(k, x) for k, x in zip(keys, abstract, strict=True)]
+      )
+    )
+
+  def with_meaning(self, *arrays: Any) -> Arrays:
+    """Returns random arguments with those replaced that have a meaning."""
+    return arrays
+
+  def draws(self, key: jax.Array) -> Iterator[Arrays]:
+    """Yields arguments to compare implementations at; the key is consumed."""
+    yield from map(self.make_arrays, jax.random.split(key))
+
+
+def _random(key, abstract):
+  if jnp.issubdtype(abstract.dtype, jnp.floating):
+    return jax.random.normal(key, abstract.shape, abstract.dtype)
+  if abstract.dtype == jnp.bool_:
+    return jax.random.bernoulli(key, shape=abstract.shape)
+  if abstract.dtype in (jnp.int8, jnp.int4):  # weights
+    values = jax.random.randint(key, abstract.shape, -7, 8)
+    return values.astype(abstract.dtype)
+  return jax.random.randint(key, abstract.shape, 0, 1_000)

@@ -1,0 +1,148 @@
+"""Compares a kernel with its reference on the device at hand.
+
+As a program, `python -m kernels_pallas.comparison TRIAL FILE`, it is the child
+process of `trials`, because a bad kernel may end its process or hang.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from kernels_pallas import tuning
+from kernels_pallas.call_spec import CallSpec
+
+_MOST_SECONDS = 300
+_NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """How far results are from those of the reference.
+
+  Attributes:
+    max_error: the largest, as a share of the largest number of its array.
+    tolerance: the largest that is allowed for any of the arrays.
+    is_same: whether each array keeps what is allowed for its dtype.
+  """
+
+  max_error: float
+  tolerance: float
+  is_same: bool
+
+
+def compare(
+  kernel: str,
+  implementation: str,
+  spec: CallSpec,
+  *,
+  before_kernel: Callable[[], None] = lambda: None,
+) -> Comparison:
+  """Runs a kernel and its reference with the same random arguments.
+
+  The reference multiplies in full precision, which is not XLA's default for
+  float32 on accelerators.
+
+  Args:
+    kernel: its name, and that of the function in each module of its package.
+    implementation: the module that has it.
+    spec: of the call.
+    before_kernel: called when the reference has run.
+  """
+
+  def function_of(module):
+    call = getattr(importlib.import_module(f'{spec.package}.{module}'), kernel)
+    return functools.partial(call, **spec.options())
+
+  def results(call):
+    program = jax.jit(call)
+    return [
+      np.asarray(x)
+      for arrays in spec.draws(jax.random.key(0))
+      for x in jax.tree.leaves(program(*arrays))
+    ]
+
+  with jax.default_matmul_precision('highest'):
+    want = results(function_of('reference'))
+  before_kernel()
+  call = tuning.tuned(kernel, implementation, function_of(implementation))
+  return compare_results(spec, results(call), want)
+
+
+def compare_results(
+  spec: CallSpec, got: Sequence[np.ndarray], want: Sequence[np.ndarray]
+) -> Comparison:
+  """Compares arrays by the `TOLERANCES` of the kernel's reference."""
+  tolerances = importlib.import_module(f'{spec.package}.reference').TOLERANCES
+  errors = [_error(*pair) for pair in zip(got, want, strict=True)]
+  allowed = [tolerances.get(x.dtype.name, 0.0) for x in want]
+  return Comparison(
+    max_error=max(errors),
+    tolerance=max(allowed),
+    is_same=all(e <= a for e, a in zip(errors, allowed, strict=True)),
+  )
+
+
+def _error(got, want) -> float:
+  if (got.shape, got.dtype) != (want.shape, want.dtype):
+    return math.inf
+  # Integers are exact in float64, too.
+  got, want = got.astype(np.float64), want.astype(np.float64)
+  differs = got != want
+  if not differs.any():
+    return 0.0
+  largest = np.abs(want[np.isfinite(want)]).max(initial=0)
+  distance = np.abs(got[differs] - want[differs]).max()
+  error = distance / largest if largest else math.inf
+  return math.inf if math.isnan(error) else float(error)
+
+
+def driver_of(device: jax.Device) -> str:
+  """Returns the versions of what runs programs on a device."""
+  versions = device.client.platform_version
+  if device.platform == 'gpu' and _NVIDIA.exists():
+    versions += ' ' + _NVIDIA.read_text().partition('\n')[0]
+  return ' '.join(versions.split())
+
+
+def load_spec(package: str, fields: dict[str, Any]) -> CallSpec:
+  """Returns the spec of these fields of a kernel's package."""
+  return importlib.import_module(f'{package}.arg_specs').ArgSpec(**fields)
+
+
+def _main(trial: dict[str, Any], path: pathlib.Path) -> None:
+  """Writes to `path` that the reference has run, and then the comparison."""
+  # If the parent is killed, nobody else ends a kernel that hangs.
+  signal.alarm(_MOST_SECONDS)
+
+  def write(**fields):
+    partial = path.with_suffix('.partial')
+    partial.write_text(json.dumps(fields))
+    os.replace(partial, path)
+
+  wanted = (trial['device_kind'], trial['driver'])
+  found = [(x.device_kind, driver_of(x)) for x in jax.local_devices()]
+  if wanted not in found:
+    raise SystemExit(f'its device is {wanted}, and here are {found}')
+  with jax.default_device(jax.local_devices()[found.index(wanted)]):
+    comparison = compare(
+      trial['kernel'],
+      trial['implementation'],
+      load_spec(trial['package'], trial['spec']),
+      before_kernel=write,
+    )
+  write(**dataclasses.asdict(comparison))
+
+
+if __name__ == '__main__':
+  _main(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""A kernel package of which most kernels are no good, on purpose."""
