@@ -41,7 +41,8 @@ _COMPUTATION = re.compile(r'(?:ENTRY )?%?(\S+) \(.*\{$')
 _SHAPE = re.compile(r'\w+\[([\d,]*)\]')
 _OPERAND = re.compile(r'%([\w.\-]+)')
 _CALLED = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
-_SCOPE = re.compile(r'op_name="([^"]*)"')
+# What XLA puts in for an operation has its name, but not its scopes.
+_SCOPE = re.compile(r'op_name="([^"]*/[^"]*)"')
 _LAYER_NUMBER = re.compile(r'_\d+$')
 
 
