@@ -10,7 +10,8 @@ import dataclasses
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -64,11 +65,10 @@ def measure(
     traced = tracing.trace(timeline, lambda r=request: decode(r))
     for name, value in traced.summary.items():
       figures[name].append(value)
-    times.update(_times_of_operations(lambda r=request: decode(r)))
+    times.update(times_of_operations(lambda r=request: decode(r)))
   medians = {name: statistics.median(x) for name, x in figures.items()}
-  programs = list(_compiled_programs())
   shares = [
-    _shares(times, programs, names, model)
+    _shares(times, names, model)
     for names, model in zip(
       (round_parts.TARGET_PROGRAMS, round_parts.DRAFT_PROGRAMS),
       models,
@@ -78,13 +78,17 @@ def measure(
   return _rows(medians, *shares)
 
 
-def _times_of_operations(decode) -> collections.Counter:
-  """Returns the ns of each operation while `decode` runs."""
+def times_of_operations(run: Callable[[], Any]) -> collections.Counter:
+  """Returns the ns of each (program, operation) while `run` runs.
+
+  Raises:
+    UserError: the profiler does not know the operations of this platform.
+  """
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0
   with tempfile.TemporaryDirectory() as directory:
     with jax.profiler.trace(directory, profiler_options=options):
-      decode()
+      run()
     (path,) = pathlib.Path(directory).rglob('*.xplane.pb')
     profile = jax.profiler.ProfileData.from_file(str(path))
   times = collections.Counter()
@@ -107,17 +111,23 @@ def _events(line) -> Iterator[round_parts.Event]:
       yield event.start_ns, event.duration_ns, *names
 
 
-def _compiled_programs() -> Iterator[round_parts.Program]:
-  """Yields the programs of rounds that this process has compiled."""
-  names = round_parts.TARGET_PROGRAMS + round_parts.DRAFT_PROGRAMS
-  for executable in jax.devices()[0].client.live_executables():
-    for module in executable.hlo_modules():
-      if module.name in names:
-        yield round_parts.read_program(module.to_string())
+def compiled_programs(names: Collection[str]) -> list[round_parts.Program]:
+  """Returns the programs of these names that this process has compiled."""
+  modules = (
+    module
+    for executable in jax.devices()[0].client.live_executables()
+    for module in executable.hlo_modules()
+  )
+  return [
+    round_parts.read_program(module.to_string())
+    for module in modules
+    if module.name in names
+  ]
 
 
-def _shares(times, programs, names, model) -> dict[str, float]:
+def _shares(times, names, model) -> dict[str, float]:
   """Returns the share of each part in the programs of `names`."""
+  programs = compiled_programs(names)
   weights = _weights(model)
   found = {}
   for name in names:

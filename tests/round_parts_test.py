@@ -2,10 +2,12 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import programs
 import pytest
 
-from experiments import round_parts
+from experiments import round_parts, round_profile
 
 # A target of two matrices of 4 x 12 and 12 x 4 and a table of 20 x 4, over two
 # tokens, in the style of XLA for CPUs: products have no names.
@@ -115,6 +117,32 @@ def test_times_are_without_those_of_operations_inside():
   }
 
 
+def test_operations_of_a_run_are_found_in_its_program():
+  def tiny_round(x, matrix, table):
+    with jax.named_scope('layer_0'):
+      x = jnp.tanh(x @ matrix)
+    logits = x @ table
+    with jax.named_scope('verify'):
+      return jnp.argmax(logits, axis=-1)
+
+  step = jax.jit(tiny_round)
+  arrays = jnp.ones((8, 64)), jnp.ones((64, 64)), jnp.ones((64, 4096))
+  step(*arrays).block_until_ready()
+  times = round_profile.times_of_operations(
+    lambda: step(*arrays).block_until_ready()
+  )
+  weights = round_parts.Weights(
+    products=frozenset({64 * 64}), tables=frozenset({64 * 4096})
+  )
+  (program,) = round_profile.compiled_programs(['jit_tiny_round'])
+  shares = round_parts.shares(
+    times, {program.name: round_parts.parts(program, weights)}
+  )
+  assert {'products', 'rest', 'unembedding', 'verify'} <= set(shares)
+  assert shares['unembedding'] > shares['rest']
+
+
+@pytest.mark.slow
 def test_program_takes_a_round_apart(model, tmp_path):
   status, output, complaints = programs.run(
     'profile_decode',
