@@ -201,6 +201,8 @@ def _profile_rounds(mode: str) -> None:
     [_request(token_ids, _NUM_STEPS.value) for _, token_ids in encoded],
   )
   print(_round_table(rows))
+  step = next(row for row in rows if row.part == 'plain_step')
+  print(f'a round takes {1 / step.share:.2f} plain steps')
   if _OUTPUT_DIR.value:
     directory = pathlib.Path(_OUTPUT_DIR.value)
     _write(directory, {'mode': mode, **shared_flags.to_json()})

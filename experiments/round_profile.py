@@ -105,6 +105,8 @@ def times_of_operations(run: Callable[[], Any]) -> collections.Counter:
 
 def _events(line) -> Iterator[round_parts.Event]:
   for event in line.events:
+    if '::' in event.name:  # of the runtime; there are many, read slowly
+      continue
     stats = dict(event.stats)
     if 'hlo_op' in stats:
       names = stats['hlo_module'], stats['hlo_op']
