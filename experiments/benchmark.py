@@ -41,7 +41,9 @@ _MODES = flags.DEFINE_list(
 _PEERS = flags.DEFINE_list(
   'peers',
   [],
-  f'Also run transformers on the CPU: some of {", ".join(peers.PEERS)}.',
+  'Also run transformers or llama.cpp on the CPU: some of '
+  f'{", ".join(peers.PEERS)}. llama.cpp computes with the numbers of a GGUF '
+  'file, so its output is not compared.',
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -90,6 +92,7 @@ def main() -> None:
       'dtype': target.dtype.name,
       'num_skipped': len(prompts) - len(encoded),
       'num_resumed': len(records),
+      **peers.facts(target, _PEERS.value),
     }
     jobs = benchmark_run.plan(encoded, modes, _REPEATS.value)
     num_before = compilations.count
@@ -122,7 +125,7 @@ def _check_modes() -> list[str]:
         raise errors.UserError(f'--{flag} names {name} twice')
   flags_lib.check(modes)
   if _PEERS.value:
-    peers.check()
+    peers.check(_PEERS.value)
   return modes + _PEERS.value
 
 
@@ -148,9 +151,10 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
       )
   if _PEERS.value:
     lookup = flags_lib.prompt_lookup()
-    rivals = peers.load(target, lookup.num_speculative_tokens)
+    rivals = peers.load(target, _PEERS.value, lookup.num_speculative_tokens)
     runners |= {
-      name: benchmark_run.Runner(decode=rivals[name]) for name in _PEERS.value
+      name: benchmark_run.Runner(decode=decode)
+      for name, decode in rivals.items()
     }
   jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
   for _ in benchmark_run.measure(jobs, runners, [sampling]):

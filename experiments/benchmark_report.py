@@ -4,10 +4,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from experiments import llama_peer
 from experiments.benchmark_output import Record
 from swiftspec_jax import results
 
 BASELINE = 'autoregressive'
+_NOT_COMPARED = llama_peer.PEERS  # have weights of their own
 
 
 def summarize(
@@ -26,7 +28,8 @@ def summarize(
     trees, `host_seconds_per_round`, `outputs_equal`, `num_outputs_equal`,
     `num_prompts`, `forced_acceptance` and the same for each of its `tasks`.
     Speedup and equality compare what both modes have measured. Figures are
-    None where there is nothing to compare or to count.
+    None where there is nothing to compare or to count; peers with weights of
+    their own have no equality.
   """
   summary = {}
   for mode in modes:
@@ -35,13 +38,14 @@ def summarize(
       continue
     baseline = [record for record in records if record.mode == BASELINE]
     tasks = dict.fromkeys(record.task for record in own)
+    is_compared = is_greedy and mode not in _NOT_COMPARED
     summary[mode] = {
-      **_figures(own, baseline, is_greedy),
+      **_figures(own, baseline, is_compared),
       'tasks': {
         task: _figures(
           [record for record in own if record.task == task],
           baseline,
-          is_greedy,
+          is_compared,
         )
         for task in tasks
       },
@@ -57,7 +61,7 @@ def differences(
   found = []
   for record in records:
     expected = baseline.get(_place(record))
-    if expected is None or record.token_ids == expected:
+    if record.mode in _NOT_COMPARED or expected in (None, record.token_ids):
       continue
     pairs = itertools.zip_longest(record.token_ids, expected)
     position = next(i for i, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -139,7 +143,7 @@ def _place(record: Record) -> tuple[int | str, int]:
 
 
 def _figures(
-  own: Sequence[Record], baseline: Sequence[Record], is_greedy: bool
+  own: Sequence[Record], baseline: Sequence[Record], is_compared: bool
 ) -> dict[str, Any]:
   expected = {_place(record): record for record in baseline}
   common = [record for record in own if _place(record) in expected]
@@ -158,7 +162,7 @@ def _figures(
     'num_outputs_equal': None,
     'num_prompts': len({record.question_id for record in own}),
   }
-  if is_greedy and common:
+  if is_compared and common:
     unequal = {
       record.question_id
       for record, reference in zip(common, references, strict=True)

@@ -1,13 +1,14 @@
-"""Other libraries, on the same weights and token ids: the honest rivals.
+"""Other libraries, on the same model and token ids: the honest rivals.
 
-Hugging Face transformers on the CPU, in float32. Times mean the same as in
-`GenerationStats`, with one difference that its interface forces on us. Our
-decoding starts behind the prefill of all but the last token of the prompt,
-so it has a step for each token; in transformers, the forward that takes in
-the prompt already gives the first tokens. So `decode_seconds` of a peer is
-the time from its first tokens to the end, scaled by all new tokens over
-those that came in that time. An output that is complete after the first
-forward counts as decoded in no time, in the peer's favour.
+Hugging Face transformers on the CPU, in float32, and llama.cpp, which computes
+with the numbers of a GGUF file as they are (`llama_peer`). Times mean the same
+as in `GenerationStats`, with one difference that their interfaces force on us.
+Our decoding starts behind the prefill of all but the last token of the prompt,
+so it has a step for each token; in a peer, the forward that takes in the prompt
+already gives the first tokens. So `decode_seconds` of a peer is the time from
+its first tokens to the end, scaled by all new tokens over those that came in
+that time. An output that is complete after the first forward counts as decoded
+in no time, in the peer's favour.
 
 Measure on an idle machine: the threads of torch wait for each other several
 times in each layer, and other processes slow it down far more than XLA.
@@ -15,28 +16,34 @@ times in each layer, and other processes slow it down far more than XLA.
 
 import pathlib
 import time
+from collections.abc import Collection
 
 import jax
 import numpy as np
 import transformers
 
 import swiftspec_jax as ss
+from experiments import llama_peer, peer_results
 from experiments.benchmark_run import Decode
-from swiftspec_jax import errors, results
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import builtin
 
-PEERS = ('hf', 'hf_prompt_lookup')
+_HF = ('hf', 'hf_prompt_lookup')
+PEERS = (*_HF, *llama_peer.PEERS)
 
 
-def check() -> None:
-  """Raises UserError unless the peers can run here, and compare fairly."""
-  try:
-    import accelerate  # noqa: F401, reading GGUF needs it
-    import torch  # noqa: F401
-  except ModuleNotFoundError as error:
-    raise errors.UserError(
-      f'--peers needs {error.name}; run: pip install -e ".[peers]"'
-    ) from error
+def check(names: Collection[str]) -> None:
+  """Raises UserError unless these peers can run here, and compare fairly."""
+  if set(names) & set(llama_peer.PEERS):
+    llama_peer.check()
+  if set(names) & set(_HF):
+    try:
+      import accelerate  # noqa: F401, reading GGUF needs it
+      import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+      raise errors.UserError(
+        f'--peers needs {error.name}; run: pip install -e ".[peers]"'
+      ) from error
   if jax.default_backend() != 'cpu':
     raise errors.UserError(
       '--peers runs torch on the CPU, but JAX uses '
@@ -44,23 +51,43 @@ def check() -> None:
     )
 
 
-def load(target: ss.Model, num_speculative_tokens: int) -> dict[str, Decode]:
-  """Loads the weights of `target` into transformers.
+def facts(target: ss.Model, names: Collection[str]) -> dict[str, float]:
+  """Returns what to know of peers whose weights are not those of `target`."""
+  if not set(names) & set(llama_peer.PEERS):
+    return {}
+  bits = llama_peer.bits_per_weight(llama_peer.file_of(target))
+  return {'llama_cpp_bits_per_weight': bits}
+
+
+def load(
+  target: ss.Model, names: Collection[str], num_speculative_tokens: int
+) -> dict[str, Decode]:
+  """Loads the model of `target` into other libraries.
 
   Args:
-    target: whose weights are float32.
-    num_speculative_tokens: that hf_prompt_lookup drafts.
+    target: whose weights are float32, for transformers.
+    names: some of `PEERS`.
+    num_speculative_tokens: that prompt lookup drafts.
 
   Returns:
-    A runner for each of `PEERS`.
+    A runner for each of `names`.
 
   Raises:
-    UserError: `target` is not float32, or transformers cannot read it.
+    UserError: `target` is not float32, or a library cannot read it.
   """
+  runners = {}
+  if set(names) & set(_HF):
+    runners |= _load_hf(target, num_speculative_tokens)
+  if set(names) & set(llama_peer.PEERS):
+    runners |= llama_peer.load(target, names, num_speculative_tokens)
+  return {name: runners[name] for name in names}
+
+
+def _load_hf(target, num_speculative_tokens):
   if target.dtype.name != 'float32':
     raise errors.UserError(
-      f'--peers compares in float32, but the dtype is {target.dtype.name}; '
-      'give --dtype=float32'
+      '--peers=hf compares in float32, but the dtype is '
+      f'{target.dtype.name}; give --dtype=float32'
     )
   model = _load_model(target.name)
   return {
@@ -114,7 +141,7 @@ def _make_runner(
 
   def run(request: ss.Request) -> ss.GenerationResult:
     sampling = request.sampling
-    ends = () if sampling.ignore_eos else target.config.eos_token_ids
+    ends = peer_results.ends_of(target, request)
     # Else the model's own sampling defaults would fill in what is not set.
     model.generation_config = _generation_config(
       sampling, ends, num_speculative_tokens
@@ -135,27 +162,17 @@ def _make_runner(
       )
     hook.remove()
     token_ids = tuple(output[0, prompt.shape[1] :].tolist())
-    # The first thing that a streamer gets is the prompt.
-    times, sizes = np.array(clock.times[1:]), np.array(clock.sizes[1:])
     drafted = np.array(widths) - 1
     drafted[0] -= prompt.shape[1] - 1
-    later = sizes[1:].sum()
-    scale = len(token_ids) / later if later else 0
-    stats = _stats(
-      drafted,
-      accepted=sizes - 1,
-      num_positions=num_speculative_tokens or 0,
-      prompt_tokens=prompt.shape[1],
-      ttft_seconds=float(times[0] - start),
-      decode_seconds=float((times[-1] - times[0]) * scale),
+    rounds = peer_results.Rounds(
+      start=start,
+      # The first thing that a streamer gets is the prompt.
+      times=np.array(clock.times[1:]),
+      sizes=np.array(clock.sizes[1:]),
+      drafted=drafted,
     )
-    return results.GenerationResult(
-      text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
-      token_ids=token_ids,
-      finish_reason='stop' if token_ids[-1] in ends else 'length',
-      logprobs=None,
-      top_logprobs=None,
-      stats=stats,
+    return peer_results.make_result(
+      target, request, token_ids, rounds, num_speculative_tokens or 0
     )
 
   return run
@@ -176,27 +193,4 @@ def _generation_config(sampling, eos_token_ids, num_speculative_tokens):
     pad_token_id=eos_token_ids[0] if eos_token_ids else None,
     prompt_lookup_num_tokens=num_speculative_tokens,
     **options,
-  )
-
-
-def _stats(
-  drafted: np.ndarray,
-  accepted: np.ndarray,
-  num_positions: int,
-  **fields: int | float,
-) -> results.GenerationStats:
-  """Returns statistics from the draft tokens of each round."""
-  positions = np.arange(num_positions)
-  return results.GenerationStats(
-    new_tokens=int((accepted + 1).sum()),
-    num_rounds=len(accepted),
-    num_drafted=int(drafted.sum()),
-    num_accepted=int(accepted.sum()),
-    drafted_per_position=tuple(
-      (drafted[:, None] > positions).sum(axis=0).tolist()
-    ),
-    accepted_per_position=tuple(
-      (accepted[:, None] > positions).sum(axis=0).tolist()
-    ),
-    **fields,
   )

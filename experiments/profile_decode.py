@@ -1,18 +1,26 @@
 """How close decoding comes to what the machine allows.
 
   python -m experiments.profile_decode --prompt_tokens=1000 --peers=hf
+  python -m experiments.profile_decode --mode=serial --output_dir=DIR
 
 Measures in turn, several times: the memory bandwidth (plain decoding reads
 every weight once a token, so it bounds the rate), the bare jitted step, the
 step with the host loop around it, and prefill; with --peers=hf Hugging Face
 transformers on the same weights, too. Prints the medians, and writes them
 with their provenance when --output_dir is given.
+
+With --mode it takes the rounds of a token tree apart instead: how long each
+part of target and draft takes, over the first prompts that are shipped.
+docs/decoding.md says how to read the table, which rows.jsonl gets.
 """
 
+import dataclasses
+import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from absl import flags
@@ -21,13 +29,17 @@ from tqdm import tqdm
 import swiftspec_jax as ss
 from experiments import (
   benchmark_output,
+  benchmark_report,
   benchmark_run,
   config_file,
   peers,
   program,
   provenance,
+  round_profile,
+  tree_flags,
 )
 from experiments import flags as shared_flags
+from experiments import prompts as prompts_lib
 from swiftspec_jax import errors, profiling
 
 _PROMPT_TOKENS = flags.DEFINE_integer(
@@ -37,13 +49,25 @@ _NUM_STEPS = flags.DEFINE_integer(
   'num_steps', 64, 'Decoding steps of one measurement.', lower_bound=8
 )
 _REPEATS = flags.DEFINE_integer(
-  'repeats', 5, 'Measurements of which the median counts.', lower_bound=1
+  'repeats',
+  5,
+  'Measurements of which the median counts; with --mode prompts.',
+  lower_bound=1,
 )
 _PEERS = flags.DEFINE_enum(
   'peers', None, ['hf'], 'Also measure Hugging Face transformers (torch).'
 )
+_MODE = flags.DEFINE_enum(
+  'mode',
+  None,
+  shared_flags.TREE_MODES,
+  'Take the rounds of this mode apart.',
+)
 _OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'Where profile.json goes; none is written by default.'
+  'output_dir',
+  None,
+  'Where profile.json goes, and rows.jsonl of --mode; none is written by '
+  'default.',
 )
 
 _SHORT_PROMPT = 32
@@ -52,9 +76,17 @@ _SHORT_PROMPT = 32
 def main() -> None:
   """Measures, prints and writes."""
   config_file.apply()
+  if _MODE.value:
+    _profile_rounds(_MODE.value)
+  else:
+    _profile_steps()
+
+
+def _profile_steps() -> None:
+  """Measures plain decoding."""
   shared_flags.check(['autoregressive'])
   if _PEERS.value:
-    peers.check()
+    peers.check(['hf'])
   target = shared_flags.load_target()
   longest = max(_PROMPT_TOKENS.value, _SHORT_PROMPT + _NUM_STEPS.value)
   if longest >= target.config.max_context:
@@ -82,8 +114,9 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
   """Returns functions that measure once: seconds, or bytes per second."""
   decoder = ss.Decoder(target)
   long_decoder = ss.Decoder(target)
-  decode = _request(_SHORT_PROMPT, _NUM_STEPS.value)
-  prefill = _request(_PROMPT_TOKENS.value, 1)
+  # Any tokens do: the time does not depend on them.
+  decode = _request(range(_SHORT_PROMPT), _NUM_STEPS.value)
+  prefill = _request(range(_PROMPT_TOKENS.value), 1)
   measurements = {
     'bandwidth': lambda: profiling.measure_read_bandwidth(num_repeats=3),
     'step': lambda: _step_seconds(decoder, decode),
@@ -91,16 +124,15 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
     'prefill': lambda: _run(long_decoder, prefill).ttft_seconds,
   }
   if _PEERS.value:
-    run = peers.load(target, num_speculative_tokens=1)['hf']
+    run = peers.load(target, ['hf'], num_speculative_tokens=1)['hf']
     measurements['hf_token'] = lambda: 1 / run(decode).stats.tokens_per_second
     measurements['hf_prefill'] = lambda: run(prefill).stats.ttft_seconds
   return measurements
 
 
-def _request(prompt_tokens: int, new_tokens: int) -> ss.Request:
-  # Any tokens do: the time does not depend on them.
+def _request(token_ids: Sequence[int], new_tokens: int) -> ss.Request:
   return ss.Request(
-    token_ids=tuple(range(prompt_tokens)),
+    token_ids=tuple(token_ids),
     sampling=ss.SamplingParams(max_new_tokens=new_tokens, ignore_eos=True),
   )
 
@@ -145,7 +177,62 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
   return report
 
 
-def _write(directory: pathlib.Path, report: dict[str, float]) -> None:
+def _profile_rounds(mode: str) -> None:
+  """Takes the rounds of a tree apart."""
+  _check_rounds()
+  shared_flags.check([mode])
+  # A program from the cache may have no names, or former ones.
+  jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
+  target = shared_flags.load_target()
+  draft = shared_flags.load_drafts(target, [mode])[mode]
+  prompts = prompts_lib.read_prompts(prompts_lib.DEFAULT_PATH, _REPEATS.value)
+  encoded = benchmark_run.encode(target, prompts, _NUM_STEPS.value)
+  timeline = ss.Timeline()
+  plain = ss.Decoder(target)
+  decoder = shared_flags.make_decoder(mode, target, draft, timeline)
+  longest = max(len(token_ids) for _, token_ids in encoded)
+  for each in (plain, decoder):
+    each.warmup(longest + _NUM_STEPS.value)
+  rows = round_profile.measure(
+    plain,
+    decoder,
+    timeline,
+    (target, draft),
+    [_request(token_ids, _NUM_STEPS.value) for _, token_ids in encoded],
+  )
+  print(_round_table(rows))
+  step = next(row for row in rows if row.part == 'plain_step')
+  print(f'a round takes {1 / step.share:.2f} plain steps')
+  if _OUTPUT_DIR.value:
+    directory = pathlib.Path(_OUTPUT_DIR.value)
+    _write(directory, {'mode': mode, **shared_flags.to_json()})
+    lines = [f'{json.dumps(dataclasses.asdict(row))}\n' for row in rows]
+    benchmark_output.write(directory / 'rows.jsonl', ''.join(lines).encode())
+
+
+def _check_rounds() -> None:
+  for name in ('peers', 'prompt_tokens'):
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f'--{name} is not used with --mode={_MODE.value}; leave it out'
+      )
+  if tree_flags.config().is_adaptive:
+    raise errors.UserError(
+      '--adaptive changes the sizes of rounds, whose parts have no one time '
+      'then; leave it out'
+    )
+
+
+def _round_table(rows: Sequence[round_profile.Row]) -> str:
+  cells = [
+    (row.part, f'{row.seconds * 1e3:.2f}', f'{row.share:.3f}') for row in rows
+  ]
+  return benchmark_report.aligned(
+    [('part', 'ms', 'share of a round'), *cells], num_names=1
+  )
+
+
+def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:
   with program.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
   benchmark_output.write_json(

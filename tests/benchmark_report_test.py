@@ -60,6 +60,20 @@ def test_modes_are_compared_on_what_both_have_measured():
   assert chain['num_outputs_equal'] == 1
 
 
+def test_peers_with_other_weights_are_not_compared():
+  records = [
+    record(1, 'autoregressive', decode_seconds=2.0),
+    record(1, 'llama_cpp', token_ids=(8, 9)),
+  ]
+  summary = benchmark_report.summarize(
+    records, ['autoregressive', 'llama_cpp'], is_greedy=True
+  )
+  assert summary['llama_cpp']['speedup'] == 2.0
+  assert summary['llama_cpp']['outputs_equal'] is None
+  assert summary['llama_cpp']['tasks']['qa']['outputs_equal'] is None
+  assert benchmark_report.differences(records) == []
+
+
 def test_differences_are_found():
   records = [
     record(1, 'autoregressive', token_ids=(1, 2, 3)),

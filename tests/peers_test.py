@@ -3,12 +3,16 @@
 import importlib.util
 import json
 
+import gguf
+import numpy as np
 import programs
 import pytest
 
-from swiftspec_jax import testing
+from experiments import llama_peer
+from swiftspec_jax import errors, testing
 
 HAS_TORCH = importlib.util.find_spec('torch') is not None
+HAS_LLAMA = importlib.util.find_spec('llama_cpp') is not None
 
 
 @pytest.mark.skipif(HAS_TORCH, reason='torch is installed')
@@ -17,6 +21,63 @@ def test_missing_torch_is_explained(tmp_path):
     'benchmark', '--peers=hf', f'--output_dir={tmp_path}'
   )
   assert 'run: pip install -e ".[peers]"' in error
+
+
+@pytest.mark.skipif(HAS_LLAMA, reason='llama.cpp is installed')
+def test_missing_llama_cpp_is_explained():
+  with pytest.raises(errors.UserError, match=r'pip install -e "\.\[llama_cpp'):
+    llama_peer.check()
+
+
+def test_llama_cpp_needs_a_gguf_file():
+  target = testing.table_model(np.eye(4))
+  with pytest.raises(errors.UserError, match='reads GGUF files only'):
+    llama_peer.file_of(target)
+
+
+def test_bits_of_a_gguf_file(tmp_path):
+  path = tmp_path / 'model.gguf'
+  writer = gguf.GGUFWriter(path, 'llama')
+  writer.add_tensor('norm', np.ones(16, np.float32))
+  kind = gguf.GGMLQuantizationType.Q4_0  # 18 bytes for 32 weights
+  table = gguf.quantize(np.ones((2, 32), np.float32), kind)
+  writer.add_tensor('table', table, raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  assert llama_peer.bits_per_weight(path) == 8 * (16 * 4 + 2 * 18) / (16 + 64)
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not HAS_LLAMA, reason='needs llama.cpp')
+def test_llama_cpp_decodes_its_own_tokens(tmp_path):
+  names = ['llama_cpp', 'llama_cpp_prompt_lookup']
+  status, output, complaints = programs.run(
+    'benchmark',
+    '--modes=autoregressive',
+    '--dtype=bfloat16',
+    f'--peers={",".join(names)}',
+    '--limit=1',
+    '--max_new_tokens=24',
+    f'--output_dir={tmp_path}',
+  )
+  assert status == 0, complaints
+  summary = json.loads((tmp_path / 'summary.json').read_text())
+  assert 4 < summary['provenance']['llama_cpp_bits_per_weight'] < 6
+  for name in names:
+    figures = summary['modes'][name]
+    assert figures['outputs_equal'] is None
+    assert figures['tokens_per_second'] > 0
+    assert f'{name}: the output' not in output
+  lines = (tmp_path / 'results.jsonl').read_text().splitlines()
+  plain, lookup = (
+    line for line in map(json.loads, lines) if line['mode'] in names
+  )
+  assert plain['token_ids'] == lookup['token_ids']
+  assert plain['num_rounds'] == plain['new_tokens'] == 24
+  assert lookup['num_accepted'] == 24 - lookup['num_rounds']
+  assert lookup['num_drafted'] >= lookup['num_accepted']
 
 
 @pytest.mark.peers

@@ -254,7 +254,8 @@ def _attention_block(x, layer, config, attend, angles):
     queries.reshape(batch, length, -1, config.head_dim), *angles
   ).reshape(queries.shape)
   new_keys = layers.apply_rope(new_keys, *angles)
-  attended = attend(queries, new_keys, new_values)
+  with jax.named_scope('attention'):
+    attended = attend(queries, new_keys, new_values)
   return attended.reshape(batch, length, -1)
 
 

@@ -1,0 +1,92 @@
+"""What all peers report of a request, from when their tokens came."""
+
+import dataclasses
+
+import numpy as np
+
+import swiftspec_jax as ss
+from swiftspec_jax import results
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounds:
+  """What a peer did for a request, round by round.
+
+  The first round takes in the prompt.
+
+  Attributes:
+    start: when the request began, in seconds.
+    times: when the tokens of each round were there.
+    sizes: how many tokens each round gave.
+    drafted: how many tokens were drafted for each round.
+  """
+
+  start: float
+  times: np.ndarray
+  sizes: np.ndarray
+  drafted: np.ndarray
+
+
+def make_result(
+  target: ss.Model,
+  request: ss.Request,
+  token_ids: tuple[int, ...],
+  rounds: Rounds,
+  num_positions: int,
+) -> ss.GenerationResult:
+  """Returns the result of a request.
+
+  Args:
+    target: our own model, for its tokenizer.
+    request: with its prompt as token ids.
+    token_ids: of the output, at least one.
+    rounds: what gave them.
+    num_positions: most tokens that can be drafted for a round.
+  """
+  later = rounds.sizes[1:].sum()
+  scale = len(token_ids) / later if later else 0
+  return ss.GenerationResult(
+    text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
+    token_ids=token_ids,
+    finish_reason='stop'
+    if token_ids[-1] in ends_of(target, request)
+    else 'length',
+    logprobs=None,
+    top_logprobs=None,
+    stats=_stats(
+      rounds.drafted,
+      accepted=rounds.sizes - 1,
+      num_positions=num_positions,
+      prompt_tokens=len(request.token_ids),
+      ttft_seconds=float(rounds.times[0] - rounds.start),
+      decode_seconds=float((rounds.times[-1] - rounds.times[0]) * scale),
+    ),
+  )
+
+
+def ends_of(target: ss.Model, request: ss.Request) -> tuple[int, ...]:
+  """Returns the tokens that end the output."""
+  return () if request.sampling.ignore_eos else target.config.eos_token_ids
+
+
+def _stats(
+  drafted: np.ndarray,
+  accepted: np.ndarray,
+  num_positions: int,
+  **fields: int | float,
+) -> results.GenerationStats:
+  """Returns statistics from the draft tokens of each round."""
+  positions = np.arange(num_positions)
+  return results.GenerationStats(
+    new_tokens=int((accepted + 1).sum()),
+    num_rounds=len(accepted),
+    num_drafted=int(drafted.sum()),
+    num_accepted=int(accepted.sum()),
+    drafted_per_position=tuple(
+      (drafted[:, None] > positions).sum(axis=0).tolist()
+    ),
+    accepted_per_position=tuple(
+      (accepted[:, None] > positions).sum(axis=0).tolist()
+    ),
+    **fields,
+  )
