@@ -7,7 +7,6 @@ import xml.etree.ElementTree
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import programs
 import pytest
 from accelerator_cases import SECTION
@@ -15,7 +14,6 @@ from accelerator_cases import SECTION
 import swiftspec_jax as ss
 from experiments import kernel_timing
 from experiments.accelerator import (
-  correctness_jobs,
   page,
   rows,
   runner,
@@ -94,24 +92,6 @@ def test_first_each_section_has_its_time():
   ]
   with pytest.raises(ss.UserError, match="unknown section 'tile'"):
     sections.choose(['tile'])
-
-
-@pytest.mark.parametrize(
-  ('got', 'want', 'error'),
-  [
-    ([1.0, -4.0], [1.0, -4.0], 0.0),
-    ([1.0, -3.0], [1.0, -4.0], 0.25),
-    ([np.nan, -np.inf], [np.nan, -np.inf], 0.0),
-    ([np.nan, 1.0], [0.0, 1.0], np.inf),
-    ([0.0, np.inf], [0.0, 1.0], np.inf),
-    ([1e-9, 0.0], [0.0, 0.0], np.inf),
-  ],
-)
-def test_errors_are_shares_of_the_greatest_number(got, want, error):
-  got, want = np.array(got), np.array(want)
-  assert correctness_jobs.max_error(got, want) == error
-  same = np.arange(3)
-  assert correctness_jobs.max_error([same, got], [same, want]) == error
 
 
 def test_loops_leave_no_work_out():
