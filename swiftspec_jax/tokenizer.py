@@ -54,6 +54,12 @@ def encode_prompt(
   return _encode_text(tokenizer, text, add_special_tokens=False)
 
 
+def control_token_ids(tokenizer: Tokenizer) -> list[int]:
+  """Returns the ids of special tokens, such as those of a chat template."""
+  added = tokenizer.added_tokens_decoder
+  return [token_id for token_id, token in added.items() if token.special]
+
+
 def _check_id(token_id: Any, vocab_size: int) -> int:
   if not hasattr(token_id, '__index__') or not 0 <= token_id < vocab_size:
     raise errors.UserError(

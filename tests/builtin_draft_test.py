@@ -51,7 +51,10 @@ def test_chains_do_not_take_it(target):
 
 def test_modes_with_trees_take_it_by_default():
   names = {mode: flags_lib.draft_name(mode) for mode in flags_lib.MODES}
-  assert names == {**dict.fromkeys(names), 'serial': NAME, 'async': NAME}
+  assert names == {
+    **dict.fromkeys(names),
+    **dict.fromkeys(('auto', 'serial', 'async'), NAME),
+  }
   with flagsaver.flagsaver(target='gemma-3-270m'):
     assert flags_lib.draft_name('serial') is None
   with flagsaver.flagsaver(draft='mine'):

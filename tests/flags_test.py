@@ -58,7 +58,8 @@ def test_splits_use_all_devices_or_those_given():
 
 @pytest.mark.parametrize('mode', flags_lib.MODES)
 def test_every_mode_gives_the_same_text(model, mode):
-  drafts = {} if mode in flags_lib.MODES[:3] else {'draft': str(model)}
+  needs_none = ('autoregressive', 'prompt_lookup', 'adaptive_lookup')
+  drafts = {} if mode in needs_none else {'draft': str(model)}
   with given(target=str(model), max_new_tokens=20, **drafts):
     flags_lib.check([mode])
     target = flags_lib.load_target()
@@ -70,15 +71,24 @@ def test_every_mode_gives_the_same_text(model, mode):
     assert last.result.token_ids == expected.token_ids
     stats = last.result.stats
     num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
-    is_tree = mode in flags_lib.TREE_MODES
-    assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
+    if mode != flags_lib.AUTO:
+      is_tree = mode in flags_lib.TREE_MODES
+      assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
+
+
+def test_auto_looks_up_where_there_is_no_draft(model):
+  with given(target=str(model)):
+    target = flags_lib.load_target()
+    assert flags_lib.load_drafts(target, [flags_lib.AUTO]) == {}
+    decoder = flags_lib.make_decoder(flags_lib.AUTO, target, None)
+  assert decoder.pipeline.num_speculative_tokens == 7
 
 
 def test_modes_on_the_same_devices_share_the_draft(model):
   with given(target=str(model), draft=str(model), draft_layers=1):
     target = flags_lib.load_target()
-    drafts = flags_lib.load_drafts(target, ['chain', 'serial', 'async'])
-  assert drafts['chain'] is drafts['serial']
+    drafts = flags_lib.load_drafts(target, ['auto', 'chain', 'serial', 'async'])
+  assert drafts['chain'] is drafts['serial'] is drafts['auto']
   assert drafts['chain'].config.num_layers == 1
   assert drafts['chain'].mesh == target.mesh
   assert list(drafts['async'].mesh.devices.flat) == jax.devices()[1:2]

@@ -109,7 +109,10 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(tmp_path):
     ({'seed': -1}, 'seed must be in'),
     ({'prompt_lookup_min': 5}, 'needs 1 <= prompt_lookup_min'),
     ({'target_devices': 99}, '--target_devices=99 need 99 devices, but there'),
-    ({'draft': 'x'}, '--draft=x is used by modes chain, serial, async only'),
+    (
+      {'draft': 'x'},
+      '--draft=x is used by modes auto, chain, serial, async only',
+    ),
   ],
 )
 def test_flags_are_checked_before_anything_is_loaded(flags, message):

@@ -145,3 +145,28 @@ def test_each_switch_has_its_chains():
   assert prompt.chains.shape == (1, 1, 8)
   assert suffix.chains.shape == (1, 4, 8)
   assert row(BOTH).chains.shape == (1, 5, 5)
+
+
+def test_what_the_target_does_not_write_ends_matches_and_chains():
+  control = 9
+  rows = [[control, 1, 2, control, 1], [5, 1, control, 5, 1]]
+  made = [
+    text_lookup.make_row(TreeConfig(num_nodes=3), row, SIZE, [control])
+    for row in rows
+  ]
+  lookup = jax.tree.map(lambda *x: jnp.concatenate(x), *made)
+  lookup, log_probs = look_up(lookup)
+  assert lookup.match_lengths.tolist() == [[1], [2]]
+  prior = text_lookup.PROMPT_LOOKUP.prior[0]
+  np.testing.assert_allclose(np.exp(log_probs[0, 0]), [prior, 0, 0], rtol=1e-5)
+  assert (log_probs[1] == -np.inf).all()
+  verified = types.VerifiedTokens(
+    token_ids=jnp.asarray([[2, 7, -1], [3, 7, -1]], jnp.int32),
+    num_tokens=jnp.full(2, 2),
+  )
+  counted = follow(lookup, verified)
+  # One token was suggested, which came true.
+  assert (counted.num_tried - lookup.num_tried).sum(axis=(1, 2)).tolist() == [
+    1,
+    0,
+  ]

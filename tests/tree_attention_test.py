@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kernels_pallas import dispatch
 from kernels_pallas.tree_attention import (
   api,
+  filled,
   mask_words,
   mosaic_gpu,
   pallas_gpu,
@@ -36,6 +37,7 @@ TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
 
 IMPLEMENTATIONS = {
   'reference': reference.tree_attention,
+  'filled': filled.tree_attention,
   'pallas_tpu': functools.partial(
     pallas_tpu.tree_attention,
     config=pallas_tpu.Config(block_kv=128, num_heads=2),

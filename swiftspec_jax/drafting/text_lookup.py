@@ -73,7 +73,9 @@ SUFFIX_LOOKUP = Kind(
 class TextLookup:
   """The known text and what was made of it; rows lead."""
 
-  token_ids: jax.Array  # i32[B, S] prompt and output
+  # i32[B, S] prompt and output; PLACEHOLDER_TOKEN_ID for what the target does
+  # not write, which ends matches and chains.
+  token_ids: jax.Array
   lengths: jax.Array  # i32[B]
   chains: jax.Array  # i32[B, C, D] behind the end of the text, kind by kind
   match_lengths: jax.Array  # i32[B, C] of the chains; 0 where there is none
@@ -102,7 +104,10 @@ def chain_length(tree_config: TreeConfig) -> int:
 
 
 def make_row(
-  tree_config: TreeConfig, token_ids: Sequence[int], capacity: int
+  tree_config: TreeConfig,
+  token_ids: Sequence[int],
+  capacity: int,
+  control_token_ids: Sequence[int] = (),
 ) -> TextLookup | None:
   """Returns the host arrays of one row, None if nothing is to be looked up.
 
@@ -110,12 +115,15 @@ def make_row(
     tree_config: says what.
     token_ids: of the prompt.
     capacity: S.
+    control_token_ids: tokens of prompts that the target does not write.
   """
   kinds = kinds_of_tree(tree_config)
   if not kinds:
     return None
   text = np.zeros((1, capacity), np.int32)
-  text[0, : len(token_ids)] = token_ids
+  is_control = np.isin(np.asarray(token_ids, np.int32), control_token_ids)
+  known = np.where(is_control, types.PLACEHOLDER_TOKEN_ID, token_ids)
+  text[0, : len(token_ids)] = known
   lengths = np.full(1, len(token_ids), np.int32)
   return _uncounted(text, lengths, chain_length(tree_config), kinds)
 
@@ -187,9 +195,10 @@ def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:
   buckets = jnp.arange(lookup.num_tried.shape[2])[None, None]
   num_tried, num_right = [], []
   for chains, sizes in _by_kind(lookup):
-    is_right = (chains == wanted[:, None]) & (sizes > 0)[:, :, None]
+    is_node = _is_node(chains, sizes)
+    is_right = (chains == wanted[:, None]) & is_node
     is_right = jnp.cumprod(is_right.astype(jnp.int32), axis=2) > 0
-    is_tried = _before(is_right, (sizes > 0)[:, :, None])
+    is_tried = _before(is_right, (sizes > 0)[:, :, None]) & is_node
     size = jnp.max(jnp.where(is_tried, sizes[:, :, None], 0), axis=1) + steps
     bucket = _buckets(size)[:, :, None] == buckets
     counts = jnp.any(is_tried, axis=1) & (steps < num_tokens)
@@ -275,7 +284,7 @@ def _log_probs(chains, sizes, rates):
 
   The rate of a match is shared by its chains, as they are seen behind it.
   """
-  is_node = jnp.broadcast_to((sizes > 0)[:, :, None], chains.shape)
+  is_node = _is_node(chains, sizes)
   is_same = tree_lib.same_prefixes(chains, is_node)
   was_same = _before(is_same, is_node[:, :, None] & is_node[:, None])
   steps = jnp.arange(chains.shape[2])[None, None]
@@ -284,6 +293,12 @@ def _log_probs(chains, sizes, rates):
   rate = jnp.take_along_axis(rates, flat, axis=1).reshape(chains.shape)
   shares = jnp.sum(is_same, axis=2) / jnp.maximum(jnp.sum(was_same, axis=2), 1)
   return jnp.where(is_node, jnp.log(rate * shares), -jnp.inf)
+
+
+def _is_node(chains, sizes):
+  """Returns bool[B, C, D]: up to what the target does not write."""
+  is_written = jnp.cumprod((chains >= 0).astype(jnp.int32), axis=2) > 0
+  return is_written & (sizes > 0)[:, :, None]
 
 
 def _before(flags, first):

@@ -19,7 +19,8 @@ def match_lengths(
   """Returns i32[B, S], how many tokens up to a place equal the last ones.
 
   Args:
-    token_ids: i32[B, S] text, then anything.
+    token_ids: i32[B, S] text, then anything; a PLACEHOLDER_TOKEN_ID in the text
+      matches nothing.
     lengths: i32[B] of the text. Its last place does not match itself.
     longest: static; more tokens are not compared.
   """
@@ -36,7 +37,7 @@ def match_lengths(
       token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
     )
     start = longest - back
-    matches &= padded[:, start : start + size] == last
+    matches &= (padded[:, start : start + size] == last) & (last >= 0)
     sizes += matches.astype(jnp.int32)
   return sizes
 

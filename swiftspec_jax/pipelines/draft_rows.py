@@ -8,6 +8,7 @@ import numpy as np
 
 from swiftspec_jax import buckets, spec_step
 from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import (
   draft_prefill,
@@ -69,7 +70,10 @@ class DraftRows:
     # The last token of the prompt is the root.
     tree = tree_draft.new_tree(self._tree_config, prompt[-1:])
     lookup = text_lookup.make_row(
-      self._tree_config, request.token_ids, self._capacity
+      self._tree_config,
+      request.token_ids,
+      self._capacity,
+      tokenizer_lib.control_token_ids(self._draft.tokenizer),
     )
     state = self._row_state.replace(
       cache=cache,
