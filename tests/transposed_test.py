@@ -1,0 +1,50 @@
+"""Matrices that lie transposed on CPUs are the same matrices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swiftspec_jax import sharding, testing
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import transposed
+from swiftspec_jax.models.transposed import TransposedMatrix
+
+ARRAY = np.random.default_rng(0).standard_normal((2, 12, 3, 5), np.float32)
+AXES = ('kv_heads', None, None, None)
+
+
+@pytest.mark.parametrize('num_devices', [1, 2])
+@pytest.mark.parametrize('num_rows', [1, 8, 65])
+def test_products_are_those_of_the_array(num_devices, num_rows):
+  mesh = sharding.make_mesh(jax.devices()[:num_devices])
+  matrix = transposed.place(ARRAY, 2, AXES, mesh)
+  assert matrix.values.shape == (3, 5, 24)
+  rows = np.random.default_rng(1).standard_normal((num_rows, 24), np.float32)
+  product = jax.jit(TransposedMatrix.multiply)(
+    matrix, sharding.replicate(rows, mesh)
+  )
+  expected = np.tensordot(rows, ARRAY.reshape(24, 3, 5).astype(np.float64), 1)
+  np.testing.assert_allclose(product, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_array_equal(matrix.to_array(), ARRAY)
+
+
+def test_float32_on_a_cpu_has_them_and_bfloat16_not():
+  config = ModelConfig(
+    family='llama',
+    vocab_size=300,
+    num_layers=1,
+    embed_dim=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    ffw_dim=24,
+    max_context=64,
+  )
+  narrow, wide = (
+    testing.random_model(config, dtype=dtype).params['layers'][0]
+    for dtype in (jnp.bfloat16, jnp.float32)
+  )
+  for name in ('qkv', 'attention_out', 'gate_up', 'down'):
+    assert isinstance(wide[name], TransposedMatrix)
+    assert transposed.undone(wide)[name].shape == narrow[name].shape
