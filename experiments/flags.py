@@ -21,10 +21,10 @@ ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
 AUTO = 'auto'  # with a draft model or without
 MODES = (
-  AUTO,
   'autoregressive',
   'prompt_lookup',
   'adaptive_lookup',
+  AUTO,
   *_DRAFT_MODES,
 )
 _DRAFT_USERS = AUTO, *_DRAFT_MODES
@@ -271,12 +271,12 @@ def make_decoder(
       target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value
     )
   tree = tree_flags.config()
+  if mode == AUTO:
+    tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
   return ss.Decoder(
     target,
     draft,
-    tree=dataclasses.replace(
-      tree, is_adaptive=mode == AUTO or tree.is_adaptive
-    ),
+    tree=tree,
     run_ahead=tree_flags.run_ahead(),
     timeline=timeline,
   )

@@ -17,6 +17,7 @@ MODES = (
   'autoregressive',
   'prompt_lookup',
   'adaptive_lookup',
+  'auto',
   'chain',
   'serial',
 )

@@ -106,6 +106,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
     'autoregressive',
     'prompt_lookup',
     'adaptive_lookup',
+    'auto',
     'hf',
     'hf_prompt_lookup',
   ]
