@@ -220,6 +220,7 @@ class ModelConfig:
 
 
 MAX_TOP_LOGPROBS = 20  # as OpenAI has it
+_LEAST_TEMPERATURE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +228,8 @@ class SamplingParams:
   """How the tokens of one request are chosen; names as in vLLM.
 
   Attributes:
-    temperature: 0 is greedy, 1 the model's own law.
+    temperature: 0 is greedy, 1 the model's own law. Below 1e-5 it becomes 0,
+      as in vLLM's sampler: such a law is greedy in float32, or overflows.
     top_k: keep the k most probable tokens; 0 keeps all.
     top_p: keep the smallest set of most probable tokens whose probabilities
       sum to at least this; 1 keeps all.
@@ -295,6 +297,8 @@ class SamplingParams:
       ),
     }
     errors.check_fields(self, checks)
+    if self.temperature < _LEAST_TEMPERATURE:
+      object.__setattr__(self, 'temperature', 0.0)
 
   def check_vocabulary(self, vocab_size: int) -> None:
     """Raises UserError if a token id lies outside the vocabulary."""

@@ -6,6 +6,8 @@ surplus is never emitted.
 """
 
 import collections
+import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -74,6 +76,7 @@ class Decoder:
       if value < least:
         raise errors.UserError(f'{name} must be at least {least}, got {value}')
     self.host_seconds = 0.0
+    self._lock = threading.Lock()  # held by who uses the rows
     self._target = target
     self._batch_size = batch_size
     self._run_ahead = run_ahead
@@ -99,12 +102,14 @@ class Decoder:
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:
     """Decodes requests; yields news of each as it becomes certain.
 
-    Closing the iterator early stops the decoding.
+    Closing the iterator early stops the decoding. A decoder has rows for one
+    iterator at a time.
 
     Raises:
       UserError: an empty prompt, a prompt that leaves no room in the
         context, or a token id outside the vocabulary; at the call, not at
-        the first event.
+        the first event. At the first event: an earlier iterator of this
+        decoder has not ended.
     """
     waiting = collections.deque(
       Row(i, request, self._check(request), self._target, self._num_tokens)
@@ -113,20 +118,40 @@ class Decoder:
     return self._run(waiting) if waiting else iter(())
 
   def _run(self, waiting: collections.deque[Row]) -> Iterator[Event]:
+    with self._own_rows():
+      yield from self._decode(waiting)
+
+  @contextlib.contextmanager
+  def _own_rows(self) -> Iterator[None]:
+    """Keeps the rows from other users until it ends."""
+    if not self._lock.acquire(blocking=False):
+      raise errors.UserError(
+        'this decoder is busy with another iterator of `run`; read that to its '
+        'end or `close()` it first, or take another decoder'
+      )
+    try:
+      yield
+    finally:
+      self._lock.release()
+
+  def _decode(self, waiting: collections.deque[Row]) -> Iterator[Event]:
     features = [row.request.sampling for row in waiting]
     self.pipeline.prepare(max(row.limit for row in waiting), features)
     rows: list[Row | None] = [None] * self._batch_size
     in_flight = collections.deque()
     try:
       while waiting or any(rows):
-        for slot in range(self._batch_size):
-          if rows[slot] is None and waiting:
+        for slot, row in enumerate(rows):
+          if row is None and waiting:
             rows[slot] = waiting.popleft()
             self._admit(rows[slot], slot, features)
         in_flight.append((self.dispatch(), tuple(rows)))
         if len(in_flight) > self._run_ahead:
           yield from self._read(*in_flight.popleft())
-          rows = [row if row and not row.is_finished else None for row in rows]
+          for slot, row in enumerate(rows):
+            if row is not None and row.is_finished:
+              self.pipeline.stop(slot)
+              rows[slot] = None
     finally:
       # The surplus must not delay whoever comes next.
       jax.block_until_ready([output for output, _ in in_flight])
@@ -180,13 +205,17 @@ class Decoder:
     Args:
       max_total_tokens: prompt and output together.
       sampling: stands for the features that requests will use.
+
+    Raises:
+      UserError: an iterator of this decoder has not ended.
     """
     limit = min(max_total_tokens, self._target.config.max_context)
     capacity = buckets.SMALLEST
-    while capacity < limit:
-      self._warmup_capacity(capacity, sampling)
-      capacity *= 2
-    self._warmup_capacity(limit, sampling)
+    with self._own_rows():
+      while capacity < limit:
+        self._warmup_capacity(capacity, sampling)
+        capacity *= 2
+      self._warmup_capacity(limit, sampling)
 
   def _warmup_capacity(self, limit: int, sampling: SamplingParams) -> None:
     """Runs every program of the cache that requests of `limit` tokens get."""

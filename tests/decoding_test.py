@@ -8,7 +8,7 @@ import pytest
 from decoding_cases import CONFIG, requests_of, run
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, profiling, testing
+from swiftspec_jax import buckets, errors, profiling, testing
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 # The same weights draft perfectly, others hardly ever.
@@ -262,6 +262,49 @@ def test_closing_early_leaves_the_decoder_usable():
   events = decoder.run([request])
   next(events)
   events.close()
+  assert run(decoder, [request])[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+  ('draft', 'num_devices'),
+  [(None, 2), (ss.AdaptiveLookup(num_speculative_tokens=1), 1)],
+)
+def test_rows_that_ended_stand_still_on_the_device(draft, num_devices):
+  """The first one ends by a stop string, the other one goes on."""
+  devices = jax.devices()[:num_devices]
+  model = text_model('abcdefgh', devices=devices)
+  stops = ss.SamplingParams(stop=('d',), max_new_tokens=50)
+  goes_on = ss.SamplingParams(max_new_tokens=50)
+  requests = [
+    ss.Request(token_ids=(0,), sampling=sampling)
+    for sampling in (stops, goes_on)
+  ]
+  decoder = ss.Decoder(model, draft, batch_size=2)
+  decoder.warmup(51)
+  with profiling.count_compilations() as counter:
+    results = run(decoder, requests)
+  assert counter.count == 0
+  assert [len(result.token_ids) for result in results] == [3, 50]
+  lengths = decoder.pipeline._rows.state.lengths.tolist()
+  # A round was on its way.
+  assert lengths[0] <= 4 + (1 if draft is None else 2)
+  assert lengths[1] == 51
+
+
+def test_one_iterator_at_a_time():
+  decoder = ss.Decoder(TARGET)
+  request = requests_of(1, max_new_tokens=8, ignore_eos=True)[0]
+  expected = run(decoder, [request])[0].token_ids
+  first = decoder.run([request])
+  next(first)
+  for use in (lambda: list(decoder.run([request])), lambda: decoder.warmup(9)):
+    with pytest.raises(errors.UserError, match='another iterator'):
+      use()
+  (result,) = (e.result for e in first if e.result)
+  assert result.token_ids == expected  # and is not disturbed
+  first = decoder.run([request])
+  next(first)
+  del first
   assert run(decoder, [request])[0].token_ids == expected
 
 

@@ -56,13 +56,20 @@ def test_equals_oracle(rows, sizes):
       assert proposal.token_ids[row].tolist() == expected
 
 
-def propose(drafter, token_ids, lengths):
+def test_idle_rows_draft_nothing():
+  """Each draft makes the step longer for all."""
+  token_ids = np.full((2, SIZE), 1, np.int32)
+  proposal = propose(ss.PromptLookup(), token_ids, [8, 8], room=[0, 1])
+  assert proposal.num_drafted.tolist() == [0, 7]
+
+
+def propose(drafter, token_ids, lengths, room=1):
   lengths = jnp.asarray(lengths, jnp.int32)
   state = types.DecodeState(
     token_ids=jnp.asarray(token_ids),
     lengths=lengths,
     prompt_lengths=lengths,
-    max_lengths=lengths,
+    max_lengths=lengths + jnp.asarray(room, jnp.int32),
     target_cache=None,
     draft_state=None,
     sampling=None,

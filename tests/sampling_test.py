@@ -72,6 +72,17 @@ def test_ties_are_kept_together():
   assert (got[0, 0] > 0).tolist() == [True] * 4 + [False] * 2
 
 
+def test_least_temperatures_are_greedy():
+  """Logits over 1e-38 are infinite."""
+  logits = np.array([[[3.0, -4.0, 2.0]]], np.float32)
+  for temperature, want in ((1e-38, 0), (9.9e-6, 0), (1e-5, 1e-5)):
+    params = SamplingParams(temperature=temperature)
+    assert params.temperature == want
+    rows = [params, SamplingParams(temperature=1.0)]
+    got = law(np.repeat(logits, 2, axis=0), rows)
+    np.testing.assert_array_equal(got[0, 0], [1, 0, 0])
+
+
 def test_greedy_batch_has_no_trace_of_other_features():
   state = sampling_lib.make_state([SamplingParams()] * 2, VOCAB)
   assert len(jax.tree.leaves(state)) == 1  # the seeds

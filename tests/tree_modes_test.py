@@ -148,6 +148,91 @@ def test_nothing_is_compiled_after_warmup(mode):
   assert compilations.count == 0
 
 
+def circles(**tree_changes):
+  """A target of two circles, abcdefgh and ijklmnop, and a decoder with trees.
+
+  The draft knows the first circle only; the letter n ends an output.
+  """
+  token_ids = np.arange(16)
+  following = (token_ids + 1) % 8 + token_ids // 8 * 8
+  table = np.full((16, 16), 0.02)
+  table[token_ids, following] += 0.68
+  target_devices, draft_devices = (
+    jax.devices()[slice(*part)] for part in DEVICES['async']
+  )
+  target = testing.table_model(
+    table, eos_token_ids=[13], devices=target_devices
+  )
+  draft = testing.table_model(
+    np.eye(16)[np.where(token_ids < 8, following, 0)], devices=draft_devices
+  )
+  tree = dataclasses.replace(TREE, **tree_changes)
+  return target, ss.Decoder(target, draft, tree=tree, batch_size=2)
+
+
+def request_of(first, **sampling):
+  return ss.Request(
+    token_ids=(first,),
+    sampling=ss.SamplingParams(**{'max_new_tokens': 60, **sampling}),
+  )
+
+
+def test_rows_that_end_apart_are_those_of_plain_decoding():
+  target, tree_decoder = circles(num_nodes=2, branching=1)
+  requests = [
+    request_of(8),
+    request_of(0, stop=('gha',)),
+    request_of(8, ignore_eos=True),
+    request_of(0, max_new_tokens=9),
+    *(request_of(8, temperature=1.0, seed=seed) for seed in range(4)),
+    request_of(8, stop=('ghi', 'pi'), ignore_eos=True),
+    request_of(0, temperature=0.5, stop=('c',)),
+  ]
+  results = run(tree_decoder, requests)
+  assert_same(results, run(ss.Decoder(target), requests))
+  ends = [(result.finish_reason, result.text) for result in results]
+  assert ends[:4] == [
+    ('stop', 'jklmn'),
+    ('stop', 'bcdef'),
+    ('length', ('jklmnopi' * 8)[:60]),
+    ('length', 'bcdefghab'),
+  ]
+
+
+def test_rows_that_ended_cause_no_restart():
+  _, tree_decoder = circles(num_nodes=2, branching=1)
+  requests = [request_of(8), request_of(0)]
+  ended, other = run(tree_decoder, requests)
+  assert ended.stats.acceptance_length == 1  # so each round restarts the draft
+  assert other.stats.acceptance_length > 1.9
+  # What the target waited for: the first trees, and the rounds until the row's
+  # end was read.
+  assert other.stats.num_draft_forwards <= 2 * (ended.stats.num_rounds + 2)
+  lengths = tree_decoder.pipeline._target_rows.state.lengths.tolist()
+  assert lengths == [1 + 5 + 1, 61]  # with the round that was on its way
+
+
+PENALTIES = {
+  'repetition_penalty': 1.3,
+  'presence_penalty': 0.8,
+  'frequency_penalty': 0.7,
+}
+
+
+def test_penalties_hold_on_asynchronous_trees():
+  """They count the tokens on the way to each node of a tree."""
+  target, tree_decoder = circles(num_nodes=4)
+  requests = [
+    request_of(first, ignore_eos=True, **sampling)
+    for first in (0, 8)
+    for sampling in (PENALTIES, {'frequency_penalty': 2.0}, {})
+  ]
+  results = run(tree_decoder, requests)
+  assert_same(results, run(ss.Decoder(target), requests))
+  outputs = [result.token_ids for result in results[:3]]
+  assert len(set(outputs)) == 3  # each of them tells
+
+
 def adaptive(mode, draft_seed, **options):
   """A decoder that stops speculating where drafts are wrong."""
   target, draft = pair(*DEVICES[mode], draft_seed)

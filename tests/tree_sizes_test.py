@@ -188,6 +188,56 @@ def test_lookup_alone_is_left_where_trees_are_better():
   assert sent[-1].num_nodes == 16
 
 
+def test_copying_does_not_end_probes():
+  """Lookups that are right to the last token beat what any tree can give."""
+  times = tree_sizes.StepTimes(
+    target_seconds={4: 1.3, 8: 1.6},
+    pause_seconds={0: 1.0, 1: 1.1, 3: 1.3, 7: 1.6},
+    draft_seconds=0.1,
+    advance_seconds=0.2,
+    catch_up_seconds=0.3,
+  )
+  sizes = new_sizes(tree_config=TreeConfig(is_adaptive=True), times=times)
+
+  def play_texts(num_copied, path, num_rounds):
+    for _ in range(num_rounds):
+      now = sizes.next()
+      sizes.note_verified(now)
+      found = [node for node in path if node < now.num_nodes]
+      if now == PAUSE:
+        found = [0] * num_copied
+      sizes.observe([report(found, max(num_copied, now.num_nodes) - 1)])
+
+  play_texts(8, list(range(8)), 400)
+  assert sizes.current == PAUSE
+  play_texts(1, [0, 1, 2, 3, 4], 500)  # another text, and a good draft
+  assert sizes.current == Sizes(num_nodes=8, num_steps=4)
+
+
+def test_probes_are_not_put_off_for_ever():
+  """Catching up takes long, but 1,024 rounds more."""
+  times = dataclasses.replace(CHEAP, catch_up_seconds=1e6)
+  sizes = new_sizes(times=times)
+  play(sizes, [0], 100)
+  assert sizes.current == PAUSE
+  play(sizes, DEEP, 1100)
+  assert sizes.current != PAUSE
+
+
+def test_reports_come_late():
+  """What 100 rounds ahead were sent is known when they are read."""
+  sizes = new_sizes()
+  for _ in range(100):
+    sizes.note_verified(PAUSE)
+  sizes.note_verified(Sizes(num_nodes=4, num_steps=3))
+  before = sizes._shares.copy()
+  for _ in range(100):
+    sizes.observe([report([0], 0)])
+  assert np.array_equal(sizes._shares, before)
+  sizes.observe([report([0], 3)])
+  assert not np.array_equal(sizes._shares, before)
+
+
 def test_fixed_sizes_stay():
   config = TreeConfig(num_nodes=16, num_draft_steps=8)
   sizes = tree_sizes.TreeSizes(config, is_async=False)

@@ -53,10 +53,12 @@ class PromptLookup(drafting.StatelessDrafter):
     chains = text_match.continuations(
       token_ids, lengths, place, self.num_speculative_tokens
     )
+    # Drafts of idle rows would make the step longer.
+    has_draft = (length >= self.prompt_lookup_min) & (
+      lengths < state.max_lengths
+    )
     proposal = types.Proposal(
       token_ids=chains[:, 0],
-      num_drafted=jnp.where(
-        length >= self.prompt_lookup_min, self.num_speculative_tokens, 0
-      ),
+      num_drafted=jnp.where(has_draft, self.num_speculative_tokens, 0),
     )
     return proposal, None

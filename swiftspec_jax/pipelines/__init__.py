@@ -35,6 +35,9 @@ class Pipeline(Protocol):
   ) -> None:
     """Prefills a request on its own and puts it into row `slot`; waits."""
 
+  def stop(self, slot: int) -> None:
+    """Makes row `slot` idle from the next round on; does not wait."""
+
   def warmup(self) -> None:
     """Runs every program of a round once, and waits."""
 

@@ -60,6 +60,9 @@ class ChainPipeline:
     self._rows.admit(slot, request, limit, features, chunks)
     jax.block_until_ready(self._rows.state)
 
+  def stop(self, slot: int) -> None:
+    self._rows.stop(slot)
+
   def warmup(self) -> None:
     jax.block_until_ready(self.dispatch())
 

@@ -17,9 +17,8 @@ class DraftLag:
   def __init__(self):
     self.bound = 0
     self._period = 0  # since the draft has caught up
-    # Of rounds that have not been read: the period, and how they count. A
-    # decoder that is never read must not fill the memory.
-    self._unread = collections.deque(maxlen=64)
+    # Of rounds that have not been read: the period, and how they count.
+    self._unread = collections.deque()
 
   def note_followed(self) -> None:
     """Notes a round that the draft follows."""

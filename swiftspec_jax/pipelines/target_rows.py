@@ -43,6 +43,7 @@ class TargetRows:
     self.capacity = 0
     self.state: types.DecodeState | None = None
     self._row_state: types.DecodeState | None = None
+    self._limits = np.zeros(batch_size, np.int32)
     self._target = target
     self._drafter = drafter
     self._draft_params = draft_params
@@ -60,8 +61,9 @@ class TargetRows:
       self.state = self._init_state(self._batch_size)
       self._row_state = self._init_state(1)
     idle = [SamplingParams()] * self._batch_size
+    self._limits[:] = 0
     self.state = self.state.replace(
-      max_lengths=self._on_mesh(np.zeros(self._batch_size, np.int32)),
+      max_lengths=self._on_mesh(self._limits.copy()),
       sampling=self._sampling(idle, features),
     )
 
@@ -115,7 +117,15 @@ class TargetRows:
       self.state, state, self._on_mesh(np.int32(slot))
     )
     self._row_state = state
+    self._limits[slot] = limit
     return found
+
+  def stop(self, slot: int) -> None:
+    """Makes a row idle; needs no program, so that nothing is waited for."""
+    self._limits[slot] = 0
+    self.state = self.state.replace(
+      max_lengths=self._on_mesh(self._limits.copy())
+    )
 
   def _init_state(self, batch_size: int) -> types.DecodeState:
     config, mesh = self._target.config, self._target.mesh

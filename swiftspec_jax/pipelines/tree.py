@@ -148,6 +148,10 @@ class TreePipeline:
     self._forget_proposal()  # has the row's former tree
     self._forget_missed([slot])
 
+  def stop(self, slot: int) -> None:
+    # The draft leaves rows without news as they are.
+    self._target_rows.stop(slot)
+
   def warmup(self) -> None:
     compiled = self._compiled_sizes()
     for sizes in compiled:

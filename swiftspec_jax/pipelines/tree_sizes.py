@@ -9,7 +9,6 @@ the draft give their own.
 import collections
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ _STALE = 0.1  # rounds, all that was seen before a pause counts as
 _TRIAL = 3.0  # rounds, the start and the probe that ends a pause count as
 _PAUSE_DECAY = 0.97  # weight of a paused round against the one after it
 _HYSTERESIS = 1.03  # gain that is worth a change
-_PROBE_EVERY = 32  # rounds at least
+_PROBE_EVERY = (32, 1024)  # rounds at least, and at most
 _PROBE_SHARE = 0.015  # of the time that probes may cost
 
 
@@ -81,9 +80,8 @@ class TreeSizes:
     self._is_capped = not is_async and not self._has_chains
     self._buckets = node_buckets(tree_config)
     self._times: StepTimes | None = None
-    # Sizes of the proposals that are being verified; a decoder that is never
-    # read must not fill the memory.
-    self._verified = collections.deque(maxlen=64)
+    # Sizes of the proposals that are being verified.
+    self._verified = collections.deque()
     # [bucket, k]: of the rounds that accepted k nodes, the share that accepted
     # another one, and how many rounds that share stands for. Before the first
     # round: as if some had accepted all.
@@ -116,6 +114,8 @@ class TreeSizes:
     if self._num_rounds < self._interval:
       return self.current
     self._num_rounds = 0
+    if self.current == PAUSE:  # copying may have ended, so that others can pay
+      self._plan_probes()
     return next(self._probes)
 
   def note_verified(self, sizes: Sizes) -> None:
@@ -247,13 +247,13 @@ class TreeSizes:
           gain = best_rate - self._pause_rate()
           gains[sizes] = gain / self._cost(sizes)
       if not gains:
-        self._probes, self._interval = itertools.repeat(PAUSE), math.inf
+        self._probes, self._interval = itertools.repeat(PAUSE), _PROBE_EVERY[0]
         return
       best = max(gains, key=gains.get)
       probes = [dataclasses.replace(best, ends_pause=True)]
       cost = self._cost(best)
     self._probes = itertools.cycle(probes)
-    self._interval = max(cost / (_PROBE_SHARE * now), _PROBE_EVERY)
+    self._interval = np.clip(cost / (_PROBE_SHARE * now), *_PROBE_EVERY)
 
   def _cost(self, sizes: Sizes) -> float:
     """Returns the seconds that a probe takes longer than a paused round."""
