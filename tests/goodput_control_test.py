@@ -117,12 +117,15 @@ def test_drafts_that_are_never_worth_verifying_are_probed():
   nothing, ones = np.zeros(4, int), np.ones(4, int)
   buckets = cases.unpadded(4, 2)
   steps = []
+  asked = policies.DraftPlan(lengths=ones)
+  # Once nothing was found; since then all rows are asked in every step.
+  view = cases.make_view(4, buckets)
+  policy.observe(cases.make_outcome(view, nothing, nothing, plan=asked))
   for step in range(600):
     view = cases.make_view(4, buckets, step=step)
     plan = policy.plan_draft(view)
     drafts = policies.Drafts(lengths=ones, confidences=np.full((2, 4), 0.01))
     lengths = policy.plan_verify(view, plan, drafts)
-    asked = policies.DraftPlan(lengths=ones)
     policy.observe(
       cases.make_outcome(view, lengths, nothing, plan=asked, drafts=drafts)
     )

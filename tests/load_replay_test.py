@@ -146,7 +146,8 @@ def profile(buckets):
     add(
       'plain', machine_seconds(rows, alone, kv_tokens, is_plain=True), **sizes
     )
-    add('draft', 0.0, num_draft_steps=1, **sizes)
+    for steps in (1, 3):
+      add('draft', 0.0, num_draft_steps=steps, **sizes)
     for tokens in buckets.query_tokens:
       seconds = machine_seconds(rows, tokens, kv_tokens)
       add('target', seconds, num_query_tokens=tokens, **sizes)

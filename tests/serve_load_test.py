@@ -7,6 +7,7 @@ import signal
 import programs
 import pytest
 
+import swiftspec_jax as ss
 from experiments import load_report
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import Measurement
@@ -56,14 +57,16 @@ def test_costs(model, tmp_path, mode):
   assert storage.load(costs).key.buckets.rows == (1, 2)
 
 
-def save_costs(model, path, *, steps):
+def save_costs(model, path, mode):
   """Costs of the small engine that nobody has measured."""
-  buckets = StepBuckets(
-    rows=(1, 2), query_tokens=(6, 12), lengths=(0, 1, 2), draft_steps=steps
-  )
+  draft = f'{model} (1 layers)'
+  if mode == 'tree':
+    tree = ss.TreeConfig()
+    draft += f'_tree_{tree.width}_{tree.branching}_prompt_lookup'
+  buckets = StepBuckets(rows=(1, 2), query_tokens=(6, 12), lengths=(0, 1, 2))
   key = measured.CostKey(
     target=str(model),
-    draft=str(model),
+    draft=draft,
     dtype='float32',
     device_kind='cpu',
     num_devices=1,
@@ -87,7 +90,7 @@ def save_costs(model, path, *, steps):
 def test_load(model, tmp_path, mode):
   sizes, prompts = small(model, tmp_path, mode)
   costs, directory = tmp_path / 'costs.json', tmp_path / 'results'
-  save_costs(model, costs, steps=(0, 1, 2))
+  save_costs(model, costs, mode)
   load = (
     'serve_load',
     *sizes,
