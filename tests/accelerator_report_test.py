@@ -152,17 +152,11 @@ def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
     found.append(row)
   text = page.write(tmp_path, found).read_text()
   root = xml.etree.ElementTree.fromstring(text)
-  assert len(root.findall('.//img')) == 2
+  # References alone make no picture of times.
+  assert len(root.findall('.//img')) == 1
   tables = root.findall('.//table')
   assert sum(len(table) - 1 for table in tables) == len(found)
   assert text.count('not measured yet') == 3
-
-
-def test_bad_flags_are_one_line(tmp_path):
-  error = programs.error_of(
-    'accelerator_report', f'--output_dir={tmp_path / "x"}', '--sections=fast'
-  )
-  assert "--sections: unknown section 'fast'; choose from device" in error
 
 
 @pytest.mark.slow
