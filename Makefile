@@ -26,6 +26,8 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 # Files stay together, as their tests share programs.
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
   --durations 25
+# Programs as users have them, see tests/conftest.py.
+OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
 # What depends most on JAX's version: models, kernels, caches, decoding.
 CORE = accept_chain cache decoding flags forced_draft kernels kv_commit models \
   prompt_lookup quantized_matmul sampling swiglu tree tree_attention \
@@ -39,13 +41,13 @@ test: ## the tests that need no network once the models are cached
 	$(BOOTSTRAP) experiments serve test
 	$(PYTEST)
 
-test-ci: ## the tests that take a minute or more each
+test-ci: ## the tests that take a minute or need all optimisations
 	$(BOOTSTRAP) experiments serve test
-	$(PYTEST) -m ci
+	$(OPTIMISED) $(PYTEST) -m ci
 
-test-core: ## some of the tests; give PYTHON and VENV to try other versions
+test-core: ## those of decoding; PYTHON and VENV name other versions
 	$(BOOTSTRAP) experiments serve test
-	$(PYTEST) $(CORE:%=tests/%_test.py)
+	$(OPTIMISED) $(PYTEST) $(CORE:%=tests/%_test.py)
 
 lint: ## style: ruff check and ruff format
 	$(BOOTSTRAP) experiments serve test
