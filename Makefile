@@ -21,7 +21,17 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: aot aot-ci demo help lint peers test wheel-test
+.PHONY: aot aot-ci demo help lint peers test test-ci test-core wheel-test
+
+# Files stay together, as their tests share programs.
+PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
+  --durations 25
+# Programs as users have them, see tests/conftest.py.
+OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
+# What depends most on JAX's version: models, kernels, caches, decoding.
+CORE = accept_chain cache decoding flags forced_draft kernels kv_commit models \
+  prompt_lookup quantized_matmul sampling swiglu tree tree_attention \
+  tree_match tree_modes tree_verification verification
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments
@@ -29,7 +39,15 @@ demo: ## the demonstration: speculative decoding with a built-in model
 
 test: ## the tests that need no network once the models are cached
 	$(BOOTSTRAP) experiments serve test
-	$(RUN) pytest -n 2
+	$(PYTEST)
+
+test-ci: ## the tests that take a minute or need all optimisations
+	$(BOOTSTRAP) experiments serve test
+	$(OPTIMISED) $(PYTEST) -m ci
+
+test-core: ## those of decoding; PYTHON and VENV name other versions
+	$(BOOTSTRAP) experiments serve test
+	$(OPTIMISED) $(PYTEST) $(CORE:%=tests/%_test.py)
 
 lint: ## style: ruff check and ruff format
 	$(BOOTSTRAP) experiments serve test

@@ -67,7 +67,7 @@ def set_up() -> None:
     jax.config.update(
       'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled')
     )
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 @contextlib.contextmanager

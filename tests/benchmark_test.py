@@ -218,7 +218,8 @@ def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
 
 
 def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
-  monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path / 'cache'))
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'cache'))
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '0')
   with programs.start(
     'benchmark', *flags, f'--output_dir={tmp_path / "results"}'
   ) as process:

@@ -1,8 +1,15 @@
-"""Settings of the whole test run, made before JAX starts."""
+"""Settings of the whole test run, made before JAX starts.
+
+They are in the environment, so that programs that tests start have them too.
+"""
 
 import os
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Tiny models take far longer to compile than to run.
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+# Compiled programs are kept for the other processes and for the next run.
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 import jax
 import pytest
@@ -10,17 +17,42 @@ import pytest
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 
+if jax.__version_info__ < (0, 11):
+  # XLA's older way to emit fusions compiles faster; newer XLA lacks it.
+  os.environ.setdefault('XLA_FLAGS', '--xla_cpu_use_fusion_emitters=false')
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
   jax.config.update('jax_num_cpu_devices', 8)
 # Silent broadcasting and silent promotion hide mistakes.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
-# Compiled programs are kept, so that a second run is quick.
-jax.config.update(
-  'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled-tests')
+os.environ['JAX_COMPILATION_CACHE_DIR'] = str(
+  builtin.cache_dir() / 'compiled-tests'
 )
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+jax.config.update(
+  'jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR']
+)
+
+# A process takes whole files; with these first none is left alone at the end.
+LONGEST = (
+  'feature_draft_test',
+  'distillation_test',
+  'tree_modes_test',
+  'engine_test',
+  'decoding_test',
+  'benchmark_test',
+  'tree_pipeline_test',
+  'engine_tree_test',
+  'draw_tree_test',
+  'serve_load_test',
+  'builtin_draft_test',
+  'server_test',
+)
+
+
+def pytest_collection_modifyitems(items):
+  places = {name: place for place, name in enumerate(LONGEST)}
+  items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -1,11 +1,13 @@
 """The demonstration, which is the first thing that people run."""
 
 import programs
+import pytest
 
 _WAYS = ('plain decoding', 'prompt lookup', 'draft in trees')
 _ROUNDING = 0.01
 
 
+@pytest.mark.ci
 def test_demonstration_is_honest_and_ends_with_a_table():
   status, output, complaints = programs.run('demo')
   assert status == 0, complaints

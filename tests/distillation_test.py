@@ -250,7 +250,11 @@ def test_later_tokens_of_a_chain_have_guesses_of_their_own():
   assert evaluation.count_rounds([first, later, first, first]) == 3
 
 
-@STUDENTS
+@pytest.mark.parametrize(
+  'architecture',
+  [STANDS_ALONE, pytest.param(READS_FEATURES, marks=pytest.mark.ci)],
+  ids=['stands_alone', 'reads_features'],
+)
 @pytest.mark.parametrize(
   ('optimiser', 'learning_rate'), [('adamw', 3e-3), ('muon', 1e-2)]
 )

@@ -6,8 +6,6 @@ import nbclient
 import nbformat
 import pytest
 
-from swiftspec_jax.checkpoint import builtin
-
 FOLDER = pathlib.Path(__file__).parents[1] / 'experiments' / 'notebooks'
 
 
@@ -15,27 +13,18 @@ def read(name):
   return nbformat.read(FOLDER / f'{name}.ipynb', as_version=4)
 
 
-@pytest.fixture
-def run(monkeypatch):
-  """Function that runs a notebook; returns what it printed and its types."""
-  monkeypatch.setenv(
-    'JAX_COMPILATION_CACHE_DIR', str(builtin.cache_dir() / 'compiled-tests')
+def run(name):
+  """Runs a notebook; returns what it printed and its types."""
+  notebook = read(name)
+  client = nbclient.NotebookClient(
+    notebook, timeout=300, resources={'metadata': {'path': str(FOLDER)}}
   )
-  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
-
-  def execute(name):
-    notebook = read(name)
-    client = nbclient.NotebookClient(
-      notebook, timeout=300, resources={'metadata': {'path': str(FOLDER)}}
-    )
-    client.execute()
-    outputs = [o for cell in notebook.cells for o in cell.get('outputs', ())]
-    types = [t for output in outputs for t in output.get('data', {})]
-    printed = ''.join(o.text for o in outputs if o.output_type == 'stream')
-    assert 'installing' not in printed
-    return printed, types
-
-  return execute
+  client.execute()
+  outputs = [o for cell in notebook.cells for o in cell.get('outputs', ())]
+  types = [t for output in outputs for t in output.get('data', {})]
+  printed = ''.join(o.text for o in outputs if o.output_type == 'stream')
+  assert 'installing' not in printed
+  return printed, types
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def test_notebooks_are_committed_without_outputs(path):
       assert cell.execution_count is None
 
 
-def test_quickstart(run):
+def test_quickstart():
   printed, types = run('swiftspec_quickstart')
   assert {'text/html', 'image/png'} <= set(types)
   for mode in ('autoregressive', 'prompt_lookup', 'serial', 'async'):
@@ -56,7 +45,7 @@ def test_quickstart(run):
   assert 'async (forced acceptance 0.7)' in printed
 
 
-def test_load(run):
+def test_load():
   printed, types = run('smartspec_load')
   assert types.count('image/png') == 4
   # As in docs/goodput.md.

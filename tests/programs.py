@@ -1,9 +1,13 @@
 """Runs the programs of `experiments` as their users do."""
 
+import atexit
+import functools
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -13,25 +17,49 @@ import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 """
+# Imports take longer than most programs. This one makes them once, and forks
+# for each line that names a module, its arguments, the files for its streams
+# and its environment. JAX starts no threads before it is used.
+_FORKS = """
+import json, os, runpy, sys
+import matplotlib.pyplot, optax, swiftspec_jax, transformers
+while line := sys.stdin.readline():
+  module, flags, streams, environment = json.loads(line)
+  if child := os.fork():
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+    continue
+  for number, path in enumerate(streams):
+    os.dup2(os.open(path, os.O_RDWR), number)
+  os.environ.clear()
+  os.environ.update(environment)
+  sys.argv = ['', *flags]
+  runpy.run_module(module, run_name='__main__', alter_sys=True)
+  break
+"""
+
+
+def _environment():
+  return {**os.environ, 'HF_HUB_OFFLINE': '1', 'JAX_PLATFORMS': 'cpu'}
+
+
+def _open(code, *flags, **options):
+  return subprocess.Popen(
+    [sys.executable, '-c', code, *flags],
+    cwd=ROOT,
+    env=_environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    encoding='utf-8',
+    errors='replace',
+    **options,
+  )
 
 
 def start(program, *flags):
   """Starts a program; its streams are pipes."""
-  return subprocess.Popen(
-    [
-      sys.executable,
-      '-c',
-      _LAUNCHER.format(module=f'experiments.{program}'),
-      *flags,
-    ],
-    cwd=ROOT,
-    env={**os.environ, 'HF_HUB_OFFLINE': '1', 'JAX_PLATFORMS': 'cpu'},
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    encoding='utf-8',
-    errors='replace',
-  )
+  code = _LAUNCHER.format(module=f'experiments.{program}')
+  return _open(code, *flags, stderr=subprocess.PIPE)
 
 
 def finish(process, text=''):
@@ -41,10 +69,31 @@ def finish(process, text=''):
   return process.returncode, output, complaints
 
 
+@functools.cache
+def _forks():
+  process = _open(_FORKS)
+  atexit.register(process.communicate)
+  return process
+
+
 def run(program, *flags, text=''):
-  """Runs a program to its end, with `text` as its input."""
-  with start(program, *flags) as process:
-    return finish(process, text)
+  """Runs a program to its end, with `text` as its input.
+
+  What its modules read from the environment as they are imported, such as
+  JAX's settings, is that of the first call; `start` takes the present one.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    paths = [pathlib.Path(folder, name) for name in ('in', 'out', 'error')]
+    for path in paths:
+      path.write_text(text if path.name == 'in' else '')
+    streams = [*map(str, paths)]
+    call = [f'experiments.{program}', flags, streams, _environment()]
+    _forks().stdin.write(json.dumps(call) + '\n')
+    _forks().stdin.flush()
+    status = int(_forks().stdout.readline())
+    output, complaints = (p.read_text(errors='replace') for p in paths[1:])
+  assert 'Traceback' not in complaints, complaints
+  return status, output, complaints
 
 
 def error_of(program, *flags):
