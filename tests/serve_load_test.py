@@ -3,10 +3,15 @@
 import json
 import signal
 
+import engine_cases
 import programs
 import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 
-from experiments import load_report, load_simulation
+from experiments import cost_flags, load_report, load_simulation, serve_load
+
+absl_flags.FLAGS.mark_as_parsed()
 
 SIZES = (
   '--rows=1,2',
@@ -121,6 +126,28 @@ def test_forced_acceptance(model, tmp_path):
   none, fixed = map(json.loads, lines)
   assert none['acceptance_length'] == 1
   assert fixed['acceptance_rate_per_position'] == [1, 1]
+
+
+def test_runs_learn_nothing_from_each_other(tmp_path):
+  """The second run of a policy finds no outputs of the first."""
+  engine = engine_cases.make_engine(engine_cases.DRAFTS['suffixes'])
+  sizes = engine_cases.make_sizes()
+  policies = cost_flags.Policies(engine, engine_cases.TARGET, sizes)
+  prompts = [(i, i + 1, i) for i in range(3)]
+  rows = []
+  with flagsaver.flagsaver(
+    mode='suffix_lookup',
+    policies=['fixed_2', 'fixed_2'],
+    num_requests=5,
+    output_tokens=16,
+    length_spread=0.0,
+  ):
+    # All requests come at once.
+    serve_load._serve(engine, policies, prompts, [1e6], rows, tmp_path)
+  first, second = (row['acceptance_length'] for row in rows)
+  assert first == second
+  assert [row['num_repeated_prompts'] for row in rows] == [2, 2]
+  assert serve_load._repetition(rows).startswith('4 of 10 requests')
 
 
 def test_simulated_against_measured_latency():

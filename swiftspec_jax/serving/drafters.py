@@ -99,6 +99,9 @@ class EngineDrafter(Protocol):
   def forget(self, request_id: int) -> None:
     """A request has ended."""
 
+  def reset(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+
   def num_programs(self, sizes: ProgramSizes) -> int:
     """Returns how many turns `warm_up` takes."""
 
@@ -130,6 +133,9 @@ class HostDrafter:
 
   def forget(self, request_id) -> None:
     del request_id
+
+  def reset(self) -> None:
+    pass
 
   def num_programs(self, sizes) -> int:
     del sizes

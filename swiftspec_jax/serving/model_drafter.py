@@ -103,6 +103,9 @@ class ModelDrafter:
   def forget(self, request_id: int) -> None:
     del request_id
 
+  def reset(self) -> None:
+    pass  # a slot begins empty for each request
+
   def num_programs(self, sizes: ProgramSizes) -> int:
     num_take_ins = len(sizes.scheduler.buckets.rows) * len(sizes.contexts)
     return len(list(sizes.all_mixed())) + num_take_ins
