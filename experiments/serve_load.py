@@ -6,9 +6,9 @@ r"""Latency of policies under load, on the devices at hand.
 
 Requests arrive in real time, whether or not the engine keeps up; with
 --virtual_time in the time that --costs predict. The prompts are those of a
-file, in turn; only the numbers of output tokens are drawn. Every run begins with
-a drafter that has seen no request, except in mode forced. Within a run prompts
-repeat if there are fewer of them than requests: num_repeated_prompts.
+file, in turn; only the numbers of output tokens are drawn. Every run begins
+with a drafter that has seen no request, except in mode forced. Within a run
+prompts repeat if there are more requests than prompts: num_repeated_prompts.
 The directory gets rows.jsonl (a line for each policy, rate and seed, with the
 columns of simulate_load), provenance.json, latency.png and lengths.png. With
 --costs the simulator then serves the same requests: simulated.jsonl. Ctrl-C
@@ -132,11 +132,9 @@ def _serve(
 ) -> None:
   """Adds a row for each run, to the list and line by line to the file."""
 
-  is_forced = engine_flags.mode() == shared_flags.ENGINE_FORCED
-
   def run(name, arrivals, requests):
     engine.policy = policies.make(name)
-    if not is_forced:
+    if engine_flags.mode() != shared_flags.ENGINE_FORCED:
       engine.drafter.reset()
     before = engine.scheduler.num_preemptions
     records: list[StepRecord] = []

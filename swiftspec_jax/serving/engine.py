@@ -20,7 +20,13 @@ from swiftspec_jax import errors, policies, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs, make_drafter, step_input, warm_up
+from swiftspec_jax.serving import (
+  jobs,
+  make_drafter,
+  paged_forward,
+  step_input,
+  warm_up,
+)
 from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.flat_batch import FlatSizes
@@ -84,8 +90,10 @@ class Engine:
       policy: how much to speculate; not at all by default.
 
     Raises:
-      UserError: the sizes or the draft do not fit the target.
+      UserError: the sizes or the draft do not fit the target, or it insists
+        on kernels.
     """
+    paged_forward.check_kernels(target)
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
       raise errors.UserError(
@@ -100,6 +108,7 @@ class Engine:
     self._sizes = sizes
     self._takes_trees = isinstance(draft, TreeDraft)
     model = make_drafter.model_of(draft, target)
+    self._drafts_by_model = model is not None
     self._target = Target(
       target,
       sizes,
@@ -268,7 +277,9 @@ class Engine:
         num_accepted=packed[:, 0],
         accepted_ranks=ranks,
         seconds=seconds,
-        is_usable=self._target.sampling.is_usable[view.slots],
+        is_usable=self._target.sampling.is_usable(
+          view.slots, for_model=self._drafts_by_model
+        ),
       )
     )
 
