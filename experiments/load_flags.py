@@ -12,7 +12,7 @@ from swiftspec_jax.serving import load_metrics
 
 _POLICIES = flags.DEFINE_list(
   'policies',
-  ['none', 'fixed_1', 'fixed_3', 'fixed_5', 'table', 'goodput'],
+  ['none', 'always_1', 'always_3', 'always_5', 'table', 'goodput'],
   f'What to compare: {policy_names.HELP}',
 )
 _REQUEST_RATES = flags.DEFINE_list(

@@ -8,6 +8,7 @@ from experiments import benchmark_report
 
 NO_SPECULATION = 'none'
 FIXED = 'fixed_'
+ALWAYS = 'always_'
 GOODPUT = 'goodput'
 # Of the paper: average request latency, the best of its settings.
 _PAPER_SPEEDUP = 3.2
@@ -25,6 +26,11 @@ COLUMNS = (
   'acceptance_length',
   'mean_num_speculative_tokens',
 )
+
+
+def is_fixed(policy: str) -> bool:
+  """Returns whether a policy has a fixed length of more than 0."""
+  return policy.startswith((FIXED, ALWAYS))
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -95,7 +101,7 @@ def _crossings(latencies) -> list[str]:
   names = dict.fromkeys(n for p in latencies.values() for n in p)
   lines = []
   for name in names:
-    if not name.startswith(FIXED):
+    if not is_fixed(name):
       continue
     slower = [
       rate
@@ -141,7 +147,7 @@ def _speedup(latencies) -> list[str]:
 
 def _best_fixed(policies: Mapping[str, float]) -> float | None:
   """Latency of the best fixed length, 0 included."""
-  names = [n for n in policies if n == NO_SPECULATION or n.startswith(FIXED)]
+  names = [n for n in policies if n == NO_SPECULATION or is_fixed(n)]
   return min((policies[name] for name in names), default=None)
 
 

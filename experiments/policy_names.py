@@ -13,6 +13,7 @@ from swiftspec_jax.serving.step_buckets import StepBuckets
 _TABLE = 'table'
 HELP = (
   f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
+  'always_K (the same with drafts before prompts, the usual baseline), '
   f'{_TABLE} (by batch size), {load_report.GOODPUT}, or a policy of your own '
   "as 'module:Class' (docs/add_a_policy.md)."
 )
@@ -20,8 +21,7 @@ HELP = (
 
 def needs_costs(name: str) -> bool:
   """Returns whether a policy cannot do without costs."""
-  is_fixed = name.startswith(load_report.FIXED)
-  return name != load_report.NO_SPECULATION and not is_fixed
+  return name != load_report.NO_SPECULATION and not load_report.is_fixed(name)
 
 
 def make(
@@ -52,14 +52,16 @@ def make(
     return Goodput(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
     return loading.load(name, costs)
-  length = name.removeprefix(load_report.FIXED)
+  drafts_first = name.startswith(load_report.ALWAYS)
+  kind = load_report.ALWAYS if drafts_first else load_report.FIXED
+  length = name.removeprefix(kind)
   if name == length or not length.isdecimal():
     raise errors.UserError(
-      f'unknown policy {name!r}; choose from none, fixed_K, table, goodput and '
-      "'module:Class'"
+      f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
+      "goodput and 'module:Class'"
     )
   if int(length) not in buckets.lengths:
     raise errors.UserError(
       f'policy {name} is none of the declared lengths {buckets.lengths}'
     )
-  return FixedLength(int(length))
+  return FixedLength(int(length), drafts_first=drafts_first)

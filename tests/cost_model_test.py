@@ -87,9 +87,14 @@ def test_points_between():
   assert steps.overhead[0, 0] == pytest.approx(0.001)
 
 
-def test_extrapolation_is_flagged():
+def test_extrapolation_is_flagged(caplog):
   """Item 10."""
   costs = measured.fit(KEY, measurements())
+  costs.predict(2, 8, 8000, 0)
+  assert not caplog.text
+  costs.predict(2, 8, 20_000, 0)
+  costs.predict(2, 8, 30_000, 0)
+  assert caplog.text.count('were measured with up to 8000 tokens') == 1
   assert not costs.is_extrapolated(8000)
   assert costs.is_extrapolated(8001)
   far = costs.predict(2, 8, 20_000, 0).total

@@ -43,7 +43,7 @@ def test_good_drafts_are_noticed_while_off(num_rows):
       view = cases.make_view(num_rows, buckets, step=step)
       plan, verified, _ = cases.play(policy, view, acceptance, generator)
       lengths.append(verified.mean())
-      probes.append(plan.is_probe)
+      probes.append(plan.is_probe is not None)
     return np.array(lengths), np.array(probes)
 
   run(0.0, range(500))
@@ -61,11 +61,73 @@ def test_probes_take_turns():
   probed = []
   buckets = cases.unpadded(64)
   for step in range(200):
-    plan = policy.plan_draft(cases.make_view(64, buckets, step=step))
-    if plan.is_probe:
+    view = cases.make_view(64, buckets, step=step, max_draft_tokens=4)
+    plan = policy.plan_draft(view)
+    if plan.is_probe is not None:
       probed.append(np.flatnonzero(plan.lengths))
   assert {len(rows) for rows in probed} == {4}
   assert len(np.unique(np.concatenate(probed))) == 64
+
+
+def test_a_row_is_probed_while_others_draft():
+  """At the latest after two probes, and in less than 1 % of its steps."""
+  rates = np.where(np.arange(64) == 5, 0.01, 0.8)
+  policy = Goodput(COSTS, cases.Oracle(rates))
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(64)
+  verified = []
+  for step in range(1300):
+    view = cases.make_view(64, buckets, step=step)
+    _, lengths, _ = cases.play(policy, view, rates, generator)
+    assert lengths[0] > 0
+    verified.append(lengths[5])
+  steps = np.flatnonzero(verified)
+  assert np.diff(steps, prepend=0, append=1300).max() <= 2 * 128
+  assert len(steps) <= 13
+
+
+def test_a_row_that_got_better_is_noticed_while_others_draft():
+  """Within four probes, however bad its drafts had been."""
+  policy = Goodput(COSTS)
+  generator = np.random.default_rng(0)
+  buckets = cases.unpadded(64)
+  rates = np.full(64, 0.8)
+  rates[5] = 0.0
+  wrong = np.full(64, 7)
+  for step in range(300):
+    # As at a low load, where long drafts cost nothing.
+    view = cases.make_view(64, buckets, step=step)
+    accepted = cases.draw_accepted(generator, rates, wrong)
+    policy.observe(cases.make_outcome(view, wrong, accepted))
+  verified = []
+  for step in range(300, 1400):
+    rates[5] = 0.9 if step >= 700 else 0.0
+    view = cases.make_view(64, buckets, step=step)
+    verified.append(cases.play(policy, view, rates, generator)[1])
+  bad, good = np.split(np.array(verified), [400])
+  assert (bad[:, 5] > 0).mean() < 0.05
+  # Probes are at multiples of 128: 768, 896, 1024, 1152.
+  assert good[1152 - 700 :, 5].mean() > 0.8 * good[1152 - 700 :].mean()
+  assert (good[:, 6] > 0).all()
+
+
+def test_drafts_that_are_never_worth_verifying_are_probed():
+  """Lookups cost nothing, so every row has a draft; none is confident."""
+  policy = Goodput(cases.linear_costs(query_tokens=0.01))
+  nothing, ones = np.zeros(4, int), np.ones(4, int)
+  buckets = cases.unpadded(4, 2)
+  steps = []
+  for step in range(600):
+    view = cases.make_view(4, buckets, step=step)
+    plan = policy.plan_draft(view)
+    drafts = policies.Drafts(lengths=ones, confidences=np.full((2, 4), 0.01))
+    lengths = policy.plan_verify(view, plan, drafts)
+    asked = policies.DraftPlan(lengths=ones)
+    policy.observe(
+      cases.make_outcome(view, lengths, nothing, plan=asked, drafts=drafts)
+    )
+    steps += [step] * bool(lengths.all())
+  assert steps == [128, 256, 384, 512]
 
 
 def test_rows_that_must_not_be_drafted_for_are_not_probed():
@@ -75,7 +137,7 @@ def test_rows_that_must_not_be_drafted_for_are_not_probed():
   view = cases.make_view(4, buckets, limits=limits, step=9)
   assert policy.plan_draft(view).lengths.tolist() == [0, 0, 1, 0]
   view = cases.make_view(4, buckets, limits=limits * 0, step=18)
-  assert not policy.plan_draft(view).is_probe
+  assert policy.plan_draft(view).is_probe is None
 
 
 def switches(hysteresis):
@@ -155,6 +217,11 @@ def test_fixed_length_and_none():
   buckets = cases.unpadded(3)
   view = cases.make_view(3, buckets, limits=[7, 2, 0])
   assert FixedLength(5).plan_draft(view).lengths.tolist() == [5, 2, 0]
+  view = cases.make_view(3, buckets, num_prefill_tokens=20, max_draft_tokens=1)
+  for drafts_first, lengths in ((False, [1, 0, 0]), (True, [5, 5, 5])):
+    policy = FixedLength(5, drafts_first=drafts_first)
+    _, plan = policies.ask(policy, view)
+    assert plan.lengths.tolist() == lengths
   assert NoSpeculation().plan_draft(view).lengths.tolist() == [0, 0, 0]
   with pytest.raises(errors.UserError, match='length must be at least 0'):
     FixedLength(-1)

@@ -156,16 +156,25 @@ def test_monotone_costs_give_monotone_lengths():
 
 
 def test_the_search_does_not_stop_early():
-  """Item 8."""
-  values = cases.curve(cases.EAGLE_8B, 0.8, 128, 512)
-  assert cases.early_stop(values, bonus=1.1) == 0
-  assert chosen_length(cases.EAGLE_8B, 0.8, 128, 512) == 3
-  assert values[3] / values[0] == pytest.approx(1.175, abs=5e-4)
+  """Item 8: the first draft token does not pay for starting the draft."""
+  view = cases.make_view(128, cases.unpadded(128))
+  candidates = np.arange(8)
+  scores = search.score(
+    view,
+    cases.Oracle(0.8).gains(view),
+    cases.EAGLE_8B,
+    lengths=candidates,
+    draft_steps=candidates,
+  )
+  ratios = scores.goodput / scores.goodput[0]
+  assert ratios[1] < 1.1
+  assert ratios.argmax() == chosen_length(cases.EAGLE_8B, 0.8, 128, 512) == 3
+  assert ratios[3] == pytest.approx(1.175, abs=5e-4)
 
 
 @pytest.mark.parametrize(
   ('num_free_pages', 'num_spare_tokens', 'longest'),
-  [(0, 0, 0), (0, 3, 3), (7, 0, 0), (8, 0, 7), (8, 16, 7)],
+  [(0, 0, 0), (0, 3, 3), (7, 0, 7), (8, 0, 7), (8, 16, 7)],
 )
 def test_drafts_fit_into_the_memory(num_free_pages, num_spare_tokens, longest):
   """Item 9: eight rows, pages of 16 tokens."""
@@ -176,8 +185,41 @@ def test_drafts_fit_into_the_memory(num_free_pages, num_spare_tokens, longest):
     num_spare_tokens=num_spare_tokens,
   )
   lengths = plan(cases.EAGLE_8B, 0.95, view).lengths
-  assert view.fits(lengths)
+  np.testing.assert_array_equal(view.fitting(lengths), lengths)
   assert lengths.max() == longest
+
+
+@pytest.mark.parametrize(
+  ('num_free_pages', 'expected'),
+  [
+    (0, [0, 3, 5, 0, 5, 2]),
+    (1, [5, 3, 5, 0, 5, 2]),
+    (2, [5, 5, 5, 0, 5, 2]),
+    (3, [5, 5, 5, 5, 5, 2]),
+    (4, [5, 5, 5, 5, 5, 5]),
+  ],
+)
+def test_rows_fill_the_pages_that_they_own(num_free_pages, expected):
+  """Item 9: a row without room takes nothing from the others."""
+  view = cases.make_view(
+    6,
+    cases.unpadded(6, 5),
+    num_free_pages=num_free_pages,
+    num_spare_tokens=[0, 3, 15, 0, 9, 2],
+  )
+  assert plan(cases.linear_costs(), 0.9, view).lengths.tolist() == expected
+  assert view.shortened(np.full(6, 5)).tolist() == expected
+
+
+def test_a_crowded_step_is_shared():
+  """64 rows want 3 tokens; there is room for 60 and for 150 of 192."""
+  buckets = cases.unpadded(64)
+  wanted = np.full(64, 3)
+  view = cases.make_view(64, buckets, max_draft_tokens=60)
+  assert view.shortened(wanted).tolist() == [1] * 60 + [0] * 4
+  view = cases.make_view(64, buckets, max_draft_tokens=150)
+  assert view.shortened(wanted).tolist() == [3] * 22 + [2] * 42
+  np.testing.assert_array_equal(view.with_drafts_first().shortened(wanted), 3)
 
 
 def test_padding_is_used():
@@ -213,9 +255,15 @@ def test_tokens_go_to_the_rows_that_use_them():
   assert lengths.tolist() == [8, 1, 0]
   total = sum(gains[:k, i].sum() for i, k in enumerate(lengths))
   assert total == pytest.approx(5.726, abs=5e-4)
-  # The authors' rule, proportional to the rates for a common length of 3.
-  proportional = np.floor(0.5 + 3 * 3 / rates.sum() * rates).astype(int)
-  assert proportional.tolist() == [5, 3, 2]
+  # The authors' rule, in proportion to the rates, would be [5, 3, 2].
+  view = cases.make_view(3, cases.unpadded(3, 10), max_draft_tokens=9)
+  assert plan(cases.linear_costs(), rates, view).lengths.tolist() == [8, 1, 0]
+
+
+def test_no_token_goes_where_none_must_be_drafted():
+  gains = np.array([[0.0, 1e-6, 1e-7], [0.0, 1e-12, 0.0]])
+  assert allocation.allocate(gains, 1).tolist() == [0, 1, 0]
+  assert allocation.allocate(gains, 2).tolist() == [0, 1, 1]
 
 
 def test_tokens_with_confidence_come_first():
@@ -362,6 +410,23 @@ def test_a_lone_row_without_a_draft_takes_a_plain_step(acceptance, drafts):
   expected = (1.3, 1.25) if drafts else (1.0, 1.0)
   actual = found.expected_tokens, found.expected_seconds
   assert actual == pytest.approx(expected)
+
+
+def test_rows_that_are_not_asked_do_not_find_drafts():
+  """One of four rows may have a draft: half of the steps are plain ones."""
+  costs = cases.linear_costs(fixed=1.0)
+  target = dataclasses.replace(costs.target, speculative=0.5)
+  view = cases.make_view(4, cases.unpadded(4, 1), limits=[0, 0, 1, 0])
+  scores = search.score(
+    view,
+    np.array([[0.0, 0.0, 0.6, 0.0]]),
+    dataclasses.replace(costs, target=target),
+    lengths=np.array([0, 1]),
+    draft_steps=np.array([0, 1]),
+    coverage=0.5,
+  )
+  assert scores.expected_tokens.tolist() == pytest.approx([4, 4.3])
+  assert scores.expected_seconds.tolist() == pytest.approx([1, 1.25])
 
 
 @pytest.mark.parametrize(('acceptance', 'length'), [(0.6, 1), (0.4, 0)])

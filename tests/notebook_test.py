@@ -61,6 +61,6 @@ def test_load(run):
   assert types.count('image/png') == 4
   # As in docs/goodput.md.
   assert ' 2305.9   3160.0   3739.8   4000.2   4073.1 ' in printed
-  assert 'fixed_5 is slower than no speculation from' in printed
+  assert 'always_5 is slower than no speculation from' in printed
   assert 'whole steps: predicted times are off by' in printed
   assert printed.count('latency of goodput over that of') >= 4

@@ -5,7 +5,8 @@ import collections
 import numpy as np
 import pytest
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, policies
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.pages import PageAllocator, keys_of
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
@@ -100,6 +101,18 @@ def test_prompts_share_steps_with_rows_that_decode():
   assert view.request_ids.tolist() == [0, 1]
 
 
+def test_prompts_get_what_drafts_leave_that_come_first():
+  scheduler = make()
+  scheduler.submit(0, 4, 30)
+  step(scheduler)
+  scheduler.submit(1, 40, 3)
+  policy = FixedLength(4, drafts_first=True)
+  view, draft_plan = policies.ask(policy, scheduler.begin_step())
+  plan = scheduler.plan_step(view, draft_plan.lengths)
+  assert plan.lengths.tolist() == [4, 0]
+  assert plan.num_query_tokens.tolist() == [5, 27]
+
+
 def test_first_come_first_served():
   scheduler = make()
   for request_id in range(9):
@@ -125,8 +138,8 @@ def test_token_budget_counts_drafts():
   view = scheduler.begin_step()
   assert view.num_rows == 4
   plan = scheduler.plan_step(view, np.array([4, 4, 1, 0]))
-  assert plan.lengths.tolist() == [3, 3, 1, 0]
-  assert plan.num_query_tokens.sum() <= 12
+  assert plan.lengths.tolist() == [4, 3, 1, 0]
+  assert plan.num_query_tokens.sum() == 12
 
 
 def test_drafts_get_what_memory_there_is():
@@ -141,6 +154,18 @@ def test_drafts_get_what_memory_there_is():
   assert view.num_spare_tokens.tolist() == [3, 3]
   plan = scheduler.plan_step(view, np.array([4, 4]))
   assert plan.lengths.tolist() == [3, 3]
+
+
+def test_a_row_without_room_takes_none_from_another():
+  scheduler = make(num_pages=4, page_size=4, max_context=16)
+  scheduler.submit(0, 7, 8)
+  scheduler.submit(1, 4, 6)
+  step(scheduler)
+  view = scheduler.begin_step()
+  assert view.num_free_pages == 0
+  assert view.num_spare_tokens.tolist() == [0, 3]
+  plan = scheduler.plan_step(view, np.array([4, 4]))
+  assert plan.lengths.tolist() == [0, 3]
 
 
 def test_rejected_tokens_give_their_pages_back():

@@ -56,7 +56,7 @@ def make_view(
     max_draft_tokens=max_draft_tokens,
     page_size=16,
     num_free_pages=num_free_pages,
-    num_spare_tokens=np.full(num_rows, num_spare_tokens),
+    num_spare_tokens=np.broadcast_to(num_spare_tokens, num_rows),
     num_waiting=0,
     buckets=buckets,
   )
@@ -149,17 +149,6 @@ class PooledEstimator(ChainEstimator):
   def observe(self, outcome):
     super().observe(outcome)
     self._request_ids[:] = -1
-
-
-def early_stop(values, bonus):
-  """The authors' search: ends at the first length that is not better."""
-  best_value, best = -1.0, 0
-  for length, value in enumerate(values):
-    value *= bonus if length == 0 else 1.0
-    if value <= best_value:
-      break
-    best_value, best = value, length
-  return best
 
 
 def geometric_tokens(acceptance, length, num_rows, num_drafting):

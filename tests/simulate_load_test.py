@@ -160,6 +160,8 @@ def test_mistakes_are_explained(flag, message, tmp_path):
   [
     ('fixed_9', r'fixed_9 is none of the declared lengths \(0, 1, 2\)'),
     ('fixed_', "unknown policy 'fixed_'"),
+    ('always_9', r'always_9 is none of the declared lengths \(0, 1, 2\)'),
+    ('always_', "unknown policy 'always_'"),
     ('missing_module:Policy', 'cannot import missing_module'),
   ],
 )

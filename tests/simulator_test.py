@@ -200,6 +200,10 @@ def test_confidence_and_outcome_are_one_draw():
   first = np.zeros(5000, int)
   drafts = acceptance.draft(view, first, np.full(5000, 4))
   accepted, _ = acceptance.verify(view, first, drafts.lengths)
+  # Also of a later token, where it is reached.
+  reached = accepted >= 2
+  later = drafts.confidences[2][reached]
+  assert np.corrcoef(later, accepted[reached] > 2)[0, 1] > 0.5
   confidence = drafts.confidences[0]
   assert confidence.mean() == pytest.approx(0.6, abs=0.02)
   for low in (0.0, 0.25, 0.5, 0.75):
@@ -343,7 +347,7 @@ class Comparing(Goodput):
 
   def observe(self, outcome):
     super().observe(outcome)
-    if outcome.view.step > 200 and not outcome.plan.is_probe:
+    if outcome.view.step > 200 and outcome.plan.is_probe is None:
       self.predicted += outcome.plan.expected_tokens
       self.realised += outcome.view.num_rows + outcome.num_accepted.sum()
 
@@ -355,6 +359,14 @@ def test_coverage_is_predicted():
   policy = Comparing(costs)
   serve(arrivals, policy, luck(arrivals, coverage=0.5), costs=costs)
   assert policy.predicted == pytest.approx(policy.realised, rel=0.02)
+
+
+def test_tokens_are_predicted_where_confidence_decides():
+  """Without those that are left out the prediction is a half too high."""
+  arrivals = requests(80, 200)
+  policy = Comparing(COSTS)
+  serve(arrivals, policy, luck(arrivals, 0.6, sharpness=0.5))
+  assert policy.predicted == pytest.approx(policy.realised, rel=0.05)
 
 
 def test_trees():

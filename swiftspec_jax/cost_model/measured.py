@@ -1,10 +1,12 @@
 """Costs that were measured on the devices at hand."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from swiftspec_jax import cost_model, errors
 from swiftspec_jax.cost_model import tables
@@ -78,6 +80,8 @@ class MeasuredCosts:
     finds_drafts: bool | np.ndarray = True,
   ) -> cost_model.StepSeconds:
     parts = self.parts
+    if self.is_extrapolated(kv_tokens):
+      _warn(self.key, int(parts['target'].kv_tokens[-1]))
     is_speculative = np.greater(num_draft_steps, 0)
     # A step of nothing but rows that decode has a time of its own.
     alone = self.key.buckets.pad_query_tokens(num_rows)
@@ -93,9 +97,21 @@ class MeasuredCosts:
       overhead=np.where(verifies, overhead, 0.0),
     )
 
-  def is_extrapolated(self, kv_tokens: int) -> bool:
+  def is_extrapolated(self, kv_tokens: float) -> bool:
     """Returns whether more tokens are in the cache than were measured."""
     return kv_tokens > self.parts['target'].kv_tokens[-1]
+
+
+@functools.cache
+def _warn(key: CostKey, kv_tokens: int) -> None:
+  """Says once for every file of costs that it is too small."""
+  logging.warning(
+    'the costs of %s with drafts of %s were measured with up to %d tokens in '
+    'the cache; for more they are extrapolated',
+    key.target,
+    key.draft,
+    kv_tokens,
+  )
 
 
 def fit(key: CostKey, measurements: Sequence[Measurement]) -> MeasuredCosts:

@@ -31,7 +31,8 @@ class StepView:
     num_accepted: i64[B] of them accepted.
     num_prefill_tokens: tokens of prompts that are to share the step.
     prefill_kv_tokens: tokens in the cache that those belong to.
-    max_draft_tokens: room for draft tokens in the step, all rows together.
+    max_draft_tokens: room for draft tokens in the step, all rows together:
+      what prompts leave, but at least a small share.
     page_size: tokens of a page.
     num_free_pages: pages for draft tokens that no row owns yet.
     num_spare_tokens: i64[B] tokens that fit into the pages of the row behind
@@ -61,35 +62,44 @@ class StepView:
     """B."""
     return len(self.request_ids)
 
-  def num_pages_for(self, lengths: np.ndarray) -> int:
-    """Returns the pages that drafts of these lengths i64[B] would need."""
-    missing = np.maximum(lengths - self.num_spare_tokens, 0)
-    return int((-(-missing // self.page_size)).sum())
+  def fitting(self, lengths: np.ndarray) -> np.ndarray:
+    """Returns drafts of these lengths i64[B] as they fit into the memory.
 
-  def fits(self, lengths: np.ndarray) -> bool:
-    """Returns whether drafts of these lengths i64[B] fit into the memory.
-
-    No drafts always do.
+    Every row may fill the pages that it owns. Where there are too few free
+    pages for all rows, the first rows get them.
     """
     # Mostly there is so much room that the rows need not be looked at.
     most = len(lengths) * -(-self.buckets.max_length // self.page_size)
     if self.num_free_pages >= most:
-      return True
-    return self.num_pages_for(lengths) <= self.num_free_pages
+      return lengths
+    missing = np.maximum(lengths - self.num_spare_tokens, 0)
+    wanted = -(-missing // self.page_size)
+    before = wanted.cumsum() - wanted
+    granted = np.clip(self.num_free_pages - before, 0, wanted)
+    room = self.num_spare_tokens + granted * self.page_size
+    return np.minimum(lengths, room)
 
   def shortened(self, lengths: np.ndarray) -> np.ndarray:
     """Returns drafts of these lengths i64[B] as they may be.
 
-    Where they do not fit into the step or the memory, the longest are cut.
+    What does not fit into the memory is cut as `fitting` says. Where the rest
+    does not fit into the step, the longest drafts are cut; what is left of the
+    room gives the first of them one token more.
     """
-    lengths = np.minimum(lengths, self.limits)
-    longest = int(lengths.max(initial=0))
-    while longest and not (
-      int(lengths.sum()) <= self.max_draft_tokens and self.fits(lengths)
-    ):
-      longest -= 1
-      lengths = np.minimum(lengths, longest)
-    return lengths
+    lengths = self.fitting(np.minimum(lengths, self.limits))
+    level = int(lengths.max(initial=0))
+    cut = lengths
+    while level and int(cut.sum()) > self.max_draft_tokens:
+      level -= 1
+      cut = np.minimum(lengths, level)
+    is_cut = cut < lengths
+    left = self.max_draft_tokens - int(cut.sum())
+    return cut + (is_cut & (is_cut.cumsum() <= left))
+
+  def with_drafts_first(self) -> 'StepView':
+    """Returns the view in which prompts get what drafts leave of the step."""
+    room = self.buckets.max_query_tokens - self.num_rows
+    return dataclasses.replace(self, max_draft_tokens=room)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,15 +108,17 @@ class DraftPlan:
 
   Attributes:
     lengths: i64[B] longest draft of each row.
-    is_probe: the drafts are wanted for what they tell; `plan_verify` keeps
-      them.
+    is_probe: bool[B] or None: rows whose drafts are wanted for what they tell;
+      `plan_verify` keeps a part of them.
+    is_first: drafts come before prompts, which get what is left of the step.
     expected_tokens: that the step will emit for the rows; NaN if the policy
       makes no prediction.
     expected_seconds: of the step; NaN likewise.
   """
 
   lengths: np.ndarray
-  is_probe: bool = False
+  is_probe: np.ndarray | None = None
+  is_first: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 
@@ -171,6 +183,15 @@ class Policy(Protocol):
 
   def observe(self, outcome: Outcome) -> None:
     """Takes the outcome of a step, in the order of the steps."""
+
+
+def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
+  """Returns what to draft as it fits, and the view that this is planned in."""
+  plan = policy.plan_draft(view)
+  if plan.is_first:
+    view = view.with_drafts_first()
+  # What cannot be verified is not drafted.
+  return view, dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
 
 
 class VerifyAll:

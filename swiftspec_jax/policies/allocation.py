@@ -24,7 +24,8 @@ def allocate(gains: np.ndarray, num_tokens: int) -> np.ndarray:
   num_rows = gains.shape[1]
   if num_tokens >= np.count_nonzero(gains):
     return np.count_nonzero(gains, axis=0)
-  keys = _KEY_RANGE - (gains.ravel() * _KEY_RANGE).astype(np.uint16)
+  # Rounded up: a small gain comes before none.
+  keys = _KEY_RANGE - np.ceil(gains.ravel() * _KEY_RANGE).astype(np.uint16)
   best = np.argsort(keys, kind='stable')[:num_tokens]
   return np.bincount(best % num_rows, minlength=num_rows)
 

@@ -31,7 +31,7 @@ class Estimator(Protocol):
 
   @property
   def coverage(self) -> float:
-    """Share of the rows asked for a draft that have one."""
+    """Share of the rows asked for a draft that have one, above 0."""
 
   def gains(self, view: policies.StepView) -> np.ndarray:
     """Returns f64[K, B], not rising along K.
@@ -48,15 +48,19 @@ class Estimator(Protocol):
 
 
 class Coverage:
-  """How many of the rows that are asked for a draft have one."""
+  """How many of the rows that are asked for a draft have one.
+
+  One row that had a draft is never forgotten: the share stays above 0, however
+  long none has one.
+  """
 
   def __init__(self):
-    self._asked = self._drafted = 1.0
+    self._asked = self._drafted = 0.0
 
   @property
   def share(self) -> float:
     """Recent share, 1 before anything is known."""
-    return self._drafted / self._asked
+    return (1 + self._drafted) / (1 + self._asked)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Counts the rows of a step."""
@@ -74,6 +78,10 @@ class ChainEstimator:
   positions, which so also stands for positions that are not drafted at present.
   A request differs from the others by one factor on its rejections: those that
   it had over those that were to be expected, shrunk to 1.
+
+  Where the drafter is confident to different degrees, mostly tokens that it
+  believes in are verified, and those are better than others. So tokens that
+  were drafted and left out count as well, with what was to be expected of them.
   """
 
   def __init__(self):
@@ -85,7 +93,7 @@ class ChainEstimator:
     # f64[K], made when K is known.
     self._hits = self._reached = np.zeros(0)
     # Of the requests in the slots.
-    self._request_ids = np.zeros(0, np.int64)
+    self._request_ids = self._request_steps = np.zeros(0, np.int64)
     self._stops = self._expected_stops = np.zeros(0)
 
   @property
@@ -126,35 +134,55 @@ class ChainEstimator:
     self._coverage.observe(outcome)
     if outcome.drafts.confidences is not None:
       self._calibration.observe(outcome)
-    is_counted = _is_counted(outcome)
-    if not is_counted.any():
+    reached, hits = self._evidence(outcome)
+    if not reached.any():
       return
-    verified = outcome.lengths[is_counted]
-    accepted = outcome.num_accepted[is_counted]
-    has_stopped = accepted < verified
-    num_tried = accepted + has_stopped
-    num_stops = np.count_nonzero(has_stopped)
+    stops = reached - hits
     elapsed = max(outcome.view.step - self._last_step, 1)
     self._last_step = outcome.view.step
     decay = _DECAY**elapsed
     weight = self._rate_hits + self._rate_stops
     kept = max(decay, min(_LEAST_WEIGHT / weight, 1.0))
-    self._rate_hits = self._rate_hits * kept + accepted.sum()
-    self._rate_stops = self._rate_stops * kept + num_stops
+    self._rate_hits = self._rate_hits * kept + hits.sum()
+    self._rate_stops = self._rate_stops * kept + stops.sum()
     # Before this step's outcome is part of them.
-    expected = np.cumsum(1 - self.conditional_acceptance())[num_tried - 1]
-    size = len(self._hits)
-    self._hits = self._hits * decay + _at_least(accepted, size)
-    self._reached = self._reached * decay + _at_least(num_tried, size)
-    self._observe_rows(outcome, is_counted, has_stopped, expected)
+    expected_stops = (1 - self.conditional_acceptance()) @ reached
+    self._hits = self._hits * decay + hits.sum(axis=1)
+    self._reached = self._reached * decay + reached.sum(axis=1)
+    self._observe_rows(
+      outcome.view, reached[0] > 0, stops.sum(axis=0), expected_stops
+    )
 
-  def _observe_rows(self, outcome, is_counted, has_stopped, expected) -> None:
-    slots = outcome.view.slots[is_counted]
-    request_ids = outcome.view.request_ids[is_counted]
-    kept = np.where(self._request_ids[slots] == request_ids, _DECAY, 0.0)
+  def _evidence(
+    self, outcome: policies.Outcome
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how likely tokens were reached, and accepted, both f64[K, B]."""
+    places = np.arange(len(self._hits))[:, None]
+    chances = (places < outcome.num_accepted).astype(float)
+    known = outcome.lengths
+    if outcome.drafts.confidences is not None:
+      expected = self._calibration(outcome.drafts.confidences)
+      chances = np.where(places < outcome.lengths, chances, expected)
+      known = outcome.drafts.lengths
+    if outcome.is_usable is not None:
+      known = known * outcome.is_usable
+    hits = chances.cumprod(axis=0)
+    reached = np.ones_like(hits)
+    reached[1:] = hits[:-1]
+    is_known = places < known
+    return reached * is_known, hits * is_known
+
+  def _observe_rows(self, view, is_counted, stops, expected_stops) -> None:
+    slots = view.slots[is_counted]
+    request_ids = view.request_ids[is_counted]
+    elapsed = np.maximum(view.step - self._request_steps[slots], 1)
+    is_same = self._request_ids[slots] == request_ids
+    kept = np.where(is_same, _DECAY**elapsed, 0.0)
     self._request_ids[slots] = request_ids
-    self._stops[slots] = self._stops[slots] * kept + has_stopped
-    self._expected_stops[slots] = self._expected_stops[slots] * kept + expected
+    self._request_steps[slots] = view.step
+    self._stops[slots] = self._stops[slots] * kept + stops[is_counted]
+    self._expected_stops[slots] *= kept
+    self._expected_stops[slots] += expected_stops[is_counted]
 
   def _make_room(self, view: policies.StepView) -> None:
     if len(self._hits) == view.buckets.max_length:
@@ -163,6 +191,7 @@ class ChainEstimator:
     self._reached = np.zeros(view.buckets.max_length)
     num_slots = view.buckets.max_rows
     self._request_ids = np.full(num_slots, -1)
+    self._request_steps = np.zeros(num_slots, np.int64)
     self._stops = np.zeros(num_slots)
     self._expected_stops = np.zeros(num_slots)
 
@@ -199,7 +228,9 @@ class TreeEstimator:
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
-    is_counted = _is_counted(outcome)
+    is_counted = outcome.lengths > 0
+    if outcome.is_usable is not None:
+      is_counted &= outcome.is_usable
     size = len(self._hits)
     tried = _at_least(outcome.lengths[is_counted], size)
     ranks = outcome.accepted_ranks[:, is_counted]
@@ -227,14 +258,6 @@ class TreeEstimator:
     levels = _PRIOR_RATE ** np.arange(1, len(lengths))
     self._tried = np.full(lengths[-1], _PRIOR_WEIGHT)
     self._hits = np.repeat(levels / sizes, sizes) * _PRIOR_WEIGHT
-
-
-def _is_counted(outcome: policies.Outcome) -> np.ndarray:
-  """Returns bool[B], the rows that tell something about acceptance."""
-  is_counted = outcome.lengths > 0
-  if outcome.is_usable is not None:
-    is_counted &= outcome.is_usable
-  return is_counted
 
 
 def _at_least(numbers: np.ndarray, size: int) -> np.ndarray:

@@ -6,12 +6,18 @@ from swiftspec_jax import errors, policies
 
 
 class FixedLength(policies.VerifyAll):
-  """Drafts `length` tokens for each row, whatever the load."""
+  """Drafts `length` tokens for each row, whatever the load.
 
-  def __init__(self, length: int):
+  Prompts that share a step come first, unless `drafts_first`. That is the
+  baseline of published comparisons: drafts take their room from prompts.
+  """
+
+  def __init__(self, length: int, *, drafts_first: bool = False):
     if length < 0:
       raise errors.UserError(f'length must be at least 0, got {length}')
     self._length = length
+    self._drafts_first = drafts_first
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    return policies.DraftPlan(lengths=np.minimum(view.limits, self._length))
+    lengths = np.minimum(view.limits, self._length)
+    return policies.DraftPlan(lengths=lengths, is_first=self._drafts_first)

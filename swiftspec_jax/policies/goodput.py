@@ -12,18 +12,17 @@ from swiftspec_jax.policies import allocation, search
 from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
 
 _HYSTERESIS = 1.02  # gain that is worth another length
-_PROBE_EVERY = 128  # steps without drafts
-_PROBE_SHARE = 16  # one of so many rows is probed
+_PROBE_EVERY = 128  # steps
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 
 
 class Goodput:
   """Chooses the length of every draft by predicted goodput.
 
-  While it does not speculate, a few rows are drafted for from time to time and
-  their drafts are verified, so that it notices when drafts become good. Where
-  drafts cost nothing, but may not be found, all rows are drafted for: what to
-  verify is chosen when it is known who has one.
+  From time to time rows of which nothing was verified get a short draft that
+  is, whether or not others are drafted for: so it notices when their drafts
+  become good. Where drafts cost nothing, but may not be found, all rows are
+  drafted for: what to verify is chosen when it is known who has one.
   """
 
   def __init__(
@@ -41,26 +40,30 @@ class Goodput:
       estimator: predicts the acceptance; by default that of chains.
       hysteresis: factor by which another longest draft has to be better than
         the one at hand, while the declared number of rows stays the same.
-      probe_every: steps without drafts before some rows are probed.
+      probe_every: steps between probes. Each is of the rows of which nothing
+        was verified since the one before, and of at most about one token a
+        row; where that is too little room, those that wait longest come first.
     """
     self._costs = costs
     self._estimator = estimator or ChainEstimator()
     self._hysteresis = hysteresis
     self._probe_every = probe_every
     self._last = (0, -1)  # declared rows, and index of the length
-    self._last_draft = 0  # step
+    self._last_probe = 0  # step
+    self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    gains = self._gains(view, view.limits)
+    limits = view.fitting(view.limits)
+    gains = self._gains(view, limits)
     coverage = self._estimator.coverage
-    lengths = _feasible(view)
+    lengths = view.buckets.length_array
     scores = search.score(
       view,
       gains,
       self._costs,
       lengths=lengths,
-      draft_steps=view.buckets.draft_step_array[: len(lengths)],
+      draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
     choice = self._choose(view, scores.goodput)
@@ -68,13 +71,15 @@ class Goodput:
     longest = lengths[choice]
     if coverage < 1 and self._is_free(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
-    planned = allocation.allocate(gains[:longest], num_tokens)
-    if planned.any():
-      self._last_draft = view.step
-    elif len(lengths) > 1 and self._is_due(view):
-      return self._probe(view, int(lengths[1]))
+    probes = self._probes(view, limits)
+    if probes is not None:
+      room = max(view.max_draft_tokens - int(probes.sum()), 0)
+      planned = allocation.allocate(gains[:longest], min(num_tokens, room))
+      return policies.DraftPlan(
+        lengths=np.maximum(planned, probes), is_probe=probes > 0
+      )
     return policies.DraftPlan(
-      lengths=planned,
+      lengths=allocation.allocate(gains[:longest], num_tokens),
       expected_tokens=float(scores.expected_tokens[choice]),
       expected_seconds=float(scores.expected_seconds[choice]),
     )
@@ -85,13 +90,32 @@ class Goodput:
     plan: policies.DraftPlan,
     drafts: policies.Drafts,
   ) -> np.ndarray:
+    chosen = self._chosen(view, plan, drafts)
+    if plan.is_probe is not None:
+      probes = np.minimum(drafts.lengths, _probe_length(view)) * plan.is_probe
+      chosen = np.maximum(chosen, probes)
+    return chosen
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    self._estimator.observe(outcome)
+    view = outcome.view
+    self._make_room(view)
+    self._last_verified[view.slots[outcome.lengths > 0]] = view.step
+
+  def _chosen(
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    drafts: policies.Drafts,
+  ) -> np.ndarray:
+    """Returns the best part of the drafts, i64[B]."""
     gains = self._estimator.gains_of(drafts)
     is_as_planned = (
       gains is None
       and np.array_equal(drafts.lengths, plan.lengths)
       and not self._is_free(view)
     )
-    if plan.is_probe or is_as_planned or not drafts.lengths.any():
+    if is_as_planned or not drafts.lengths.any():
       return drafts.lengths
     longest = int(drafts.lengths.max())
     if gains is None:
@@ -110,9 +134,6 @@ class Goodput:
     return allocation.allocate(
       gains[:longest], int(scores.num_tokens[best] + _ROUNDING)
     )
-
-  def observe(self, outcome: policies.Outcome) -> None:
-    self._estimator.observe(outcome)
 
   def _is_free(self, view: policies.StepView) -> bool:
     """Returns whether drafting takes no time, as with lookups."""
@@ -141,25 +162,33 @@ class Goodput:
     self._last = rows, best
     return best
 
-  def _is_due(self, view: policies.StepView) -> bool:
-    elapsed = view.step - self._last_draft
-    return elapsed >= self._probe_every and bool(view.limits.any())
+  def _probes(
+    self, view: policies.StepView, limits: np.ndarray
+  ) -> np.ndarray | None:
+    """Returns the least lengths i64[B] of a step that probes."""
+    elapsed = view.step - self._last_probe
+    if elapsed < self._probe_every or not limits.any():
+      return None
+    self._make_room(view)
+    last = self._last_verified[view.slots]
+    rows = np.flatnonzero((last <= self._last_probe) & (limits > 0))
+    self._last_probe = view.step
+    length = _probe_length(view)
+    count = -(-min(view.num_rows, view.max_draft_tokens) // length)
+    rows = rows[last[rows].argsort(kind='stable')[:count]]
+    if not len(rows):
+      return None
+    # Also where it finds no draft, it is the turn of others.
+    self._last_verified[view.slots[rows]] = view.step
+    probes = np.zeros(view.num_rows, np.int64)
+    probes[rows] = np.minimum(length, limits[rows])
+    return probes
 
-  def _probe(self, view: policies.StepView, length: int) -> policies.DraftPlan:
-    """Drafts for some rows, each time for others."""
-    self._last_draft = view.step
-    rows = np.flatnonzero(view.limits)
-    count = -(-len(rows) // _PROBE_SHARE)
-    start = view.step // self._probe_every * count
-    chosen = rows[(start + np.arange(count)) % len(rows)]
-    planned = np.zeros(view.num_rows, np.int64)
-    planned[chosen] = np.minimum(length, view.limits[chosen])
-    return policies.DraftPlan(lengths=planned, is_probe=True)
+  def _make_room(self, view: policies.StepView) -> None:
+    if len(self._last_verified) != view.buckets.max_rows:
+      self._last_verified = np.full(view.buckets.max_rows, -1)
 
 
-def _feasible(view: policies.StepView) -> np.ndarray:
-  """Returns the declared lengths i64[C] that fit into the memory."""
-  lengths = view.buckets.length_array
-  while not view.fits(np.minimum(view.limits, lengths[-1])):
-    lengths = lengths[:-1]
-  return lengths
+def _probe_length(view: policies.StepView) -> int:
+  """Returns the shortest declared draft."""
+  return view.buckets.lengths[1]

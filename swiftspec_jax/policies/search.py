@@ -71,8 +71,10 @@ def score(
     finds_drafts=lengths[:, None] > 0,
   )
   measure = _beside_prompts if view.num_prefill_tokens else _alone
+  # Rows that must not be drafted for are not asked.
+  num_asked = max(np.count_nonzero(gains[:1]), 1)
   num_tokens, gained, seconds, prompt_seconds = measure(
-    view, counts, sums, predict, coverage
+    view, counts, sums, predict, coverage, num_asked
   )
   expected = view.num_rows + coverage * gained
   goodput = expected / (seconds - prompt_seconds)
@@ -86,13 +88,13 @@ def score(
   )
 
 
-def _alone(view, counts, sums, predict, coverage):
+def _alone(view, counts, sums, predict, coverage, num_asked):
   """Returns tokens, gain and seconds of a step that is padded.
 
   With few rows it is often none that has a draft; the step is a plain one then.
   """
   declared = view.buckets.query_tokens
-  plain_share = (1 - coverage) ** view.num_rows  # of such steps
+  plain_share = (1 - coverage) ** num_asked  # of such steps
   # Of rows with a draft, in the other steps.
   share = coverage / (1 - plain_share)
   most = view.num_rows + share * counts[-1, -1]
@@ -112,7 +114,7 @@ def _alone(view, counts, sums, predict, coverage):
   return num_tokens, gained, seconds, 0.0
 
 
-def _beside_prompts(view, counts, sums, predict, coverage):
+def _beside_prompts(view, counts, sums, predict, coverage, num_asked):
   """Returns tokens, gain and seconds of a step that prompts share.
 
   Chunks of prompts take what room there is, so which declared size a few draft
@@ -120,6 +122,7 @@ def _beside_prompts(view, counts, sums, predict, coverage):
   drafts take from full steps, other steps have to feed. The time of the prompts
   themselves is no draft's doing; it is returned, too.
   """
+  del num_asked
   sizes = view.buckets.query_token_array
   at_sizes = predict(sizes).total
   fed = view.num_rows + view.num_prefill_tokens + coverage * counts

@@ -166,7 +166,8 @@ class Engine:
       return None
     start = time.perf_counter()
     self._seat()
-    plan, drafts = self._draft(view)
+    view, plan = policies.ask(self.policy, view)
+    drafts = self._draft(view, plan)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
@@ -184,18 +185,15 @@ class Engine:
     )
 
   def _draft(
-    self, view: policies.StepView
-  ) -> tuple[policies.DraftPlan, SlotDrafts]:
-    """Asks the policy, and drafts for the rows that it names."""
-    plan = self.policy.plan_draft(view)
-    # What cannot be verified is not drafted.
-    plan = dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
+    self, view: policies.StepView, plan: policies.DraftPlan
+  ) -> SlotDrafts:
+    """Drafts for the rows that the policy names."""
     if not plan.lengths.any():
       none = policies.Drafts(lengths=plan.lengths)
       token_ids, trees = self._target.no_drafts
-      return plan, SlotDrafts(drafts=none, token_ids=token_ids, trees=trees)
+      return SlotDrafts(drafts=none, token_ids=token_ids, trees=trees)
     self.scheduler.reserve(view, plan.lengths)
-    return plan, self.drafter.draft(view, plan.lengths, self._texts)
+    return self.drafter.draft(view, plan.lengths, self._texts)
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts

@@ -78,7 +78,7 @@ class LoadRecorder:
       seconds: that it took.
     """
     self.num_steps += 1
-    self.num_probes += policy_plan.is_probe
+    self.num_probes += policy_plan.is_probe is not None
     self.busy_seconds += seconds
     num_emitted = (num_accepted + 1)[step.is_sampled]
     request_ids = step.request_ids[step.is_sampled]

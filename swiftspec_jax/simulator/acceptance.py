@@ -53,7 +53,8 @@ class ChainAcceptance:
       mean = conditional_acceptance[requests, 0]
       certain = np.clip(mean, 1e-6, 1 - 1e-6) * sharpness
       self._confidences = generator.beta(certain, sharpness - certain)
-      limits = np.repeat(self._confidences[None], self._num_positions, axis=0)
+      ahead = np.arange(len(requests)) + np.arange(self._num_positions)[:, None]
+      limits = self._confidences.take(ahead, mode='clip')
     self._runs = _run_lengths(luck, limits)
 
   def draft(

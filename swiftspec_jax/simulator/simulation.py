@@ -129,9 +129,7 @@ def _run_step(
 ) -> float:
   """Runs a step from `time` on; returns its seconds."""
   num_output = recorder.num_output[view.request_ids]
-  plan = policy.plan_draft(view)
-  # What cannot be verified is not drafted.
-  plan = dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
+  view, plan = policies.ask(policy, view)
   drafts = acceptance.draft(view, num_output, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
