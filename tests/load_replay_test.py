@@ -15,7 +15,10 @@ from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 
-COSTS = serving_cases.EAGLE_8B.monotone()
+EAGLE = serving_cases.EAGLE_8B.monotone()
+COSTS = dataclasses.replace(
+  EAGLE, draft=dataclasses.replace(EAGLE.draft, intake=0.01)
+)
 NUM_REQUESTS = 12
 
 
@@ -59,12 +62,16 @@ def test_replay_is_the_simulation():
     always = ChainAcceptance(
       arrivals.output_tokens, np.ones((NUM_REQUESTS, longest)), seed=0
     )
-    simulated = simulate(arrivals, always, policy, config, COSTS)
+    simulated = simulate(
+      arrivals, always, policy, config, COSTS, drafts_by_model=True
+    )
     figures, expected = (
       recorder.summarize(LatencyTarget(ttft=1.0, tpot=0.05))
       for recorder in (real, simulated.recorder)
     )
     assert figures == expected
     assert len(records) > 20
+    num_chunks = sum(record.takes_in for record in records)
+    assert (num_chunks > 0) == isinstance(policy, FixedLength)
     means[policy] = figures['mean_e2e_latency']
   assert len(set(means.values())) == 2

@@ -46,7 +46,7 @@ def test_costs_and_load(model, tmp_path, mode):
   if 'measure again on an idle machine' in complaints:
     pytest.skip('other work on this machine disturbs the measurement')
   assert status == 0, complaints
-  for part in ('plain', 'target', 'draft', 'overhead'):
+  for part in ('plain', 'target', 'draft', 'intake', 'overhead'):
     assert f'\n{part} ' in output
   assert 'whole steps: predicted times are off by' in output
   load = (

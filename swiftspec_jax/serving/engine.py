@@ -43,7 +43,8 @@ class StepRecord:
   """What a step did.
 
   Attributes:
-    draft_plan: what the policy asked for.
+    draft_plan: what the policy asked for, late rows left out.
+    takes_in: the draft model took in a chunk of late tokens, as `Intake` says.
     step: what was run.
     num_accepted: i64[R] draft tokens that are part of the outputs.
     ended: i64[F] requests whose output is complete.
@@ -52,6 +53,7 @@ class StepRecord:
   """
 
   draft_plan: policies.DraftPlan
+  takes_in: bool
   step: StepPlan
   num_accepted: np.ndarray
   ended: np.ndarray
@@ -166,8 +168,12 @@ class Engine:
       return None
     start = time.perf_counter()
     self._seat()
+    num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
+    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
     view, plan = policies.ask(self.policy, view)
     drafts = self._draft(view, plan)
+    if drafts.is_late is not None:
+      plan = plan.without(drafts.is_late)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
@@ -177,6 +183,7 @@ class Engine:
     self._observe(view, plan, step, drafts, packed, end - start)
     return StepRecord(
       draft_plan=plan,
+      takes_in=drafts.takes_in,
       step=step,
       num_accepted=accepted,
       ended=ended,
@@ -189,9 +196,7 @@ class Engine:
   ) -> SlotDrafts:
     """Drafts for the rows that the policy names."""
     if not plan.lengths.any():
-      none = policies.Drafts(lengths=plan.lengths)
-      token_ids, trees = self._target.no_drafts
-      return SlotDrafts(drafts=none, token_ids=token_ids, trees=trees)
+      return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
     return self.drafter.draft(view, plan.lengths, self._texts)
 
