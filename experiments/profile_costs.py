@@ -5,9 +5,10 @@ r"""Measures how long the steps of an engine take.
 
 Runs the engine's own compiled programs, in turn and several times: plain
 steps, steps of all declared sizes and contexts, drafts of all lengths, chunks
-that a draft model takes in of late texts, and the whole engine with made-up requests, from which come the parts of the host. The
-times, fitted, go to a file that `serve_load` and `simulate_load` take. It
-holds for these models, devices and sizes only.
+of prompts that a draft model takes in, and the whole engine with made-up
+requests, from which come the parts of the host. The times, fitted, go to a file
+that `serve_load` and `simulate_load` take. It holds for these models, devices
+and sizes only.
 """
 
 import dataclasses

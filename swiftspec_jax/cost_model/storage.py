@@ -58,8 +58,8 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
     ) from error
   if costs.parts['draft'].seconds.any() and not costs.drafts_by_model:
     logging.warning(
-      '%s does not say how long a draft model takes for prompts: that counts as '
-      'no time; measure again',
+      '%s does not say how long a draft model takes for prompts; that counts '
+      'as no time until you measure again',
       path,
     )
   if expected is not None:
