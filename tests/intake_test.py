@@ -11,7 +11,6 @@ from decoding_cases import run
 import swiftspec_jax as ss
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.intake import Intake
 
@@ -61,26 +60,18 @@ def test_another_request_in_the_slot_misses_everything():
 
 
 def test_rows_share_the_first_forward():
-  """Four rows that miss two tokens each would be 12 of 10 in it."""
-  intake = Intake(BUCKETS)
-  step(intake, [3, 3, 3, 3], [2, 2, 2, 2])
-  num_late, chunks, is_ready = step(intake, [6, 6, 6, 6], [2] * 4)
-  assert (num_late, chunks, is_ready) == (2, [0, 0, 0, 2], [True] * 4)
-
-
-def engine_of(draft, policy):
-  sizes = engine_cases.make_sizes(
-    query_tokens=(8,),
-    drafts=engine_cases.TREES
-    if isinstance(draft, TreeDraft)
-    else {**engine_cases.CHAINS, 'rows': (4,)},
-  )
-  return Engine(engine_cases.TARGET, draft, sizes=sizes, policy=policy)
+  """With the last known tokens, four rows would have 12 tokens of 10 in it."""
+  found = step(Intake(BUCKETS), [2] * 4, [2] * 4)
+  assert found == (2, [0, 0, 0, 2], [True] * 4)
 
 
 def test_a_prompt_delays_no_other_row():
   """A long prompt is taken in while the row beside it is drafted for."""
-  engine = engine_of(engine_cases.TARGET, FixedLength(1))
+  target = engine_cases.TARGET
+  sizes = engine_cases.make_sizes(
+    query_tokens=(8,), drafts={**engine_cases.CHAINS, 'rows': (4,)}
+  )
+  engine = Engine(target, target, sizes=sizes, policy=FixedLength(1))
   requests = [
     ss.Request(
       token_ids=tuple(range(size)),
@@ -92,14 +83,16 @@ def test_a_prompt_delays_no_other_row():
   records = []
   while (record := engine.step()) is not None:
     records.append(record)
-  decoder = ss.Decoder(engine_cases.TARGET, batch_size=2)
+  decoder = ss.Decoder(target, batch_size=2)
   for handle, plain in zip(handles, run(decoder, requests), strict=True):
     assert handle.result().token_ids == plain.token_ids
-  # 60 tokens in chunks of 8.
+  # The prompt of 60, and a token of output for each chunk of 8.
   chunks = [record for record in records if record.takes_in]
-  assert len(chunks) == 8
-  short, long = (handle.result().stats for handle in handles)
-  assert short.num_accepted > 10 < long.num_accepted
+  assert len(chunks) == 9
+  # Meanwhile there are drafts for the other row alone.
+  for record in chunks[:-1]:
+    assert record.draft_plan.lengths.tolist() == [1, 0]
+  assert chunks[-1].draft_plan.lengths.tolist() == [1, 1]
 
 
 def test_goodput_waits_for_a_text_that_is_worth_it():
