@@ -298,13 +298,13 @@ def test_tokens_that_were_left_out_count(threshold, power):
     estimator.observe(
       cases.make_outcome(view, lengths, accepted, drafts=drafts)
     )
-  assert estimator.acceptance_rate == pytest.approx(0.6, rel=0.03)
+  assert estimator.acceptance_rate == pytest.approx(0.6, rel=0.05)
   np.testing.assert_allclose(
     pooled(estimator)[:3], 0.6 ** np.arange(1, 4), atol=0.02
   )
   # No request is better than another.
   own = estimator.gains(view)[0]
-  assert own.mean() == pytest.approx(0.6, rel=0.04)
+  assert own.mean() == pytest.approx(0.6, rel=0.05)
 
 
 def test_confidence_is_calibrated():

@@ -69,7 +69,7 @@ def test_a_prompt_delays_no_other_row():
   """A long prompt is taken in while the row beside it is drafted for."""
   target = engine_cases.TARGET
   sizes = engine_cases.make_sizes(
-    query_tokens=(8,), drafts={**engine_cases.CHAINS, 'rows': (4,)}
+    query_tokens=(16,), drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
   engine = Engine(target, target, sizes=sizes, policy=FixedLength(1))
   requests = [
@@ -86,9 +86,9 @@ def test_a_prompt_delays_no_other_row():
   decoder = ss.Decoder(target, batch_size=2)
   for handle, plain in zip(handles, run(decoder, requests), strict=True):
     assert handle.result().token_ids == plain.token_ids
-  # The prompt of 60, and a token of output for each chunk of 8.
+  # The prompt of 60, and a token of output for each chunk of 16.
   chunks = [record for record in records if record.takes_in]
-  assert len(chunks) == 9
+  assert len(chunks) == 4
   # Meanwhile there are drafts for the other row alone.
   for record in chunks[:-1]:
     assert record.draft_plan.lengths.tolist() == [1, 0]

@@ -209,12 +209,12 @@ def test_whole_steps_of_a_drawn_chain_follow_the_target_law():
     lambda x: jnp.repeat(jnp.asarray(x), num_rows, axis=0),
     sampling_lib.make_state([params], size),
   )
-  one = jnp.ones(num_rows, jnp.int32)
+  ones = np.ones(num_rows, np.int32)
   # The prompt is token 0. The models have no layers, so nothing is cached.
   state = rows.state.replace(
-    lengths=one,
-    prompt_lengths=one,
-    max_lengths=one + length,
+    lengths=jnp.array(ones),
+    prompt_lengths=jnp.array(ones),
+    max_lengths=jnp.array(ones + length),
     sampling=state.replace(seeds=jnp.arange(num_rows, dtype=jnp.uint32)),
   )
   for _ in range(length):

@@ -149,9 +149,7 @@ class ChainEstimator:
     expected_stops = (1 - self.conditional_acceptance()) @ reached
     self._hits = self._hits * decay + hits.sum(axis=1)
     self._reached = self._reached * decay + reached.sum(axis=1)
-    self._observe_rows(
-      outcome.view, reached[0] > 0, stops.sum(axis=0), expected_stops
-    )
+    self._observe_rows(outcome.view, reached, hits, expected_stops)
 
   def _evidence(
     self, outcome: policies.Outcome
@@ -172,17 +170,20 @@ class ChainEstimator:
     is_known = places < known
     return reached * is_known, hits * is_known
 
-  def _observe_rows(self, view, is_counted, stops, expected_stops) -> None:
-    slots = view.slots[is_counted]
-    request_ids = view.request_ids[is_counted]
-    elapsed = np.maximum(view.step - self._request_steps[slots], 1)
-    is_same = self._request_ids[slots] == request_ids
-    kept = np.where(is_same, _DECAY**elapsed, 0.0)
+  def _observe_rows(self, view, reached, hits, expected_stops) -> None:
+    rows = np.flatnonzero(reached[0])
+    slots, request_ids = view.slots[rows], view.request_ids[rows]
+    stops = (reached - hits).sum(axis=0)
+    # After a pause a success makes what was known before old: the request may
+    # have changed. A failure only confirms it.
+    paused = np.maximum(view.step - self._request_steps[slots] - 1, 0)
+    kept = _DECAY ** (1 + paused * hits[0, rows])
+    kept[self._request_ids[slots] != request_ids] = 0
     self._request_ids[slots] = request_ids
     self._request_steps[slots] = view.step
-    self._stops[slots] = self._stops[slots] * kept + stops[is_counted]
+    self._stops[slots] = self._stops[slots] * kept + stops[rows]
     self._expected_stops[slots] *= kept
-    self._expected_stops[slots] += expected_stops[is_counted]
+    self._expected_stops[slots] += expected_stops[rows]
 
   def _make_room(self, view: policies.StepView) -> None:
     if len(self._hits) == view.buckets.max_length:
