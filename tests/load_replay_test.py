@@ -24,15 +24,11 @@ from swiftspec_jax.serving.forced_draft import ForcedDraft
 from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 
-<<<<<<< HEAD
 EAGLE = serving_cases.EAGLE_8B.monotone()
 COSTS = dataclasses.replace(
   EAGLE, draft=dataclasses.replace(EAGLE.draft, intake=0.01)
 )
-=======
-COSTS = serving_cases.EAGLE_8B.monotone()
 TARGET = LatencyTarget(ttft=1.0, tpot=0.05)
->>>>>>> policies
 NUM_REQUESTS = 12
 
 
