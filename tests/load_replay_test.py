@@ -163,7 +163,8 @@ def profile(buckets):
 
 def test_the_simulator_ranks_policies_as_the_engine_does():
   """Item 44: with costs and acceptance that were measured."""
-  sizes = engine_cases.make_sizes(query_tokens=(4, 8, 16))
+  drafts = {'rows': (4,), 'lengths': (0, 1, 2, 3)}
+  sizes = engine_cases.make_sizes(query_tokens=(4, 16), drafts=drafts)
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
   engine = Engine(
     engine_cases.TARGET,
@@ -207,18 +208,27 @@ def test_the_simulator_ranks_policies_as_the_engine_does():
   # A step takes what was predicted, but for the noise of both.
   assert np.mean(step_errors) < 0.1
   sentence = load_simulation.compare(real, virtual)
-  print(sentence, np.mean(step_errors), acceptance)
-  for row in real:
-    print(
-      row['policy'],
-      row['request_rate'],
-      row['mean_e2e_latency'],
-      row['num_steps'],
-      row['num_probes'],
-    )
   ratio, alike, pairs = re.fullmatch(
     r'.*: ([\d.]+) \(median.*; (\d+) of (\d+) pairs .*', sentence
   ).groups()
   assert float(ratio) == pytest.approx(1, abs=0.1)
-  assert alike == pairs
+  assert alike == pairs, sentence
   assert int(pairs) >= 8
+  # It would be noticed.
+  latency = 'mean_e2e_latency'
+  opposite = [row | {latency: 1 / row[latency]} for row in virtual]
+  assert f'; 0 of {pairs} pairs' in load_simulation.compare(real, opposite)
+
+
+def test_measured_acceptance():
+  """Of the policy that verified most; the share of rows with a draft."""
+  figures = {
+    'mean_num_speculative_tokens': 1.5,
+    'acceptance_rate_per_position': [0.8, 0.4, None],
+    'chosen_lengths': [25, 0, 75, 0],
+  }
+  acceptance, coverage = load_simulation.measured_acceptance(
+    [{'mean_num_speculative_tokens': 0.0}, figures]
+  )
+  assert acceptance.tolist() == [0.8, 0.5, 0.0]
+  assert coverage == 0.75
