@@ -48,11 +48,7 @@ class RealTime:
 
 
 class VirtualTime:
-  """Steps take what costs say of them, as in the simulator.
-
-  What a new request costs a draft model, which takes in its prompt, is in no
-  cost model and takes no time here.
-  """
+  """Steps take what costs say of them, as in the simulator."""
 
   def __init__(self, costs: cost_model.CostModel, buckets: StepBuckets):
     """Begins at 0; `buckets` are those of the engine."""
@@ -67,7 +63,11 @@ class VirtualTime:
   def time_step(self, record: StepRecord) -> tuple[float, float]:
     """See `Clock`."""
     seconds = simulator.step_seconds(
-      self._costs, self._buckets, record.draft_plan, record.step
+      self._costs,
+      self._buckets,
+      record.draft_plan,
+      record.step,
+      takes_in=record.takes_in,
     )
     self._now += seconds
     return self._now, seconds

@@ -20,7 +20,11 @@ _LEAST_DIFFERENCE = 0.03
 def step_error(costs: MeasuredCosts, record: StepRecord) -> float:
   """Returns by which share of its time a whole step was predicted wrongly."""
   predicted = simulator.step_seconds(
-    costs, costs.key.buckets, record.draft_plan, record.step
+    costs,
+    costs.key.buckets,
+    record.draft_plan,
+    record.step,
+    takes_in=record.takes_in,
   )
   return abs(predicted / record.seconds - 1)
 
@@ -72,7 +76,14 @@ def simulate(
     seed,
     coverage=coverage,
   )
-  found = simulator.simulate(arrivals, drawn, policy, config, costs)
+  found = simulator.simulate(
+    arrivals,
+    drawn,
+    policy,
+    config,
+    costs,
+    drafts_by_model=costs.drafts_by_model,
+  )
   return found.recorder.summarize(load_flags.latency_target())
 
 

@@ -4,10 +4,11 @@ r"""Measures how long the steps of an engine take.
     --output=costs.json
 
 Runs the engine's own compiled programs, in turn and several times: plain
-steps, steps of all declared sizes and contexts, drafts of all lengths, and the
-whole engine with made-up requests, from which come the parts of the host. The
-times, fitted, go to a file that `serve_load` and `simulate_load` take. It
-holds for these models, devices and sizes only.
+steps, steps of all declared sizes and contexts, drafts of all lengths, chunks
+of prompts that a draft model takes in, and the whole engine with made-up
+requests, from which come the parts of the host. The times, fitted, go to a file
+that `serve_load` and `simulate_load` take. It holds for these models, devices
+and sizes only.
 """
 
 import dataclasses
@@ -62,7 +63,11 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
   engine, target = engine_flags.make_engine(declared)
   engine.warm_up(show_progress=True)
-  trials = [*_target_trials(engine, declared), *_draft_trials(engine, declared)]
+  trials = [
+    *_target_trials(engine, declared),
+    *_draft_trials(engine, declared),
+    *_intake_trials(engine, declared),
+  ]
   found: list[list[Measurement]] = [[] for _ in trials]
   records: list[StepRecord] = []
   with tqdm.tqdm(
@@ -167,6 +172,27 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
+def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+  """Returns trials of a chunk that a draft model takes in."""
+  if isinstance(engine.drafter, HostDrafter):
+    return []
+  buckets = declared.scheduler.buckets
+  trials = []
+  for rows, context in itertools.product(buckets.rows, declared.contexts):
+    known = declared.range_of(context)[1]
+
+    def trial(rows=rows, known=known):
+      return Measurement(
+        part='intake',
+        num_rows=rows,
+        kv_tokens=rows * known,
+        seconds=_seconds(lambda: engine.drafter.trial_intake(rows, known)),
+      )
+
+    trials.append(trial)
+  return trials
+
+
 def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
   """Returns what steps of made-up requests took, with and without drafts."""
   buckets = declared.scheduler.buckets
@@ -249,7 +275,7 @@ def _rest(
     longest = int(record.draft_plan.lengths.max(initial=0))
     num_steps = declared.scheduler.buckets.steps_of(longest)
     draft = 'draft', step.padded_rows, 0, num_steps
-    if place in forwards:
+    if place in forwards and not record.takes_in:
       rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
   return float(np.percentile(rests, 25))
 

@@ -6,7 +6,9 @@ r"""Latency of policies under load, on the devices at hand.
 
 Requests arrive in real time, whether or not the engine keeps up; with
 --virtual_time in the time that --costs predict. The prompts are those of a
-file, in turn; only the numbers of output tokens are drawn.
+file, in turn; only the numbers of output tokens are drawn. Every run begins
+with a drafter that has seen no request, except in mode forced. Within a run
+prompts repeat if there are more requests than prompts: num_repeated_prompts.
 The directory gets rows.jsonl (a line for each policy, rate and seed, with the
 columns of simulate_load), provenance.json, latency.png and lengths.png. With
 --costs the simulator then serves the same requests: simulated.jsonl. Ctrl-C
@@ -91,11 +93,22 @@ def main() -> None:
     load_output.report(
       rows, directory, title, {**settings, **engine_flags.to_json()}
     )
+    print(_repetition(rows))
     if policies.costs is not None and not engine_flags.is_tree():
       _simulate(engine, policies, encoded, rows, directory)
     print(f'written to {directory}')
   if interruption is not None:
     raise interruption
+
+
+def _repetition(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns a sentence on prompts that come more than once in a run."""
+  num_repeated = sum(row['num_repeated_prompts'] for row in rows)
+  num_requests = sum(row['num_requests'] for row in rows)
+  return (
+    f'{num_repeated} of {num_requests} requests have a prompt that came before '
+    'in their run'
+  )
 
 
 def _write_down(engine: Engine, encoded: Sequence[tuple[int, ...]]) -> None:
@@ -121,6 +134,8 @@ def _serve(
 
   def run(name, arrivals, requests):
     engine.policy = policies.make(name)
+    if engine_flags.mode() != shared_flags.ENGINE_FORCED:
+      engine.drafter.reset()
     before = engine.scheduler.num_preemptions
     records: list[StepRecord] = []
     clock: load_replay.Clock = load_replay.RealTime()
@@ -131,7 +146,11 @@ def _serve(
       engine, arrivals, requests, clock, records.append
     )
     count = engine.scheduler.num_preemptions - before
-    more: dict[str, Any] = {'num_preemptions': count}
+    num_prompts = len({request.token_ids for request in requests})
+    more: dict[str, Any] = {
+      'num_preemptions': count,
+      'num_repeated_prompts': len(requests) - num_prompts,
+    }
     if policies.costs is not None:
       more['step_time_error'] = statistics.median(
         load_simulation.step_error(policies.costs, record) for record in records

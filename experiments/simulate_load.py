@@ -203,7 +203,14 @@ def _simulate(
   def run(name, arrivals, acceptance):
     policy = policy_names.make(name, costs, config.buckets, table)
     start = time.perf_counter()
-    simulation = simulator.simulate(arrivals, acceptance, policy, config, costs)
+    simulation = simulator.simulate(
+      arrivals,
+      acceptance,
+      policy,
+      config,
+      costs,
+      drafts_by_model=costs.drafts_by_model,
+    )
     elapsed = time.perf_counter() - start
     return simulation.recorder, {
       'num_preemptions': simulation.num_preemptions,

@@ -43,6 +43,7 @@ def measurements(noise=0.0):
     for kv in CONTEXTS:
       sizes = {'num_rows': rows, 'kv_tokens': kv}
       add(0.02 + 0.001 * rows + 1e-6 * kv, part='plain', **sizes)
+      add(0.005 + 1e-7 * kv, part='intake', **sizes)
       for tokens in BUCKETS.query_tokens:
         if tokens >= rows:
           add(
@@ -74,6 +75,19 @@ def test_parts_of_a_step():
   # A step with prompts is none of the plain ones.
   beside = costs.predict(4, 16, 1000, 0)
   assert beside.total == pytest.approx(target_seconds(4, 16, 1000))
+
+
+def test_what_a_draft_model_takes_in():
+  costs = measured.fit(KEY, measurements())
+  step = costs.predict(4, 16, 1000, 3, takes_in=True)
+  assert step.intake == pytest.approx(0.0051)
+  without = costs.predict(4, 16, 1000, 3)
+  assert step.total == pytest.approx(without.total + 0.0051)
+  # One step takes a chunk in, the other does not.
+  takes_in = np.array([[False], [True]])
+  steps = costs.predict(4, np.array([8, 16]), 1000, 3, takes_in=takes_in)
+  np.testing.assert_allclose(steps.intake, [[0.0], [0.0051]])
+  assert steps.total.shape == (2, 2)
 
 
 def test_points_between():
@@ -188,6 +202,17 @@ def test_saved_costs(tmp_path):
   np.testing.assert_array_equal(
     loaded.predict(*arguments).total, costs.predict(*arguments).total
   )
+
+
+def test_costs_of_before_the_intake_was_measured(tmp_path, caplog):
+  """They are taken as they are, and it is said what they lack."""
+  old = [m for m in measurements() if m.part != 'intake']
+  path = tmp_path / 'costs.json'
+  storage.save(path, measured.fit(KEY, old))
+  loaded = storage.load(path, KEY)
+  assert loaded.predict(4, 16, 1000, 3, takes_in=True).intake == 0
+  assert not loaded.drafts_by_model
+  assert 'how long a draft model takes for prompts' in caplog.text
 
 
 @pytest.mark.parametrize(

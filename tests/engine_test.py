@@ -31,9 +31,10 @@ from engine_cases import (
 )
 
 import swiftspec_jax as ss
+from kernels_pallas import dispatch
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving import background
+from swiftspec_jax.serving import background, choices
 from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import Engine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
@@ -101,7 +102,20 @@ def check_load(draft, count, seed=0):
         top, expected.top_logprobs[: len(tokens)], atol=1e-4
       )
   assert cancelled
+  check_evidence(engine, requests, is_lookup=draft in ('lookup', 'suffixes'))
   return engine
+
+
+def check_evidence(engine, requests, is_lookup):
+  """The policy hears which rows tell how good the drafter is."""
+  for outcome in engine.policy.outcomes:
+    for i, found in zip(
+      outcome.view.request_ids.tolist(), outcome.is_usable, strict=True
+    ):
+      sampling = requests[i].sampling
+      is_adjusted = sampling.banned_token_ids or sampling.forced_token_ids
+      is_cut = sampling.top_k > 0 and not is_lookup
+      assert found == (not is_adjusted and not is_cut)
 
 
 @pytest.mark.parametrize('draft', DRAFTS)
@@ -376,3 +390,46 @@ def test_tensor_parallel(is_tree):
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids
+
+
+def test_kernels_that_an_engine_does_not_have_are_refused():
+  config = dataclasses.replace(TARGET.config, kernels='pallas_tpu')
+  insisting = dataclasses.replace(TARGET, config=config, name='insisting')
+  message = "cannot run insisting with kernels='pallas_tpu': pallas_tpu of tree"
+  with pytest.raises(errors.UserError, match=message):
+    Engine(insisting, sizes=make_sizes())
+  with pytest.raises(errors.UserError, match=message):
+    make_engine(insisting)
+  # Trees grow in a dense cache, which kernels read.
+  make_engine(TreeDraft(model=insisting))
+  chosen = {
+    (choice.kernel, choice.implementation)
+    for choice in dispatch.choices()
+    if choice.shape == 'target on a paged cache'
+  }
+  kernels = 'tree_attention', 'swiglu', 'matmul_all_reduce'
+  assert chosen == {(kernel, 'reference') for kernel in kernels}
+
+
+def test_requests_that_tell_how_good_a_drafter_is():
+  """A draft model does not know that a law was cut; a lookup knows no law."""
+  slots = choices.SlotSampling(6, vocab_size=8, put=lambda x: x)
+  for slot, options in enumerate(
+    (
+      {'logprobs': True},
+      {'temperature': 1.0},
+      {'temperature': 1.0, 'top_k': 2},
+      {'temperature': 1.0, 'top_p': 0.9},
+      {'temperature': 1.0, 'min_p': 0.1},
+      {'banned_token_ids': (1,)},
+    )
+  ):
+    slots.set(slot, ss.SamplingParams(**options))
+  everyone = np.arange(6)
+  by_model = slots.is_usable(everyone, for_model=True)
+  assert by_model.tolist() == [True, True, False, False, False, False]
+  by_lookup = slots.is_usable(everyone, for_model=False)
+  assert by_lookup.tolist() == [True, True, True, True, True, False]
+  # A request that comes to the slot is another one.
+  slots.set(5, ss.SamplingParams())
+  assert slots.is_usable(everyone, for_model=True)[5]

@@ -24,7 +24,10 @@ from swiftspec_jax.serving.forced_draft import ForcedDraft
 from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 
-COSTS = serving_cases.EAGLE_8B.monotone()
+EAGLE = serving_cases.EAGLE_8B.monotone()
+COSTS = dataclasses.replace(
+  EAGLE, draft=dataclasses.replace(EAGLE.draft, intake=0.01)
+)
 TARGET = LatencyTarget(ttft=1.0, tpot=0.05)
 NUM_REQUESTS = 12
 
@@ -78,12 +81,16 @@ def test_replay_is_the_simulation():
     always = ChainAcceptance(
       arrivals.output_tokens, np.ones((NUM_REQUESTS, longest)), seed=0
     )
-    simulated = simulate(arrivals, always, policy, config, COSTS)
+    simulated = simulate(
+      arrivals, always, policy, config, COSTS, drafts_by_model=True
+    )
     figures, expected = (
       recorder.summarize(TARGET) for recorder in (real, simulated.recorder)
     )
     assert figures == expected
     assert len(records) > 20
+    num_chunks = sum(record.takes_in for record in records)
+    assert (num_chunks > 0) == isinstance(policy, FixedLength)
     means[policy] = figures['mean_e2e_latency']
   assert len(set(means.values())) == 3
 

@@ -4,14 +4,19 @@ import itertools
 import json
 import signal
 
+import engine_cases
 import programs
 import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import load_report
+from experiments import cost_flags, load_report, serve_load
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import Measurement
 from swiftspec_jax.serving.step_buckets import StepBuckets
+
+absl_flags.FLAGS.mark_as_parsed()
 
 SIZES = (
   '--rows=1,2',
@@ -51,7 +56,7 @@ def test_costs(model, tmp_path, mode):
   if status:
     assert 'measure again on an idle machine' in complaints
     return
-  for part in ('plain', 'target', 'draft', 'overhead'):
+  for part in ('plain', 'target', 'draft', 'intake', 'overhead'):
     assert f'\n{part} ' in output
   assert 'whole steps: predicted times are off by' in output
   assert storage.load(costs).key.buckets.rows == (1, 2)
@@ -169,6 +174,28 @@ def test_forced_acceptance(model, tmp_path):
   none, fixed = map(json.loads, lines)
   assert none['acceptance_length'] == 1
   assert fixed['acceptance_rate_per_position'] == [1, 1]
+
+
+def test_runs_learn_nothing_from_each_other(tmp_path):
+  """The second run of a policy finds no outputs of the first."""
+  engine = engine_cases.make_engine(engine_cases.DRAFTS['suffixes'])
+  sizes = engine_cases.make_sizes()
+  policies = cost_flags.Policies(engine, engine_cases.TARGET, sizes)
+  prompts = [(i, i + 1, i) for i in range(3)]
+  rows = []
+  with flagsaver.flagsaver(
+    mode='suffix_lookup',
+    policies=['fixed_2', 'fixed_2'],
+    num_requests=5,
+    output_tokens=16,
+    length_spread=0.0,
+  ):
+    # All requests come at once.
+    serve_load._serve(engine, policies, prompts, [1e6], rows, tmp_path)
+  first, second = (row['acceptance_length'] for row in rows)
+  assert first == second
+  assert [row['num_repeated_prompts'] for row in rows] == [2, 2]
+  assert serve_load._repetition(rows).startswith('4 of 10 requests')
 
 
 def test_interrupted(model, tmp_path):

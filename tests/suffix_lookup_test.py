@@ -68,6 +68,14 @@ def test_other_requests_help_and_are_forgotten_in_turn():
   assert draft(drafter, [9, 2], request_id=4)[0] == [3]
 
 
+def test_reset_forgets_other_requests():
+  drafter = SuffixDrafter(SuffixLookup())
+  draft(drafter, [1, 2, 3, 4, 5, 6], request_id=1)
+  drafter.forget(1)
+  drafter.reset()
+  assert draft(drafter, [9, 2, 3], request_id=2)[0] == []
+
+
 @settings(max_examples=60, deadline=None)
 @given(TEXTS)
 def test_drafts_are_those_of_a_search(texts):

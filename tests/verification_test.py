@@ -1,14 +1,20 @@
 """Chain verification: hand tables, padded twins, and the output law."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding_test import markov_table
 from jax.experimental.pallas import tpu as pltpu
 
 from swiftspec_jax import sampling as sampling_lib
-from swiftspec_jax import types, verification
+from swiftspec_jax import spec_step, testing, types, verification
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.drafting.draft_model import DraftModel
+from swiftspec_jax.pipelines.target_rows import TargetRows
 
 VOCAB = 5
 END = types.PLACEHOLDER_TOKEN_ID
@@ -184,3 +190,57 @@ def test_kernels_decide_as_the_reference():
     got = verification.verify(*arguments, kernels='pallas_tpu')
   assert set(want.num_accepted.tolist()) == {0, 1, 2}
   jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_whole_steps_of_a_drawn_chain_follow_the_target_law():
+  """All sequences of three tokens, over 20,000 rows of one batch."""
+  num_rows, size, length = 20_000, 3, 3
+  tables = markov_table(size, seed=0), markov_table(size, seed=5)
+  target, draft = map(testing.table_model, tables)
+  drafter = DraftModel(
+    config=draft.config, dtype_name='float32', num_speculative_tokens=2
+  )
+  rows = TargetRows(
+    target, drafter, draft.params, batch_size=num_rows, num_query_tokens=3
+  )
+  params = SamplingParams(temperature=1.0)
+  rows.prepare(length + 1, [params])
+  state = jax.tree.map(
+    lambda x: jnp.repeat(jnp.asarray(x), num_rows, axis=0),
+    sampling_lib.make_state([params], size),
+  )
+  ones = np.ones(num_rows, np.int32)
+  # The prompt is token 0. The models have no layers, so nothing is cached.
+  state = rows.state.replace(
+    lengths=jnp.array(ones),
+    prompt_lengths=jnp.array(ones),
+    max_lengths=jnp.array(ones + length),
+    sampling=state.replace(seeds=jnp.arange(num_rows, dtype=jnp.uint32)),
+  )
+  for _ in range(length):
+    state, _ = spec_step.decode_step(
+      target.params,
+      draft.params,
+      state,
+      config=target.config,
+      drafter=drafter,
+    )
+  assert (np.asarray(state.lengths) == length + 1).all()
+  outputs = np.asarray(state.token_ids[:, 1 : length + 1])
+  counts = np.bincount(outputs @ [9, 3, 1], minlength=size**length)
+
+  def law_of(table):
+    sequences = itertools.product(range(size), repeat=length)
+    return np.array(
+      [
+        math.prod(table[a, b] for a, b in itertools.pairwise((0, *tokens)))
+        for tokens in sequences
+      ]
+    )
+
+  statistic, bound = chi_square(counts, law_of(tables[0]))
+  assert statistic < bound
+  # The test would notice a share of drafts that is let through.
+  mixed = 0.9 * law_of(tables[0]) + 0.1 * law_of(tables[1])
+  statistic, bound = chi_square(counts, mixed)
+  assert statistic > bound

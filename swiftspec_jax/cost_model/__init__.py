@@ -1,8 +1,8 @@
 """How long a step takes, before it is run.
 
-The parts of a step: the draft's forwards, the target's forward, and what the
-host and the verification add. Sizes are those of the compiled buckets, so
-padding is paid for.
+The parts of a step: the draft's forwards, what it takes in before them, the
+target's forward, and what the host and the verification add. Sizes are those of
+the compiled buckets, so padding is paid for.
 """
 
 import dataclasses
@@ -21,11 +21,12 @@ class StepSeconds:
   draft: Numbers
   target: Numbers
   overhead: Numbers
+  intake: Numbers = 0.0
 
   @property
   def total(self) -> Numbers:
     """Seconds of the step."""
-    return self.draft + self.target + self.overhead
+    return self.draft + self.target + self.overhead + self.intake
 
 
 class CostModel(Protocol):
@@ -39,6 +40,7 @@ class CostModel(Protocol):
     num_draft_steps: Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
+    takes_in: bool | np.ndarray = False,
   ) -> StepSeconds:
     """Returns the seconds of steps; tokens and forwards broadcast.
 
@@ -49,4 +51,6 @@ class CostModel(Protocol):
       num_draft_steps: forwards of the draft, 0 for plain decoding.
       finds_drafts: whether drafting, where there is any, gives drafts to
         verify: a lookup may find none. Broadcasts with the forwards.
+      takes_in: whether a draft model takes in a chunk of late tokens before
+        (`serving.intake`). Broadcasts likewise.
     """

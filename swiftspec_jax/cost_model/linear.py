@@ -40,6 +40,7 @@ class DraftCoefficients:
     steps: for each forward.
     fixed: for each draft.
     target_share: of the target's time, for drafters that are no model.
+    intake: for a chunk of late tokens.
   """
 
   kv: float = 0.0
@@ -47,6 +48,7 @@ class DraftCoefficients:
   steps: float = 0.0
   fixed: float = 0.0
   target_share: float = 0.0
+  intake: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,11 @@ class LinearCosts:
   draft: DraftCoefficients
   overhead_share: float = 0.0
 
+  @property
+  def drafts_by_model(self) -> bool:
+    """Whether a draft model has to take in texts, and what that costs."""
+    return self.draft.intake > 0
+
   def predict(
     self,
     num_rows: int,
@@ -71,6 +78,7 @@ class LinearCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
+    takes_in: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     target, draft = self.target, self.draft
     is_speculative = np.greater(num_draft_steps, 0)
@@ -88,6 +96,7 @@ class LinearCosts:
       draft=is_speculative * drafting,
       target=forward,
       overhead=self.overhead_share * is_speculative * forward,
+      intake=draft.intake * np.asarray(takes_in),
     )
 
   def monotone(self) -> 'LinearCosts':

@@ -40,8 +40,9 @@ class Measurement:
 
   Attributes:
     part: 'plain' (a whole step without drafts or prompts), 'target' (the
-      forward of any other step), 'draft' (all forwards of a draft) or
-      'overhead' (what verification and host add to a step with drafts).
+      forward of any other step), 'draft' (all forwards of a draft), 'intake'
+      (a chunk of late tokens that a draft model takes in) or 'overhead' (what
+      verification and host add to a step with drafts).
     num_rows: declared size.
     num_query_tokens: declared size; 0 where the part does not depend on it.
     kv_tokens: tokens in the cache of all rows together; 0 likewise.
@@ -63,8 +64,9 @@ class MeasuredCosts:
 
   Attributes:
     key: what was measured.
-    parts: tables of 'plain' by rows, of 'target' and 'overhead' by rows and
-      query tokens, and of 'draft' by rows and forwards.
+    parts: tables of 'plain' and 'intake' by rows, of 'target' and 'overhead'
+      by rows and query tokens, and of 'draft' by rows and forwards. Without
+      'intake', as for lookups, that takes no time.
   """
 
   key: CostKey
@@ -78,6 +80,7 @@ class MeasuredCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
+    takes_in: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     parts = self.parts
     if self.is_extrapolated(kv_tokens):
@@ -91,11 +94,20 @@ class MeasuredCosts:
     plain = parts['plain'](num_rows, 0, kv_tokens)
     draft = parts['draft'](num_rows, num_draft_steps, kv_tokens)
     overhead = parts['overhead'](num_rows, num_query_tokens, 0)
+    intake = 0.0
+    if 'intake' in parts and np.any(takes_in):
+      intake = np.where(takes_in, parts['intake'](num_rows, 0, kv_tokens), 0.0)
     return cost_model.StepSeconds(
       draft=np.where(is_speculative, draft, 0.0),
       target=np.where(is_plain, plain, forward),
       overhead=np.where(verifies, overhead, 0.0),
+      intake=intake,
     )
+
+  @property
+  def drafts_by_model(self) -> bool:
+    """Whether a draft model was measured, which has to take in texts."""
+    return 'intake' in self.parts
 
   def is_extrapolated(self, kv_tokens: float) -> bool:
     """Returns whether more tokens are in the cache than were measured."""
@@ -118,14 +130,15 @@ def fit(key: CostKey, measurements: Sequence[Measurement]) -> MeasuredCosts:
   """Makes costs of measurements.
 
   Raises:
-    UserError: measurements of a part are missing, are not of declared sizes,
-      or make no sense.
+    UserError: measurements of a part other than 'intake' are missing, are not
+      of declared sizes, or make no sense.
   """
   buckets = key.buckets
   steps = sorted(set(buckets.draft_steps))
   # For each part the sizes of its second axis, their attribute, the features.
   kinds: dict[str, tuple[Any, str, tables.Features]] = {
     'plain': ((0,), 'num_query_tokens', lambda x, y, kv: (x * 0 + 1, x, kv)),
+    'intake': ((0,), 'num_query_tokens', lambda x, y, kv: (x * 0 + 1, x, kv)),
     'target': (
       buckets.query_tokens,
       'num_query_tokens',
@@ -145,6 +158,8 @@ def fit(key: CostKey, measurements: Sequence[Measurement]) -> MeasuredCosts:
   parts = {}
   for part, (second, attribute, features) in kinds.items():
     own = [m for m in measurements if m.part == part]
+    if not own and part == 'intake':
+      continue
     if not own:
       raise errors.UserError(
         f'there are no measurements of {part!r}; every part of a step has to '

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.cost_model.measured import CostKey, MeasuredCosts
@@ -55,6 +56,12 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
     raise errors.UserError(
       f'{path} is damaged: {error!r}; measure again'
     ) from error
+  if costs.parts['draft'].seconds.any() and not costs.drafts_by_model:
+    logging.warning(
+      '%s does not say how long a draft model takes for prompts; that counts '
+      'as no time until you measure again',
+      path,
+    )
   if expected is not None:
     _check(path, dataclasses.asdict(costs.key), dataclasses.asdict(expected))
   return costs

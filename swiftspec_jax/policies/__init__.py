@@ -38,6 +38,8 @@ class StepView:
     num_spare_tokens: i64[B] tokens that fit into the pages of the row behind
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
+    num_late_tokens: tokens, such as those of prompts, that a draft model has to
+      take in before it can draft for all rows.
     buckets: the sizes that are compiled.
   """
 
@@ -56,6 +58,7 @@ class StepView:
   num_spare_tokens: np.ndarray
   num_waiting: int
   buckets: StepBuckets
+  num_late_tokens: int = 0
 
   @property
   def num_rows(self) -> int:
@@ -122,6 +125,10 @@ class DraftPlan:
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 
+  def without(self, is_late: np.ndarray) -> 'DraftPlan':
+    """Returns the plan without rows bool[B] that cannot be drafted for yet."""
+    return dataclasses.replace(self, lengths=np.where(is_late, 0, self.lengths))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Drafts:
@@ -147,7 +154,7 @@ class Outcome:
 
   Attributes:
     view: the batch before the step.
-    plan: what was asked for.
+    plan: what was asked for, of rows that could be drafted for.
     drafts: what was drafted.
     lengths: i64[B] draft tokens that were verified.
     num_accepted: i64[B] of them accepted, whether or not the output ended

@@ -101,6 +101,12 @@ class Goodput:
     view = outcome.view
     self._make_room(view)
     self._last_verified[view.slots[outcome.lengths > 0]] = view.step
+    if outcome.plan.is_probe is not None:
+      # Rows that could not be drafted for yet are due in the next step.
+      is_late = outcome.plan.is_probe & (outcome.plan.lengths == 0)
+      if is_late.any():
+        self._last_probe = view.step - self._probe_every
+        self._last_verified[view.slots[is_late]] = self._last_probe
 
   def _chosen(
     self,

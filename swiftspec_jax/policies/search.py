@@ -21,6 +21,9 @@ from swiftspec_jax import cost_model, policies
 _CLASS_SHIFT = 50
 _FIRST_CLASS = 1023 << 2  # of 1.0
 _NUM_CLASSES = 32
+# A text that a draft model takes in is of use in many steps: each is charged
+# this share of the time that it takes.
+_INTAKE_SHARE = 1 / 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +54,8 @@ def score(
 ) -> Scores:
   """Scores longest drafts, each with the best number of tokens.
 
-  Where prompts share the step, goodput is that of the time without them.
+  Where prompts share the step, goodput is that of the time without them. Of the
+  time in which a draft model takes in late tokens it counts a small share.
 
   Args:
     view: the batch.
@@ -69,6 +73,7 @@ def score(
     kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
     num_draft_steps=draft_steps[:, None],
     finds_drafts=lengths[:, None] > 0,
+    takes_in=(draft_steps[:, None] > 0) & (view.num_late_tokens > 0),
   )
   measure = _beside_prompts if view.num_prefill_tokens else _alone
   # Rows that must not be drafted for are not asked.
@@ -77,7 +82,7 @@ def score(
     view, counts, sums, predict, coverage, num_asked
   )
   expected = view.num_rows + coverage * gained
-  goodput = expected / (seconds - prompt_seconds)
+  goodput = expected / (seconds - prompt_seconds - _spread(view, predict))
   best = goodput.argmax(axis=1)
   chosen = np.arange(len(lengths)), best
   return Scores(
@@ -86,6 +91,15 @@ def score(
     expected_tokens=expected[chosen],
     expected_seconds=seconds[chosen],
   )
+
+
+def _spread(view, predict):
+  """Returns the seconds f64[C, 1] of a step that other steps are charged."""
+  if not view.num_late_tokens:
+    return 0.0
+  num_chunks = view.num_late_tokens / view.buckets.max_query_tokens
+  intake = predict(view.buckets.query_token_array[:1]).intake
+  return (1 - _INTAKE_SHARE * max(num_chunks, 1)) * intake
 
 
 def _alone(view, counts, sums, predict, coverage, num_asked):

@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 from kernels_pallas.verification import reference
 from swiftspec_jax import errors, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.verification import matching
@@ -81,11 +82,6 @@ def level_of(params: SamplingParams) -> Level:
   if params.top_k or params.top_p < 1 or params.min_p:
     return Level.TRUNCATED
   return Level.TEMPERATURE
-
-
-def _is_usable(params: SamplingParams) -> bool:
-  without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
-  return level_of(without) < Level.ADJUSTED
 
 
 def check(params: SamplingParams) -> None:
@@ -216,6 +212,10 @@ def verify(
 
 def _follow_trees(choices, logprobs, queries, drafted, trees):
   """Does what `verify` says for trees, with choices i32[B, T]."""
+  # A tree may have fewer nodes than were asked for, such as behind a draft
+  # whose logits are NaN: what is no node matches no choice.
+  is_node = trees.parents[:, 1:] != tree_lib.NO_PARENT
+  drafted = jnp.where(is_node, drafted, reference.NO_TOKEN)
   token_ids, num_accepted, path = reference.follow(
     choices,
     # What the root is does not matter.
@@ -300,12 +300,7 @@ def draft_scores(
 
 
 class SlotSampling:
-  """The sampling of all slots, on the devices once it is needed there.
-
-  Attributes:
-    is_usable: bool[B]: whether what the target says is its own opinion, which
-      a draft can be expected to share.
-  """
+  """The sampling of all slots, on the devices once it is needed there."""
 
   def __init__(self, num_slots: int, vocab_size: int, put):
     """Starts with greedy slots.
@@ -315,23 +310,39 @@ class SlotSampling:
       vocab_size: V.
       put: function that brings host arrays to the devices.
     """
-    self.is_usable = np.ones(num_slots, bool)
     self._vocab_size = vocab_size
     self._put = put
     self._params = [SamplingParams()] * num_slots
     self._levels = np.zeros(num_slots, np.int64)
+    self._law_levels = np.zeros(num_slots, np.int64)
     self._states: dict[Level, sampling_lib.SamplingState] = {}
 
   def set(self, slot: int, params: SamplingParams) -> None:
     """Gives a slot to another request."""
     self._params[slot] = params
     self._levels[slot] = level_of(params)
-    self.is_usable[slot] = _is_usable(params)
+    # Logprobs change nothing.
+    without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
+    self._law_levels[slot] = level_of(without)
     self._states = {}
 
   def level(self, slots: np.ndarray) -> Level:
     """Returns the lowest level that covers these slots."""
     return Level(int(self._levels[slots].max(initial=0)))
+
+  def is_usable(self, slots: np.ndarray, *, for_model: bool) -> np.ndarray:
+    """Returns bool[B]: whether slots i64[B] tell how good a drafter is.
+
+    A draft model knows temperatures alone, so it cannot be expected to agree
+    with a law that was cut. A lookup knows no law at all. Neither agrees with
+    penalties, bias and bans.
+
+    Args:
+      slots: to ask for.
+      for_model: a draft model drafts.
+    """
+    most = Level.TEMPERATURE if for_model else Level.TRUNCATED
+    return self._law_levels[slots] <= most
 
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:

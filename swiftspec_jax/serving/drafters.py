@@ -48,11 +48,16 @@ class SlotDrafts:
     drafts: what the policy gets to know of them.
     token_ids: i32[U, K] by slot, on the host or on the devices.
     trees: how the tokens hang together; None where they are chains.
+    takes_in: a chunk of late tokens was taken in before, as `Intake` says.
+    is_late: bool[B] rows without a draft as their text is not taken in yet;
+      None if there are none.
   """
 
   drafts: policies.Drafts
   token_ids: np.ndarray | jax.Array
   trees: SlotTrees | None = None
+  takes_in: bool = False
+  is_late: np.ndarray | None = None
 
 
 def chains_of(
@@ -86,6 +91,9 @@ class EngineDrafter(Protocol):
   def name(self) -> str:
     """For results, and for what costs depend on."""
 
+  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    """Returns `Intake.num_late_tokens`; asked in each step before drafts."""
+
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
@@ -98,6 +106,9 @@ class EngineDrafter(Protocol):
 
   def forget(self, request_id: int) -> None:
     """A request has ended."""
+
+  def reset(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
 
   def num_programs(self, sizes: ProgramSizes) -> int:
     """Returns how many turns `warm_up` takes."""
@@ -121,15 +132,32 @@ class EngineDrafter(Protocol):
       length: of all drafts, at least 1.
     """
 
+  def trial_intake(self, num_rows: int, num_known: int) -> None:
+    """Takes in a chunk of late tokens and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      num_known: tokens of each row behind it.
+    """
+
 
 class HostDrafter:
   """Base of drafters that leave the devices alone."""
+
+  def num_late_tokens(self, view, texts) -> int:
+    del view, texts
+    return 0
 
   def commit(self, view, drafted, accepted) -> None:
     del view, drafted, accepted
 
   def forget(self, request_id) -> None:
     del request_id
+
+  def reset(self) -> None:
+    pass
 
   def num_programs(self, sizes) -> int:
     del sizes
@@ -141,6 +169,9 @@ class HostDrafter:
 
   def trial(self, num_rows, num_known, length) -> None:
     del num_rows, num_known, length
+
+  def trial_intake(self, num_rows, num_known) -> None:
+    del num_rows, num_known
 
 
 class NoDrafter(HostDrafter):

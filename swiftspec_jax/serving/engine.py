@@ -20,7 +20,13 @@ from swiftspec_jax import errors, policies, types
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs, make_drafter, step_input, warm_up
+from swiftspec_jax.serving import (
+  jobs,
+  make_drafter,
+  paged_forward,
+  step_input,
+  warm_up,
+)
 from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.flat_batch import FlatSizes
@@ -37,7 +43,8 @@ class StepRecord:
   """What a step did.
 
   Attributes:
-    draft_plan: what the policy asked for.
+    draft_plan: what the policy asked for, late rows left out.
+    takes_in: the draft model took in a chunk of late tokens, as `Intake` says.
     step: what was run.
     num_accepted: i64[R] draft tokens that are part of the outputs.
     ended: i64[F] requests whose output is complete.
@@ -46,6 +53,7 @@ class StepRecord:
   """
 
   draft_plan: policies.DraftPlan
+  takes_in: bool
   step: StepPlan
   num_accepted: np.ndarray
   ended: np.ndarray
@@ -84,8 +92,10 @@ class Engine:
       policy: how much to speculate; not at all by default.
 
     Raises:
-      UserError: the sizes or the draft do not fit the target.
+      UserError: the sizes or the draft do not fit the target, or it insists
+        on kernels.
     """
+    paged_forward.check_kernels(target)
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
       raise errors.UserError(
@@ -100,6 +110,7 @@ class Engine:
     self._sizes = sizes
     self._takes_trees = isinstance(draft, TreeDraft)
     model = make_drafter.model_of(draft, target)
+    self._drafts_by_model = model is not None
     self._target = Target(
       target,
       sizes,
@@ -157,8 +168,12 @@ class Engine:
       return None
     start = time.perf_counter()
     self._seat()
+    num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
+    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
     view, plan = policies.ask(self.policy, view)
     drafts = self._draft(view, plan)
+    if drafts.is_late is not None:
+      plan = plan.without(drafts.is_late)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
@@ -168,6 +183,7 @@ class Engine:
     self._observe(view, plan, step, drafts, packed, end - start)
     return StepRecord(
       draft_plan=plan,
+      takes_in=drafts.takes_in,
       step=step,
       num_accepted=accepted,
       ended=ended,
@@ -180,9 +196,7 @@ class Engine:
   ) -> SlotDrafts:
     """Drafts for the rows that the policy names."""
     if not plan.lengths.any():
-      none = policies.Drafts(lengths=plan.lengths)
-      token_ids, trees = self._target.no_drafts
-      return SlotDrafts(drafts=none, token_ids=token_ids, trees=trees)
+      return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
     return self.drafter.draft(view, plan.lengths, self._texts)
 
@@ -266,7 +280,9 @@ class Engine:
         num_accepted=packed[:, 0],
         accepted_ranks=ranks,
         seconds=seconds,
-        is_usable=self._target.sampling.is_usable[view.slots],
+        is_usable=self._target.sampling.is_usable(
+          view.slots, for_model=self._drafts_by_model
+        ),
       )
     )
 

@@ -40,8 +40,7 @@ class ForcedDrafter(HostDrafter):
   def __init__(self, draft: ForcedDraft):
     self._draft = draft
     self._texts: dict[int, list[int]] = {}
-    # i64[n] what ended requests knew, and the same with mistakes.
-    self._past: list[tuple[np.ndarray, np.ndarray]] = []
+    self.reset()
 
   @property
   def name(self) -> str:
@@ -65,6 +64,10 @@ class ForcedDrafter(HostDrafter):
     is_right = generator.random(len(text)) < self._draft.acceptance
     mistakes = np.where(text > 0, text - 1, 1)
     self._past.append((text, np.where(is_right, text, mistakes)))
+
+  def reset(self) -> None:
+    # i64[n] what ended requests knew, and the same with mistakes.
+    self._past: list[tuple[np.ndarray, np.ndarray]] = []
 
   def _continuation(self, text: list[int]) -> np.ndarray:
     """Returns what was written behind a text, i64[any]."""

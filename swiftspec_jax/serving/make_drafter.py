@@ -5,6 +5,7 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
+from swiftspec_jax.serving import paged_forward
 from swiftspec_jax.serving.draft_chain import ChainDrafter
 from swiftspec_jax.serving.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
@@ -50,7 +51,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """Returns the drafter that `draft` stands for.
 
   Raises:
-    UserError: trees are smaller than the declared lengths.
+    UserError: trees are smaller than the declared lengths, or the model of a
+      chain insists on kernels.
   """
   if draft is None:
     return NoDrafter()
@@ -62,4 +64,5 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return ForcedDrafter(draft)
   if isinstance(draft, TreeDraft):
     return TreeDrafter(draft, sizes, target)
+  paged_forward.check_kernels(draft)
   return ChainDrafter(draft, sizes, target)

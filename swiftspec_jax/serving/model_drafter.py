@@ -3,7 +3,7 @@
 Its keys and values lie in pages of its own under the numbers of the target's
 pages. It takes in what it misses of a text when a draft is wanted, so steps
 without drafts cost it nothing: the prompt, what was decoded without it, or all
-of a request that was preempted, in as many forwards as that takes.
+of a request that was preempted, a chunk a step (`intake`).
 
 A draft may read features of its target (EAGLE-3 style). Those of the known
 tokens lie in the target's cache, so they are there whenever the draft catches
@@ -13,6 +13,7 @@ Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, D forwards
 of it, V vocabulary, V' of it what the draft can propose, E embed.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,7 @@ from swiftspec_jax.serving.draft_forward import (
 )
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.serving.intake import Intake, IntakePlan
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.target import Target
 
@@ -65,9 +67,7 @@ class ModelDrafter:
       model.config, config.num_pages, config.page_size, model.dtype, model.mesh
     )
     self._replicated = sharding.replicated(model.mesh)
-    num_slots = config.buckets.max_rows
-    self._num_cached = np.zeros(num_slots, np.int64)
-    self._num_tenants = np.zeros(num_slots, np.int64)
+    self._intake = Intake(config.buckets)
 
   @property
   def name(self) -> str:
@@ -76,14 +76,36 @@ class ModelDrafter:
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    is_new = self._num_tenants != texts.num_tenants
-    self._num_cached[is_new] = 0
-    self._num_tenants[:] = texts.num_tenants
+    plan = self._intake.plan(view, lengths)
+    if plan.chunks.any():
+      fed = np.flatnonzero(plan.chunks)
+      self._take_in(view.slots[fed], plan.starts[fed], plan.chunks[fed], texts)
+    is_late = (lengths > 0) & ~plan.is_ready
+    lengths = np.where(plan.is_ready, lengths, 0)
+    if lengths.any():
+      drafts = self._draft_ready(view, plan, lengths, texts)
+    else:
+      drafts = self._target.without_drafts(lengths)
+    self._intake.take(view, plan)
+    return dataclasses.replace(
+      drafts,
+      takes_in=bool(plan.chunks.any()),
+      is_late=is_late if is_late.any() else None,
+    )
+
+  def _draft_ready(
+    self,
+    view: policies.StepView,
+    plan: IntakePlan,
+    lengths: np.ndarray,
+    texts: SlotTexts,
+  ) -> SlotDrafts:
+    """Drafts i64[B] tokens for rows whose texts are taken in."""
     rows = np.flatnonzero(lengths)
     slots, lengths_of_rows = view.slots[rows], lengths[rows]
     num_known = view.kv_lengths[rows] + 1
-    self._catch_up(slots, num_known, texts)
-    counts = num_known - self._num_cached[slots]
+    starts = (plan.starts + plan.chunks)[rows]
+    counts = num_known - starts
     sizes = self._sizes.mixed(
       view.buckets.pad_rows(len(slots)),
       # At least one more than rows, as in every step that is not plain.
@@ -91,17 +113,22 @@ class ModelDrafter:
       int((num_known + lengths_of_rows).max()),
     )
     taken = self._first_forward(
-      sizes, slots, self._num_cached[slots], counts, lengths_of_rows, texts
+      sizes, slots, starts, counts, lengths_of_rows, texts
     )
-    self._num_cached[slots] = num_known
     # Truncation and penalties only matter to the target, which decides.
     level = self._target.sampling.level(slots)
     level = min(level, choices.Level.TEMPERATURE)
     found = self._draft_behind(*taken, int(lengths.max()), level)
     return self._slot_drafts(view, lengths, found)
 
+  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    return self._intake.num_late_tokens(view, texts.num_tenants)
+
   def forget(self, request_id: int) -> None:
     del request_id
+
+  def reset(self) -> None:
+    pass  # a slot begins empty for each request
 
   def num_programs(self, sizes: ProgramSizes) -> int:
     num_take_ins = len(sizes.scheduler.buckets.rows) * len(sizes.contexts)
@@ -109,12 +136,10 @@ class ModelDrafter:
 
   def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
     yield from self._warm_up_drafts(sizes, texts)
-    made_up = self._made_up_texts()
     for rows, context in itertools.product(
       sizes.scheduler.buckets.rows, sizes.contexts
     ):
-      counts = np.ones(rows, np.int64)
-      self._take_in(np.arange(rows), counts * 0, counts, context, made_up)
+      self.trial_intake(rows, sizes.range_of(context)[1])
       yield
 
   def _warm_up_drafts(
@@ -147,6 +172,14 @@ class ModelDrafter:
       choices.Level.GREEDY,
     )
 
+  def trial_intake(self, num_rows: int, num_known: int) -> None:
+    budget = self._sizes.scheduler.buckets.max_query_tokens
+    counts = np.full(num_rows, min(budget // num_rows, num_known))
+    starts = num_known - counts
+    slots, texts = np.arange(num_rows), self._made_up_texts()
+    self._take_in(slots, starts, counts, texts)
+    jax.block_until_ready(self.cache)
+
   def _run_made_up(
     self,
     flat: FlatSizes,
@@ -165,40 +198,23 @@ class ModelDrafter:
     shape = config.buckets.max_rows, config.max_context
     return SlotTexts(
       token_ids=np.zeros(shape, np.int32),
-      num_tenants=self._num_tenants,
+      num_tenants=np.zeros(shape[0], np.int64),
       page_table=self._sizes.made_up_pages(),
     )
-
-  def _catch_up(
-    self, slots: np.ndarray, num_known: np.ndarray, texts: SlotTexts
-  ) -> None:
-    """Takes in what the first forward of a draft has no room for."""
-    room = self._sizes.scheduler.buckets.max_query_tokens
-    while True:
-      starts = self._num_cached[slots]
-      missing = num_known - starts
-      if missing.sum() <= room:
-        return
-      # The last token of each row is for the first forward.
-      ends = np.minimum(np.cumsum(missing - 1), room)
-      counts = np.diff(ends, prepend=0)
-      fed = np.flatnonzero(counts)
-      longest = int((starts + counts).max())
-      self._take_in(slots[fed], starts[fed], counts[fed], longest, texts)
-      self._num_cached[slots] += counts
 
   def _take_in(
     self,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,
-    longest: int,
     texts: SlotTexts,
   ) -> None:
     """Feeds i64[r] tokens that rows know, from `starts` i64[r] on."""
     buckets = self._sizes.scheduler.buckets
     sizes = self._sizes.mixed(
-      buckets.pad_rows(len(slots)), buckets.max_query_tokens, longest
+      buckets.pad_rows(len(slots)),
+      buckets.max_query_tokens,
+      int((starts + counts).max()),
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
     self.cache = take_in(

@@ -8,12 +8,41 @@ of them, E head_dim, V vocabulary.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import dispatch
 from kernels_pallas.tree_attention import reference
+from swiftspec_jax import errors, sharding
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.flat_batch import FlatBatch
+
+_KERNELS = 'tree_attention', 'swiglu', 'matmul_all_reduce'
+
+
+def check_kernels(model: Model) -> None:
+  """Notes in `dispatch.choices` that `forward` takes the references.
+
+  Raises:
+    UserError: the model insists on kernels.
+  """
+
+  def refuse():
+    raise NotImplementedError('it does not serve a paged cache')
+
+  platform = dispatch.platform_of(sharding.replicated(model.mesh))
+  checks = dict.fromkeys(dispatch.IMPLEMENTATIONS, refuse)
+  for kernel in _KERNELS:
+    shape = f'{model.name} on a paged cache'
+    try:
+      dispatch.choose(kernel, shape, model.config.kernels, platform, checks)
+    except NotImplementedError as error:
+      raise errors.UserError(
+        f'an engine cannot run {model.name} with '
+        f'kernels={model.config.kernels!r}: {error}; load it with '
+        "kernels='auto' or 'reference'"
+      ) from error
 
 
 def forward(

@@ -105,9 +105,7 @@ class SuffixDrafter(HostDrafter):
   def __init__(self, lookup: SuffixLookup):
     self._lookup = lookup
     self._texts: dict[int, _Text] = {}
-    self._past: collections.deque[list[int]] = collections.deque()
-    self._num_past = 0
-    self._followers = self._new_followers()
+    self.reset()
 
   @property
   def name(self) -> str:
@@ -140,6 +138,11 @@ class SuffixDrafter(HostDrafter):
       oldest = self._past.popleft()
       self._num_past -= len(oldest)
       self._followers.remove(oldest)
+
+  def reset(self) -> None:
+    self._past: collections.deque[list[int]] = collections.deque()
+    self._num_past = 0
+    self._followers = self._new_followers()
 
   def _new_followers(self) -> Followers:
     return Followers(self._lookup.min_match, self._lookup.max_match)

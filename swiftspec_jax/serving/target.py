@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import sharding, types
+from swiftspec_jax import policies, sharding, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving import choices, paged_forward, slot_trees
+from swiftspec_jax.serving.drafters import SlotDrafts
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
 from swiftspec_jax.serving.step_input import StepInput
@@ -171,6 +172,12 @@ class Target:
   def features(self) -> jax.Array | None:
     """What the draft reads, `PagedCache.features`; the next step takes it."""
     return self._cache.features
+
+  def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
+    """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""
+    token_ids, trees = self.no_drafts
+    drafts = policies.Drafts(lengths=lengths)
+    return SlotDrafts(drafts=drafts, token_ids=token_ids, trees=trees)
 
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""

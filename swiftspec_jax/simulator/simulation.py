@@ -8,6 +8,7 @@ import numpy as np
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.intake import Intake
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
 from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.step_plan import StepPlan
@@ -48,16 +49,27 @@ def simulate(
   policy: policies.Policy,
   config: SchedulerConfig,
   costs: cost_model.CostModel,
+  *,
+  drafts_by_model: bool = False,
 ) -> Simulation:
   """Serves all requests.
 
   A step takes what `costs` say of its declared sizes; requests that arrive
   meanwhile wait for its end.
 
+  Args:
+    arrivals: of the requests.
+    acceptance: of the drafts.
+    policy: a new one.
+    config: of the engine.
+    costs: of its steps.
+    drafts_by_model: a draft model has to take in the texts (`serving.intake`).
+
   Raises:
     UserError: a request does not fit into the engine.
   """
   scheduler = Scheduler(config)
+  intake = Intake(config.buckets) if drafts_by_model else None
   recorder = load_metrics.LoadRecorder(
     arrivals.times, config.buckets.max_length
   )
@@ -82,7 +94,7 @@ def simulate(
       time = arriving[1][0]
       continue
     time += _run_step(
-      scheduler, view, acceptance, policy, costs, recorder, time
+      scheduler, intake, view, acceptance, policy, costs, recorder, time
     )
     peak_pages = max(peak_pages, config.num_pages - scheduler.num_free_pages)
   return Simulation(
@@ -97,6 +109,8 @@ def step_seconds(
   buckets: StepBuckets,
   plan: policies.DraftPlan,
   step: StepPlan,
+  *,
+  takes_in: bool = False,
 ) -> float:
   """Returns how long a whole step will take.
 
@@ -106,6 +120,7 @@ def step_seconds(
     plan: what the policy asked for; drafting is paid for even if it finds
       nothing.
     step: what is run.
+    takes_in: a draft model takes in a chunk of late tokens.
   """
   longest = int(plan.lengths.max(initial=0))
   predicted = costs.predict(
@@ -114,12 +129,14 @@ def step_seconds(
     step.kv_tokens,
     buckets.steps_of(longest),
     finds_drafts=bool(step.lengths.any()),
+    takes_in=takes_in,
   )
   return float(predicted.total)
 
 
 def _run_step(
   scheduler: Scheduler,
+  intake: Intake | None,
   view: policies.StepView,
   acceptance: Acceptance,
   policy: policies.Policy,
@@ -129,13 +146,24 @@ def _run_step(
 ) -> float:
   """Runs a step from `time` on; returns its seconds."""
   num_output = recorder.num_output[view.request_ids]
+  if intake is not None:
+    count = intake.num_late_tokens(view, scheduler.num_tenants)
+    view = dataclasses.replace(view, num_late_tokens=count)
   view, plan = policies.ask(policy, view)
+  takes_in = False
+  if intake is not None:
+    taken = intake.plan(view, plan.lengths)
+    intake.take(view, taken)
+    plan, takes_in = plan.without(~taken.is_ready), bool(taken.chunks.any())
   drafts = acceptance.draft(view, num_output, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
-  seconds = step_seconds(costs, view.buckets, plan, step)
+  seconds = step_seconds(costs, view.buckets, plan, step, takes_in=takes_in)
   verified = step.lengths[: step.num_decoding]
   accepted, ranks = acceptance.verify(view, num_output, verified)
+  if intake is not None and ranks is None:
+    # The last token of a chain was not fed.
+    intake.keep(view, np.minimum(accepted, np.maximum(drafts.lengths - 1, 0)))
   num_accepted = np.zeros(len(step.slots), np.int64)
   num_accepted[: step.num_decoding] = accepted
   recorder.note_step(plan, step, num_accepted, time + seconds, seconds)

@@ -1,0 +1,80 @@
+"""Drafts whose numbers are NaN: the output is that of plain decoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding_cases import run
+from decoding_test import markov_table
+from engine_tree_test import make_sizes
+from tree_cases import DEVICES, TREE
+
+import swiftspec_jax as ss
+from swiftspec_jax import testing
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import Engine
+
+SIZE = 5
+# Token 0, which also fills drafts, is chosen often.
+TABLE = 0.4 * markov_table(SIZE, seed=0) + 0.6 * np.eye(SIZE)[[0, 0, 0, 1, 2]]
+TARGET = testing.table_model(TABLE, devices=jax.devices()[:1])
+REQUESTS = [
+  ss.Request(
+    token_ids=(token_id,),
+    sampling=ss.SamplingParams(
+      max_new_tokens=24, temperature=temperature, seed=token_id
+    ),
+  )
+  for token_id in range(SIZE)
+  for temperature in (0.0, 1.0)
+]
+SPOILED = {'always': list(range(SIZE)), 'at_times': [2]}
+
+
+def spoiled_draft(kind, device=0):
+  """A copy of the target, but behind some tokens all logits are NaN."""
+  devices = jax.devices()[device : device + 1]
+  draft = testing.table_model(TABLE, name='draft', devices=devices)
+  embedding = draft.params['embedding']
+  embedding = embedding.at[jnp.array(SPOILED[kind])].set(jnp.nan)
+  return dataclasses.replace(
+    draft, params={**draft.params, 'embedding': embedding}
+  )
+
+
+def tokens_of(results):
+  return [result.token_ids for result in results]
+
+
+@pytest.fixture(scope='module')
+def plain():
+  return tokens_of(run(ss.Decoder(TARGET, batch_size=4), REQUESTS))
+
+
+@pytest.mark.parametrize('kind', SPOILED)
+@pytest.mark.parametrize('is_tree', [False, True], ids=['chain', 'tree'])
+def test_engine(plain, kind, is_tree):
+  draft = spoiled_draft(kind)
+  if is_tree:
+    draft = TreeDraft(model=draft, width=2, branching=4, prompt_lookup=False)
+  engine = Engine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
+  handles = [engine.submit(request) for request in REQUESTS]
+  assert tokens_of(handle.result() for handle in handles) == plain
+
+
+@pytest.mark.parametrize('kind', SPOILED)
+@pytest.mark.parametrize('mode', DEVICES)
+def test_decoder_with_trees(plain, kind, mode):
+  draft = spoiled_draft(kind, device=DEVICES[mode][1][0])
+  decoder = ss.Decoder(TARGET, draft, batch_size=4, tree=TREE)
+  assert tokens_of(run(decoder, REQUESTS)) == plain
+
+
+@pytest.mark.parametrize('kind', SPOILED)
+def test_decoder_with_chains(plain, kind):
+  decoder = ss.Decoder(TARGET, spoiled_draft(kind), batch_size=4)
+  greedy = REQUESTS[::2]
+  assert tokens_of(run(decoder, greedy)) == plain[::2]
