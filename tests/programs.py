@@ -34,6 +34,7 @@ while line := sys.stdin.readline():
   os.environ.clear()
   os.environ.update(environment)
   sys.argv = ['', *flags]
+  sys.orig_argv = [sys.executable, '-m', module, *flags]
   runpy.run_module(module, run_name='__main__', alter_sys=True)
   break
 """
