@@ -29,9 +29,9 @@ PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
 # Programs as users have them, see tests/conftest.py.
 OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
 # What depends most on JAX's version: models, kernels, caches, decoding.
-CORE = accept_chain cache decoding flags forced_draft kernels kv_commit models \
-  prompt_lookup quantized_matmul sampling swiglu tree tree_attention \
-  tree_match tree_modes tree_verification verification
+CORE = accept_chain cache forced_draft kernels kv_commit models prompt_lookup \
+  quantized_matmul sampling swiglu tree tree_attention tree_match \
+  tree_verification verification
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments
