@@ -3,7 +3,7 @@
 import programs
 import pytest
 
-_WAYS = ('plain decoding', 'prompt lookup', 'draft in trees')
+_WAYS = ('plain decoding', 'prompt lookup', 'auto')
 _ROUNDING = 0.01
 
 
