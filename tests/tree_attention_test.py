@@ -74,6 +74,8 @@ CASES = {
   'one_token': Case(
     prefix_lengths=(127, 200), num_tokens=1, tree_size=1, num_groups=4
   ),
+  # Less than the cache holds, to the last row of a part of it.
+  'half_empty': Case(prefix_lengths=(3, 251), capacity=512),
   # A draft's new leaves before a grown tree; odd numbers of heads.
   'grown_tree': Case(
     prefix_lengths=(31, 190),

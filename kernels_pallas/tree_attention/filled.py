@@ -57,9 +57,9 @@ def _sizes(capacity: int, dtype: jax.typing.DTypeLike) -> tuple[int, ...]:
   queries than for many. Steps of all sizes should give the same bits in
   bfloat16, so there are no smaller parts for it.
   """
-  size = 128 if dtype == jnp.float32 else 512
+  size = 256 if dtype == jnp.float32 else 512
   sizes = []
-  while size < capacity:
+  while 4 * size <= 3 * capacity:  # a little less is not worth a program
     sizes.append(size)
     size *= 2
   return *sizes, capacity
