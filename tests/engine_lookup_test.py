@@ -19,7 +19,9 @@ def test_continuations_are_those_of_the_device(token_ids, num_pieces):
   padded = np.zeros((1, 32), np.int32)
   padded[0, : len(token_ids)] = token_ids
   state = python_types.SimpleNamespace(
-    token_ids=jnp.asarray(padded), lengths=jnp.asarray([len(token_ids)])
+    token_ids=jnp.asarray(padded),
+    lengths=jnp.asarray([len(token_ids)]),
+    max_lengths=jnp.asarray([32]),
   )
   proposal, _ = drafter.propose(None, state)
   expected = proposal.token_ids[0, : int(proposal.num_drafted[0])].tolist()

@@ -137,7 +137,7 @@ def test_output_of_300_requests_under_load(draft):
 
 def test_a_perfect_draft_stays_in_step():
   """Item 29: steps without drafts and preemption leave no gap in its cache."""
-  engine = make_engine(TARGET, RandomLengths(2), num_pages=24)
+  engine = make_engine(TARGET, RandomLengths(2), num_pages=20)
   requests = requests_of(16, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]

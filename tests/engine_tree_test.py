@@ -134,7 +134,7 @@ def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
   sizes = engine_cases.make_sizes(
-    num_pages=24, drafts={**engine_cases.CHAINS, 'rows': (4,)}
+    num_pages=20, drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
   engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = [

@@ -165,7 +165,7 @@ def profile(buckets):
 def test_the_simulator_ranks_policies_as_the_engine_does():
   """Item 44: with costs and acceptance that were measured."""
   drafts = {'rows': (4,), 'lengths': (0, 1, 2, 3)}
-  sizes = engine_cases.make_sizes(query_tokens=(4, 16), drafts=drafts)
+  sizes = engine_cases.make_sizes(query_tokens=(4, 8, 16), drafts=drafts)
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
   engine = Engine(
     engine_cases.TARGET,

@@ -18,7 +18,7 @@ from swiftspec_jax import sampling, sharding, spec_step, testing, types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting import no_draft
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import decoder, transposed
 from swiftspec_jax.models import params as params_lib
 
 GOLDEN = json.loads(
@@ -176,7 +176,7 @@ def test_bfloat16_is_close(name, tmp_path):
 
 def axis_sizes(model):
   """Yields each parameter, its shape on one device, and its spec."""
-  leaves = jax.tree.leaves(model.params)
+  leaves = jax.tree.leaves(transposed.undone(model.params))
   specs = jax.tree.leaves(params_lib.param_specs(model.config))
   for leaf, spec in zip(leaves, specs, strict=True):
     (shape,) = {shard.data.shape for shard in leaf.addressable_shards}
@@ -250,7 +250,9 @@ def test_random_weights_are_the_same_on_any_number_of_devices():
   four = testing.random_model(ODD_CONFIG, devices=jax.devices()[:4])
 
   for alone, (leaf, _, spec) in zip(
-    jax.tree.leaves(one.params), axis_sizes(four), strict=True
+    jax.tree.leaves(transposed.undone(one.params)),
+    axis_sizes(four),
+    strict=True,
   ):
     padded = np.array(leaf)
     inner = tuple(slice(size) for size in spec.shape)

@@ -85,6 +85,7 @@ def save_costs(model, path, mode):
       ('target', {'num_query_tokens': 6, 'seconds': 0.012}),
       ('target', {'num_query_tokens': 12, 'seconds': 0.016}),
       ('draft', {'num_draft_steps': 1, 'seconds': 0.001}),
+      ('intake', {'seconds': 0.002}),
       ('overhead', {'num_query_tokens': 12, 'seconds': 0.0005}),
     )
   ]

@@ -22,7 +22,7 @@ from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, transposed
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 
@@ -62,8 +62,8 @@ def save(
   Args:
     directory: made if it does not exist.
     config: of the draft, for one device.
-    arrays: tree of host arrays as `param_specs(config)` says; without
-      'embedding' it is the target's.
+    arrays: tree of arrays as `param_specs(config)` says, or parameters of a
+      `Model`; without 'embedding' it is the target's.
     target: that it drafts for.
     stored_dtype: of the weights, one of `STORED_DTYPES`; norms stay float32.
     training: how it was made, for the reader of config.json.
@@ -72,7 +72,8 @@ def save(
     UserError: it cannot be written.
   """
   stored: dict[str, np.ndarray] = {}
-  for path, array in jax.tree_util.tree_leaves_with_path(arrays):
+  declared = transposed.undone(arrays)
+  for path, array in jax.tree_util.tree_leaves_with_path(declared):
     name = jax.tree_util.keystr(path, simple=True, separator='.')
     stored |= _encode(name, np.asarray(array), stored_dtype)
   values = {
