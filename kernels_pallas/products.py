@@ -1,12 +1,12 @@
-"""Products and lookups in bfloat16 that are fast on CPUs and GPUs, too.
+"""Products and lookups that are fast on CPUs and GPUs, too.
 
-On TPUs these are the plain ones, in effect. XLA's CPU backend multiplies
-bfloat16 fast only if asked for a float32 result, 8 times faster for 8 rows, and
-single rows not at all. It looks up bfloat16 in float32, and in a loop it first
-converts the whole table (seen with jax 0.10.2 on an AMD EPYC). XLA for GPUs
-writes the weight times a single row to memory, and then adds its columns; two
-rows are a product that reads the weight once (seen in what jax 0.10.2 compiles
-for the H200).
+On TPUs those of bfloat16 are the plain ones, in effect. XLA's CPU backend
+multiplies bfloat16 fast only if asked for a float32 result, 8 times faster for
+8 rows, and single rows not at all. It looks up bfloat16 in float32, and in a
+loop it first converts the whole table (seen with jax 0.10.2 on an AMD EPYC).
+XLA for GPUs writes the weight times a single row to memory, and then adds its
+columns; two rows are a product that reads the weight once (seen in what jax
+0.10.2 compiles for the H200).
 
 Legend: N rows, K inputs, V table rows.
 """

@@ -33,6 +33,8 @@ class DraftRows:
     self._features_before: jax.Array | None = None
     self._capacity = 0  # tokens of prompt and output
     self._draft = draft
+    # Models have up to thousands of them, too many to list for each request.
+    self._control_token_ids = tokenizer_lib.control_token_ids(draft.tokenizer)
     self._tree_config = tree_config
     self._batch_size = batch_size
 
@@ -73,7 +75,7 @@ class DraftRows:
       self._tree_config,
       request.token_ids,
       self._capacity,
-      tokenizer_lib.control_token_ids(self._draft.tokenizer),
+      self._control_token_ids,
     )
     state = self._row_state.replace(
       cache=cache,
