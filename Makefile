@@ -21,13 +21,15 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: aot aot-ci demo help lint peers test test-ci test-core wheel-test
+.PHONY: aot aot-ci demo docs help lint peers test test-ci test-core wheel-test
 
 # Files stay together, as their tests share programs.
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
   --durations 25
 # Programs as users have them, see tests/conftest.py.
 OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
+# Only those that have the mark, as all others would be imported, too.
+files_of = $(shell grep -l 'mark\.$1\b' tests/*_test.py)
 # What depends most on JAX's version: models, kernels, caches, decoding.
 CORE = accept_chain cache forced_draft kernels kv_commit models prompt_lookup \
   quantized_matmul sampling swiglu tree tree_attention tree_match \
@@ -43,20 +45,25 @@ test: ## the tests that need no network once the models are cached
 
 test-ci: ## the tests that take a minute or need all optimisations
 	$(BOOTSTRAP) experiments serve test
-	$(OPTIMISED) $(PYTEST) -m ci
+	$(OPTIMISED) $(PYTEST) -m ci $(call files_of,ci)
 
 test-core: ## those of decoding; PYTHON and VENV name other versions
 	$(BOOTSTRAP) experiments serve test
 	$(OPTIMISED) $(PYTEST) $(CORE:%=tests/%_test.py)
 
-lint: ## style: ruff check and ruff format
+lint: ## style and types: ruff check, ruff format, mypy on the public API
 	$(BOOTSTRAP) experiments serve test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
+	$(RUN) mypy
+
+docs: ## the site, into build/site; a broken link is an error
+	$(BOOTSTRAP) docs
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 peers: ## the live comparison with transformers, installs torch
 	$(BOOTSTRAP) experiments peers test
-	$(RUN) pytest -m 'peers and not gemma'
+	$(RUN) pytest -m 'peers and not gemma' $(call files_of,peers)
 
 wheel-test: ## build the wheel, install it elsewhere and decode with it
 	$(BOOTSTRAP) experiments test
@@ -67,9 +74,10 @@ aot: ## compile all kernels and the steps of all pairs for TPUs and GPUs: hours
 	$(AOT) --suite=kernels --suite=builtin --suite=large --resume \
 	  --output=build/aot
 
-aot-ci: ## the same for some shapes: minutes
+aot-ci: ## the same for some shapes, the steps of one TPU and one GPU: minutes
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=kernels --every=40 --suite=tiny --output=build/aot-ci
+	$(AOT) --suite=kernels --every=40 --output=build/aot-ci/kernels
+	$(AOT) --suite=tiny --target=v5e --target=h200 --output=build/aot-ci/tiny
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

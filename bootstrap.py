@@ -86,10 +86,17 @@ def pip_install(folder, extras, requirements):
   """Installs the checkout; returns what pip wrote to standard error."""
   target = '.[{}]'.format(','.join(extras)) if extras else '.'
   python = folder / 'bin' / 'python'
-  command = [str(python), '-m', 'pip', 'install', '--editable', target]
+  # Without its log, unless PIP_VERBOSE=1 asks for it. Most modules are never
+  # imported, so they are compiled when they are.
+  command = [str(python), '-m', 'pip', 'install', '--quiet', '--no-compile']
+  command += ['--editable', target]
   for name in requirements:
     command += ['--requirement', name]
-  print('bootstrap: installing {}'.format(target), flush=True)
+  print(
+    'bootstrap: installing {} and what it needs; PIP_VERBOSE=1 shows the log '
+    'of pip'.format(target),
+    flush=True,
+  )
   with subprocess.Popen(
     command, cwd=str(ROOT), stderr=subprocess.PIPE, universal_newlines=True
   ) as process:

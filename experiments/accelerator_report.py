@@ -7,7 +7,7 @@ Sections come in order of value, and each adds its rows to DIR/rows.jsonl at
 once; DIR/report.html is written after each of them. What does not fit into
 --budget_seconds is left to a call with --resume, also on another machine of
 the same kind, given what the former call wrote. On a CPU all sizes are tiny.
-docs/accelerators.md says how to read the page.
+docs/how_to/accelerators.md says how to read the page.
 """
 
 import dataclasses

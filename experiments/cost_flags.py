@@ -11,13 +11,14 @@ from experiments import engine_flags, policy_names
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model import storage
 from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 
 _COSTS = flags.DEFINE_string(
   'costs',
   None,
-  'File of experiments.profile_costs, for the policies that need costs.',
+  'File of experiments.profile_costs, for the policies that need costs. The '
+  'policy goodput learns them while it decodes, if there is none.',
 )
 _TABLE_ACCEPTANCE = flags.DEFINE_float(
   'table_acceptance',
@@ -50,7 +51,9 @@ class Policies:
     costs: of its steps; None if no file was given.
   """
 
-  def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
+  def __init__(
+    self, engine: PageEngine, target: ss.Model, declared: ProgramSizes
+  ):
     """Reads the costs.
 
     Raises:
@@ -74,6 +77,7 @@ class Policies:
       self._buckets,
       self._table,
       is_tree=engine_flags.is_tree(),
+      drafts_by_model=engine_flags.drafts_by_model(),
     )
 
 

@@ -2,11 +2,14 @@
 
   python -m experiments.demo
 
-Downloads a small model once, answers three prompts plainly and with two kinds
-of speculation, and compares. Takes some minutes on two CPU cores.
+Downloads a small model once and answers three prompts, plainly and with
+speculation, side by side. Takes a minute or two on two CPU cores.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rich import box, console, live, panel, status, table, text
 
 import swiftspec_jax as ss
 from experiments import program, streaming
@@ -17,6 +20,8 @@ _MODEL, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
+_PLAIN, _AUTO = 'plain', 'auto'
+_FRAME_SECONDS = 0.1  # drawing must not slow the decoding
 
 _PROMPTS = {
   'question': 'Why is the sky blue? Answer in three sentences.',
@@ -35,57 +40,120 @@ def mean(values):
     total = value
   return total / len(values)""",
 }
+_NEXT = """What to try next, with .venv/bin/ in front:
+  swiftspec chat                a conversation, with the speed of each answer
+  pip install -e '.[serve]' && .venv/bin/swiftspec serve --mode=auto
+                                and open http://localhost:8000: see which tokens
+                                were guessed
+  swiftspec benchmark --help    your own prompts, models and modes
+  swiftspec doctor              what this machine has
+docs/index.md says how it works."""
+
+# Seconds since the start, and the text that there was.
+_Track = list[tuple[float, str]]
 
 
 def main() -> None:
   """Runs the demonstration."""
-  print(f'Loading {_MODEL} (the first time it is downloaded)...', flush=True)
+  screen = console.Console()
+  screen.print(f'Loading {_MODEL} (the first time it is downloaded)...')
   model = ss.load(_MODEL)
   # A draft need not be exact.
   draft = ss.load(_DRAFT, draft_of=model, weight_dtype='int8_dynamic')
-  decoders = {
-    'plain decoding': ss.Decoder(model),
-    'prompt lookup': ss.Decoder(model, ss.PromptLookup()),
-    # Plain decoding, prompt lookup, or both and a draft model in one tree,
-    # whichever is the fastest in this machine and text.
-    'auto': ss.Decoder(model, draft, tree=ss.TreeConfig(is_adaptive=True)),
-  }
-  answers = {name: [] for name in decoders}
-  for text in _PROMPTS.values():
-    print(f'\n=== {text}')
-    token_ids = tokenizer_lib.encode_prompt(model.tokenizer, text)
+  plain = ss.Decoder(model)
+  # Plain decoding, prompt lookup, or both and a draft model in one tree,
+  # whichever is the fastest in this machine and text.
+  auto = ss.Decoder(model, draft, tree=ss.TreeConfig(is_adaptive=True))
+  answers = {_PLAIN: [], _AUTO: []}
+  for name, prompt in _PROMPTS.items():
+    token_ids = tokenizer_lib.encode_prompt(model.tokenizer, prompt)
     request = ss.Request(token_ids=tuple(token_ids), sampling=_SAMPLING)
-    for name, decoder in decoders.items():
-      print(f'\n--- {name} (compiling...)', flush=True)
-      streaming.compile_for(decoder, request)
-      answers[name].append(streaming.show(decoder, request))
-  print(f'\n{_table(answers)}\n')
-  print(
-    'Each round checks the tokens that were guessed in one run of the model. '
-    'The acceptance\nlength says how many tokens a round gave on average. '
-    'A small model makes mistakes;\nspeculation must make the same ones.'
+    with status.Status(f'{name}: compiling...', console=screen):
+      for decoder in (plain, auto):
+        streaming.compile_for(decoder, request)
+    screen.rule(name)
+    screen.print(text.Text(prompt, 'dim'))
+    first, second = _race(screen, plain, auto, request)
+    answers[_PLAIN].append(first)
+    answers[_AUTO].append(second)
+  screen.print(_table(answers))
+  screen.print(_verdict(answers), highlight=False)
+  screen.print(f'\n{_NEXT}', highlight=False, markup=False)
+
+
+def _race(
+  screen: console.Console,
+  plain: ss.Decoder,
+  auto: ss.Decoder,
+  request: ss.Request,
+) -> tuple[ss.GenerationResult, ss.GenerationResult]:
+  """Decodes one behind the other; beside the second the first is replayed."""
+  with live.Live(
+    console=screen, auto_refresh=False, vertical_overflow='visible'
+  ) as display:
+
+    def show(*texts: str) -> None:
+      display.update(_side_by_side(*texts), refresh=True)
+
+    first, track = _decode(plain, request, lambda _, now: show(now, ''))
+    second, _ = _decode(
+      auto, request, lambda seconds, now: show(_at(track, seconds), now)
+    )
+  return first, second
+
+
+def _decode(
+  decoder: ss.Decoder,
+  request: ss.Request,
+  show: Callable[[float, str], None],
+) -> tuple[ss.GenerationResult, _Track]:
+  """Returns the answer and when its text came; `show` gets both meanwhile."""
+  start = shown = time.perf_counter()
+  so_far, track = '', []
+  for event in decoder.run([request]):
+    now = time.perf_counter()
+    so_far += event.text
+    track.append((now - start, so_far))
+    if event.result is not None or now - shown > _FRAME_SECONDS:
+      show(*track[-1])
+      shown = now
+  return event.result, track
+
+
+def _at(track: _Track, seconds: float) -> str:
+  """Returns the text that there was after some seconds."""
+  return next((t for when, t in reversed(track) if when <= seconds), '')
+
+
+def _side_by_side(plain: str, auto: str) -> table.Table:
+  grid = table.Table.grid(expand=True)
+  grid.add_column(ratio=1)
+  grid.add_column(ratio=1)
+  grid.add_row(
+    panel.Panel(text.Text(plain), title='plain decoding, by then'),
+    panel.Panel(text.Text(auto), title=_AUTO, border_style='green'),
   )
+  return grid
 
 
-def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> str:
+def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> table.Table:
   """Tokens per second of each way to decode, for each prompt and for all."""
-  plain, *_ = answers.values()
-  header = ''.join(f'{name:>10}' for name in (*_PROMPTS, 'all'))
-  lines = [
-    f'{"tokens/s":<14}{header}{"speedup":>9}{"acceptance length":>19}'
-    f'{"identical":>11}'
-  ]
+  plain = answers[_PLAIN]
+  found = table.Table(title='tokens a second', box=box.SIMPLE)
+  found.add_column()
+  for name in (*_PROMPTS, 'all', 'speedup', 'per round', 'identical'):
+    found.add_column(name, justify='right')
   for name, way in answers.items():
     speeds = [_speed([answer]) for answer in way] + [_speed(way)]
-    speedup = speeds[-1] / _speed(plain)
     length = results.total_acceptance_length([r.stats for r in way])
-    cells = ''.join(f'{speed:>10.1f}' for speed in speeds)
-    lines.append(
-      f'{name:<14}{cells}{speedup:>8.2f}x{length:>19.2f}'
-      f'{_identical(plain, way):>11}'
-      f'  {"" if way is plain else _verdict(speedup)}'
+    found.add_row(
+      name,
+      *(f'{speed:.1f}' for speed in speeds),
+      f'{speeds[-1] / _speed(plain):.2f}x',
+      f'{length:.2f}',
+      _identical(plain, way),
     )
-  return '\n'.join(lines)
+  return found
 
 
 def _speed(answers: Sequence[ss.GenerationResult]) -> float:
@@ -101,10 +169,19 @@ def _identical(
   return 'yes' if all(a.token_ids == b.token_ids for a, b in pairs) else 'NO'
 
 
-def _verdict(speedup: float) -> str:
+def _verdict(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> str:
+  speedup = _speed(answers[_AUTO]) / _speed(answers[_PLAIN])
   if speedup >= _FASTER:
-    return ''
-  return 'does not pay here' if speedup < _SLOWER else 'makes no difference'
+    first = 'Speculation was faster here.'
+  elif speedup < _SLOWER:
+    first = 'Speculation was slower here.'
+  else:
+    first = 'Speculation made no difference here.'
+  return (
+    f'{first} A round is one run of the model; it checks all tokens that '
+    'were guessed. On a CPU it takes longer, the more tokens it checks. A '
+    'small model makes mistakes, and speculation must make the same ones.'
+  )
 
 
 if __name__ == '__main__':

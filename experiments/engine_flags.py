@@ -1,5 +1,6 @@
 """Flags of the serving engine, and the engine that they describe."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,29 +11,36 @@ from experiments import flags as shared_flags
 from experiments import tree_flags
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.forced_draft import ForcedDraft
+from swiftspec_jax.serving.living_trees import LivingTrees
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
+_LIVING = shared_flags.TREE_MODES
 _MODE = flags.DEFINE_enum(
   'mode',
-  'prompt_lookup',
+  shared_flags.AUTO,
   [
+    shared_flags.AUTO,
     'autoregressive',
     'prompt_lookup',
     'suffix_lookup',
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
+    *_LIVING,
   ],
-  'What drafts; chain and tree take --draft. --width, --branching, '
+  'What drafts; auto is serial if there is a draft model, else prompt_lookup. '
+  'Modes chain, tree, serial and async take --draft. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
-  'trees grow. forced, for studies of policies, drafts what equal requests '
-  'wrote before, and is right with probability --forced_acceptance.',
+  'trees grow. In mode tree a new one grows for each step. In modes serial and '
+  'async they live on, and in async they grow on --draft_devices while the '
+  'target verifies. forced, for studies of policies, drafts what equal '
+  'requests wrote before, and is right with probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
@@ -45,7 +53,8 @@ _QUERY_TOKENS = flags.DEFINE_list(
 _MAX_LENGTH = flags.DEFINE_integer(
   'max_length',
   5,
-  'Longest draft; in mode tree its nodes, the last known token left out.',
+  'Longest draft; in mode tree its nodes, the last known token left out. Modes '
+  'serial and async have --num_nodes.',
   lower_bound=0,
 )
 _CONTEXTS = flags.DEFINE_list(
@@ -68,6 +77,7 @@ _SHARE_PREFIXES = flags.DEFINE_bool(
 )
 
 _PAGE_SIZE = 16
+_DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
 _HOLDERS = (
   _MODE,
   _ROWS,
@@ -80,13 +90,29 @@ _HOLDERS = (
 
 
 def mode() -> str:
-  """Returns what drafts."""
-  return _MODE.value
+  """Returns what drafts, with a choice made for mode auto."""
+  if _MODE.value != shared_flags.AUTO:
+    return _MODE.value
+  has_draft = shared_flags.draft_name(shared_flags.AUTO) is not None
+  return 'serial' if has_draft else 'prompt_lookup'
 
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
-  return mode() == shared_flags.ENGINE_TREE
+  return mode() in (shared_flags.ENGINE_TREE, *_LIVING)
+
+
+def drafts_by_model() -> bool:
+  """Returns whether drafts take the time of a model."""
+  return is_tree() or mode() == 'chain'
+
+
+def _refuse(names: Sequence[str], remedy: str) -> None:
+  for name in names:
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f'--{name} has no effect in mode {mode()}; {remedy}'
+      )
 
 
 def sizes() -> ProgramSizes:
@@ -97,7 +123,12 @@ def sizes() -> ProgramSizes:
   """
   shared_flags.check([mode()])
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
-  lengths = tuple(range(_MAX_LENGTH.value + 1))
+  longest = _MAX_LENGTH.value
+  if mode() in _LIVING:
+    _refuse(['max_length'], 'give --num_nodes')
+    _refuse(_DECODER_FLAGS, 'leave it out')
+    longest = tree_flags.config().num_nodes - 1
+  lengths = tuple(range(longest + 1))
   # A lookup takes the same time whatever it finds.
   most_steps = {
     'chain': lengths[-1],
@@ -122,28 +153,34 @@ def sizes() -> ProgramSizes:
   )
 
 
-def make_engine(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
+def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
   """Loads the models; returns an engine, not compiled yet, and its target."""
   target = shared_flags.load_target()
   draft: Any = None
-  if mode() in ('chain', shared_flags.ENGINE_TREE):
+  if mode() == 'chain':
     draft = shared_flags.load_draft(target, mode())
-    if is_tree():
-      tree = tree_flags.config()
-      draft = TreeDraft(
-        model=draft,
-        width=tree.width,
-        branching=tree.branching,
-        prompt_lookup=tree.prompt_lookup,
-        suffix_lookup=tree.suffix_lookup,
-      )
+  elif is_tree():
+    draft = _tree_draft(shared_flags.load_draft(target, mode()))
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
   elif mode() == 'suffix_lookup':
     draft = SuffixLookup()
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
-  return Engine(target, draft, sizes=declared), target
+  return PageEngine(target, draft, sizes=declared), target
+
+
+def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
+  tree = tree_flags.config()
+  if mode() in _LIVING:
+    return LivingTrees(model=model, tree=tree)
+  return TreeDraft(
+    model=model,
+    width=tree.width,
+    branching=tree.branching,
+    prompt_lookup=tree.prompt_lookup,
+    suffix_lookup=tree.suffix_lookup,
+  )
 
 
 def _forced_draft() -> ForcedDraft:
@@ -156,7 +193,7 @@ def _forced_draft() -> ForcedDraft:
 
 
 def cost_key(
-  engine: Engine, target: ss.Model, declared: ProgramSizes
+  engine: PageEngine, target: ss.Model, declared: ProgramSizes
 ) -> CostKey:
   """Returns what costs depend on."""
   return CostKey(

@@ -262,6 +262,22 @@ def _draft_weight_dtype(target: ss.Model) -> str | None:
   return given
 
 
+def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
+  """Returns the arguments of `ss.Decoder` that make it one of `MODES`."""
+  if mode == 'autoregressive':
+    return {}
+  if mode == 'prompt_lookup':
+    return {'draft': prompt_lookup()}
+  if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
+    return {'draft': ss.AdaptiveLookup(**_num_speculative_tokens())}
+  if mode == 'chain':
+    return {'draft': draft, **_num_speculative_tokens()}
+  tree = tree_flags.config()
+  if mode == AUTO:
+    tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
+  return {'draft': draft, 'tree': tree, 'run_ahead': tree_flags.run_ahead()}
+
+
 def make_decoder(
   mode: str,
   target: ss.Model,
@@ -269,26 +285,7 @@ def make_decoder(
   timeline: ss.Timeline | None = None,
 ) -> ss.Decoder:
   """Returns a decoder of one of `MODES`, for one request at a time."""
-  if mode == 'autoregressive':
-    return ss.Decoder(target)
-  if mode == 'prompt_lookup':
-    return ss.Decoder(target, prompt_lookup())
-  if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
-    return ss.Decoder(target, ss.AdaptiveLookup(**_num_speculative_tokens()))
-  if mode == 'chain':
-    return ss.Decoder(
-      target, draft, num_speculative_tokens=_NUM_SPECULATIVE_TOKENS.value
-    )
-  tree = tree_flags.config()
-  if mode == AUTO:
-    tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
-  return ss.Decoder(
-    target,
-    draft,
-    tree=tree,
-    run_ahead=tree_flags.run_ahead(),
-    timeline=timeline,
-  )
+  return ss.Decoder(target, **speculation(mode, draft), timeline=timeline)
 
 
 def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:

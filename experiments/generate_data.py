@@ -1,7 +1,7 @@
 """Lets a target write the text that its draft model is trained on.
 
   python -m experiments.generate_data --output_dir=data --num_tokens=2_000_000
-  python -m experiments.generate_data --output_dir=data --documents='docs/*.md'
+  python -m experiments.generate_data --output_dir=data --documents='text/*.txt'
   python -m experiments.generate_data --output_dir=data --prompts=mine.jsonl
 
 The target invents users and answers them, and does tasks with documents: by

@@ -15,15 +15,9 @@ from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import dispatch, registry, tuning
 from kernels_pallas.call_spec import Arrays, CallSpec
-from kernels_pallas.kv_commit import reference as commit_reference
-from kernels_pallas.quantized_matmul import reference as quantized_reference
-from kernels_pallas.rejection import reference as rejection_reference
-from kernels_pallas.swiglu import reference as swiglu_reference
-from kernels_pallas.thresholds import reference as threshold_reference
 from kernels_pallas.tree_attention import reference as attention_reference
-from kernels_pallas.verification import reference as verification_reference
 
 _PAGE = 128
 
@@ -76,7 +70,9 @@ class Case:
     options = self.spec.options()
     yield Contender(
       name='reference',
-      call=functools.partial(_REFERENCES[self.kernel], **options),
+      call=functools.partial(
+        registry.function(self.kernel, 'reference'), **options
+      ),
     )
     for name, call in KERNELS[self.kernel][1].items():
       if name in dispatch.implementations_of(platform):
@@ -89,94 +85,13 @@ class Case:
 def cases(kernel: str) -> Iterator[Case]:
   """Yields the cases of a kernel."""
   for spec in KERNELS[kernel][0]:
-    yield _COUNTS[kernel](kernel, spec)
-
-
-_REFERENCES = {
-  'tree_attention': attention_reference.tree_attention,
-  'verify_tree': verification_reference.verify_tree,
-  'accept_chain': rejection_reference.accept_chain,
-  'find_thresholds': threshold_reference.find_thresholds,
-  'swiglu': swiglu_reference.swiglu,
-  'kv_commit': commit_reference.kv_commit,
-  'quantized_matmul': quantized_reference.quantized_matmul,
-}
-
-
-def _size(dtype):
-  return jnp.dtype(dtype).itemsize
-
-
-def _count_attention(kernel, spec):
-  rows = spec.context + spec.tree_size
-  if spec.window is not None:
-    rows = min(rows, spec.window + spec.tree_size)
-  heads = spec.batch_size * spec.num_kv_heads * spec.head_dim
-  queries = spec.num_tokens * spec.num_groups
-  return Case(
-    kernel=kernel,
-    spec=spec,
-    num_bytes=2 * heads * (rows + queries) * _size(spec.dtype),
-    num_flops=4 * heads * rows * queries,
-  )
-
-
-def _count_logits(kernel, spec):
-  return Case(
-    kernel=kernel, spec=spec, num_bytes=4 * spec.num_logits, num_flops=0
-  )
-
-
-def _count_swiglu(kernel, spec):
-  weights = 2 * spec.embed_dim * spec.ffw_dim
-  values = spec.num_tokens * (spec.embed_dim + spec.ffw_dim)
-  return Case(
-    kernel=kernel,
-    spec=spec,
-    num_bytes=(weights + values) * _size(spec.dtype),
-    num_flops=2 * weights * spec.num_tokens,
-  )
-
-
-def _count_quantized(kernel, spec):
-  weights = spec.num_parts * spec.num_inputs * spec.num_outputs
-  x, _, scales = spec.arrays()
-  sizes = {'int8': 1.0, 'int4': 0.5}
-  num_outputs = spec.num_tokens * spec.num_parts * spec.num_outputs
-  return Case(
-    kernel=kernel,
-    spec=spec,
-    num_bytes=int(
-      weights * sizes[spec.weight_dtype]
-      + scales.size * _size(scales.dtype)
-      + (x.size + num_outputs) * _size(x.dtype)
-    ),
-    num_flops=2 * weights * spec.num_tokens,
-  )
-
-
-def _count_commit(kernel, spec):
-  heads = spec.num_caches * spec.batch_size * spec.num_kv_heads
-  # Row 0 stays; read and written, two bytes for each number.
-  num_bytes = 4 * heads * (spec.num_rows - 1) * spec.head_dim
-  return Case(
-    kernel=kernel,
-    spec=spec,
-    num_bytes=num_bytes,
-    num_flops=0,
-    is_in_place=True,
-  )
-
-
-_COUNTS = {
-  'tree_attention': _count_attention,
-  'verify_tree': _count_logits,
-  'accept_chain': _count_logits,
-  'find_thresholds': _count_logits,
-  'swiglu': _count_swiglu,
-  'kv_commit': _count_commit,
-  'quantized_matmul': _count_quantized,
-}
+    yield Case(
+      kernel=kernel,
+      spec=spec,
+      num_bytes=spec.num_bytes,
+      num_flops=spec.num_flops,
+      is_in_place=spec.IS_IN_PLACE,
+    )
 
 
 def _attention_baselines(spec, platform):

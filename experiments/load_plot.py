@@ -1,6 +1,7 @@
 """The pictures of a load experiment."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def draw_latency(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
 
   Args:
     rows: averaged over the seeds.
-    title: of the picture.
+    title: heading of the picture.
   """
   panels = (
     ('mean_e2e_latency', 'mean latency'),
@@ -64,14 +65,16 @@ def draw_lengths(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
 
 
 def _draw_lines(axes, rows, name: str) -> None:
-  colors = iter(_COLORS * len(rows))
+  styles = itertools.cycle(itertools.product(('-', '-.', ':'), _COLORS))
   for policy in dict.fromkeys(row['policy'] for row in rows):
     points = [
       (row['request_rate'], row[name])
       for row in rows
       if row['policy'] == policy and name in row
     ]
-    style = _LINES.get(policy) or {'color': next(colors)}
+    style = _LINES.get(policy) or dict(
+      zip(('linestyle', 'color'), next(styles), strict=True)
+    )
     if points:
       axes.plot(
         *zip(*points, strict=True), label=policy, marker='o', ms=4, **style
@@ -92,7 +95,7 @@ def _png(figure, title: str) -> bytes:
     handles,
     labels,
     loc='outside lower center',
-    ncols=min(len(labels), 8),
+    ncols=min(len(labels), 6),
     frameon=False,
   )
   figure.suptitle(title, fontsize='medium')

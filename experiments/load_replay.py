@@ -7,10 +7,10 @@ from typing import Protocol
 
 import swiftspec_jax as ss
 from swiftspec_jax import cost_model, simulator
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 from swiftspec_jax.serving.load_metrics import LoadRecorder
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 _LONGEST_SLEEP = 0.05  # seconds
 
@@ -21,7 +21,7 @@ class Clock(Protocol):
   def now(self) -> float:
     """Returns the time."""
 
-  def time_step(self, record: StepRecord) -> tuple[float, float]:
+  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
     """Returns when the step that has just been run ended, and its seconds."""
 
   def wait(self, until: float) -> None:
@@ -38,7 +38,7 @@ class RealTime:
     """See `Clock`."""
     return time.perf_counter() - self._start
 
-  def time_step(self, record: StepRecord) -> tuple[float, float]:
+  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
     """See `Clock`."""
     return record.time - self._start, record.seconds
 
@@ -60,7 +60,7 @@ class VirtualTime:
     """See `Clock`."""
     return self._now
 
-  def time_step(self, record: StepRecord) -> tuple[float, float]:
+  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
     """See `Clock`."""
     seconds = simulator.step_seconds(
       self._costs,
@@ -78,11 +78,11 @@ class VirtualTime:
 
 
 def replay(
-  engine: Engine,
+  engine: PageEngine,
   arrivals: Arrivals,
   requests: Sequence[ss.Request],
   clock: Clock,
-  on_step: Callable[[StepRecord], None],
+  on_step: Callable[[PagedStepRecord], None],
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""
   recorder = LoadRecorder(

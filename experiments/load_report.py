@@ -1,5 +1,6 @@
 """What a load experiment says: latency by policy and request rate."""
 
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     *_crossings(latencies),
     *_against(latencies, 'the best fixed length', _best_fixed),
     *_against(latencies, 'no speculation', lambda p: p.get(NO_SPECULATION)),
+    *_rivals(latencies),
     *_speedup(latencies),
   ]
 
@@ -127,6 +129,16 @@ def _against(latencies, label, rival) -> list[str]:
   return [
     f'latency of goodput over that of {label}: at most {ratio:.2f} (at '
     f'{rate:g} requests/s)'
+  ]
+
+
+def _rivals(latencies) -> list[str]:
+  names = dict.fromkeys(n for p in latencies.values() for n in p)
+  return [
+    line
+    for name in names
+    if name not in (NO_SPECULATION, GOODPUT) and not is_fixed(name)
+    for line in _against(latencies, name, operator.methodcaller('get', name))
   ]
 
 

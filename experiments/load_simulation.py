@@ -10,14 +10,14 @@ from experiments import load_flags, load_report
 from swiftspec_jax import policies, simulator
 from swiftspec_jax.cost_model.measured import MeasuredCosts
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import StepRecord
+from swiftspec_jax.serving.engine import PagedStepRecord
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 
 # Latencies that differ by less are no ranking.
 _LEAST_DIFFERENCE = 0.03
 
 
-def step_error(costs: MeasuredCosts, record: StepRecord) -> float:
+def step_error(costs: MeasuredCosts, record: PagedStepRecord) -> float:
   """Returns by which share of its time a whole step was predicted wrongly."""
   predicted = simulator.step_seconds(
     costs,

@@ -34,7 +34,7 @@ from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters import HostDrafter
-from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 
@@ -69,7 +69,7 @@ def main() -> None:
     *_intake_trials(engine, declared),
   ]
   found: list[list[Measurement]] = [[] for _ in trials]
-  records: list[StepRecord] = []
+  records: list[PagedStepRecord] = []
   with tqdm.tqdm(
     total=_REPEATS.value * (len(trials) + 1), desc='measuring', unit='step'
   ) as progress:
@@ -105,7 +105,7 @@ def _check_sizes(declared: ProgramSizes) -> None:
       )
 
 
-def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+def _target_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of plain steps and of all others."""
   trials = []
   parts = ('plain', declared.all_plain()), ('target', declared.all_mixed())
@@ -117,8 +117,6 @@ def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   ]
   for part, flat, positions in programs:
     step = engine.trial(flat, positions)
-    if step is None:
-      continue
 
     def trial(
       part=part, flat=flat, positions=positions, kv_tokens=step.kv_tokens
@@ -140,10 +138,10 @@ def _positions(declared: ProgramSizes, flat: FlatSizes) -> list[int]:
   """Returns the fewest and the most positions of rows for a program."""
   fewest, most = declared.range_of(flat.context)
   new = -(-flat.num_tokens // min(flat.num_rows, flat.num_tokens))
-  return [max(fewest, new), most]
+  return [min(max(fewest, new), most), most]
 
 
-def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of drafts, for each number of forwards its longest one."""
   buckets = declared.scheduler.buckets
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
@@ -172,7 +170,7 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+def _intake_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of a chunk that a draft model takes in."""
   if isinstance(engine.drafter, HostDrafter):
     return []
@@ -193,7 +191,7 @@ def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
+def _serve(engine: PageEngine, declared: ProgramSizes) -> list[PagedStepRecord]:
   """Returns what steps of made-up requests took, with and without drafts."""
   buckets = declared.scheduler.buckets
   records = []
@@ -229,7 +227,7 @@ def _request(seed: int) -> ss.Request:
 
 def _with_host(
   measurements: Sequence[Measurement],
-  records: Sequence[StepRecord],
+  records: Sequence[PagedStepRecord],
   declared: ProgramSizes,
 ) -> list[Measurement]:
   """Adds what the host does in whole steps, and the overhead of drafts.
@@ -259,7 +257,7 @@ def _with_host(
 
 
 def _rest(
-  records: Sequence[StepRecord],
+  records: Sequence[PagedStepRecord],
   measurements: Sequence[Measurement],
   declared: ProgramSizes,
 ) -> float:
@@ -331,7 +329,7 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
   return benchmark_report.aligned(cells, num_names=1)
 
 
-def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
+def _check(costs: MeasuredCosts, records: Sequence[PagedStepRecord]) -> str:
   """Returns a sentence on predicted against measured whole steps."""
   found = [load_simulation.step_error(costs, record) for record in records]
   return (

@@ -11,7 +11,7 @@ with their provenance when --output_dir is given.
 
 With --mode it takes the rounds of a token tree apart instead: how long each
 part of target and draft takes, over the first prompts that are shipped.
-docs/decoding.md says how to read the table, which rows.jsonl gets.
+docs/how_it_works/decoding.md says how to read the table, which rows.jsonl gets.
 """
 
 import dataclasses

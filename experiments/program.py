@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import jax
 import transformers
@@ -25,19 +26,28 @@ def run(main: Callable[[], None]) -> None:
   A `UserError` becomes one line on standard error and exit status 1, and
   Ctrl-C exit status 130, both without a traceback.
   """
+
+  def without_arguments(arguments: list[str]) -> None:
+    if arguments:
+      raise errors.UserError(
+        f'unexpected argument {arguments[0]!r}; flags are given as --name=value'
+      )
+    main()
+
+  run_with_arguments(without_arguments)
+
+
+def run_with_arguments(main: Callable[[list[str]], None]) -> None:
+  """Does what `run` does; `main` gets the arguments that are no flags."""
   # Unless the level of the log is chosen, absl would show more than warnings.
   flags.FLAGS['verbosity'].using_default_value = False
   app.run(functools.partial(_main, main))
 
 
-def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
+def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
   set_up()
   try:
-    if len(argv) > 1:
-      raise errors.UserError(
-        f'unexpected argument {argv[1]!r}; flags are given as --name=value'
-      )
-    main()
+    main(list(argv[1:]))
     sys.stdout.flush()
   except errors.UserError as error:
     # Messages that quote those of other libraries can have many lines.
@@ -45,17 +55,23 @@ def _main(main: Callable[[], None], argv: Sequence[str]) -> int:
     return 1
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not `return`: JAX can crash when Python ends while programs still run or
-    # are being compiled.
-    os._exit(_INTERRUPTED)
+    leave(_INTERRUPTED)
   except BrokenPipeError:
     # The reader, such as `head`, has seen enough. Python's own flush at exit
     # must not complain about it again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   return 0
+
+
+def leave(status: int = 0) -> NoReturn:
+  """Ends at once: JAX can crash in Python's own end.
+
+  It does while programs run or are being compiled.
+  """
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
 
 
 def set_up() -> None:

@@ -28,7 +28,7 @@ def collect() -> dict[str, Any]:
     'versions': {
       'python': platform.python_version(),
       'swiftspec_jax': ss.__version__,
-      **{name: _version(name) for name in _PACKAGES},
+      **{name: version(name) for name in _PACKAGES},
     },
     'platform': platform.platform(),
     'cpu': cpu_model(),
@@ -58,6 +58,14 @@ def git_sha() -> str | None:
   return f'{sha}+dirty' if changes else sha
 
 
+def version(package: str) -> str | None:
+  """Returns the version of a package, None if it is not installed."""
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
 def cpu_model() -> str:
   """Returns the name of the processor, as well as it can be had."""
   cpuinfo = pathlib.Path('/proc/cpuinfo')
@@ -79,10 +87,3 @@ def _git(*arguments: str) -> str | None:
   except (FileNotFoundError, subprocess.CalledProcessError):
     return None
   return process.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None

@@ -40,7 +40,7 @@ from experiments import flags as shared_flags
 from experiments import prompts as prompts_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import Engine, StepRecord
+from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -111,7 +111,7 @@ def _repetition(rows: Sequence[dict[str, Any]]) -> str:
   )
 
 
-def _write_down(engine: Engine, encoded: Sequence[tuple[int, ...]]) -> None:
+def _write_down(engine: PageEngine, encoded: Sequence[tuple[int, ...]]) -> None:
   """Serves all requests once, so that the drafter knows their outputs."""
   # Only policies that draft show it the texts.
   engine.policy = FixedLength(1)
@@ -123,7 +123,7 @@ def _write_down(engine: Engine, encoded: Sequence[tuple[int, ...]]) -> None:
 
 
 def _serve(
-  engine: Engine,
+  engine: PageEngine,
   policies: cost_flags.Policies,
   encoded: Sequence[tuple[int, ...]],
   rates: Sequence[float],
@@ -137,7 +137,7 @@ def _serve(
     if engine_flags.mode() != shared_flags.ENGINE_FORCED:
       engine.drafter.reset()
     before = engine.scheduler.num_preemptions
-    records: list[StepRecord] = []
+    records: list[PagedStepRecord] = []
     clock: load_replay.Clock = load_replay.RealTime()
     if _VIRTUAL_TIME.value:
       buckets = engine.scheduler.config.buckets
@@ -183,7 +183,7 @@ def _requests(
 
 
 def _simulate(
-  engine: Engine,
+  engine: PageEngine,
   policies: cost_flags.Policies,
   encoded: Sequence[tuple[int, ...]],
   rows: Sequence[dict[str, Any]],

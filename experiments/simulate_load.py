@@ -24,12 +24,12 @@ from experiments import (
   policy_names,
   program,
 )
-from swiftspec_jax import cost_model, errors, simulator
+from swiftspec_jax import cost_model, errors, policies, simulator
 from swiftspec_jax.cost_model import profiles, storage
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 _PROFILE = flags.DEFINE_string(
   'profile',
@@ -101,7 +101,7 @@ def main() -> None:
   table = _table(costs, buckets)
   rates = load_flags.request_rates()
   for name in load_flags.policy_names():
-    policy_names.make(name, costs, buckets, table)
+    _policy(name, costs, buckets, table)
   _check_fits(config)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -159,6 +159,16 @@ def _conditional_acceptance(buckets: StepBuckets) -> np.ndarray:
   return np.array((found + found[-1:] * size)[:size])
 
 
+def _policy(
+  name: str,
+  costs: cost_model.CostModel,
+  buckets: StepBuckets,
+  table: BatchTable,
+) -> policies.Policy:
+  is_tree = bool(_TREE_SIZES.value)
+  return policy_names.make(name, costs, buckets, table, is_tree=is_tree)
+
+
 def _table(costs: cost_model.CostModel, buckets: StepBuckets) -> BatchTable:
   """Profiles the table for the acceptance and the mean context."""
   trial = load_flags.arrivals(1.0, 0)
@@ -201,7 +211,7 @@ def _simulate(
   """Adds a row for each run, to the list and line by line to the file."""
 
   def run(name, arrivals, acceptance):
-    policy = policy_names.make(name, costs, config.buckets, table)
+    policy = _policy(name, costs, config.buckets, table)
     start = time.perf_counter()
     simulation = simulator.simulate(
       arrivals,

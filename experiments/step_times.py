@@ -48,7 +48,7 @@ def draft_step_seconds(
   steps = jax.device_put(np.int32(num_steps), sharding.replicated(draft.mesh))
 
   def start():
-    return tree_draft.init(
+    state = tree_draft.init(
       draft.config,
       tree,
       draft.dtype,
@@ -56,6 +56,7 @@ def draft_step_seconds(
       capacity=buckets.power_of_two(max_total_tokens),
       mesh=draft.mesh,
     )
+    return state.replace(is_busy=~state.is_busy)
 
   def grow(state):
     _, num_forwards = tree_draft.grow(

@@ -27,7 +27,16 @@ _LABEL_SHARE = 0.05  # of the width, from which on a bar has its name in it
 def draw(
   spans: Sequence[timeline_lib.Span], num_rounds: int = 4, skip: int = 1
 ) -> bytes:
-  """Returns a PNG of some rounds.
+  """Returns a PNG of what `make_figure` draws."""
+  output = io.BytesIO()
+  make_figure(spans, num_rounds, skip).savefig(output, format='png', dpi=130)
+  return output.getvalue()
+
+
+def make_figure(
+  spans: Sequence[timeline_lib.Span], num_rounds: int = 4, skip: int = 1
+) -> figure_lib.Figure:
+  """Draws some rounds.
 
   Args:
     spans: as `Timeline.finish` returns them.
@@ -72,9 +81,7 @@ def draw(
     ncols=len(handles),
     frameon=False,
   )
-  output = io.BytesIO()
-  figure.savefig(output, format='png', dpi=130)
-  return output.getvalue()
+  return figure
 
 
 def _draw_bar(axes, span, begin, end) -> None:

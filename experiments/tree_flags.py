@@ -31,6 +31,13 @@ _NUM_RESTART_STEPS = flags.DEFINE_integer(
   'Mode async: forwards after the first before a new tree is sent, when the '
   'last verified token was not in the old one.',
 )
+_WAITS_FOR_MISSES = flags.DEFINE_bool(
+  'waits_for_misses',
+  _DEFAULTS.waits_for_misses,
+  'Mode async, several requests at once: the target waits until all of them '
+  'have a tree again after a miss. If not, such a request sends one token '
+  'alone.',
+)
 _COVERAGE = flags.DEFINE_float(
   'coverage',
   _DEFAULTS.coverage,
@@ -76,6 +83,7 @@ def config() -> ss.TreeConfig:
     num_draft_steps=_NUM_DRAFT_STEPS.value,
     branching=_BRANCHING.value,
     num_restart_steps=_NUM_RESTART_STEPS.value,
+    waits_for_misses=_WAITS_FOR_MISSES.value,
     coverage=_COVERAGE.value,
     is_adaptive=_ADAPTIVE.value,
     prompt_lookup=_TREE_PROMPT_LOOKUP.value,
@@ -97,6 +105,7 @@ def to_json() -> dict[str, Any]:
     _NUM_DRAFT_STEPS,
     _BRANCHING,
     _NUM_RESTART_STEPS,
+    _WAITS_FOR_MISSES,
     _COVERAGE,
     _ADAPTIVE,
     _TREE_PROMPT_LOOKUP,

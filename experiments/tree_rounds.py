@@ -86,7 +86,7 @@ def collect(
   pipeline = decoder.pipeline
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(known) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, [request.sampling], chunks)
+  pipeline.admit(0, request, limit, chunks)
   pipeline.follow()
   eos_token_ids = (
     () if request.sampling.ignore_eos else target.config.eos_token_ids

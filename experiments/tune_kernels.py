@@ -11,7 +11,7 @@ and give what the defaults give. Other entries of the file stay.
 import contextlib
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -30,69 +30,6 @@ _OUTPUT = flags.DEFINE_string(
   'output', 'tiles.json', 'File of the entries, which are added to it.'
 )
 _LEAST_GAIN = 1.03  # what times vary by
-_SPLITS = (4, 8, 16, 32)
-_STAGES = (2, 3, 4)
-_WARPS = (4, 8)
-_VERIFY_TPU = {'block_vocab': (4096, 8192, 16_384)}
-_VERIFY_GPU = {
-  'block_vocab': (512, 1024, 2048),
-  'num_programs': (32, 64, 128),
-  'num_warps': _WARPS,
-}
-_VALUES: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {
-  ('accept_chain', 'pallas_tpu'): _VERIFY_TPU,
-  ('accept_chain', 'pallas_gpu'): _VERIFY_GPU,
-  ('find_thresholds', 'pallas_tpu'): {
-    'block_vocab': (8192, 16_384, 32_768),
-    'width': (256, 512, 1024, 2048),
-  },
-  ('find_thresholds', 'pallas_gpu'): {
-    'block_vocab': (512, 1024, 2048),
-    'num_bits': (2, 4),
-    'num_warps': _WARPS,
-  },
-  ('kv_commit', 'pallas_tpu'): {'window_bytes': (2**20, 2**21, 2**22, 2**23)},
-  ('kv_commit', 'pallas_gpu'): {
-    'num_columns': (32, 64, 128),
-    'num_caches': (16, 32),
-  },
-  ('quantized_matmul', 'pallas_tpu'): {
-    'block_outputs': (128, 256, 512, 1024),
-  },
-  ('quantized_matmul', 'pallas_gpu'): {
-    'block_outputs': (32, 64, 128),
-    'num_splits': (1, 2, *_SPLITS),
-    'num_warps': _WARPS,
-    'num_stages': _STAGES,
-  },
-  ('swiglu', 'pallas_tpu'): {
-    'block_bytes': (2**20, 2**21, 2**22),
-    'block_columns': (256, 512, 1024),
-  },
-  ('swiglu', 'pallas_gpu'): {
-    'block_rows': (32, 64, 128),
-    'block_columns': (32, 64, 128),
-    'num_splits': (1, 2, 4),
-    'num_warps': _WARPS,
-    'num_stages': _STAGES,
-  },
-  ('tree_attention', 'pallas_tpu'): {
-    'block_kv': (128, 256, 512, 1024),
-    'num_heads': (1, 2, 4, 8),
-  },
-  ('tree_attention', 'pallas_gpu'): {
-    'block_kv': (32, 64, 128),
-    'num_splits': _SPLITS,
-    'num_warps': _WARPS,
-    'num_stages': _STAGES,
-  },
-  ('tree_attention', 'mosaic_gpu'): {
-    'num_splits': (2, 4, 8),
-    'num_stages': (2, 3, 4),
-  },
-  ('verify_tree', 'pallas_tpu'): _VERIFY_TPU,
-  ('verify_tree', 'pallas_gpu'): _VERIFY_GPU,
-}
 
 
 def main() -> None:
@@ -160,8 +97,8 @@ def _words(entry: tuning.Entry | None) -> str:
 
 def candidates(kernel: str, implementation: str) -> Iterator[Any]:
   """Yields the tiles to try, those that the kernel's `Config` accepts."""
-  values: Mapping[str, Sequence[int]] = _VALUES[kernel, implementation]
   make = tuning.config_class(kernel, implementation)
+  values = make.CANDIDATES
   for combination in itertools.product(*values.values()):
     with contextlib.suppress(ValueError):
       yield make(**dict(zip(values, combination, strict=True)))

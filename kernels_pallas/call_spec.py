@@ -28,10 +28,12 @@ class CallSpec(abc.ABC):
     name: of the shape.
     ROUNDED: fields that count rows. A kernel does alike with numbers that have
       the same next power of two.
+    IS_IN_PLACE: whether the results take the place of the first argument.
   """
 
   name: str
   ROUNDED: ClassVar[tuple[str, ...]] = ('batch_size', 'num_tokens')
+  IS_IN_PLACE: ClassVar[bool] = False
 
   @property
   def package(self) -> str:
@@ -41,6 +43,17 @@ class CallSpec(abc.ABC):
   @abc.abstractmethod
   def arrays(self) -> Arrays:
     """Returns the abstract arguments."""
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes that a call reads and writes at least: here of the arguments."""
+    leaves = jax.tree.leaves(self.arrays())
+    return sum(x.size * x.dtype.itemsize for x in leaves)
+
+  @property
+  def num_flops(self) -> int:
+    """Operations of the products."""
+    return 0
 
   def options(self) -> dict[str, Any]:
     """Returns the keyword arguments."""

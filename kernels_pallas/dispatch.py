@@ -96,9 +96,9 @@ def choose(
       platform, or the reference where that cannot do it, or has not done what
       the reference does.
     platform: of the devices.
-    checks: for each implementation but the reference a function that raises
-      NotImplementedError with the reason if it cannot do the shape. Where
-      there is no 'mosaic_gpu', 'pallas_gpu' stands in.
+    checks: for each implementation that there is, the reference left out, a
+      function that raises NotImplementedError with the reason if it cannot do
+      the shape. Where there is no 'mosaic_gpu', 'pallas_gpu' stands in.
     trial: says of an implementation how it compares with the reference on
       these devices. Only 'auto' asks. None where `checks` refuse 'auto'.
 
@@ -133,6 +133,8 @@ def _decide(kernel, shape, implementation, platform, checks, trial):
   if wanted == REFERENCE:
     return wanted, f'no kernel for {platform}' if is_auto else reason
   try:
+    if wanted not in checks:
+      raise NotImplementedError('there is none')
     checks[wanted]()
   except NotImplementedError as error:
     if is_auto:

@@ -19,41 +19,10 @@ import jax
 from absl import logging
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch
-from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
-from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
-from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
-from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
-from kernels_pallas.rejection import pallas_gpu as rejection_gpu
-from kernels_pallas.rejection import pallas_tpu as rejection_tpu
-from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
-from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
-from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
-from kernels_pallas.thresholds import pallas_tpu as threshold_tpu
-from kernels_pallas.tree_attention import mosaic_gpu
-from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
-from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
-from kernels_pallas.verification import pallas_gpu as verification_gpu
-from kernels_pallas.verification import pallas_tpu as verification_tpu
+from kernels_pallas import dispatch, registry
 
 VARIABLE = 'SWIFTSPEC_TILES'
 _SHIPPED = pathlib.Path(__file__).with_name('measured_tiles.json')
-_CONFIGS = {
-  (kernel, implementation): backend.Config
-  for kernel, *backends in (
-    ('accept_chain', rejection_tpu, rejection_gpu),
-    ('find_thresholds', threshold_tpu, threshold_gpu),
-    ('kv_commit', commit_tpu, commit_gpu),
-    ('quantized_matmul', quantized_tpu, quantized_gpu),
-    ('swiglu', swiglu_tpu, swiglu_gpu),
-    ('tree_attention', attention_tpu, attention_gpu),
-    ('verify_tree', verification_tpu, verification_gpu),
-  )
-  for implementation, backend in zip(
-    ('pallas_tpu', 'pallas_gpu'), backends, strict=True
-  )
-}
-_CONFIGS['tree_attention', 'mosaic_gpu'] = mosaic_gpu.Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +59,12 @@ def config_class(kernel: str, implementation: str) -> type:
   Raises:
     ValueError: there is no such kernel.
   """
-  if (kernel, implementation) not in _CONFIGS:
+  if (
+    kernel not in registry.PACKAGES
+    or implementation not in registry.implementations(kernel)
+  ):
     raise ValueError(f'there are no tiles of {implementation} for {kernel!r}')
-  return _CONFIGS[kernel, implementation]
+  return registry.module(kernel, implementation).Config
 
 
 def shapes_of(arrays: Any) -> str:

@@ -30,6 +30,11 @@ class VocabularySpec(call_spec.CallSpec):
     """How many there are."""
     return self.batch_size * self.num_tokens * self.vocab_size
 
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the logits."""
+    return 4 * self.num_logits
+
   def logits(self) -> jax.ShapeDtypeStruct:
     """Returns the abstract f32[B, T, V]."""
     shape = (self.batch_size, self.num_tokens, self.vocab_size)

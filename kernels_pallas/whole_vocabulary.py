@@ -1,6 +1,7 @@
 """What kernels share that need all logits of a token on one device."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,12 @@ class TpuConfig:
 
   Attributes:
     block_vocab: tokens of a tile, a multiple of 128.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_vocab': (4096, 8192, 16_384),
+  }
   block_vocab: int = 8192
 
   def __post_init__(self):
@@ -30,8 +35,14 @@ class GpuConfig:
     block_vocab: tokens of a tile, a power of two.
     num_programs: most programs of a row, a power of two.
     num_warps: of a program.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_vocab': (512, 1024, 2048),
+    'num_programs': (32, 64, 128),
+    'num_warps': (4, 8),
+  }
   block_vocab: int = 1024
   num_programs: int = 128
   num_warps: int = 4

@@ -15,7 +15,7 @@ from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.results import GenerationResult, GenerationStats
 from swiftspec_jax.timeline import Timeline
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 __all__ = [
   'BUILTIN_DRAFTS',

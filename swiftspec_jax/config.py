@@ -51,6 +51,34 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3:
+  """How an EAGLE-3 head reads features; names as in vLLM's `speculators`.
+
+  Its first layer attends with the pair of normed embedding and normed feature,
+  side by side, and adds to the feature alone (EAGLE-3 paper, section 3.1).
+
+  Attributes:
+    norm_before_residual: the normed feature is what it adds to.
+    norm_before_fc: all features of the target are normed together before they
+      are projected.
+    fc_norm: each layer's are normed for themselves.
+    norm_output: the feature of the next token is the normed output (EAGLE-3.1),
+      not the one before the norm.
+  """
+
+  norm_before_residual: bool = False
+  norm_before_fc: bool = False
+  fc_norm: bool = False
+  norm_output: bool = False
+
+  def __post_init__(self):
+    if self.norm_before_fc and self.fc_norm:
+      raise errors.UserError(
+        'norm_before_fc and fc_norm exclude each other; leave one of them out'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
   """Sizes and switches of one decoder-only transformer.
 
@@ -94,6 +122,9 @@ class ModelConfig:
   # and how wide they are side by side.
   feature_layers: tuple[int, ...] = ()
   feature_dim: int = 0
+  # How it reads them where it is an EAGLE-3 head; None: they are added to the
+  # embedding.
+  eagle3: Eagle3 | None = None
   num_shards: int = 1
   kernels: str = 'auto'
   weight_dtype: str | None = None
@@ -130,6 +161,12 @@ class ModelConfig:
       raise errors.UserError(
         f'sliding_layers names {len(self.sliding_layers)} layers, the model '
         f'has {self.num_layers}'
+      )
+    if self.eagle3 and (not self.feature_layers or self.sliding_window):
+      raise errors.UserError(
+        f'an EAGLE-3 head with feature_layers={self.feature_layers} and '
+        f'sliding_window={self.sliding_window} is not supported; it needs '
+        'features and no window'
       )
     if bool(self.feature_layers) != bool(self.feature_dim):
       raise errors.UserError(
@@ -214,6 +251,8 @@ class ModelConfig:
     values = dict(values)
     if values.get('rope_scaling') is not None:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
+    if values.get('eagle3') is not None:
+      values['eagle3'] = Eagle3(**values['eagle3'])
     for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)
@@ -328,6 +367,10 @@ class TreeConfig:
     num_restart_steps: asynchronous mode: forwards after the first one before
       a new tree is sent, when the last verified token was not in the old one.
       The target waits for them.
+    waits_for_misses: asynchronous mode, several rows: the target waits until
+      every row has a tree again. If not, a row whose last verified token was
+      not in its tree sends that token alone and grows a new tree while the
+      target verifies; the target waits only if no row has a tree.
     capacity: most nodes of a tree.
     num_cache_rows: most nodes of a tree with keys and values.
     coverage: asynchronous mode: nats by which possible next roots that were
@@ -347,6 +390,7 @@ class TreeConfig:
   num_draft_steps: int = 4
   branching: int = 8
   num_restart_steps: int = 0
+  waits_for_misses: bool = False
   capacity: int = 256
   num_cache_rows: int = 128
   coverage: float = 0.0

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import transformers
 from jax.sharding import Mesh
 
+from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
 
@@ -17,12 +17,12 @@ class Model:
   """A loaded model: parameters on a mesh, and the tokenizer.
 
   Attributes:
-    name: what it was loaded by, for messages and results.
+    name: name that it was loaded by, for messages and results.
     config: static description.
     params: pytree of arrays on `mesh`.
-    dtype: of the KV cache and of the weights that are not quantized.
+    dtype: type of the KV cache and of the weights that are not quantized.
     mesh: the devices that hold it.
-    tokenizer: of the vocabulary.
+    tokenizer: tokenizer of the vocabulary.
   """
 
   name: str
@@ -30,9 +30,7 @@ class Model:
   params: Params = dataclasses.field(repr=False)
   dtype: np.dtype
   mesh: Mesh = dataclasses.field(repr=False)
-  tokenizer: transformers.PreTrainedTokenizerBase = dataclasses.field(
-    repr=False
-  )
+  tokenizer: tokenizer_lib.Tokenizer = dataclasses.field(repr=False)
 
   @property
   def num_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """What the host knows of requests: from the prompt to the result."""
 
 import dataclasses
+import enum
 import math
 import time
 
@@ -18,7 +19,7 @@ class Request:
   """One prompt, as token ids, and how to continue it.
 
   Attributes:
-    token_ids: of the prompt.
+    token_ids: tokens of the prompt.
     sampling: how to choose the tokens.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
@@ -33,7 +34,7 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
   """Raises UserError for a request that cannot be decoded.
 
   Args:
-    request: to look at.
+    request: request to look at.
     target: whose tokens they are.
     max_context: most tokens, prompt and output together.
     who: has that limit.
@@ -63,6 +64,22 @@ class Event:
   result: results.GenerationResult | None = None
 
 
+class Source(enum.StrEnum):
+  """Who proposed a token of an output; the target has approved all of them."""
+
+  TARGET = 'target'  # nobody: it is the target's own
+  DRAFT = 'draft'  # a draft model; its trees take in what lookups find
+  LOOKUP = 'lookup'  # a drafter without a model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+  """A token of an output, as people see it."""
+
+  text: str  # that is certain since this token; it can be empty
+  source: Source
+
+
 class Row:
   """What the host knows of one request that is being decoded."""
 
@@ -73,20 +90,24 @@ class Row:
     limit: int,
     target: Model,
     num_speculative_tokens: int,
+    *,
+    chains_by_model: bool,
   ):
     """Nothing has been decoded yet.
 
     Args:
-      index: of the request, for its events.
-      request: what to decode.
+      index: number of the request, for its events.
+      request: prompt, and how to continue it.
       limit: tokens, prompt and output together, at which it must end.
       target: whose tokens they are.
       num_speculative_tokens: K of the drafter.
+      chains_by_model: whether a model drafts what is no tree.
     """
     self.request = request
     self.limit = limit
     self.is_finished = False
     self._index = index
+    self._chains_by_model = chains_by_model
     self._eos_token_ids = (
       () if request.sampling.ignore_eos else target.config.eos_token_ids
     )
@@ -94,6 +115,7 @@ class Row:
       target.tokenizer, request.sampling.stop
     )
     self._token_ids: list[int] = []
+    self._pieces: list[Piece] = []
     self._logprobs: list[float] = []
     self._top_logprobs: list[results.TopLogprobs] = []
     self._num_rounds = 0
@@ -109,6 +131,10 @@ class Row:
   def token_ids(self) -> list[int]:
     """The output so far; do not change it."""
     return self._token_ids
+
+  def pieces_from(self, start: int) -> tuple[Piece, ...]:
+    """Returns those of the tokens from one on."""
+    return tuple(self._pieces[start:])
 
   def logprobs_from(self, start: int) -> tuple[float, ...] | None:
     """Returns those of the tokens from one on, if the request wants them."""
@@ -138,8 +164,9 @@ class Row:
     """Takes one step's output; returns news, if there are any.
 
     Args:
-      report: of the step.
-      logprobs: of this row on the host, without the leading axis.
+      report: outcome of the step for this row.
+      logprobs: log-probabilities of this row on the host, without the
+        leading axis.
     """
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
@@ -160,7 +187,7 @@ class Row:
       if token_id in self._eos_token_ids:
         finish_reason, token_ids = 'stop', token_ids[: i + 1]
         break
-    text = self._stream.push(token_ids)
+    texts = [self._stream.push([token_id]) for token_id in token_ids]
     if self._stream.stopped is not None:
       finish_reason = 'stop'
       token_ids = token_ids[: self._stream.num_tokens - len(self._token_ids)]
@@ -170,13 +197,26 @@ class Row:
     num_known = len(self.request.token_ids) + len(self._token_ids)
     if finish_reason is None and num_known >= self.limit:
       finish_reason = 'length'
+    if finish_reason is not None:
+      texts[len(token_ids) - 1] += self._stream.finish()
+    own, sources = texts[: len(token_ids)], self._sources(report, is_tree)
+    self._pieces += [
+      Piece(text=text, source=source)
+      for text, source in zip(own, sources, strict=False)
+    ]
+    text = ''.join(texts)
     if finish_reason is None:
       return Event(index=self._index, text=text) if text else None
     self.is_finished = True
-    text += self._stream.finish()
     return Event(
       index=self._index, text=text, result=self._result(finish_reason)
     )
+
+  def _sources(self, report: types.StepReport, is_tree: bool) -> list[Source]:
+    """Returns who proposed each token of a step, the target's own last."""
+    by_model = is_tree or self._chains_by_model
+    drafted = Source.DRAFT if by_model else Source.LOOKUP
+    return [drafted] * report.num_accepted + [Source.TARGET]
 
   def _note_logprobs(self, logprobs: types.Logprobs, count: int) -> None:
     self._logprobs += logprobs.chosen[:count].tolist()

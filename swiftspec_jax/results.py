@@ -24,8 +24,8 @@ class GenerationStats:
       next proposal, for which the target waited.
     num_plain_rounds: rounds that verified no draft token.
     num_tree_rounds: rounds that verified a tree; the others, a chain.
-    ttft_seconds: from the start of prefill to the first token on the host.
-    decode_seconds: from the end of prefill to the last token on the host.
+    ttft_seconds: time from submission to the first token on the host.
+    decode_seconds: time from the end of prefill to the last token on the host.
   """
 
   prompt_tokens: int
@@ -98,8 +98,8 @@ class GenerationResult:
   """One finished request.
 
   Attributes:
-    text: of the output; a stop string and what follows it are cut off.
-    token_ids: of the output, the end-of-sequence token or the tokens of the
+    text: text of the output; a stop string and what follows it are cut off.
+    token_ids: tokens of the output, the end-of-sequence token or those of the
       stop string included.
     finish_reason: 'stop' (end of sequence or stop string), 'length' (token
       limit or context limit), or 'cancelled' (by the user of an engine).

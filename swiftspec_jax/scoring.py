@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import buckets
+from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.requests import Request
+from swiftspec_jax.verification import matching
 
 
 def score(
@@ -30,18 +33,95 @@ def score(
     those before it, and the token i32[n - first] that is the most probable one
     in its place.
   """
+  log_probs, best = _score(
+    model.params, *_new_text(model, token_ids), config=model.config
+  )
+  rated = slice(first - 1, len(token_ids) - 1)
+  return np.asarray(log_probs)[rated], np.asarray(best)[rated]
+
+
+def choices(
+  model: Model, request: Request, output: Sequence[int]
+) -> np.ndarray:
+  """Reads prompt and output in one forward pass, without a cache from before.
+
+  An output is that of plain decoding if and only if it equals these choices:
+  the oracle that engines are tested against.
+
+  Args:
+    model: any target.
+    request: prompt, and law to draw from.
+    output: n tokens, 1 <= n.
+
+  Returns:
+    i32[n], the token that is chosen behind the prompt and the tokens of the
+    output before it.
+  """
+  num_prompt = len(request.token_ids)
+  token_ids = [*request.token_ids, *output]
+  num_rows = buckets.power_of_two(len(output))
+  # Each prefix is a row of its own, so that penalties count what it has.
+  lengths = num_prompt + np.arange(num_rows, dtype=np.int32)
+  sampling = sampling_lib.make_state(
+    [request.sampling] * num_rows, model.config.vocab_size
+  )
+  chosen = _choose(
+    model.params,
+    *_new_text(model, token_ids),
+    np.minimum(lengths, len(token_ids) - 1),
+    np.full(num_rows, num_prompt, np.int32),
+    sampling,
+    config=model.config,
+  )
+  return np.asarray(chosen)[: len(output)]
+
+
+def _new_text(
+  model: Model, token_ids: Sequence[int]
+) -> tuple[jax.Array, dense.KVCache]:
+  """Returns tokens i32[1, S], padded, and an empty cache for them."""
   size = buckets.power_of_two(len(token_ids))
   padded = np.zeros((1, size), np.int32)
   padded[0, : len(token_ids)] = token_ids
   cache = dense.KVCacheConfig.of_model(model.config, 1, size, model.dtype)
-  log_probs, best = _score(
-    model.params,
-    jnp.asarray(padded),
-    cache.init(model.mesh),
-    config=model.config,
+  return jnp.asarray(padded), cache.init(model.mesh)
+
+
+@functools.partial(jax.jit, static_argnames='config')
+def _choose(
+  params: Params,
+  token_ids: jax.Array,
+  cache: dense.KVCache,
+  lengths: jax.Array,
+  prompt_lengths: jax.Array,
+  sampling: sampling_lib.SamplingState,
+  *,
+  config: ModelConfig,
+) -> jax.Array:
+  """Returns the tokens i32[R] that follow the first i32[R] tokens."""
+  hidden = _hidden(params, token_ids, cache, config)[lengths - 1]
+  logits = sampling_lib.adjust_logits(
+    decoder.unembed(params, config, hidden[:, None]),
+    sampling,
+    token_ids=jnp.broadcast_to(token_ids, (len(lengths), token_ids.shape[1])),
+    lengths=lengths,
+    prompt_lengths=prompt_lengths,
+    draft_token_ids=jnp.zeros((len(lengths), 0), jnp.int32),
   )
-  rated = slice(first - 1, len(token_ids) - 1)
-  return np.asarray(log_probs)[rated], np.asarray(best)[rated]
+  return matching.choose(logits, lengths[:, None], sampling)[:, 0]
+
+
+def _hidden(params, token_ids, cache, config):
+  """Returns the hidden states [S, E] of tokens i32[1, S]."""
+  hidden, _ = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=jnp.zeros(1, jnp.int32),
+    context=token_ids.shape[1],
+  )
+  return hidden[0]
 
 
 @functools.partial(jax.jit, static_argnames='config')
@@ -53,15 +133,6 @@ def _score(
   config: ModelConfig,
 ) -> tuple[jax.Array, jax.Array]:
   """Rates the token behind each of i32[1, S]: f32[S] and i32[S]."""
-  size = token_ids.shape[1]
-  hidden, _ = decoder.forward(
-    params,
-    config,
-    token_ids,
-    cache,
-    starts=jnp.zeros(1, jnp.int32),
-    context=size,
-  )
 
   def rate(block):
     hidden, following = block
@@ -72,7 +143,9 @@ def _score(
 
   # The logits of all tokens at once would be larger than the model.
   blocks = (
-    hidden.reshape(-1, buckets.SMALLEST, config.embed_dim),
+    _hidden(params, token_ids, cache, config).reshape(
+      -1, buckets.SMALLEST, config.embed_dim
+    ),
     jnp.roll(token_ids[0], -1).reshape(-1, buckets.SMALLEST),
   )
   log_probs, best = jax.lax.map(rate, blocks)

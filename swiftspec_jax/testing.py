@@ -25,6 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 
 _NUM_BYTES = 256
@@ -132,8 +133,7 @@ def write_tiny_checkpoint(
   directory.mkdir(parents=True, exist_ok=True)
   (directory / 'config.json').write_text(json.dumps(config, indent=2))
   dtype = getattr(ml_dtypes, config['torch_dtype'], config['torch_dtype'])
-  # Gemma stores norm scales relative to one.
-  norm_mean = 0 if config['model_type'] == 'gemma3_text' else 1
+  norm_mean = 1 - families.FAMILIES[config['model_type']].norm_offset
   weights = {
     name: _weights(name, shape, seed, norm_mean).astype(dtype)
     for name, shape in _tensor_shapes(config)
@@ -179,7 +179,7 @@ def _tensor_shapes(
 
 
 def _weights(
-  name: str, shape: tuple[int, ...], seed: int, norm_mean: int
+  name: str, shape: tuple[int, ...], seed: int, norm_mean: float
 ) -> np.ndarray:
   """Returns f32 weights: uniform, with a deviation that suits their use."""
   # Raw bits are the same for every numpy, distributions need not be.

@@ -67,13 +67,13 @@ class Timeline:
 
     Args:
       track: `TARGET`, `DRAFT` or `TRANSFER`.
-      name: of the program.
+      name: name of the program.
       dispatched: `time.perf_counter()` before the dispatch.
       marker: an output that is not donated to a later program.
       after: name of the program whose latest output it takes, if that ran on
         another track.
     """
-    before = self._latest.get(after)
+    before = None if after is None else self._latest.get(after)
     span = Span(track, name, self._round_index, dispatched, before)
     if marker.ndim == 0:
       span.count = marker
@@ -97,7 +97,7 @@ class Timeline:
     for span in reversed(self._spans):
       if span.after is not None:
         span.after.end = min(span.after.end, span.end)
-    last_ends = collections.defaultdict(float)
+    last_ends: dict[str, float] = collections.defaultdict(float)
     for span in self._spans:
       if span.track != HOST:
         given = span.after.end if span.after else span.dispatched
@@ -173,18 +173,18 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
 
   target, draft = busy(TARGET), busy(DRAFT)
   together = target + draft - busy(TARGET, DRAFT)
-  host = collections.defaultdict(float)
+  host: dict[str, float] = collections.defaultdict(float)
   for span in spans:
     if span.track == HOST and begin <= span.start < end:
       host[span.name] += (span.end - span.start) / num_rounds
   round_seconds = (end - begin) / num_rounds
   growing = [
-    span
+    (int(span.count), span.end - span.start)
     for span in spans
     if span.count is not None and begin <= span.start < end
   ]
-  num_forwards = sum(int(span.count) for span in growing)
-  growth_seconds = sum(span.end - span.start for span in growing)
+  num_forwards = sum(count for count, _ in growing)
+  growth_seconds = sum(seconds for _, seconds in growing)
   return {
     'num_rounds': num_rounds,
     'round_seconds': round_seconds,

@@ -3,14 +3,14 @@
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 import transformers
 
 from swiftspec_jax import errors
 
-Tokenizer = transformers.PreTrainedTokenizerFast
+Tokenizer: TypeAlias = transformers.PreTrainedTokenizerFast
 Message = Mapping[str, Any]
 
 _BROKEN = '\ufffd'  # what bytes that are no character are decoded to

@@ -184,6 +184,12 @@ def test_a_text_that_repeats_is_copied_and_no_other_is_drafted():
 def test_step_times_are_measured_once_and_warmup_compiles_everything():
   target = testing.table_model(peaked_table())
   decoder = ss.Decoder(target, DRAFTER)
+  pipeline = decoder.pipeline
+  pipeline.prepare(200, [ss.SamplingParams()])
+  state = pipeline._rows.state
+  # Steps behind half a cache were timed, and then the rows are empty again.
+  assert state.draft_state.lengths.tolist() == [pipeline.capacity // 2]
+  assert state.lengths.tolist() == state.target_cache.kv_lengths.tolist() == [0]
   decoder.warmup(200)
   seconds = np.asarray(decoder.pipeline._draft_params)
   assert seconds.shape == (4,)

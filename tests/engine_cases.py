@@ -8,11 +8,11 @@ from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.suffix_lookup import SuffixLookup
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
@@ -48,6 +48,8 @@ DRAFTS = {
   'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),
 }
 MAX_CONTEXT = 160
+# Of 8 tokens: four long rows do not fit. A program is compiled for this number.
+NUM_PAGES = 40
 
 
 CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
@@ -59,7 +61,7 @@ TREES = {
 }
 
 
-def make_sizes(num_pages=80, query_tokens=(24,), drafts=CHAINS):
+def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
   """Few programs, all small; pages are short, so that rows own several."""
   return ProgramSizes(
     scheduler=SchedulerConfig(
@@ -72,10 +74,10 @@ def make_sizes(num_pages=80, query_tokens=(24,), drafts=CHAINS):
   )
 
 
-def make_engine(draft=None, policy=None, num_pages=80, **options):
+def make_engine(draft=None, policy=None, **options):
   drafts = TREES if isinstance(draft, TreeDraft) else CHAINS
-  sizes = make_sizes(num_pages, drafts=drafts)
-  return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
+  sizes = make_sizes(drafts=drafts)
+  return PageEngine(TARGET, draft, sizes=sizes, policy=policy, **options)
 
 
 class RandomLengths(policies.VerifyAll):
@@ -140,7 +142,7 @@ def random_requests(count, seed=0, longest_prompt=90):
   return requests
 
 
-def assert_empty(engine, num_pages=80):
+def assert_empty(engine, num_pages=NUM_PAGES):
   """No page, slot or request is left."""
   scheduler = engine.scheduler
   assert scheduler.num_free_pages == num_pages

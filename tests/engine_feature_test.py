@@ -12,9 +12,7 @@ from tree_cases import CONFIG, requests_of
 from swiftspec_jax import errors, testing
 from swiftspec_jax.models import decoder
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
-
-FEW_PAGES = 40  # of 8 tokens
+from swiftspec_jax.serving.engine import PageEngine
 
 
 def narrowest_tree(model):
@@ -58,9 +56,9 @@ def record_drafts(engine):
 def test_drafts_are_those_of_the_oracle(make_draft):
   """Behind steps without drafts, preemption and prompts that share pages."""
   target, draft = fed_pair((0, 1), (0, 1))
-  sizes = make_sizes(num_pages=FEW_PAGES, drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
   policy = RandomLengths(0)
-  engine = Engine(target, make_draft(draft), sizes=sizes, policy=policy)
+  engine = PageEngine(target, make_draft(draft), sizes=sizes, policy=policy)
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   for _ in range(2):
@@ -82,4 +80,4 @@ def test_a_draft_of_another_target_is_refused():
   shallow = dataclasses.replace(CONFIG, num_layers=1)
   small = testing.random_model(shallow, name='small')
   with pytest.raises(errors.UserError, match='small has 1 layers of 32'):
-    Engine(small, draft, sizes=make_sizes())
+    PageEngine(small, draft, sizes=make_sizes())

@@ -33,16 +33,16 @@ from engine_cases import (
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
 from swiftspec_jax import errors, profiling, testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving import background, choices
+from swiftspec_jax.serving import choices
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 LONG = ss.SamplingParams(max_new_tokens=100)
-FEW_PAGES = 30  # of 8 tokens: four long rows do not fit
 
 
 def alone(requests, model=TARGET):
@@ -71,13 +71,13 @@ def serve_at_random(engine, requests, seed=0):
 
 def check_load(draft, count, seed=0):
   requests = random_requests(count, seed)
-  engine = make_engine(DRAFTS[draft], RandomLengths(seed), num_pages=FEW_PAGES)
+  engine = make_engine(DRAFTS[draft], RandomLengths(seed))
   engine.warm_up()
   with profiling.count_compilations() as compilations:
     handles, cancelled = serve_at_random(engine, requests, seed)
   assert compilations.count == 0
   assert engine.scheduler.num_preemptions > 0
-  assert_empty(engine, FEW_PAGES)
+  assert_empty(engine)
   for handle, expected in zip(handles, alone(requests), strict=True):
     result = handle.result()
     updates = list(handle)
@@ -137,7 +137,7 @@ def test_output_of_300_requests_under_load(draft):
 
 def test_a_perfect_draft_stays_in_step():
   """Item 29: steps without drafts and preemption leave no gap in its cache."""
-  engine = make_engine(TARGET, RandomLengths(2), num_pages=20)
+  engine = make_engine(TARGET, RandomLengths(2))
   requests = requests_of(16, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
@@ -196,7 +196,7 @@ def test_a_row_without_a_draft_decodes():
   """Rows that have no match, beside others that have one."""
   model = text_model('abcdefgh')
   draft = ss.PromptLookup(prompt_lookup_min=1)
-  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
   prompts = 'a', 'abcdefghab'
   handles = [
     engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
@@ -220,7 +220,7 @@ def test_a_prompt_in_chunks(length):
     token_ids=tuple(tokens), sampling=ss.SamplingParams(max_new_tokens=5)
   )
   sizes = make_sizes(query_tokens=(8,))
-  engine = Engine(TARGET, sizes=sizes)
+  engine = PageEngine(TARGET, sizes=sizes)
   handle = engine.submit(request)
   assert handle.result().token_ids == alone([request])[0].token_ids
 
@@ -243,7 +243,7 @@ def test_stops_cut_the_output_exactly(draft):
   model = text_model('abcdefgh', eos_token_ids=[7])
   draft = model if draft == 'itself' else draft
   draft = TreeDraft(model=model) if draft == 'tree' else draft
-  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
 
   def one(prompt, **sampling):
     request = ss.Request(
@@ -284,7 +284,7 @@ def test_sampled_sequences_follow_the_target_law(draft):
       max_context=16,
     )
   )
-  engine = Engine(
+  engine = PageEngine(
     testing.table_model(table),
     drafts[draft],
     sizes=sizes,
@@ -374,7 +374,7 @@ def test_sliding_windows(is_tree, window):
   requests = requests_of(6)
   draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
   sizes = make_sizes(drafts=TREES if is_tree else CHAINS)
-  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):
     assert handle.result().token_ids == expected.token_ids
@@ -386,7 +386,7 @@ def test_tensor_parallel(is_tree):
   model = testing.random_model(TARGET.config, seed=0, devices=devices)
   requests = requests_of(4)
   draft = TreeDraft(model=model) if is_tree else model
-  engine = Engine(model, draft, sizes=make_sizes(), policy=FixedLength(2))
+  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(2))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids
@@ -397,7 +397,7 @@ def test_kernels_that_an_engine_does_not_have_are_refused():
   insisting = dataclasses.replace(TARGET, config=config, name='insisting')
   message = "cannot run insisting with kernels='pallas_tpu': pallas_tpu of tree"
   with pytest.raises(errors.UserError, match=message):
-    Engine(insisting, sizes=make_sizes())
+    PageEngine(insisting, sizes=make_sizes())
   with pytest.raises(errors.UserError, match=message):
     make_engine(insisting)
   # Trees grow in a dense cache, which kernels read.

@@ -13,14 +13,14 @@ from serving_cases import linear_costs
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 SIZE = 7  # tokens of the tables
 LENGTHS = tuple(range(9))
@@ -48,7 +48,7 @@ def make_sizes(most_steps=3):
 
 
 def table_engine(policy, draft_table=DRAFT_TABLE, most_steps=3, **options):
-  return Engine(
+  return PageEngine(
     testing.table_model(TABLE),
     TreeDraft(model=testing.table_model(draft_table), **MODEL_ALONE, **options),
     sizes=make_sizes(most_steps),
@@ -133,13 +133,11 @@ def test_stats_count_levels():
 def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
-  sizes = engine_cases.make_sizes(
-    num_pages=20, drafts={**engine_cases.CHAINS, 'rows': (4,)}
-  )
-  engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
+  sizes = engine_cases.make_sizes(drafts={**engine_cases.CHAINS, 'rows': (4,)})
+  engine = PageEngine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = [
-    *requests_of(6, ignore_eos=True),
-    *requests_of(6, ignore_eos=True, temperature=1.0),
+    *requests_of(4, ignore_eos=True, max_new_tokens=60),
+    *requests_of(4, ignore_eos=True, max_new_tokens=60, temperature=1.0),
   ]
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
@@ -183,7 +181,7 @@ def test_trees_hold_what_the_text_repeats(lookup):
     branching=2,
     **lookup,
   )
-  engine = Engine(
+  engine = PageEngine(
     text_model('abcdefgh'), draft, sizes=make_sizes(), policy=FixedLength(8)
   )
   sampling = ss.SamplingParams(max_new_tokens=40)
@@ -203,4 +201,4 @@ def test_bad_sizes_are_refused():
   with pytest.raises(errors.UserError, match='less than 4 nodes after 3'):
     table_engine(FixedLength(1), width=1, branching=1)
   with pytest.raises(errors.UserError, match='vocabular'):
-    Engine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())
+    PageEngine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())

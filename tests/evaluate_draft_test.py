@@ -136,7 +136,7 @@ def check_lines(directory, mode, results):
 
 
 def test_ctrl_c_and_resume(flags, tmp_path):
-  flags = (*flags, f'--output_dir={tmp_path}', '--batch_size=2')
+  flags = (*flags, f'--output_dir={tmp_path}')
   path = tmp_path / 'results.jsonl'
   with programs.start('evaluate_draft', *flags) as process:
     programs.wait_for(path.exists)

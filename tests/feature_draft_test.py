@@ -86,23 +86,22 @@ def test_output_is_that_of_plain_decoding(
     assert sum(result.stats.num_accepted for result in results) > 20
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize(('batch_size', 'run_ahead'), [(1, 1), (3, 2)])
-def test_pauses_change_no_token(plain, mode, batch_size, run_ahead):
+@pytest.mark.parametrize(('mode', 'run_ahead'), [('serial', 1), ('async', 2)])
+def test_pauses_change_no_token(plain, mode, run_ahead):
   """Drafts are mostly wrong, so that it stops and comes back."""
   target, draft = fed_pair(*DEVICES[mode])
   wrong = {**draft.params, 'final_norm': -draft.params['final_norm']}
   draft = dataclasses.replace(draft, params=wrong)
-  tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
+  tree = dataclasses.replace(TREE, is_adaptive=True)
   tree_decoder = ss.Decoder(
-    target, draft, tree=tree, batch_size=batch_size, run_ahead=run_ahead
+    target, draft, tree=tree, batch_size=3, run_ahead=run_ahead
   )
   tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, MIXED)
   assert_same(results, plain)
   num_drafted = sum(result.stats.num_drafted for result in results)
   num_rounds = sum(result.stats.num_rounds for result in results)
-  assert 0 < num_drafted < 15 * num_rounds
+  assert 0 < num_drafted < 7 * num_rounds
 
 
 def test_padded_splits():
@@ -113,18 +112,20 @@ def test_padded_splits():
   assert_same(run(tree_decoder, requests), run(ss.Decoder(alone), requests))
 
 
-def start(mode, **changes):
+def start(mode, batch_size=1, **changes):
   """A pipeline with one admitted request, to be driven round by round."""
   target, draft = fed_pair(*DEVICES[mode])
   tree = dataclasses.replace(TREE, **changes)
-  pipeline = ss.Decoder(target, draft, tree=tree).pipeline
+  pipeline = ss.Decoder(
+    target, draft, tree=tree, batch_size=batch_size
+  ).pipeline
   if tree.is_adaptive:
     pipeline.assume(STEP_TIMES)
   request = requests_of(3, max_new_tokens=150)[2]
   limit = len(request.token_ids) + 150
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, [request.sampling], chunks)
+  pipeline.admit(0, request, limit, chunks)
   return pipeline
 
 
@@ -226,7 +227,7 @@ def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
 @pytest.mark.parametrize('num_rounds', [1, 5, 40])
 def test_a_pause_is_made_up_for(mode, num_rounds):
   """The draft reads all tokens of plain rounds with the target's features."""
-  pipeline = start(mode, is_adaptive=True)
+  pipeline = start(mode, batch_size=3, is_adaptive=True)
   pipeline.dispatch()
   pipeline.dispatch()
   for _ in range(num_rounds):
@@ -286,11 +287,11 @@ def test_what_crosses_the_meshes(monkeypatch):
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize('is_adaptive', [False, True])
-def test_nothing_is_compiled_after_warmup(mode, is_adaptive):
+def test_nothing_is_compiled_after_warmup(mode):
   target, draft = fed_pair(*DEVICES[mode])
-  tree = dataclasses.replace(TREE, is_adaptive=is_adaptive)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=2)
+  tree = dataclasses.replace(TREE, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  jax.clear_caches()
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:
     run(tree_decoder, requests_of(12))

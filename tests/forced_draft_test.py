@@ -22,7 +22,7 @@ def serve(engine):
   accepted, tried = 0, 0
   while engine.num_requests:
     record = engine.step()
-    lengths = record.step.lengths
+    lengths = record.lengths
     accepted += record.num_accepted.sum()
     tried += np.minimum(record.num_accepted + 1, lengths).sum()
   outputs = [handle.result().token_ids for handle in handles]

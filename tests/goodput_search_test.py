@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftspec_jax import policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import allocation, search
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.simulator import acceptance as acceptance_lib
 from swiftspec_jax.simulator import node_gains
 

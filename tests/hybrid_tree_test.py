@@ -57,14 +57,14 @@ def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
 @pytest.mark.parametrize('mode', DEVICES)
 def test_pauses_change_no_token(mode):
   target, draft = pair(*DEVICES[mode], 1)
-  tree = dataclasses.replace(HYBRID, num_nodes=16, is_adaptive=True)
+  tree = dataclasses.replace(HYBRID, is_adaptive=True)
   tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
   tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, REQUESTS)
   assert_same(results, plain())
   num_drafted = sum(result.stats.num_drafted for result in results)
   num_rounds = sum(result.stats.num_rounds for result in results)
-  assert 0 < num_drafted < 15 * num_rounds
+  assert 0 < num_drafted < 7 * num_rounds
 
 
 def table_pair(target_table, draft_table, mode):

@@ -11,7 +11,7 @@ from decoding_cases import run
 import swiftspec_jax as ss
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.intake import Intake
 
 TENANTS = np.ones(4, np.int64)
@@ -71,7 +71,7 @@ def test_a_prompt_delays_no_other_row():
   sizes = engine_cases.make_sizes(
     query_tokens=(16,), drafts={**engine_cases.CHAINS, 'rows': (4,)}
   )
-  engine = Engine(target, target, sizes=sizes, policy=FixedLength(1))
+  engine = PageEngine(target, target, sizes=sizes, policy=FixedLength(1))
   requests = [
     ss.Request(
       token_ids=tuple(range(size)),

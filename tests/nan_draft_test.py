@@ -15,12 +15,12 @@ import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 
 SIZE = 5
 # Token 0, which also fills drafts, is chosen often.
 TABLE = 0.4 * markov_table(SIZE, seed=0) + 0.6 * np.eye(SIZE)[[0, 0, 0, 1, 2]]
-TARGET = testing.table_model(TABLE, devices=jax.devices()[:1])
+TARGET = testing.table_model(TABLE)
 REQUESTS = [
   ss.Request(
     token_ids=(token_id,),
@@ -34,9 +34,8 @@ REQUESTS = [
 SPOILED = {'always': list(range(SIZE)), 'at_times': [2]}
 
 
-def spoiled_draft(kind, device=0):
+def spoiled_draft(kind, devices=None):
   """A copy of the target, but behind some tokens all logits are NaN."""
-  devices = jax.devices()[device : device + 1]
   draft = testing.table_model(TABLE, name='draft', devices=devices)
   embedding = draft.params['embedding']
   embedding = embedding.at[jnp.array(SPOILED[kind])].set(jnp.nan)
@@ -60,7 +59,7 @@ def test_engine(plain, kind, is_tree):
   draft = spoiled_draft(kind)
   if is_tree:
     draft = TreeDraft(model=draft, width=2, branching=4, prompt_lookup=False)
-  engine = Engine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
+  engine = PageEngine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
   handles = [engine.submit(request) for request in REQUESTS]
   assert tokens_of(handle.result() for handle in handles) == plain
 
@@ -68,8 +67,11 @@ def test_engine(plain, kind, is_tree):
 @pytest.mark.parametrize('kind', SPOILED)
 @pytest.mark.parametrize('mode', DEVICES)
 def test_decoder_with_trees(plain, kind, mode):
-  draft = spoiled_draft(kind, device=DEVICES[mode][1][0])
-  decoder = ss.Decoder(TARGET, draft, batch_size=4, tree=TREE)
+  first, last = (jax.devices()[slice(*part)] for part in DEVICES[mode])
+  target = testing.table_model(TABLE, devices=first)
+  draft = spoiled_draft(kind, last)
+  decoder = ss.Decoder(target, draft, batch_size=4, tree=TREE)
+  assert decoder.pipeline.is_async == (mode == 'async')
   assert tokens_of(run(decoder, REQUESTS)) == plain
 
 

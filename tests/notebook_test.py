@@ -1,10 +1,12 @@
-"""The notebooks, from top to bottom, as their readers run them."""
+"""The notebooks, from top to bottom, as their readers run them, but smaller."""
 
 import pathlib
 
 import nbclient
 import nbformat
 import pytest
+
+from swiftspec_jax import testing
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'experiments' / 'notebooks'
 
@@ -13,9 +15,12 @@ def read(name):
   return nbformat.read(FOLDER / f'{name}.ipynb', as_version=4)
 
 
-def run(name):
-  """Runs a notebook; returns what it printed and its types."""
+def run(name, changes):
+  """Runs a notebook with changes; returns what it printed and its types."""
   notebook = read(name)
+  for old, new in changes.items():
+    (cell,) = (cell for cell in notebook.cells if old in cell.source)
+    cell.source = cell.source.replace(old, new)
   client = nbclient.NotebookClient(
     notebook, timeout=300, resources={'metadata': {'path': str(FOLDER)}}
   )
@@ -37,8 +42,18 @@ def test_notebooks_are_committed_without_outputs(path):
       assert cell.execution_count is None
 
 
-def test_quickstart():
-  printed, types = run('swiftspec_quickstart')
+@pytest.mark.parametrize(
+  'is_real', [False, pytest.param(True, marks=pytest.mark.ci)]
+)
+def test_quickstart(tmp_path, is_real):
+  changes = {}
+  if not is_real:
+    testing.write_tiny_checkpoint(tmp_path)
+    changes = {
+      "'smollm2-135m-instruct'": repr(str(tmp_path)),
+      'num_layers=3': 'num_layers=1',
+    }
+  printed, types = run('swiftspec_quickstart', changes)
   assert {'text/html', 'image/png'} <= set(types)
   for mode in ('autoregressive', 'prompt_lookup', 'serial', 'async'):
     assert printed.count(mode) >= 2
@@ -46,9 +61,15 @@ def test_quickstart():
 
 
 def test_load():
-  printed, types = run('smartspec_load')
+  changes = {
+    '(5, 20, 80, 160, 320)': '(80, 320)',
+    '--repeats=25': '--repeats=5',
+    # Arrivals are in real time.
+    '--request_rates=5,20': '--request_rates=20,40',
+  }
+  printed, types = run('smartspec_load', changes)
   assert types.count('image/png') == 4
-  # As in docs/goodput.md.
+  # As in docs/how_it_works/goodput.md.
   assert ' 2305.9   3160.0   3739.8   4000.2   4073.1 ' in printed
   assert 'always_5 is slower than no speculation from' in printed
   assert 'whole steps: predicted times are off by' in printed

@@ -13,7 +13,8 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 # A job in the background of a shell ignores Ctrl-C, and so do its children.
 _LAUNCHER = """
-import runpy, signal
+import gc, runpy, signal
+gc.set_threshold(50_000)  # as in conftest.py
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 """
@@ -21,8 +22,10 @@ runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 # for each line that names a module, its arguments, the files for its streams
 # and its environment. JAX starts no threads before it is used.
 _FORKS = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
+gc.set_threshold(50_000)
 import matplotlib.pyplot, optax, swiftspec_jax, transformers
+gc.freeze()
 while line := sys.stdin.readline():
   module, flags, streams, environment = json.loads(line)
   if child := os.fork():

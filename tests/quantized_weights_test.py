@@ -24,7 +24,7 @@ from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import student
 from swiftspec_jax.models import decoder, transposed
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 
 # The highest weight lies almost half a step behind the last integer.
 LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001}
@@ -147,7 +147,7 @@ def test_greedy_output_is_the_same_in_all_modes(weight_dtype):
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_the_engine_takes_quantized_models(weight_dtype):
   target = model_of(weight_dtype)
-  engine = Engine(target, target, sizes=make_sizes())
+  engine = PageEngine(target, target, sizes=make_sizes())
   handles = [engine.submit(request) for request in REQUESTS]
   while engine.step() is not None:
     pass

@@ -22,7 +22,7 @@ TIE = 1e-4
 
 
 def check(name, prompts, **options):
-  """Compares with what transformers made of the prompts."""
+  """Compares with what transformers made of the first prompts."""
   results = ss.generate(
     ss.load(name),
     prompts,
@@ -30,7 +30,8 @@ def check(name, prompts, **options):
     **options,
   )
   num_ties = 0
-  for result, golden in zip(results, GOLDEN[name], strict=True):
+  expected_results = GOLDEN[name][: len(prompts)]
+  for result, golden in zip(results, expected_results, strict=True):
     assert result.stats.prompt_tokens == len(golden['prompt_ids'])
     expected = tuple(golden['token_ids'])
     if result.token_ids == expected:
@@ -44,11 +45,10 @@ def check(name, prompts, **options):
   logging.warning('%s: %d prompts, %d ties', name, len(results), num_ties)
 
 
-@pytest.mark.parametrize('batch_size', [1, 6])
-def test_smollm2_decodes_as_transformers_does(batch_size):
-  check(
-    'smollm2-135m-instruct', model_cases.CHAT_PROMPTS, batch_size=batch_size
-  )
+@pytest.mark.parametrize(('batch_size', 'num_prompts'), [(1, 2), (6, 6)])
+def test_smollm2_decodes_as_transformers_does(batch_size, num_prompts):
+  prompts = model_cases.CHAT_PROMPTS[:num_prompts]
+  check('smollm2-135m-instruct', prompts, batch_size=batch_size)
 
 
 @pytest.mark.gemma

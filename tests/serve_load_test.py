@@ -11,10 +11,11 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import cost_flags, load_report, serve_load
+from experiments import cost_flags, engine_flags, load_report, serve_load
+from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import Measurement
-from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 absl_flags.FLAGS.mark_as_parsed()
 
@@ -150,6 +151,28 @@ def test_load(model, tmp_path, mode):
   assert 'was measured with rows=(1, 2), here it is (2,)' in error
 
 
+def test_load_of_living_trees(model, tmp_path):
+  (*sizes, _), prompts = small(model, tmp_path)
+  sizes.remove('--max_length=2')
+  status, _, complaints = programs.run(
+    'serve_load',
+    *sizes,
+    '--mode=async',
+    '--num_nodes=3',
+    '--num_draft_steps=2',
+    prompts,
+    '--policies=none,fixed_2',
+    '--request_rates=50',
+    '--num_requests=4',
+    '--output_tokens=8',
+    f'--output_dir={tmp_path / "results"}',
+  )
+  assert status == 0, complaints
+  lines = (tmp_path / 'results/rows.jsonl').read_text().splitlines()
+  none, fixed = map(json.loads, lines)
+  assert none['acceptance_length'] == 1 < fixed['acceptance_length']
+
+
 def test_forced_acceptance(model, tmp_path):
   _, prompts = small(model, tmp_path)
   load = (
@@ -221,9 +244,31 @@ def test_interrupted(model, tmp_path):
   assert (rows.parent / 'latency.png').exists()
 
 
+def test_living_trees_have_the_sizes_of_their_flags():
+  with flagsaver.flagsaver(
+    mode='serial', draft='x', num_nodes=4, query_tokens=['8']
+  ):
+    assert engine_flags.sizes().scheduler.buckets.lengths == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+  ('mode', 'name', 'message'),
+  [
+    ('serial', 'max_length', 'mode serial; give --num_nodes'),
+    ('async', 'run_ahead', 'mode async; leave it out'),
+    ('auto', 'adaptive', 'mode serial; leave it out'),
+  ],
+)
+def test_flags_that_a_mode_does_not_read(mode, name, message):
+  with flagsaver.flagsaver(mode=mode, draft='x'):
+    absl_flags.FLAGS[name].present = 1
+    with pytest.raises(errors.UserError, match=f'--{name} has no .*{message}'):
+      engine_flags.sizes()
+
+
 def test_mistakes_are_explained(tmp_path):
   for flags, message in (
-    (('--policies=goodput',), 'goodput needs --costs'),
+    (('--policies=table',), 'table needs --costs'),
     (('--policies=none', '--virtual_time'), '--virtual_time needs --costs'),
     (('--rows=1,x',), '--rows=1,x must be numbers'),
     (('--contexts=64,32',), '--contexts=64,32 must be ascending'),

@@ -14,13 +14,13 @@ from decoding_test import markov_table
 
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving.engine import Engine
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 NAME = 'letters'
 MAX_CONTEXT = 600
@@ -50,11 +50,11 @@ class Slow(policies.VerifyAll):
     return policies.DraftPlan(lengths=view.limits * 0)
 
 
-def make_service(policy=None, num_pages=200, **options):
+def make_service(policy=None, num_pages=200, rows=(NUM_ROWS,), **options):
   buckets = StepBuckets(
-    rows=(NUM_ROWS,), query_tokens=(24,), lengths=(*range(LENGTH + 1),)
+    rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
   )
-  engine = Engine(
+  engine = PageEngine(
     MODEL,
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(
@@ -69,12 +69,12 @@ def make_service(policy=None, num_pages=200, **options):
 
 
 @contextlib.contextmanager
-def serving(service):
+def serving(service, **options):
   """Runs a server in a thread; yields its address."""
   listener = socket.socket()
   listener.bind(('127.0.0.1', 0))
   port = listener.getsockname()[1]
-  server = run.Server(service)
+  server = run.Server(service, **options)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:

@@ -135,7 +135,7 @@ def test_mistakes_in_flags_are_explained():
   listener = socket.create_server(('127.0.0.1', 0))
   port = listener.getsockname()[1]
   for flags, message in (
-    (('--policy=goodput',), 'goodput needs --costs'),
+    (('--policy=table',), 'table needs --costs'),
     (('--temperature=0',), '--temperature has no effect on a server'),
     ((f'--port={port}',), f'cannot listen at 127.0.0.1:{port}'),
   ):

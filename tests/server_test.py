@@ -1,5 +1,6 @@
 """The HTTP server, as OpenAI's own client sees it."""
 
+import json
 import re
 
 import hypothesis
@@ -261,7 +262,8 @@ def test_models_and_health(client, address):
   assert (model.id, model.object) == (NAME, 'model')
   assert model.max_model_len == server_cases.MAX_CONTEXT
   assert client.models.retrieve(NAME) == model
-  assert fetch(f'{address}/health')[0] == 200
+  status, answer = fetch(f'{address}/health')
+  assert (status, json.loads(answer)['status']) == (200, 'ok')
   with pytest.raises(openai.NotFoundError, match='no model') as refusal:
     client.models.retrieve('other')
   assert refusal.value.body['type'] == 'not_found_error'
@@ -274,6 +276,8 @@ def test_models_and_health(client, address):
     ({'top_p': 0}, 'top_p: Input should be greater than 0'),
     ({'seed': -1}, 'seed: Input should be greater'),
     ({'stop': ['']}, 'stop.0: String should have at least 1'),
+    ({'stop': ['a'] * 17}, 'stop has more than 16 strings'),
+    ({'stop': 'a' * 257}, 'stop: String should have at most 256'),
     ({'max_tokens': 0}, 'max_tokens: Input should be greater than'),
     ({'best_of': 2}, 'best_of: not supported by this server'),
     ({'extra_body': {'guided_json': {}}}, 'guided_json: not supported'),

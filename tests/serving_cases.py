@@ -9,8 +9,8 @@ from swiftspec_jax.cost_model.linear import (
   LinearCosts,
   TargetCoefficients,
 )
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.estimators import ChainEstimator
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 PLENTY = 10**6  # pages
 
@@ -72,7 +72,7 @@ def make_outcome(view, lengths, num_accepted, *, drafted=None, **fields):
     drafts=fields.pop('drafts', policies.Drafts(lengths=drafted)),
     lengths=lengths,
     num_accepted=np.asarray(num_accepted),
-    seconds=0.01,
+    seconds=fields.pop('seconds', 0.01),
     **fields,
   )
 

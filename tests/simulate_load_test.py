@@ -74,6 +74,14 @@ def test_comparison():
   assert load_report.compare(load_report.average(ROWS[2:3])) == []
 
 
+def test_comparison_with_other_policies():
+  rows = [*ROWS, row('dsd', 1.0, 2.0), row('dsd', 9.0, 6.0)]
+  expected = (
+    'latency of goodput over that of dsd: at most 1.10 (at 1 requests/s)'
+  )
+  assert expected in load_report.compare(load_report.average(rows))
+
+
 def test_pictures():
   averages = load_report.average(ROWS)
   for draw in (load_plot.draw_latency, load_plot.draw_lengths):
@@ -155,6 +163,16 @@ def test_mistakes_are_explained(flag, message, tmp_path):
   assert message in error
 
 
+def test_chains_and_trees_are_told_apart(tmp_path):
+  error = programs.error_of(
+    'simulate_load',
+    '--tree_sizes=3,7',
+    '--policies=dsd',
+    f'--output_dir={tmp_path}',
+  )
+  assert 'policy dsd is for chains' in error
+
+
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
@@ -162,6 +180,7 @@ def test_mistakes_are_explained(flag, message, tmp_path):
     ('fixed_', "unknown policy 'fixed_'"),
     ('always_9', r'always_9 is none of the declared lengths \(0, 1, 2\)'),
     ('always_', "unknown policy 'always_'"),
+    ('adaptive_verification', "unknown policy 'adaptive_verification'"),
     ('missing_module:Policy', 'cannot import missing_module'),
   ],
 )
@@ -180,7 +199,7 @@ def test_rates_are_positive(value):
 
 
 def test_documented_policy(tmp_path, monkeypatch):
-  text = (ROOT / 'docs' / 'add_a_policy.md').read_text()
+  text = (ROOT / 'docs' / 'how_to' / 'add_a_policy.md').read_text()
   code = re.search('```python\n# own_policy.py\n(.*?)```', text, re.DOTALL)[1]
   assert len(code.splitlines()) < 40
   (tmp_path / 'own_policy.py').write_text(code)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import serving_cases as cases
 
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
@@ -15,7 +16,6 @@ from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.simulator import ChainAcceptance, TreeAcceptance, simulate
 
 COSTS = cases.EAGLE_8B.monotone()

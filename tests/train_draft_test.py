@@ -9,25 +9,46 @@ import programs
 import pytest
 from distillation_cases import write_data
 
-
-@pytest.fixture
-def data(tmp_path):
-  write_data(tmp_path / 'data', feature_layers=(0, 1))
-  return tmp_path / 'data'
+from swiftspec_jax import testing
 
 
-def flags_of(model, data, output_dir, *options, tokens_per_batch=2048):
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  """A target of few heads, as long rows cost most in attention."""
+  directory = tmp_path_factory.mktemp('models') / 'tiny'
+  heads = {'num_attention_heads': 2, 'num_key_value_heads': 1, 'head_dim': 8}
+  testing.write_tiny_checkpoint(directory, **heads)
+  return directory
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('distillation') / 'data'
+  write_data(directory, feature_layers=(0, 1))
+  return directory
+
+
+@pytest.fixture(scope='module')
+def whole(model, data, tmp_path_factory):
+  """What a run by one process, from start to end, leaves."""
+  directory = tmp_path_factory.mktemp('whole')
+  assert programs.run('train_draft', *flags_of(model, data, directory))[0] == 0
+  return directory
+
+
+def flags_of(model, data, output_dir):
   return (
     f'--target={model}',
     f'--data={data}',
     f'--output_dir={output_dir}',
     '--init_layers=0',
     '--output_vocab_size=100',
-    f'--tokens_per_batch={tokens_per_batch}',
-    '--num_steps=9',
+    '--tokens_per_batch=4096',
+    '--num_steps=4',
+    '--num_passes=2',
     '--warmup_steps=2',
-    '--evaluate_every=3',
-    *options,
+    '--evaluate_every=2',
+    '--reads_features',
   )
 
 
@@ -38,20 +59,18 @@ def read_lines(output_dir):
 
 def losses_of(output_dir):
   lines = [line for line in read_lines(output_dir) if 'training' in line]
-  assert [line['step'] for line in lines] == list(range(1, 10))
+  assert [line['step'] for line in lines] == list(range(1, 5))
   return [line['training']['loss'] for line in lines]
 
 
-@pytest.mark.parametrize('options', [(), ('--reads_features',)])
-def test_a_killed_program_goes_on(model, data, tmp_path, options):
+def test_a_killed_program_goes_on(model, data, whole, tmp_path):
   """kill -9 in the middle changes no loss."""
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  flags = flags_of(model, data, whole, *options)
-  assert programs.run('train_draft', *flags)[0] == 0
-  flags = flags_of(model, data, killed, *options)
+  killed = tmp_path / 'killed'
+  flags = flags_of(model, data, killed)
   with programs.start('train_draft', *flags) as process:
-    programs.wait_for(lambda: (killed / 'checkpoints/3').exists())
+    programs.wait_for(lambda: (killed / 'checkpoints/2').exists())
     process.send_signal(signal.SIGKILL)
+  assert not (killed / 'training.png').exists()
   status, output, _ = programs.run('train_draft', *flags)
   assert status == 0
   assert 'chain_acceptance_length' in output
@@ -59,13 +78,10 @@ def test_a_killed_program_goes_on(model, data, tmp_path, options):
   assert (killed / 'training.png').exists()
 
 
-def test_several_processes_share_the_batches(model, data, tmp_path):
+def test_several_processes_share_the_batches(model, data, whole, tmp_path):
   """Also one that goes on behind its last checkpoint."""
-  one, two = tmp_path / 'one', tmp_path / 'two'
-  sizes = {'tokens_per_batch': 4096}
-  flags = flags_of(model, data, one, '--reads_features', **sizes)
-  assert programs.run('train_draft', *flags)[0] == 0
-  flags = flags_of(model, data, two, '--reads_features', **sizes)
+  two = tmp_path / 'two'
+  flags = flags_of(model, data, two)
 
   def start_both():
     with socket.create_server(('localhost', 0)) as server:
@@ -83,7 +99,7 @@ def test_several_processes_share_the_batches(model, data, tmp_path):
     ]
 
   processes = start_both()
-  programs.wait_for(lambda: (two / 'checkpoints/3').exists())
+  programs.wait_for(lambda: (two / 'checkpoints/2').exists())
   for process in processes:
     process.kill()
     process.communicate()
@@ -91,8 +107,10 @@ def test_several_processes_share_the_batches(model, data, tmp_path):
   assert (first[0], second[0]) == (0, 0)
   assert 'chain_acceptance_length' in first[1]
   assert 'held out' not in second[1]
-  np.testing.assert_allclose(losses_of(two), losses_of(one), rtol=1e-4)
-  figures, expected = (read_lines(x)[-1]['held_out']['all'] for x in (two, one))
+  np.testing.assert_allclose(losses_of(two), losses_of(whole), rtol=1e-4)
+  figures, expected = (
+    read_lines(x)[-1]['held_out']['all'] for x in (two, whole)
+  )
   np.testing.assert_allclose(figures['kl'], expected['kl'], rtol=1e-4)
 
 

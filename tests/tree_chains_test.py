@@ -99,7 +99,7 @@ def test_thousand_verdicts():
   assert longest > 1
 
 
-# Children of t1, as in docs/token_tree.md.
+# Children of t1, as in docs/how_it_works/token_tree.md.
 EXAMPLE = {1: {2: -0.75, 3: -1.0}, 3: {5: -0.125, 6: -1.25}, 5: {7: -0.5}}
 
 

@@ -25,10 +25,13 @@ def plain():
   return run(ss.Decoder(pair((0, 1), (0, 1))[0]), MIXED)
 
 
+OWN_DRAFT, BAD_DRAFT = 0, 1  # seeds
+
+
 @pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize('draft_seed', [0, 1], ids=['own_draft', 'bad_draft'])
 @pytest.mark.parametrize(
-  ('batch_size', 'run_ahead'), [(1, 0), (1, 2), (3, 0), (3, 1)]
+  ('draft_seed', 'batch_size', 'run_ahead'),
+  [(OWN_DRAFT, 1, 0), (BAD_DRAFT, 1, 2), (BAD_DRAFT, 3, 0), (OWN_DRAFT, 3, 1)],
 )
 def test_output_is_that_of_plain_decoding(
   plain, mode, draft_seed, batch_size, run_ahead
@@ -42,8 +45,16 @@ def test_output_is_that_of_plain_decoding(
   assert_same(run(tree_decoder, MIXED), plain)
 
 
-@pytest.mark.parametrize('num_nodes', [1, 4, 16])
-@pytest.mark.parametrize('change', ['', 'coverage', 'is_adaptive'])
+@pytest.mark.parametrize(
+  ('num_nodes', 'change'),
+  [
+    (1, ''),
+    (16, ''),
+    (4, 'coverage'),
+    (1, 'is_adaptive'),
+    (16, 'is_adaptive'),
+  ],
+)
 def test_sizes_and_switches_change_no_token(plain, num_nodes, change):
   tree = dataclasses.replace(
     TREE, num_nodes=num_nodes, **({change: 2} if change else {})
@@ -81,11 +92,14 @@ FEATURES = {
 
 
 @pytest.mark.parametrize('feature', FEATURES)
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_sampling_features_hold_on_trees(feature, temperature):
-  requests = requests_of(
-    3, temperature=temperature, max_new_tokens=25, **FEATURES[feature]
-  )
+def test_sampling_features_hold_on_trees(feature):
+  requests = [
+    request
+    for temperature in (0.0, 1.0)
+    for request in requests_of(
+      3, temperature=temperature, max_new_tokens=25, **FEATURES[feature]
+    )
+  ]
   target, draft = pair(*DEVICES['serial'])
   got = run(ss.Decoder(target, draft, tree=TREE, batch_size=2), requests)
   want = run(ss.Decoder(target), requests)
@@ -141,7 +155,8 @@ def test_drafts_that_propose_some_tokens_only(temperature):
 @pytest.mark.parametrize('mode', DEVICES)
 def test_nothing_is_compiled_after_warmup(mode):
   target, draft = pair(*DEVICES[mode])
-  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
+  jax.clear_caches()
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:
     run(tree_decoder, requests_of(12))
@@ -233,55 +248,46 @@ def test_penalties_hold_on_asynchronous_trees():
   assert len(set(outputs)) == 3  # each of them tells
 
 
-def adaptive(mode, draft_seed, **options):
-  """A decoder that stops speculating where drafts are wrong."""
-  target, draft = pair(*DEVICES[mode], draft_seed)
-  tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, **options)
-  tree_decoder.pipeline.assume(STEP_TIMES)
-  return tree_decoder
-
-
 @pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize('draft_seed', [0, 1], ids=['own_draft', 'bad_draft'])
-@pytest.mark.parametrize(('batch_size', 'run_ahead'), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(
+  ('draft_seed', 'batch_size', 'run_ahead'),
+  [(OWN_DRAFT, 1, 1), (BAD_DRAFT, 3, 2)],
+)
 def test_pauses_change_no_token(plain, mode, draft_seed, batch_size, run_ahead):
-  tree_decoder = adaptive(
-    mode, draft_seed, batch_size=batch_size, run_ahead=run_ahead
+  """Speculation stops where drafts are wrong."""
+  target, draft = pair(*DEVICES[mode], draft_seed)
+  tree = dataclasses.replace(TREE, is_adaptive=True)
+  tree_decoder = ss.Decoder(
+    target, draft, tree=tree, batch_size=batch_size, run_ahead=run_ahead
   )
+  tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, MIXED)
   assert_same(results, plain)
   num_drafted = sum(result.stats.num_drafted for result in results)
   num_rounds = sum(result.stats.num_rounds for result in results)
-  assert 0 < num_drafted < 15 * num_rounds
+  assert 0 < num_drafted < 7 * num_rounds
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-def test_pauses_are_compiled_by_warmup(mode):
-  tree_decoder = adaptive(mode, 1, batch_size=2)
-  tree_decoder.warmup(200)
-  with profiling.count_compilations() as compilations:
-    run(tree_decoder, requests_of(8))
-  assert compilations.count == 0
-
-
-@pytest.mark.parametrize('mode', DEVICES)
-def test_step_times_are_measured_once_and_compile_nothing_later(mode):
-  target, draft = pair(*DEVICES[mode])
-  tree = dataclasses.replace(TREE, num_nodes=16, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree)
+def test_warmup_measures_step_times_and_compiles_pauses(mode):
+  target, draft = pair(*DEVICES[mode], BAD_DRAFT)
+  tree = dataclasses.replace(TREE, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  jax.clear_caches()
   tree_decoder.warmup(200)
   sizes = tree_decoder.pipeline._sizes
   times = sizes._times
-  assert set(times.target_seconds) == {4, 8, 16}
+  assert set(times.target_seconds) == {4, 8}
   assert min(times.target_seconds.values()) > 0
   assert set(times.pause_seconds) == {0}
   assert times.pause_seconds[0] > 0
   assert times.draft_seconds > 0
   with profiling.count_compilations() as compilations:
     run(tree_decoder, requests_of(8))
+    assert sizes._times is times  # measured once
+    tree_decoder.pipeline.assume(STEP_TIMES)
+    run(tree_decoder, requests_of(8))
   assert compilations.count == 0
-  assert sizes._times is times
 
 
 @pytest.mark.parametrize('mode', DEVICES)

@@ -36,7 +36,7 @@ def start(mode, draft_seed=0, **changes):
   limit = len(request.token_ids) + 150
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, [request.sampling], chunks)
+  pipeline.admit(0, request, limit, chunks)
   return pipeline
 
 
@@ -195,7 +195,7 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   sampling = ss.SamplingParams(temperature=1.0, seed=1)
   request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
   pipeline.prepare(200, [sampling])
-  pipeline.admit(0, request, 200, [sampling], [(0, 32, 2)])
+  pipeline.admit(0, request, 200, [(0, 32, 2)])
   pipeline.follow()
   seen = set()
   for _ in range(60):

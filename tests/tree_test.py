@@ -1,4 +1,4 @@
-"""The token tree by examples; docs/token_tree.md has the same."""
+"""The token tree by examples; docs/how_it_works/token_tree.md has the same."""
 
 import functools
 
@@ -12,7 +12,7 @@ from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 
-# Children of t1, t2, ... and their log-probabilities: docs/token_tree.md.
+# Children of t1, t2, ... and their log-probabilities, as in token_tree.md.
 EXAMPLE = {
   1: {2: -0.75, 3: -1.0},
   2: {4: -2.5},

@@ -68,7 +68,7 @@ def render(rows: Sequence[Row]) -> str:
     f'<title>Accelerator report</title><style>{_STYLE}</style></head><body>',
     '<h1>Accelerator report</h1>',
     f'<p>{html.escape(", ".join(devices) or "nothing measured yet")}. '
-    'docs/accelerators.md says how to read it.</p>',
+    'docs/how_to/accelerators.md says how to read it.</p>',
   ]
   for section in sections.SECTIONS:
     own = [row for row in rows if row.section == section.name]

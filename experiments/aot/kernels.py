@@ -10,83 +10,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
-from kernels_pallas import dispatch
-from kernels_pallas.kv_commit import arg_specs as commit_specs
-from kernels_pallas.kv_commit import pallas_gpu as commit_gpu
-from kernels_pallas.kv_commit import pallas_tpu as commit_tpu
+from kernels_pallas import dispatch, registry
 from kernels_pallas.matmul_all_reduce import api as shared_api
 from kernels_pallas.matmul_all_reduce import arg_specs as shared_specs
-from kernels_pallas.quantized_matmul import arg_specs as quantized_specs
-from kernels_pallas.quantized_matmul import pallas_gpu as quantized_gpu
-from kernels_pallas.quantized_matmul import pallas_tpu as quantized_tpu
-from kernels_pallas.rejection import arg_specs as rejection_specs
-from kernels_pallas.rejection import pallas_gpu as rejection_gpu
-from kernels_pallas.rejection import pallas_tpu as rejection_tpu
-from kernels_pallas.swiglu import arg_specs as swiglu_specs
-from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
-from kernels_pallas.swiglu import pallas_tpu as swiglu_tpu
-from kernels_pallas.thresholds import arg_specs as threshold_specs
-from kernels_pallas.thresholds import pallas_gpu as threshold_gpu
-from kernels_pallas.thresholds import pallas_tpu as threshold_tpu
-from kernels_pallas.tree_attention import arg_specs as attention_specs
-from kernels_pallas.tree_attention import mosaic_gpu as attention_mosaic
-from kernels_pallas.tree_attention import pallas_gpu as attention_gpu
-from kernels_pallas.tree_attention import pallas_tpu as attention_tpu
-from kernels_pallas.verification import arg_specs as verification_specs
-from kernels_pallas.verification import pallas_gpu as verification_gpu
-from kernels_pallas.verification import pallas_tpu as verification_tpu
 
+# By name, the shapes and the implementations.
 KERNELS = {
-  'quantized_matmul': (
-    quantized_specs.arg_specs(),
+  kernel: (
+    registry.module(kernel, 'arg_specs').arg_specs(),
     {
-      'pallas_tpu': quantized_tpu.quantized_matmul,
-      'pallas_gpu': quantized_gpu.quantized_matmul,
+      name: registry.function(kernel, name)
+      for name in registry.implementations(kernel)
     },
-  ),
-  'tree_attention': (
-    attention_specs.arg_specs(),
-    {
-      'pallas_tpu': attention_tpu.tree_attention,
-      'pallas_gpu': attention_gpu.tree_attention,
-      'mosaic_gpu': attention_mosaic.tree_attention,
-    },
-  ),
-  'verify_tree': (
-    verification_specs.arg_specs(),
-    {
-      'pallas_tpu': verification_tpu.verify_tree,
-      'pallas_gpu': verification_gpu.verify_tree,
-    },
-  ),
-  'accept_chain': (
-    rejection_specs.arg_specs(),
-    {
-      'pallas_tpu': rejection_tpu.accept_chain,
-      'pallas_gpu': rejection_gpu.accept_chain,
-    },
-  ),
-  'find_thresholds': (
-    threshold_specs.arg_specs(),
-    {
-      'pallas_tpu': threshold_tpu.find_thresholds,
-      'pallas_gpu': threshold_gpu.find_thresholds,
-    },
-  ),
-  'swiglu': (
-    swiglu_specs.arg_specs(),
-    {
-      'pallas_tpu': swiglu_tpu.swiglu,
-      'pallas_gpu': swiglu_gpu.swiglu,
-    },
-  ),
-  'kv_commit': (
-    commit_specs.arg_specs(),
-    {
-      'pallas_tpu': commit_tpu.kv_commit,
-      'pallas_gpu': commit_gpu.kv_commit,
-    },
-  ),
+  )
+  for kernel in registry.PACKAGES
 }
 
 

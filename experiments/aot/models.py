@@ -2,36 +2,9 @@
 
 import dataclasses
 
-from swiftspec_jax.config import ModelConfig, RopeScaling
+from configs import models
+from swiftspec_jax.config import ModelConfig
 
-_LLAMA3 = {
-  'family': 'llama',
-  'vocab_size': 128_256,
-  'max_context': 131_072,
-  'norm_eps': 1e-5,
-  'rope_theta': 500_000.0,
-}
-
-
-def _llama(
-  num_layers, embed_dim, num_heads, head_dim, ffw_dim, **changes
-) -> ModelConfig:
-  return ModelConfig(
-    num_layers=num_layers,
-    embed_dim=embed_dim,
-    num_heads=num_heads,
-    num_kv_heads=8,
-    head_dim=head_dim,
-    ffw_dim=ffw_dim,
-    **{**_LLAMA3, **changes},
-  )
-
-
-_SCALING = RopeScaling(kind='llama3', factor=32.0)
-_LLAMA_1B = _llama(16, 2048, 32, 64, 8192, rope_scaling=_SCALING)
-_LLAMA_3B = _llama(28, 3072, 24, 128, 8192, rope_scaling=_SCALING)
-_LLAMA_8B = _llama(32, 4096, 32, 128, 14_336, tie_embeddings=False)
-_LLAMA_70B = _llama(80, 8192, 64, 128, 28_672, tie_embeddings=False)
 _SMOLLM2 = ModelConfig(
   family='llama',
   vocab_size=49_152,
@@ -111,21 +84,21 @@ PAIRS = {
   'large': (
     Pair(
       name='llama-8b with 1b',
-      target=_LLAMA_8B,
-      draft=_LLAMA_1B,
+      target=models.LLAMA_8B,
+      draft=models.LLAMA_1B,
       splits=((4, 4), (6, 2)),
     ),
     Pair(
       name='llama-70b with 3b',
-      target=_LLAMA_70B,
-      draft=_LLAMA_3B,
+      target=models.LLAMA_70B,
+      draft=models.LLAMA_3B,
       splits=((4, 4), (6, 2)),
     ),
     # As in the paper.
     Pair(
       name='llama-70b with 3b, int4',
-      target=dataclasses.replace(_LLAMA_70B, weight_dtype='int4'),
-      draft=dataclasses.replace(_LLAMA_3B, weight_dtype='int4'),
+      target=dataclasses.replace(models.LLAMA_70B, weight_dtype='int4'),
+      draft=dataclasses.replace(models.LLAMA_3B, weight_dtype='int4'),
       splits=((4, 4), (6, 2)),
     ),
   ),

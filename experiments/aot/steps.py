@@ -96,6 +96,7 @@ def _advance(config, split, target):
     _integers(mesh, 1, _TREE.num_nodes + 1),
     _integers(mesh),
     _integers(mesh),
+    _integers(mesh),
     config=config,
     tree_config=_TREE,
     num_nodes=_TREE.num_nodes,

@@ -34,6 +34,7 @@ class ArgSpec(call_spec.CallSpec):
     dtype: of the caches.
   """
 
+  IS_IN_PLACE = True
   ROUNDED = ('batch_size', 'num_rows', 'num_kept', 'capacity')
   num_caches: int
   num_kv_heads: int
@@ -43,6 +44,12 @@ class ArgSpec(call_spec.CallSpec):
   batch_size: int = 1
   capacity: int = CAPACITY
   dtype: str = 'bfloat16'
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes that are read and written: row 0 stays, numbers have two bytes."""
+    heads = self.num_caches * self.batch_size * self.num_kv_heads
+    return 4 * heads * (self.num_rows - 1) * self.head_dim
 
   def arrays(self) -> tuple[Any, ...]:
     """Returns the abstract arguments of `kv_commit`."""

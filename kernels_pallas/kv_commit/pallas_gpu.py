@@ -10,6 +10,7 @@ columns of a program.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,13 @@ class Config:
   Attributes:
     num_columns: most columns of a program, a power of two.
     num_caches: of a launch. The time to compile grows faster than this number.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'num_columns': (32, 64, 128),
+    'num_caches': (16, 32),
+  }
   num_columns: int = 64
   num_caches: int = 32
 

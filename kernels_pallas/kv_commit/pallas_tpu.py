@@ -15,6 +15,7 @@ heads, E head_dim, A caches in VMEM at once.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,12 @@ class Config:
 
   Attributes:
     window_bytes: of all windows in VMEM, unless a single one is larger.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'window_bytes': (2**20, 2**21, 2**22, 2**23),
+  }
   window_bytes: int = 4 * 2**20
 
   def __post_init__(self):

@@ -41,6 +41,23 @@ class ArgSpec(call_spec.CallSpec):
   dtype: str
   weight_dtype: str
 
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the arguments and the result."""
+    x, values, scales = self.arrays()
+    result = self.num_tokens * self.num_parts * self.num_outputs
+    return (
+      values.size * jnp.iinfo(values.dtype).bits // 8
+      + scales.size * scales.dtype.itemsize
+      + (x.size + result) * x.dtype.itemsize
+    )
+
+  @property
+  def num_flops(self) -> int:
+    """Operations of the product."""
+    weights = self.num_parts * self.num_inputs * self.num_outputs
+    return 2 * weights * self.num_tokens
+
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `quantized_matmul`."""
     is_grouped = self.weight_dtype == 'int4'

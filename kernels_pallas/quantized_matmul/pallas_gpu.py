@@ -13,6 +13,7 @@ inputs, J inputs of a chunk, W block_outputs, L tiles of outputs, S splits.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,15 @@ class Config:
     num_splits: programs that share the inputs of a tile.
     num_warps: of a program.
     num_stages: chunks in flight.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_outputs': (32, 64, 128),
+    'num_splits': (1, 2, 4, 8, 16, 32),
+    'num_warps': (4, 8),
+    'num_stages': (2, 3, 4),
+  }
   block_outputs: int
   num_splits: int
   num_warps: int = 4

@@ -10,6 +10,7 @@ inputs of a chunk, W block_outputs.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +36,12 @@ class Config:
 
   Attributes:
     block_outputs: of a program, a multiple of 128.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_outputs': (128, 256, 512, 1024),
+  }
   block_outputs: int
 
   def __post_init__(self):

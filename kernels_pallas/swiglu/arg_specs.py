@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
 
@@ -31,6 +32,17 @@ class ArgSpec(call_spec.CallSpec):
   ffw_dim: int
   activation: str
   dtype: str
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the arguments and the result."""
+    result = self.num_tokens * self.ffw_dim
+    return super().num_bytes + result * jnp.dtype(self.dtype).itemsize
+
+  @property
+  def num_flops(self) -> int:
+    """Operations of both products."""
+    return 4 * self.num_tokens * self.embed_dim * self.ffw_dim
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `swiglu`."""

@@ -10,6 +10,7 @@ a block, P splits.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,16 @@ class Config:
     num_splits: programs that share the rows of a column.
     num_warps: of a program.
     num_stages: blocks in flight.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_rows': (32, 64, 128),
+    'block_columns': (32, 64, 128),
+    'num_splits': (1, 2, 4),
+    'num_warps': (4, 8),
+    'num_stages': (2, 3, 4),
+  }
   block_rows: int = 64
   block_columns: int = 64
   num_splits: int = 1

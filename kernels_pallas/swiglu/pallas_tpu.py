@@ -12,6 +12,7 @@ Legend: N tokens, D embed, F ffw, K rows and C columns of a block.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,13 @@ class Config:
   Attributes:
     block_bytes: most bytes of a block, of which two are in VMEM.
     block_columns: of gate and of up, a multiple of 128.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_bytes': (2**20, 2**21, 2**22),
+    'block_columns': (256, 512, 1024),
+  }
   block_bytes: int = 2 * 2**20
   block_columns: int = 512
 

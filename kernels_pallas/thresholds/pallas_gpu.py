@@ -11,6 +11,7 @@ Legend: N rows of all queries, V vocabulary, K block_vocab, P programs of a row
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,14 @@ class Config:
     block_vocab: tokens of a program, a power of two.
     num_bits: of the threshold that a launch finds; a power of two up to 8.
     num_warps: of a program.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_vocab': (512, 1024, 2048),
+    'num_bits': (2, 4),
+    'num_warps': (4, 8),
+  }
   block_vocab: int = 1024
   num_bits: int = 4
   num_warps: int = 8

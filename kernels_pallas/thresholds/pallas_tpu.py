@@ -12,6 +12,7 @@ group (8 or 1), K block_vocab, C columns in VMEM, W width.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,13 @@ class Config:
     block_vocab: tokens of a tile, a multiple of 1024.
     width: columns that are added up side by side, a multiple of 128 that
       divides an eighth of `block_vocab`.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_vocab': (8192, 16_384, 32_768),
+    'width': (256, 512, 1024, 2048),
+  }
   block_vocab: int = 8192
   width: int = 1024
 

@@ -55,6 +55,26 @@ class ArgSpec(call_spec.CallSpec):
     rows = self.context + self.tree_size
     return math.ceil(rows / _ROW_TILE) * _ROW_TILE
 
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of queries, results, and the rows that the window shows."""
+    heads, rows, queries = self._sizes()
+    return 2 * heads * (rows + queries) * jnp.dtype(self.dtype).itemsize
+
+  @property
+  def num_flops(self) -> int:
+    """Operations of both products."""
+    heads, rows, queries = self._sizes()
+    return 4 * heads * rows * queries
+
+  def _sizes(self) -> tuple[int, int, int]:
+    """Returns columns of all kv heads, their visible rows, and queries."""
+    rows = self.context + self.tree_size
+    if self.window is not None:
+      rows = min(rows, self.window + self.tree_size)
+    heads = self.batch_size * self.num_kv_heads * self.head_dim
+    return heads, rows, self.num_tokens * self.num_groups
+
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `tree_attention`."""
     batch, tokens = self.batch_size, self.num_tokens

@@ -16,6 +16,7 @@ R tile of them, K cache rows of a tile, P splits, C columns of a product.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +38,13 @@ class Config:
     num_splits: programs that share the rows of a kv head, a power of two. All
       devices run clusters of up to 8.
     num_stages: tiles of keys and of values in flight.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'num_splits': (2, 4, 8),
+    'num_stages': (2, 3, 4),
+  }
   num_splits: int = 8
   num_stages: int = 2
 

@@ -11,6 +11,7 @@ queries (T x Q with padding), K block_kv, P splits.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,15 @@ class Config:
     num_splits: programs that share the rows of a kv head.
     num_warps: of a program.
     num_stages: blocks in flight.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_kv': (32, 64, 128),
+    'num_splits': (4, 8, 16, 32),
+    'num_warps': (4, 8),
+    'num_stages': (2, 3, 4),
+  }
   block_kv: int = 64
   num_splits: int = 16
   num_warps: int = 4

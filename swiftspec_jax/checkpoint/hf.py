@@ -2,7 +2,8 @@
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 import huggingface_hub
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
@@ -11,6 +12,7 @@ import safetensors
 import transformers
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import torch_file
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.params import Params
@@ -28,7 +30,7 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   Raises:
     UserError: a missing or unreadable config, or an unknown architecture.
   """
-  values = _read_json(directory / 'config.json')
+  values = read_json(directory / 'config.json')
   kind = values.get('model_type')
   if kind not in families.FAMILIES:
     raise errors.UserError(
@@ -37,8 +39,21 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     )
   generation = directory / 'generation_config.json'
   if generation.exists():
-    eos = _read_json(generation).get('eos_token_id')
+    eos = read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
+  return config_of(directory / 'config.json', values)
+
+
+def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
+  """Returns the configuration of a model.
+
+  Args:
+    path: file that the values are from, for messages.
+    values: its entries, as `config.json` has them.
+
+  Raises:
+    UserError: they are not understood.
+  """
   # transformers fills in defaults and translates configs of older releases.
   try:
     full = transformers.AutoConfig.for_model(**values).to_dict()
@@ -48,11 +63,16 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     TypeError,
     ValueError,
   ) as error:
-    raise errors.UserError(f'{directory}/config.json: {error}') from error
+    raise errors.UserError(f'{path}: {error}') from error
   return families.config_from_hf(full)
 
 
-def _read_json(path: pathlib.Path) -> dict:
+def read_json(path: pathlib.Path) -> dict:
+  """Returns the object in a file.
+
+  Raises:
+    UserError: the file is missing or holds something else.
+  """
   try:
     values = json.loads(path.read_text())
   except FileNotFoundError as error:
@@ -74,17 +94,25 @@ def read_params(
   Raises:
     UserError: missing, cut or contradicting weights.
   """
-  norm_offset = 1.0 if config.family == 'gemma3_text' else 0.0
-  return families.params_from_hf(
-    _tensor_reader(directory), config, norm_offset, place
-  )
+  family = families.FAMILIES[config.family]
+  get, _ = open_tensors(directory)
+  return families.params_from_hf(get, config, family.norm_offset, place)
 
 
-def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:
-  """Returns a function from tensor name to array."""
+def open_tensors(
+  directory: pathlib.Path,
+) -> tuple[Callable[[str], np.ndarray], list[str]]:
+  """Returns a function from tensor name to array, and all names.
+
+  Raises:
+    UserError: files are missing or cut; so does the function, of a tensor.
+  """
+  if not list(directory.glob('*.safetensors')) and torch_file.is_in(directory):
+    files = torch_file.read(directory)
+    return _getter(directory, files.__getitem__, files), list(files)
   names = {_SINGLE}
   if (directory / _INDEX).exists():
-    weight_map = _read_json(directory / _INDEX).get('weight_map')
+    weight_map = read_json(directory / _INDEX).get('weight_map')
     if not isinstance(weight_map, dict):
       raise errors.UserError(f'{directory / _INDEX} has no weight_map')
     names = set(weight_map.values())
@@ -99,11 +127,24 @@ def _tensor_reader(directory: pathlib.Path) -> Callable[[str], np.ndarray]:
       ) from error
     files.update(dict.fromkeys(file.keys(), file))
 
+  def read(name: str) -> np.ndarray:
+    return files[name].get_tensor(name)
+
+  return _getter(directory, read, files), list(files)
+
+
+def _getter(
+  directory: pathlib.Path,
+  read: Callable[[str], np.ndarray],
+  names: Container[str],
+) -> Callable[[str], np.ndarray]:
+  """Returns `read` that looks for other names and raises UserErrors."""
+
   def get(name: str) -> np.ndarray:
     # Some checkpoints of a bare decoder lack the prefix.
     for candidate in (name, name.removeprefix('model.')):
-      if candidate in files:
-        return files[candidate].get_tensor(candidate)
+      if candidate in names:
+        return read(candidate)
     raise errors.UserError(
       f'{directory}: tensor {name} is missing; the weights are not complete '
       'or belong to another architecture'

@@ -14,7 +14,7 @@ import transformers
 from kernels_pallas import dispatch, tuning
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
+from swiftspec_jax.checkpoint import builtin, eagle3, gguf_tokenizer, hf, orbax
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.checkpoint import gguf as gguf_lib
 from swiftspec_jax.config import ModelConfig
@@ -37,9 +37,10 @@ def load(
 
   Args:
     name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`,
-      `swiftspec_jax.BUILTIN_DRAFTS`), a directory in Hugging Face layout, a
-      .gguf file, a directory that `swiftspec_jax.save` or the training of a
-      draft wrote, or a Hugging Face hub id.
+      `swiftspec_jax.BUILTIN_DRAFTS`), a directory in Hugging Face layout, an
+      EAGLE-3 head in one of its published layouts, a .gguf file, a directory
+      that `swiftspec_jax.save` or the training of a draft wrote, or a Hugging
+      Face hub id.
     dtype: of weights and cache. Default: float32 on CPU (where greedy output
       then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: tensor parallel over these; the first device by default.
@@ -112,7 +113,7 @@ class _Source:
   """A model that was found and whose weights are not read yet."""
 
   config: ModelConfig
-  tokenizer: transformers.PreTrainedTokenizerBase
+  tokenizer: tokenizer_lib.Tokenizer
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
 
 
@@ -123,22 +124,15 @@ def _open(name: str, draft_of: Model | None) -> _Source:
     path = builtin.draft_directory(name)
   else:
     path = pathlib.Path(name).expanduser()
-  if path.is_dir() and draft_lib.is_draft(path):
-    draft = draft_lib.open_draft(path, draft_of)
-    return _Source(
-      config=draft.config,
-      tokenizer=draft.target.tokenizer,
-      read_params=draft.read_params,
-    )
   if path.is_dir():
-    return _open_directory(path)
+    return _open_directory(path, draft_of)
   if path.suffix == '.gguf':
     return _open_gguf(path)
   if path.exists():
     raise errors.UserError(
       f'{name} is neither a model directory nor a .gguf file'
     )
-  return _open_directory(_download(name))
+  return _open_directory(_download(name), draft_of)
 
 
 def _open_gguf(path: pathlib.Path) -> _Source:
@@ -150,7 +144,18 @@ def _open_gguf(path: pathlib.Path) -> _Source:
   )
 
 
-def _open_directory(directory: pathlib.Path) -> _Source:
+def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
+  draft: draft_lib.DraftFile | eagle3.Head | None = None
+  if draft_lib.is_draft(directory):
+    draft = draft_lib.open_draft(directory, draft_of)
+  elif eagle3.is_head(directory):
+    draft = eagle3.open_head(directory, draft_of)
+  if draft is not None:
+    return _Source(
+      config=draft.config,
+      tokenizer=draft.target.tokenizer,
+      read_params=draft.read_params,
+    )
   is_own = orbax.is_checkpoint(directory)
   reader = orbax if is_own else hf
   config = reader.read_config(directory)
@@ -173,12 +178,17 @@ def _download(repo_id: str) -> pathlib.Path:
   """Fetches a hub repository, or finds it in the local hub cache."""
   try:
     huggingface_hub.utils.validate_repo_id(repo_id)
-    directory = huggingface_hub.snapshot_download(
+    fetch = functools.partial(
+      huggingface_hub.snapshot_download,
       repo_id,
-      allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja'],
       # The same weights in other layouts.
       ignore_patterns=['*/*', 'consolidated*'],
     )
+    directory = pathlib.Path(
+      fetch(allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja'])
+    )
+    if not list(directory.glob('*.safetensors')):
+      fetch(allow_patterns=['pytorch_model.bin'])
   except (
     huggingface_hub.errors.HfHubHTTPError,
     huggingface_hub.errors.HFValidationError,
@@ -191,4 +201,4 @@ def _download(repo_id: str) -> pathlib.Path:
       f'no model {repo_id!r}: not a built-in name ({builtins}), not a path, '
       f'and not to be had from the Hugging Face hub: {reason}'
     ) from error
-  return pathlib.Path(directory)
+  return directory

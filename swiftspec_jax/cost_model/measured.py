@@ -10,7 +10,7 @@ from absl import logging
 
 from swiftspec_jax import cost_model, errors
 from swiftspec_jax.cost_model import tables
-from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

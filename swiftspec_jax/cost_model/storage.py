@@ -10,8 +10,8 @@ from absl import logging
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.cost_model.measured import CostKey, MeasuredCosts
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.cost_model.tables import CostTable
-from swiftspec_jax.serving.step_buckets import StepBuckets
 
 _FORMAT = 1  # of the file
 

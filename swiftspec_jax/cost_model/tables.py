@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import optimize
 
 from swiftspec_jax import cost_model, errors
 
@@ -82,6 +81,9 @@ def fit(
     UserError: there are too few measurements, or they do not grow with the
       sizes.
   """
+  # Here, as it takes long to import and few programs need it.
+  from scipy import optimize
+
   points, inverse = np.unique(points, axis=0, return_inverse=True)
   seconds = np.array(
     [np.median(seconds[inverse == i]) for i in range(len(points))]

@@ -203,7 +203,7 @@ def forward(
   """
   features = None
   if config.reads_features:
-    features = decoder.project_features(params, rows['features'])
+    features = decoder.project_features(params, config, rows['features'])
   passes, logits = [], []
   for _ in range(num_passes):
     attend, written = chain_attention.make_attend_fn(config, rows, passes)

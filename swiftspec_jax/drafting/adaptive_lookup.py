@@ -100,4 +100,6 @@ def _follow(state: types.DecodeState) -> text_lookup.TextLookup:
     num_tokens=jnp.maximum(state.lengths - lookup.lengths, 0),
   )
   lookup = text_lookup.follow(lookup, new)
-  return lookup.replace(token_ids=state.token_ids, lengths=state.lengths)
+  return dataclasses.replace(
+    lookup, token_ids=state.token_ids, lengths=state.lengths
+  )

@@ -76,7 +76,7 @@ def take_in_with_features(
     comes next.
   """
   features_before = feature_draft.put_behind(
-    features_before, decoder.project_features(params, features), starts
+    features_before, decoder.project_features(params, config, features), starts
   )
   _, cache = decoder.forward(
     params,

@@ -5,6 +5,7 @@ Legend: B rows, W leaves of a forward, K children of a leaf, D embed.
 
 import jax
 
+from kernels_pallas import largest
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafting import forced_acceptance
@@ -75,7 +76,7 @@ def children_of(
   with jax.named_scope('children'):
     logits = decoder.unembed(params, config, hidden)
     log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    top, indices = jax.lax.top_k(logits, tree_config.branching)
+    top, indices = largest.top_k(logits, tree_config.branching)
     log_probs = top - log_total
     token_ids = decoder.token_ids_of(params, config, indices)
   if reference is None:

@@ -141,7 +141,7 @@ def follow(
   root = tree.token_ids[:, tree_lib.ROOT_INDEX]
   token_ids = jnp.where(has_news[:, None], verified.token_ids, root[:, None])
   steps = jnp.arange(token_ids.shape[1])
-  before = decoder.project_features(params, features)
+  before = decoder.project_features(params, config, features)
   before = jnp.where(
     has_news[:, None, None], before, state.before_root[:, None]
   )

@@ -229,16 +229,15 @@ def catch_up(
   """Takes in the end of the text, of which no chain was told.
 
   Args:
-    lookup: that lacks some tokens.
+    lookup: that lacks some tokens; what it has stays as it is.
     token_ids: i32[B, X] from `starts` on.
     starts: i32[B].
     lengths: i32[B] of the text now.
   """
   places = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
+  is_new = (places >= lookup.lengths[:, None]) & (places < lengths[:, None])
   return lookup.replace(
-    token_ids=arrays.put(
-      lookup.token_ids, places, token_ids, places < lengths[:, None]
-    ),
+    token_ids=arrays.put(lookup.token_ids, places, token_ids, is_new),
     lengths=lengths,
     match_lengths=jnp.zeros_like(lookup.match_lengths),
   )

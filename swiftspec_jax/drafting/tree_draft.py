@@ -40,6 +40,10 @@ class TreeDraftState:
   cache: dense.KVCache  # the root and what follows is not committed
   tree: tree_lib.DraftTree
   outcome: jax.Array  # i32[B] of the row's last verdict
+  is_busy: jax.Array  # bool[B] rows that decode; nobody waits for the others
+  # i32[B] the token before the root, where it lacks keys and values, or
+  # PLACEHOLDER_TOKEN_ID.
+  before: jax.Array
   reference: forced_acceptance.Reference | None  # where acceptance is forced
   lookup: text_lookup.TextLookup | None  # where the text suggests nodes, too
   features: feature_draft.FeatureState | None  # where the draft reads them
@@ -91,6 +95,10 @@ def init(
     cache=cache.init(mesh),
     tree=jax.device_put(tree, on_mesh),
     outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
+    is_busy=jnp.zeros(batch_size, bool, device=on_mesh),
+    before=jnp.full(
+      batch_size, types.PLACEHOLDER_TOKEN_ID, jnp.int32, device=on_mesh
+    ),
     reference=jax.device_put(reference, on_mesh),
     lookup=jax.device_put(lookup, on_mesh),
     features=jax.device_put(features, on_mesh),
@@ -125,13 +133,27 @@ def grow(
   config: ModelConfig,
   tree_config: TreeConfig,
 ) -> tuple[TreeDraftState, jax.Array]:
-  """Grows the trees by `num_steps` i32[] forwards.
+  """Grows the trees by `num_steps` i32[] forwards, new trees from their roots.
 
   Returns:
     The state and the number i32[] of forwards: fewer if all trees are full.
   """
+  num_restarts = jnp.int32(0)
+  if not config.reads_features:  # else a verdict expands its root
+    with jax.named_scope('restart'):
+      is_restart = state.is_busy & (state.tree.num_expanded == 0)
+      must_restart = jnp.any(is_restart) & (num_steps > 0)
+      num_restarts = must_restart.astype(jnp.int32)
+      state = run_if(
+        must_restart,
+        lambda now: _restart(params, now, is_restart, config, tree_config),
+        state,
+      )
   with jax.named_scope('grow'):
-    return _grow(params, state, num_steps, 0, config, tree_config)
+    state, num_forwards = _grow(
+      params, state, num_steps - num_restarts, 0, config, tree_config
+    )
+  return state, num_restarts + num_forwards
 
 
 @functools.partial(
@@ -145,6 +167,8 @@ def advance(
   verified: types.PackedVerified,
   num_steps: jax.Array,
   num_restart_steps: jax.Array,
+  waits: jax.Array,
+  budgets: jax.Array | None = None,
   *,
   config: ModelConfig,
   tree_config: TreeConfig,
@@ -160,28 +184,35 @@ def advance(
     num_steps: i32[] forwards that grow the trees before the choice, if every
       new root is expanded.
     num_restart_steps: i32[] forwards besides the restart, if one is not.
+    waits: i32[] 1: a row whose root is not expanded holds up the others until
+      its new tree has T nodes. 0: it does so only if no other row has a tree;
+      else it sends what there is, its root at least, and `grow` does the rest.
+    budgets: i32[B] most nodes that each row sends, its root left out; None for
+      T - 1.
     config: of the draft model.
     tree_config: sizes of the tree.
     num_nodes: T to send; trees that are smaller grow until they have them.
 
   Returns:
-    The state and the packed `TreeProposal`. If every new root is expanded and
+    The state and the packed `TreeProposal`. If every root is expanded and
     has T nodes left, and `num_steps` is 0, there is no draft forward in
     between, unless the draft reads features.
   """
   follow = _follow_with_features if config.reads_features else _follow
-  state, verified, must_restart, num_before = follow(
-    params, state, verified, config, tree_config
+  state, verified, restart, num_before = follow(
+    params, state, verified, waits, config, tree_config
   )
   with jax.named_scope('look_up'):
     state = _look_up(state, verified)
   with jax.named_scope('grow'):
-    num_steps = jnp.where(must_restart, num_restart_steps, num_steps)
+    num_steps = jnp.where(restart.is_waited_for, num_restart_steps, num_steps)
+    least = num_nodes if budgets is None else budgets + 1
+    least = jnp.where(restart.is_late, 0, least)
     state, num_forwards = _grow(
-      params, state, num_steps, num_nodes, config, tree_config
+      params, state, num_steps, least, config, tree_config
     )
   with jax.named_scope('select'):
-    chosen = tree_lib.select(state.tree, num_nodes)
+    chosen = tree_lib.select(state.tree, num_nodes, budgets)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
   num_forwards += num_before
   proposal = types.TreeProposal(
@@ -195,12 +226,32 @@ def advance(
   return state, proposal.pack()
 
 
-def _follow(params, state, verified, config, tree_config):
-  """Follows a verdict, and expands the roots that are not.
+@struct.dataclass(frozen=True, kw_only=True)
+class _Restart:
+  """What becomes of rows whose roots were not expanded."""
+
+  is_waited_for: jax.Array  # bool[] their new trees grow first
+  is_late: jax.Array  # bool[B] rows that nobody waits for
+
+
+def _restart_of(state, waits):
+  """Returns which rows need a new tree, and what becomes of them."""
+  has_tree = state.tree.num_expanded > 0
+  is_new = state.is_busy & ~has_tree
+  is_alone = ~jnp.any(state.is_busy & has_tree)
+  is_waited_for = jnp.any(is_new) & ((waits > 0) | is_alone)
+  restart = _Restart(
+    is_waited_for=is_waited_for, is_late=is_new & ~is_waited_for
+  )
+  return is_new, restart
+
+
+def _follow(params, state, verified, waits, config, tree_config):
+  """Follows a verdict, and expands the roots that are not, if that is due.
 
   Returns:
-    The state; the verdict, unpacked; whether a root was not expanded; and the
-    number of forwards.
+    The state; the verdict, unpacked; the `_Restart`; and the number of
+    forwards.
   """
   verified = types.VerifiedTokens.unpack(verified)
   with jax.named_scope('reroot'):
@@ -215,21 +266,26 @@ def _follow(params, state, verified, config, tree_config):
       params, state, verified, num_missing, config, tree_config
     )
   with jax.named_scope('restart'):
-    is_missing = num_missing > 0
-    is_restart = state.tree.num_expanded == 0
-    must_restart = jnp.any(is_restart)
+    state = state.replace(before=_before_roots(state, verified, num_missing))
+    is_new, restart = _restart_of(state, waits)
     state = run_if(
-      must_restart,
-      lambda now: _restart(
-        params, now, verified, is_missing, is_restart, config, tree_config
-      ),
+      restart.is_waited_for,
+      lambda now: _restart(params, now, is_new, config, tree_config),
       state,
     )
-  num_forwards = must_restart.astype(jnp.int32) + num_take_ins
-  return state, verified, must_restart, num_forwards
+  num_forwards = restart.is_waited_for.astype(jnp.int32) + num_take_ins
+  return state, verified, restart, num_forwards
 
 
-def _follow_with_features(params, state, verified, config, tree_config):
+def _before_roots(state, verified, num_missing):
+  """Returns i32[B] the `before` of a state that has followed a verdict."""
+  index = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
+  before = jnp.take_along_axis(verified.token_ids, index, axis=1)[:, 0]
+  before = jnp.where(num_missing > 0, before, types.PLACEHOLDER_TOKEN_ID)
+  return jnp.where(verified.num_tokens > 0, before, state.before)
+
+
+def _follow_with_features(params, state, verified, waits, config, tree_config):
   """Does the same for a draft that reads features, and all verified tokens."""
   packed, features = verified
   verified = types.VerifiedTokens.unpack(packed)
@@ -249,16 +305,13 @@ def _follow_with_features(params, state, verified, config, tree_config):
     state = state.replace(cache=cache, features=feature_state)
   with jax.named_scope('restart'):
     root = feature_state.of_rows[:, :1]
-    is_restart = state.tree.num_expanded == 0
-    must_restart = jnp.any(is_restart)
+    is_new, restart = _restart_of(state, waits)
     state = run_if(
-      must_restart,
-      lambda now: _expand_roots(
-        params, now, root, is_restart, config, tree_config
-      ),
+      jnp.any(is_new),
+      lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
       state,
     )
-  return state, verified, must_restart, jnp.int32(1)
+  return state, verified, restart, jnp.int32(1)
 
 
 def _reroot(state, verified):
@@ -272,7 +325,10 @@ def _reroot(state, verified):
 
 
 def _grow(params, state, num_steps, num_nodes, config, tree_config):
-  """Returns the state with grown trees, and the number of forwards."""
+  """Returns the state with grown trees, and the number of forwards.
+
+  Trees whose root is not expanded stay as they are.
+  """
   children_fn = functools.partial(
     expansion.children_of, config=config, tree_config=tree_config
   )
@@ -307,6 +363,7 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
     width=tree_config.width,
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
+    is_growing=state.tree.num_expanded > 0,
   )
   state = state.replace(tree=tree, cache=cache, features=features)
   return state, num_forwards
@@ -362,40 +419,40 @@ def _look_up(state, verified):
   return state.replace(tree=tree, lookup=lookup)
 
 
-def _restart(
-  params, state, verified, is_missing, is_restart, config, tree_config
-):
-  """Expands the roots that are not, in one forward of two tokens.
+def _restart(params, state, is_new, config, tree_config):
+  """Expands the roots of rows bool[B] in one forward of two tokens.
 
   After a miss the token before the root may lack keys and values, too; it
-  takes the first place then. Rows of trees that need no restart are kept: the
-  forward writes behind them.
+  takes the first place then. Other rows are kept: the forward writes behind
+  their trees.
   """
   cache = state.cache
   root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
-  before = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
-  before = jnp.take_along_axis(verified.token_ids, before, axis=1)[:, 0]
-  token_ids = jnp.stack([jnp.where(is_missing, before, root), root], axis=1)
+  is_missing = is_new & (state.before != types.PLACEHOLDER_TOKEN_ID)
+  token_ids = jnp.stack(
+    [jnp.where(is_missing, state.before, root), root], axis=1
+  )
   behind = cache.kv_lengths + tree_config.num_cache_rows
   hidden, cache = decoder.forward(
     params,
     config,
     token_ids,
     cache,
-    starts=jnp.where(is_restart, cache.kv_lengths, behind),
+    starts=jnp.where(is_new, cache.kv_lengths, behind),
   )
   cache = dense.extend(cache, is_missing.astype(jnp.int32))
   hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
-  state = state.replace(cache=cache)
-  return _expand_roots(params, state, hidden, is_restart, config, tree_config)
+  before = jnp.where(is_new, types.PLACEHOLDER_TOKEN_ID, state.before)
+  state = state.replace(cache=cache, before=before)
+  return _expand_roots(params, state, hidden, is_new, config, tree_config)
 
 
-def _expand_roots(params, state, hidden, is_restart, config, tree_config):
+def _expand_roots(params, state, hidden, is_new, config, tree_config):
   tree = expansion.expand_roots(
     params,
     state.tree,
     hidden,
-    is_restart,
+    is_new,
     state.cache.kv_lengths,
     state.reference,
     config=config,

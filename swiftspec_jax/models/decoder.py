@@ -87,6 +87,13 @@ def forward_with_features(
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
+    seen_from, window = positions, None
+    if config.is_sliding(i):
+      window = config.sliding_window
+    elif config.eagle3:
+      # No feature comes before the first token, so the pair does not exist:
+      # of a window of one row that ends at row 1, all see what is behind it.
+      seen_from, window = jnp.ones_like(positions), 1
     keys.append(dense.write(cache.keys[i], new_keys, starts))
     values.append(dense.write(cache.values[i], new_values, starts))
     return attention_fn(
@@ -95,9 +102,9 @@ def forward_with_features(
       values[i][:, :, :context],
       prefix_lengths,
       attention_mask,
-      positions,
+      seen_from,
       scale=query_scale(config),
-      window=config.sliding_window if config.is_sliding(i) else None,
+      window=window,
     )
 
   x, features = run_layers(
@@ -175,8 +182,9 @@ def run_layers(
     feature_layers: indices of layers whose outputs are features.
 
   Returns:
-    Hidden states [B, T, D] before the final norm, and the features
-    [B, T, layers x D], side by side, or None.
+    Hidden states [B, T, D] before the final norm (behind it with
+    `Eagle3.norm_output`), and the features [B, T, layers x D], side by side, or
+    None.
   """
   angles_by_kind = {
     kind: layers.rope_angles(positions, config, is_sliding=kind)
@@ -184,12 +192,17 @@ def run_layers(
   }
   x = _take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
+  pair = None
   if config.reads_features:
     with jax.named_scope('fuse_features'):
       normed = layers.rms_norm(
         features_before, params['feature_norm'], config.norm_eps
-      )
-      x = x + _product(normed.astype(x.dtype), params['feature_fusion'])
+      ).astype(x.dtype)
+      if config.eagle3:
+        is_normed = config.eagle3.norm_before_residual
+        pair = normed, normed if is_normed else features_before.astype(x.dtype)
+      else:
+        x = x + _product(normed, params['feature_fusion'])
   outputs = []
   for i, layer in enumerate(params['layers']):
     with jax.named_scope(f'layer_{i}'):
@@ -200,19 +213,34 @@ def run_layers(
         functools.partial(attend_fn, i),
         products,
         angles_by_kind[config.is_sliding(i)],
+        pair if i == 0 else None,
       )
     outputs.append(x)
+  if config.eagle3 and config.eagle3.norm_output:
+    x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [outputs[i] for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
 
 
-def project_features(params: Params, features: jax.Array) -> jax.Array:
+def project_features(
+  params: Params, config: ModelConfig, features: jax.Array
+) -> jax.Array:
   """Returns what a draft reads of its target's outputs [B, T, H]: [B, T, D].
 
   The first step of a feature-fed head (EAGLE-3, section 3): layers of several
   depths become one vector that can stand in for a hidden state of the draft.
   """
   table = params['feature_projection']
+  if 'target_feature_norm' in params:
+    num_parts = len(config.feature_layers) if config.eagle3.fc_norm else 1
+    scales = jnp.split(params['target_feature_norm'], num_parts)
+    parts = [
+      layers.rms_norm(part, scale, config.norm_eps)
+      for part, scale in zip(
+        jnp.split(features, num_parts, axis=-1), scales, strict=True
+      )
+    ]
+    features = jnp.concatenate(parts, axis=-1)
   return _product(features.astype(table.dtype), table)
 
 
@@ -221,9 +249,16 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, products, angles):
-  """One decoder layer over x [B, T, D]."""
+def _layer(x, layer, config, attend, products, angles, pair=None):
+  """One decoder layer over x [B, T, D].
+
+  Where there is a `pair`, it is the normed feature that is attended with beside
+  x, and what is added to in the place of x.
+  """
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
+  if pair is not None:
+    feature, x = pair
+    normed = jnp.concatenate([normed, feature], axis=-1)
   attended = _attention_block(normed, layer, config, attend, angles)
   attended = _project(attended, layer['attention_out'], products)
   if config.use_post_norms:
@@ -298,7 +333,9 @@ def unembed(
   They are f32[B, T, V]; with a reduced output vocabulary of V' tokens they are
   f32[B, T, V'], and logit i belongs to token `params['output_token_ids'][i]`.
   """
-  x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
+  x = hidden
+  if not (config.eagle3 and config.eagle3.norm_output):
+    x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
   rows = x.reshape(-1, x.shape[-1])
   if isinstance(table, Int8Matrix):

@@ -5,6 +5,7 @@ ModelConfig and how its named tensors become the parameter tree.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,23 +20,26 @@ from swiftspec_jax.models.params import Params
 # Puts a part of the parameters, described by the specs, on the devices.
 Place = Callable[[Params, Params], Params]
 
-FAMILIES = ('llama', 'mistral', 'qwen2', 'qwen3', 'gemma3_text')
-
-# Only those that the family has: elsewhere such an entry means nothing.
-_UNSUPPORTED_OPTIONS = {
-  'llama': ('attention_bias', 'mlp_bias'),
-  'mistral': (),
-  'qwen2': (),
-  'qwen3': ('attention_bias',),
-  'gemma3_text': (
-    'attention_bias',
-    'attn_logit_softcapping',
-    'final_logit_softcapping',
-    'use_bidirectional_attention',
-  ),
-}
 _NUM_THREADS = 8  # that read layers; each holds one in memory
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """What sets a family apart from Llama.
+
+  Attributes:
+    fields: function from the complete Hugging Face configuration to those
+      fields of ModelConfig that are not Llama's.
+    unsupported_options: entries of that configuration that the decoder lacks.
+      Only those that the family has: elsewhere such an entry means nothing.
+    norm_offset: number that is added to the norm scales of a checkpoint; 1
+      where it stores them relative to one.
+  """
+
+  fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda values: {}
+  unsupported_options: tuple[str, ...] = ()
+  norm_offset: float = 0.0
 
 
 def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
@@ -47,57 +51,48 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   Raises:
     UserError: a family, activation or option that the decoder lacks.
   """
-  family = values.get('model_type')
-  if family not in FAMILIES:
+  name = values.get('model_type')
+  if name not in FAMILIES:
     raise errors.UserError(
-      f'unknown architecture {family!r}; supported: {", ".join(FAMILIES)}'
+      f'unknown architecture {name!r}; supported: {", ".join(FAMILIES)}'
     )
-  _refuse_unsupported(values)
-  is_gemma = family == 'gemma3_text'
-  activation = values['hidden_activation' if is_gemma else 'hidden_act']
-  if activation not in _ACTIVATIONS:
-    raise errors.UserError(
-      f'unknown activation {activation!r}; supported: {", ".join(_ACTIVATIONS)}'
-    )
-  rope = values['rope_parameters']
-  global_rope = rope['full_attention'] if is_gemma else rope
-  num_heads = values['num_attention_heads']
-  return ModelConfig(
-    family=family,
-    vocab_size=values['vocab_size'],
-    num_layers=values['num_hidden_layers'],
-    embed_dim=values['hidden_size'],
-    num_heads=num_heads,
-    num_kv_heads=values['num_key_value_heads'],
-    head_dim=values.get('head_dim') or values['hidden_size'] // num_heads,
-    ffw_dim=values['intermediate_size'],
-    max_context=values['max_position_embeddings'],
-    eos_token_ids=_as_tuple(values.get('eos_token_id')),
-    norm_eps=values['rms_norm_eps'],
-    rope_theta=global_rope['rope_theta'],
-    rope_scaling=_rope_scaling(global_rope),
-    tie_embeddings=values['tie_word_embeddings'],
-    activation=_ACTIVATIONS[activation],
-    use_qkv_bias=family == 'qwen2',
-    use_qk_norm=family in ('qwen3', 'gemma3_text'),
-    use_post_norms=is_gemma,
-    embed_scale=values['hidden_size'] ** 0.5 if is_gemma else 1.0,
-    query_scale=values['query_pre_attn_scalar'] ** -0.5 if is_gemma else None,
-    **_sliding(values),
-    local_rope_theta=(
-      rope['sliding_attention']['rope_theta'] if is_gemma else None
-    ),
-  )
-
-
-def _refuse_unsupported(values: Mapping[str, Any]) -> None:
-  family_options = _UNSUPPORTED_OPTIONS[values['model_type']]
-  for option in ('quantization_config', *family_options):
+  family = FAMILIES[name]
+  for option in ('quantization_config', *family.unsupported_options):
     if values.get(option):
       raise errors.UserError(
-        f'{option}={values[option]!r} is not supported for '
-        f'{values["model_type"]}'
+        f'{option}={values[option]!r} is not supported for {name}'
       )
+  num_heads = values['num_attention_heads']
+  # By kind of layer where these differ.
+  rope = values['rope_parameters']
+  rope = rope.get('full_attention', rope)
+  fields = {
+    'family': name,
+    'vocab_size': values['vocab_size'],
+    'num_layers': values['num_hidden_layers'],
+    'embed_dim': values['hidden_size'],
+    'num_heads': num_heads,
+    'num_kv_heads': values['num_key_value_heads'],
+    'head_dim': values.get('head_dim') or values['hidden_size'] // num_heads,
+    'ffw_dim': values['intermediate_size'],
+    'max_context': values['max_position_embeddings'],
+    'eos_token_ids': _as_tuple(values.get('eos_token_id')),
+    'norm_eps': values['rms_norm_eps'],
+    'rope_theta': rope['rope_theta'],
+    'rope_scaling': _rope_scaling(rope),
+    'tie_embeddings': values['tie_word_embeddings'],
+    'activation': _activation(values),
+  }
+  return ModelConfig(**{**fields, **family.fields(values)})
+
+
+def _activation(values: Mapping[str, Any]) -> str:
+  name = values.get('hidden_act') or values['hidden_activation']
+  if name not in _ACTIVATIONS:
+    raise errors.UserError(
+      f'unknown activation {name!r}; supported: {", ".join(_ACTIVATIONS)}'
+    )
+  return _ACTIVATIONS[name]
 
 
 def _as_tuple(token_ids: int | list[int] | None) -> tuple[int, ...]:
@@ -128,15 +123,50 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 def _sliding(values: Mapping[str, Any]) -> dict[str, Any]:
   """The window, and the layers it holds for."""
   window = values.get('sliding_window')
-  family = values['model_type']
-  if window is None or family == 'llama':
+  if window is None:
     return {}
-  if family == 'mistral':
-    return {'sliding_window': window}
   layers = tuple(kind == 'sliding_attention' for kind in values['layer_types'])
   if not any(layers):
     return {}
   return {'sliding_window': window, 'sliding_layers': layers}
+
+
+def _gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
+  local_rope = values['rope_parameters']['sliding_attention']
+  return {
+    **_sliding(values),
+    'use_qk_norm': True,
+    'use_post_norms': True,
+    'embed_scale': values['hidden_size'] ** 0.5,
+    'query_scale': values['query_pre_attn_scalar'] ** -0.5,
+    'local_rope_theta': local_rope['rope_theta'],
+  }
+
+
+# By the `model_type` of config.json; more may be added.
+FAMILIES: dict[str, Family] = {
+  'llama': Family(unsupported_options=('attention_bias', 'mlp_bias')),
+  'mistral': Family(
+    fields=lambda values: {'sliding_window': values.get('sliding_window')}
+  ),
+  'qwen2': Family(
+    fields=lambda values: {**_sliding(values), 'use_qkv_bias': True}
+  ),
+  'qwen3': Family(
+    fields=lambda values: {**_sliding(values), 'use_qk_norm': True},
+    unsupported_options=('attention_bias',),
+  ),
+  'gemma3_text': Family(
+    fields=_gemma3,
+    unsupported_options=(
+      'attention_bias',
+      'attn_logit_softcapping',
+      'final_logit_softcapping',
+      'use_bidirectional_attention',
+    ),
+    norm_offset=1.0,
+  ),
+}
 
 
 def params_from_hf(
@@ -159,7 +189,7 @@ def params_from_hf(
     What `place` makes of the tree of `params.param_specs(config)`.
   """
   c = config
-  get = functools.partial(_get_checked, get)
+  get = functools.partial(get_checked, get)
   specs = params_lib.param_specs(c)
   names = {'embedding': 'model.embed_tokens.weight'}
   if not c.tie_embeddings:
@@ -171,7 +201,7 @@ def params_from_hf(
     return place(get(names[key], c.vocab_size, c.embed_dim), specs[key])
 
   def layer(i: int) -> Params:
-    arrays = _layer_from_hf(get, c, norm_offset, f'model.layers.{i}.')
+    arrays = layer_from_hf(get, c, norm_offset, f'model.layers.{i}.')
     return place(arrays, specs['layers'][i])
 
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -185,9 +215,10 @@ def params_from_hf(
     }
 
 
-def _get_checked(
+def get_checked(
   get: Callable[[str], np.ndarray], name: str, *shape: int
 ) -> np.ndarray:
+  """Returns `get(name)`; raises UserError if it has another shape."""
   array = get(name)
   if array.shape != shape:
     raise errors.UserError(
@@ -197,18 +228,27 @@ def _get_checked(
   return array
 
 
-def _layer_from_hf(
+def layer_from_hf(
   get: Callable[..., np.ndarray],
   config: ModelConfig,
   norm_offset: float,
   prefix: str,
+  attention_width: int | None = None,
 ) -> Params:
   """Returns the unpadded numpy arrays of one layer.
 
   Those that are transposed are views: numpy takes long to transpose, JAX does
   not.
+
+  Args:
+    get: function from name and shape to the tensor.
+    config: the model's.
+    norm_offset: number as in `params_from_hf`.
+    prefix: start of the names.
+    attention_width: inputs of queries, keys and values; None is D.
   """
   c = config
+  attention_width = attention_width or c.embed_dim
   num_heads = {'q': c.num_heads, 'k': c.num_kv_heads, 'v': c.num_kv_heads}
   # Sorted by the kv head that they belong to.
   grouped = (c.num_kv_heads, -1, c.head_dim)
@@ -234,7 +274,7 @@ def _layer_from_hf(
   arrays = {
     'attention_norm': norm('input_layernorm'),
     # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-    'qkv': np.moveaxis(heads('weight', c.embed_dim), -1, 0),
+    'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
     # [D, heads * E] -> [G, Q, E, D]
     'attention_out': out.T.reshape(*grouped, c.embed_dim),
     # [2, F, D] -> [D, 2, F]

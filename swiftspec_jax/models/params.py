@@ -7,6 +7,7 @@ parameters, and the placing of loaded arrays on a mesh.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,7 +64,8 @@ def param_specs(config: ModelConfig) -> Params:
   Legend: D embed, G kv heads, Q query heads for each kv head, E head_dim,
   F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
   in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
-  each, and a device's share of heads is one slice of axis G.
+  each, and a device's share of heads is one slice of axis G. The first layer of
+  an EAGLE-3 head has inputs of 2 D in `qkv`.
   """
   c = config
   sizes = {
@@ -77,6 +79,8 @@ def param_specs(config: ModelConfig) -> Params:
     'vocab': (c.vocab_size, c.padded_vocab_size),
     'outputs': (c.num_logits, c.padded_num_logits),
     'features': (c.feature_dim, c.feature_dim),
+    # Embedding and feature side by side.
+    'pair': (2 * c.embed_dim, 2 * c.embed_dim),
   }
 
   def spec(
@@ -98,10 +102,11 @@ def param_specs(config: ModelConfig) -> Params:
       scheme=_scheme(c, in_sizes, outputs),
     )
 
-  def layer() -> Params:
+  def layer(i: int) -> Params:
+    attends_with = 'pair' if c.eagle3 and i == 0 else 'embed'
     specs = {
       'attention_norm': spec('embed'),
-      'qkv': matrix(('embed',), 'kv_heads', 'qkv', 'head_dim'),
+      'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
       'attention_out': matrix(
         ('kv_heads', 'query_groups', 'head_dim'), 'embed'
       ),
@@ -124,15 +129,11 @@ def param_specs(config: ModelConfig) -> Params:
   specs = {
     # Rows that are only looked up stay as they are: that is as fast.
     'embedding': table('vocab', 'embed', in_axis=1 if is_tied else None),
-    'layers': [layer() for _ in range(c.num_layers)],
+    'layers': [layer(i) for i in range(c.num_layers)],
     'final_norm': spec('embed'),
   }
   if c.reads_features:
-    specs['feature_projection'] = spec(
-      'features', 'embed', scale=c.feature_dim**-0.5, in_axis=0
-    )
-    specs['feature_norm'] = spec('embed')
-    specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
+    specs |= _feature_specs(c, spec, table)
   if not is_tied:
     specs['unembedding'] = table('outputs', 'embed', in_axis=1)
   if c.output_vocab_size:
@@ -145,6 +146,24 @@ def param_specs(config: ModelConfig) -> Params:
       init_scale=None,
       is_index=True,
     )
+  return specs
+
+
+def _feature_specs(
+  config: ModelConfig,
+  spec: Callable[..., ParamSpec],
+  table: Callable[..., ParamSpec],
+) -> Params:
+  """Returns what a draft has that reads features."""
+  scale = config.feature_dim**-0.5
+  specs = {
+    'feature_projection': spec('features', 'embed', scale=scale, in_axis=0),
+    'feature_norm': spec('embed'),
+  }
+  if config.eagle3 is None:
+    specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
+  elif config.eagle3.norm_before_fc or config.eagle3.fc_norm:
+    specs['target_feature_norm'] = spec('features')
   return specs
 
 

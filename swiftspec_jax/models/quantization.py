@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import qwix
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
@@ -129,6 +128,9 @@ def round_weights(
   tiled_axes: Mapping[int, int],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns integers and scales f32 of an array f32, as qwix has them."""
+  # Here, as it takes long to import and few programs need it.
+  import qwix
+
   quantized = qwix.quantize(
     array,
     dtype,

@@ -19,10 +19,15 @@ class Pipeline(Protocol):
   def capacity(self) -> int:
     """Rows of the target's cache; 0 before `prepare`."""
 
-  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
+  def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
     """Makes all rows idle, with room for `limit` tokens each.
 
     Allocates, unless the arrays of the last call will do.
+
+    Args:
+      limit: tokens of prompt and output.
+      sampling: of requests to come. The programs of a round are compiled for
+        what these use; `admit` widens that for others.
     """
 
   def admit(
@@ -30,7 +35,6 @@ class Pipeline(Protocol):
     slot: int,
     request: Request,
     limit: int,
-    features: Sequence[SamplingParams],
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     """Prefills a request on its own and puts it into row `slot`; waits."""

@@ -44,8 +44,8 @@ class ChainPipeline:
   def capacity(self) -> int:
     return self._rows.capacity
 
-  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
-    self._rows.prepare(limit, features)
+  def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
+    self._rows.prepare(limit, sampling)
     if isinstance(self._drafter, AdaptiveLookup):
       self._draft_params = self._measure_steps(self.capacity)
 
@@ -54,10 +54,9 @@ class ChainPipeline:
     slot: int,
     request: Request,
     limit: int,
-    features: Sequence[SamplingParams],
     chunks: Iterable[buckets.Chunk],
   ) -> None:
-    self._rows.admit(slot, request, limit, features, chunks)
+    self._rows.admit(slot, request, limit, chunks)
     jax.block_until_ready(self._rows.state)
 
   def stop(self, slot: int) -> None:
@@ -87,10 +86,12 @@ class ChainPipeline:
       self._draft_params = self._on_mesh(self._drafter.forcing(length))
       return self.dispatch
 
+    self._rows.fill()
     seconds = step_timing.median_seconds(
       {n: functools.partial(step, n) for n in self._drafter.lengths},
       lambda: self._rows.state,
     )
+    self._rows.empty()
     return self._on_mesh(np.array([*seconds.values()], np.float32))
 
   def _on_mesh(self, seconds: np.ndarray) -> jax.Array:

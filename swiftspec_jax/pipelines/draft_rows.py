@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, spec_step
+from swiftspec_jax import buckets, spec_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
@@ -37,6 +37,7 @@ class DraftRows:
     self._control_token_ids = tokenizer_lib.control_token_ids(draft.tokenizer)
     self._tree_config = tree_config
     self._batch_size = batch_size
+    self._is_busy = np.zeros(batch_size, bool)
 
   def prepare(self, limit: int) -> None:
     """Makes room for `limit` tokens in each row."""
@@ -50,6 +51,7 @@ class DraftRows:
       self.state = self._init_state(self._batch_size)
       self._row_state = self._init_state(1)
       self._features_before = self._init_features_before()
+    self.make_idle()
 
   def admit(
     self,
@@ -62,10 +64,10 @@ class DraftRows:
 
     Args:
       slot: the row.
-      request: for it.
-      chunks: of the prompt.
-      features: of the target for each chunk, [1, C, H] on any devices; None
-        where the draft reads none.
+      request: new request.
+      chunks: parts of the prompt.
+      features: outputs of the target for each chunk, [1, C, H] on any devices;
+        None where the draft reads none.
     """
     prompt = np.asarray(request.token_ids, np.int32)
     cache, feature_state = self._prefill(prompt, chunks, features)
@@ -81,6 +83,8 @@ class DraftRows:
       cache=cache,
       tree=self._on_mesh(tree),
       outcome=self._on_mesh(np.zeros(1, np.int32)),
+      is_busy=self._on_mesh(np.ones(1, bool)),
+      before=self._on_mesh(np.full(1, types.PLACEHOLDER_TOKEN_ID, np.int32)),
       reference=self._on_mesh(self._reference(request)),
       lookup=self._on_mesh(lookup),
       features=feature_state,
@@ -89,12 +93,29 @@ class DraftRows:
       self.state, state, self._on_mesh(np.int32(slot))
     )
     self._row_state = state
+    self._is_busy[slot] = True
+
+  def stop(self, slot: int) -> None:
+    """Makes a row idle; it keeps what it has."""
+    self._is_busy[slot] = False
+    self._set_busy()
+
+  def make_idle(self) -> None:
+    """Makes all rows idle; they keep what they have."""
+    self._is_busy[:] = False
+    self._set_busy()
 
   def clear_trees(self) -> None:
-    """Makes each tree a root that is not expanded."""
+    """Makes each tree a root that is not expanded, in rows that are busy."""
     roots = np.zeros(self._batch_size, np.int32)
     tree = self._on_mesh(tree_draft.new_tree(self._tree_config, roots))
+    self._is_busy[:] = True
+    self._set_busy()
     self.state = self.state.replace(tree=tree)
+
+  def _set_busy(self) -> None:
+    is_busy = self._on_mesh(self._is_busy.copy())
+    self.state = self.state.replace(is_busy=is_busy)
 
   def _prefill(self, prompt, chunks, features):
     """Returns the cache and the feature state of a prompt."""

@@ -34,8 +34,8 @@ class TargetRows:
 
     Args:
       target: whose state it is.
-      drafter: that shares its devices.
-      draft_params: of the drafter.
+      drafter: drafter that shares its devices.
+      draft_params: parameters of the drafter.
       batch_size: B.
       num_query_tokens: T, most tokens of one target forward.
       feature_layers: whose outputs the draft reads.
@@ -44,6 +44,9 @@ class TargetRows:
     self.state: types.DecodeState | None = None
     self._row_state: types.DecodeState | None = None
     self._limits = np.zeros(batch_size, np.int32)
+    self._sampling = [SamplingParams()] * batch_size
+    # Requests that use all that the programs of a round are compiled for.
+    self._features: list[SamplingParams] = []
     self._target = target
     self._drafter = drafter
     self._draft_params = draft_params
@@ -51,8 +54,10 @@ class TargetRows:
     self._num_query_tokens = num_query_tokens
     self._feature_layers = feature_layers
 
-  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
+  def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
     """Makes all rows idle; allocates if they have another capacity."""
+    # Of no request yet, as the states are made.
+    self._features = []
     num_scratch = math.ceil((self._num_query_tokens + 1) / 8) * 8
     capacity = buckets.power_of_two(limit) + num_scratch
     if capacity != self.capacity or is_lost((self.state, self._row_state)):
@@ -60,11 +65,13 @@ class TargetRows:
       self.state = self._row_state = None  # free them first
       self.state = self._init_state(self._batch_size)
       self._row_state = self._init_state(1)
-    idle = [SamplingParams()] * self._batch_size
     self._limits[:] = 0
+    self._sampling = [SamplingParams()] * self._batch_size
+    for params in sampling:
+      self._add_features(params)
     self.state = self.state.replace(
       max_lengths=self._on_mesh(self._limits.copy()),
-      sampling=self._sampling(idle, features),
+      sampling=self._sampling_state(self._sampling),
     )
 
   def admit(
@@ -72,7 +79,6 @@ class TargetRows:
     slot: int,
     request: Request,
     limit: int,
-    features: Sequence[SamplingParams],
     chunks: Iterable[buckets.Chunk],
   ) -> list[jax.Array | None]:
     """Prefills a request on its own and puts it into a row.
@@ -90,8 +96,7 @@ class TargetRows:
     }
     counts = {k: np.full(1, v, np.int32) for k, v in counts.items()}
     state = self._row_state.replace(
-      sampling=self._sampling([request.sampling], features),
-      **self._on_mesh({'token_ids': token_ids, **counts}),
+      **self._on_mesh({'token_ids': token_ids, **counts})
     )
     state = state.replace(
       target_cache=state.target_cache.replace(
@@ -113,12 +118,27 @@ class TargetRows:
         feature_layers=self._feature_layers,
       )
       found.append(chunk_features)
-    self.state = spec_step.insert_row(
-      self.state, state, self._on_mesh(np.int32(slot))
-    )
     self._row_state = state
     self._limits[slot] = limit
+    self._sampling[slot] = request.sampling
+    if self._add_features(request.sampling):
+      self.state = self.state.replace(
+        sampling=self._sampling_state(self._sampling)
+      )
+    self.state = spec_step.insert_row(
+      self.state,
+      state.replace(sampling=self._sampling_state([request.sampling])),
+      self._on_mesh(np.int32(slot)),
+    )
     return found
+
+  def _add_features(self, sampling: SamplingParams) -> bool:
+    """Takes note of what a request uses; returns whether that is new."""
+    before = self._shapes(self._features)
+    is_new = self._shapes([*self._features, sampling]) != before
+    if is_new:
+      self._features.append(sampling)
+    return is_new
 
   def stop(self, slot: int) -> None:
     """Makes a row idle; needs no program, so that nothing is waited for."""
@@ -126,6 +146,27 @@ class TargetRows:
     self.state = self.state.replace(
       max_lengths=self._on_mesh(self._limits.copy())
     )
+
+  def fill(self) -> None:
+    """Makes rows as long as the shortest texts that need this capacity.
+
+    For measuring with idle rows: the longer the text, the more time tokens
+    beside the first one take.
+    """
+    self._set_lengths(self.capacity // 2)
+
+  def empty(self) -> None:
+    """Undoes `fill`."""
+    self._set_lengths(0)
+
+  def _set_lengths(self, length: int) -> None:
+    # Both are donated, so each needs an array of its own.
+    lengths, kv_lengths = (
+      self._on_mesh(np.full(self._batch_size, length, np.int32))
+      for _ in range(2)
+    )
+    cache = self.state.target_cache.replace(kv_lengths=kv_lengths)
+    self.state = self.state.replace(lengths=lengths, target_cache=cache)
 
   def _init_state(self, batch_size: int) -> types.DecodeState:
     config, mesh = self._target.config, self._target.mesh
@@ -143,15 +184,25 @@ class TargetRows:
       max_lengths=zeros(batch_size),
       target_cache=cache.init(mesh),
       draft_state=self._drafter.init(batch_size, self.capacity, mesh),
-      sampling=self._sampling([SamplingParams()] * batch_size, ()),
+      sampling=self._sampling_state([SamplingParams()] * batch_size),
     )
 
   def _on_mesh(self, tree: Any) -> Any:
     return sharding_lib.replicate(tree, self._target.mesh)
 
-  def _sampling(self, batch, features) -> sampling_lib.SamplingState:
+  def _sampling_state(
+    self, rows: Sequence[SamplingParams]
+  ) -> sampling_lib.SamplingState:
     vocab_size = self._target.config.vocab_size
-    return self._on_mesh(sampling_lib.make_state(batch, vocab_size, features))
+    state = sampling_lib.make_state(rows, vocab_size, self._features)
+    return self._on_mesh(state)
+
+  def _shapes(self, features: Sequence[SamplingParams]) -> Any:
+    """Returns what programs for requests with these features depend on."""
+    state = sampling_lib.make_state(
+      [SamplingParams()], self._target.config.vocab_size, features
+    )
+    return jax.tree.map(np.shape, state)
 
 
 def is_lost(states: Any) -> bool:

@@ -66,8 +66,14 @@ class TreePipeline:
     self._tree_config = tree_config
     # What the host decides must not be compiled in.
     self._compiled_config = dataclasses.replace(
-      tree_config, num_draft_steps=0, num_restart_steps=0, is_adaptive=False
+      tree_config,
+      num_draft_steps=0,
+      num_restart_steps=0,
+      waits_for_misses=False,
+      is_adaptive=False,
     )
+    # Where the two take turns, nothing grows while the target verifies.
+    self._waits = int(tree_config.waits_for_misses or not self.is_async)
     self._timeline = timeline
     # Drafts on the target's devices while the draft pauses.
     self._pause_drafter = _pause_drafter(tree_config)
@@ -119,8 +125,8 @@ class TreePipeline:
       seconds = [times.pause_seconds[n] for n in self._pause_drafter.lengths]
       self._pause_params = self._on_target(np.array(seconds, np.float32))
 
-  def prepare(self, limit: int, features: Sequence[SamplingParams]) -> None:
-    self._target_rows.prepare(limit, features)
+  def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
+    self._target_rows.prepare(limit, sampling)
     self._draft_rows.prepare(limit)
     self._sizes.reset()
     if self._tree_config.is_adaptive and self._draft.config.reads_features:
@@ -138,19 +144,18 @@ class TreePipeline:
     slot: int,
     request: Request,
     limit: int,
-    features: Sequence[SamplingParams],
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     chunks = list(chunks)
-    outputs = self._target_rows.admit(slot, request, limit, features, chunks)
+    outputs = self._target_rows.admit(slot, request, limit, chunks)
     self._draft_rows.admit(slot, request, chunks, outputs)
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()  # has the row's former tree
     self._forget_missed([slot])
 
   def stop(self, slot: int) -> None:
-    # The draft leaves rows without news as they are.
     self._target_rows.stop(slot)
+    self._draft_rows.stop(slot)
 
   def warmup(self) -> None:
     compiled = self._compiled_sizes()
@@ -292,6 +297,7 @@ class TreePipeline:
       self._draft_rows.state,
       verified,
       *(self._count(n) for n in steps),
+      self._count(self._waits),
       config=self._draft.config,
       tree_config=self._compiled_config,
       num_nodes=num_nodes,
@@ -388,6 +394,7 @@ class TreePipeline:
       self._draft_rows.clear_trees()
       return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
+    self._target_rows.fill()
     seconds = step_timing.median_seconds(
       {
         **{('pause', n): functools.partial(pause, n) for n in drafter.lengths},
@@ -400,6 +407,9 @@ class TreePipeline:
       },
       lambda: (self._target_rows.state, self._draft_rows.state),
     )
+    self._target_rows.empty()
+    self._catch_up()  # the draft's rows have followed
+    self._draft_rows.make_idle()
     return tree_sizes.StepTimes(
       target_seconds={x.num_nodes: seconds[x.num_nodes] for x in trees},
       pause_seconds={n: seconds['pause', n] for n in drafter.lengths},

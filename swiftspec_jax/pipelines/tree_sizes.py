@@ -145,6 +145,8 @@ class TreeSizes:
     for i, bucket in enumerate(self._buckets):
       if 1 < bucket <= sizes.num_nodes:
         for report in reports:
+          if not report.num_drafted:
+            continue  # sent its root alone, as it had no tree yet
           self._learn(i, bucket, sizes, report, 1 / len(reports))
     self._choose()
 

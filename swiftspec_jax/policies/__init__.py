@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from swiftspec_jax.serving.step_buckets import StepBuckets
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.policies import allocation, search
 from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
+from swiftspec_jax.policies.live_costs import LiveCosts
 
 _HYSTERESIS = 1.02  # gain that is worth another length
 _PROBE_EVERY = 128  # steps
@@ -36,7 +37,7 @@ class Goodput:
     """Starts without knowledge.
 
     Args:
-      costs: of a step.
+      costs: of a step; `LiveCosts` learn from the outcomes.
       estimator: predicts the acceptance; by default that of chains.
       hysteresis: factor by which another longest draft has to be better than
         the one at hand, while the declared number of rows stays the same.
@@ -45,6 +46,7 @@ class Goodput:
         row; where that is too little room, those that wait longest come first.
     """
     self._costs = costs
+    self._live = costs if isinstance(costs, LiveCosts) else None
     self._estimator = estimator or ChainEstimator()
     self._hysteresis = hysteresis
     self._probe_every = probe_every
@@ -98,6 +100,8 @@ class Goodput:
 
   def observe(self, outcome: policies.Outcome) -> None:
     self._estimator.observe(outcome)
+    if self._live is not None:
+      self._live.observe(outcome)
     view = outcome.view
     self._make_room(view)
     self._last_verified[view.slots[outcome.lengths > 0]] = view.step
@@ -159,6 +163,9 @@ class Goodput:
 
   def _choose(self, view: policies.StepView, goodput: np.ndarray) -> int:
     """Returns the index of the best length, or of the last one."""
+    due = None if self._live is None else self._live.due(view.step)
+    if due is not None:
+      return due
     best = int(goodput.argmax())
     rows = view.buckets.pad_rows(max(view.num_rows, 1))
     last_rows, last = self._last

@@ -31,7 +31,7 @@ def load_class(name: str) -> type[Any]:
     if not callable(getattr(found, method, None)):
       raise errors.UserError(
         f'{name} is no policy: it has no method {method}; see '
-        'docs/add_a_policy.md'
+        'docs/how_to/add_a_policy.md'
       )
   return found
 

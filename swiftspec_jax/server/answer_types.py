@@ -8,6 +8,20 @@ from typing_extensions import TypedDict
 FinishReason = Literal['stop', 'length']
 
 
+class Piece(TypedDict):
+  """A token; pieces of an event, joined, are the text of the event."""
+
+  text: str
+  source: Literal['target', 'draft', 'lookup']
+
+
+class Speculation(TypedDict):
+  """What a step of a choice did; not in OpenAI's API."""
+
+  num_drafted: int
+  pieces: list[Piece]
+
+
 class Usage(TypedDict):
   """Numbers of tokens; a prompt with several choices counts once."""
 
@@ -94,6 +108,13 @@ class ChatCompletion(TypedDict):
   usage: Usage
 
 
+class DraftLimits(TypedDict):
+  """What `max_speculative_tokens` can be; not in OpenAI's API."""
+
+  max_tokens: int
+  is_per_request: bool
+
+
 class Model(TypedDict):
   """A model that is served."""
 
@@ -102,6 +123,7 @@ class Model(TypedDict):
   created: int
   owned_by: str
   max_model_len: int
+  speculation: DraftLimits
 
 
 class Models(TypedDict):
@@ -109,6 +131,14 @@ class Models(TypedDict):
 
   object: Literal['list']
   data: list[Model]
+
+
+class Health(TypedDict):
+  """The answer of /health; requests are served while it warms up, too."""
+
+  status: Literal['ok', 'warming up']
+  num_programs: int
+  num_compiled_programs: int
 
 
 class Error(TypedDict):

@@ -8,9 +8,9 @@ from typing import Any
 
 import transformers
 
+from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server import answer_types
-from swiftspec_jax.serving.handles import Update
 
 # JSON has no infinity; this is what vLLM says instead.
 _LEAST_LOGPROB = -9999.0
@@ -26,7 +26,11 @@ class Format:
   _part: str  # and of an event of a stream
 
   def __init__(
-    self, model: str, tokenizer: transformers.PreTrainedTokenizerFast, n: int
+    self,
+    model: str,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    n: int,
+    include_speculation: bool = False,
   ):
     """Chooses an id.
 
@@ -34,9 +38,11 @@ class Format:
       model: name in the answer.
       tokenizer: of the model.
       n: choices of each prompt.
+      include_speculation: whether events tell who proposed each token.
     """
     self._tokenizer = tokenizer
     self._n = n
+    self._include_speculation = include_speculation
     self._head = {
       'id': f'{self._prefix}{uuid.uuid4().hex}',
       'created': int(time.time()),
@@ -63,10 +69,14 @@ class Format:
 
   def news(self, index: int, update: Update) -> dict[str, Any] | None:
     """Returns an event; None if its reader would learn nothing."""
-    if not (update.text or update.logprobs or update.result):
+    is_told = self._include_speculation and update.token_ids
+    if not (update.text or update.logprobs or update.result or is_told):
       return None
     delta = self._delta(update.text)
-    return self._event(self._choice(index, delta, update, update.result))
+    choice = self._choice(index, delta, update, update.result)
+    if is_told:
+      choice['speculation'] = _speculation(update)
+    return self._event(choice)
 
   def closing(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """Returns the event with the numbers of tokens."""
@@ -187,6 +197,14 @@ class ChatFormat(Format):
       for pair, others in zip(chosen, top or [()] * len(chosen), strict=True)
     ]
     return {'content': content, 'refusal': None}
+
+
+def _speculation(update: Update) -> answer_types.Speculation:
+  pieces = [
+    {'text': piece.text, 'source': piece.source.value}
+    for piece in update.pieces
+  ]
+  return {'num_drafted': update.num_drafted, 'pieces': pieces}
 
 
 def _entry(named: _Named) -> answer_types.TopLogprob:

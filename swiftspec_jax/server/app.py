@@ -1,8 +1,9 @@
 """The endpoints."""
 
 import asyncio
+import importlib.resources
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import fastapi
@@ -13,30 +14,51 @@ from starlette.exceptions import HTTPException
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.server import answer_types, answers, schema
+from swiftspec_jax.engine import handles
+from swiftspec_jax.server import answer_types, answers, refusals, schema
+from swiftspec_jax.server import prompts as prompt_lib
+from swiftspec_jax.server.guard import Guard
 from swiftspec_jax.server.service import Call, Service
-from swiftspec_jax.serving import handles
 
 _T = TypeVar('_T')
 
+MAX_BODY_BYTES = 4 * 2**20
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the number is nginx's
-_ERROR_TYPES = {
-  404: 'not_found_error',
-  429: 'rate_limit_error',
-  503: 'service_unavailable_error',
-}
 _ERRORS = {
   '4XX': {'model': answer_types.ErrorAnswer},
   '5XX': {'model': answer_types.ErrorAnswer},
 }
 _STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
 
+_PAGE = importlib.resources.files(__package__).joinpath('page.html').read_text()
+# The page asks this server alone, and shows what a model says as text.
+_PAGE_HEADERS = {
+  'Content-Security-Policy': (
+    "default-src 'none'; connect-src 'self'; img-src data:; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+  ),
+  'Referrer-Policy': 'no-referrer',
+  'X-Content-Type-Options': 'nosniff',
+}
+
 _router = fastapi.APIRouter(responses=_ERRORS)
 
 
-def make_app(service: Service) -> fastapi.FastAPI:
-  """Returns the application that serves a service."""
+def make_app(
+  service: Service,
+  *,
+  api_keys: Sequence[str] = (),
+  max_body_bytes: int = MAX_BODY_BYTES,
+) -> fastapi.FastAPI:
+  """Returns the application that serves a service.
+
+  Args:
+    service: engine and its limits.
+    api_keys: keys, one of which every request to /v1 must have; () asks for
+      none.
+    max_body_bytes: most bytes of a request's body.
+  """
   app = fastapi.FastAPI(
     title='swiftspec_jax',
     version=ss.__version__,
@@ -49,8 +71,17 @@ def make_app(service: Service) -> fastapi.FastAPI:
     },
   )
   app.state.service = service
+  app.add_middleware(Guard, api_keys=api_keys, max_body_bytes=max_body_bytes)
   app.include_router(_router)
   return app
+
+
+@_router.get(
+  '/', response_class=responses.HTMLResponse, include_in_schema=False
+)
+async def page():
+  """Returns a page to chat with the model."""
+  return responses.HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
 
 
 @_router.post(
@@ -58,14 +89,7 @@ def make_app(service: Service) -> fastapi.FastAPI:
 )
 async def completions(body: schema.CompletionRequest, http: fastapi.Request):
   """Continues texts."""
-  service = http.app.state.service
-  prompts = [
-    tokenizer_lib.encode_prompt(
-      service.model.tokenizer, prompt, use_chat_template=False
-    )
-    for prompt in body.prompts
-  ]
-  return await _answer(http, body, prompts, answers.CompletionFormat)
+  return await _answer(http, body, body.prompts, answers.CompletionFormat)
 
 
 @_router.post(
@@ -75,10 +99,8 @@ async def completions(body: schema.CompletionRequest, http: fastapi.Request):
 )
 async def chat_completions(body: schema.ChatRequest, http: fastapi.Request):
   """Answers a conversation."""
-  service = http.app.state.service
   messages = [message.to_template() for message in body.messages]
-  prompt = tokenizer_lib.encode_prompt(service.model.tokenizer, messages)
-  return await _answer(http, body, [prompt], answers.ChatFormat)
+  return await _answer(http, body, [messages], answers.ChatFormat)
 
 
 @_router.get('/v1/models', response_model=answer_types.Models)
@@ -94,7 +116,7 @@ async def model(model: str, http: fastapi.Request):
   return _describe(http.app.state.service)
 
 
-@_router.get('/health', response_model=dict[str, str])
+@_router.get('/health', response_model=answer_types.Health)
 async def health(http: fastapi.Request):
   """Says whether requests can be served."""
   service = http.app.state.service
@@ -102,7 +124,12 @@ async def health(http: fastapi.Request):
     raise HTTPException(503, 'the server is shutting down')
   if service.engine.error is not None:
     raise HTTPException(503, 'the engine has failed; see the log')
-  return {'status': 'ok'}
+  programs = service.engine.programs
+  return {
+    'status': 'warming up' if programs.is_warming_up else 'ok',
+    'num_programs': programs.num_programs,
+    'num_compiled_programs': programs.num_compiled,
+  }
 
 
 @_router.get('/metrics', response_class=responses.PlainTextResponse)
@@ -117,19 +144,23 @@ async def metrics(http: fastapi.Request):
 async def _answer(
   http: fastapi.Request,
   body: schema.CompletionRequest | schema.ChatRequest,
-  prompts: list[list[int]],
+  prompts: Sequence[prompt_lib.Prompt],
   make_format: type[answers.Format],
 ) -> Any:
   """Decodes prompts, and answers at once or in parts."""
   service = http.app.state.service
   _check_model(body.model, service)
+  samplings = body.samplings()
+  service.check_number(len(prompts) * len(samplings))
   requests = [
-    ss.Request(token_ids=tuple(prompt), sampling=sampling)
-    for prompt in prompts
-    for sampling in body.samplings()
+    ss.Request(token_ids=token_ids, sampling=sampling)
+    for token_ids in await service.encoder.encode(prompts)
+    for sampling in samplings
   ]
   call = service.open(requests, body.max_speculative_tokens)
-  answer = make_format(service.name, service.model.tokenizer, body.n)
+  answer = make_format(
+    service.name, service.model.tokenizer, body.n, body.include_speculation
+  )
   if body.stream:
     return _EventStream(call, _events(call, answer, body.include_usage))
   with call:
@@ -206,20 +237,24 @@ def _describe(service: Service) -> answer_types.Model:
     'object': 'model',
     'created': service.created,
     'owned_by': 'swiftspec_jax',
-    'max_model_len': service.engine.scheduler.config.max_context,
+    'max_model_len': service.engine.max_context,
+    'speculation': {
+      'max_tokens': service.engine.max_draft_tokens,
+      'is_per_request': service.engine.limits_drafts,
+    },
   }
 
 
 async def _on_refusal(_, error: HTTPException) -> fastapi.Response:
-  return _error(error.status_code, error.detail, headers=error.headers)
+  return refusals.answer(error.status_code, error.detail, headers=error.headers)
 
 
 async def _on_user_error(_, error: errors.UserError) -> fastapi.Response:
-  return _error(400, str(error))
+  return refusals.answer(400, str(error))
 
 
 async def _on_failure(_, error: Exception) -> fastapi.Response:
-  return _error(500, f'{error}; see the log')
+  return refusals.answer(500, f'{error}; see the log')
 
 
 async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
@@ -235,24 +270,5 @@ async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
     message = 'not supported by this server'
   elif found['type'] == 'value_error':
     message = str(found['ctx']['error'])
-  return _error(400, f'{where}: {message}' if where else message, where or None)
-
-
-def _error(
-  status: int, message: str, param: str | None = None, headers: Any = None
-) -> fastapi.Response:
-  """Returns an error as OpenAI's clients expect it."""
-  default = 'invalid_request_error' if status < 500 else 'server_error'
-  error = {
-    'message': message,
-    'type': _ERROR_TYPES.get(status, default),
-    'param': param,
-    'code': None,
-  }
-  return fastapi.Response(
-    # Not JSONResponse: what is quoted need not be valid Unicode.
-    json.dumps({'error': error}),
-    status,
-    headers,
-    'application/json',
-  )
+  message = f'{where}: {message}' if where else message
+  return refusals.answer(400, message, param=where or None)

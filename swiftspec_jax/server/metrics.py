@@ -5,11 +5,50 @@ from collections.abc import Callable
 import numpy as np
 import prometheus_client
 
+from swiftspec_jax import tree
+from swiftspec_jax.engine.engine import Engine, StepRecord
+from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.results import GenerationResult
-from swiftspec_jax.serving.engine import Engine, StepRecord
-from swiftspec_jax.serving.handles import Update
 
 _LABEL = 'model_name'
+# What vLLM has, too, has its name there.
+_THEIRS, _OURS = 'vllm', 'swiftspec'
+
+# Counters by name, with what they count, and what is added to them for an
+# ended request or for a step. More may be added before a server is made.
+OF_RESULTS: dict[str, tuple[str, Callable[[GenerationResult], float]]] = {
+  'vllm:prompt_tokens': (
+    'Tokens of the prompts of requests that have ended.',
+    lambda result: result.stats.prompt_tokens,
+  ),
+}
+OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
+  'vllm:spec_decode_num_drafts': (
+    'Drafts that were verified.',
+    lambda record: np.count_nonzero(record.lengths),
+  ),
+  'vllm:spec_decode_num_draft_tokens': (
+    'Draft tokens that were verified.',
+    lambda record: int(record.lengths.sum()),
+  ),
+  'vllm:spec_decode_num_accepted_tokens': (
+    'Draft tokens that are part of an output.',
+    lambda record: int(record.num_accepted.sum()),
+  ),
+  'swiftspec:step_seconds': (
+    'Duration of all steps.',
+    lambda record: record.seconds,
+  ),
+  'swiftspec:step_host_seconds': (
+    'Part of it in which the host did not wait for the devices.',
+    lambda record: record.host_seconds,
+  ),
+  'swiftspec:spec_decode_num_draft_forwards_waited': (
+    "Forwards of a living tree's draft for which the target waited.",
+    lambda record: record.num_forwards,
+  ),
+}
+
 _SECONDS = tuple(
   round(digit * 10.0**power, 3)
   for power in range(-3, 3)
@@ -21,7 +60,7 @@ class Metrics:
   """Counts steps, and what comes of requests.
 
   Attributes:
-    registry: of these figures alone.
+    registry: registry of these figures alone.
   """
 
   def __init__(self, engine: Engine, model: str):
@@ -33,43 +72,59 @@ class Metrics:
     """
     self.registry = prometheus_client.CollectorRegistry()
     self._model = model
-    self._scheduler = scheduler = engine.scheduler
-    self._num_preemptions = scheduler.num_preemptions
+    self._engine = engine
+    self._num_preemptions = engine.num_preemptions
     for name, help_text, value in (
+      (
+        'num_programs',
+        'Programs of the engine.',
+        lambda: engine.programs.num_programs,
+      ),
+      (
+        'num_compiled_programs',
+        'Of them compiled; drafts wait for those of their steps.',
+        lambda: engine.programs.num_compiled,
+      ),
       (
         'num_requests_running',
         'Requests with a slot.',
-        lambda: scheduler.num_running,
+        lambda: engine.num_running,
       ),
       (
         'num_requests_waiting',
         'Requests without a slot.',
-        lambda: max(0, engine.num_requests - scheduler.num_running),
+        lambda: max(0, engine.num_requests - engine.num_running),
       ),
       (
         'kv_cache_usage_perc',
-        'Share of the pages that are in use, 0 to 1.',
-        lambda: 1 - scheduler.num_free_pages / scheduler.config.num_pages,
+        'Share of the KV cache that is in use, 0 to 1.',
+        lambda: engine.cache_usage,
       ),
     ):
       self._gauge(name, help_text, value)
-    self._add_steps(scheduler.config.buckets.max_length)
+    self._add_steps(engine.max_draft_tokens)
     self._add_requests()
 
   def _add_steps(self, max_length: int) -> None:
     self._preemptions = self._counter(
       'num_preemptions', 'Times that a request has lost its slot.'
     )
-    self._drafts = self._counter(
-      'spec_decode_num_drafts', 'Drafts that were verified.'
+    self._of_steps = self._counters(OF_STEPS)
+    outcomes = self._metric(
+      prometheus_client.Counter,
+      'spec_decode_num_tree_verdicts',
+      'Verdicts on living trees: whether the last verified token was in the '
+      'tree and expanded (hit), not yet expanded (late_hit), or not in it '
+      '(miss).',
+      'outcome',
+      prefix=_OURS,
     )
-    self._draft_tokens = self._counter(
-      'spec_decode_num_draft_tokens', 'Draft tokens that were verified.'
-    )
-    self._accepted = self._counter(
-      'spec_decode_num_accepted_tokens',
-      'Draft tokens that are part of an output.',
-    )
+    self._outcomes = [
+      outcomes.labels(self._model, name)
+      for _, name in sorted(
+        {tree.MISS: 'miss', tree.LATE_HIT: 'late_hit', tree.HIT: 'hit'}.items()
+      )
+    ]
     per_position = self._metric(
       prometheus_client.Counter,
       'spec_decode_num_accepted_tokens_per_pos',
@@ -81,9 +136,7 @@ class Metrics:
     ]
 
   def _add_requests(self) -> None:
-    self._prompt_tokens = self._counter(
-      'prompt_tokens', 'Tokens of the prompts of requests that have ended.'
-    )
+    self._of_results = self._counters(OF_RESULTS)
     self._generation_tokens = self._counter(
       'generation_tokens', 'Tokens of outputs.'
     )
@@ -110,15 +163,13 @@ class Metrics:
 
   def note_step(self, record: StepRecord) -> None:
     """Counts drafts; for the thread of the engine."""
-    decoding = slice(record.step.num_decoding)
-    lengths = record.step.lengths[decoding]
-    accepted = record.num_accepted[decoding]
-    self._drafts.inc(np.count_nonzero(lengths))
-    self._draft_tokens.inc(int(lengths.sum()))
-    self._accepted.inc(int(accepted.sum()))
+    for counter, count in self._of_steps:
+      counter.inc(count(record))
+    for counter, count in zip(self._outcomes, record.outcomes, strict=True):
+      counter.inc(int(count))
     for i, counter in enumerate(self._accepted_at):
-      counter.inc(np.count_nonzero(accepted > i))
-    num_preemptions = self._scheduler.num_preemptions
+      counter.inc(np.count_nonzero(record.num_accepted > i))
+    num_preemptions = self._engine.num_preemptions
     self._preemptions.inc(num_preemptions - self._num_preemptions)
     self._num_preemptions = num_preemptions
 
@@ -126,7 +177,7 @@ class Metrics:
     """Counts tokens, and the request if it ends.
 
     Args:
-      update: of a request.
+      update: news of a request.
       gap: seconds since the one before, None for the first.
     """
     self._generation_tokens.inc(len(update.token_ids))
@@ -142,23 +193,36 @@ class Metrics:
   def _note_result(self, result: GenerationResult) -> None:
     stats = result.stats
     self._ended.labels(self._model, result.finish_reason).inc()
-    self._prompt_tokens.inc(stats.prompt_tokens)
+    for counter, count in self._of_results:
+      counter.inc(count(result))
     self._ttft.observe(stats.ttft_seconds)
     self._e2e.observe(stats.ttft_seconds + stats.decode_seconds)
     if stats.new_tokens > 1:
       self._tpot.observe(stats.decode_seconds / (stats.new_tokens - 1))
 
-  def _metric(self, kind, name, help_text, *labels, **options):
+  def _metric(self, kind, name, help_text, *labels, prefix=_THEIRS, **options):
     return kind(
-      f'vllm:{name}',
+      f'{prefix}:{name}',
       help_text,
       (_LABEL, *labels),
       registry=self.registry,
       **options,
     )
 
-  def _counter(self, name: str, help_text: str) -> prometheus_client.Counter:
-    counter = self._metric(prometheus_client.Counter, name, help_text)
+  def _counters(self, table):
+    """Returns the counters of a table with their functions."""
+    return [
+      (self._counter(name, help_text, prefix), count)
+      for full_name, (help_text, count) in table.items()
+      for prefix, name in [full_name.split(':')]
+    ]
+
+  def _counter(
+    self, name: str, help_text: str, prefix: str = _THEIRS
+  ) -> prometheus_client.Counter:
+    counter = self._metric(
+      prometheus_client.Counter, name, help_text, prefix=prefix
+    )
     return counter.labels(self._model)
 
   def _histogram(

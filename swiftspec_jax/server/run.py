@@ -1,13 +1,14 @@
 """Runs a server until it is told to stop."""
 
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
 
-from swiftspec_jax.server.app import make_app
+from swiftspec_jax.engine import background
+from swiftspec_jax.server.app import MAX_BODY_BYTES, make_app
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving import background
 
 # Clients drop idle connections after about 5 seconds. If the server did so,
 # too, a request could meet a connection that is being closed.
@@ -21,11 +22,24 @@ class Server(uvicorn.Server):
   at once.
   """
 
-  def __init__(self, service: Service):
-    """Opens no port yet."""
+  def __init__(
+    self,
+    service: Service,
+    *,
+    api_keys: Sequence[str] = (),
+    max_body_bytes: int = MAX_BODY_BYTES,
+  ):
+    """Opens no port yet.
+
+    Args:
+      service: engine and its limits.
+      api_keys: keys, as `make_app` takes them.
+      max_body_bytes: likewise.
+    """
+    app = make_app(service, api_keys=api_keys, max_body_bytes=max_body_bytes)
     super().__init__(
       uvicorn.Config(
-        make_app(service),
+        app,
         log_config=None,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE,
@@ -45,6 +59,7 @@ class Server(uvicorn.Server):
 
   def stop(self) -> None:
     """Ends when all calls have been answered."""
+    self._service.engine.programs.stop()
     self._service.drain(self._exit)
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -39,6 +39,9 @@ _NEUTRAL = {
 
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
+# These are looked for behind every token.
+_MAX_STOPS = 16
+_Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -66,6 +69,10 @@ class StreamOptions(_Object):
   """Options of `stream`."""
 
   include_usage: bool = False
+  include_speculation: bool = Field(
+    False,
+    description='Choices of events then tell who proposed each token.',
+  )
 
 
 class _Body(_Object):
@@ -76,7 +83,7 @@ class _Body(_Object):
   temperature: float = Field(1.0, ge=0, le=2)
   top_p: float = Field(1.0, gt=0, le=1)
   seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
-  stop: _Text | list[_Text] = []
+  stop: _Stop | list[_Stop] = []
   logit_bias: dict[int, _Bias] = {}
   presence_penalty: _Penalty = 0.0
   frequency_penalty: _Penalty = 0.0
@@ -98,10 +105,22 @@ class _Body(_Object):
       raise ValueError('stream_options needs stream=true')
     return self
 
+  @pydantic.model_validator(mode='after')
+  def _check_stop(self):
+    if isinstance(self.stop, list) and len(self.stop) > _MAX_STOPS:
+      raise ValueError(f'stop has more than {_MAX_STOPS} strings')
+    return self
+
   @property
   def include_usage(self) -> bool:
     """Whether a stream ends with the numbers of tokens."""
     return self.stream_options is not None and self.stream_options.include_usage
+
+  @property
+  def include_speculation(self) -> bool:
+    """Whether the events of a stream tell who proposed each token."""
+    options = self.stream_options
+    return options is not None and options.include_speculation
 
   def samplings(self) -> list[SamplingParams]:
     """Returns the sampling of each choice.

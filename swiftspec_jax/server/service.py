@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import fastapi
 
 from swiftspec_jax import errors
+from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.engine.handles import Handle, Update
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server.metrics import Metrics
-from swiftspec_jax.serving.engine import Engine
-from swiftspec_jax.serving.handles import Handle, Update
+from swiftspec_jax.server.prompts import PromptEncoder
 
 _RETRY_AFTER = {'Retry-After': '1'}  # seconds
 
@@ -27,11 +28,12 @@ class Service:
   All but `drain` is for the thread of the event loop.
 
   Attributes:
-    engine: that a thread runs.
+    engine: engine that a thread runs.
     model: the target.
-    name: of the model, for clients.
+    name: name of the model, for clients.
+    encoder: encoder of prompts.
     created: when this was made, in seconds since 1970.
-    metrics: of everything that is served.
+    metrics: figures of everything that is served.
     is_draining: no more calls are taken.
   """
 
@@ -46,20 +48,29 @@ class Service:
     """Nothing is served yet.
 
     Args:
-      engine: warmed up.
+      engine: warmed up, or warming up.
       model: its target.
-      name: of the model, for clients; its own by default.
+      name: name of the model, for clients; its own by default.
       max_waiting: most requests that may wait for a slot.
     """
     self.engine = engine
     self.model = model
     self.name = name or model.name
+    self.encoder = PromptEncoder(model.tokenizer, engine.max_context)
     self.created = int(time.time())
     self.metrics = Metrics(engine, self.name)
     self.is_draining = False
-    self._capacity = engine.scheduler.config.buckets.max_rows + max_waiting
+    self._capacity = engine.max_rows + max_waiting
     self._num_open = 0
     self._on_idle: Callable[[], None] | None = None
+
+  def check_number(self, num_requests: int) -> None:
+    """Raises UserError for more requests than there ever is room for."""
+    if num_requests > self._capacity:
+      raise errors.UserError(
+        f'this is {num_requests} requests, prompts times n; the server takes '
+        f'at most {self._capacity} at a time'
+      )
 
   def open(
     self, requests: Sequence[Request], max_speculative_tokens: int | None
@@ -72,11 +83,6 @@ class Service:
     """
     if self.is_draining:
       raise fastapi.HTTPException(503, 'the server is shutting down')
-    if len(requests) > self._capacity:
-      raise errors.UserError(
-        f'this is {len(requests)} requests, prompts times n; the server takes '
-        f'at most {self._capacity} at a time'
-      )
     if self._num_open + len(requests) > self._capacity:
       raise fastapi.HTTPException(
         429,
@@ -115,7 +121,7 @@ class Call:
   """The requests of a call; those that have not ended are cancelled at its end.
 
   Attributes:
-    handles: of the requests.
+    handles: handles of the requests.
   """
 
   def __init__(
@@ -127,7 +133,7 @@ class Call:
     """For the service.
 
     Args:
-      handles: of the requests.
+      handles: handles of the requests.
       on_close: gets the number of requests.
       metrics: are told what happens.
     """

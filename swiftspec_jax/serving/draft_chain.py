@@ -127,7 +127,8 @@ class ChainDrafter(ModelDrafter):
   def _propose(
     self, hidden, logits, noise, rows, num_steps, sampling
   ) -> jax.Array:
-    self.cache, drafted = chains(
+    self.cache, drafted = self._call(
+      chains,
       self._model.params,
       self.cache,
       hidden,

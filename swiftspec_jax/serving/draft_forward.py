@@ -103,7 +103,7 @@ def _forward(params, cache, batch, token_ids, features, config):
   if features is not None:
     flat = features.pages.reshape(-1, features.pages.shape[-1])
     before = flat.at[features.places].get(mode='fill', fill_value=0)
-    before = decoder.project_features(params, before[None])[0]
+    before = decoder.project_features(params, config, before[None])[0]
   return paged_forward.forward(params, config, token_ids, batch, cache, before)
 
 

@@ -28,6 +28,7 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafting import feature_draft, text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
@@ -38,7 +39,6 @@ from swiftspec_jax.serving.drafters import SlotDrafts
 from swiftspec_jax.serving.model_drafter import ModelDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.target import Target
 
 
@@ -289,7 +289,8 @@ class TreeDrafter(ModelDrafter):
     return self._sizes.scheduler.buckets.steps_of(length) - 1
 
   def _propose(self, hidden, logits, noise, rows, num_steps, sampling) -> Grown:
-    return grow(
+    return self._call(
+      grow,
       self._model.params,
       self.cache,
       hidden,

@@ -5,14 +5,14 @@ text.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import jax
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
 
 
@@ -51,6 +51,9 @@ class SlotDrafts:
     takes_in: a chunk of late tokens was taken in before, as `Intake` says.
     is_late: bool[B] rows without a draft as their text is not taken in yet;
       None if there are none.
+    report: i32[U, 2] on the devices, for trees that live on: the outcome of
+      the verdict that each has followed, or NO_OUTCOME, and the draft forwards
+      for which the target has waited.
   """
 
   drafts: policies.Drafts
@@ -58,6 +61,7 @@ class SlotDrafts:
   trees: SlotTrees | None = None
   takes_in: bool = False
   is_late: np.ndarray | None = None
+  report: jax.Array | None = None
 
 
 def chains_of(
@@ -99,6 +103,9 @@ class EngineDrafter(Protocol):
   ) -> SlotDrafts:
     """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
 
+  def overlap(self) -> None:
+    """Enqueues what may run while the target verifies; called in each step."""
+
   def commit(
     self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
   ) -> None:
@@ -110,16 +117,15 @@ class EngineDrafter(Protocol):
   def reset(self) -> None:
     """Forgets what ended requests have taught; only without requests."""
 
-  def num_programs(self, sizes: ProgramSizes) -> int:
-    """Returns how many turns `warm_up` takes."""
+  @property
+  def has_programs(self) -> bool:
+    """Whether it runs programs on the devices."""
 
-  def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
-    """Compiles a program in each turn.
+  def compiling(self) -> 'EngineDrafter':
+    """Returns a drafter for another thread, whose `warm_up` runs nothing."""
 
-    Args:
-      sizes: declared.
-      texts: i32[U, S] anything.
-    """
+  def warm_up(self, flat: FlatSizes) -> None:
+    """Goes through the programs for some sizes of a step that is not plain."""
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     """Drafts for made-up rows on the devices and waits, to measure the time.
@@ -146,9 +152,14 @@ class EngineDrafter(Protocol):
 class HostDrafter:
   """Base of drafters that leave the devices alone."""
 
+  has_programs = False
+
   def num_late_tokens(self, view, texts) -> int:
     del view, texts
     return 0
+
+  def overlap(self) -> None:
+    pass
 
   def commit(self, view, drafted, accepted) -> None:
     del view, drafted, accepted
@@ -159,13 +170,11 @@ class HostDrafter:
   def reset(self) -> None:
     pass
 
-  def num_programs(self, sizes) -> int:
-    del sizes
-    return 0
+  def compiling(self) -> 'HostDrafter':
+    return self
 
-  def warm_up(self, sizes, texts) -> Iterator[None]:
-    del sizes, texts
-    return iter(())
+  def warm_up(self, flat) -> None:
+    del flat
 
   def trial(self, num_rows, num_known, length) -> None:
     del num_rows, num_known, length

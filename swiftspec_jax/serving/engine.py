@@ -7,16 +7,17 @@ far each of them is drafted for, and neither ever causes a compilation.
 Legend: R rows of a step, B of them decode, U slots, K longest draft.
 """
 
-import collections
 import dataclasses
-import itertools
-import threading
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
 from swiftspec_jax import errors, policies, types
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.engine import engine
+from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
@@ -30,49 +31,42 @@ from swiftspec_jax.serving import (
 from swiftspec_jax.serving.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.flat_batch import FlatSizes
-from swiftspec_jax.serving.handles import Handle
-from swiftspec_jax.serving.jobs import Job
+from swiftspec_jax.serving.jobs import PagedJob
+from swiftspec_jax.serving.living_trees import LivingTrees
 from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.programs import Programs
 from swiftspec_jax.serving.scheduler import Scheduler
 from swiftspec_jax.serving.step_plan import StepPlan
 from swiftspec_jax.serving.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StepRecord:
+class PagedStepRecord(engine.StepRecord):
   """What a step did.
 
   Attributes:
-    draft_plan: what the policy asked for, late rows left out.
+    draft_plan: plan of the policy, late rows left out.
     takes_in: the draft model took in a chunk of late tokens, as `Intake` says.
-    step: what was run.
-    num_accepted: i64[R] draft tokens that are part of the outputs.
+    step: plan that was run; rows that decode lead.
     ended: i64[F] requests whose output is complete.
-    time: at its end, in seconds of `time.perf_counter`.
-    seconds: that it took.
   """
 
   draft_plan: policies.DraftPlan
   takes_in: bool
   step: StepPlan
-  num_accepted: np.ndarray
   ended: np.ndarray
-  time: float
-  seconds: float
 
 
-class Engine:
-  """Serves requests that come at any time.
-
-  `submit` and `Handle.cancel` may be called from any thread, `step` from one.
+class PageEngine(engine.Engine[PagedJob]):
+  """Decodes over pages that requests share, with a policy of how much to draft.
 
   Attributes:
     policy: may be replaced between steps.
-    scheduler: to look at.
-    drafter: likewise.
-    is_running: a thread runs the steps.
-    error: with which a step has failed; the engine is of no use any more.
+    scheduler: queue, slots and pages, to look at.
+    drafter: drafter, to look at.
   """
+
+  limits_drafts = True
 
   def __init__(
     self,
@@ -82,13 +76,13 @@ class Engine:
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
   ):
-    """Allocates the caches; `warm_up` compiles.
+    """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
     Args:
       target: defines the output.
-      draft: a draft model, for chains or in a `TreeDraft`, a lookup, or None
-        for plain decoding.
-      sizes: that everything is compiled for.
+      draft: a draft model, for chains or in a `TreeDraft` or `LivingTrees`, a
+        lookup, a `HostDrafter`, or None for plain decoding.
+      sizes: sizes that everything is compiled for.
       policy: how much to speculate; not at all by default.
 
     Raises:
@@ -102,13 +96,15 @@ class Engine:
         f'max_context={config.max_context} is more than the '
         f'{target.config.max_context} tokens that {target.name} takes'
       )
+    super().__init__()
+    self.max_rows = config.buckets.max_rows
+    self.max_context = config.max_context
+    self.max_draft_tokens = config.buckets.max_length
     self.policy = policy or NoSpeculation()
     self.scheduler = Scheduler(config)
-    self.is_running = False
-    self.error: BaseException | None = None
     self._model = target
     self._sizes = sizes
-    self._takes_trees = isinstance(draft, TreeDraft)
+    self._takes_trees = isinstance(draft, TreeDraft | LivingTrees)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
     self._target = Target(
@@ -119,48 +115,27 @@ class Engine:
     )
     self.drafter = make_drafter.make(self._target, draft, sizes)
     num_slots = config.buckets.max_rows
+    self.programs = Programs(sizes, self._target, self.drafter)
     self._texts = SlotTexts(
       token_ids=np.zeros((num_slots, config.max_context), np.int32),
       num_tenants=np.zeros(num_slots, np.int64),
       page_table=self.scheduler.page_table,
     )
     self._prompt_lengths = np.zeros(num_slots, np.int32)
-    self._jobs: dict[int, Job] = {}
-    self._request_ids = itertools.count()
-    self._submitted: collections.deque[Job] = collections.deque()
-    self._cancelled: collections.deque[int] = collections.deque()
-    self._has_work = threading.Event()
 
   @property
-  def num_requests(self) -> int:
-    """Requests that have not ended."""
-    return len(self._jobs) + len(self._submitted)
+  def num_running(self) -> int:
+    return self.scheduler.num_running
 
-  def submit(
-    self, request: Request, *, max_speculative_tokens: int | None = None
-  ) -> Handle:
-    """Takes a request.
+  @property
+  def cache_usage(self) -> float:
+    return 1 - self.scheduler.num_free_pages / self.scheduler.config.num_pages
 
-    Args:
-      request: what to decode.
-      max_speculative_tokens: longest draft for it; 0 for none, None leaves it
-        to the policy.
+  @property
+  def num_preemptions(self) -> int:
+    return self.scheduler.num_preemptions
 
-    Raises:
-      UserError: the prompt is empty or too long, or a token is outside the
-        vocabulary.
-    """
-    jobs.check(request, self._model, self._sizes.scheduler)
-    handle = Handle(next(self._request_ids), self._wait, self._cancel)
-    config = self._sizes.scheduler
-    job = Job(request, handle, self._model, config, max_speculative_tokens)
-    self._submitted.append(job)
-    self._has_work.set()
-    if self.error is not None:
-      handle.fail(self.error)
-    return handle
-
-  def step(self) -> StepRecord | None:
+  def step(self) -> PagedStepRecord | None:
     """Runs a step; returns None if there is nothing to do."""
     self._take_news()
     view = self.scheduler.begin_step()
@@ -170,6 +145,8 @@ class Engine:
     self._seat()
     num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
     view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    if not self.programs.can_draft(view):
+      view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
     view, plan = policies.ask(self.policy, view)
     drafts = self._draft(view, plan)
     if drafts.is_late is not None:
@@ -177,18 +154,25 @@ class Engine:
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
-    packed, logprobs = jax.device_get(self._dispatch(step, drafts))
+    output = self._dispatch(step, drafts)
+    self.drafter.overlap()
+    dispatched = time.perf_counter()
+    packed, logprobs, report = jax.device_get((*output, drafts.report))
+    waited = time.perf_counter() - dispatched
     accepted, ended = self._commit(view, step, drafts, packed, logprobs)
     end = time.perf_counter()
     self._observe(view, plan, step, drafts, packed, end - start)
-    return StepRecord(
+    return PagedStepRecord(
+      lengths=step.lengths[: step.num_decoding],
+      num_accepted=accepted[: step.num_decoding],
       draft_plan=plan,
       takes_in=drafts.takes_in,
       step=step,
-      num_accepted=accepted,
       ended=ended,
       time=end,
       seconds=end - start,
+      host_seconds=end - start - waited,
+      **_verdicts(report),
     )
 
   def _draft(
@@ -206,6 +190,7 @@ class Engine:
     """Enqueues the target's forward and the verdict."""
     packed = step_input.pack(
       self._sizes,
+      self.programs.fit(step_input.flat_sizes(self._sizes, step)),
       step,
       self._texts.token_ids,
       self._prompt_lengths,
@@ -237,7 +222,7 @@ class Engine:
     for i in np.flatnonzero(step.is_sampled).tolist():
       slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
       known = job.num_known
-      new = job.push(
+      new = job.push_packed(
         packed[slot].tolist(),
         int(step.lengths[i]),
         jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
@@ -251,7 +236,8 @@ class Engine:
     self.drafter.commit(view, drafts.drafts.lengths, verified)
     ended = self.scheduler.commit(step, num_accepted, is_ended)
     for request_id in ended.tolist():
-      self._forget(request_id)
+      del self._jobs[request_id]
+      self.drafter.forget(request_id)
     return num_accepted, ended
 
   def _observe(
@@ -286,26 +272,32 @@ class Engine:
       )
     )
 
-  def _take_news(self) -> None:
-    """Hands the scheduler what came since the last step."""
-    self._has_work.clear()
-    while self._submitted:
-      job = self._submitted.popleft()
-      self._jobs[job.request_id] = job
-      self.scheduler.submit(
-        job.request_id,
-        job.num_known,
-        job.max_new_tokens,
-        job.max_speculative_tokens,
-        job.new_page_keys(),
-      )
-    while self._cancelled:
-      request_id = self._cancelled.popleft()
-      # One that is not known has ended already.
-      if request_id in self._jobs:
-        self.scheduler.cancel(request_id)
-        self._jobs[request_id].cancel()
-        self._forget(request_id)
+  def _make_job(
+    self, request: Request, handle: Handle, max_speculative_tokens: int | None
+  ) -> PagedJob:
+    config = self._sizes.scheduler
+    jobs.check(request, self._model, config)
+    return PagedJob(
+      request,
+      handle,
+      self._model,
+      config,
+      max_speculative_tokens,
+      chains_by_model=self._drafts_by_model,
+    )
+
+  def _queue(self, job: PagedJob) -> None:
+    self.scheduler.submit(
+      job.request_id,
+      job.num_known,
+      job.max_new_tokens,
+      job.max_speculative_tokens,
+      job.new_page_keys(),
+    )
+
+  def _drop(self, job: PagedJob) -> None:
+    self.scheduler.cancel(job.request_id)
+    self.drafter.forget(job.request_id)
 
   def _seat(self) -> None:
     """Writes down the texts of requests that have got a slot."""
@@ -320,64 +312,30 @@ class Engine:
       self._target.sampling.set(slot, job.request.sampling)
     self._texts.num_tenants[:] = num_tenants
 
-  def _forget(self, request_id: int) -> None:
-    del self._jobs[request_id]
-    self.drafter.forget(request_id)
-
-  def warm_up(self, *, show_progress: bool = False) -> None:
-    """Compiles everything, before the first request."""
-    warm_up.run(
-      self._sizes,
-      self._target,
-      self.drafter,
-      text_size=self._texts.token_ids.shape[1],
-      show_progress=show_progress,
-    )
-
-  def trial(self, flat: FlatSizes, num_positions: int) -> StepPlan | None:
-    """Runs a made-up step of the target and waits, to measure the time.
+  def trial(self, flat: FlatSizes, num_positions: int) -> StepPlan:
+    """Runs an invented step of the target and waits, to measure the time.
 
     Only without requests.
 
     Args:
       flat: its sizes.
-      num_positions: of its longest row, among those that take the context.
+      num_positions: positions of its longest row, among those that take the
+        context.
 
     Returns:
-      The step, None if none has these sizes.
+      The step.
     """
     step = warm_up.made_up_step(flat, num_positions)
-    if step is not None:
-      texts = self._texts.token_ids
-      warm_up.run_step(self._sizes, self._target, step, texts)
+    warm_up.run_step(self._sizes, self._target, flat, step)
     return step
 
-  def cancel_all(self) -> None:
-    """Cancels what has not ended."""
-    self._take_news()
-    self._cancelled.extend(self._jobs)
-    self._take_news()
 
-  def fail(self, error: BaseException) -> None:
-    """Ends the waiting of everybody, now and later, with an error."""
-    self.error = error
-    for job in (*self._jobs.values(), *self._submitted):
-      job.handle.fail(error)
-
-  def wake(self) -> None:
-    """Ends `wait_for_work`."""
-    self._has_work.set()
-
-  def wait_for_work(self) -> None:
-    """Waits until there may be something to do."""
-    self._has_work.wait()
-
-  def _wait(self, handle: Handle, num_seen: int) -> None:
-    if self.is_running:
-      handle.wait_for_news(num_seen)
-    else:
-      self.step()
-
-  def _cancel(self, request_id: int) -> None:
-    self._cancelled.append(request_id)
-    self._has_work.set()
+def _verdicts(report: np.ndarray | None) -> dict[str, Any]:
+  """Returns what `SlotDrafts.report` says, as fields of a record."""
+  if report is None:
+    return {}
+  outcomes, num_forwards = report[report[:, 0] != types.NO_OUTCOME].T
+  return {
+    'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
+    'num_forwards': int(num_forwards.max(initial=0)),
+  }

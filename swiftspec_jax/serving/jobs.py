@@ -1,10 +1,11 @@
-"""Requests of an engine, and what has come of them."""
+"""Requests whose caches lie in pages."""
 
 from swiftspec_jax import requests, types
+from swiftspec_jax.engine.handles import Handle
+from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
 from swiftspec_jax.serving import choices, pages
-from swiftspec_jax.serving.handles import Handle, Update
 from swiftspec_jax.serving.scheduler import SchedulerConfig
 
 
@@ -20,13 +21,10 @@ def _max_new_tokens(request: Request, config: SchedulerConfig) -> int:
   return min(request.sampling.max_new_tokens or most, most)
 
 
-class Job:
-  """A request, its output, and the handle of its user.
+class PagedJob(Job):
+  """A request that knows the keys of its pages.
 
   Attributes:
-    request: what to decode.
-    request_id: unique in the engine.
-    handle: gets the news.
     max_new_tokens: at which the output must end.
     max_speculative_tokens: longest draft that the user wants, None for any.
   """
@@ -38,29 +36,26 @@ class Job:
     model: Model,
     config: SchedulerConfig,
     max_speculative_tokens: int | None,
+    *,
+    chains_by_model: bool,
   ):
     """Starts the clock of the first token."""
-    self.request = request
-    self.request_id = handle.request_id
-    self.handle = handle
     self.max_new_tokens = _max_new_tokens(request, config)
     self.max_speculative_tokens = max_speculative_tokens
-    self._row = Row(
+    limit = len(request.token_ids) + self.max_new_tokens
+    longest = config.buckets.max_length
+    row = Row(
       handle.request_id,
       request,
-      len(request.token_ids) + self.max_new_tokens,
+      limit,
       model,
-      config.buckets.max_length,
+      longest,
+      chains_by_model=chains_by_model,
     )
-    self._row.start()
+    super().__init__(row, handle)
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
-
-  @property
-  def is_finished(self) -> bool:
-    """Whether the output is complete."""
-    return self._row.is_finished
 
   @property
   def num_known(self) -> int:
@@ -83,7 +78,7 @@ class Job:
     self._last_key = keys[-1]
     return keys
 
-  def push(
+  def push_packed(
     self,
     packed: list[int],
     num_drafted: int,
@@ -92,13 +87,12 @@ class Job:
     """Takes the verdict of a step; returns the new tokens of the output.
 
     Args:
-      packed: of `choices.verify`.
+      packed: row of the output of `choices.verify`.
       num_drafted: draft tokens that were verified.
-      logprobs: as for `Row.push`.
+      logprobs: those of `push`.
     """
-    num_before = len(self._row.token_ids)
-    if num_before == 0:
-      self._row.end_prefill()
+    if not self._row.token_ids:
+      self.end_prefill()
     num_accepted, num_levels, *token_ids = packed
     report = types.StepReport(
       token_ids=token_ids[: num_accepted + 1],
@@ -109,20 +103,4 @@ class Job:
       num_forwards=0,
       path=[],
     )
-    event = self._row.push(report, logprobs)
-    new = self._row.token_ids[num_before:]
-    self.handle.push(
-      Update(
-        token_ids=tuple(new),
-        logprobs=self._row.logprobs_from(num_before),
-        top_logprobs=self._row.top_logprobs_from(num_before),
-        text='' if event is None else event.text,
-        result=None if event is None else event.result,
-      )
-    )
-    return new
-
-  def cancel(self) -> None:
-    """Ends the output where it is."""
-    event = self._row.cancel()
-    self.handle.push(Update(text=event.text, result=event.result))
+    return self.push(report, logprobs)

@@ -73,14 +73,18 @@ class LoadRecorder:
     Args:
       policy_plan: what the policy asked for.
       step: what was run.
-      num_accepted: i64[R] draft tokens that are part of the outputs.
+      num_accepted: i64[B] draft tokens that are part of the outputs, of rows
+        that decode.
       time: at its end, seconds.
       seconds: that it took.
     """
     self.num_steps += 1
     self.num_probes += policy_plan.is_probe is not None
     self.busy_seconds += seconds
-    num_emitted = (num_accepted + 1)[step.is_sampled]
+    decoding = slice(step.num_decoding)
+    num_emitted = np.ones(len(step.slots), np.int64)
+    num_emitted[decoding] += num_accepted
+    num_emitted = num_emitted[step.is_sampled]
     request_ids = step.request_ids[step.is_sampled]
     previous = self.last[request_ids]
     is_first = np.isnan(previous)
@@ -88,17 +92,15 @@ class LoadRecorder:
     self._gaps.append((time - previous)[~is_first])
     self.last[request_ids] = time
     self.num_output[request_ids] += num_emitted
-    decoding = slice(step.num_decoding)
     size = len(self._lengths)
-    accepted = num_accepted[decoding]
     self._lengths += np.bincount(step.lengths[decoding], minlength=size)
-    self._accepted += np.bincount(accepted, minlength=size)
+    self._accepted += np.bincount(num_accepted, minlength=size)
     if np.isfinite(policy_plan.expected_seconds):
       self._predicted += (
         policy_plan.expected_tokens,
         policy_plan.expected_seconds,
       )
-      self._realised += accepted.sum() + step.num_decoding, seconds
+      self._realised += num_accepted.sum() + step.num_decoding, seconds
 
   def note_finished(self, request_ids: np.ndarray) -> None:
     """Notes that requests have ended.

@@ -8,16 +8,25 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.serving import paged_forward
 from swiftspec_jax.serving.draft_chain import ChainDrafter
 from swiftspec_jax.serving.draft_tree import TreeDraft, TreeDrafter
-from swiftspec_jax.serving.drafters import EngineDrafter, NoDrafter
+from swiftspec_jax.serving.drafters import (
+  EngineDrafter,
+  HostDrafter,
+  NoDrafter,
+)
 from swiftspec_jax.serving.forced_draft import ForcedDraft, ForcedDrafter
+from swiftspec_jax.serving.living_trees import (
+  LivingTreeDrafter,
+  LivingTrees,
+)
 from swiftspec_jax.serving.lookup import LookupDrafter
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.suffix_lookup import SuffixDrafter, SuffixLookup
 from swiftspec_jax.serving.target import Target
 
 # That know the text alone.
-_Lookup = PromptLookup | SuffixLookup | ForcedDraft
-Draft = Model | TreeDraft | _Lookup | None
+_Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
+_Trees = TreeDraft | LivingTrees
+Draft = Model | _Trees | _Lookup | None
 
 
 def model_of(draft: Draft, target: Model) -> Model | None:
@@ -29,17 +38,17 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   """
   if draft is None or isinstance(draft, _Lookup):
     return None
-  model = draft.model if isinstance(draft, TreeDraft) else draft
+  model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, TreeDraft, PromptLookup or SuffixLookup, '
-      f'got {draft!r}'
+      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup or '
+      f'a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   tokenizer_lib.check_same_vocabulary(
     target.name, target.tokenizer, model.name, model.tokenizer
   )
-  if model.mesh != target.mesh:
+  if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
     raise errors.UserError(
       f'{model.name} lies on other devices than {target.name}; load both with '
       'the same `devices`'
@@ -62,7 +71,11 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return SuffixDrafter(draft)
   if isinstance(draft, ForcedDraft):
     return ForcedDrafter(draft)
+  if isinstance(draft, HostDrafter):
+    return draft
   if isinstance(draft, TreeDraft):
     return TreeDrafter(draft, sizes, target)
+  if isinstance(draft, LivingTrees):
+    return LivingTreeDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft)
   return ChainDrafter(draft, sizes, target)

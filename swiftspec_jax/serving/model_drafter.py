@@ -13,9 +13,8 @@ Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, D forwards
 of it, V vocabulary, V' of it what the draft can propose, E embed.
 """
 
+import copy
 import dataclasses
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from swiftspec_jax import policies, sharding
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving import choices, flat_batch
+from swiftspec_jax.serving import ahead_of_time, choices, flat_batch
 from swiftspec_jax.serving.draft_forward import (
   DraftRows,
   TargetFeatures,
@@ -45,6 +44,8 @@ class ModelDrafter:
   Attributes:
     cache: keys and values.
   """
+
+  has_programs = True
 
   def __init__(
     self,
@@ -68,6 +69,7 @@ class ModelDrafter:
     )
     self._replicated = sharding.replicated(model.mesh)
     self._intake = Intake(config.buckets)
+    self._call = ahead_of_time.call
 
   @property
   def name(self) -> str:
@@ -124,40 +126,30 @@ class ModelDrafter:
   def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     return self._intake.num_late_tokens(view, texts.num_tenants)
 
+  def overlap(self) -> None:
+    pass  # target and draft take turns
+
   def forget(self, request_id: int) -> None:
     del request_id
 
   def reset(self) -> None:
     pass  # a slot begins empty for each request
 
-  def num_programs(self, sizes: ProgramSizes) -> int:
-    num_take_ins = len(sizes.scheduler.buckets.rows) * len(sizes.contexts)
-    return len(list(sizes.all_mixed())) + num_take_ins
+  def compiling(self) -> 'ModelDrafter':
+    twin = copy.copy(self)
+    twin._call = ahead_of_time.compile_only
+    twin._target = self._target.compiling()
+    twin.cache = ahead_of_time.abstract(self.cache)
+    return twin
 
-  def warm_up(self, sizes: ProgramSizes, texts: np.ndarray) -> Iterator[None]:
-    yield from self._warm_up_drafts(sizes, texts)
-    for rows, context in itertools.product(
-      sizes.scheduler.buckets.rows, sizes.contexts
-    ):
-      self.trial_intake(rows, sizes.range_of(context)[1])
-      yield
-
-  def _warm_up_drafts(
-    self, sizes: ProgramSizes, texts: np.ndarray
-  ) -> Iterator[None]:
-    seen = set()
-    for flat in sizes.all_mixed():
-      num_rows = min(flat.num_rows, flat.num_tokens)
-      counts = np.full(num_rows, flat.num_tokens // num_rows)
-      # Only the first forward knows the number of tokens.
-      kind = flat.num_rows, flat.context
-      levels = [choices.Level.GREEDY, choices.Level.TEMPERATURE]
-      if counts[0] < min(flat.context, texts.shape[1]):
-        for level in levels[: 1 if kind in seen else 2]:
-          starts, lengths = np.zeros_like(counts), np.ones_like(counts)
-          self._run_made_up(flat, starts, counts, lengths, level)
-        seen.add(kind)
-      yield
+  def warm_up(self, flat: FlatSizes) -> None:
+    longest = self._sizes.range_of(flat.context)[1]
+    num_rows = min(flat.num_rows, flat.num_tokens)
+    counts = np.full(num_rows, min(flat.num_tokens // num_rows, longest - 1))
+    starts, lengths = np.zeros_like(counts), np.ones_like(counts)
+    for level in (choices.Level.GREEDY, choices.Level.TEMPERATURE):
+      self._run_made_up(flat, starts, counts, lengths, level)
+    self.trial_intake(flat.num_rows, longest)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     buckets = self._sizes.scheduler.buckets
@@ -217,10 +209,11 @@ class ModelDrafter:
       int((starts + counts).max()),
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
-    self.cache = take_in(
+    self.cache = self._call(
+      take_in,
       self._model.params,
       self.cache,
-      *jax.device_put(fed, self._replicated),
+      *fed,
       config=self._model.config,
     )
 
@@ -265,9 +258,14 @@ class ModelDrafter:
       texts=known,
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
-    fed, rows = jax.device_put((fed, rows), self._replicated)
-    self.cache, hidden, logits = first_logits(
-      self._model.params, self.cache, *fed, rows, config=self._model.config
+    rows = jax.device_put(rows, self._replicated)
+    self.cache, hidden, logits = self._call(
+      first_logits,
+      self._model.params,
+      self.cache,
+      *fed,
+      rows,
+      config=self._model.config,
     )
     return rows, hidden, logits
 
@@ -278,8 +276,11 @@ class ModelDrafter:
     starts: np.ndarray,
     counts: np.ndarray,
     texts: SlotTexts,
-  ) -> tuple[FlatBatch, np.ndarray, TargetFeatures | None]:
-    """Returns where tokens belong, the tokens i32[N], and their features."""
+  ) -> tuple[FlatBatch, jax.Array, TargetFeatures | None]:
+    """Returns where tokens belong, the tokens i32[N], and their features.
+
+    All of it is on the devices.
+    """
     config = self._sizes.scheduler
     tables = texts.page_table[slots]
     batch = flat_batch.pack(
@@ -288,8 +289,13 @@ class ModelDrafter:
     owners = np.repeat(np.arange(len(slots)), counts)
     positions = batch.positions[: len(owners)]
     token_ids = texts.token_ids[slots[owners], positions]
-    features = self._features_before(sizes, tables, owners, positions)
-    return batch, _padded(token_ids, sizes.num_tokens), features
+    places = self._places_before(sizes, tables, owners, positions)
+    fed = batch, _padded(token_ids, sizes.num_tokens), places
+    batch, token_ids, places = jax.device_put(fed, self._replicated)
+    features = None
+    if places is not None:
+      features = TargetFeatures(pages=self._target.features, places=places)
+    return batch, token_ids, features
 
   def _draft_behind(
     self,
@@ -310,7 +316,8 @@ class ModelDrafter:
     """
     sampling, noise = self._target.sampling.state(level), None
     if level != choices.Level.GREEDY:
-      noise = choices.make_noise(
+      noise = self._call(
+        choices.make_noise,
         sampling.seeds,
         rows.slots,
         rows.positions,
@@ -320,22 +327,21 @@ class ModelDrafter:
     num_steps = jax.device_put(num_steps, self._replicated)
     return self._propose(hidden, logits, noise, rows, num_steps, sampling)
 
-  def _features_before(
+  def _places_before(
     self,
     sizes: FlatSizes,
     tables: np.ndarray,
     rows: np.ndarray,
     positions: np.ndarray,
-  ) -> TargetFeatures | None:
+  ) -> np.ndarray | None:
+    """Returns `TargetFeatures.places` if the draft reads any."""
     if not self._model.config.reads_features:
       return None
     config = self._sizes.scheduler
     places = flat_batch.places_of(
       tables, rows, positions - 1, config.page_size, config.num_pages
     )
-    return TargetFeatures(
-      pages=self._target.features, places=_padded(places, sizes.num_tokens)
-    )
+    return _padded(places, sizes.num_tokens)
 
   @property
   def _reads_texts(self) -> bool:

@@ -109,8 +109,12 @@ def _visible_by_kind(
 
   def visible(mask):
     if mask is None:
-      return behind >= 0
-    return reference.visible_rows(positions[:, 0], mask, context)
+      found = behind >= 0
+    else:
+      found = reference.visible_rows(positions[:, 0], mask, context)
+    if config.eagle3:  # as in `decoder.forward_with_features`
+      found &= jnp.arange(context)[None, None] > 0
+    return found
 
   visible_by_kind = {False: visible(mask)}
   window = config.sliding_window

@@ -112,14 +112,14 @@ class ProgramSizes:
   def all_mixed(self) -> Iterator[FlatSizes]:
     """Yields the sizes of every program for other steps."""
     buckets = self.scheduler.buckets
-    fewer = 0
-    for rows in buckets.rows:
-      for tokens in buckets.query_tokens:
-        # So many rows feed more tokens than that.
-        if tokens > fewer + 1:
+    for fewer_rows, rows in itertools.pairwise((0, *buckets.rows)):
+      for fewer, tokens in itertools.pairwise((0, *buckets.query_tokens)):
+        # So many rows feed at least so many tokens.
+        if tokens > fewer_rows + 1:
           for context in self.contexts:
-            yield self.mixed(rows, tokens, context)
-      fewer = rows
+            # And at most so many.
+            if rows * self.range_of(context)[1] > fewer:
+              yield self.mixed(rows, tokens, context)
 
 
 def _ceil(size: int, unit: int) -> int:

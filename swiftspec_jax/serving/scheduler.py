@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from swiftspec_jax import errors, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.page_table import PageTable
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot

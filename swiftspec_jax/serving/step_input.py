@@ -27,6 +27,7 @@ class StepInput:
 
 def pack(
   sizes: ProgramSizes,
+  flat: FlatSizes,
   step: StepPlan,
   texts: np.ndarray,
   prompt_lengths: np.ndarray,
@@ -36,13 +37,13 @@ def pack(
 
   Args:
     sizes: declared.
+    flat: of the program that runs it, at least its own `flat_sizes`.
     step: what it runs.
     texts: i32[B, S] known tokens of the slots.
     prompt_lengths: i32[B].
     page_table: i32[B, any].
   """
-  flat, counts = flat_sizes(sizes, step), step.num_query_tokens
-  config = sizes.scheduler
+  counts, config = step.num_query_tokens, sizes.scheduler
   rows = np.repeat(np.arange(len(counts)), counts)
   # Counted from the last known token: the root is 0, drafts are 1 and more.
   offsets = np.arange(len(rows)) - (np.cumsum(counts) - 1)[rows]
@@ -79,7 +80,7 @@ def pack(
 
 
 def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
-  """Returns the sizes of the program for a step."""
+  """Returns the declared sizes for a step."""
   longest = int((step.starts + step.num_query_tokens).max())
   if step.num_query_tokens.max() == 1:
     return sizes.plain(step.padded_rows, longest)

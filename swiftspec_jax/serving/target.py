@@ -4,6 +4,7 @@ Legend: N tokens, M queries, B slots, S tokens of the longest text, K longest
 draft, V vocabulary.
 """
 
+import copy
 import functools
 from typing import Any
 
@@ -17,7 +18,12 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving import choices, paged_forward, slot_trees
+from swiftspec_jax.serving import (
+  ahead_of_time,
+  choices,
+  paged_forward,
+  slot_trees,
+)
 from swiftspec_jax.serving.drafters import SlotDrafts
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.slot_trees import SlotTrees
@@ -156,9 +162,9 @@ class Target:
       feature_layers,
     )
     self._replicated = sharding.replicated(model.mesh)
-    self.sampling = choices.SlotSampling(
-      config.buckets.max_rows, model.config.vocab_size, self.put
-    )
+    self._call = ahead_of_time.call
+    self._num_slots = config.buckets.max_rows
+    self.sampling = self._greedy_sampling()
     shape = (config.buckets.max_rows, config.buckets.max_length + 1)
     trees = None
     if takes_trees:
@@ -167,6 +173,22 @@ class Target:
       )
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
+
+  def _greedy_sampling(self) -> choices.SlotSampling:
+    return choices.SlotSampling(
+      self._num_slots, self.model.config.vocab_size, self.put
+    )
+
+  def compiling(self) -> 'Target':
+    """Returns a target that compiles its programs instead of running them.
+
+    What it returns of them is abstract. It may be in another thread.
+    """
+    twin = copy.copy(self)
+    twin._call = ahead_of_time.compile_only
+    twin._cache = ahead_of_time.abstract(self._cache)
+    twin.sampling = self._greedy_sampling()
+    return twin
 
   @property
   def features(self) -> jax.Array | None:
@@ -207,8 +229,9 @@ class Target:
     if step_input.queries.index.shape[1] == 1:
       trees = None  # a plain step
     if trees is not None:
-      step_input, places = place_nodes(step_input, trees)
-    self._cache, logits, token_ids = query_logits(
+      step_input, places = self._call(place_nodes, step_input, trees)
+    self._cache, logits, token_ids = self._call(
+      query_logits,
       self.model.params,
       self._cache,
       step_input,
@@ -217,13 +240,15 @@ class Target:
     )
     sampling, noise = self.sampling.state(level), None
     if level != choices.Level.GREEDY:
-      noise = choices.make_noise(
+      noise = self._call(
+        choices.make_noise,
         sampling.seeds,
         step_input.queries.slots,
         step_input.queries.positions,
         vocab_size=self.model.config.vocab_size,
       )
-    packed, logprobs = choices.verify(
+    packed, logprobs = self._call(
+      choices.verify,
       logits,
       noise,
       token_ids,
@@ -236,5 +261,5 @@ class Target:
       sharding=self._replicated,
     )
     if trees is not None:
-      self._cache = commit_nodes(self._cache, places, packed)
+      self._cache = self._call(commit_nodes, self._cache, places, packed)
     return packed, logprobs

@@ -1,35 +1,30 @@
-"""Compiles all programs of an engine by running each of them once.
+"""Made-up steps, to compile the programs of the target or to measure them.
 
-The steps are made up: their rows have slots and positions, and pages that
-nobody gave them, so they must run before the first request.
+Their rows have slots and positions, and pages that nobody gave them, so no
+target must run them while there are requests.
 """
 
 import jax
 import numpy as np
-import tqdm
 
 from swiftspec_jax.serving import choices, step_input
-from swiftspec_jax.serving.drafters import EngineDrafter
 from swiftspec_jax.serving.flat_batch import FlatSizes
 from swiftspec_jax.serving.program_sizes import ProgramSizes
 from swiftspec_jax.serving.step_plan import StepPlan
 from swiftspec_jax.serving.target import Target
 
 
-def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan | None:
-  """Returns a step that needs these sizes, None if no step does.
+def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
+  """Returns a step that fills a program as far as it can.
 
   Args:
-    sizes: of its program.
+    sizes: of the program.
     longest: tokens of the longest row after the step; at most `context`.
   """
   rows = min(sizes.num_rows, sizes.num_tokens)
-  if sizes.block_size > 1 and rows == sizes.num_tokens:
-    rows -= 1  # otherwise it would be a plain step
   counts = np.full(rows, sizes.num_tokens // rows)
   counts[: sizes.num_tokens % rows] += 1
-  if counts.max() > longest:
-    return None
+  counts = np.minimum(counts, longest)
   return StepPlan(
     request_ids=np.arange(rows),
     slots=np.arange(rows),
@@ -43,63 +38,32 @@ def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan | None:
   )
 
 
-def run(
-  sizes: ProgramSizes,
-  target: Target,
-  drafter: EngineDrafter,
-  *,
-  text_size: int,
-  show_progress: bool,
-) -> None:
-  """Runs every program once.
-
-  Args:
-    sizes: declared.
-    target: of the engine.
-    drafter: of the engine.
-    text_size: S, tokens of the longest text.
-    show_progress: on standard error.
-  """
-  texts = np.zeros((sizes.scheduler.buckets.max_rows, text_size), np.int32)
-  flat_sizes = [*sizes.all_plain(), *sizes.all_mixed()]
-  steps = [
-    made_up_step(flat, sizes.range_of(flat.context)[1]) for flat in flat_sizes
-  ]
-  num_draft_runs = drafter.num_programs(sizes)
-  total = len(steps) + num_draft_runs
-  with tqdm.tqdm(
-    total=total, desc='compiling', unit='program', disable=not show_progress
-  ) as progress:
-    seen = set()
-    for flat, step in zip(flat_sizes, steps, strict=True):
-      progress.update()
-      if step is None:
-        continue
-      # Verdicts know nothing of rows and contexts.
-      kind = sizes.num_logits(flat), flat.block_size
-      levels = [choices.Level.GREEDY] if kind in seen else choices.Level
-      seen.add(kind)
-      for level in levels:
-        run_step(sizes, target, step, texts, level)
-    for _ in drafter.warm_up(sizes, texts):
-      progress.update()
-
-
 def run_step(
   sizes: ProgramSizes,
   target: Target,
+  flat: FlatSizes,
   step: StepPlan,
-  texts: np.ndarray,
   level: choices.Level = choices.Level.GREEDY,
 ) -> None:
-  """Runs a made-up step and reads its outcome, as the engine does."""
-  buckets = sizes.scheduler.buckets
+  """Runs a made-up step and waits for its outcome, as the engine does.
+
+  Args:
+    sizes: declared.
+    target: runs it, or compiles its programs.
+    flat: sizes of the program.
+    step: that fits into it.
+    level: of sampling.
+  """
+  config = sizes.scheduler
+  num_slots = config.buckets.max_rows
+  texts = np.zeros((num_slots, config.max_context), np.int32)
   packed = step_input.pack(
     sizes,
+    flat,
     step,
     texts,
-    np.zeros(buckets.max_rows, np.int32),
+    np.zeros(num_slots, np.int32),
     sizes.made_up_pages(),
   )
   output = target.dispatch(packed, *target.no_drafts, level, texts)
-  jax.device_get(output)
+  jax.block_until_ready(output)

@@ -6,11 +6,11 @@ from typing import Protocol
 import numpy as np
 
 from swiftspec_jax import cost_model, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.intake import Intake
 from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
-from swiftspec_jax.serving.step_buckets import StepBuckets
 from swiftspec_jax.serving.step_plan import StepPlan
 
 
@@ -166,7 +166,7 @@ def _run_step(
     intake.keep(view, np.minimum(accepted, np.maximum(drafts.lengths - 1, 0)))
   num_accepted = np.zeros(len(step.slots), np.int64)
   num_accepted[: step.num_decoding] = accepted
-  recorder.note_step(plan, step, num_accepted, time + seconds, seconds)
+  recorder.note_step(plan, step, accepted, time + seconds, seconds)
   recorder.note_finished(scheduler.commit(step, num_accepted))
   policy.observe(
     policies.Outcome(

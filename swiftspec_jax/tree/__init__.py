@@ -19,7 +19,7 @@ drops first has no children.
 The cache holds the verified prefix and right behind it one row for each
 expanded node, in the order of expansion. The root is a node like any other:
 it gets its row when it is expanded, and that row becomes part of the prefix
-with the next verdict. `docs/token_tree.md` follows an example.
+with the next verdict. `docs/how_it_works/token_tree.md` follows an example.
 
 Legend: B rows of the batch, N nodes of a tree, M rows of the cache for them,
 W leaves of one expansion, K children of a leaf, T tokens sent or verified.

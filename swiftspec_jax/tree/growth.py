@@ -32,7 +32,10 @@ DraftFn = Callable[[Any, Leaves], tuple[jax.Array, jax.Array, Any]]
 
 
 def best_candidates(
-  tree: state.DraftTree, width: int, coverage: float = 0.0
+  tree: state.DraftTree,
+  width: int,
+  coverage: float = 0.0,
+  is_growing: jax.Array | bool = True,
 ) -> Leaves:
   """Returns the most probable candidates of the whole tree, best first.
 
@@ -45,8 +48,10 @@ def best_candidates(
     coverage: nats by which possible exits rank higher: candidates that were
       not sent and whose parent was. One of them is the next root if it is in
       the tree at all, and should have keys and values by then.
+    is_growing: bool[B] rows that have leaves; the others get padding.
   """
   is_candidate = tree.status == state.CANDIDATE
+  is_candidate &= jnp.reshape(is_growing, (-1, 1))
   ranking = tree.log_probs
   if coverage:
     is_exit = ~tree.is_sent & arrays.take(tree.is_sent, tree.parents)
@@ -185,9 +190,10 @@ def expand_best(
   draft_fn: DraftFn,
   width: int,
   coverage: float = 0.0,
+  is_growing: jax.Array | bool = True,
 ) -> tuple[state.DraftTree, Any]:
   """Expands the `width` best candidates with one draft forward."""
-  leaves = best_candidates(tree, width, coverage)
+  leaves = best_candidates(tree, width, coverage, is_growing)
   child_token_ids, child_log_probs, carry = draft_fn(carry, leaves)
   return expand(tree, leaves, child_token_ids, child_log_probs), carry
 
@@ -199,8 +205,9 @@ def grow(
   *,
   num_steps: int | jax.Array,
   width: int,
-  num_nodes: int = 0,
+  num_nodes: int | jax.Array = 0,
   coverage: float = 0.0,
+  is_growing: jax.Array | bool = True,
 ) -> tuple[state.DraftTree, Any]:
   """Expands the most probable candidates, step by step.
 
@@ -213,8 +220,10 @@ def grow(
     draft_fn: runs the draft model over the leaves of a step.
     num_steps: i32[] draft forwards.
     width: W, leaves of each.
-    num_nodes: go on behind those steps until every tree is of this size.
+    num_nodes: size, or i32[B] sizes, that every tree must reach even if that
+      takes more steps.
     coverage: as in `best_candidates`.
+    is_growing: bool[B] rows that grow.
 
   Returns:
     The tree, and the carry of the last call.
@@ -223,12 +232,15 @@ def grow(
   def must_grow(now):
     step, tree, _ = now
     has_candidate = jnp.any(tree.status == state.CANDIDATE, axis=1)
-    can_grow = has_candidate & (tree.num_expanded < tree.num_cache_rows)
+    can_grow = (
+      has_candidate & is_growing & (tree.num_expanded < tree.num_cache_rows)
+    )
     wants = (step < num_steps) | (tree.size < num_nodes)
     return jnp.any(can_grow & wants)
 
   def body(now):
     step, tree, carry = now
-    return step + 1, *expand_best(tree, carry, draft_fn, width, coverage)
+    grown = expand_best(tree, carry, draft_fn, width, coverage, is_growing)
+    return step + 1, *grown
 
   return jax.lax.while_loop(must_grow, body, (jnp.int32(0), tree, carry))[1:]

@@ -19,10 +19,20 @@ class Selection:
   size: jax.Array  # i32[B]
 
 
-def select(tree: state.DraftTree, num_nodes: int) -> Selection:
-  """Returns the `num_nodes` (T) most probable nodes, or all if fewer."""
+def select(
+  tree: state.DraftTree, num_nodes: int, budgets: jax.Array | None = None
+) -> Selection:
+  """Returns the most probable nodes, or all if there are fewer.
+
+  Args:
+    tree: to choose from.
+    num_nodes: T, most nodes of a row, the root included.
+    budgets: i32[B] most nodes of each row, the root left out; None for T - 1.
+  """
   weights, nodes = jax.lax.top_k(tree.log_probs, num_nodes)
   is_node = weights > -jnp.inf
+  if budgets is not None:  # parents come first, so any first nodes are a tree
+    is_node &= jnp.arange(num_nodes)[None] <= budgets[:, None]
   is_parent = arrays.take(tree.parents, nodes)[:, :, None] == nodes[:, None]
   has_parent = is_node & jnp.any(is_parent, axis=2)
   parents = jnp.argmax(is_parent, axis=2).astype(jnp.int32)

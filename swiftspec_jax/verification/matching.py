@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, largest
 from kernels_pallas.verification import api
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
@@ -32,7 +32,7 @@ def choose(
   found = scores(
     logits, positions, sampling, kernels=kernels, sharding=sharding
   )
-  return jnp.argmax(found, axis=-1).astype(jnp.int32)
+  return largest.argmax(found).astype(jnp.int32)
 
 
 def scores(

@@ -1,0 +1,88 @@
+"""What a plan is made for."""
+
+import dataclasses
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.planning.forward import Chip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+  """A published speed of the deployment.
+
+  Attributes:
+    source: place of the figure.
+    mode: 'serial' or 'async'.
+    target_chips: chips of the target.
+    tokens_per_second: the figure, with fused kernels.
+    target_seconds: published time of a verification, if there is one.
+    draft_seconds: published time of an expansion, if there is one.
+  """
+
+  source: str
+  mode: str
+  target_chips: int
+  tokens_per_second: float
+  target_seconds: float | None = None
+  draft_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+  """Models, chips, and sizes to choose from.
+
+  Attributes:
+    name: name of the pair and the chips.
+    target: model that defines the output.
+    draft: model that grows the tree.
+    chip: kind of chip.
+    num_chips: number of chips, all of one host.
+    acceptance: probability that the draft's best child is right.
+    weight_dtypes: dtypes of both models' matrices to choose from; None is
+      bfloat16.
+    context: tokens in the caches.
+    num_nodes: numbers of nodes to choose from.
+    width: leaves that a draft forward expands.
+    num_draft_steps: numbers of draft forwards to choose from.
+    target_chips: splits to choose from, by the chips of the target.
+    goal: tokens per second to reach.
+    published: speeds to compare with.
+    published_split: chips of the target in the best published split.
+  """
+
+  name: str
+  target: ModelConfig
+  draft: ModelConfig
+  chip: Chip
+  num_chips: int
+  acceptance: float
+  weight_dtypes: tuple[str | None, ...] = ('int4', 'int8', None)
+  context: int = 500
+  num_nodes: tuple[int, ...] = (4, 8)
+  width: int = 8
+  num_draft_steps: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
+  target_chips: tuple[int, ...] = (2, 4, 6)
+  goal: float | None = None
+  published: tuple[Published, ...] = ()
+  published_split: int | None = None
+
+  def __post_init__(self):
+    checks = {
+      'acceptance': (0 < self.acceptance <= 1, 'in (0, 1]'),
+      'target_chips': (
+        all(0 < n < self.num_chips for n in self.target_chips),
+        f'between 1 and the {self.num_chips - 1} chips that leave one for the '
+        'draft',
+      ),
+    }
+    splits = {*self.target_chips, self.num_chips}
+    checks['published'] = (
+      not self.published
+      or (
+        'int4' in self.weight_dtypes
+        and {p.target_chips for p in self.published} <= splits
+      ),
+      'empty where int4 or the published splits are not to choose from',
+    )
+    errors.check_fields(self, checks)

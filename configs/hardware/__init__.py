@@ -1,0 +1,20 @@
+"""Chips to plan for."""
+
+from configs.hardware import google, nvidia
+from swiftspec_jax import errors
+from swiftspec_jax.planning.forward import Chip
+
+CHIPS = {chip.name: chip for chip in (*nvidia.CHIPS, *google.CHIPS)}
+
+
+def get(name: str) -> Chip:
+  """Returns a chip.
+
+  Raises:
+    UserError: there is none of this name.
+  """
+  if name not in CHIPS:
+    raise errors.UserError(
+      f'no chip {name!r} in configs/hardware; there are {", ".join(CHIPS)}'
+    )
+  return CHIPS[name]

@@ -1,0 +1,52 @@
+"""GPUs of NVIDIA, each eight to a host behind NVLink switches.
+
+Peaks are of dense products: half of what data sheets give with sparsity. Links
+have half of the data sheet's rate in each direction.
+"""
+
+from swiftspec_jax.planning.forward import Chip
+
+# SwiftSpec, table 3: all-reduces of 128 KiB among four H800 take 12.0 and 15.3
+# us, of which the bytes take 1 us. Taken to be the same on the other GPUs.
+_LINK_LATENCY = (13.65e-6 - 1e-6) / 4
+# Fitted to SwiftSpec, table 1 (H800, CUDA graphs), and to SmartSpec's
+# coefficients (H100): `experiments.plan` prints the fit. Same remark.
+_LAUNCH_SECONDS = 5.81e-6
+
+_SHARED = {'link_latency': _LINK_LATENCY, 'launch_seconds': _LAUNCH_SECONDS}
+# H100 and H200 data sheets, SXM.
+_HOPPER_FLOPS = {'bfloat16': 989e12, 'int8': 1979e12}
+
+H100 = Chip(  # data sheet, SXM
+  name='h100',
+  memory_bytes=80e9,
+  peak_flops=_HOPPER_FLOPS,
+  memory_bandwidth=3.35e12,
+  link_bandwidth=450e9,
+  **_SHARED,
+)
+H800 = Chip(  # an H100 whose NVLink has 400 GB/s both ways together
+  name='h800',
+  memory_bytes=80e9,
+  peak_flops=_HOPPER_FLOPS,
+  memory_bandwidth=3.35e12,
+  link_bandwidth=200e9,
+  **_SHARED,
+)
+H200 = Chip(  # data sheet, SXM
+  name='h200',
+  memory_bytes=141e9,
+  peak_flops=_HOPPER_FLOPS,
+  memory_bandwidth=4.8e12,
+  link_bandwidth=450e9,
+  **_SHARED,
+)
+B200 = Chip(  # DGX B200 data sheet, divided by eight
+  name='b200',
+  memory_bytes=180e9,
+  peak_flops={'bfloat16': 2.25e15, 'int8': 4.5e15},
+  memory_bandwidth=8e12,
+  link_bandwidth=900e9,
+  **_SHARED,
+)
+CHIPS = H800, H100, H200, B200

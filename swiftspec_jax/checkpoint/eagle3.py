@@ -1,0 +1,301 @@
+"""Reads EAGLE-3 heads as others publish them.
+
+There are three layouts of the same network. SafeAILab's and SGLang's name the
+first layer `midlayer` and have its sizes in `config.json` itself. AngelSlim,
+SpecForge and NVIDIA publish in that of SGLang. The layout of `speculators`
+(vLLM) names the layer `layers.0` and has its sizes under
+`transformer_layer_config`.
+
+Numbers of layers differ by one: the default (2, L // 2, L - 3) and those of
+`speculators` count what goes into a layer, those under `eagle_config` what
+comes out of it, as `ModelConfig.feature_layers` does.
+
+Legend: D embed, H features, V vocabulary, V' of it what the draft can propose.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.config import Eagle3, ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
+from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
+
+_KIND = 'speculators_model_type'
+_LAYERS = 'eagle_aux_hidden_state_layer_ids'
+_SWITCHES = tuple(field.name for field in dataclasses.fields(Eagle3))
+# Entries, and the only value that they may have.
+_FIXED = {
+  'use_aux_hidden_state': True,
+  'use_input_layernorm_in_first_layer': True,
+  'use_last_layernorm': True,
+  'use_mtp_layernorm': False,
+  'parallel_draft_step': 1,
+}
+_FAMILIES = ('llama', 'qwen3')
+# Tensors that nothing is lost without: t2d follows from d2t.
+_IGNORED = ('t2d',)
+_EMBEDDING = 'embed_tokens.weight'
+
+
+def is_head(directory: pathlib.Path) -> bool:
+  """Whether a directory holds a draft of others' making."""
+  path = directory / 'config.json'
+  if not path.exists():
+    return False
+  values = hf.read_json(path)
+  return (
+    _KIND in values
+    or 'draft_vocab_size' in values
+    or any('Eagle' in str(name) for name in values.get('architectures') or ())
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """A head whose weights are not read yet."""
+
+  directory: pathlib.Path
+  config: ModelConfig
+  target: Model
+  num_embeddings: int  # if it has an embedding of its own
+
+  def read_params(
+    self, config: ModelConfig, place: families.Place
+  ) -> params_lib.Params:
+    """Returns the parameters as `place` puts them.
+
+    Raises:
+      UserError: missing, cut, unknown or contradicting weights.
+    """
+    tensors = _Tensors(self.directory)
+    specs = params_lib.param_specs(config)
+    arrays = _arrays(tensors, config)
+    arrays['embedding'] = self._embedding(tensors)
+    unknown = tensors.unread() - set(_IGNORED)
+    if unknown:
+      raise errors.UserError(
+        f'{self.directory}: tensor {min(unknown)} is not of an EAGLE-3 head '
+        'that is supported'
+      )
+    return place(arrays, specs)
+
+  def _embedding(self, tensors: '_Tensors') -> np.ndarray:
+    """Returns [V, D]; the target's where the head has none."""
+    c = self.config
+    if _EMBEDDING in tensors:
+      table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
+      return np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
+    table = self.target.params['embedding']
+    if isinstance(table, Int8Matrix):
+      table = table.dequantized()
+    if table.shape[1] != c.embed_dim:
+      raise errors.UserError(
+        f'{self.directory} has no {_EMBEDDING}, and that of '
+        f'{self.target.name} is {table.shape[1]} wide, not {c.embed_dim}; '
+        'load the target that the head was trained for'
+      )
+    return np.asarray(table)[: c.vocab_size]
+
+
+def open_head(directory: pathlib.Path, target: Model | None) -> Head:
+  """Returns a head that fits the target.
+
+  Raises:
+    UserError: no target is given, an entry of the config is not understood, or
+      the head belongs to another target.
+  """
+  if target is None:
+    raise errors.UserError(
+      f'{directory} is an EAGLE-3 head and cannot be loaded alone; load it '
+      'with draft_of=target'
+    )
+  path = directory / 'config.json'
+  values = hf.read_json(path)
+  refuse = functools.partial(_refuse, path)
+  eagle3, sizes = _checked(values, refuse)
+  config = hf.config_of(path, sizes)
+  features = _features_of(values, config, target, refuse)
+  if config.vocab_size > target.config.vocab_size:
+    known = f'that of {target.name} is {target.config.vocab_size}'
+    refuse('vocab_size', config.vocab_size, known)
+  head = dataclasses.replace(
+    config,
+    vocab_size=target.config.vocab_size,
+    # Heads go on behind the lengths that they were trained for.
+    max_context=target.config.max_context,
+    eos_token_ids=target.config.eos_token_ids,
+    tie_embeddings=False,
+    output_vocab_size=values.get('draft_vocab_size') or config.vocab_size,
+    eagle3=eagle3,
+    **features,
+  )
+  return Head(directory, head, target, config.vocab_size)
+
+
+def _refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
+  raise errors.UserError(f'{path}: {name}={value!r} is not supported; {reason}')
+
+
+def _checked(
+  values: Mapping[str, Any], refuse: Callable[..., NoReturn]
+) -> tuple[Eagle3, dict[str, Any]]:
+  """Returns the switches of a head, and the config of its layers."""
+  kind = values.get(_KIND, 'eagle3')
+  if kind != 'eagle3':
+    refuse(_KIND, kind, 'the only kind is eagle3')
+  entries = {**values, **(values.get('eagle_config') or {})}
+  for name, only in _FIXED.items():
+    if entries.get(name) not in (None, only):
+      refuse(name, entries[name], f'it must be {json.dumps(only)}')
+  # Elsewhere `norm_output` says that there is a norm before the unembedding.
+  switches = _SWITCHES if _KIND in values else _SWITCHES[:-1]
+  eagle3 = Eagle3(**{name: bool(values.get(name)) for name in switches})
+  sizes = values.get('transformer_layer_config') if _KIND in values else values
+  if not isinstance(sizes, dict):
+    refuse('transformer_layer_config', sizes, 'it must be an object')
+  family = sizes.get('model_type')
+  if family not in _FAMILIES:
+    refuse('model_type', family, f'heads have layers of {_FAMILIES}')
+  kinds = sizes.get('layer_types') or ()
+  is_llama = family == 'llama'  # others have a switch for their windows
+  if 'sliding_attention' in kinds or (is_llama and sizes.get('sliding_window')):
+    refuse('sliding_window', sizes.get('sliding_window'), 'leave it out')
+  return eagle3, sizes
+
+
+def _features_of(
+  values: Mapping[str, Any],
+  config: ModelConfig,
+  target: Model,
+  refuse: Callable[..., NoReturn],
+) -> dict[str, Any]:
+  """Returns the fields of `ModelConfig` that say what a head reads."""
+  width, num_layers = target.config.embed_dim, target.config.num_layers
+  # In one layout the head is as wide as its target if that is not said.
+  default = config.embed_dim if _KIND in values else width
+  found = values.get('target_hidden_size') or default
+  if found != width:
+    refuse('target_hidden_size', found, f'{target.name} is {width} wide')
+  layers = (values.get('eagle_config') or {}).get(_LAYERS)
+  if not layers:
+    default = 2, num_layers // 2, num_layers - 3
+    layers = [layer - 1 for layer in values.get(_LAYERS) or default]
+  if not all(0 <= layer < num_layers for layer in layers):
+    reason = f'{target.name} has no outputs of layers {layers}'
+    refuse(_LAYERS, values.get(_LAYERS), reason)
+  return {
+    'feature_layers': tuple(layers),
+    'feature_dim': len(layers) * width,
+  }
+
+
+class _Tensors:
+  """The tensors of a head by the names of `families.layer_from_hf`."""
+
+  def __init__(self, directory: pathlib.Path):
+    self.directory = directory
+    get, names = hf.open_tensors(directory)
+    self._get = get
+    self._by_name = {
+      name.replace('midlayer.', 'layers.0.'): name for name in names
+    }
+    self._unread = set(self._by_name)
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._by_name
+
+  def unread(self) -> set[str]:
+    """Returns the names of tensors that nobody has asked for."""
+    return self._unread
+
+  def mask(self, name: str) -> np.ndarray:
+    """Returns a bool tensor of any length."""
+    return np.asarray(self._get(self._by_name[name]), bool)
+
+  def get(self, name: str, *shape: int) -> np.ndarray:
+    """Returns a tensor of that shape.
+
+    Raises:
+      UserError: it is missing, or has another.
+    """
+    if name not in self:
+      raise errors.UserError(
+        f'{self.directory}: tensor {name} is missing; the weights are not '
+        'complete or belong to another kind of draft'
+      )
+    self._unread.discard(name)
+    return families.get_checked(self._get, self._by_name[name], *shape)
+
+
+def _arrays(tensors: _Tensors, config: ModelConfig) -> params_lib.Params:
+  """Returns host arrays as `params.param_specs` says, but the embedding."""
+  c = config
+  outputs = _output_token_ids(tensors, c)
+
+  def norm(name: str, size: int = c.embed_dim) -> np.ndarray:
+    return tensors.get(name, size).astype(np.float32)
+
+  layers = [_layer(tensors, c, i) for i in range(c.num_layers)]
+  arrays = {
+    'layers': layers,
+    'final_norm': norm('norm.weight'),
+    'feature_norm': norm('layers.0.hidden_norm.weight'),
+    'feature_projection': tensors.get(
+      'fc.weight', c.embed_dim, c.feature_dim
+    ).T,
+    'unembedding': tensors.get('lm_head.weight', c.num_logits, c.embed_dim),
+    'output_token_ids': outputs,
+  }
+  if c.eagle3.norm_before_fc:
+    arrays['target_feature_norm'] = norm('input_norm.weight', c.feature_dim)
+  if c.eagle3.fc_norm:
+    num_layers = len(c.feature_layers)
+    width = c.feature_dim // num_layers
+    arrays['target_feature_norm'] = np.concatenate(
+      [norm(f'fc_norm.{i}.weight', width) for i in range(num_layers)]
+    )
+  return arrays
+
+
+def _layer(tensors: _Tensors, config: ModelConfig, i: int) -> params_lib.Params:
+  width = config.embed_dim * (1 if i else 2)
+  return families.layer_from_hf(
+    tensors.get, config, 0.0, f'layers.{i}.', attention_width=width
+  )
+
+
+def _output_token_ids(tensors: _Tensors, config: ModelConfig) -> np.ndarray:
+  """Returns i32[V'] ascending token ids of the logits.
+
+  `d2t` holds what is added to the number of a logit; some files hold the ids
+  themselves. `t2d`, the mask of these ids, tells which.
+  """
+  size = config.num_logits
+  if 'd2t' not in tensors:
+    if size != config.vocab_size:
+      tensors.get('d2t', size)  # it is missing
+    return np.arange(size, dtype=np.int32)
+  stored = tensors.get('d2t', size).astype(np.int64)
+  candidates = [stored + np.arange(size), stored]
+  if 't2d' in tensors:
+    expected = np.flatnonzero(tensors.mask('t2d'))
+    candidates = [ids for ids in candidates if np.array_equal(ids, expected)]
+  for ids in candidates:
+    is_ascending = (np.diff(ids) > 0).all()
+    if is_ascending and ids[0] >= 0 and ids[-1] < config.vocab_size:
+      return ids.astype(np.int32)
+  raise errors.UserError(
+    f'{tensors.directory}: d2t does not name {size} ascending tokens of '
+    f'{config.vocab_size}, those of t2d; the file is damaged or belongs to '
+    'another vocabulary'
+  )

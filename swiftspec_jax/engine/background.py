@@ -1,0 +1,53 @@
+"""An engine in a thread of its own, for programs with other things to do."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from swiftspec_jax.engine.engine import Engine, StepRecord
+
+
+@contextlib.contextmanager
+def running(
+  engine: Engine, on_step: Callable[[StepRecord], None] | None = None
+) -> Iterator[Engine]:
+  """Runs the steps of an engine in a thread inside the `with` block.
+
+  At its end requests that are not finished are cancelled. If a step raises,
+  whoever waits for a request gets an EngineError.
+
+  Args:
+    engine: engine to run.
+    on_step: called in that thread after each step.
+  """
+  stop = threading.Event()
+  thread = threading.Thread(
+    target=_run, args=(engine, on_step, stop), daemon=True
+  )
+  engine.is_running = True
+  thread.start()
+  try:
+    yield engine
+  finally:
+    stop.set()
+    engine.wake()
+    thread.join()
+    engine.is_running = False
+    engine.cancel_all()
+
+
+def _run(
+  engine: Engine,
+  on_step: Callable[[StepRecord], None] | None,
+  stop: threading.Event,
+) -> None:
+  try:
+    while not stop.is_set():
+      record = engine.step()
+      if record is None:
+        engine.wait_for_work()
+      elif on_step is not None:
+        on_step(record)
+  except BaseException as error:
+    engine.fail(error)
+    raise

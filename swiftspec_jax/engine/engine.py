@@ -1,0 +1,181 @@
+"""What all engines share: the way of a request in, and of its news out."""
+
+import abc
+import collections
+import dataclasses
+import itertools
+import threading
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from swiftspec_jax import tree
+from swiftspec_jax.engine.handles import Handle
+from swiftspec_jax.engine.jobs import Job
+from swiftspec_jax.engine.programs import Programs
+from swiftspec_jax.requests import Request
+
+JobT = TypeVar('JobT', bound=Job)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepRecord:
+  """What a step did.
+
+  Attributes:
+    lengths: i64[B] draft tokens that were verified, of each row that decodes.
+    num_accepted: i64[B] draft tokens that are part of the outputs.
+    time: at its end, in seconds of `time.perf_counter`.
+    seconds: duration of the step.
+    host_seconds: part of it in which the host did not wait for the devices.
+    outcomes: i64[3] verdicts on living trees that were a MISS, a LATE_HIT and
+      a HIT, in the order of these numbers in `tree`.
+    num_forwards: draft forwards between a verdict and the next proposal, for
+      which the target waited.
+  """
+
+  lengths: np.ndarray
+  num_accepted: np.ndarray
+  time: float
+  seconds: float
+  host_seconds: float
+  outcomes: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
+  )
+  num_forwards: int = 0
+
+
+class Engine(abc.ABC, Generic[JobT]):
+  """Serves requests that come at any time.
+
+  `submit` and `Handle.cancel` may be called from any thread, `step` from one.
+
+  Attributes:
+    is_running: whether a thread runs the steps.
+    error: exception that a step has raised; the engine is of no use any more.
+  """
+
+  # Of the sizes, which never change.
+  max_rows: int  # requests that decode together
+  max_context: int  # tokens of a request, prompt and output together
+  max_draft_tokens: int  # that a row can accept in a step
+  programs: Programs
+  limits_drafts: bool  # whether `max_speculative_tokens` may be below that
+
+  def __init__(self):
+    self.is_running = False
+    self.error: BaseException | None = None
+    self._jobs: dict[int, JobT] = {}
+    self._request_ids = itertools.count()
+    self._submitted: collections.deque[JobT] = collections.deque()
+    self._cancelled: collections.deque[int] = collections.deque()
+    self._has_work = threading.Event()
+
+  @property
+  def num_requests(self) -> int:
+    """Requests that have not ended."""
+    return len(self._jobs) + len(self._submitted)
+
+  @property
+  @abc.abstractmethod
+  def num_running(self) -> int:
+    """Requests with a slot."""
+
+  @property
+  @abc.abstractmethod
+  def cache_usage(self) -> float:
+    """Share of the KV cache that is in use, 0 to 1."""
+
+  @property
+  @abc.abstractmethod
+  def num_preemptions(self) -> int:
+    """Times that a request has lost its slot."""
+
+  def warm_up(self, *, show_progress: bool = False) -> None:
+    """Compiles everything, before the first request."""
+    self.programs.compile_all(show_progress=show_progress)
+
+  @abc.abstractmethod
+  def step(self) -> StepRecord | None:
+    """Runs a step; returns None if there is nothing to do."""
+
+  @abc.abstractmethod
+  def _make_job(
+    self, request: Request, handle: Handle, max_speculative_tokens: int | None
+  ) -> JobT:
+    """Raises UserError for a request that cannot be served."""
+
+  @abc.abstractmethod
+  def _queue(self, job: JobT) -> None:
+    """Puts a job at the end of the queue."""
+
+  @abc.abstractmethod
+  def _drop(self, job: JobT) -> None:
+    """Takes a job that was cancelled out of the queue or its slot."""
+
+  def submit(
+    self, request: Request, *, max_speculative_tokens: int | None = None
+  ) -> Handle:
+    """Takes a request.
+
+    Args:
+      request: prompt, and how to continue it.
+      max_speculative_tokens: longest draft for it; 0 for none, None leaves it
+        to the engine.
+
+    Raises:
+      UserError: the prompt is empty or too long, a token is outside the
+        vocabulary, or the engine has no limit for single requests.
+    """
+    handle = Handle(next(self._request_ids), self._wait, self._cancel)
+    self._submitted.append(
+      self._make_job(request, handle, max_speculative_tokens)
+    )
+    self._has_work.set()
+    if self.error is not None:
+      handle.fail(self.error)
+    return handle
+
+  def cancel_all(self) -> None:
+    """Cancels what has not ended."""
+    self._take_news()
+    self._cancelled.extend(self._jobs)
+    self._take_news()
+
+  def fail(self, error: BaseException) -> None:
+    """Ends the waiting of everybody, now and later, with an error."""
+    self.error = error
+    for job in (*self._jobs.values(), *self._submitted):
+      job.handle.fail(error)
+
+  def wake(self) -> None:
+    """Ends `wait_for_work`."""
+    self._has_work.set()
+
+  def wait_for_work(self) -> None:
+    """Waits until there may be something to do."""
+    self._has_work.wait()
+
+  def _take_news(self) -> None:
+    """Learns what was submitted and cancelled since the last step."""
+    self._has_work.clear()
+    while self._submitted:
+      job = self._submitted.popleft()
+      self._jobs[job.request_id] = job
+      self._queue(job)
+    while self._cancelled:
+      # One that is not known has ended already.
+      job = self._jobs.pop(self._cancelled.popleft(), None)
+      if job is not None:
+        self._drop(job)
+        job.cancel()
+
+  def _wait(self, handle: Handle, num_seen: int) -> None:
+    if self.is_running:
+      handle.wait_for_news(num_seen)
+    else:
+      self.step()
+
+  def _cancel(self, request_id: int) -> None:
+    self._cancelled.append(request_id)
+    self._has_work.set()

@@ -1,0 +1,78 @@
+"""Requests of an engine, and what has come of them."""
+
+from swiftspec_jax import types
+from swiftspec_jax.engine.handles import Handle, Update
+from swiftspec_jax.requests import Event, Request, Row
+
+
+class Job:
+  """A request, its output, and the handle of its user.
+
+  Attributes:
+    handle: gets the news.
+  """
+
+  def __init__(self, row: Row, handle: Handle):
+    """Starts the clock of the first token."""
+    self.handle = handle
+    self._row = row
+    row.start()
+
+  @property
+  def request(self) -> Request:
+    """What to decode."""
+    return self._row.request
+
+  @property
+  def request_id(self) -> int:
+    """Unique in the engine."""
+    return self.handle.request_id
+
+  @property
+  def limit(self) -> int:
+    """Tokens, prompt and output together, at which the output must end."""
+    return self._row.limit
+
+  @property
+  def is_finished(self) -> bool:
+    """Whether the output is complete."""
+    return self._row.is_finished
+
+  def end_prefill(self) -> None:
+    """Starts the clock of decoding."""
+    self._row.end_prefill()
+
+  def push(
+    self, report: types.StepReport, logprobs: types.Logprobs | None
+  ) -> list[int]:
+    """Takes what a step says of this row; returns the output's new tokens.
+
+    Args:
+      report: outcome of the step for this row.
+      logprobs: log-probabilities of this row on the host, without the leading
+        axis.
+    """
+    num_before = len(self._row.token_ids)
+    event = self._row.push(report, logprobs)
+    self._send(event, num_before, report.num_drafted)
+    return self._row.token_ids[num_before:]
+
+  def cancel(self) -> None:
+    """Ends the output where it is."""
+    self._send(self._row.cancel(), len(self._row.token_ids))
+
+  def _send(
+    self, event: Event | None, num_before: int, num_drafted: int = 0
+  ) -> None:
+    row = self._row
+    self.handle.push(
+      Update(
+        token_ids=tuple(row.token_ids[num_before:]),
+        logprobs=row.logprobs_from(num_before),
+        top_logprobs=row.top_logprobs_from(num_before),
+        text='' if event is None else event.text,
+        pieces=row.pieces_from(num_before),
+        num_drafted=num_drafted,
+        result=None if event is None else event.result,
+      )
+    )

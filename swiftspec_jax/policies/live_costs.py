@@ -1,0 +1,134 @@
+"""Costs that are learned from the steps themselves, without a profile."""
+
+import numpy as np
+import scipy.optimize
+
+from swiftspec_jax import cost_model, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+
+_NUM_RECENT = 3  # steps of a size; their median is not moved by a hiccup
+_HALF_LIFE = 512  # steps after which what was seen of a size counts half
+_RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
+# Of a draft that takes time; its own time is not known apart from the step's.
+_SOME_SECONDS = 1e-9
+_FIT_EVERY = 8  # steps, as it takes some 0.2 ms
+_TRY_EVERY = 64  # steps, of which a try costs a part; fewer at first
+_PLAIN, _UNVERIFIED, _VERIFIED = range(3)  # kinds of steps
+
+
+class LiveCosts:
+  """Seconds of whole steps by their declared sizes.
+
+  A sum of nonnegative terms in the sizes, fitted to the sizes that were seen.
+  Of a size that was seen lately, the median of its own times counts more. What
+  is not tried is not known, so `due` names lengths to try.
+
+  The time of a step is not divided among its parts. Nothing is known of the
+  time in which a draft model takes in late tokens; steps with such tokens are
+  not counted.
+  """
+
+  def __init__(self, buckets: StepBuckets, *, drafts_by_model: bool):
+    """Starts without knowledge.
+
+    Args:
+      buckets: declared sizes of the engine.
+      drafts_by_model: whether drafts take time, other than lookups.
+    """
+    self._buckets = buckets
+    self._drafts_by_model = drafts_by_model
+    self._draft_steps = np.unique(buckets.draft_steps)
+    sizes = (buckets.rows, buckets.query_tokens, self._draft_steps)
+    shape = (3, *map(len, sizes))
+    # All by kind, rows, query tokens and draft steps; NaN: not seen.
+    self._recent = np.full((*shape, _NUM_RECENT), np.nan)
+    self._medians = np.full(shape, np.nan)
+    self._counts = np.zeros(shape, np.int64)
+    self._last_seen = np.zeros(shape, np.int64)
+    self._features = _features(*sizes)
+    self._believed = np.ones(shape)
+    self._num_tries = self._next_try = 0
+
+  def predict(
+    self,
+    num_rows: int,
+    num_query_tokens: cost_model.Numbers,
+    kv_tokens: float,
+    num_draft_steps: cost_model.Numbers,
+    *,
+    finds_drafts: bool | np.ndarray = True,
+    takes_in: bool | np.ndarray = False,
+  ) -> cost_model.StepSeconds:
+    del kv_tokens, takes_in  # what was seen lately had about the same
+    drafts = np.greater(num_draft_steps, 0)
+    verified = np.where(finds_drafts, _VERIFIED, _UNVERIFIED)
+    seconds = self._believed[
+      np.where(drafts, verified, _PLAIN),
+      np.searchsorted(self._buckets.rows, num_rows),
+      np.searchsorted(self._buckets.query_token_array, num_query_tokens),
+      np.searchsorted(self._draft_steps, num_draft_steps),
+    ]
+    draft = np.where(drafts & self._drafts_by_model, _SOME_SECONDS, 0.0)
+    return cost_model.StepSeconds(
+      draft=draft, target=seconds - draft, overhead=0.0
+    )
+
+  def due(self, step: int) -> int | None:
+    """Returns the index of a declared length that the step should try."""
+    if step < self._next_try:
+      return None
+    self._num_tries += 1
+    self._next_try = step + min(1 + self._num_tries, _TRY_EVERY)
+    return -self._num_tries % len(self._buckets.lengths)
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    """Takes the time of a step."""
+    view, buckets = outcome.view, self._buckets
+    longest = int(outcome.plan.lengths.max(initial=0))
+    if longest and view.num_late_tokens:
+      return
+    kind = _PLAIN
+    if longest:
+      kind = _VERIFIED if outcome.lengths.any() else _UNVERIFIED
+    fed = view.num_rows + int(outcome.lengths.sum()) + view.num_prefill_tokens
+    fed = min(fed, buckets.max_query_tokens)
+    size = (
+      kind,
+      np.searchsorted(buckets.rows, max(view.num_rows, 1)),
+      np.searchsorted(buckets.query_token_array, fed),
+      np.searchsorted(self._draft_steps, buckets.steps_of(longest)),
+    )
+    self._recent[size][self._counts[size] % _NUM_RECENT] = outcome.seconds
+    self._counts[size] += 1
+    self._medians[size] = np.nanmedian(self._recent[size])
+    self._last_seen[size] = view.step
+    if self._counts[size] <= _NUM_RECENT or view.step % _FIT_EVERY == 0:
+      self._believed = self._beliefs(view.step)
+
+  def _beliefs(self, step: int) -> np.ndarray:
+    """Returns seconds of all sizes."""
+    is_seen = self._counts > 0
+    medians = self._medians[is_seen]
+    freshness = 0.5 ** ((step - self._last_seen[is_seen]) / _HALF_LIFE)
+    # Errors are relative, so that no size outweighs the others.
+    features = self._features[is_seen] / medians[:, None]
+    weights = np.sqrt(np.maximum(freshness, 1e-6))
+    ridge = _RIDGE / medians.mean() * np.eye(features.shape[1])
+    ridge[0] = 0  # the time of any step
+    coefficients, _ = scipy.optimize.nnls(
+      np.concatenate([features * weights[:, None], ridge]),
+      np.concatenate([weights, np.zeros(len(ridge))]),
+    )
+    beliefs = np.maximum(self._features @ coefficients, _SOME_SECONDS)
+    counts = np.minimum(self._counts[is_seen], _NUM_RECENT)
+    shares = freshness * counts / (counts + 1)
+    beliefs[is_seen] += shares * (medians - beliefs[is_seen])
+    return beliefs
+
+
+def _features(rows, query_tokens, draft_steps) -> np.ndarray:
+  """Returns the terms f64[3 kinds, rows, query tokens, steps, 5], up to 1."""
+  grids = np.meshgrid(range(3), rows, query_tokens, draft_steps, indexing='ij')
+  kinds, *sizes = (np.asarray(grid, float) for grid in grids)
+  sizes = [size / max(size.max(), 1) for size in sizes]
+  return np.stack([np.ones_like(kinds), kinds > 0, *sizes], axis=-1)

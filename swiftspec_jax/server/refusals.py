@@ -1,0 +1,46 @@
+"""Errors as OpenAI's clients expect them."""
+
+import json
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+_TYPES = {
+  401: 'authentication_error',
+  404: 'not_found_error',
+  429: 'rate_limit_error',
+  503: 'service_unavailable_error',
+}
+
+
+def answer(
+  status: int,
+  message: str,
+  *,
+  param: str | None = None,
+  code: str | None = None,
+  headers: Mapping[str, str] | None = None,
+) -> Response:
+  """Returns the answer to a request that is not served.
+
+  Args:
+    status: HTTP status.
+    message: reason, for people.
+    param: the field that was wrong.
+    code: reason, for programs.
+    headers: besides the usual ones.
+  """
+  default = 'invalid_request_error' if status < 500 else 'server_error'
+  error = {
+    'message': message,
+    'type': _TYPES.get(status, default),
+    'param': param,
+    'code': code,
+  }
+  return Response(
+    # Not JSONResponse: what is quoted need not be valid Unicode.
+    json.dumps({'error': error}),
+    status,
+    headers,
+    'application/json',
+  )

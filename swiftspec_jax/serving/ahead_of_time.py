@@ -1,0 +1,48 @@
+"""Compilation without a run, for programs that are not needed yet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Runs a jitted function."""
+  return fn(*args, **kwargs)
+
+
+def compile_only(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Compiles a jitted function for arguments, which may be abstract.
+
+  A later call with such arguments finds the program, as JAX keeps the lowered
+  computation of a function with its executable.
+
+  Returns:
+    What a call would return, abstract.
+  """
+  lowered = fn.lower(*args, **kwargs)
+  compiled = lowered.compile()
+  return jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding
+    ),
+    lowered.out_info,
+    compiled.output_shardings,
+  )
+
+
+def abstract(tree: Any, sharding: jax.sharding.Sharding | None = None) -> Any:
+  """Returns arrays without their contents, with a sharding or their own."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding or x.sharding
+    ),
+    tree,
+  )
+
+
+def put(array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+  """Enqueues a transfer of an array, unless it is abstract."""
+  if isinstance(array, jax.ShapeDtypeStruct):
+    return abstract(array, sharding)
+  return jax.device_put(array, sharding)

@@ -1,0 +1,77 @@
+"""The study of who waits for a row that missed."""
+
+import json
+
+import numpy as np
+import programs
+import pytest
+
+from experiments import async_batches_report
+from swiftspec_jax.engine.rows import RoundRecord
+
+
+def record(accepted, num_forwards, outcomes=(0, 0, 0)):
+  return RoundRecord(
+    handles=(),
+    lengths=np.full(len(accepted), 3),
+    num_accepted=np.array(accepted, int),
+    time=0.0,
+    seconds=1.0,
+    host_seconds=0.1,
+    outcomes=np.array(outcomes),
+    num_forwards=num_forwards,
+  )
+
+
+@pytest.mark.parametrize(('num_growth_steps', 'step'), [(0, 4), (5, 5)])
+def test_rounds_are_priced(num_growth_steps, step):
+  """Two rows, then one, then what was on its way when both had ended."""
+  figures = async_batches_report.summarize(
+    [record([2, 0], 3, (1, 0, 1)), record([1], 0, (0, 1, 1)), record([], 2)],
+    seconds=12.0,
+    target_seconds=4.0,
+    draft_seconds=1.0,
+    num_growth_steps=num_growth_steps,
+  )
+  first, second = step + 3, step
+  assert figures == {
+    'tokens_per_second': 6 / (first + second),
+    'tpot': (2 * first + second) / 6,
+    'measured_tokens_per_second': 0.5,
+    'acceptance_length': 2.0,
+    'hit_rate': 0.5,
+    'forwards_waited': 1.5,
+    'num_rounds': 2,
+  }
+
+
+def test_program_compares_who_waits(tmp_path, model):
+  prompts = tmp_path / 'prompts.jsonl'
+  lines = [
+    json.dumps({'question_id': i, 'category': 'a', 'turns': [f'Say {i}.']})
+    for i in range(3)
+  ]
+  prompts.write_text('\n'.join(lines))
+  status, output, complaints = programs.run(
+    'async_batches',
+    f'--target={model}',
+    f'--draft={model}',
+    f'--prompts={prompts}',
+    f'--output_dir={tmp_path / "results"}',
+    '--max_new_tokens=6',
+    '--batch_size=2',
+    '--forced_acceptance=0.8',
+    '--num_nodes=4',
+    '--width=2',
+    '--num_draft_steps=1',
+  )
+  assert status == 0, complaints
+  rows = [
+    json.loads(line)
+    for line in (tmp_path / 'results' / 'rows.jsonl').read_text().splitlines()
+  ]
+  assert [row['variant'] for row in rows] == list(async_batches_report.VARIANTS)
+  assert all(row['tpot'] > 0 for row in rows)
+  assert 'async, root alone' in output
+  picture = (tmp_path / 'results' / 'async_batches.png').read_bytes()
+  assert picture.startswith(b'\x89PNG')

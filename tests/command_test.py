@@ -1,0 +1,80 @@
+"""The command `swiftspec`."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import programs
+import pytest
+
+from experiments import command
+
+
+def call(*arguments):
+  """Status, output and complaints of the command."""
+  done = subprocess.run(
+    [sys.executable, '-m', 'experiments.command', *arguments],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize('arguments', [(), ('--help',), ('help',)])
+def test_alone_it_lists_the_commands(arguments):
+  status, output, complaints = call(*arguments)
+  assert (status, complaints) == (0, '')
+  lines = output.splitlines()
+  for name, (_, text) in command.PROGRAMS.items():
+    assert f'  {name:<10} {text}' in lines
+  assert max(map(len, lines)) <= 80
+
+
+def test_unknown_commands_are_told_those_that_exist():
+  status, output, complaints = call('generat', '--prompt=a')
+  assert (status, output) == (2, '')
+  assert complaints == (
+    "error: there is no command 'generat'; choose one of demo, doctor, "
+    'generate, chat, serve, benchmark, tune, plan, report\n'
+  )
+
+
+def test_commands_are_the_programs():
+  for module, _ in command.PROGRAMS.values():
+    path = pathlib.Path(programs.ROOT, 'experiments', f'{module}.py')
+    (last,) = ast.parse(path.read_text()).body[-1:]
+    assert ast.unparse(last.test) == "__name__ == '__main__'"
+
+
+def test_a_command_has_the_flags_of_its_program():
+  status, output, complaints = call('doctor', '--nostep')
+  assert status == 0, complaints
+  assert 'swiftspec_jax' in output
+  status, output, _ = call('report', '--help')
+  assert status == 1  # as of every program of absl
+  assert '--output' in output
+  status, _, complaints = call('report', 'no-such-folder', '--output=a.html')
+  assert status == 1
+  assert 'no-such-folder' in complaints
+
+
+def test_missing_packages_are_explained(tmp_path):
+  """As after an installation without extras."""
+  (tmp_path / 'matplotlib.py').write_text(
+    "raise ModuleNotFoundError('no matplotlib', name='matplotlib')"
+  )
+  done = subprocess.run(
+    [sys.executable, '-m', 'experiments.command', 'report'],
+    cwd=programs.ROOT,
+    env={'PYTHONPATH': str(tmp_path)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 1
+  assert done.stderr.splitlines()[-1] == (
+    "error: no matplotlib; it needs: pip install 'swiftspec_jax[experiments]'"
+  )

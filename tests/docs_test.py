@@ -1,0 +1,104 @@
+"""The docs: pages of results, figures, pictures and links."""
+
+import pathlib
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from experiments import docs_figures, docs_pictures, docs_results
+from swiftspec_jax import errors
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = sorted(docs_results.DIRECTORY.glob('*.json'))
+PAGES = [
+  ROOT / 'README.md',
+  ROOT / 'CONTRIBUTING.md',
+  *ROOT.glob('docs/**/*.md'),
+]
+_LINK = re.compile(r'\]\(([^)\s]+)\)|src(?:set)?="([^"]+)"')
+
+
+@pytest.mark.parametrize('path', RESULTS, ids=lambda path: path.stem)
+def test_pages_of_results_say_what_their_files_say(path):
+  page = path.with_suffix('.md').read_text()
+  assert page == docs_results.render(path), 'run experiments.docs_results'
+
+
+@pytest.mark.parametrize(
+  ('old', 'new', 'message'),
+  [
+    ('"machine": "2', '"machin": "2', 'has no machine'),
+    ('"as they are", ', '', '4 columns, but this row has 3 cells'),
+  ],
+)
+def test_results_must_be_complete(tmp_path, old, new, message):
+  text = (docs_results.DIRECTORY / 'weights.json').read_text()
+  assert old in text
+  path = tmp_path / 'weights.json'
+  path.write_text(text.replace(old, new))
+  with pytest.raises(errors.UserError, match=message):
+    docs_results.render(path)
+
+
+@pytest.mark.parametrize('name', docs_figures.FIGURES)
+def test_figures_are_those_of_the_program(name):
+  text = (docs_figures.IMAGES / f'{name}.svg').read_text()
+  assert text == docs_figures.FIGURES[name](), 'run experiments.docs_figures'
+  assert ET.fromstring(text).get('role') == 'img'
+
+
+@pytest.mark.parametrize(
+  'make', [docs_pictures.draw_round, docs_pictures.draw_speed]
+)
+def test_pictures_fit_both_themes(make):
+  light, dark = (
+    docs_pictures.as_svg(make, theme) for theme in ('light', 'dark')
+  )
+  ET.fromstring(light)
+  assert b'#e5e7eb' in dark
+  assert b'#e5e7eb' not in light
+
+
+def anchors(path):
+  """Returns the anchors of a page's headings."""
+  headings = re.findall(r'^#+ (.*)$', path.read_text(), re.MULTILINE)
+  return {
+    re.sub(r'[^\w\- ]', '', h.lower()).replace(' ', '-') for h in headings
+  }
+
+
+def test_links_lead_somewhere():
+  for page in PAGES:
+    text = re.sub(r'```.*?```', '', page.read_text(), flags=re.DOTALL)
+    for link in (a or b for a, b in _LINK.findall(text)):
+      name, _, anchor = link.partition('#')
+      if not name.startswith('https:'):
+        path = page.parent / name if name else page
+        assert path.exists(), f'{page}: {link}'
+        assert not anchor or anchor in anchors(path), f'{page}: {link}'
+
+
+# Of other programs.
+_OTHER_FLAGS = {'fix', 'help', 'no', 'verbosity'}
+
+
+def test_programs_flags_and_files_that_pages_name_exist():
+  sources = ''.join(p.read_text() for p in ROOT.glob('experiments/**/*.py'))
+  quoted = set(re.findall(r"'(\w+)'", sources)) | _OTHER_FLAGS
+  targets = (ROOT / 'Makefile').read_text()
+  for page in PAGES:
+    text = page.read_text()
+    for flag in re.findall(r'(?<![\w-])--(\w+)', text):
+      names = {flag, flag.removeprefix('no'), flag.removesuffix('_weight')}
+      assert names & quoted, f'{page}: --{flag}'
+    for name in re.findall(r'-m experiments\.([a-z]\w+)', text):
+      path = ROOT / 'experiments' / name
+      assert path.with_suffix('.py').exists() or path.is_dir(), (
+        f'{page}: {name}'
+      )
+    for name in re.findall(r'`make ([\w-]+)`', text):
+      assert f'\n{name}: ##' in targets, f'{page}: make {name}'
+    packages = 'swiftspec_jax|kernels_pallas|experiments|docs'
+    for name in re.findall(rf'`((?:{packages})/[\w./-]+)`', text):
+      assert (ROOT / name).exists(), f'{page}: {name}'

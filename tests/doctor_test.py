@@ -1,0 +1,30 @@
+"""What `doctor` says of a machine."""
+
+import numpy as np
+import programs
+import pytest
+
+from experiments import doctor
+from swiftspec_jax import testing
+
+
+def test_it_says_what_is_there():
+  status, output, complaints = programs.run('doctor', '--nostep')
+  assert status == 0, complaints
+  said = dict(line.split(maxsplit=1) for line in output.splitlines())
+  assert 'jax ' in said['packages']
+  assert 'experiments yes' in said['extras']
+  assert '(cpu)' in said['devices']
+  assert said['dtype'].startswith('float32')
+  assert 'GB free' in said['cache']
+  assert 'share' not in said
+
+
+def test_a_step_is_timed():
+  model = testing.table_model(np.eye(32, dtype=np.float32))
+  assert 0 < doctor.step_seconds(model) < 1
+
+
+@pytest.mark.parametrize(('share', 'word'), [(0.7, 'good'), (0.1, 'low')])
+def test_a_low_share_is_worth_a_look(share, word):
+  assert doctor.verdict(share).startswith(word)

@@ -1,0 +1,308 @@
+"""EAGLE-3 heads of others: loaded, compared with an oracle, exact."""
+
+import dataclasses
+import functools
+import json
+
+import eagle3_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding_cases import assert_same, run
+from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_feature_test import narrowest_tree, record_drafts
+from feature_draft_test import MIXED, read
+from living_trees_test import new_chains
+from safetensors import numpy as safetensors_numpy
+from tree_cases import CONFIG, DEVICES, TREE, requests_of
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.models import decoder
+from swiftspec_jax.serving.engine import PageEngine
+
+VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
+TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
+LENGTH = 4
+
+
+@functools.cache
+def target_of(num_layers, devices=(0, 1)):
+  config = dataclasses.replace(CONFIG, num_layers=num_layers)
+  devices = jax.devices()[slice(*devices)]
+  return testing.random_model(config, name='target', devices=devices)
+
+
+def features_of(target, text, layers):
+  _, features, _ = read(target, text, feature_layers=layers)
+  return np.asarray(features)[0]
+
+
+def chain_of(draft, text, features, length=LENGTH):
+  """What our head drafts behind a text, and the logits."""
+  params, config = draft.params, draft.config
+  projected = decoder.project_features(params, config, features[None])
+  before = np.pad(projected, ((0, 0), (1, 0), (0, 0)))
+  known, found = list(text), []
+  for _ in range(length):
+    hidden, _, _ = read(draft, known, before)
+    logits = decoder.unembed(params, config, hidden[:, -1:])[0, 0]
+    found.append(np.asarray(logits))
+    index = jnp.argmax(logits)
+    known.append(int(decoder.token_ids_of(params, config, index)))
+    before = np.concatenate([before, hidden[:, -1:]], axis=1)
+  return known[len(text) :], np.array(found)
+
+
+def head_of(
+  tmp_path, target, layout, *, inputs=(1, 3, 4), embedding=None, **switches
+):
+  weights = cases.make_weights(WIDTH, VOCAB_SIZE, len(inputs), **switches)
+  stored = weights
+  if embedding is not None:
+    stored = {**weights, 'embed_tokens.weight': embedding}
+  cases.write(
+    tmp_path,
+    layout,
+    stored,
+    inputs=inputs,
+    vocab_size=VOCAB_SIZE,
+    **switches,
+  )
+  return weights, ss.load(tmp_path, draft_of=target)
+
+
+SWITCHES = ('norm_before_residual', 'norm_before_fc', 'fc_norm', 'norm_output')
+
+
+@pytest.mark.parametrize(
+  ('layout', 'switch'),
+  [
+    ('safeailab', None),
+    ('sglang', None),
+    ('sglang', 'norm_before_residual'),
+    ('speculators', None),
+    *(('speculators', switch) for switch in SWITCHES),
+  ],
+)
+def test_chains_are_those_of_the_published_forward(tmp_path, layout, switch):
+  """Step by step; the layers are those that the layout says."""
+  target = target_of(6)
+  switches = {switch: True} if switch else {}
+  inputs = (2, 3, 3) if layout == 'safeailab' else (1, 3, 4)
+  weights, draft = head_of(tmp_path, target, layout, inputs=inputs, **switches)
+  layers = tuple(i - 1 for i in inputs)
+  assert draft.config.feature_layers == layers
+  features = features_of(target, TEXT[:-1], layers)
+  tokens, logits = chain_of(draft, TEXT, features)
+  oracle = functools.partial(
+    cases.draft, weights, np.asarray(target.params['embedding'])
+  )
+  expected, their_logits = oracle(TEXT, features, LENGTH, **switches)
+  assert tokens == expected
+  np.testing.assert_allclose(logits, their_logits, atol=2e-4)
+  if switch in ('norm_before_residual', 'norm_output'):  # not ignored
+    _, without = oracle(TEXT, features, LENGTH)
+    assert np.abs(without[-1] - logits[-1]).max() > 0.1
+
+
+def test_mistakes_of_others_would_be_seen(tmp_path):
+  """Each of them loads without error and lowers acceptance."""
+  target = target_of(6)
+  weights, draft = head_of(tmp_path, target, 'speculators')
+  table = np.asarray(target.params['embedding'])
+  layers = draft.config.feature_layers
+  features = features_of(target, TEXT, layers)
+  _, logits = chain_of(draft, TEXT, features[:-1])
+  before = cases.project(weights, features[:-1])
+  out, right = cases.forward(weights, table[list(TEXT[1:])], before)
+  np.testing.assert_allclose(logits[0], right[-1], atol=2e-4)
+
+  def is_wrong(other):
+    return np.abs(other - logits[0]).max() > 0.05
+
+  # A token is read with its own feature.
+  own = cases.project(weights, features[1:])
+  assert is_wrong(cases.forward(weights, table[list(TEXT[1:])], own)[1][-1])
+  # Features are taken one layer too late.
+  late = features_of(target, TEXT[:-1], tuple(i + 1 for i in layers))
+  late = cases.project(weights, late)
+  assert is_wrong(cases.forward(weights, table[list(TEXT[1:])], late)[1][-1])
+  # The first token is read, too, though no feature comes before it.
+  padded = np.pad(before, ((1, 0), (0, 0)))
+  assert is_wrong(cases.forward(weights, table[list(TEXT)], padded)[1][-1])
+  # A chain starts behind what drafts have left in the cache.
+  stale = np.concatenate([before, out[-1:], before[-1:]])
+  tokens = [*TEXT[1:], TEXT[0], TEXT[-1]]
+  assert is_wrong(cases.forward(weights, table[tokens], stale)[1][-1])
+  # All positions may be others, if they are by the same number.
+  moved = cases.forward(weights, table[list(TEXT[1:])], before, first=5)[1]
+  np.testing.assert_allclose(moved, right, atol=1e-9)
+
+
+def test_an_embedding_of_its_own(tmp_path):
+  target = target_of(6)
+  table = np.asarray(target.params['embedding'])[::-1].copy()
+  weights, draft = head_of(tmp_path, target, 'speculators', embedding=table)
+  features = features_of(target, TEXT[:-1], draft.config.feature_layers)
+  tokens, _ = chain_of(draft, TEXT, features)
+  assert tokens == cases.draft(weights, table, TEXT, features, LENGTH)[0]
+
+
+def test_d2t_may_hold_ids(tmp_path):
+  """Where t2d says so; without t2d it holds what is added."""
+  target = target_of(6)
+  weights, draft = head_of(tmp_path, target, 'sglang')
+  file = tmp_path / 'model.safetensors'
+  ids = cases.output_ids(VOCAB_SIZE)
+  safetensors_numpy.save_file({**weights, 'd2t': ids}, file)
+  again = ss.load(tmp_path, draft_of=target)
+  np.testing.assert_array_equal(again.params['output_token_ids'], ids)
+  del weights['t2d']
+  safetensors_numpy.save_file(weights, file)
+  again = ss.load(tmp_path, draft_of=target)
+  for model in (again, draft):
+    np.testing.assert_array_equal(model.params['output_token_ids'], ids)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'speculators_model_type': 'dflash'}, "type='dflash' is not supported"),
+    ({'model_type': 'gpt_oss'}, "model_type='gpt_oss' is not supported"),
+    ({'target_hidden_size': 64}, 'target_hidden_size=64 .* 32 wide'),
+    ({'sliding_window': 16}, 'sliding_window=16 is not supported'),
+    ({'use_mtp_layernorm': True}, 'use_mtp_layernorm=True .* must be false'),
+    ({'attention_bias': True}, 'attention_bias=True is not supported'),
+    ({'quantization_config': {'bits': 4}}, 'quantization_config='),
+    ({'vocab_size': 1000}, 'vocab_size=1000 .* target is 262'),
+    ({'eagle_config': {'eagle_aux_hidden_state_layer_ids': [6]}}, 'no outputs'),
+    ({'draft_vocab_size': 90}, 'd2t has shape'),
+    ({'head_dim': 16}, 'self_attn.o_proj.weight has shape'),
+  ],
+)
+def test_what_is_not_understood_is_named(tmp_path, changes, message):
+  target = target_of(6)
+  weights = cases.make_weights(WIDTH, VOCAB_SIZE, 3)
+  cases.write(
+    tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
+  )
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path, draft_of=target)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'fc.weight': None}, 'tensor fc.weight is missing'),
+    ({'midlayer.extra.weight': np.ones(3)}, 'layers.0.extra.weight is not of'),
+    ({'t2d': np.ones(VOCAB_SIZE, bool)}, 'd2t does not name 100 ascending'),
+  ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, changes, message):
+  target = target_of(6)
+  weights = cases.make_weights(WIDTH, VOCAB_SIZE, 3)
+  weights = {k: v for k, v in {**weights, **changes}.items() if v is not None}
+  cases.write(
+    tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
+  )
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path, draft_of=target)
+  with pytest.raises(errors.UserError, match='load it with draft_of=target'):
+    ss.load(tmp_path)
+
+
+@functools.cache
+def small_pair(directory, target_devices=(0, 1), draft_devices=(0, 1)):
+  """A target, and a head that reads both of its layers."""
+  target = target_of(2, target_devices)
+  weights = cases.make_weights(WIDTH, VOCAB_SIZE, 2)
+  cases.write(
+    directory, 'sglang', weights, inputs=(1, 2), vocab_size=VOCAB_SIZE
+  )
+  devices = jax.devices()[slice(*draft_devices)]
+  return weights, target, ss.load(directory, draft_of=target, devices=devices)
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+  return tmp_path_factory.mktemp('head')
+
+
+@pytest.fixture(scope='module')
+def plain():
+  return run(ss.Decoder(target_of(2)), MIXED)
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_trees_write_what_plain_decoding_writes(directory, plain, mode):
+  """Greedy and sampled; the head knows 100 of 262 tokens."""
+  _, target, draft = small_pair(directory, *DEVICES[mode])
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
+  results = run(tree_decoder, MIXED)
+  assert_same(results, plain)
+  assert sum(result.stats.num_drafted for result in results) > 100
+
+
+@pytest.mark.parametrize('make_draft', [lambda m: m, narrowest_tree])
+def test_drafts_of_engines_are_those_of_the_oracle(directory, make_draft):
+  """Behind steps without drafts, preemption and prompts that share pages."""
+  weights, target, draft = small_pair(directory)
+  table = np.asarray(target.params['embedding'])
+  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  engine = PageEngine(
+    target, make_draft(draft), sizes=sizes, policy=RandomLengths(0)
+  )
+  found = record_drafts(engine)
+  requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
+  handles = [engine.submit(request) for request in requests]
+  results = [handle.result() for handle in handles]
+  assert_same(results, run(ss.Decoder(target), requests))
+  assert engine.scheduler.num_preemptions > 0
+  for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
+    text, tokens = found[i]
+    features = features_of(target, text[:-1], (0, 1))
+    expected, _ = cases.draft(weights, table, text, features, len(tokens))
+    assert tokens == expected
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_living_trees_are_those_of_the_oracle(directory, mode):
+  """They read the features that the pages of the target keep."""
+  weights, target, draft = small_pair(directory, *DEVICES[mode])
+  table = np.asarray(target.params['embedding'])
+  chains = new_chains(target, draft)
+  for i in np.random.default_rng(0).choice(len(chains), 10, replace=False):
+    text, tokens = chains[i]
+    features = features_of(target, text[:-1], (0, 1))
+    features = features.astype(jnp.bfloat16).astype(np.float32)
+    expected, _ = cases.draft(weights, table, text, features, len(tokens))
+    assert tokens == expected
+
+
+def test_prompts_of_one_token(directory):
+  """Of the first token alone no head knows anything."""
+  _, target, draft = small_pair(directory)
+  requests = [ss.Request(token_ids=(i,)) for i in (5, 80)]
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  expected = run(ss.Decoder(target), requests)
+  assert_same(run(tree_decoder, requests), expected)
+
+
+def test_heads_are_split_and_quantized(directory):
+  """Over more devices than it has kv heads, and with int8 matrices."""
+  _, target, draft = small_pair(directory)
+  features = features_of(target, TEXT[:-1], (0, 1))
+  _, logits = chain_of(draft, TEXT, features)
+  split = ss.load(directory, draft_of=target, devices=jax.devices()[:3])
+  small = ss.load(directory, draft_of=target, weight_dtype='int8')
+  requests = requests_of(2, max_new_tokens=20)
+  targets = target_of(2, (3, 4))
+  tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=2)
+  expected = run(ss.Decoder(target), requests)
+  assert_same(run(tree_decoder, requests), expected)
+  _, rounded = chain_of(small, TEXT, features)
+  assert 0 < np.abs(rounded[0] - logits[0]).max() < 0.2

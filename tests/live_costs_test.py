@@ -1,0 +1,115 @@
+"""Costs that are learned from the steps: as good as those that are known."""
+
+import numpy as np
+import pytest
+import serving_cases as cases
+
+from swiftspec_jax import policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.live_costs import LiveCosts
+
+BUCKETS = StepBuckets(
+  rows=(1, 4, 16), query_tokens=(4, 16, 32, 64, 128), lengths=tuple(range(8))
+)
+CHEAP = cases.linear_costs(query_tokens=1e-5, rows=1e-4, steps=3e-4)
+DEAR = cases.linear_costs(query_tokens=1e-3, rows=1e-4, steps=2e-3)
+
+
+def seconds_of(costs, view, plan, lengths):
+  """True seconds of a step, padded."""
+  buckets = view.buckets
+  longest = int(plan.lengths.max())
+  fed = min(view.num_rows + int(lengths.sum()) + view.num_prefill_tokens, 128)
+  parts = costs.predict(
+    buckets.pad_rows(view.num_rows),
+    buckets.pad_query_tokens(fed),
+    int(view.kv_lengths.sum()),
+    buckets.steps_of(longest),
+    finds_drafts=bool(lengths.any()),
+  )
+  return float(parts.total)
+
+
+def tokens_per_second(
+  policy, costs, num_rows, acceptance, steps, hiccups=False
+):
+  """What a policy reaches in steps i of a range."""
+  generator = np.random.default_rng(0)
+  num_tokens = seconds = 0.0
+  for step in steps:
+    view = cases.make_view(num_rows, BUCKETS, step=step)
+    plan = policy.plan_draft(view)
+    drafts = policies.Drafts(lengths=plan.lengths)
+    lengths = policy.plan_verify(view, plan, drafts)
+    accepted = cases.draw_accepted(generator, acceptance, lengths)
+    took = seconds_of(costs, view, plan, lengths)
+    noise = generator.normal(1, 0.03)
+    if hiccups and generator.random() < 0.01:
+      noise *= 10
+    outcome = cases.make_outcome(
+      view, lengths, accepted, plan=plan, seconds=took * noise
+    )
+    policy.observe(outcome)
+    num_tokens += num_rows + accepted.sum()
+    seconds += took
+  return num_tokens / seconds
+
+
+@pytest.mark.parametrize('hiccups', [False, True])
+@pytest.mark.parametrize('costs', [CHEAP, DEAR], ids=['cheap', 'dear'])
+@pytest.mark.parametrize('num_rows', [1, 3, 16])
+def test_learned_costs_are_as_good_as_known_ones(costs, num_rows, hiccups):
+  for acceptance in (0.1, 0.8):
+    learned, known = (
+      tokens_per_second(
+        Goodput(own), costs, num_rows, acceptance, range(1000), hiccups
+      )
+      for own in (LiveCosts(BUCKETS, drafts_by_model=True), costs)
+    )
+    assert learned > 0.95 * known
+
+
+def test_costs_that_change_are_noticed():
+  """What was dear, and so not done, has become cheap."""
+  policy = Goodput(LiveCosts(BUCKETS, drafts_by_model=True))
+  tokens_per_second(policy, DEAR, 4, 0.6, range(2000))
+  tokens_per_second(policy, CHEAP, 4, 0.6, range(2000, 4000))
+  reached = tokens_per_second(policy, CHEAP, 4, 0.6, range(4000, 5000))
+  known = tokens_per_second(Goodput(CHEAP), CHEAP, 4, 0.6, range(1000))
+  assert reached > 0.95 * known
+
+
+def test_what_was_never_seen_is_free():
+  costs = LiveCosts(BUCKETS, drafts_by_model=True)
+
+  def predict(rows, tokens, steps, **more):
+    return float(costs.predict(rows, tokens, 0, steps, **more).total)
+
+  def note(num_rows, length, seconds, step=0):
+    view = cases.make_view(num_rows, BUCKETS, step=step)
+    lengths = np.full(num_rows, length)
+    outcome = cases.make_outcome(view, lengths, lengths, seconds=seconds)
+    costs.observe(outcome)
+
+  assert predict(1, 4, 0) == predict(16, 128, 7)  # nothing is known
+  note(4, 0, 0.2)
+  assert predict(4, 4, 0) == pytest.approx(0.2, rel=1e-3)
+  assert predict(16, 128, 7) == pytest.approx(0.2, rel=0.01)
+  for _ in range(3):
+    note(4, 3, 0.4)
+  assert predict(4, 16, 3) == pytest.approx(0.4, rel=0.01)
+  assert predict(4, 16, 7) > predict(4, 16, 3)
+  note(4, 3, 4.0)  # a hiccup
+  assert predict(4, 16, 3) == pytest.approx(0.4, rel=0.01)
+  # Long ago it was dear; now it is seen to be cheap for fewer.
+  for _ in range(3):
+    note(4, 1, 0.2, step=9999)
+  assert predict(4, 16, 3) < 0.25
+
+
+def test_lookups_are_free():
+  for drafts_by_model in (False, True):
+    costs = LiveCosts(BUCKETS, drafts_by_model=drafts_by_model)
+    parts = costs.predict(1, 4, 0, np.array([0, 1]))
+    assert (parts.draft > 0).tolist() == [False, drafts_by_model]

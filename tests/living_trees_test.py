@@ -1,0 +1,161 @@
+"""Trees that live on under a policy, over pages and beside verification."""
+
+import dataclasses
+
+import engine_cases
+import jax
+import numpy as np
+import pytest
+from engine_cases import RandomLengths, assert_empty
+from engine_feature_test import chain_of_oracle
+from feature_draft_test import fed_pair
+from row_engine_test import check, fresh_cache, random_requests, serve
+from tree_cases import CONFIG, DEVICES, TREE
+
+from swiftspec_jax import errors, profiling, testing, types
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.living_trees import LivingTrees
+
+SIZES = {
+  'rows': (4,),
+  'lengths': tuple(range(8)),
+  'draft_steps': (0,) + (1,) * 7,
+}
+NUM_PAGES = 25  # one row may own 20
+# Devices of target and draft.
+SPLITS = {'serial': (1, 0), 'async': (1, 1), 'eight': (6, 2)}
+
+
+def make_models(split):
+  """A target, and a draft that is right most of the time."""
+  num_target, num_draft = SPLITS[split]
+  devices = jax.devices()
+  target = testing.random_model(CONFIG, devices=devices[:num_target])
+  drafting = devices[num_target : num_target + num_draft]
+  draft = testing.random_model(
+    dataclasses.replace(CONFIG, num_layers=1),
+    devices=drafting or devices[:num_target],
+  )
+  return target, draft
+
+
+def make_engine(target, draft, policy, num_pages=NUM_PAGES, **tree):
+  tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
+  return PageEngine(
+    target,
+    LivingTrees(model=draft, tree=tree),
+    sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
+    policy=policy,
+  )
+
+
+@pytest.mark.parametrize('waits_for_misses', [False, True])
+@pytest.mark.parametrize('split', ['serial', 'async'])
+def test_outputs_are_those_of_plain_decoding(split, waits_for_misses):
+  target, draft = make_models(split)
+  engine = make_engine(
+    target, draft, RandomLengths(0), waits_for_misses=waits_for_misses
+  )
+  requests = random_requests(24, seed=1)
+  results = serve(engine, requests, seed=2)
+  check(target, requests, results)
+  assert engine.scheduler.num_preemptions > 0
+  assert sum(result.stats.num_accepted for result in results) > 0
+  assert_empty(engine, NUM_PAGES)
+
+
+def test_outputs_on_more_devices():
+  target, draft = make_models('eight')
+  engine = make_engine(target, draft, RandomLengths(1, share_of_none=0.0))
+  requests = random_requests(8, seed=7)
+  check(target, requests, serve(engine, requests, seed=7))
+
+
+@pytest.mark.parametrize('split', ['serial', 'async'])
+def test_caches_are_those_of_a_fresh_prefill(split):
+  """Whatever was rejected, left out, preempted or in a slot before."""
+  target, draft = make_models(split)
+  engine = make_engine(target, draft, RandomLengths(3))
+  for request in random_requests(7, seed=3):
+    engine.submit(request)
+  num_checked = 0
+  for _ in range(60):
+    engine.step()
+    drafter, texts = engine.drafter, engine._texts
+    cache = drafter.rows.state.cache
+    for slot in np.flatnonzero(engine.scheduler.request_ids >= 0):
+      # The root has no keys and values, nor the token before it after a miss.
+      known, num_read = int(cache.kv_lengths[slot]), drafter._num_read[slot]
+      is_new = drafter._num_tenants[slot] != texts.num_tenants[slot]
+      if is_new or num_read < 2:
+        continue
+      assert num_read - known in (1, 2)
+      want = fresh_cache(draft, texts.token_ids[slot, :known].tolist())
+      for got, fresh in zip(
+        [*cache.keys, *cache.values], [*want.keys, *want.values], strict=True
+      ):
+        np.testing.assert_allclose(
+          got[slot, :, :known], fresh[0, :, :known], atol=1e-5
+        )
+      num_checked += 1
+  assert num_checked > 60
+
+
+def new_chains(target, draft):
+  """Texts, and the chains that a draft grew anew behind them.
+
+  Behind prompts that share pages and rounds without drafts.
+  """
+  chain = {'width': 1, 'branching': 1, 'prompt_lookup': False}
+  engine = make_engine(target, draft, RandomLengths(0), 160, **chain)
+  found, draft_fn = [], engine.drafter.draft
+
+  def recorded(view, lengths, texts):
+    drafts = draft_fn(view, lengths, texts)
+    for row in np.flatnonzero(drafts.drafts.lengths):
+      slot = view.slots[row]
+      if drafts.report[slot, 0] in (types.NO_OUTCOME, tree_lib.MISS):
+        tokens = np.where(
+          drafts.trees.parents[slot, 1:] >= 0, drafts.token_ids[slot], -1
+        )
+        found.append((texts.known_from(view, row, 0), tokens))
+    return drafts
+
+  engine.drafter.draft = recorded
+  requests = random_requests(8, seed=4)
+  for _ in range(2):
+    check(target, requests, serve(engine, requests, seed=4))
+  assert engine.scheduler.num_shared_tokens > 0
+  # In async mode a new tree is a root until the target has verified it.
+  trees = [(text, tokens[tokens >= 0].tolist()) for text, tokens in found]
+  trees = [tree for tree in trees if tree[1]]
+  assert len(trees) > 10
+  return trees
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_drafts_read_features_of_the_pages(mode):
+  target, draft = fed_pair(*DEVICES[mode])
+  trees = new_chains(target, draft)
+  generator = np.random.default_rng(0)
+  for i in generator.choice(len(trees), 10, replace=False):
+    text, tokens = trees[i]
+    assert tokens == chain_of_oracle(target, draft, text, len(tokens))
+
+
+def test_nothing_is_compiled_after_warm_up():
+  target, draft = make_models('async')
+  engine = make_engine(target, draft, RandomLengths(2))
+  engine.warm_up()
+  with profiling.count_compilations() as compilations:
+    serve(engine, random_requests(8, seed=1), seed=1)
+  assert compilations.count == 0
+
+
+def test_bad_sizes_are_refused():
+  target, draft = make_models('async')
+  with pytest.raises(errors.UserError, match='num_nodes=9 must be 8'):
+    make_engine(target, draft, None, num_nodes=9)
+  with pytest.raises(errors.UserError, match='is_adaptive=True has no effect'):
+    make_engine(target, draft, None, is_adaptive=True)

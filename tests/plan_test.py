@@ -1,0 +1,196 @@
+"""Plans: hand-computed forwards and rounds, the fit, and the program."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+
+from configs import hardware, models
+from configs.deployment import Deployment
+from configs.llama3_70b_3b_8xh800 import CONFIG as H800
+from experiments import plan_validation
+from swiftspec_jax import errors, testing
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.planning import forward as forward_lib
+from swiftspec_jax.planning import rounds as rounds_lib
+from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
+from swiftspec_jax.planning.rounds import Rounds, Times
+
+TINY = ModelConfig(
+  family='llama',
+  vocab_size=512,
+  num_layers=2,
+  embed_dim=128,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=32,
+  ffw_dim=256,
+  max_context=64,
+  tie_embeddings=False,
+)
+CHIP = Chip(
+  name='toy',
+  memory_bytes=1e6,
+  peak_flops={'bfloat16': 1e9},
+  memory_bandwidth=1e6,
+  link_bandwidth=1e4,
+  link_latency=1e-3,
+  launch_seconds=1e-4,
+)
+
+
+def test_parts_of_a_forward_can_be_computed_by_hand():
+  forward = Forward(config=TINY, num_chips=2, num_tokens=4, context=10)
+  seconds = forward_lib.predict(
+    forward, CHIP, Efficiency(wide=0.5, quantized=0.25)
+  )
+  # Half of the matrices of a layer and of the logits, and all norms (float32).
+  matrices = 128 * 8 * 32 + 4 * 32 * 128 + 3 * 128 * 256
+  wide = (2 * matrices + 512 * 128) + 5 * 128 * 4
+  assert seconds.weights == pytest.approx(wide / 1e6 / 0.5)
+  # Keys and values, two layers, ten tokens, one head of 32, two bytes.
+  assert seconds.kv == pytest.approx(2 * 2 * 10 * 32 * 2 / 1e6 / 0.5)
+  assert seconds.compute == pytest.approx(2 * wide / 2 * 4 / 1e9)
+  # Two in each layer of 4 x 128 numbers, of which each chip sends a half twice.
+  assert seconds.all_reduces == pytest.approx(4 * (2e-3 + 4 * 128 * 2 / 1e4))
+  assert seconds.launches == pytest.approx((2 * 11 + 4) * 1e-4)
+  assert seconds.limit == 'weights'
+  fused = dataclasses.replace(forward, is_fused=True, num_chips=1)
+  alone = forward_lib.predict(fused, CHIP)
+  assert alone.all_reduces == 0
+  assert alone.launches == pytest.approx((2 * 7 + 4) * 1e-4)
+
+
+@pytest.mark.parametrize('weight_dtype', [None, 'int8', 'int4'])
+def test_bytes_are_those_of_the_model(weight_dtype):
+  config = dataclasses.replace(TINY, weight_dtype=weight_dtype)
+  held = testing.random_model(config, dtype=jnp.bfloat16).num_bytes
+  # int8 has a scale for each output, which is left out.
+  outputs = 2 * 4 * (8 * 32 + 128 + 2 * 256 + 128)
+  scales = outputs if weight_dtype == 'int8' else 0
+  assert forward_lib.weight_bytes(config)[2] + scales == held
+
+
+def test_what_does_not_fit_is_refused_with_its_bytes():
+  large = Forward(
+    config=models.LLAMA_70B, num_chips=1, num_tokens=8, context=500
+  )
+  with pytest.raises(errors.UserError, match=r'141\.\d GB .* the 80 GB of a h'):
+    forward_lib.check_fits([large], hardware.get('h800'))
+  forward_lib.check_fits([large], hardware.get('b200'))
+  with pytest.raises(errors.UserError, match=r"no chip 'h300'.* h800, h100"):
+    hardware.get('h300')
+
+
+def test_constants_are_the_fit():
+  """Those in the code, and the errors that the page names."""
+  points = plan_validation.points()
+  constants = plan_validation.fit([p for p in points if p.is_fitted])
+  stored = forward_lib.FITTED
+  for found, kept in (
+    (constants.launch_seconds, hardware.get('h800').launch_seconds),
+    (constants.efficiency.wide, stored.wide),
+    (constants.efficiency.quantized, stored.quantized),
+  ):
+    assert found == pytest.approx(kept, rel=2e-3)
+  rows = plan_validation.validate(points)
+  fitted = [abs(row['left_out_error']) for row in rows if row['is_fitted']]
+  assert len(fitted) == 18
+  assert max(fitted) < 0.13
+  assert np.mean(fitted) < 0.045
+
+
+ROUNDS = Rounds(
+  num_tokens=np.array([12, 6]),
+  num_rounds=np.array([3, 2]),
+  num_waits=np.array([1, 0]),
+  num_growth_steps=2,
+)
+
+
+def test_rounds_are_priced():
+  """Growth of 2 x 3 s hides a verification of 5 s; one more forward waits."""
+  times = Times(target=5.0, draft=3.0, handoff=0.5)
+  assert ROUNDS.seconds(times).tolist() == [3 * 6.5 + 3, 2 * 6.5]
+  assert ROUNDS.tokens_per_second(times) == 18 / 35.5
+  serial = dataclasses.replace(ROUNDS, num_growth_steps=0)
+  assert serial.seconds(times).tolist() == [3 * 5.5 + 3, 2 * 5.5]
+  assert ROUNDS.acceptance_length == 3.6
+
+
+def test_interval_covers_both_kinds_of_doubt():
+  times, sure = Times(target=5.0, draft=1.0), np.ones(1)
+  low, high = rounds_lib.interval(ROUNDS, times, sure, sure)
+  assert (low, high) == (6 / 10, 12 / 16)  # one request drawn twice
+  wide = rounds_lib.interval(ROUNDS, times, np.array([0.5, 2.0]), sure)
+  assert wide[0] < low < high < wide[1]
+
+
+def test_deployments_are_checked():
+  parts = {
+    'name': 'x',
+    'target': TINY,
+    'draft': TINY,
+    'chip': CHIP,
+    'num_chips': 2,
+  }
+  with pytest.raises(errors.UserError, match=r'acceptance must be in \(0, 1'):
+    Deployment(**parts, acceptance=1.5, target_chips=(1,))
+  with pytest.raises(errors.UserError, match='target_chips must be between 1'):
+    Deployment(**parts, acceptance=0.5, target_chips=(2,))
+  with pytest.raises(errors.UserError, match='published must be empty where'):
+    dataclasses.replace(H800, weight_dtypes=('int8',))
+
+
+CONFIG = """
+import dataclasses
+from configs.qwen2_72b_1b5_8xh800 import CONFIG as _BASE
+CONFIG = dataclasses.replace(_BASE, num_nodes=(4,), num_draft_steps=(1, 3),
+  weight_dtypes=('int4',), goal=150.0)
+"""
+
+
+def test_program_plans(tmp_path):
+  config, directory = tmp_path / 'config.py', tmp_path / 'results'
+  config.write_text(CONFIG)
+  status, output, complaints = programs.run(
+    'plan',
+    f'--config={config}',
+    '--num_requests=2',
+    f'--output_dir={directory}',
+  )
+  assert status == 0, complaints
+  rows, validation, search, rounds = (
+    [
+      json.loads(line)
+      for line in (directory / f'{name}.jsonl').read_text().splitlines()
+    ]
+    for name in ('rows', 'validation', 'search', 'rounds')
+  )
+  # Serial and three splits, with stock and with fused kernels.
+  assert len(rows) == 8
+  assert len(search) == 16
+  assert {(r['mode'], r['num_draft_steps']) for r in rounds} == {
+    (mode, steps) for mode in ('serial', 'async') for steps in (1, 3)
+  }
+  for row in rows:
+    assert row['low'] <= row['tokens_per_second'] <= row['high']
+  assert sorted(r['published'] for r in rows if r['published']) == [200, 274]
+  assert any('table 7' in row['source'] for row in validation)
+  summary = json.loads((directory / 'summary.json').read_text())
+  assert summary['provenance']['git_sha']
+  assert set(summary['what_if']) > {'twice the memory bandwidth'}
+  assert 'above the goal of 150: int4 ' in output
+  assert 'validation.jsonl' in (directory / 'report.html').read_text()
+
+
+def test_program_refuses_what_is_no_config(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text('CONFIG = 3')
+  flags = f'--config={path}', f'--output_dir={tmp_path / "out"}'
+  assert 'must set CONFIG to a' in programs.error_of('plan', *flags)
+  path.unlink()
+  assert 'cannot read --config' in programs.error_of('plan', *flags)

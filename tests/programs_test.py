@@ -1,0 +1,164 @@
+"""Which programs are compiled when, and which one a step takes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import server_cases
+from engine_cases import (
+  DRAFTS,
+  TARGET,
+  RandomLengths,
+  assert_empty,
+  make_engine,
+  random_requests,
+)
+from engine_test import alone
+
+import swiftspec_jax as ss
+from swiftspec_jax import profiling
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduler import SchedulerConfig
+
+
+def start_first(engine):
+  """Compiles what every step fits into, and nothing else."""
+  engine.programs.stop()
+  engine.programs.start()
+  assert engine.programs.join(60)
+
+
+def check(engine, requests):
+  handles = [engine.submit(request) for request in requests]
+  for handle, expected in zip(handles, alone(requests), strict=True):
+    assert handle.result().token_ids == expected.token_ids
+  assert_empty(engine)
+
+
+def num_drafted(engine):
+  return sum(outcome.lengths.sum() for outcome in engine.policy.outcomes)
+
+
+@pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
+def test_steps_fit_into_what_is_compiled(draft):
+  """Nothing is compiled for them, and nothing is drafted."""
+  engine = make_engine(DRAFTS[draft], RandomLengths())
+  start_first(engine)
+  requests = random_requests(8)
+  expected = alone(requests)
+  with profiling.count_compilations() as compilations:
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+  assert compilations.count == 0
+  for got, expected_one in zip(results, expected, strict=True):
+    assert got.token_ids == expected_one.token_ids
+  assert engine.programs.is_warming_up
+  assert num_drafted(engine) == 0
+
+
+@pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
+def test_requests_are_served_while_programs_are_compiled(draft):
+  engine = make_engine(DRAFTS[draft], RandomLengths())
+  programs = engine.programs
+  programs.start()
+  seed = 0
+  while not programs.join(0):
+    check(engine, random_requests(2, seed))
+    seed += 1
+  assert seed
+  assert not programs.is_warming_up
+  assert programs.num_compiled == programs.num_programs
+  # What is left belongs to plain decoding, which the outputs are compared with.
+  expected = alone(requests := random_requests(8, seed=99))
+  with profiling.count_compilations() as compilations:
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+  assert compilations.count == 0
+  assert [r.token_ids for r in results] == [e.token_ids for e in expected]
+  assert num_drafted(engine) > 0
+
+
+def test_an_end_amid_the_compilation():
+  engine = make_engine()
+  engine.programs.start()
+  engine.programs.stop()
+  assert engine.programs.join(60)
+  assert engine.programs.num_compiled < engine.programs.num_programs
+
+
+def make_sizes(rows, query_tokens, max_context):
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(rows=rows, query_tokens=query_tokens),
+      num_pages=40,
+      max_context=max_context,
+      page_size=4,
+    )
+  )
+
+
+def declared(sizes):
+  return [*sizes.all_plain(), *sizes.all_mixed()]
+
+
+@pytest.mark.parametrize(
+  ('rows', 'query_tokens', 'max_context'),
+  [((1, 3), (4, 8), 400), ((7, 8), (8,), 40), ((1,), (1,), 40)],
+)
+def test_every_step_fits_into_the_first_programs(
+  rows, query_tokens, max_context
+):
+  sizes = make_sizes(rows, query_tokens, max_context)
+  engine = PageEngine(TARGET, sizes=sizes)
+  start_first(engine)
+  for flat in declared(sizes):
+    found = engine.programs.fit(flat)
+    for field in dataclasses.fields(flat):
+      assert getattr(found, field.name) >= getattr(flat, field.name)
+
+
+def test_a_step_that_fills_no_program_is_compiled():
+  """No row has the 32 tokens that a prompt of 18 is padded to."""
+  sizes = make_sizes((1,), (8, 16, 32, 64), 20)
+  assert {flat.num_tokens for flat in sizes.all_mixed()} == {8, 16, 32}
+  engine = PageEngine(TARGET, sizes=sizes)
+  engine.warm_up()
+  tokens = np.arange(18).tolist()
+  with profiling.count_compilations() as compilations:
+    engine.submit(ss.Request(token_ids=tuple(tokens))).result()
+  assert compilations.count == 0
+
+
+def test_a_server_that_warms_up():
+  service = server_cases.make_service(rows=(1, server_cases.NUM_ROWS))
+  start_first(service.engine)
+  with (
+    server_cases.serving(service) as address,
+    server_cases.client_of(address) as client,
+  ):
+    status, answer = server_cases.fetch(f'{address}/health')
+    assert (status, json.loads(answer)) == (
+      200,
+      {
+        'status': 'warming up',
+        'num_programs': service.engine.programs.num_programs,
+        'num_compiled_programs': 2,
+      },
+    )
+    assert (
+      'num_compiled_programs{model_name="letters"} 2.0'
+      in (server_cases.fetch(f'{address}/metrics')[1])
+    )
+    answer = client.completions.create(
+      model=server_cases.NAME, prompt='aegc', temperature=0, max_tokens=9
+    )
+  (expected,) = ss.generate(
+    server_cases.MODEL,
+    ['aegc'],
+    sampling=ss.SamplingParams(max_new_tokens=9),
+    use_chat_template=False,
+  )
+  assert answer.choices[0].text == expected.text

@@ -1,0 +1,146 @@
+"""The page at /, and what streams tell of speculation."""
+
+import html.parser
+import http.client
+import json
+import re
+
+import pytest
+from server_cases import LENGTH, NAME, fetch, make_service, serving
+
+
+@pytest.fixture(scope='module')
+def address():
+  with serving(make_service(), api_keys=('key',)) as address:
+    yield address
+
+
+def ask(address, path, body=None):
+  connection = http.client.HTTPConnection(address.removeprefix('http://'))
+  headers = {
+    'Authorization': 'Bearer key',
+    'Content-Type': 'application/json',
+  }
+  try:
+    method = 'GET' if body is None else 'POST'
+    connection.request(method, path, body and json.dumps(body), headers)
+    answer = connection.getresponse()
+    return answer, answer.read().decode()
+  finally:
+    connection.close()
+
+
+class Page(html.parser.HTMLParser):
+  """Elements of a page, with their attributes."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.elements = []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+
+  def values(self, name):
+    return [attrs[name] for _, attrs in self.elements if name in attrs]
+
+
+def test_the_page_needs_no_key_and_asks_only_its_server(address):
+  status, text = fetch(f'{address}/')
+  assert status == 200
+  answer, _ = ask(address, '/')
+  assert answer.headers['Content-Type'] == 'text/html; charset=utf-8'
+  policy = answer.headers['Content-Security-Policy']
+  assert "default-src 'none'; connect-src 'self'" in policy
+  assert not re.search(r'https?:|["\'(]//|url\(|@import|innerHTML', text)
+  page = Page(text)
+  assert not page.values('src')
+  assert page.values('href') == ['data:,']
+  # What the script fetches.
+  paths = set(re.findall(r"ask\('([^']+)'", text))
+  assert paths == {'v1/models', 'v1/chat/completions'}
+
+
+def test_the_page_can_be_used_without_eyes_or_mouse(address):
+  page = Page(fetch(f'{address}/')[1])
+  ids = page.values('id')
+  assert len(ids) == len(set(ids))
+  labels = page.values('for')
+  for tag, attrs in page.elements:
+    if tag in ('input', 'select', 'textarea'):
+      assert attrs['id'] in labels
+  assert ('html', {'lang': 'en'}) in page.elements
+  assert {'alert', 'status'} <= set(page.values('role'))
+  assert not page.values('tabindex')
+  assert not page.values('onclick')
+  # Every element that the script names is there.
+  text = fetch(f'{address}/')[1]
+  assert set(re.findall(r"at\('(\w+)'\)", text)) <= set(ids)
+
+
+def test_models_say_how_drafts_can_be_limited(address):
+  _, text = ask(address, '/v1/models')
+  limits = json.loads(text)['data'][0]['speculation']
+  assert limits == {'max_tokens': LENGTH, 'is_per_request': True}
+
+
+def choices(address, path='/v1/completions', **options):
+  """Choices of the events of a stream."""
+  body = {'model': NAME, 'max_tokens': 40, 'temperature': 0, 'stream': True}
+  _, text = ask(address, path, {**body, **options})
+  events = [part.removeprefix('data: ') for part in text.split('\n\n')]
+  assert events[-2:] == ['[DONE]', '']
+  return [c for event in events[:-2] for c in json.loads(event)['choices']]
+
+
+def test_streams_tell_who_proposed_each_token(address):
+  told = {'stream_options': {'include_speculation': True}}
+  found = choices(address, prompt='aegc', **told)
+  steps = [choice['speculation'] for choice in found]
+  for choice, step in zip(found, steps, strict=True):
+    pieces = step['pieces']
+    assert ''.join(piece['text'] for piece in pieces) == choice['text']
+    *drafted, own = [piece['source'] for piece in pieces]
+    assert set(drafted) <= {'lookup'}
+    # A limit may cut the target's own token.
+    assert own == 'target' or choice is found[-1]
+    assert len(drafted) <= step['num_drafted'] <= LENGTH
+  sources = [piece['source'] for step in steps for piece in step['pieces']]
+  assert len(sources) == 40
+  assert sources.count('lookup') > 0
+
+  (*plain,) = choices(address, prompt='aegc', max_speculative_tokens=0, **told)
+  assert [c['speculation']['num_drafted'] for c in plain] == [0] * 40
+  texts = [''.join(c['text'] for c in every) for every in (found, plain)]
+  assert texts[0] == texts[1]
+  assert {
+    piece['source'] for c in plain for piece in c['speculation']['pieces']
+  } == {'target'}
+
+
+def test_streams_tell_it_only_if_asked(address):
+  assert not any('speculation' in c for c in choices(address, prompt='aegc'))
+  messages = [{'role': 'user', 'content': 'aegc'}]
+  opening, *rest = choices(
+    address,
+    '/v1/chat/completions',
+    messages=messages,
+    stream_options={'include_speculation': True},
+  )
+  assert 'speculation' not in opening
+  assert all('speculation' in choice for choice in rest)
+
+
+def test_stop_strings_cut_pieces_too(address):
+  whole = ''.join(c['text'] for c in choices(address, prompt='aegc'))
+  stop = whole[9:11]
+  found = choices(
+    address,
+    prompt='aegc',
+    stop=stop,
+    stream_options={'include_speculation': True},
+  )
+  pieces = [p for c in found for p in c['speculation']['pieces']]
+  text = ''.join(piece['text'] for piece in pieces)
+  assert text == whole[: whole.index(stop)]
+  assert len(pieces) == whole.index(stop) + len(stop)
