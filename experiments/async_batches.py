@@ -23,18 +23,12 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  async_batches_plot,
-  async_batches_report,
-  benchmark_output,
-  benchmark_run,
-  program,
-  provenance,
-  references,
-  tree_flags,
-)
-from experiments import flags as flags_lib
+from experiments import program
 from experiments import prompts as prompts_lib
+from experiments.flags import shared_flags, tree_flags
+from experiments.measuring import benchmark_run, references
+from experiments.output import benchmark_output, provenance
+from experiments.studies import async_batches_plot, async_batches_report
 from swiftspec_jax import errors
 from swiftspec_jax.engine.rows import RoundRecord, RowEngine
 
@@ -67,12 +61,12 @@ def main() -> None:
         f'--{name} has no meaning here: sizes are fixed, and both are compared'
       )
   modes = ['serial', 'async']
-  flags_lib.check(modes)
+  shared_flags.check(modes)
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
-  target = flags_lib.load_target()
-  drafts = flags_lib.load_drafts(target, modes)
+  target = shared_flags.load_target()
+  drafts = shared_flags.load_drafts(target, modes)
   requests = _requests(target, prompts)
   rows = []
   sizes = sorted(set(_BATCH_SIZES.value))
@@ -106,7 +100,7 @@ def _requests(
   target: ss.Model, prompts: Sequence[prompts_lib.Prompt]
 ) -> list[ss.Request]:
   """Returns a request for each prompt, with its output if that is forced."""
-  sampling = flags_lib.sampling()
+  sampling = shared_flags.sampling()
   encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
   requests = [
     ss.Request(token_ids=token_ids, sampling=sampling)
@@ -127,7 +121,7 @@ def _run(
 ) -> tuple[list[RoundRecord], float]:
   """Decodes all requests; returns the rounds, and the seconds they took."""
   longest = max(len(request.token_ids) for request in requests)
-  limit = longest + flags_lib.sampling().max_new_tokens
+  limit = longest + shared_flags.sampling().max_new_tokens
   tree = dataclasses.replace(
     tree_flags.config(), waits_for_misses=waits_for_misses
   )
@@ -147,7 +141,7 @@ def _settings() -> dict[str, Any]:
   holders = _PROMPTS, _LIMIT, _BATCH_SIZES, _TARGET_SECONDS, _DRAFT_SECONDS
   return {
     **{holder.name: holder.value for holder in holders},
-    **flags_lib.to_json(),
+    **shared_flags.to_json(),
   }
 
 

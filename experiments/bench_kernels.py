@@ -19,15 +19,11 @@ import jax
 import tqdm
 from absl import flags
 
-from experiments import (
-  benchmark_output,
-  kernel_flags,
-  kernel_timing,
-  program,
-  provenance,
-  torch_kernels,
-)
-from experiments.kernel_cases import Case
+from experiments import program
+from experiments.flags import kernel_flags
+from experiments.kernels import kernel_timing, torch_kernels
+from experiments.kernels.kernel_cases import Case
+from experiments.output import benchmark_output, provenance
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',

@@ -16,26 +16,23 @@ import time
 import tqdm
 from absl import flags
 
-from experiments import (
-  benchmark_output,
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.measuring import (
   benchmark_plot,
   benchmark_report,
   benchmark_run,
-  config_file,
   peers,
-  program,
-  provenance,
   references,
-  tree_flags,
 )
-from experiments import flags as flags_lib
-from experiments import prompts as prompts_lib
+from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors, profiling
 
 _MODES = flags.DEFINE_list(
   'modes',
   None,
-  f'Some of {", ".join(flags_lib.MODES)}. Default: all that need no '
+  f'Some of {", ".join(shared_flags.MODES)}. Default: all that need no '
   '--draft, with --draft all but async.',
 )
 _PEERS = flags.DEFINE_list(
@@ -70,19 +67,19 @@ def main() -> None:
   start = time.perf_counter()
   config_file.apply()
   modes = _check_modes()
-  samplings = flags_lib.samplings(_REPEATS.value)
+  samplings = shared_flags.samplings(_REPEATS.value)
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = flags_lib.shared_settings(
+  settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, repeats=_REPEATS.value, modes=modes
   )
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
   with profiling.count_compilations() as compilations:
-    target = flags_lib.load_target()
-    max_new_tokens = flags_lib.sampling().max_new_tokens
+    target = shared_flags.load_target()
+    max_new_tokens = shared_flags.sampling().max_new_tokens
     encoded = benchmark_run.encode(target, prompts, max_new_tokens)
     runners = _runners(modes, target, encoded)
     benchmark_output.write_settings(directory, settings)
@@ -111,9 +108,9 @@ def main() -> None:
 
 def _check_modes() -> list[str]:
   """Returns all modes to be measured, if the flags fit together."""
-  modes = list(_MODES.value or flags_lib.default_modes())
+  modes = list(_MODES.value or shared_flags.default_modes())
   for flag, names, known in (
-    ('modes', modes, flags_lib.MODES),
+    ('modes', modes, shared_flags.MODES),
     ('peers', _PEERS.value, peers.PEERS),
   ):
     for name in names:
@@ -123,7 +120,7 @@ def _check_modes() -> list[str]:
         )
       if names.count(name) > 1:
         raise errors.UserError(f'--{flag} names {name} twice')
-  flags_lib.check(modes)
+  shared_flags.check(modes)
   if _PEERS.value:
     peers.check(_PEERS.value)
   return modes + _PEERS.value
@@ -131,8 +128,8 @@ def _check_modes() -> list[str]:
 
 def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   """Returns a runner for each mode, compiled and warmed up."""
-  drafts = flags_lib.load_drafts(target, modes)
-  sampling = flags_lib.sampling()
+  drafts = shared_flags.load_drafts(target, modes)
+  sampling = shared_flags.sampling()
   longest = max(len(token_ids) for _, token_ids in encoded)
   forced_acceptance = tree_flags.config().forced_acceptance
   known = references.References(target)
@@ -140,17 +137,17 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
     known.decoder.warmup(longest + sampling.max_new_tokens, sampling)
   runners = {}
   for mode in modes:
-    if mode in flags_lib.MODES:
-      decoder = flags_lib.make_decoder(mode, target, drafts.get(mode))
+    if mode in shared_flags.MODES:
+      decoder = shared_flags.make_decoder(mode, target, drafts.get(mode))
       print(f'compiling for {mode}...', file=sys.stderr, flush=True)
       decoder.warmup(longest + sampling.max_new_tokens, sampling)
       runners[mode] = benchmark_run.make_runner(
         decoder,
-        forced_acceptance if mode in flags_lib.TREE_MODES else None,
+        forced_acceptance if mode in shared_flags.TREE_MODES else None,
         known.add_to,
       )
   if _PEERS.value:
-    lookup = flags_lib.prompt_lookup()
+    lookup = shared_flags.prompt_lookup()
     rivals = peers.load(target, _PEERS.value, lookup.num_speculative_tokens)
     runners |= {
       name: benchmark_run.Runner(decode=decode)
@@ -182,14 +179,14 @@ def _report(records, modes, directory, facts) -> None:
   """Writes and prints what the results say."""
   if not records:
     return
-  is_greedy = flags_lib.sampling().temperature == 0
+  is_greedy = shared_flags.sampling().temperature == 0
   summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
   benchmark_output.write_json(
     directory / 'summary.json', {'modes': summary, 'provenance': facts}
   )
   num_prompts = max(figures['num_prompts'] for figures in summary.values())
   title = (
-    f'{flags_lib.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '
+    f'{shared_flags.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '
     f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_count"]} x '
     f'{facts["device_kind"]}'
   )

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import swiftspec_jax as ss
-from experiments import streaming
+from experiments.output import streaming
 from swiftspec_jax import errors, profiling
 from swiftspec_jax import tokenizer as tokenizer_lib
 

@@ -11,7 +11,8 @@ import html
 import pathlib
 from collections.abc import Sequence
 
-from experiments import benchmark_output, program
+from experiments import program
+from experiments.output import benchmark_output
 
 IMAGES = pathlib.Path(__file__).parents[1] / 'docs' / 'images'
 _STYLE = """

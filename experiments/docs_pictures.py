@@ -15,7 +15,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import figure as figure_lib
 
-from experiments import benchmark_output, docs_results, program, timeline_plot
+from experiments import docs_results, program
+from experiments.output import benchmark_output
+from experiments.pictures import timeline_plot
 from swiftspec_jax import timeline as timeline_lib
 
 _IMAGES = docs_results.DIRECTORY.parent / 'images'

@@ -18,7 +18,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments import benchmark_output, program
+from experiments import program
+from experiments.output import benchmark_output
 from swiftspec_jax import errors
 
 _CHECK = flags.DEFINE_bool('check', False, 'Write nothing; compare the pages.')

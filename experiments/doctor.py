@@ -19,7 +19,8 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program, provenance
+from experiments import program
+from experiments.output import provenance
 from kernels_pallas import user_cache
 from swiftspec_jax import profiling
 

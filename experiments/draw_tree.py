@@ -13,20 +13,14 @@ from collections.abc import Sequence
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
-  config_file,
-  program,
-  tree_flags,
-  tree_page,
-  tree_picture,
-  tree_rounds,
-)
-from experiments import flags as flags_lib
+from experiments import program
+from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.output import benchmark_output
+from experiments.pictures import tree_page, tree_picture, tree_rounds
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
-  'mode', 'async', flags_lib.TREE_MODES, 'How to decode.'
+  'mode', 'async', shared_flags.TREE_MODES, 'How to decode.'
 )
 _PROMPT = flags.DEFINE_string(
   'prompt', 'Why is the sky blue?', 'Text to continue.'
@@ -46,12 +40,12 @@ _OUTPUT = flags.DEFINE_string('output', 'trees.html', 'File to write.')
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  flags_lib.check([_MODE.value])
-  target = flags_lib.load_target()
-  draft = flags_lib.load_draft(target, _MODE.value)
+  shared_flags.check([_MODE.value])
+  target = shared_flags.load_target()
+  draft = shared_flags.load_draft(target, _MODE.value)
   token_ids = tokenizer_lib.encode_prompt(target.tokenizer, _PROMPT.value)
   request = ss.Request(
-    token_ids=tuple(token_ids), sampling=flags_lib.sampling()
+    token_ids=tuple(token_ids), sampling=shared_flags.sampling()
   )
   tree_config = tree_flags.config()
   rounds = tree_rounds.collect(

@@ -5,9 +5,9 @@ r"""Measures what a draft is worth for its target.
 
 Decodes every prompt with a chain of 4 and with trees of 8 and 16 nodes (serial
 mode), measures the steps of both models apart, and predicts the speedup by the
-formulas of `experiments.evaluation_report`. The directory gets results.jsonl
-(a line for each prompt and mode), summary.json and acceptance.png. Ctrl-C keeps
-what is done, and --resume goes on with it.
+formulas of `experiments.measuring.evaluation_report`. The directory gets
+results.jsonl (a line for each prompt and mode), summary.json and
+acceptance.png. Ctrl-C keeps what is done, and --resume goes on with it.
 """
 
 import collections
@@ -22,18 +22,16 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import shared_flags, tree_flags
+from experiments.measuring import (
   benchmark_run,
   evaluation_plot,
   evaluation_report,
-  program,
-  provenance,
   step_times,
-  tree_flags,
 )
-from experiments import flags as flags_lib
-from experiments import prompts as prompts_lib
+from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
 
 _PROMPTS = flags.DEFINE_string(
@@ -79,19 +77,19 @@ def main() -> None:
         f'--{name} has no meaning here: what is measured is a chain of 4 and '
         'trees of 8 and 16 nodes'
       )
-  flags_lib.check(['serial'])
+  shared_flags.check(['serial'])
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = flags_lib.shared_settings(
+  settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, batch_size=_BATCH_SIZE.value
   )
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
-  target = flags_lib.load_target()
-  draft = flags_lib.load_draft(target, 'serial')
-  sampling = flags_lib.sampling()
+  target = shared_flags.load_target()
+  draft = shared_flags.load_draft(target, 'serial')
+  sampling = shared_flags.sampling()
   encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
   longest = max(len(token_ids) for _, token_ids in encoded)
   max_total_tokens = longest + sampling.max_new_tokens
@@ -127,7 +125,7 @@ def _measure_steps(
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
   width = tree_flags.config().width
-  sampling = flags_lib.sampling()
+  sampling = shared_flags.sampling()
   plain = ss.Decoder(target)
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)
   decoders = {
@@ -199,7 +197,7 @@ def _measure(
         continue
       progress.set_postfix_str(f'{mode}, compiling')
       decoder = _decoder(mode, target, draft)
-      decoder.warmup(max_total_tokens, flags_lib.sampling())
+      decoder.warmup(max_total_tokens, shared_flags.sampling())
       progress.set_postfix_str(mode)
       for record in _decode(decoder, mode, missing):
         benchmark_output.append(directory, record)
@@ -211,7 +209,7 @@ def _decode(
   decoder: ss.Decoder, mode: str, encoded: _Encoded
 ) -> Iterator[benchmark_output.Record]:
   """Yields a record of each prompt when its decoding ends."""
-  sampling = flags_lib.sampling()
+  sampling = shared_flags.sampling()
   requests = [
     ss.Request(token_ids=token_ids, sampling=sampling)
     for _, token_ids in encoded

@@ -18,15 +18,11 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
-  benchmark_report,
-  benchmark_run,
-  program,
-  provenance,
-)
-from experiments import flags as flags_lib
+from experiments import program
 from experiments import prompts as prompts_lib
+from experiments.flags import shared_flags
+from experiments.measuring import benchmark_report, benchmark_run
+from experiments.output import benchmark_output, provenance
 from swiftspec_jax import config, errors, scoring
 
 _WEIGHT_DTYPES = flags.DEFINE_list(
@@ -54,17 +50,17 @@ def main() -> None:
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = flags_lib.shared_settings(
+  settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, weight_dtypes=_WEIGHT_DTYPES.value
   )
   benchmark_output.open_directory(directory, settings, resume=False)
-  model = flags_lib.load_target()
+  model = shared_flags.load_target()
   texts = _decode(model, prompts)
   weights = {_PLAIN: _rate(model, texts, _PLAIN)}
   facts = {'target': model.name, 'dtype': model.dtype.name}
   for weight_dtype in _WEIGHT_DTYPES.value:
     del model  # Two of them may not fit.
-    model = flags_lib.load_target(weight_dtype)
+    model = shared_flags.load_target(weight_dtype)
     weights[weight_dtype] = _rate(model, texts, weight_dtype)
   summary = {
     'num_prompts': len(texts),
@@ -80,13 +76,13 @@ def main() -> None:
 
 
 def _check() -> None:
-  flags_lib.check(['autoregressive'])
+  shared_flags.check(['autoregressive'])
   if flags.FLAGS.weight_dtype is not None:
     raise errors.UserError(
       '--weight_dtype has no meaning here: --weight_dtypes names what is '
       'compared with the weights as they are'
     )
-  if flags_lib.sampling().temperature:
+  if shared_flags.sampling().temperature:
     raise errors.UserError(
       f'--temperature={flags.FLAGS.temperature} has no meaning here: the '
       'answers are greedy'
@@ -103,7 +99,7 @@ def _decode(
   model: ss.Model, prompts: Sequence[prompts_lib.Prompt]
 ) -> list[_Text]:
   """Returns the prompts with their greedy answers."""
-  sampling = flags_lib.sampling()
+  sampling = shared_flags.sampling()
   encoded = benchmark_run.encode(model, prompts, sampling.max_new_tokens)
   decode = benchmark_run.make_decode(ss.Decoder(model))
   texts = []

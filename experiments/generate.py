@@ -17,25 +17,19 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  chat,
-  config_file,
-  program,
-  references,
-  streaming,
-  tracing,
-  tree_flags,
-)
-from experiments import flags as flags_lib
+from experiments import chat, program
 from experiments import prompts as prompts_lib
+from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.measuring import references
+from experiments.output import streaming, tracing
 from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
   'mode',
-  flags_lib.AUTO,
-  flags_lib.MODES,
+  shared_flags.AUTO,
+  shared_flags.MODES,
   'How to decode. auto chooses round by round among plain decoding, prompt '
   'lookup and trees of the draft model, if there is one, by what it measures.',
 )
@@ -54,15 +48,15 @@ _TRACE_DIR = flags.DEFINE_string(
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  flags_lib.check([_MODE.value])
+  shared_flags.check([_MODE.value])
   prompts = _read_prompts()
   _check_studies(prompts)
-  target = flags_lib.load_target()
-  draft = flags_lib.load_drafts(target, [_MODE.value]).get(_MODE.value)
+  target = shared_flags.load_target()
+  draft = shared_flags.load_drafts(target, [_MODE.value]).get(_MODE.value)
   timeline = ss.Timeline() if _TRACE_DIR.value else None
-  decoder = flags_lib.make_decoder(_MODE.value, target, draft, timeline)
+  decoder = shared_flags.make_decoder(_MODE.value, target, draft, timeline)
   if prompts is None:
-    chat.run(target, decoder, flags_lib.sampling())
+    chat.run(target, decoder, shared_flags.sampling())
     return
   requests = _requests(target, [prompt for _, prompt in prompts])
   stats, traced = [], None
@@ -86,10 +80,10 @@ def main() -> None:
 
 def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
   """Raises UserError for flags that this mode, or a chat, cannot have."""
-  if _TRACE_DIR.value and _MODE.value not in flags_lib.TREE_MODES:
+  if _TRACE_DIR.value and _MODE.value not in shared_flags.TREE_MODES:
     raise errors.UserError(
       f'--trace_dir={_TRACE_DIR.value} is for modes '
-      f'{", ".join(flags_lib.TREE_MODES)}; the mode is {_MODE.value}'
+      f'{", ".join(shared_flags.TREE_MODES)}; the mode is {_MODE.value}'
     )
   forced = tree_flags.config().forced_acceptance
   if prompts is None and (_TRACE_DIR.value or forced is not None):
@@ -108,7 +102,7 @@ def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
   requests = [
     ss.Request(
       token_ids=tuple(tokenizer_lib.encode_prompt(target.tokenizer, prompt)),
-      sampling=flags_lib.sampling(),
+      sampling=shared_flags.sampling(),
     )
     for prompt in prompts
   ]

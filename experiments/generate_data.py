@@ -17,8 +17,8 @@ import pathlib
 from absl import flags
 from tqdm import tqdm
 
-from experiments import flags as flags_lib
 from experiments import program
+from experiments.flags import shared_flags
 from swiftspec_jax import errors
 from swiftspec_jax.distillation import documents, generation, scripts
 
@@ -56,11 +56,11 @@ flags.DEFINE_list(
 
 def main() -> None:
   """Runs the program."""
-  flags_lib.check(['autoregressive'])
-  feature_layers = flags_lib.layers('feature_layers')
+  shared_flags.check(['autoregressive'])
+  feature_layers = shared_flags.layers('feature_layers')
   own_prompts = _read_prompts()
   library = documents.Library(documents.find_files(_DOCUMENTS.value))
-  target = flags_lib.load_target()
+  target = shared_flags.load_target()
   target.config.check_layers('feature_layers', feature_layers)
   seed = flags.FLAGS.seed
   planner = scripts.Planner(

@@ -25,16 +25,18 @@ from absl import flags
 
 import swiftspec_jax as ss
 from configs.deployment import Deployment
-from experiments import (
+from experiments import program
+from experiments.output import (
   benchmark_output,
+  provenance,
+  report_page,
+  result_folder,
+)
+from experiments.planning import (
   plan_report,
   plan_rounds,
   plan_search,
   plan_validation,
-  program,
-  provenance,
-  report_page,
-  result_folder,
 )
 from swiftspec_jax import errors
 

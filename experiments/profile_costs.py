@@ -23,20 +23,18 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_report,
-  engine_flags,
-  load_simulation,
-  program,
-)
+from experiments import program
+from experiments.flags import engine_flags
+from experiments.load import load_simulation
+from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters import HostDrafter
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.engine_drafter import HostDrafter
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
-from swiftspec_jax.serving.flat_batch import FlatSizes
-from swiftspec_jax.serving.program_sizes import ProgramSizes
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
 _OUTPUT = flags.DEFINE_string(
   'output', None, 'File for the costs; replaced if it is there.', required=True

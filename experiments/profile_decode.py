@@ -27,19 +27,16 @@ from absl import flags
 from tqdm import tqdm
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.measuring import (
   benchmark_report,
   benchmark_run,
-  config_file,
   peers,
-  program,
-  provenance,
   round_profile,
-  tree_flags,
 )
-from experiments import flags as shared_flags
-from experiments import prompts as prompts_lib
+from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors, profiling
 
 _PROMPT_TOKENS = flags.DEFINE_integer(

@@ -14,9 +14,9 @@ import pathlib
 
 from absl import flags
 
-from experiments import (
+from experiments import program
+from experiments.output import (
   benchmark_output,
-  program,
   report_page,
   result_folder,
   run_comparison,

@@ -16,7 +16,8 @@ import socket
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import cost_flags, engine_flags, policy_names, program
+from experiments import program
+from experiments.flags import cost_flags, engine_flags, policy_names
 from swiftspec_jax import errors
 from swiftspec_jax.engine.engine import Engine
 

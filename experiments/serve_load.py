@@ -25,19 +25,12 @@ import numpy as np
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  benchmark_output,
-  benchmark_run,
-  cost_flags,
-  engine_flags,
-  load_flags,
-  load_output,
-  load_replay,
-  load_simulation,
-  program,
-)
-from experiments import flags as shared_flags
+from experiments import program
 from experiments import prompts as prompts_lib
+from experiments.flags import cost_flags, engine_flags, load_flags, shared_flags
+from experiments.load import load_output, load_replay, load_simulation
+from experiments.measuring import benchmark_run
+from experiments.output import benchmark_output
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine

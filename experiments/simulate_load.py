@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import (
-  benchmark_output,
-  load_flags,
-  load_output,
-  policy_names,
-  program,
-)
+from experiments import program
+from experiments.flags import load_flags, policy_names
+from experiments.load import load_output
+from experiments.output import benchmark_output
 from swiftspec_jax import cost_model, errors, policies, simulator
 from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler import (
+  Scheduler,
+  SchedulerConfig,
+)
 
 _PROFILE = flags.DEFINE_string(
   'profile',

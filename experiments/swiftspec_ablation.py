@@ -20,23 +20,17 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.measuring import benchmark_report, benchmark_run, references
+from experiments.output import benchmark_output, provenance, tracing
+from experiments.studies import (
   ablation_plot,
   ablation_report,
   ablation_settings,
-  benchmark_output,
-  benchmark_report,
-  benchmark_run,
-  config_file,
-  program,
-  provenance,
-  references,
-  tracing,
-  tree_flags,
 )
-from experiments import flags as flags_lib
-from experiments import prompts as prompts_lib
-from experiments.ablation_settings import Configuration
+from experiments.studies.ablation_settings import Configuration
 
 _CONFIGURATIONS = flags.DEFINE_list(
   'configurations', [], 'Names of the rows to measure. Default: all.'
@@ -95,7 +89,7 @@ class _Study:
 
   def warmup(self, decoder: ss.Decoder) -> None:
     """Compiles what the prompts can need."""
-    sampling = flags_lib.sampling()
+    sampling = shared_flags.sampling()
     longest = max(len(token_ids) for _, token_ids in self.encoded)
     decoder.warmup(longest + sampling.max_new_tokens, sampling)
 
@@ -109,11 +103,11 @@ def main() -> None:
     _CONFIGURATIONS.value,
   )
   modes = list(dict.fromkeys(c.mode for c in configurations))
-  flags_lib.check(modes)
+  shared_flags.check(modes)
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = flags_lib.shared_settings(
+  settings = shared_flags.shared_settings(
     prompts_path,
     limit=_LIMIT.value,
     repeats=_REPEATS.value,
@@ -127,12 +121,12 @@ def main() -> None:
     line['name']: line['summary']
     for line in benchmark_output.read_lines(directory / _TIMELINES)
   }
-  target = flags_lib.load_target()
-  max_new_tokens = flags_lib.sampling().max_new_tokens
+  target = shared_flags.load_target()
+  max_new_tokens = shared_flags.sampling().max_new_tokens
   study = _Study(
     configurations=configurations,
     target=target,
-    drafts=flags_lib.load_drafts(target, modes),
+    drafts=shared_flags.load_drafts(target, modes),
     references=references.References(target),
     encoded=benchmark_run.encode(target, prompts, max_new_tokens),
   )
@@ -164,7 +158,7 @@ def _measure(
       timelines[name] = _timeline(study, configuration)
       line = {'name': name, 'summary': timelines[name]}
       benchmark_output.append_line(directory / _TIMELINES, line)
-  samplings = flags_lib.samplings(_REPEATS.value)
+  samplings = shared_flags.samplings(_REPEATS.value)
   jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
   done = {record.key for record in records}
   with tqdm.tqdm(
@@ -192,7 +186,7 @@ def _timeline(study: _Study, configuration: Configuration) -> dict[str, float]:
   """Returns the figures of a run apart, which notes when programs ran."""
   timeline = ss.Timeline()
   decode = benchmark_run.make_decode(study.decoder(configuration, timeline))
-  sampling = flags_lib.sampling()
+  sampling = shared_flags.sampling()
   max_new_tokens = min(_TIMELINE_TOKENS.value, sampling.max_new_tokens)
   request = ss.Request(
     token_ids=study.encoded[0][1],
@@ -215,14 +209,14 @@ def _report(
   """Writes and prints what the results say."""
   if not records:
     return
-  is_greedy = flags_lib.sampling().temperature == 0
+  is_greedy = shared_flags.sampling().temperature == 0
   rows = ablation_report.make_rows(
     study.configurations, records, timelines, is_greedy=is_greedy
   )
   lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
   benchmark_output.write(directory / 'rows.jsonl', lines.encode())
   benchmark_output.write_json(
-    directory / 'provenance.json', {**facts, 'flags': flags_lib.to_json()}
+    directory / 'provenance.json', {**facts, 'flags': shared_flags.to_json()}
   )
   title = _title(study, rows, facts)
   pictures = {
@@ -245,7 +239,7 @@ def _report(
 def _title(study, rows, facts) -> str:
   """Returns on what it was measured."""
   names = [study.target.name, *(draft.name for draft in study.drafts.values())]
-  devices = flags_lib.to_json()
+  devices = shared_flags.to_json()
   title = (
     f'{" + ".join(dict.fromkeys(names))}, {study.target.dtype.name}\n'
     f'{facts["cpu"]}, {devices["target_devices"]} + '

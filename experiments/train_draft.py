@@ -16,8 +16,9 @@ from absl import flags
 from tqdm import tqdm
 
 import swiftspec_jax as ss
-from experiments import flags as flags_lib
-from experiments import host_flags, program, training_log
+from experiments import program
+from experiments.flags import host_flags, shared_flags
+from experiments.output import training_log
 from swiftspec_jax import sharding
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
@@ -121,9 +122,9 @@ _EVALUATE_EVERY = flags.DEFINE_integer(
 def main() -> None:
   """Runs the program."""
   host_flags.initialize()
-  flags_lib.check(['autoregressive'])
+  shared_flags.check(['autoregressive'])
   config = _config()
-  target = flags_lib.load_target()
+  target = shared_flags.load_target()
   start_from = None
   if _START_FROM.value:
     start_from = ss.load(_START_FROM.value, draft_of=target, dtype='float32')
@@ -153,7 +154,7 @@ def _config() -> training.TrainingConfig:
     feature_layers = shards.feature_layers(pathlib.Path(_DATA.value))
   return training.TrainingConfig(
     student=student.StudentConfig(
-      init_layers=flags_lib.layers('init_layers'),
+      init_layers=shared_flags.layers('init_layers'),
       feature_layers=feature_layers,
       num_layers=_NUM_LAYERS.value,
       **{name: holder.value for name, holder in _SIZES.items()},

@@ -19,23 +19,25 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import (
-  ablation_settings,
-  benchmark_report,
-  benchmark_run,
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import (
   config_file,
   device_flags,
-  program,
-  references,
-  step_times,
+  shared_flags,
   tree_flags,
 )
-from experiments import flags as flags_lib
-from experiments import prompts as prompts_lib
+from experiments.measuring import (
+  benchmark_report,
+  benchmark_run,
+  references,
+  step_times,
+)
+from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 
 _MODE = flags.DEFINE_enum(
-  'mode', 'async', flags_lib.TREE_MODES, 'What to tune.'
+  'mode', 'async', shared_flags.TREE_MODES, 'What to tune.'
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -82,10 +84,10 @@ class _Tuner:
   def __init__(self, split: tuple[int, int], prompts):
     device_flags.choose(*split)
     mode = _MODE.value
-    sampling = flags_lib.sampling()
+    sampling = shared_flags.sampling()
     self.split = split
-    self._target = flags_lib.load_target()
-    self._draft = flags_lib.load_draft(self._target, mode)
+    self._target = shared_flags.load_target()
+    self._draft = shared_flags.load_draft(self._target, mode)
     self._encoded = benchmark_run.encode(
       self._target, prompts, sampling.max_new_tokens
     )
@@ -168,7 +170,7 @@ class _Tuner:
       )
       for name, tree in trees.items()
     }
-    samplings = [flags_lib.sampling()] * _REPEATS.value
+    samplings = [shared_flags.sampling()] * _REPEATS.value
     jobs = benchmark_run.plan(self._encoded, list(trees), _REPEATS.value)
     records = benchmark_run.measure(jobs, runners, samplings)
     return list(tqdm.tqdm(records, total=len(jobs), desc=stage))
@@ -180,7 +182,7 @@ class _Tuner:
       decoder = ss.Decoder(
         self._target, self._draft, tree=tree, run_ahead=tree_flags.run_ahead()
       )
-      decoder.warmup(self._max_total_tokens, flags_lib.sampling())
+      decoder.warmup(self._max_total_tokens, shared_flags.sampling())
       self._decoders[tree] = decoder
     return self._decoders[tree]
 
@@ -202,7 +204,7 @@ def main() -> None:
   """Runs the program."""
   config_file.apply()
   base = tree_flags.config()
-  flags_lib.check([_MODE.value])
+  shared_flags.check([_MODE.value])
   for field in _TRY:
     _sizes(base, field)
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
@@ -215,7 +217,7 @@ def main() -> None:
     trials += tried
   device_flags.choose(*tuner.split)
   settings = {
-    **flags_lib.to_json(),
+    **shared_flags.to_json(),
     **{
       name: getattr(tree, name)
       for name in ('num_nodes', 'width', 'num_draft_steps')

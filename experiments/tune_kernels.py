@@ -19,9 +19,11 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from experiments import kernel_flags, kernel_timing, program
+from experiments import program
 from experiments.aot.kernels import KERNELS, takes
-from experiments.kernel_cases import Case
+from experiments.flags import kernel_flags
+from experiments.kernels import kernel_timing
+from experiments.kernels.kernel_cases import Case
 from kernels_pallas import comparison, dispatch, tuning
 from kernels_pallas.call_spec import Arrays
 from swiftspec_jax import atomic_file, errors

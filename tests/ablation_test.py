@@ -9,8 +9,12 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments import ablation_plot, ablation_report, ablation_settings
-from experiments.benchmark_output import Record
+from experiments.output.benchmark_output import Record
+from experiments.studies import (
+  ablation_plot,
+  ablation_report,
+  ablation_settings,
+)
 from swiftspec_jax import errors
 
 COLUMNS = (

@@ -14,15 +14,9 @@ import pytest
 from accelerator_cases import SECTION
 
 import swiftspec_jax as ss
-from experiments import kernel_timing
-from experiments.accelerator import (
-  page,
-  rows,
-  runner,
-  sections,
-  training_jobs,
-  worker,
-)
+from experiments.accelerator import page, rows, runner, sections, worker
+from experiments.accelerator.jobs import training_jobs
+from experiments.kernels import kernel_timing
 
 NAMES = [section.name for section in sections.SECTIONS]
 

@@ -6,7 +6,7 @@ import numpy as np
 import programs
 import pytest
 
-from experiments import async_batches_report
+from experiments.studies import async_batches_report
 from swiftspec_jax.engine.rows import RoundRecord
 
 

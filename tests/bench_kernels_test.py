@@ -10,7 +10,7 @@ import pytest
 from jax.profiler import ProfileData
 
 import swiftspec_jax as ss
-from experiments import kernel_cases, kernel_timing, torch_kernels
+from experiments.kernels import kernel_cases, kernel_timing, torch_kernels
 
 
 def smallest(kernel, **fields):

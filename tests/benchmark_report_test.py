@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from experiments import (
-  benchmark_output,
+from experiments.measuring import (
   benchmark_plot,
   benchmark_report,
   benchmark_run,
 )
+from experiments.output import benchmark_output
 from experiments.prompts import Prompt
 from swiftspec_jax import errors
 

@@ -10,7 +10,7 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments import provenance
+from experiments.output import provenance
 
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
 MODES = (

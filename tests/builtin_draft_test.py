@@ -6,7 +6,7 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import flags as flags_lib
+from experiments.flags import shared_flags
 from swiftspec_jax import errors, results
 from swiftspec_jax.checkpoint import builtin
 
@@ -51,12 +51,12 @@ def test_chains_do_not_take_it(target):
 
 
 def test_modes_with_trees_take_it_by_default():
-  names = {mode: flags_lib.draft_name(mode) for mode in flags_lib.MODES}
+  names = {mode: shared_flags.draft_name(mode) for mode in shared_flags.MODES}
   assert names == {
     **dict.fromkeys(names),
     **dict.fromkeys(('auto', 'serial', 'async'), NAME),
   }
   with flagsaver.flagsaver(target='gemma-3-270m'):
-    assert flags_lib.draft_name('serial') is None
+    assert shared_flags.draft_name('serial') is None
   with flagsaver.flagsaver(draft='mine'):
-    assert flags_lib.draft_name('async') == 'mine'
+    assert shared_flags.draft_name('async') == 'mine'

@@ -11,7 +11,12 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments import tree_layout, tree_page, tree_picture, tree_rounds
+from experiments.pictures import (
+  tree_layout,
+  tree_page,
+  tree_picture,
+  tree_rounds,
+)
 from swiftspec_jax import buckets, errors, testing
 from swiftspec_jax import tree as tree_lib
 

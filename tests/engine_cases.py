@@ -9,11 +9,11 @@ from decoding_cases import CONFIG
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
-from swiftspec_jax.serving.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')

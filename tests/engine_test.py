@@ -36,11 +36,11 @@ from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving import choices
-from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.target import choices
 
 LONG = ss.SamplingParams(max_new_tokens=100)
 

@@ -17,10 +17,10 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.draft_tree import TreeDraft
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 SIZE = 7  # tokens of the tables
 LENGTHS = tuple(range(9))

@@ -9,7 +9,7 @@ import pytest
 from benchmark_report_test import record
 
 import swiftspec_jax as ss
-from experiments import evaluation_report
+from experiments.measuring import evaluation_report
 from swiftspec_jax.checkpoint import draft as draft_lib
 
 QUESTIONS = ('What is rain?', 'Name a tree.', 'Add 2 and 3.')

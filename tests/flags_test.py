@@ -11,8 +11,12 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import config_file, device_flags, tree_flags
-from experiments import flags as flags_lib
+from experiments.flags import (
+  config_file,
+  device_flags,
+  shared_flags,
+  tree_flags,
+)
 from swiftspec_jax import errors
 
 absl_flags.FLAGS.mark_as_parsed()
@@ -56,38 +60,40 @@ def test_splits_use_all_devices_or_those_given():
     assert device_flags.splits() == [(3, 1)]
 
 
-@pytest.mark.parametrize('mode', flags_lib.MODES)
+@pytest.mark.parametrize('mode', shared_flags.MODES)
 def test_every_mode_gives_the_same_text(model, mode):
   needs_none = ('autoregressive', 'prompt_lookup', 'adaptive_lookup')
   drafts = {} if mode in needs_none else {'draft': str(model)}
   with given(target=str(model), max_new_tokens=20, **drafts):
-    flags_lib.check([mode])
-    target = flags_lib.load_target()
-    draft = flags_lib.load_drafts(target, [mode]).get(mode)
-    decoder = flags_lib.make_decoder(mode, target, draft)
-    request = ss.Request(token_ids=(1, 2, 3), sampling=flags_lib.sampling())
+    shared_flags.check([mode])
+    target = shared_flags.load_target()
+    draft = shared_flags.load_drafts(target, [mode]).get(mode)
+    decoder = shared_flags.make_decoder(mode, target, draft)
+    request = ss.Request(token_ids=(1, 2, 3), sampling=shared_flags.sampling())
     *_, last = decoder.run([request])
     (expected,) = ss.generate(target, [(1, 2, 3)], max_new_tokens=20)
     assert last.result.token_ids == expected.token_ids
     stats = last.result.stats
     num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
-    if mode != flags_lib.AUTO:
-      is_tree = mode in flags_lib.TREE_MODES
+    if mode != shared_flags.AUTO:
+      is_tree = mode in shared_flags.TREE_MODES
       assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
 
 
 def test_auto_looks_up_where_there_is_no_draft(model):
   with given(target=str(model)):
-    target = flags_lib.load_target()
-    assert flags_lib.load_drafts(target, [flags_lib.AUTO]) == {}
-    decoder = flags_lib.make_decoder(flags_lib.AUTO, target, None)
+    target = shared_flags.load_target()
+    assert shared_flags.load_drafts(target, [shared_flags.AUTO]) == {}
+    decoder = shared_flags.make_decoder(shared_flags.AUTO, target, None)
   assert decoder.pipeline.num_speculative_tokens == 7
 
 
 def test_modes_on_the_same_devices_share_the_draft(model):
   with given(target=str(model), draft=str(model), draft_layers=1):
-    target = flags_lib.load_target()
-    drafts = flags_lib.load_drafts(target, ['auto', 'chain', 'serial', 'async'])
+    target = shared_flags.load_target()
+    drafts = shared_flags.load_drafts(
+      target, ['auto', 'chain', 'serial', 'async']
+    )
   assert drafts['chain'] is drafts['serial'] is drafts['auto']
   assert drafts['chain'].config.num_layers == 1
   assert drafts['chain'].mesh == target.mesh
@@ -145,7 +151,7 @@ def test_what_does_not_fit_is_refused(mode, flags, message):
     given(**flags),
     pytest.raises(errors.UserError, match=re.escape(message)),
   ):
-    flags_lib.check([mode])
+    shared_flags.check([mode])
 
 
 SETTINGS = {
@@ -171,9 +177,9 @@ def test_config_stands_in_for_what_is_not_given(tmp_path):
     config_file.check_device()
     tree = tree_flags.config()
     assert (tree.num_nodes, tree.width) == (6, 16)
-    values = flags_lib.to_json()
+    values = shared_flags.to_json()
   assert (values['draft'], values['target_devices']) == ('small', 2)
-  assert flags_lib.to_json()['draft'] is None
+  assert shared_flags.to_json()['draft'] is None
 
 
 @pytest.mark.parametrize(

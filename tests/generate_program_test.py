@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import flags as flags_lib
+from experiments.flags import shared_flags
 from swiftspec_jax import errors
 
 absl_flags.FLAGS.mark_as_parsed()
@@ -117,7 +117,7 @@ def test_flags_are_checked_before_anything_is_loaded(flags, message):
     flagsaver.flagsaver(**flags),
     pytest.raises(errors.UserError, match=re.escape(message)),
   ):
-    flags_lib.check(['autoregressive'])
+    shared_flags.check(['autoregressive'])
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from decoding_cases import run
 import swiftspec_jax as ss
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.serving.drafters.intake import Intake
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.intake import Intake
 
 TENANTS = np.ones(4, np.int64)
 BUCKETS = cases.unpadded(4, max_length=2, max_query_tokens=10)

@@ -14,8 +14,8 @@ from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.living_trees import LivingTrees
 
 SIZES = {
   'rows': (4,),

@@ -8,7 +8,7 @@ import numpy as np
 import programs
 import pytest
 
-from experiments import llama_peer
+from experiments.measuring import llama_peer
 from swiftspec_jax import errors, testing
 
 HAS_TORCH = importlib.util.find_spec('torch') is not None

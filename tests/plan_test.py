@@ -11,7 +11,7 @@ import pytest
 from configs import hardware, models
 from configs.deployment import Deployment
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
-from experiments import plan_validation
+from experiments.planning import plan_validation
 from swiftspec_jax import errors, testing
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.planning import forward as forward_lib

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 
 def make_sizes(num_pages):

@@ -19,9 +19,9 @@ from engine_test import alone
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 
 def start_first(engine):

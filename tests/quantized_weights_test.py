@@ -18,7 +18,7 @@ from engine_cases import make_sizes
 from flags_test import given
 
 import swiftspec_jax as ss
-from experiments import flags as flags_lib
+from experiments.flags import shared_flags
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
@@ -198,12 +198,12 @@ def test_saved_models_can_be_quantized(tmp_path, model):
 
 def test_the_flag_is_for_target_and_draft(model):
   with given(target=str(model), draft=str(model), weight_dtype='int4'):
-    target = flags_lib.load_target()
-    drafts = flags_lib.load_drafts(target, ['serial'])
-    assert flags_lib.to_json()['weight_dtype'] == 'int4'
-    assert flags_lib.load_target('int8').config.weight_dtype == 'int8'
+    target = shared_flags.load_target()
+    drafts = shared_flags.load_drafts(target, ['serial'])
+    assert shared_flags.to_json()['weight_dtype'] == 'int4'
+    assert shared_flags.load_target('int8').config.weight_dtype == 'int8'
     with given(draft_weight_dtype='int8_dynamic'):
-      other = flags_lib.load_draft(target, 'serial')
+      other = shared_flags.load_draft(target, 'serial')
   assert other.config.weight_dtype == 'int8_dynamic'
   assert target.config.weight_dtype == 'int4'
   assert drafts['serial'].config.weight_dtype == 'int4'

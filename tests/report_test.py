@@ -7,8 +7,8 @@ import numpy as np
 import programs
 import pytest
 
-from experiments import report_page, result_folder, run_comparison
-from experiments.result_folder import Sample
+from experiments.output import report_page, result_folder, run_comparison
+from experiments.output.result_folder import Sample
 from swiftspec_jax import errors
 
 

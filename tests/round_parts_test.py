@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import programs
 import pytest
 
-from experiments import round_parts, round_profile
+from experiments.measuring import round_parts, round_profile
 
 # A target of two matrices of 4 x 12 and 12 x 4 and a table of 20 x 4, over two
 # tokens, in the style of XLA for CPUs: products have no names.

@@ -11,7 +11,9 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments import cost_flags, engine_flags, load_report, serve_load
+from experiments import serve_load
+from experiments.flags import cost_flags, engine_flags
+from experiments.load import load_report
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import Measurement

@@ -18,9 +18,9 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 NAME = 'letters'
 MAX_CONTEXT = 600

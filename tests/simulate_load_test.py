@@ -9,7 +9,8 @@ import programs
 import pytest
 import serving_cases as cases
 
-from experiments import load_flags, load_plot, load_report, policy_names
+from experiments.flags import load_flags, policy_names
+from experiments.load import load_plot, load_report
 from swiftspec_jax import errors, policies
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable

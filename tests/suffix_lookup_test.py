@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduler_test import make
 
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters import SlotTexts
-from swiftspec_jax.serving.suffix_lookup import (
+from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.serving.drafters.suffix_lookup import (
   Followers,
   SuffixDrafter,
   SuffixLookup,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import timeline_plot
+from experiments.pictures import timeline_plot
 from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
 

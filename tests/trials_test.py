@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kernel_calls import API_CALLS
 
 from experiments import check_kernels
-from experiments.kernel_cases import KERNELS
+from experiments.kernels.kernel_cases import KERNELS
 from kernels_pallas import comparison, dispatch, trials, tuning
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.tree_attention import arg_specs as attention_specs

@@ -8,7 +8,7 @@ import pytest
 from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
-from experiments import step_times
+from experiments.measuring import step_times
 from swiftspec_jax import testing
 
 

@@ -13,7 +13,7 @@ from kernel_calls import API_CALLS
 
 import swiftspec_jax as ss
 from experiments import tune_kernels
-from experiments.kernel_cases import KERNELS, Case
+from experiments.kernels.kernel_cases import KERNELS, Case
 from kernels_pallas import tuning
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.thresholds import arg_specs, pallas_gpu

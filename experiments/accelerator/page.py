@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import benchmark_output
 from experiments.accelerator import plots, sections
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Section
+from experiments.output import benchmark_output
 
 PAGE = 'report.html'
 _STYLE = """

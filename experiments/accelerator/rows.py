@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import benchmark_output
+from experiments.output import benchmark_output
 
 OK = 'ok'
 DIFFERS = 'differs'

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
-from experiments import kernel_cases, kernel_timing
-from experiments.kernel_cases import Case
+from experiments.kernels import kernel_cases, kernel_timing
+from experiments.kernels.kernel_cases import Case
 
 _MODELS = ('llama-8b', 'smollm2-135m', 'llama-1b')
 _MOST_VALUABLE_TOKENS = 8  # a round of a tree

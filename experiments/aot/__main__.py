@@ -24,8 +24,9 @@ os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
 import jax
 from absl import flags
 
-from experiments import benchmark_output, program, provenance
+from experiments import program
 from experiments.aot import kernels, models, rows, steps, targets
+from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
 
 _ROWS = 'rows.jsonl'

@@ -21,23 +21,20 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import (
-  jobs,
-  make_drafter,
-  paged_forward,
-  step_input,
-  warm_up,
-)
-from swiftspec_jax.serving.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.flat_batch import FlatSizes
+from swiftspec_jax.serving import jobs
+from swiftspec_jax.serving.compilation import warm_up
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.compilation.programs import Programs
+from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.jobs import PagedJob
-from swiftspec_jax.serving.living_trees import LivingTrees
-from swiftspec_jax.serving.program_sizes import ProgramSizes
-from swiftspec_jax.serving.programs import Programs
-from swiftspec_jax.serving.scheduler import Scheduler
-from swiftspec_jax.serving.step_plan import StepPlan
-from swiftspec_jax.serving.target import Target
+from swiftspec_jax.serving.scheduling.scheduler import Scheduler
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.target import paged_forward, step_input
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,8 +5,9 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
-from swiftspec_jax.serving import choices, pages
-from swiftspec_jax.serving.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling import pages
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.target import choices
 
 
 def check(request: Request, model: Model, config: SchedulerConfig) -> None:

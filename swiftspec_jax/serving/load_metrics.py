@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.serving.step_plan import StepPlan
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 _PERCENTILES = {'median': 50, 'p90': 90, 'p99': 99}
 

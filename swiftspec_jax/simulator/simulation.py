@@ -9,9 +9,12 @@ from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.intake import Intake
-from swiftspec_jax.serving.scheduler import Scheduler, SchedulerConfig
-from swiftspec_jax.serving.step_plan import StepPlan
+from swiftspec_jax.serving.drafters.intake import Intake
+from swiftspec_jax.serving.scheduling.scheduler import (
+  Scheduler,
+  SchedulerConfig,
+)
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 
 class Acceptance(Protocol):

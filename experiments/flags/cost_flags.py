@@ -1,0 +1,86 @@
+"""Flags of measured costs, and the policies of an engine that need them."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments.flags import engine_flags, policy_names
+from swiftspec_jax import errors, policies
+from swiftspec_jax.cost_model import storage
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.engine import PageEngine
+
+_COSTS = flags.DEFINE_string(
+  'costs',
+  None,
+  'File of experiments.profile_costs, for the policies that need costs. The '
+  'policy goodput learns them while it decodes, if there is none.',
+)
+_TABLE_ACCEPTANCE = flags.DEFINE_float(
+  'table_acceptance',
+  0.7,
+  'Probability of acceptance that the policy by batch size is profiled for.',
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
+
+
+def require(user: str) -> None:
+  """Raises UserError if there are no costs, which `user` needs."""
+  if _COSTS.value is None:
+    raise errors.UserError(
+      f'{user} needs --costs, a file of experiments.profile_costs'
+    )
+
+
+def check(names: Sequence[str]) -> None:
+  """Raises UserError if a policy needs costs and there are none."""
+  for name in names:
+    if policy_names.needs_costs(name):
+      require(f'policy {name}')
+
+
+class Policies:
+  """Makes policies for an engine.
+
+  Attributes:
+    costs: of its steps; None if no file was given.
+  """
+
+  def __init__(
+    self, engine: PageEngine, target: ss.Model, declared: ProgramSizes
+  ):
+    """Reads the costs.
+
+    Raises:
+      UserError: they were measured for something else.
+    """
+    self._buckets = declared.scheduler.buckets
+    self.costs = self._table = None
+    if _COSTS.value is not None:
+      key = engine_flags.cost_key(engine, target, declared)
+      self.costs = storage.load(pathlib.Path(_COSTS.value), key)
+      acceptance = [_TABLE_ACCEPTANCE.value] * self._buckets.max_length
+      self._table = BatchTable.profile(
+        self.costs, self._buckets, acceptance, declared.contexts[0] // 2
+      )
+
+  def make(self, name: str) -> policies.Policy:
+    """Returns a new policy."""
+    return policy_names.make(
+      name,
+      self.costs,
+      self._buckets,
+      self._table,
+      is_tree=engine_flags.is_tree(),
+      drafts_by_model=engine_flags.drafts_by_model(),
+    )
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of these flags, by name."""
+  return {holder.name: holder.value for holder in (_COSTS, _TABLE_ACCEPTANCE)}

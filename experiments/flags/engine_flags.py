@@ -1,0 +1,226 @@
+"""Flags of the serving engine, and the engine that they describe."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments.flags import shared_flags, tree_flags
+from swiftspec_jax import errors
+from swiftspec_jax.cost_model.measured import CostKey
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
+from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+
+_LIVING = shared_flags.TREE_MODES
+_MODE = flags.DEFINE_enum(
+  'mode',
+  shared_flags.AUTO,
+  [
+    shared_flags.AUTO,
+    'autoregressive',
+    'prompt_lookup',
+    'suffix_lookup',
+    'chain',
+    shared_flags.ENGINE_TREE,
+    shared_flags.ENGINE_FORCED,
+    *_LIVING,
+  ],
+  'What drafts; auto is serial if there is a draft model, else prompt_lookup. '
+  'Modes chain, tree, serial and async take --draft. --width, --branching, '
+  '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
+  'trees grow. In mode tree a new one grows for each step. In modes serial and '
+  'async they live on, and in async they grow on --draft_devices while the '
+  'target verifies. forced, for studies of policies, drafts what equal '
+  'requests wrote before, and is right with probability --forced_acceptance.',
+)
+_ROWS = flags.DEFINE_list(
+  'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'
+)
+_QUERY_TOKENS = flags.DEFINE_list(
+  'query_tokens',
+  ['8', '16', '32', '64'],
+  'Compiled numbers of tokens that a step feeds; the last is its budget.',
+)
+_MAX_LENGTH = flags.DEFINE_integer(
+  'max_length',
+  5,
+  'Longest draft; in mode tree its nodes, the last known token left out. Modes '
+  'serial and async have --num_nodes.',
+  lower_bound=0,
+)
+_CONTEXTS = flags.DEFINE_list(
+  'contexts',
+  ['256', '1024'],
+  'Compiled contexts; a request has at most the last of them, prompt and '
+  'output together.',
+)
+_KV_TOKENS = flags.DEFINE_integer(
+  'kv_tokens',
+  None,
+  'Tokens that the cache has room for. By default all rows fit.',
+  lower_bound=16,
+)
+_SHARE_PREFIXES = flags.DEFINE_bool(
+  'share_prefixes',
+  False,
+  'Requests that begin alike share what is in the cache. Not so by default, as '
+  'the runs of a sweep have the same prompts.',
+)
+
+_PAGE_SIZE = 16
+_DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
+_HOLDERS = (
+  _MODE,
+  _ROWS,
+  _QUERY_TOKENS,
+  _MAX_LENGTH,
+  _CONTEXTS,
+  _KV_TOKENS,
+  _SHARE_PREFIXES,
+)
+
+
+def mode() -> str:
+  """Returns what drafts, with a choice made for mode auto."""
+  if _MODE.value != shared_flags.AUTO:
+    return _MODE.value
+  has_draft = shared_flags.draft_name(shared_flags.AUTO) is not None
+  return 'serial' if has_draft else 'prompt_lookup'
+
+
+def is_tree() -> bool:
+  """Returns whether drafts are trees."""
+  return mode() in (shared_flags.ENGINE_TREE, *_LIVING)
+
+
+def drafts_by_model() -> bool:
+  """Returns whether drafts take the time of a model."""
+  return is_tree() or mode() == 'chain'
+
+
+def _refuse(names: Sequence[str], remedy: str) -> None:
+  for name in names:
+    if flags.FLAGS[name].present:
+      raise errors.UserError(
+        f'--{name} has no effect in mode {mode()}; {remedy}'
+      )
+
+
+def sizes() -> ProgramSizes:
+  """Returns the declared sizes; loads nothing.
+
+  Raises:
+    UserError: they are no sizes, or the flags do not fit together.
+  """
+  shared_flags.check([mode()])
+  rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
+  longest = _MAX_LENGTH.value
+  if mode() in _LIVING:
+    _refuse(['max_length'], 'give --num_nodes')
+    _refuse(_DECODER_FLAGS, 'leave it out')
+    longest = tree_flags.config().num_nodes - 1
+  lengths = tuple(range(longest + 1))
+  # A lookup takes the same time whatever it finds.
+  most_steps = {
+    'chain': lengths[-1],
+    shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
+  }.get(mode(), 1)
+  draft_steps = tuple(min(length, most_steps) for length in lengths)
+  kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(
+        rows=rows,
+        query_tokens=query_tokens,
+        lengths=lengths,
+        draft_steps=draft_steps,
+      ),
+      num_pages=-(-kv_tokens // _PAGE_SIZE),
+      max_context=contexts[-1],
+      page_size=_PAGE_SIZE,
+      shares_prefixes=_SHARE_PREFIXES.value,
+    ),
+    contexts=contexts,
+  )
+
+
+def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
+  """Loads the models; returns an engine, not compiled yet, and its target."""
+  target = shared_flags.load_target()
+  draft: Any = None
+  if mode() == 'chain':
+    draft = shared_flags.load_draft(target, mode())
+  elif is_tree():
+    draft = _tree_draft(shared_flags.load_draft(target, mode()))
+  elif mode() == 'prompt_lookup':
+    draft = shared_flags.prompt_lookup()
+  elif mode() == 'suffix_lookup':
+    draft = SuffixLookup()
+  elif mode() == shared_flags.ENGINE_FORCED:
+    draft = _forced_draft()
+  return PageEngine(target, draft, sizes=declared), target
+
+
+def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
+  tree = tree_flags.config()
+  if mode() in _LIVING:
+    return LivingTrees(model=model, tree=tree)
+  return TreeDraft(
+    model=model,
+    width=tree.width,
+    branching=tree.branching,
+    prompt_lookup=tree.prompt_lookup,
+    suffix_lookup=tree.suffix_lookup,
+  )
+
+
+def _forced_draft() -> ForcedDraft:
+  acceptance = tree_flags.config().forced_acceptance
+  if acceptance is None:
+    raise errors.UserError(
+      f'mode {shared_flags.ENGINE_FORCED} needs --forced_acceptance'
+    )
+  return ForcedDraft(acceptance=acceptance)
+
+
+def cost_key(
+  engine: PageEngine, target: ss.Model, declared: ProgramSizes
+) -> CostKey:
+  """Returns what costs depend on."""
+  return CostKey(
+    target=target.name,
+    draft=engine.drafter.name,
+    dtype=target.dtype.name,
+    device_kind=jax.devices()[0].device_kind,
+    num_devices=target.mesh.devices.size,
+    buckets=declared.scheduler.buckets,
+  )
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of these flags and of the shared ones, by name."""
+  return {
+    **{holder.name: holder.value for holder in _HOLDERS},
+    **shared_flags.to_json(),
+  }
+
+
+def _sizes(holder: flags.FlagHolder) -> tuple[int, ...]:
+  if not all(text.isdecimal() for text in holder.value):
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be numbers such as 8,16'
+    )
+  numbers = tuple(map(int, holder.value))
+  if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1:
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be ascending, from 1 up'
+    )
+  return numbers

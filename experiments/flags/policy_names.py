@@ -1,0 +1,90 @@
+"""Policies by the names that flags give them."""
+
+from experiments.load import load_report
+from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies import loading
+from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
+from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
+from swiftspec_jax.policies.estimators import TreeEstimator
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.live_costs import LiveCosts
+from swiftspec_jax.policies.no_speculation import NoSpeculation
+
+_TABLE = 'table'
+_DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
+_VERIFICATION = 'adaptive_verification_'
+HELP = (
+  f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
+  'always_K (the same with drafts before prompts, the usual baseline), '
+  f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
+  f'{_VERIFICATION}K (of vLLM: K are drafted), {load_report.GOODPUT}, or a '
+  "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
+)
+
+
+def needs_costs(name: str) -> bool:
+  """Returns whether a policy cannot do without costs."""
+  has_own = name in (load_report.NO_SPECULATION, load_report.GOODPUT)
+  return not has_own and not load_report.is_fixed(name)
+
+
+def make(
+  name: str,
+  costs: cost_model.CostModel | None,
+  buckets: StepBuckets,
+  table: BatchTable | None,
+  *,
+  is_tree: bool = False,
+  drafts_by_model: bool = True,
+) -> policies.Policy:
+  """Returns a new policy.
+
+  Args:
+    name: see `HELP`.
+    costs: seconds of a step, for policies that need them; without them goodput
+      learns them while it decodes.
+    buckets: the declared sizes.
+    table: the policy that 'table' names.
+    is_tree: drafts are trees.
+    drafts_by_model: drafts take time, other than lookups.
+
+  Raises:
+    UserError: there is none of this name, or none for trees.
+  """
+  if name == load_report.NO_SPECULATION:
+    return NoSpeculation()
+  if name == _TABLE:
+    return table
+  if name == load_report.GOODPUT:
+    costs = costs or LiveCosts(buckets, drafts_by_model=drafts_by_model)
+    return Goodput(costs, TreeEstimator() if is_tree else None)
+  if ':' in name:
+    return loading.load(name, costs)
+  if is_tree and name.startswith((*_DSD, _VERIFICATION)):
+    raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
+  if name in _DSD:
+    return _DSD[name](costs)
+  kind, length = _with_length(name, buckets)
+  if kind == _VERIFICATION:
+    return AdaptiveVerification(costs, length)
+  return FixedLength(length, drafts_first=kind == load_report.ALWAYS)
+
+
+def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
+  """Returns what a name says of a kind of policy and a length."""
+  kind, _, length = name.rpartition('_')
+  kind += '_'
+  kinds = (load_report.FIXED, load_report.ALWAYS, _VERIFICATION)
+  if kind not in kinds or not length.isdecimal():
+    raise errors.UserError(
+      f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
+      f"{', '.join(_DSD)}, {_VERIFICATION}K, goodput and 'module:Class'"
+    )
+  if int(length) not in buckets.lengths:
+    raise errors.UserError(
+      f'policy {name} is none of the declared lengths {buckets.lengths}'
+    )
+  return kind, int(length)

@@ -1,0 +1,331 @@
+"""Flags that several programs share, and what they stand for."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments.flags import config_file, device_flags, tree_flags
+from experiments.output import provenance
+from kernels_pallas import dispatch
+from swiftspec_jax import config, errors
+from swiftspec_jax.checkpoint import builtin
+
+TREE_MODES = ('serial', 'async')
+# Modes of the serving engine alone.
+ENGINE_TREE = 'tree'
+ENGINE_FORCED = 'forced'
+_DRAFT_MODES = ('chain', *TREE_MODES)
+AUTO = 'auto'  # with a draft model or without
+MODES = (
+  'autoregressive',
+  'prompt_lookup',
+  'adaptive_lookup',
+  AUTO,
+  *_DRAFT_MODES,
+)
+_DRAFT_USERS = AUTO, *_DRAFT_MODES
+
+_TARGET = flags.DEFINE_string(
+  'target',
+  'smollm2-135m-instruct',
+  'Model that defines the output: a built-in name '
+  f'({", ".join(ss.BUILTIN_MODELS)}), a directory in Hugging Face layout, a '
+  '.gguf file, or a Hugging Face hub id.',
+)
+_DRAFT = flags.DEFINE_string(
+  'draft',
+  None,
+  f'Draft model of modes {", ".join(_DRAFT_USERS)}; named like --target. '
+  'Default: the built-in one, which auto and modes with trees can use '
+  f'({", ".join(ss.BUILTIN_DRAFTS)}).',
+)
+_DRAFT_LAYERS = flags.DEFINE_integer(
+  'draft_layers',
+  None,
+  'Keep only so many of the first layers of --draft. With that of --target '
+  'it makes a draft for studies of any model.',
+  lower_bound=1,
+)
+_NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
+  'num_speculative_tokens',
+  None,
+  'Tokens drafted in a round, at most in mode adaptive_lookup. By default that '
+  f'of the drafter: {ss.PromptLookup().num_speculative_tokens} for '
+  'prompt_lookup and adaptive_lookup, 4 for chain.',
+  lower_bound=1,
+)
+_PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
+  'prompt_lookup_min',
+  ss.PromptLookup().prompt_lookup_min,
+  'Shortest n-gram that prompt_lookup takes for a match.',
+)
+_PROMPT_LOOKUP_MAX = flags.DEFINE_integer(
+  'prompt_lookup_max',
+  ss.PromptLookup().prompt_lookup_max,
+  'Longest n-gram that prompt_lookup compares.',
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+  'max_new_tokens', 256, 'Token limit of each output.'
+)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.0, "0 is greedy, 1 the model's own law."
+)
+_TOP_K = flags.DEFINE_integer(
+  'top_k', 0, 'Sample from the k most probable tokens; 0 keeps all.'
+)
+_TOP_P = flags.DEFINE_float(
+  'top_p',
+  1.0,
+  'Sample from the most probable tokens that have this probability together.',
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the noise of sampling.')
+_DTYPE = flags.DEFINE_enum(
+  'dtype',
+  None,
+  ['float32', 'bfloat16'],
+  'Of weights and cache. Default: float32 on CPU, bfloat16 elsewhere.',
+)
+
+_WEIGHT_DTYPE = flags.DEFINE_enum(
+  'weight_dtype',
+  None,
+  config.WEIGHT_DTYPES,
+  'Quantize the matrices of the layers of --target and --draft; '
+  'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
+  'Default: as --dtype.',
+)
+_DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
+  'draft_weight_dtype',
+  None,
+  config.WEIGHT_DTYPES,
+  'The same for --draft alone, which need not be exact: the output stays that '
+  'of --target. Default: as --weight_dtype; of the built-in draft on CPUs, '
+  'where it is faster, int8_dynamic.',
+)
+_KERNELS = flags.DEFINE_enum(
+  'kernels',
+  'auto',
+  dispatch.IMPLEMENTATIONS,
+  'What steps of few tokens run on: Pallas kernels or plain JAX. auto is a '
+  'kernel where there is one for the devices and the shape, and it agrees with '
+  'plain JAX there.',
+)
+
+
+def sampling() -> ss.SamplingParams:
+  """Returns what the flags say about sampling, checked."""
+  return ss.SamplingParams(
+    temperature=_TEMPERATURE.value,
+    top_k=_TOP_K.value,
+    top_p=_TOP_P.value,
+    seed=_SEED.value,
+    max_new_tokens=_MAX_NEW_TOKENS.value,
+  )
+
+
+def samplings(num_repeats: int) -> list[ss.SamplingParams]:
+  """Returns the sampling of each repeat; each has noise of its own."""
+  first = sampling()
+  return [
+    dataclasses.replace(first, seed=first.seed + repeat)
+    for repeat in range(num_repeats)
+  ]
+
+
+def layers(name: str) -> tuple[int, ...]:
+  """Returns the layer numbers that a flag lists.
+
+  Raises:
+    UserError: they are no numbers.
+  """
+  texts = flags.FLAGS[name].value
+  if not all(text.isdecimal() for text in texts):
+    raise errors.UserError(
+      f'--{name}={",".join(texts)} must be layer numbers such as 0,1,29'
+    )
+  return tuple(map(int, texts))
+
+
+def prompt_lookup() -> ss.PromptLookup:
+  """Returns the drafter of mode prompt_lookup, checked."""
+  return ss.PromptLookup(
+    prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
+    prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
+    **_num_speculative_tokens(),
+  )
+
+
+def _num_speculative_tokens() -> dict[str, int]:
+  """Returns the argument of a drafter, nothing where it has its own."""
+  value = _NUM_SPECULATIVE_TOKENS.value
+  return {} if value is None else {'num_speculative_tokens': value}
+
+
+def default_modes() -> tuple[str, ...]:
+  """Returns all modes that the flags allow, but async, which needs devices."""
+  return tuple(
+    mode
+    for mode in MODES[:-1]
+    if mode not in _DRAFT_MODES or draft_name(mode) is not None
+  )
+
+
+def draft_name(mode: str) -> str | None:
+  """Returns the name of the draft model of a mode, None if there is none."""
+  if _DRAFT.value or mode not in (AUTO, *TREE_MODES, ENGINE_TREE):
+    return _DRAFT.value or None
+  return builtin.draft_for(_TARGET.value)
+
+
+def check(modes: Sequence[str]) -> None:
+  """Raises UserError if the flags do not fit together; loads nothing.
+
+  Must come before anything asks JAX for its devices.
+  """
+  sampling()
+  prompt_lookup()
+  forced = tree_flags.config().forced_acceptance
+  device_flags.prepare(modes)
+  device_flags.check(modes)
+  config_file.check_device()
+  drafting = [mode for mode in modes if mode in (*_DRAFT_USERS, ENGINE_TREE)]
+  forcible = *TREE_MODES, ENGINE_FORCED
+  forced_modes = [mode for mode in modes if mode in forcible]
+  for mode in drafting:
+    if mode != AUTO and draft_name(mode) is None:
+      raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
+  for flag, value, users, used in (
+    ('draft', _DRAFT.value, _DRAFT_USERS, drafting),
+    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_USERS, drafting),
+    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_USERS, drafting),
+    ('forced_acceptance', forced, forcible, forced_modes),
+  ):
+    if value is not None and not used:
+      raise errors.UserError(
+        f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
+        f'is {", ".join(modes)}'
+      )
+
+
+def load_target(weight_dtype: str | None = None) -> ss.Model:
+  """Loads the model of --target, with --weight_dtype or another one."""
+  return ss.load(
+    _TARGET.value,
+    dtype=_DTYPE.value,
+    devices=device_flags.target_devices(),
+    kernels=_KERNELS.value,
+    weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
+  )
+
+
+def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
+  """Loads the model of --draft where `modes` need it.
+
+  Returns:
+    The draft of each mode that has one. Modes that have it on the target's
+    devices share it.
+  """
+  drafts = {}
+  sharing = [mode for mode in modes if mode in (AUTO, 'chain', 'serial')]
+  sharing = [mode for mode in sharing if draft_name(mode) is not None]
+  if sharing:
+    drafts = dict.fromkeys(sharing, load_draft(target, sharing[0]))
+  if 'async' in modes:
+    drafts['async'] = load_draft(target, 'async')
+  return drafts
+
+
+def load_draft(target: ss.Model, mode: str) -> ss.Model:
+  """Loads the draft model of a mode, for async on devices of its own."""
+  return ss.load(
+    draft_name(mode),
+    dtype=_DTYPE.value,
+    devices=device_flags.draft_devices()
+    if mode == 'async'
+    else list(target.mesh.devices.flat),
+    draft_of=target,
+    num_layers=_DRAFT_LAYERS.value,
+    kernels=_KERNELS.value,
+    weight_dtype=_draft_weight_dtype(target),
+  )
+
+
+def _draft_weight_dtype(target: ss.Model) -> str | None:
+  given = _DRAFT_WEIGHT_DTYPE.value or _WEIGHT_DTYPE.value
+  is_on_cpu = target.mesh.devices.flat[0].platform == 'cpu'
+  if given is None and _DRAFT.value is None and is_on_cpu:
+    return 'int8_dynamic'  # faster, and a draft need not be exact
+  return given
+
+
+def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
+  """Returns the arguments of `ss.Decoder` that make it one of `MODES`."""
+  if mode == 'autoregressive':
+    return {}
+  if mode == 'prompt_lookup':
+    return {'draft': prompt_lookup()}
+  if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
+    return {'draft': ss.AdaptiveLookup(**_num_speculative_tokens())}
+  if mode == 'chain':
+    return {'draft': draft, **_num_speculative_tokens()}
+  tree = tree_flags.config()
+  if mode == AUTO:
+    tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
+  return {'draft': draft, 'tree': tree, 'run_ahead': tree_flags.run_ahead()}
+
+
+def make_decoder(
+  mode: str,
+  target: ss.Model,
+  draft: ss.Model | None,
+  timeline: ss.Timeline | None = None,
+) -> ss.Decoder:
+  """Returns a decoder of one of `MODES`, for one request at a time."""
+  return ss.Decoder(target, **speculation(mode, draft), timeline=timeline)
+
+
+def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:
+  """Returns what results must share to be put into one summary.
+
+  Args:
+    prompts: the file.
+    **settings: values of the program's own flags, by name.
+  """
+  facts = provenance.collect()
+  return {
+    **to_json(),
+    **settings,
+    'prompts_sha256': hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    **{name: facts[name] for name in ('git_sha', 'device_kind', 'cpu')},
+  }
+
+
+def to_json() -> dict[str, Any]:
+  """Returns the values of the shared flags, by name."""
+  holders = (
+    _TARGET,
+    _DRAFT,
+    _DRAFT_LAYERS,
+    _NUM_SPECULATIVE_TOKENS,
+    _PROMPT_LOOKUP_MIN,
+    _PROMPT_LOOKUP_MAX,
+    _MAX_NEW_TOKENS,
+    _TEMPERATURE,
+    _TOP_K,
+    _TOP_P,
+    _SEED,
+    _DTYPE,
+    _WEIGHT_DTYPE,
+    _DRAFT_WEIGHT_DTYPE,
+    _KERNELS,
+  )
+  return {
+    **{holder.name: holder.value for holder in holders},
+    **device_flags.to_json(),
+    **tree_flags.to_json(),
+  }

@@ -1,0 +1,1 @@
+"""Shapes and clocks of the kernels."""

@@ -1,0 +1,1 @@
+"""Tables and plots of serving under load."""

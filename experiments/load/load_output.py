@@ -1,0 +1,80 @@
+"""The runs of a load experiment, and the folder of their results."""
+
+import itertools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from experiments.flags import load_flags
+from experiments.load import load_plot, load_report
+from experiments.output import benchmark_output, provenance
+from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.serving.load_metrics import LoadRecorder
+
+
+def sweep(
+  rates: Sequence[float],
+  rows: list[dict[str, Any]],
+  directory: pathlib.Path,
+  *,
+  prepare: Callable[[Arrivals, int], Any],
+  run: Callable[[str, Arrivals, Any], tuple[LoadRecorder, dict[str, Any]]],
+) -> None:
+  """Adds a row for each run, to the list and line by line to the file.
+
+  Args:
+    rates: of requests, per second.
+    rows: to be added to.
+    directory: for rows.jsonl.
+    prepare: makes of arrivals and a seed what all policies share.
+    run: serves the arrivals with the policy of that name, given what
+      `prepare` made; returns what happened and further columns.
+  """
+  names, target = load_flags.policy_names(), load_flags.latency_target()
+  total = len(rates) * len(load_flags.seeds()) * len(names)
+  with tqdm.tqdm(total=total, desc='runs', mininterval=0.5) as progress:
+    for rate, seed in itertools.product(rates, load_flags.seeds()):
+      arrivals = load_flags.arrivals(rate, seed)
+      shared = prepare(arrivals, seed)
+      for name in names:
+        progress.set_postfix_str(f'{name} at {rate:g}/s')
+        recorder, more = run(name, arrivals, shared)
+        figures = recorder.summarize(target)
+        row = {'policy': name, 'request_rate': rate, **figures}
+        row |= {'seed': seed, **more}
+        benchmark_output.append_line(directory / 'rows.jsonl', row)
+        rows.append(row)
+        progress.update()
+
+
+def report(
+  rows: Sequence[Mapping[str, Any]],
+  directory: pathlib.Path,
+  title: str,
+  settings: Mapping[str, Any],
+) -> None:
+  """Writes and prints what the rows say.
+
+  Args:
+    rows: a line for each policy, rate and seed.
+    directory: for the results.
+    title: of the pictures.
+    settings: values of the program's own flags, by name.
+  """
+  benchmark_output.write_json(
+    directory / 'provenance.json',
+    {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
+  )
+  averages = load_report.average(rows)
+  pictures = {
+    'latency': load_plot.draw_latency(averages, title),
+    'lengths': load_plot.draw_lengths(averages, title),
+  }
+  benchmark_output.write_pictures(directory, pictures)
+  print(title)
+  print(load_report.table(averages))
+  print('times in ms')
+  for line in load_report.compare(averages):
+    print(line)

@@ -1,0 +1,175 @@
+"""What a load experiment says: latency by policy and request rate."""
+
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.measuring import benchmark_report
+
+NO_SPECULATION = 'none'
+FIXED = 'fixed_'
+ALWAYS = 'always_'
+GOODPUT = 'goodput'
+# Of the paper: average request latency, the best of its settings.
+_PAPER_SPEEDUP = 3.2
+
+# The first columns of rows.jsonl, in this order.
+COLUMNS = (
+  'policy',
+  'request_rate',
+  'num_requests',
+  'mean_e2e_latency',
+  'p99_e2e_latency',
+  'mean_ttft',
+  'mean_tpot',
+  'throughput',
+  'acceptance_length',
+  'mean_num_speculative_tokens',
+)
+
+
+def is_fixed(policy: str) -> bool:
+  """Returns whether a policy has a fixed length of more than 0."""
+  return policy.startswith((FIXED, ALWAYS))
+
+
+def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns a row for each policy and rate: means over the seeds.
+
+  Figures that a seed does not have are left out.
+  """
+  groups: dict[tuple[float, str], list[Mapping[str, Any]]] = {}
+  for row in rows:
+    groups.setdefault((row['request_rate'], row['policy']), []).append(row)
+  return [
+    {
+      'policy': policy,
+      'request_rate': rate,
+      **{
+        name: statistics.fmean(values)
+        for name in group[0]
+        if (values := [row[name] for row in group if _is_number(row[name])])
+        and name not in ('policy', 'request_rate', 'seed')
+      },
+    }
+    for (rate, policy), group in sorted(groups.items(), key=lambda g: g[0][0])
+  ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns averaged rows as text, times in milliseconds."""
+  cells = [
+    (
+      'rate', 'policy', 'latency', 'p99', 'TTFT', 'TPOT', 'tokens/s',
+      'acc. length', 'drafted', 'SLO',
+    )
+  ]  # fmt: skip
+  for row in rows:
+    cells.append(
+      (
+        f'{row["request_rate"]:g}',
+        row['policy'],
+        _milliseconds(row, 'mean_e2e_latency'),
+        _milliseconds(row, 'p99_e2e_latency'),
+        _milliseconds(row, 'mean_ttft'),
+        _milliseconds(row, 'mean_tpot'),
+        _cell(row, 'throughput', '.0f'),
+        _cell(row, 'acceptance_length', '.2f'),
+        _cell(row, 'mean_num_speculative_tokens', '.2f'),
+        _cell(row, 'slo_attainment', '.2f'),
+      )
+    )
+  return benchmark_report.aligned(cells, num_names=2)
+
+
+def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns sentences on how policies compare in averaged rows."""
+  latencies: dict[float, dict[str, float]] = {}
+  for row in rows:
+    if 'mean_e2e_latency' in row:
+      by_policy = latencies.setdefault(row['request_rate'], {})
+      by_policy[row['policy']] = row['mean_e2e_latency']
+  return [
+    *_crossings(latencies),
+    *_against(latencies, 'the best fixed length', _best_fixed),
+    *_against(latencies, 'no speculation', lambda p: p.get(NO_SPECULATION)),
+    *_rivals(latencies),
+    *_speedup(latencies),
+  ]
+
+
+def _crossings(latencies) -> list[str]:
+  names = dict.fromkeys(n for p in latencies.values() for n in p)
+  lines = []
+  for name in names:
+    if not is_fixed(name):
+      continue
+    slower = [
+      rate
+      for rate, policies in latencies.items()
+      if policies.get(name, 0.0) > policies.get(NO_SPECULATION, float('inf'))
+    ]
+    if slower:
+      lines.append(
+        f'{name} is slower than no speculation from {min(slower):g} requests/s'
+      )
+  return lines
+
+
+def _against(latencies, label, rival) -> list[str]:
+  ratios = [
+    (policies[GOODPUT] / rival(policies), rate)
+    for rate, policies in latencies.items()
+    if GOODPUT in policies and rival(policies)
+  ]
+  if not ratios:
+    return []
+  ratio, rate = max(ratios)
+  return [
+    f'latency of goodput over that of {label}: at most {ratio:.2f} (at '
+    f'{rate:g} requests/s)'
+  ]
+
+
+def _rivals(latencies) -> list[str]:
+  names = dict.fromkeys(n for p in latencies.values() for n in p)
+  return [
+    line
+    for name in names
+    if name not in (NO_SPECULATION, GOODPUT) and not is_fixed(name)
+    for line in _against(latencies, name, operator.methodcaller('get', name))
+  ]
+
+
+def _speedup(latencies) -> list[str]:
+  speedups = [
+    (policies[NO_SPECULATION] / policies[GOODPUT], rate)
+    for rate, policies in latencies.items()
+    if {GOODPUT, NO_SPECULATION} <= policies.keys()
+  ]
+  if not speedups:
+    return []
+  speedup, rate = max(speedups)
+  return [
+    f'latency of no speculation over that of goodput: up to {speedup:.2f} (at '
+    f'{rate:g} requests/s; the paper reports up to {_PAPER_SPEEDUP})'
+  ]
+
+
+def _best_fixed(policies: Mapping[str, float]) -> float | None:
+  """Latency of the best fixed length, 0 included."""
+  names = [n for n in policies if n == NO_SPECULATION or is_fixed(n)]
+  return min((policies[name] for name in names), default=None)
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float)
+
+
+def _milliseconds(row: Mapping[str, Any], name: str) -> str:
+  return f'{row[name] * 1e3:.1f}' if name in row else '-'
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
+  return format(row[name], form) if name in row else '-'

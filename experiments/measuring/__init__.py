@@ -1,0 +1,1 @@
+"""Runs that are timed, what is compared with them, and their tables."""

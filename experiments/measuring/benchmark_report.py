@@ -1,0 +1,199 @@
+"""What the results of a benchmark say: sums first, ratios last."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.measuring import llama_peer
+from experiments.output.benchmark_output import Record
+from swiftspec_jax import results
+
+BASELINE = 'autoregressive'
+_NOT_COMPARED = llama_peer.PEERS  # have weights of their own
+
+
+def summarize(
+  records: Sequence[Record], modes: Sequence[str], *, is_greedy: bool
+) -> dict[str, dict[str, Any]]:
+  """Returns the figures of each mode, over all tasks and for each of them.
+
+  Args:
+    records: of one benchmark, which may be incomplete.
+    modes: the order of the result; modes without records are left out.
+    is_greedy: whether equal outputs are expected.
+
+  Returns:
+    For each mode `tokens_per_second`, `speedup` over the baseline,
+    `acceptance_length`, `hit_rate`, `late_hit_rate` and `miss_rate` of its
+    trees, `host_seconds_per_round`, `outputs_equal`, `num_outputs_equal`,
+    `num_prompts`, `forced_acceptance` and the same for each of its `tasks`.
+    Speedup and equality compare what both modes have measured. Figures are
+    None where there is nothing to compare or to count; peers with weights of
+    their own have no equality.
+  """
+  summary = {}
+  for mode in modes:
+    own = [record for record in records if record.mode == mode]
+    if not own:
+      continue
+    baseline = [record for record in records if record.mode == BASELINE]
+    tasks = dict.fromkeys(record.task for record in own)
+    is_compared = is_greedy and mode not in _NOT_COMPARED
+    summary[mode] = {
+      **_figures(own, baseline, is_compared),
+      'tasks': {
+        task: _figures(
+          [record for record in own if record.task == task],
+          baseline,
+          is_compared,
+        )
+        for task in tasks
+      },
+    }
+  return summary
+
+
+def differences(
+  records: Sequence[Record],
+) -> list[tuple[str, int | str, int]]:
+  """Returns where outputs leave the baseline: mode, prompt and position."""
+  baseline = {_place(r): r.token_ids for r in records if r.mode == BASELINE}
+  found = []
+  for record in records:
+    expected = baseline.get(_place(record))
+    if record.mode in _NOT_COMPARED or expected in (None, record.token_ids):
+      continue
+    pairs = itertools.zip_longest(record.token_ids, expected)
+    position = next(i for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    found.append((record.mode, record.question_id, position))
+  return found
+
+
+def describe_differences(records: Sequence[Record]) -> list[str]:
+  """Returns a line for each output that leaves the baseline."""
+  return [
+    f'{mode}: the output for {question_id} differs from {BASELINE} at token '
+    f'{position}'
+    for mode, question_id, position in differences(records)
+  ]
+
+
+def speed(records: Sequence[Record]) -> float | None:
+  """Returns tokens per second; None if no time was measured."""
+  seconds = sum(record.decode_seconds for record in records)
+  if not seconds:
+    return None
+  return sum(record.new_tokens for record in records) / seconds
+
+
+def forced_label(summary: dict[str, dict[str, Any]]) -> str:
+  """Returns which modes had a draft that was told the output, and how often.
+
+  Empty if there are none.
+  """
+  forced = {
+    mode: figures['forced_acceptance']
+    for mode, figures in summary.items()
+    if figures['forced_acceptance'] is not None
+  }
+  if not forced:
+    return ''
+  return f'{_forced(next(iter(forced.values())))} in {", ".join(forced)}'
+
+
+def table(summary: dict[str, dict[str, Any]]) -> str:
+  """Returns the summary as text for a terminal."""
+  header = (
+    'mode', 'task', 'prompts', 'tokens/s', 'speedup', 'acc. length',
+    'hit/late/miss', 'equal',
+  )  # fmt: skip
+  rows = [header]
+  for mode, figures in summary.items():
+    forced = figures['forced_acceptance']
+    label = mode if forced is None else f'{mode} ({_forced(forced)})'
+    rows.append(_row(label, 'all', figures))
+    tasks = figures['tasks']
+    if len(tasks) > 1:
+      rows += [_row('', task, tasks[task]) for task in tasks]
+  return aligned(rows, num_names=2)
+
+
+def aligned(rows: Sequence[Sequence[str]], num_names: int) -> str:
+  """Returns cells as lines of text, the first row as their header.
+
+  The first `num_names` columns stand to the left, numbers to the right.
+  """
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(
+      f'{cell:<{width}}' if i < num_names else f'{cell:>{width}}'
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    for row in rows
+  ]
+  return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
+
+
+def _forced(acceptance: float) -> str:
+  return f'forced acceptance {acceptance:g}'
+
+
+def _place(record: Record) -> tuple[int | str, int]:
+  return record.question_id, record.repeat
+
+
+def _figures(
+  own: Sequence[Record], baseline: Sequence[Record], is_compared: bool
+) -> dict[str, Any]:
+  expected = {_place(record): record for record in baseline}
+  common = [record for record in own if _place(record) in expected]
+  references = [expected[_place(record)] for record in common]
+  own_speed, reference_speed = speed(common), speed(references)
+  figures = {
+    'tokens_per_second': speed(own),
+    'speedup': own_speed / reference_speed
+    if own_speed and reference_speed
+    else None,
+    'acceptance_length': results.total_acceptance_length(own),
+    **results.tree_rates(own),
+    'host_seconds_per_round': _host_seconds(own),
+    'forced_acceptance': own[0].forced_acceptance,
+    'outputs_equal': None,
+    'num_outputs_equal': None,
+    'num_prompts': len({record.question_id for record in own}),
+  }
+  if is_compared and common:
+    unequal = {
+      record.question_id
+      for record, reference in zip(common, references, strict=True)
+      if record.token_ids != reference.token_ids
+    }
+    compared = {record.question_id for record in common}
+    figures['outputs_equal'] = not unequal
+    figures['num_outputs_equal'] = len(compared) - len(unequal)
+  return figures
+
+
+def _host_seconds(records: Sequence[Record]) -> float | None:
+  seconds = [record.host_seconds for record in records]
+  if None in seconds:
+    return None
+  return sum(seconds) / max(sum(record.num_rounds for record in records), 1)
+
+
+def _row(mode: str, task: str, figures: dict[str, Any]) -> tuple[str, ...]:
+  def cell(value: float | None, form: str) -> str:
+    return '-' if value is None else format(value, form)
+
+  equal = figures['num_outputs_equal']
+  rates = [figures[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
+  return (
+    mode,
+    task,
+    str(figures['num_prompts']),
+    cell(figures['tokens_per_second'], '.1f'),
+    cell(figures['speedup'], '.2f'),
+    cell(figures['acceptance_length'], '.2f'),
+    '/'.join(cell(rate, '.2f') for rate in rates) if any(rates) else '-',
+    '-' if equal is None else f'{equal}/{figures["num_prompts"]}',
+  )

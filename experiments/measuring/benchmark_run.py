@@ -1,0 +1,166 @@
+"""Measures: every prompt in every mode, one after the other."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from absl import logging
+
+import swiftspec_jax as ss
+from experiments.output import benchmark_output
+from experiments.prompts import Prompt
+from swiftspec_jax import errors
+from swiftspec_jax import tokenizer as tokenizer_lib
+
+# Decodes one request from start to end.
+Decode = Callable[[ss.Request], ss.GenerationResult]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runner:
+  """How a mode decodes, and what is known of it.
+
+  Attributes:
+    decode: decodes one request from start to end.
+    host_seconds: returns the work of the host loop so far, if it is ours.
+    prepare: what a request gets before the clock runs.
+    forced_acceptance: what the draft is told to reach.
+  """
+
+  decode: Decode
+  host_seconds: Callable[[], float] | None = None
+  prepare: Callable[[ss.Request], ss.Request] = lambda request: request
+  forced_acceptance: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One result to be measured."""
+
+  prompt: Prompt
+  token_ids: tuple[int, ...]
+  mode: str
+  repeat: int
+
+  @property
+  def key(self) -> tuple[int | str, str, int]:
+    """As that of the `Record` it will give."""
+    return self.prompt.question_id, self.mode, self.repeat
+
+
+def make_decode(decoder: ss.Decoder) -> Decode:
+  """Returns what decodes a request with `decoder` from start to end."""
+
+  def decode(request: ss.Request) -> ss.GenerationResult:
+    *_, last = decoder.run([request])
+    return last.result
+
+  return decode
+
+
+def make_runner(
+  decoder: ss.Decoder,
+  forced_acceptance: float | None = None,
+  add_reference: Callable[[ss.Request], ss.Request] | None = None,
+) -> Runner:
+  """Returns a runner of `decoder`.
+
+  Args:
+    decoder: of the mode.
+    forced_acceptance: of its tree, if that is forced.
+    add_reference: what then tells a request its output.
+  """
+  runner = Runner(
+    decode=make_decode(decoder),
+    host_seconds=lambda: decoder.host_seconds,
+    forced_acceptance=forced_acceptance,
+  )
+  if forced_acceptance is None:
+    return runner
+  return dataclasses.replace(runner, prepare=add_reference)
+
+
+def encode(
+  target: ss.Model, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[tuple[Prompt, tuple[int, ...]]]:
+  """Returns the prompts that fit into the context, with their token ids.
+
+  Raises:
+    UserError: there are none.
+  """
+  encoded = [
+    (
+      prompt,
+      tuple(tokenizer_lib.encode_prompt(target.tokenizer, prompt.turns[0])),
+    )
+    for prompt in prompts
+  ]
+  longest = target.config.max_context - max_new_tokens
+  fitting = [(prompt, ids) for prompt, ids in encoded if len(ids) <= longest]
+  num_skipped = len(prompts) - len(fitting)
+  limit = (
+    f'the {target.config.max_context} tokens of the context, which must also '
+    f'hold {max_new_tokens} new tokens'
+  )
+  if not fitting:
+    raise errors.UserError(f'no prompt fits into {limit}')
+  if num_skipped:
+    logging.warning('Skipping %d prompts longer than %s.', num_skipped, limit)
+  return fitting
+
+
+def plan(
+  prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+  modes: Sequence[str],
+  num_repeats: int,
+) -> list[Job]:
+  """Returns all that is to be measured, in its order.
+
+  All modes take a prompt before the next prompt begins, and another mode is
+  the first each time: a machine whose speed drifts hurts all modes alike.
+  """
+  jobs = []
+  for repeat in range(num_repeats):
+    for i, (prompt, token_ids) in enumerate(prompts):
+      shift = (i + repeat) % len(modes)
+      jobs += [
+        Job(prompt=prompt, token_ids=token_ids, mode=mode, repeat=repeat)
+        for mode in (*modes[shift:], *modes[:shift])
+      ]
+  return jobs
+
+
+def measure(
+  jobs: Sequence[Job],
+  runners: Mapping[str, Runner],
+  samplings: Sequence[ss.SamplingParams],
+  done: Collection[tuple[int | str, str, int]] = (),
+) -> Iterator[benchmark_output.Record]:
+  """Yields a record for each job.
+
+  Args:
+    jobs: in their order.
+    runners: one for each mode.
+    samplings: one for each repeat.
+    done: keys of jobs that are left out.
+  """
+  for job in jobs:
+    if job.key in done:
+      continue
+    runner = runners[job.mode]
+    request = runner.prepare(
+      ss.Request(token_ids=job.token_ids, sampling=samplings[job.repeat])
+    )
+    host_seconds = None
+    if runner.host_seconds is not None:
+      host_seconds = -runner.host_seconds()
+    result = runner.decode(request)
+    if runner.host_seconds is not None:
+      host_seconds += runner.host_seconds()
+    yield benchmark_output.make_record(
+      job.prompt,
+      job.mode,
+      job.repeat,
+      result,
+      host_seconds=host_seconds,
+      forced_acceptance=runner.forced_acceptance,
+    )

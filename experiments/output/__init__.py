@@ -1,0 +1,1 @@
+"""What the programs write: folders, pages, provenance."""

@@ -1,0 +1,183 @@
+"""The draft's trees round by round, read back to be looked at."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+import swiftspec_jax as ss
+from experiments.measuring import references
+from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax import tree as tree_lib
+
+_NUM_CONTEXT = 16  # tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Node:
+  """A node of the tree, and what became of it."""
+
+  token_id: int
+  text: str
+  parent: int | None  # index of a node before it; None for the root
+  depth: int
+  log_prob: float  # sum from the root: the weight
+  is_expanded: bool  # has keys and values, else it is a candidate
+  is_sent: bool  # verified by the target; the root always is
+  is_accepted: bool  # a draft token that stands
+  is_next: bool  # the token behind them: the next root
+  is_kept: bool  # part of the next round's tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+  """A tree as it was when the verdict came, and the verdict.
+
+  Attributes:
+    nodes: of the tree, parents first.
+    position: of the root in the text, prompt included, counted from 0.
+    context: end of the text that is known, the root's included.
+    emitted: texts of the new tokens: the accepted ones, then the next one.
+    outcome: `tree.HIT`, `LATE_HIT` or `MISS` for the last of them.
+    num_forwards: of the draft, between the verdict before and the sending.
+  """
+
+  nodes: tuple[Node, ...]
+  position: int
+  context: str
+  emitted: tuple[str, ...]
+  outcome: int
+  num_forwards: int
+
+
+def collect(
+  target: ss.Model,
+  draft: ss.Model,
+  request: ss.Request,
+  tree_config: ss.TreeConfig,
+  num_rounds: int,
+) -> list[Round]:
+  """Decodes the first rounds of a request in lock-step.
+
+  Args:
+    target: defines the output.
+    draft: on the target's devices (serial mode) or on others (asynchronous).
+    request: what to decode. Where acceptance is forced and it names no
+      reference, the target writes one first.
+    tree_config: sizes of the tree.
+    num_rounds: fewer are returned if the output ends before.
+
+  Raises:
+    UserError: the models, the sizes or the request do not fit.
+  """
+  if num_rounds < 1:
+    raise errors.UserError(f'num_rounds must be at least 1, got {num_rounds}')
+  # Rounds must not depend on the machine's speed.
+  tree_config = dataclasses.replace(tree_config, is_adaptive=False)
+  decoder = ss.Decoder(target, draft, tree=tree_config)
+  decoder.run([request])  # checks the request; nothing is decoded yet
+  if tree_config.forced_acceptance and not request.reference_token_ids:
+    request = references.References(target).add_to(request)
+  known = list(request.token_ids)
+  max_context = target.config.max_context
+  max_new_tokens = request.sampling.max_new_tokens or max_context
+  limit = min(len(known) + max_new_tokens, max_context)
+  pipeline = decoder.pipeline
+  pipeline.prepare(limit, [request.sampling])
+  chunks = buckets.plan_prefill(len(known) - 1, pipeline.capacity)
+  pipeline.admit(0, request, limit, chunks)
+  pipeline.follow()
+  eos_token_ids = (
+    () if request.sampling.ignore_eos else target.config.eos_token_ids
+  )
+  rounds = []
+  while len(rounds) < num_rounds and len(known) < limit:
+    verified, output = pipeline.verify()
+    if pipeline.is_async:
+      pipeline.grow()
+    # Before the next program takes the arrays over.
+    tree = jax.device_get(pipeline.tree)
+    report = types.StepReport.unpack(jax.device_get(output.packed)[0])
+    pipeline.follow(verified)
+    rounds.append(_make_round(target.tokenizer, tree, known, report))
+    known += report.token_ids
+    if set(report.token_ids) & set(eos_token_ids):
+      break
+  return rounds
+
+
+def _make_round(
+  tokenizer: tokenizer_lib.Tokenizer,
+  tree: tree_lib.DraftTree,
+  known: Sequence[int],
+  report: types.StepReport,
+) -> Round:
+  """Returns row 0 of a tree with what the verdict does to it."""
+  size = tree.size[0]
+  token_ids = tree.token_ids[0, :size].tolist()
+  parents = tree.parents[0, :size].tolist()
+  is_expanded = (tree.cache_slots[0, :size] != tree_lib.NO_SLOT).tolist()
+  path = _walk(token_ids, parents, report.token_ids)
+  new_root = path[-1] if len(path) == len(report.token_ids) else None
+  outcome = tree_lib.MISS
+  if new_root is not None:
+    outcome = tree_lib.HIT if is_expanded[new_root] else tree_lib.LATE_HIT
+  kept = {new_root} - {None}
+  for node, parent in enumerate(parents):
+    if parent in kept:
+      kept.add(node)
+  accepted = set(path[: len(report.token_ids) - 1])
+  nodes = tuple(
+    Node(
+      token_id=token_ids[i],
+      text=token_text(tokenizer, token_ids[i]),
+      parent=None if parents[i] == tree_lib.NO_PARENT else parents[i],
+      depth=int(tree.depths[0, i]),
+      log_prob=float(tree.log_probs[0, i]),
+      is_expanded=is_expanded[i],
+      is_sent=bool(tree.is_sent[0, i]),
+      is_accepted=i in accepted,
+      is_next=i == new_root,
+      is_kept=i in kept,
+    )
+    for i in range(size)
+  )
+  return Round(
+    nodes=nodes,
+    position=len(known) - 1,
+    context=tokenizer.decode(known[-_NUM_CONTEXT:]).lstrip('\ufffd'),
+    emitted=tuple(token_text(tokenizer, t) for t in report.token_ids),
+    outcome=outcome,
+    num_forwards=report.num_forwards,
+  )
+
+
+def _walk(
+  token_ids: Sequence[int], parents: Sequence[int], verdict: Sequence[int]
+) -> list[int]:
+  """Returns the nodes below the root that a verdict passes."""
+  children = {
+    (parent, token_id): node
+    for node, (parent, token_id) in enumerate(
+      zip(parents, token_ids, strict=True)
+    )
+  }
+  path = [tree_lib.ROOT_INDEX]
+  for token_id in verdict:
+    node = children.get((path[-1], token_id))
+    if node is None:
+      break
+    path.append(node)
+  return path[1:]
+
+
+def token_text(tokenizer: tokenizer_lib.Tokenizer, token_id: int) -> str:
+  """Returns one token as text; '#id' if it is a part of a character."""
+  text = tokenizer.decode([token_id])
+  if '\ufffd' in text:
+    return f'#{token_id}'
+  # Some decoders drop the space in front of the first word.
+  piece = tokenizer.convert_ids_to_tokens(token_id)
+  is_dropped = piece.startswith('▁') and not text.startswith(' ')
+  return f' {text}' if is_dropped else text

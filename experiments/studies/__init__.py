@@ -1,0 +1,1 @@
+"""What studies of several settings have in common."""

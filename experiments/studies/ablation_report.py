@@ -1,0 +1,177 @@
+"""The rows of the ablation: medians over the repeats, ratios last."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.measuring import benchmark_report
+from experiments.output.benchmark_output import Record
+from experiments.studies import ablation_settings
+from experiments.studies.ablation_settings import Configuration
+
+_OF_TIMELINE = ('target_step_seconds', 'draft_step_seconds', 'overlap_fraction')
+
+
+def make_rows(
+  configurations: Sequence[Configuration],
+  records: Sequence[Record],
+  timelines: Mapping[str, Mapping[str, float]],
+  *,
+  is_greedy: bool,
+) -> list[dict[str, Any]]:
+  """Returns a row for each configuration that has results.
+
+  Args:
+    configurations: in the order of the rows.
+    records: with the names of configurations as modes.
+    timelines: figures of a timeline for each configuration with a tree.
+    is_greedy: whether equal outputs are expected.
+
+  Returns:
+    The rows of rows.jsonl, seconds in seconds. A figure that a configuration
+    does not have is None.
+  """
+  names = [configuration.name for configuration in configurations]
+  summary = benchmark_report.summarize(records, names, is_greedy=is_greedy)
+  repeats = [
+    benchmark_report.summarize(
+      [record for record in records if record.repeat == repeat],
+      names,
+      is_greedy=is_greedy,
+    )
+    for repeat in sorted({record.repeat for record in records})
+  ]
+  rows = []
+  for configuration in configurations:
+    name = configuration.name
+    if name not in summary:
+      continue
+    figures = summary[name]
+    own = [repeat[name] for repeat in repeats if name in repeat]
+    timeline = timelines.get(name, {})
+    rows.append(
+      {
+        'name': name,
+        'settings': configuration.to_json(),
+        'tokens_per_second': _median(own, 'tokens_per_second'),
+        'speedup': _median(own, 'speedup'),
+        'round_seconds': _round_seconds(records, name),
+        **{key: timeline.get(key) for key in _OF_TIMELINE},
+        **{
+          key: figures[key]
+          for key in (
+            'acceptance_length',
+            'hit_rate',
+            'late_hit_rate',
+            'miss_rate',
+            'host_seconds_per_round',
+            'outputs_equal',
+            'num_prompts',
+            'forced_acceptance',
+          )
+        },
+        'num_repeats': len(own),
+      }
+    )
+  return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the rows as text for a terminal, times in milliseconds."""
+  cells = [
+    (
+      'configuration', 'bs/w/d', 'tokens/s', 'speedup', 'round', 'target',
+      'draft', 'overlap', 'acc. length', 'hit/late/miss', 'host', 'equal',
+    )
+  ]  # fmt: skip
+  for row in rows:
+    settings = row['settings']
+    sizes = [
+      settings.get(key) for key in ('num_nodes', 'width', 'num_draft_steps')
+    ]
+    rates = [row[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
+    equal = {None: '-', True: 'yes', False: 'NO'}[row['outputs_equal']]
+    cells.append(
+      (
+        row['name'],
+        '-' if None in sizes else '/'.join(map(str, sizes)),
+        _cell(row['tokens_per_second'], '.1f'),
+        _cell(row['speedup'], '.2f'),
+        _milliseconds(row['round_seconds']),
+        _milliseconds(row['target_step_seconds']),
+        _milliseconds(row['draft_step_seconds']),
+        _cell(row['overlap_fraction'], '.2f'),
+        _cell(row['acceptance_length'], '.2f'),
+        '-' if None in rates else '/'.join(f'{rate:.2f}' for rate in rates),
+        _milliseconds(row['host_seconds_per_round']),
+        equal,
+      )
+    )
+  return benchmark_report.aligned(cells, num_names=1)
+
+
+def compare_acceptance(
+  rows: Sequence[Mapping[str, Any]],
+) -> list[tuple[str, float, float]]:
+  """Returns settings, and the acceptance length in serial and async mode."""
+  lengths = {row['name']: row['acceptance_length'] for row in rows}
+  found = []
+  for name, length in lengths.items():
+    rival = name.replace('serial', 'async', 1)
+    if name.startswith('serial') and rival in lengths:
+      label = name.removeprefix('serial').strip('_') or 'base'
+      found.append((label, length, lengths[rival]))
+  return found
+
+
+def acceptance_table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns what `compare_acceptance` finds; empty if there is nothing."""
+  pairs = compare_acceptance(rows)
+  if not pairs:
+    return ''
+  cells = [('acceptance length', 'serial', 'async', 'change')]
+  for label, serial, asynchronous in pairs:
+    change = f'{asynchronous / serial - 1:+.0%}'
+    cells.append((label, f'{serial:.2f}', f'{asynchronous:.2f}', change))
+  return benchmark_report.aligned(cells, num_names=1)
+
+
+def sweep(
+  rows: Sequence[Mapping[str, Any]], mode: str, field: str
+) -> list[tuple[int, float]]:
+  """Returns values of a size and the tokens per second, in ascending order."""
+  points = {}
+  for row in rows:
+    is_base = row['name'] == mode
+    prefix = ablation_settings.sweep_name(mode, field, '')
+    if is_base or row['name'].startswith(prefix):
+      points[row['settings'][field]] = row['tokens_per_second']
+  return sorted(
+    (value, speed) for value, speed in points.items() if speed is not None
+  )
+
+
+def _median(figures, key) -> float | None:
+  values = [f[key] for f in figures if f[key] is not None]
+  return statistics.median(values) if values else None
+
+
+def _round_seconds(records, name) -> float | None:
+  """Median over the repeats of the mean time of a round."""
+  repeats: dict[int, list[Record]] = {}
+  for record in records:
+    if record.mode == name:
+      repeats.setdefault(record.repeat, []).append(record)
+  return statistics.median(
+    sum(record.decode_seconds for record in own)
+    / max(sum(record.num_rounds for record in own), 1)
+    for own in repeats.values()
+  )
+
+
+def _milliseconds(seconds: float | None) -> str:
+  return _cell(None if seconds is None else seconds * 1e3, '.2f')
+
+
+def _cell(value: float | None, form: str) -> str:
+  return '-' if value is None else format(value, form)

@@ -1,0 +1,1 @@
+"""The programs of an engine, and when they are compiled."""

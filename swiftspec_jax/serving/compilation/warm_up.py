@@ -1,0 +1,69 @@
+"""Made-up steps, to compile the programs of the target or to measure them.
+
+Their rows have slots and positions, and pages that nobody gave them, so no
+target must run them while there are requests.
+"""
+
+import jax
+import numpy as np
+
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.target import choices, step_input
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.target import Target
+
+
+def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
+  """Returns a step that fills a program as far as it can.
+
+  Args:
+    sizes: of the program.
+    longest: tokens of the longest row after the step; at most `context`.
+  """
+  rows = min(sizes.num_rows, sizes.num_tokens)
+  counts = np.full(rows, sizes.num_tokens // rows)
+  counts[: sizes.num_tokens % rows] += 1
+  counts = np.minimum(counts, longest)
+  return StepPlan(
+    request_ids=np.arange(rows),
+    slots=np.arange(rows),
+    starts=longest - counts,
+    num_query_tokens=counts,
+    lengths=np.zeros_like(counts),
+    is_sampled=np.ones(rows, bool),
+    num_decoding=0,
+    padded_rows=sizes.num_rows,
+    padded_query_tokens=sizes.num_tokens,
+  )
+
+
+def run_step(
+  sizes: ProgramSizes,
+  target: Target,
+  flat: FlatSizes,
+  step: StepPlan,
+  level: choices.Level = choices.Level.GREEDY,
+) -> None:
+  """Runs a made-up step and waits for its outcome, as the engine does.
+
+  Args:
+    sizes: declared.
+    target: runs it, or compiles its programs.
+    flat: sizes of the program.
+    step: that fits into it.
+    level: of sampling.
+  """
+  config = sizes.scheduler
+  num_slots = config.buckets.max_rows
+  texts = np.zeros((num_slots, config.max_context), np.int32)
+  packed = step_input.pack(
+    sizes,
+    flat,
+    step,
+    texts,
+    np.zeros(num_slots, np.int32),
+    sizes.made_up_pages(),
+  )
+  output = target.dispatch(packed, *target.no_drafts, level, texts)
+  jax.block_until_ready(output)

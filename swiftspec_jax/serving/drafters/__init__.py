@@ -1,0 +1,1 @@
+"""Who drafts for the rows of an engine."""

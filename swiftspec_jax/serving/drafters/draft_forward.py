@@ -1,0 +1,122 @@
+"""Forwards of a draft model over known tokens that its cache lacks.
+
+Legend: R rows, N tokens, D forwards of a draft, C pages under the attention, P
+pages, Z tokens of one, V vocabulary, V' of it what the draft can propose, H
+features, E embed.
+"""
+
+import functools
+
+import jax
+from flax import struct
+
+from swiftspec_jax.cache import paged
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.serving.target import paged_forward
+from swiftspec_jax.serving.target.flat_batch import FlatBatch
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class DraftRows:
+  """Rows that get a draft; padding has length 0."""
+
+  slots: jax.Array  # i32[R]
+  last: jax.Array  # i32[R] the last known token, among the N
+  positions: jax.Array  # i32[R, D] behind the last known token
+  lengths: jax.Array  # i32[R]
+  page_table: jax.Array  # i32[R, C]
+  texts: jax.Array | None  # i32[R, C * Z] known tokens, if drafts look at them
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class TargetFeatures:
+  """What a draft reads of its target."""
+
+  pages: jax.Array  # [P, Z, H] of `PagedCache`
+  places: jax.Array  # i32[N] there of the token before each; P * Z for none
+
+
+@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
+def take_in(
+  params: Params,
+  cache: paged.PagedCache,
+  batch: FlatBatch,
+  token_ids: jax.Array,
+  features: TargetFeatures | None,
+  *,
+  config: ModelConfig,
+) -> paged.PagedCache:
+  """Takes in known tokens, of which none is the last one of its row.
+
+  Of the last layer the compiler leaves only what gives keys and values.
+
+  Args:
+    params: of the draft.
+    cache: donated.
+    batch: where the tokens belong.
+    token_ids: i32[N].
+    features: None if the draft reads none.
+    config: of the draft; static.
+
+  Returns:
+    The cache.
+  """
+  return _forward(params, cache, batch, token_ids, features, config)[1]
+
+
+@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
+def first_logits(
+  params: Params,
+  cache: paged.PagedCache,
+  batch: FlatBatch,
+  token_ids: jax.Array,
+  features: TargetFeatures | None,
+  rows: DraftRows,
+  *,
+  config: ModelConfig,
+) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
+  """Takes in the rest, up to the last known token of each row.
+
+  Args:
+    params: as for `take_in`.
+    cache: likewise.
+    batch: likewise.
+    token_ids: likewise.
+    features: likewise.
+    rows: to draft for.
+    config: of the draft; static.
+
+  Returns:
+    The cache, hidden states [R, E] of the last tokens, and logits f32[R, V'] of
+    the draft's output vocabulary, as `decoder.unembed`.
+  """
+  hidden, cache = _forward(params, cache, batch, token_ids, features, config)
+  hidden = hidden[rows.last]
+  return cache, hidden, decoder.unembed(params, config, hidden[None])[0]
+
+
+def _forward(params, cache, batch, token_ids, features, config):
+  """Returns hidden states [N, E] and the cache."""
+  before = None
+  if features is not None:
+    flat = features.pages.reshape(-1, features.pages.shape[-1])
+    before = flat.at[features.places].get(mode='fill', fill_value=0)
+    before = decoder.project_features(params, config, before[None])[0]
+  return paged_forward.forward(params, config, token_ids, batch, cache, before)
+
+
+def noise_of_outputs(
+  params: Params, config: ModelConfig, noise: jax.Array | None
+) -> jax.Array | None:
+  """Returns the noise [..., V'] of the tokens that a draft proposes.
+
+  Args:
+    params: of the draft.
+    config: of the draft.
+    noise: [..., V]; None where all slots are greedy.
+  """
+  if noise is None or config.output_vocab_size is None:
+    return noise
+  return noise[..., params['output_token_ids']]

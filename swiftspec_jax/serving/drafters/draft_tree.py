@@ -1,0 +1,337 @@
+"""A draft model that grows trees for the rows of an engine.
+
+The nodes of a tree are sorted by how probable the draft takes them to be, so
+the first ones, however many a policy wants, are the best tree of that size.
+A tree grows in a copy of the row's pages. Nothing of it is kept: accepted
+tokens are among those that the first forward of the next draft takes in.
+
+What the known text suggests enters the tree, too, as in the modes serial and
+async; but how often it was right is not counted in each row here.
+
+Legend: B rows of a view, R rows, U slots, K longest draft, T = K + 1 nodes, D
+forwards, W leaves of one, V vocabulary, V' of it what the draft can propose, E
+embed.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import NamedSharding
+
+from swiftspec_jax import errors, policies
+from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.cache import dense, paged
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafting import feature_draft, text_lookup
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters import slot_trees
+from swiftspec_jax.serving.drafters.draft_forward import (
+  DraftRows,
+  noise_of_outputs,
+)
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
+from swiftspec_jax.serving.drafters.model_drafter import ModelDrafter
+from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.target import choices
+from swiftspec_jax.serving.target.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeDraft:
+  """Drafter of an engine.
+
+  How large the trees are is up to the declared sizes: `StepBuckets.lengths`
+  counts nodes without the root, `draft_steps` the forwards for them. No tree
+  is deeper than its number of forwards.
+
+  Attributes:
+    model: that drafts.
+    width: leaves that one forward expands.
+    branching: children of a leaf that enter the tree.
+    prompt_lookup: as in `TreeConfig`.
+    suffix_lookup: likewise.
+  """
+
+  model: Model
+  width: int = 8
+  branching: int = 8
+  prompt_lookup: bool = True
+  suffix_lookup: bool = False
+
+  def __post_init__(self):
+    most = self.model.config.num_logits
+    checks = {
+      'width': (self.width >= 1, 'at least 1'),
+      'branching': (1 <= self.branching <= most, f'1 to {most}'),
+    }
+    errors.check_fields(self, checks)
+
+  @property
+  def kinds(self) -> tuple[text_lookup.Kind, ...]:
+    """What is to be looked up in the known text."""
+    return text_lookup.kinds_of(
+      prompt_lookup=self.prompt_lookup, suffix_lookup=self.suffix_lookup
+    )
+
+  def num_nodes(self, num_forwards: int) -> int:
+    """Returns the fewest nodes, root left out, after so many forwards."""
+    leaves = min(self.width, self.branching)
+    return self.branching * (1 + (num_forwards - 1) * leaves)
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Grown:
+  """Trees of rows, by slot."""
+
+  token_ids: jax.Array  # i32[U, K]
+  trees: SlotTrees
+  confidences: jax.Array  # f32[U, K] of the nodes, not rising along K
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    'config',
+    'sharding',
+    'num_forwards',
+    'num_nodes',
+    'sizes',
+    'kinds',
+  ),
+)
+def grow(
+  params: Params,
+  cache: paged.PagedCache,
+  hidden: jax.Array,
+  logits: jax.Array,
+  noise: jax.Array | None,
+  rows: DraftRows,
+  num_steps: jax.Array,
+  sampling: sampling_lib.SamplingState,
+  *,
+  config: ModelConfig,
+  sharding: NamedSharding,
+  num_forwards: int,
+  num_nodes: int,
+  sizes: tuple[int, int],
+  kinds: tuple[text_lookup.Kind, ...],
+) -> Grown:
+  """Grows trees behind the last known tokens.
+
+  Args:
+    params: of the draft.
+    cache: with the known tokens.
+    hidden: [R, E] of the last known tokens.
+    logits: f32[R, V'] behind them.
+    noise: f32[R, D, V] of the target, None where all slots are greedy.
+    rows: to draft for.
+    num_steps: i32[] forwards, at most D - 1.
+    sampling: of the slots; its size is U.
+    config: of the draft; static.
+    sharding: of dense keys and values; static.
+    num_forwards: D; static.
+    num_nodes: T to choose; static.
+    sizes: W, and children of a leaf; static.
+    kinds: what to look up in the known text; static.
+  """
+  width, branching = sizes
+  num_rows = 1 + (num_forwards - 1) * width
+  length = num_nodes - 1
+  num_found = sum(kind.num_chains for kind in kinds) * length
+  tree = tree_lib.new_tree(
+    jnp.zeros_like(rows.slots),
+    capacity=1 + num_rows * branching + num_found,
+    num_cache_rows=num_rows,
+    chain_length=1 + length if kinds else 1,
+  )
+
+  noise = noise_of_outputs(params, config, noise)
+
+  def children(logits, depths):
+    own = noise
+    if noise is not None:
+      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    scores = choices.draft_scores(logits, own, rows.slots, sampling)
+    best, index = jax.lax.top_k(scores, branching)
+    token_ids = decoder.token_ids_of(params, config, index)
+    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+
+  leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
+  found = children(logits[:, None], leaves.depths)
+  tree = tree_lib.expand(tree, leaves, *found)
+  known = rows.positions[:, 0]
+  if kinds:
+    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+    tree = tree_lib.add_chains(tree, *chains)
+  # The root lies where its row of the tree is: right behind the others.
+  lengths = known - 1
+  of_rows = None
+  if config.reads_features:
+    of_rows = jnp.zeros((len(hidden), num_rows + width, config.embed_dim))
+    of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
+
+  def draft_fn(carry, leaves):
+    cache, of_rows = carry
+    before = None
+    if of_rows is not None:
+      before = feature_draft.before_leaves(of_rows, leaves)
+    hidden, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(leaves.token_ids, 0),
+      cache,
+      starts=lengths + leaves.cache_slots[:, 0],
+      positions=lengths[:, None] + leaves.depths,
+      attention_mask=leaves.attention_mask,
+      features_before=before,
+    )
+    if of_rows is not None:
+      of_rows = feature_draft.put_leaves(of_rows, leaves, hidden)
+    logits = decoder.unembed(params, config, hidden)
+    return *children(logits, leaves.depths), (cache, of_rows)
+
+  cache = _copy(cache, rows.page_table, lengths, num_rows + width, sharding)
+  tree, _ = tree_lib.grow(
+    tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width
+  )
+  return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
+
+
+def _best(tree, rows, num_nodes, num_slots):
+  """Returns the best nodes of the trees, by slot."""
+  chosen = tree_lib.select(tree, num_nodes)
+  weights = jnp.take_along_axis(
+    tree.log_probs, jnp.maximum(chosen.nodes, 0), axis=1
+  )
+  is_node = chosen.nodes != tree_lib.NO_NODE
+  confidences = jnp.where(is_node, jnp.exp(weights), 0.0)
+  # Padding belongs to no slot.
+  slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
+
+  def by_slot(values, fill):
+    empty = jnp.full((num_slots, *values.shape[1:]), fill, values.dtype)
+    return empty.at[slots].set(values, mode='drop')
+
+  return Grown(
+    token_ids=by_slot(jnp.maximum(chosen.token_ids, 0)[:, 1:], 0),
+    trees=slot_trees.of_parents(by_slot(chosen.parents, tree_lib.NO_PARENT)),
+    confidences=by_slot(confidences[:, 1:], 0.0),
+  )
+
+
+def _copy(cache, page_table, lengths, num_more, sharding):
+  """Returns the rows' pages as a dense cache with scratch rows behind them."""
+  context = page_table.shape[1] * cache.page_size
+  capacity = dense.capacity_on(sharding.mesh, context + num_more)
+
+  def copy(pages):
+    found = paged.read(pages, page_table, cache.dtype)
+    return jnp.pad(found, ((0, 0), (0, 0), (0, capacity - context), (0, 0)))
+
+  return dense.KVCache(
+    keys=[copy(pages) for pages in cache.keys],
+    values=[copy(pages) for pages in cache.values],
+    kv_lengths=lengths,
+    capacity=capacity,
+    sharding=sharding,
+  )
+
+
+class TreeDrafter(ModelDrafter):
+  """Trees: a forward for up to W leaves of each row."""
+
+  def __init__(self, draft: TreeDraft, sizes: ProgramSizes, target: Target):
+    """Allocates the cache.
+
+    Raises:
+      UserError: the trees are smaller than the declared lengths.
+    """
+    super().__init__(draft.model, sizes, target)
+    buckets = sizes.scheduler.buckets
+    _check(draft, buckets)
+    self._draft = draft
+    # No more can be chosen, nor have children that are.
+    most = buckets.max_length
+    self._sizes_of_trees = min(draft.width, most), min(draft.branching, most)
+    axes = 'batch', 'kv_heads', None, None
+    self._sharding = sharding_lib.sharding_of(draft.model.mesh, axes)
+
+  @property
+  def name(self) -> str:
+    draft = self._draft
+    name = f'{draft.model.name}_tree_{draft.width}_{draft.branching}'
+    if draft.prompt_lookup:
+      name += '_prompt_lookup'
+    if draft.suffix_lookup:
+      name += '_suffix_lookup'
+    return name
+
+  @property
+  def _reads_texts(self) -> bool:
+    return bool(self._draft.kinds)
+
+  @property
+  def _num_forwards(self) -> int:
+    return self._sizes.scheduler.buckets.draft_steps[-1]
+
+  def commit(
+    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+  ) -> None:
+    del view, drafted, accepted  # nothing of a tree is kept
+
+  def _num_steps(self, length: int) -> int:
+    return self._sizes.scheduler.buckets.steps_of(length) - 1
+
+  def _propose(self, hidden, logits, noise, rows, num_steps, sampling) -> Grown:
+    return self._call(
+      grow,
+      self._model.params,
+      self.cache,
+      hidden,
+      logits,
+      noise,
+      rows,
+      num_steps,
+      sampling,
+      config=self._model.config,
+      sharding=self._sharding,
+      num_forwards=self._num_forwards,
+      num_nodes=self._sizes.scheduler.buckets.max_length + 1,
+      sizes=self._sizes_of_trees,
+      kinds=self._draft.kinds,
+    )
+
+  def _slot_drafts(self, view, lengths, found) -> SlotDrafts:
+    @functools.cache
+    def confidences() -> np.ndarray:
+      own = np.asarray(found.confidences, np.float64)[view.slots].T
+      return own * (np.arange(len(own))[:, None] < lengths)
+
+    return SlotDrafts(
+      drafts=policies.Drafts(lengths=lengths, node_confidences=confidences),
+      token_ids=found.token_ids,
+      trees=found.trees,
+    )
+
+
+def _check(draft: TreeDraft, buckets: StepBuckets) -> None:
+  """Raises UserError if the trees do not become as large as declared."""
+  if not buckets.max_length:
+    raise errors.UserError('trees need lengths of more than 0')
+  for length, steps in zip(buckets.lengths, buckets.draft_steps, strict=True):
+    if length and not (steps and draft.num_nodes(steps) >= length):
+      raise errors.UserError(
+        f'trees of width={draft.width} and branching={draft.branching} may '
+        f'have less than {length} nodes after {steps} forwards; make them '
+        'wider, or draft_steps larger'
+      )

@@ -1,0 +1,195 @@
+"""Drafters of an engine: tokens for some of the rows that decode.
+
+Legend: B rows of a view, U slots, K longest draft, S tokens of the longest
+text.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from swiftspec_jax import policies
+from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlotTexts:
+  """What is known of the requests in the slots; the engine writes it.
+
+  Attributes:
+    token_ids: i32[U, S].
+    num_tenants: i64[U] how often each slot was given to a request; its caches
+      are empty when this changes.
+    page_table: i32[U, any].
+  """
+
+  token_ids: np.ndarray
+  num_tenants: np.ndarray
+  page_table: np.ndarray
+
+  def known_from(
+    self, view: policies.StepView, row: int, start: int
+  ) -> list[int]:
+    """Returns the tokens of a row of a view, from place `start` on."""
+    # The last known token is not in the cache yet.
+    end = view.kv_lengths[row] + 1
+    return self.token_ids[view.slots[row], start:end].tolist()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlotDrafts:
+  """Drafts of rows.
+
+  Attributes:
+    drafts: what the policy gets to know of them.
+    token_ids: i32[U, K] by slot, on the host or on the devices.
+    trees: how the tokens hang together; None where they are chains.
+    takes_in: a chunk of late tokens was taken in before, as `Intake` says.
+    is_late: bool[B] rows without a draft as their text is not taken in yet;
+      None if there are none.
+    report: i32[U, 2] on the devices, for trees that live on: the outcome of
+      the verdict that each has followed, or NO_OUTCOME, and the draft forwards
+      for which the target has waited.
+  """
+
+  drafts: policies.Drafts
+  token_ids: np.ndarray | jax.Array
+  trees: SlotTrees | None = None
+  takes_in: bool = False
+  is_late: np.ndarray | None = None
+  report: jax.Array | None = None
+
+
+def chains_of(
+  view: policies.StepView,
+  texts: SlotTexts,
+  found: Mapping[int, Sequence[int]],
+  confidences: np.ndarray | None = None,
+) -> SlotDrafts:
+  """Returns drafts that were found on the host.
+
+  Args:
+    view: of the step.
+    texts: of all slots.
+    found: tokens for rows of the view; the others have no draft.
+    confidences: as in `policies.Drafts`.
+  """
+  size = len(texts.token_ids), view.buckets.max_length
+  token_ids = np.zeros(size, np.int32)
+  lengths = np.zeros(view.num_rows, np.int64)
+  for row, chain in found.items():
+    token_ids[view.slots[row], : len(chain)] = chain
+    lengths[row] = len(chain)
+  drafts = policies.Drafts(lengths=lengths, confidences=confidences)
+  return SlotDrafts(drafts=drafts, token_ids=token_ids)
+
+
+class EngineDrafter(Protocol):
+  """Drafts for rows: always chains, or always trees."""
+
+  @property
+  def name(self) -> str:
+    """For results, and for what costs depend on."""
+
+  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    """Returns `Intake.num_late_tokens`; asked in each step before drafts."""
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
+
+  def overlap(self) -> None:
+    """Enqueues what may run while the target verifies; called in each step."""
+
+  def commit(
+    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+  ) -> None:
+    """Learns how many i64[B] of how many i64[B] tokens were accepted."""
+
+  def forget(self, request_id: int) -> None:
+    """A request has ended."""
+
+  def reset(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+
+  @property
+  def has_programs(self) -> bool:
+    """Whether it runs programs on the devices."""
+
+  def compiling(self) -> 'EngineDrafter':
+    """Returns a drafter for another thread, whose `warm_up` runs nothing."""
+
+  def warm_up(self, flat: FlatSizes) -> None:
+    """Goes through the programs for some sizes of a step that is not plain."""
+
+  def trial(self, num_rows: int, num_known: int, length: int) -> None:
+    """Drafts for made-up rows on the devices and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      num_known: tokens of each row; with the draft no more than the context.
+      length: of all drafts, at least 1.
+    """
+
+  def trial_intake(self, num_rows: int, num_known: int) -> None:
+    """Takes in a chunk of late tokens and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      num_known: tokens of each row behind it.
+    """
+
+
+class HostDrafter:
+  """Base of drafters that leave the devices alone."""
+
+  has_programs = False
+
+  def num_late_tokens(self, view, texts) -> int:
+    del view, texts
+    return 0
+
+  def overlap(self) -> None:
+    pass
+
+  def commit(self, view, drafted, accepted) -> None:
+    del view, drafted, accepted
+
+  def forget(self, request_id) -> None:
+    del request_id
+
+  def reset(self) -> None:
+    pass
+
+  def compiling(self) -> 'HostDrafter':
+    return self
+
+  def warm_up(self, flat) -> None:
+    del flat
+
+  def trial(self, num_rows, num_known, length) -> None:
+    del num_rows, num_known, length
+
+  def trial_intake(self, num_rows, num_known) -> None:
+    del num_rows, num_known
+
+
+class NoDrafter(HostDrafter):
+  """Has no draft for anybody."""
+
+  name = 'none'
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    del lengths
+    return chains_of(view, texts, {})

@@ -1,0 +1,238 @@
+"""A draft model whose trees outlive the steps of an engine.
+
+The trees of SwiftSpec (section 3.1) under continuous batching: behind each
+verdict what was right of a tree stays, and on devices of its own the draft
+grows it while the target verifies. The draft has a contiguous row of its own
+cache for each slot; the target's pages do not concern it, but for the features
+that it may read there.
+
+The host knows all texts, so a verdict reaches the draft as tokens of the host.
+A row that was left out, or is new, reads its text in chunks, beside the steps
+of the others. The last chunk comes right before its first tree.
+
+Legend: B rows of a view.
+"""
+
+import copy
+import dataclasses
+
+import jax
+import numpy as np
+
+from swiftspec_jax import errors, policies
+from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.model import Model
+from swiftspec_jax.pipelines import tree_checks
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.living_rows import Chunk, LivingRows
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LivingTrees:
+  """Drafter of an engine.
+
+  Attributes:
+    model: model that drafts, on the target's devices or on others.
+    tree: sizes of the trees; `num_nodes` is one more than the longest declared
+      draft. `is_adaptive` and `forced_acceptance` are not for engines with
+      policies.
+  """
+
+  model: Model
+  tree: TreeConfig
+
+  def __post_init__(self):
+    for name, unset in (('is_adaptive', False), ('forced_acceptance', None)):
+      value = getattr(self.tree, name)
+      if value != unset:
+        raise errors.UserError(
+          f'{name}={value} has no effect where a policy says how much to '
+          'draft; leave it out'
+        )
+    tree_checks.check_sizes(self.model, self.tree)
+
+
+class LivingTreeDrafter:
+  """Decides when rows read, and what their trees send.
+
+  Attributes:
+    rows: what the draft keeps on its devices.
+  """
+
+  has_programs = True
+
+  def __init__(self, draft: LivingTrees, sizes: ProgramSizes, target: Target):
+    """Allocates the cache.
+
+    Raises:
+      UserError: the trees are not as large as declared, or the models share a
+        part of their devices.
+    """
+    config, tree = sizes.scheduler, draft.tree
+    if tree.num_nodes != config.buckets.max_length + 1:
+      raise errors.UserError(
+        f'num_nodes={tree.num_nodes} must be {config.buckets.max_length + 1}, '
+        'one more than the longest declared draft'
+      )
+    self._draft = draft
+    self._target = target
+    self._budget = config.buckets.max_query_tokens
+    is_async = tree_checks.are_disjoint(target.model, draft.model)
+    self.rows = LivingRows(draft.model, tree, config, target, is_async)
+    num_slots = config.buckets.max_rows
+    # By slot: who has it; tokens that the draft has read, the last of which is
+    # the root; whether it has followed no verdict since; and nodes that the
+    # last verdict was about.
+    self._num_tenants = np.zeros(num_slots, np.int64)
+    self._num_read = np.zeros(num_slots, np.int64)
+    self._is_fresh = np.ones(num_slots, bool)
+    self._num_sent = np.zeros(num_slots, np.int64)
+    # What runs while the target verifies.
+    self._chunks: list[Chunk] = []
+    self._grows = False
+    self._is_compiled = False
+
+  @property
+  def name(self) -> str:
+    tree, mode = self._draft.tree, 'async' if self.rows.is_async else 'serial'
+    name = f'{self._draft.model.name}_{mode}_{tree.width}_{tree.branching}'
+    kinds = text_lookup.kinds_of_tree(tree)
+    return f'{name}_{tree.num_draft_steps}_{len(kinds)}'
+
+  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    is_new = self._num_tenants != texts.num_tenants
+    self._num_tenants[:] = texts.num_tenants
+    self._num_read[is_new], self._is_fresh[is_new] = 0, True
+    is_late = self._is_late(view) & (view.limits > 0)
+    return int(self._num_missing(view)[is_late].sum())
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    late = np.flatnonzero(self._is_late(view) & (lengths > 0))
+    self._take_in(view, late, texts)
+    is_late = self._is_late(view) & (lengths > 0)
+    lengths = np.where(is_late, 0, lengths)
+    drafts = self._target.without_drafts(lengths)
+    if lengths.any():
+      drafts = self._follow(view, lengths, texts)
+    return dataclasses.replace(
+      drafts,
+      takes_in=bool(len(late)),
+      is_late=is_late if is_late.any() else None,
+    )
+
+  def overlap(self) -> None:
+    for chunk in self._chunks:
+      self.rows.read(chunk)
+    self._chunks = []
+    if self._grows:
+      self.rows.grow()
+    self._grows = False
+
+  def commit(
+    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+  ) -> None:
+    del accepted  # the text has them
+    self._num_sent[view.slots] = drafted
+
+  def forget(self, request_id: int) -> None:
+    del request_id
+
+  def reset(self) -> None:
+    pass  # a slot begins empty for each request
+
+  def compiling(self) -> 'LivingTreeDrafter':
+    twin = copy.copy(self)
+    twin.rows = self.rows.compiling()
+    return twin
+
+  def warm_up(self, flat: FlatSizes) -> None:
+    del flat  # the rows of the draft are always as many, and as long
+    if not self._is_compiled:
+      self.rows.warm_up()
+      self._is_compiled = True
+
+  def trial(self, num_rows: int, num_known: int, length: int) -> None:
+    news = self.rows.no_news()
+    news.budgets[:num_rows] = length
+    self.rows.begin_trial(num_rows, num_known)
+    jax.block_until_ready(self.rows.advance(news))
+
+  def trial_intake(self, num_rows: int, num_known: int) -> None:
+    del num_rows  # one after the other
+    size = self.rows.chunk_size
+    chunk = self.rows.empty_chunk(max(num_known - size, 0), num_known)
+    for _ in range(-(-self._budget // size)):
+      self.rows.read(chunk)
+    jax.block_until_ready(self.rows.state)
+
+  def _num_missing(self, view: policies.StepView) -> np.ndarray:
+    """Returns i64[B] known tokens that the draft has not read."""
+    return view.kv_lengths + 1 - self._num_read[view.slots]
+
+  def _is_late(self, view: policies.StepView) -> np.ndarray:
+    """Returns bool[B]: more is missing than what its tree can follow."""
+    most = self._num_sent[view.slots] + 1
+    most[self._is_fresh[view.slots]] = 0
+    return self._num_missing(view) > most
+
+  def _follow(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    """Enqueues proposals of `lengths` i64[B] nodes, behind what is known."""
+    rows = np.flatnonzero(lengths)
+    slots, num_known = view.slots[rows], view.kv_lengths[rows] + 1
+    num_read = self._num_read[slots]
+    news = self.rows.no_news()
+    news.budgets[slots] = lengths[rows]
+    news.verified[slots, -1] = num_known - num_read
+    steps = np.arange(news.places.shape[1])
+    is_new = steps < (num_known - num_read)[:, None]
+    positions = np.minimum(num_read[:, None] + steps, num_known[:, None] - 1)
+    tokens = texts.token_ids[slots[:, None], positions]
+    news.verified[slots, :-1] = np.where(is_new, tokens, 0)
+    # Each token is read with the feature of the one before it.
+    places = self.rows.places(texts.page_table[slots], positions - 1)
+    news.places[slots] = np.where(is_new, places, news.places[slots])
+    token_ids, trees, report = self.rows.advance(news)
+    self._num_read[slots], self._is_fresh[slots] = num_known, False
+    self._grows = True
+    return SlotDrafts(
+      drafts=policies.Drafts(lengths=lengths),
+      token_ids=token_ids,
+      trees=trees,
+      report=report,
+    )
+
+  def _take_in(
+    self, view: policies.StepView, rows: np.ndarray, texts: SlotTexts
+  ) -> None:
+    """Enqueues what late rows of the view read, the shortest rests first.
+
+    The last chunk of a row is read now, others while the target verifies.
+    """
+    room, size = self._budget, self.rows.chunk_size
+    for row in rows[np.argsort(self._num_missing(view)[rows], kind='stable')]:
+      slot, num_known = view.slots[row], int(view.kv_lengths[row]) + 1
+      token_ids = texts.known_from(view, row, 0)
+      if not self._num_read[slot]:
+        self.rows.put_text(slot, token_ids)
+      while room > 0 and self._num_read[slot] < num_known:
+        # The last token that was read has no keys and values yet.
+        start = max(int(self._num_read[slot]) - 1, 0)
+        is_last = num_known - start <= size
+        if is_last and any(chunk.slot == slot for chunk in self._chunks):
+          break
+        pages = texts.page_table[slot]
+        chunk = self.rows.chunk(slot, start, token_ids, pages)
+        if is_last:
+          self.rows.read(chunk)
+        else:
+          self._chunks.append(chunk)
+        room -= size
+        self._num_read[slot], self._is_fresh[slot] = chunk.end, True

@@ -1,0 +1,87 @@
+"""From what the user names to a drafter of the engine."""
+
+from swiftspec_jax import errors
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.drafting import feature_draft
+from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.model import Model
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft, TreeDrafter
+from swiftspec_jax.serving.drafters.engine_drafter import (
+  EngineDrafter,
+  HostDrafter,
+  NoDrafter,
+)
+from swiftspec_jax.serving.drafters.forced_draft import (
+  ForcedDraft,
+  ForcedDrafter,
+)
+from swiftspec_jax.serving.drafters.living_trees import (
+  LivingTreeDrafter,
+  LivingTrees,
+)
+from swiftspec_jax.serving.drafters.lookup import LookupDrafter
+from swiftspec_jax.serving.drafters.suffix_lookup import (
+  SuffixDrafter,
+  SuffixLookup,
+)
+from swiftspec_jax.serving.target import paged_forward
+from swiftspec_jax.serving.target.target import Target
+
+# That know the text alone.
+_Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
+_Trees = TreeDraft | LivingTrees
+Draft = Model | _Trees | _Lookup | None
+
+
+def model_of(draft: Draft, target: Model) -> Model | None:
+  """Returns the model that drafts for a target, None if none does.
+
+  Raises:
+    UserError: it is no draft, has another vocabulary, lies on other devices,
+      or reads features that the target does not have.
+  """
+  if draft is None or isinstance(draft, _Lookup):
+    return None
+  model = draft.model if isinstance(draft, _Trees) else draft
+  if not isinstance(model, Model):
+    raise errors.UserError(
+      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup or '
+      f'a HostDrafter, got {draft!r}'
+    )
+  feature_draft.check_layers(model, target)
+  tokenizer_lib.check_same_vocabulary(
+    target.name, target.tokenizer, model.name, model.tokenizer
+  )
+  if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
+    raise errors.UserError(
+      f'{model.name} lies on other devices than {target.name}; load both with '
+      'the same `devices`'
+    )
+  return model
+
+
+def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
+  """Returns the drafter that `draft` stands for.
+
+  Raises:
+    UserError: trees are smaller than the declared lengths, or the model of a
+      chain insists on kernels.
+  """
+  if draft is None:
+    return NoDrafter()
+  if isinstance(draft, PromptLookup):
+    return LookupDrafter(draft)
+  if isinstance(draft, SuffixLookup):
+    return SuffixDrafter(draft)
+  if isinstance(draft, ForcedDraft):
+    return ForcedDrafter(draft)
+  if isinstance(draft, HostDrafter):
+    return draft
+  if isinstance(draft, TreeDraft):
+    return TreeDrafter(draft, sizes, target)
+  if isinstance(draft, LivingTrees):
+    return LivingTreeDrafter(draft, sizes, target)
+  paged_forward.check_kernels(draft)
+  return ChainDrafter(draft, sizes, target)

@@ -1,0 +1,377 @@
+"""Which rows run in a step, what they feed, and where their cache lies.
+
+A request has known tokens (prompt and output so far), of which some are in the
+cache. A row whose last known token alone is missing there decodes: it feeds
+that token and its draft. A row that misses more is being filled, a chunk a
+step. A request that lost its cache to others is filled again in the same way.
+
+All of this is host work over arrays with one entry for each slot. No device and
+no clock occur here, so a simulator and an engine can share it.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from swiftspec_jax import errors, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.serving.scheduling.page_table import PageTable
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+
+_NOBODY = -1  # request of an empty slot
+# Drafts have what prompts leave of a step, but at least one of so many tokens.
+# In full steps a guess takes the place of a token that is certainly needed.
+_DRAFT_SHARE = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+  """Sizes of an engine.
+
+  Attributes:
+    buckets: the compiled sizes; there are as many slots as rows.
+    num_pages: pages of the KV cache.
+    max_context: most tokens of a request, prompt and output together.
+    page_size: tokens of a page.
+    shares_prefixes: requests that begin alike share full pages.
+  """
+
+  buckets: StepBuckets
+  num_pages: int
+  max_context: int
+  page_size: int = 16
+  shares_prefixes: bool = True
+
+  def __post_init__(self):
+    checks = {
+      'max_context': (self.max_context >= 2, 'at least 2'),
+      'num_pages': (self.num_pages >= 1, 'at least 1'),
+      'page_size': (self.page_size >= 1, 'at least 1'),
+    }
+    errors.check_fields(self, checks)
+
+  def check(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raises UserError for a request that does not fit even alone."""
+    limit = min(self.max_context, self.page_size * self.num_pages)
+    if num_prompt_tokens + max_new_tokens > limit:
+      raise errors.UserError(
+        f'a request of {num_prompt_tokens} + {max_new_tokens} tokens is more '
+        f'than the {limit} tokens of context and cache'
+      )
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Waiting:
+  """A request without a slot."""
+
+  request_id: int
+  num_known: int
+  num_remaining: int
+  limit: int
+  page_keys: list[bytes]
+  num_verified: int = 0
+  num_accepted: int = 0
+
+
+class Scheduler:
+  """Continuous batching: first come, first served, over slots and pages.
+
+  A step is `begin_step`, `plan_step`, `commit`. Requests may be submitted at
+  any time, and cancelled except between `begin_step` and `plan_step`; `commit`
+  leaves out rows that were cancelled meanwhile.
+
+  Attributes:
+    num_preemptions: how often a request has lost its slot and cache.
+    num_shared_tokens: tokens that were found in the cache by requests that got
+      a slot.
+    num_tenants: i64[slots] how often each slot was given to a request.
+  """
+
+  def __init__(self, config: SchedulerConfig):
+    self.num_preemptions = 0
+    self.num_shared_tokens = 0
+    self._config = config
+    self._waiting: collections.deque[_Waiting] = collections.deque()
+    self._running: list[int] = []  # slots, the oldest row first
+    self._num_steps = 0
+    size = config.buckets.max_rows
+    self._table = PageTable(
+      size, config.num_pages, config.page_size, config.max_context
+    )
+    self.num_tenants = np.zeros(size, np.int64)
+    self._free_slots = list(range(size - 1, -1, -1))
+    self._request_ids = np.full(size, _NOBODY)
+    self._num_known = np.zeros(size, np.int64)
+    self._num_cached = np.zeros(size, np.int64)
+    self._num_remaining = np.zeros(size, np.int64)
+    self._limits = np.zeros(size, np.int64)
+    self._num_verified = np.zeros(size, np.int64)
+    self._num_accepted = np.zeros(size, np.int64)
+
+  @property
+  def config(self) -> SchedulerConfig:
+    return self._config
+
+  @property
+  def num_waiting(self) -> int:
+    return len(self._waiting)
+
+  @property
+  def num_running(self) -> int:
+    return len(self._running)
+
+  @property
+  def num_free_pages(self) -> int:
+    return self._table.num_free
+
+  @property
+  def page_table(self) -> np.ndarray:
+    """i32[slots, pages of the longest row], -1 where there is none."""
+    return self._table.pages
+
+  @property
+  def request_ids(self) -> np.ndarray:
+    """i64[slots], -1 where there is none."""
+    return self._request_ids
+
+  def submit(
+    self,
+    request_id: int,
+    num_prompt_tokens: int,
+    max_new_tokens: int,
+    max_speculative_tokens: int | None = None,
+    page_keys: Sequence[bytes] = (),
+  ) -> None:
+    """Puts a request at the end of the queue.
+
+    Args:
+      request_id: unique, at least 0.
+      num_prompt_tokens: at least 1.
+      max_new_tokens: at least 1.
+      max_speculative_tokens: longest draft that the request wants; None leaves
+        it to the policy.
+      page_keys: `pages.keys_of` the prompt, if it may share pages.
+
+    Raises:
+      UserError: the request is longer than `max_context`, or would not fit into
+        the cache even alone.
+    """
+    self._config.check(num_prompt_tokens, max_new_tokens)
+    limit = self._config.buckets.max_length
+    if max_speculative_tokens is not None:
+      limit = min(limit, max_speculative_tokens)
+    self._waiting.append(
+      _Waiting(
+        request_id=request_id,
+        num_known=num_prompt_tokens,
+        num_remaining=max_new_tokens,
+        limit=limit,
+        page_keys=list(page_keys),
+      )
+    )
+
+  def add_page_keys(self, slot: int, keys: Sequence[bytes]) -> None:
+    """Takes the keys of the next pages that the output of a row has filled."""
+    self._table.add_keys(slot, keys)
+
+  def cancel(self, request_id: int) -> None:
+    """Forgets a request; one that is not known has ended already."""
+    for slot in self._running:
+      if self._request_ids[slot] == request_id:
+        self._release(slot)
+        return
+    for waiting in self._waiting:
+      if waiting.request_id == request_id:
+        self._waiting.remove(waiting)
+        return
+
+  def begin_step(self) -> policies.StepView | None:
+    """Gives rows the memory they need; returns None if there are no rows."""
+    if not self._grow():
+      self._admit()
+    if not self._running:
+      return None
+    buckets = self._config.buckets
+    slots = np.array(self._running)
+    missing = self._num_known[slots] - self._num_cached[slots]
+    is_decoding = missing == 1
+    num_pending = int(missing.sum()) - int(np.count_nonzero(is_decoding))
+    filling = slots[~is_decoding]
+    slots = slots[is_decoding]
+    room = buckets.max_query_tokens - len(slots)
+    num_prefill_tokens = min(num_pending, room)
+    known = self._num_known[slots]
+    # The last token comes from the target, so it need not be drafted.
+    limits = np.minimum(self._limits[slots], self._num_remaining[slots] - 1)
+    return policies.StepView(
+      step=self._num_steps,
+      request_ids=self._request_ids[slots],
+      slots=slots,
+      kv_lengths=self._num_cached[slots],
+      limits=np.minimum(limits, buckets.max_length),
+      num_verified=self._num_verified[slots],
+      num_accepted=self._num_accepted[slots],
+      num_prefill_tokens=num_prefill_tokens,
+      prefill_kv_tokens=int(self._num_cached[filling].sum()),
+      max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
+      page_size=self._config.page_size,
+      num_free_pages=self._table.num_free,
+      num_spare_tokens=self._table.num_owned[slots] * self._config.page_size
+      - known,
+      num_waiting=len(self._waiting),
+      buckets=buckets,
+    )
+
+  def reserve(self, view: policies.StepView, lengths: np.ndarray) -> None:
+    """Gives drafts their pages before it is known what is verified of them.
+
+    Args:
+      view: of `begin_step`.
+      lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
+    """
+    self._table.own(view.slots, self._num_known[view.slots] + lengths)
+
+  def plan_step(self, view: policies.StepView, lengths: np.ndarray) -> StepPlan:
+    """Decides what every row feeds, and gives drafts their pages.
+
+    Args:
+      view: of `begin_step`.
+      lengths: i64[B] draft tokens to verify; made to fit by
+        `StepView.shortened`.
+    """
+    lengths = view.shortened(lengths)
+    buckets = self._config.buckets
+    decoding, num_decoding = view.slots, view.num_rows
+    self._table.own(decoding, self._num_known[decoding] + lengths)
+    num_tokens = num_decoding + int(lengths.sum())
+    chunks = self._chunks(num_tokens)
+    filling = np.array(list(chunks), np.int64)
+    sizes = np.array(list(chunks.values()), np.int64)
+    slots = np.concatenate([decoding, filling])
+    num_query_tokens = np.concatenate([lengths + 1, sizes])
+    starts = self._num_cached[slots]
+    return StepPlan(
+      request_ids=self._request_ids[slots],
+      slots=slots,
+      starts=starts,
+      num_query_tokens=num_query_tokens,
+      lengths=np.concatenate([lengths, np.zeros_like(filling)]),
+      is_sampled=starts + num_query_tokens >= self._num_known[slots],
+      num_decoding=num_decoding,
+      padded_rows=buckets.pad_rows(len(slots)),
+      padded_query_tokens=buckets.pad_query_tokens(
+        num_tokens + int(sizes.sum())
+      ),
+    )
+
+  def commit(
+    self,
+    plan: StepPlan,
+    num_accepted: np.ndarray,
+    is_ended: np.ndarray | None = None,
+  ) -> np.ndarray:
+    """Takes the outcome of a step.
+
+    Args:
+      plan: of `plan_step`.
+      num_accepted: i64[R] draft tokens that are part of the output.
+      is_ended: bool[R] rows whose output ended before its token limit.
+
+    Returns:
+      i64[F] requests that have ended.
+    """
+    self._num_steps += 1
+    is_present = self._request_ids[plan.slots] == plan.request_ids
+    slots = plan.slots[is_present]
+    num_accepted = num_accepted[is_present]
+    num_emitted = (num_accepted + plan.is_sampled[is_present]).astype(np.int64)
+    self._num_verified[slots] += plan.lengths[is_present]
+    self._num_accepted[slots] += num_accepted
+    # What was rejected is in the cache, too, but behind its end.
+    rejected = plan.lengths[is_present] - num_accepted
+    self._num_cached[slots] += plan.num_query_tokens[is_present] - rejected
+    self._num_known[slots] += num_emitted
+    self._num_remaining[slots] -= num_emitted
+    self._table.remember(slots, self._num_cached[slots])
+    self._table.trim(slots, self._num_known[slots])
+    has_ended = self._num_remaining[slots] <= 0
+    if is_ended is not None:
+      has_ended |= is_ended[is_present]
+    ended = slots[has_ended]
+    request_ids = self._request_ids[ended]
+    for slot in ended.tolist():
+      self._release(slot)
+    return request_ids
+
+  def _grow(self) -> bool:
+    """Gives rows pages for what they know; returns whether one had to go."""
+    had_to_go = False
+    while self._running:
+      slots = np.array(self._running)
+      wanted = self._table.count(self._num_known[slots])
+      wanted -= self._table.num_owned[slots]
+      if int(wanted.sum()) <= self._table.num_free:
+        self._table.own(slots, self._num_known[slots])
+        break
+      self._preempt(self._running[-1])
+      had_to_go = True
+    return had_to_go
+
+  def _admit(self) -> None:
+    """Gives slots to requests from the head of the queue."""
+    while self._waiting and self._free_slots:
+      waiting = self._waiting[0]
+      shared = self._table.find(waiting.page_keys, waiting.num_known)
+      needed = self._table.num_missing(waiting.num_known, shared)
+      # One page for each row that runs, lest they soon drive this one out.
+      if needed + len(self._running) > self._table.num_free:
+        return
+      self._waiting.popleft()
+      slot = self._free_slots.pop()
+      self.num_tenants[slot] += 1
+      self._running.append(slot)
+      self._request_ids[slot] = waiting.request_id
+      self._num_known[slot] = waiting.num_known
+      num_cached = self._table.begin(slot, waiting.page_keys, shared)
+      self._num_cached[slot] = num_cached
+      self.num_shared_tokens += num_cached
+      self._num_remaining[slot] = waiting.num_remaining
+      self._limits[slot] = waiting.limit
+      self._num_verified[slot] = waiting.num_verified
+      self._num_accepted[slot] = waiting.num_accepted
+      self._table.own(np.array([slot]), self._num_known[[slot]])
+
+  def _preempt(self, slot: int) -> None:
+    """Takes slot and cache from a row and puts it at the head of the queue."""
+    self.num_preemptions += 1
+    self._waiting.appendleft(
+      _Waiting(
+        request_id=int(self._request_ids[slot]),
+        num_known=int(self._num_known[slot]),
+        num_remaining=int(self._num_remaining[slot]),
+        limit=int(self._limits[slot]),
+        page_keys=self._table.keys(slot),
+        num_verified=int(self._num_verified[slot]),
+        num_accepted=int(self._num_accepted[slot]),
+      )
+    )
+    self._release(slot)
+
+  def _release(self, slot: int) -> None:
+    self._table.disown(slot)
+    self._request_ids[slot] = _NOBODY
+    self._running.remove(slot)
+    self._free_slots.append(slot)
+
+  def _chunks(self, num_tokens: int) -> dict[int, int]:
+    """Returns a chunk for each row to fill, beside `num_tokens` of others."""
+    left = self._config.buckets.max_query_tokens - num_tokens
+    chunks = {}
+    for slot in self._running:
+      missing = int(self._num_known[slot] - self._num_cached[slot])
+      if missing > 1 and left > 0:
+        chunks[slot] = min(missing, left)
+        left -= chunks[slot]
+    return chunks

@@ -1,0 +1,1 @@
+"""The target's part of a step."""
