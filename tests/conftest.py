@@ -21,8 +21,13 @@ from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 
 if jax.__version_info__ < (0, 11):
-  # XLA's older way to emit fusions compiles faster; newer XLA lacks it.
-  os.environ.setdefault('XLA_FLAGS', '--xla_cpu_use_fusion_emitters=false')
+  # XLA's older way to emit fusions compiles faster; newer XLA lacks it. All
+  # processors are busy, so that parts of a program gain nothing by threads.
+  os.environ.setdefault(
+    'XLA_FLAGS',
+    '--xla_cpu_use_fusion_emitters=false '
+    '--xla_cpu_parallel_codegen_split_count=1',
+  )
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
   jax.config.update('jax_num_cpu_devices', 8)

@@ -11,9 +11,11 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
-# A job in the background of a shell ignores Ctrl-C, and so do its children.
+# A job in the background of a shell ignores Ctrl-C, and so do its children. A
+# program that hangs says where its threads are, and ends.
 _LAUNCHER = """
-import gc, runpy, signal
+import faulthandler, gc, runpy, signal
+faulthandler.dump_traceback_later(300, exit=True)
 gc.set_threshold(50_000)  # as in conftest.py
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
@@ -22,7 +24,7 @@ runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 # for each line that names a module, its arguments, the files for its streams
 # and its environment. JAX starts no threads before it is used.
 _FORKS = """
-import gc, json, os, runpy, sys
+import faulthandler, gc, json, os, runpy, sys
 gc.set_threshold(50_000)
 import matplotlib.pyplot, optax, swiftspec_jax, transformers
 gc.freeze()
@@ -34,6 +36,7 @@ while line := sys.stdin.readline():
     continue
   for number, path in enumerate(streams):
     os.dup2(os.open(path, os.O_RDWR), number)
+  faulthandler.dump_traceback_later(300, exit=True)
   os.environ.clear()
   os.environ.update(environment)
   sys.argv = ['', *flags]
