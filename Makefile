@@ -44,9 +44,10 @@ test: ## the tests that need no network once the models are cached
 	$(BOOTSTRAP) experiments serve test
 	$(PYTEST)
 
-test-ci: ## the tests that take a minute or need all optimisations
+test-ci: ## the tests that take long or need all optimisations of XLA
 	$(BOOTSTRAP) experiments serve test
-	$(OPTIMISED) $(PYTEST) -m ci $(call files_of,ci)
+	$(PYTEST) -m ci $(call files_of,ci)
+	$(OPTIMISED) $(PYTEST) -m optimised $(call files_of,optimised)
 
 test-core: ## those of decoding; PYTHON and VENV name other versions
 	$(BOOTSTRAP) experiments serve test

@@ -195,6 +195,7 @@ def test_pictures_need_something_to_show():
   assert ablation_plot.draw_speed([], 'title') is None
 
 
+@pytest.mark.ci
 def test_interrupted_and_resumed(model, tmp_path):
   names = ['autoregressive', 'serial', 'async']
   flags = [

@@ -184,6 +184,7 @@ def test_directory_with_results_is_refused(finished, flags, model):
   assert {p: p.read_bytes() for p in finished[0].iterdir()} == before
 
 
+@pytest.mark.ci
 def test_kill_and_resume(flags, tmp_path):
   flags = [*flags, TWO_MODES, '--repeats=6', f'--output_dir={tmp_path}']
   with programs.start('benchmark', *flags) as process:

@@ -31,7 +31,7 @@ def test_it_is_small():
   assert sum(path.stat().st_size for path in files) < MAX_BYTES
 
 
-@pytest.mark.ci
+@pytest.mark.optimised
 def test_trees_of_it_write_what_the_target_writes(target):
   draft = ss.load(NAME, draft_of=target)
   options = {'max_new_tokens': 48}

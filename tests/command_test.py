@@ -13,14 +13,7 @@ from experiments import command
 
 def call(*arguments):
   """Status, output and complaints of the command."""
-  done = subprocess.run(
-    [sys.executable, '-m', 'experiments.command', *arguments],
-    cwd=programs.ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return programs.run('command', *arguments)
 
 
 @pytest.mark.parametrize('arguments', [(), ('--help',), ('help',)])

@@ -9,7 +9,7 @@ _WAYS = ('plain', 'auto')
 _ROUNDING = 0.01
 
 
-@pytest.mark.ci
+@pytest.mark.optimised
 def test_demonstration_is_honest_and_ends_with_a_table():
   status, output, complaints = programs.run('demo')
   assert status == 0, complaints

@@ -266,7 +266,7 @@ def test_later_tokens_of_a_chain_have_guesses_of_their_own():
   [
     (STANDS_ALONE, 'adamw', 3e-3),
     (STANDS_ALONE, 'muon', 1e-2),
-    pytest.param(READS_FEATURES, 'adamw', 3e-3, marks=pytest.mark.ci),
+    pytest.param(READS_FEATURES, 'adamw', 3e-3, marks=pytest.mark.optimised),
   ],
   ids=['stands_alone-adamw', 'stands_alone-muon', 'reads_features-adamw'],
 )

@@ -135,6 +135,7 @@ def check_lines(directory, mode, results):
     assert line['num_rounds'] == result.stats.num_rounds
 
 
+@pytest.mark.ci
 def test_ctrl_c_and_resume(flags, tmp_path):
   flags = (*flags, f'--output_dir={tmp_path}')
   path = tmp_path / 'results.jsonl'

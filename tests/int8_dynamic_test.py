@@ -77,7 +77,7 @@ def test_scores_are_those_of_integers(dtype, num_terms):
   )
 
 
-@pytest.mark.ci
+@pytest.mark.optimised
 @pytest.mark.parametrize(('num_devices', 'num_terms'), [(1, 1), (1, 2), (2, 2)])
 def test_a_product_depends_on_its_row_alone(num_devices, num_terms):
   weight = draw(0, 48, NUM_INPUTS)

@@ -43,7 +43,7 @@ def test_notebooks_are_committed_without_outputs(path):
 
 
 @pytest.mark.parametrize(
-  'is_real', [False, pytest.param(True, marks=pytest.mark.ci)]
+  'is_real', [False, pytest.param(True, marks=pytest.mark.optimised)]
 )
 def test_quickstart(tmp_path, is_real):
   changes = {}

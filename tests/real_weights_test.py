@@ -61,7 +61,7 @@ def has_bfloat16_instructions():
   return path.exists() and 'avx512_bf16' in path.read_text()
 
 
-@pytest.mark.ci
+@pytest.mark.optimised
 @pytest.mark.skipif(
   not has_bfloat16_instructions(), reason='products in bfloat16 differ then'
 )

@@ -63,6 +63,7 @@ def losses_of(output_dir):
   return [line['training']['loss'] for line in lines]
 
 
+@pytest.mark.ci
 def test_a_killed_program_goes_on(model, data, whole, tmp_path):
   """kill -9 in the middle changes no loss."""
   killed = tmp_path / 'killed'
@@ -78,6 +79,7 @@ def test_a_killed_program_goes_on(model, data, whole, tmp_path):
   assert (killed / 'training.png').exists()
 
 
+@pytest.mark.ci
 def test_several_processes_share_the_batches(model, data, whole, tmp_path):
   """Also one that goes on behind its last checkpoint."""
   two = tmp_path / 'two'

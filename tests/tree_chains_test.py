@@ -1,5 +1,8 @@
 """Chains of a text in the tree: games against the oracle, and by hand."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -99,6 +102,23 @@ def test_thousand_verdicts():
   assert longest > 1
 
 
+# One program instead of one for each operation.
+add_chains = jax.jit(tree_lib.add_chains)
+best_candidates = jax.jit(tree_lib.best_candidates, static_argnums=(1, 2))
+reroot = jax.jit(tree_lib.reroot)
+select = jax.jit(tree_lib.select, static_argnums=1)
+mark_sent = jax.jit(tree_lib.mark_sent)
+new_tree = jax.jit(
+  tree_lib.new_tree,
+  static_argnames=('capacity', 'num_cache_rows', 'chain_length'),
+)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def expand(tree, width):
+  return tree_lib.expand_best(tree, 0, example_draft, width)[0]
+
+
 # Children of t1, as in docs/how_it_works/token_tree.md.
 EXAMPLE = {1: {2: -0.75, 3: -1.0}, 3: {5: -0.125, 6: -1.25}, 5: {7: -0.5}}
 
@@ -117,11 +137,11 @@ def example_draft(carry, leaves):
 
 
 def example_tree(capacity=24):
-  tree = tree_lib.new_tree(
+  tree = new_tree(
     jnp.asarray([1]), capacity=capacity, num_cache_rows=8, chain_length=4
   )
-  tree, _ = tree_lib.expand_best(tree, 0, example_draft, 2)
-  return tree_lib.add_chains(
+  tree = expand(tree, 2)
+  return add_chains(
     tree, jnp.asarray([[[3, 5, 7]]]), jnp.full((1, 1, 3), -0.25)
   )
 
@@ -146,7 +166,7 @@ def test_a_chain_starts_with_what_is_there():
   assert weights(tree) == close(t1=0, t2=-0.75, t3=-0.25, t5=-0.5, t7=-0.75)
   assert tree.parents[0, :5].tolist() == [-1, 0, 0, 2, 3]
   assert tree.depths[0, :5].tolist() == [0, 1, 1, 2, 3]
-  again = tree_lib.add_chains(
+  again = add_chains(
     tree, jnp.asarray([[[3, 5, 7]]]), jnp.full((1, 1, 3), -0.25)
   )
   assert again.size == tree.size
@@ -154,7 +174,7 @@ def test_a_chain_starts_with_what_is_there():
 
 def test_a_chain_is_expanded_in_one_forward():
   tree = example_tree()
-  leaves = tree_lib.best_candidates(tree, 4)
+  leaves = best_candidates(tree, 4)
   assert leaves.token_ids.tolist() == [[3, 5, 7, 2]] or (
     leaves.token_ids.tolist() == [[3, 5, 2, 7]]
   )
@@ -174,7 +194,7 @@ def test_a_chain_is_expanded_in_one_forward():
 
 
 def test_children_that_a_chain_brought_are_merged():
-  tree, _ = tree_lib.expand_best(example_tree(), 0, example_draft, 4)
+  tree = expand(example_tree(), 4)
   # t5 is better by 0.125 for the model, and t7 moves with it.
   assert weights(tree) == close(
     t1=0, t2=-0.75, t3=-0.25, t5=-0.375, t7=-0.625, t6=-1.5
@@ -185,10 +205,10 @@ def test_children_that_a_chain_brought_are_merged():
 
 def test_a_full_tree_drops_the_end_of_a_chain():
   assert list(weights(example_tree(capacity=8))) == [1, 2, 3, 5, 7]
-  tree = tree_lib.new_tree(
+  tree = new_tree(
     jnp.asarray([1]), capacity=4, num_cache_rows=4, chain_length=4
   )
-  tree = tree_lib.add_chains(
+  tree = add_chains(
     tree,
     jnp.asarray([[[3, 5, 7], [3, 2, 6]]]),
     jnp.asarray([[[-0.25, -0.25, -0.5], [-0.25, -0.375, -0.25]]]),
@@ -199,14 +219,14 @@ def test_a_full_tree_drops_the_end_of_a_chain():
 def test_coverage_does_not_part_a_chain():
   """t5 is sent, its child t7 is not, and neither has a row."""
   tree = example_tree()
-  tree = tree_lib.mark_sent(tree, tree_lib.select(tree, 3))
-  assert tree_lib.select(tree, 3).token_ids.tolist() == [[1, 3, 5]]
-  leaves = tree_lib.best_candidates(tree, 2, coverage=1.0)
+  tree = mark_sent(tree, select(tree, 3))
+  assert select(tree, 3).token_ids.tolist() == [[1, 3, 5]]
+  leaves = best_candidates(tree, 2, 1.0)
   assert leaves.token_ids.tolist() == [[2, 3]]
 
 
 def test_many_accepted_tokens_may_lack_a_row():
-  tree, moved = tree_lib.reroot(
+  tree, moved = reroot(
     example_tree(), jnp.asarray([[3, 5, 7]]), jnp.asarray([3])
   )
   assert moved.outcome.tolist() == [tree_lib.LATE_HIT]
@@ -215,8 +235,8 @@ def test_many_accepted_tokens_may_lack_a_row():
 
 
 def test_candidates_of_a_chain_survive_a_hit():
-  tree, _ = tree_lib.expand_best(example_tree(), 0, example_draft, 1)  # t3
-  tree, moved = tree_lib.reroot(tree, jnp.asarray([[3]]), jnp.asarray([1]))
+  tree = expand(example_tree(), 1)  # t3
+  tree, moved = reroot(tree, jnp.asarray([[3]]), jnp.asarray([1]))
   assert moved.outcome.tolist() == [tree_lib.HIT]
   assert list(weights(tree)) == [3, 5, 7, 6]
   assert tree.parents[0, :4].tolist() == [-1, 0, 1, 0]

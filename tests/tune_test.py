@@ -21,7 +21,9 @@ def test_steps_are_timed():
   assert 0 < step_times.draft_step_seconds(target, tree, 64) < 1
 
 
-@pytest.mark.parametrize('mode', ['serial', 'async'])
+@pytest.mark.parametrize(
+  'mode', ['serial', pytest.param('async', marks=pytest.mark.ci)]
+)
 def test_configuration_is_made_and_used(model, tmp_path, mode):
   path = tmp_path / 'tuned.json'
   status, output, complaints = programs.run(

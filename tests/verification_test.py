@@ -80,16 +80,16 @@ def chi_square(counts, probs):
   return statistic, bound
 
 
+PLAIN = SamplingParams(temperature=1.0)
+TOP_K = SamplingParams(temperature=0.7, top_k=3)
+TOP_P = SamplingParams(temperature=1.3, top_p=0.8)
+
+
 @pytest.mark.parametrize('is_one_hot', [False, True])
-@pytest.mark.parametrize('num_drafted', [3, 2, 0])
 @pytest.mark.parametrize(
-  'params',
-  [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.7, top_k=3),
-    SamplingParams(temperature=1.3, top_p=0.8),
-  ],
-  ids=['plain', 'top_k', 'top_p'],
+  ('params', 'num_drafted'),
+  [(PLAIN, 3), (PLAIN, 2), (PLAIN, 0), (TOP_K, 3), (TOP_P, 3), (TOP_P, 0)],
+  ids=['plain-3', 'plain-2', 'plain-0', 'top_k-3', 'top_p-3', 'top_p-0'],
 )
 def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
   """Over many seeds: the laws of the first and second output token.
