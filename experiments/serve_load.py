@@ -128,7 +128,7 @@ def _serve(
   def run(name, arrivals, requests):
     engine.policy = policies.make(name)
     if engine_flags.mode() != shared_flags.ENGINE_FORCED:
-      engine.drafter.reset()
+      engine.reset_drafters()
     before = engine.scheduler.num_preemptions
     records: list[PagedStepRecord] = []
     clock: load_replay.Clock = load_replay.RealTime()

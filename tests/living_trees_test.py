@@ -14,6 +14,7 @@ from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
 
@@ -40,12 +41,21 @@ def make_models(split):
   return target, draft
 
 
+class RandomSources(RandomLengths):
+  """Lets the draft model rest at random, and looks drafts up then."""
+
+  def plan_draft(self, view):
+    looks_up = self._generator.random() < 0.5
+    return dataclasses.replace(super().plan_draft(view), looks_up=looks_up)
+
+
 def make_engine(target, draft, policy, num_pages=NUM_PAGES, **tree):
   tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
   return PageEngine(
     target,
     LivingTrees(model=draft, tree=tree),
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
+    lookup=PromptLookup(prompt_lookup_min=1),
     policy=policy,
   )
 
@@ -62,6 +72,22 @@ def test_outputs_are_those_of_plain_decoding(split, waits_for_misses):
   check(target, requests, results)
   assert engine.scheduler.num_preemptions > 0
   assert sum(result.stats.num_accepted for result in results) > 0
+  assert_empty(engine, NUM_PAGES)
+
+
+@pytest.mark.parametrize('split', ['serial', 'async'])
+def test_drafts_are_looked_up_while_the_model_rests(split):
+  target, draft = make_models(split)
+  policy = RandomSources(0)
+  engine = make_engine(target, draft, policy)
+  requests = random_requests(24, seed=5)
+  check(target, requests, serve(engine, requests, seed=5))
+  for looks_up in (False, True):
+    assert any(
+      outcome.num_accepted.any()
+      for outcome in policy.outcomes
+      if outcome.plan.looks_up == looks_up
+    )
   assert_empty(engine, NUM_PAGES)
 
 

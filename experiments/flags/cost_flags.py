@@ -78,6 +78,7 @@ class Policies:
       self._table,
       is_tree=engine_flags.is_tree(),
       drafts_by_model=engine_flags.drafts_by_model(),
+      looks_up=engine_flags.looks_up(),
     )
 
 

@@ -33,7 +33,8 @@ _MODE = flags.DEFINE_enum(
     shared_flags.ENGINE_FORCED,
     *_LIVING,
   ],
-  'What drafts; auto is serial if there is a draft model, else prompt_lookup. '
+  'What drafts; auto is serial if there is a draft model, else prompt_lookup; '
+  'with a draft model, policy goodput may let it rest and look drafts up. '
   'Modes chain, tree, serial and async take --draft. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
   'trees grow. In mode tree a new one grows for each step. In modes serial and '
@@ -106,6 +107,11 @@ def drafts_by_model() -> bool:
   return is_tree() or mode() == 'chain'
 
 
+def looks_up() -> bool:
+  """Returns whether drafts can be looked up beside a draft model."""
+  return _MODE.value == shared_flags.AUTO and mode() in _LIVING
+
+
 def _refuse(names: Sequence[str], remedy: str) -> None:
   for name in names:
     if flags.FLAGS[name].present:
@@ -166,7 +172,8 @@ def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
     draft = SuffixLookup()
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
-  return PageEngine(target, draft, sizes=declared), target
+  lookup = shared_flags.prompt_lookup() if looks_up() else None
+  return PageEngine(target, draft, sizes=declared, lookup=lookup), target
 
 
 def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:

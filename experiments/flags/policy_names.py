@@ -3,6 +3,7 @@
 from experiments.load import load_report
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.cost_model.without_draft import WithoutDraft
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.batch_table import BatchTable
@@ -11,6 +12,7 @@ from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
+from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 
 _TABLE = 'table'
@@ -39,6 +41,7 @@ def make(
   *,
   is_tree: bool = False,
   drafts_by_model: bool = True,
+  looks_up: bool = False,
 ) -> policies.Policy:
   """Returns a new policy.
 
@@ -50,6 +53,7 @@ def make(
     table: the policy that 'table' names.
     is_tree: drafts are trees.
     drafts_by_model: drafts take time, other than lookups.
+    looks_up: drafts can be looked up beside those of the model.
 
   Raises:
     UserError: there is none of this name, or none for trees.
@@ -59,8 +63,7 @@ def make(
   if name == _TABLE:
     return table
   if name == load_report.GOODPUT:
-    costs = costs or LiveCosts(buckets, drafts_by_model=drafts_by_model)
-    return Goodput(costs, TreeEstimator() if is_tree else None)
+    return _goodput(costs, buckets, is_tree, drafts_by_model, looks_up)
   if ':' in name:
     return loading.load(name, costs)
   if is_tree and name.startswith((*_DSD, _VERIFICATION)):
@@ -71,6 +74,19 @@ def make(
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
   return FixedLength(length, drafts_first=kind == load_report.ALWAYS)
+
+
+def _goodput(costs, buckets, is_tree, drafts_by_model, looks_up):
+  def costs_of(by_model):
+    if costs is None:
+      return LiveCosts(buckets, drafts_by_model=by_model)
+    return costs if by_model == drafts_by_model else WithoutDraft(costs)
+
+  estimator = TreeEstimator() if is_tree else None
+  policy = Goodput(costs_of(drafts_by_model), estimator)
+  if not looks_up:
+    return policy
+  return LookupOrModel(policy, by_lookup=Goodput(costs_of(by_model=False)))
 
 
 def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:

@@ -114,14 +114,17 @@ class DraftPlan:
     is_probe: bool[B] or None: rows whose drafts are wanted for what they tell;
       `plan_verify` keeps a part of them.
     is_first: drafts come before prompts, which get what is left of the step.
-    expected_tokens: that the step will emit for the rows; NaN if the policy
-      makes no prediction.
-    expected_seconds: of the step; NaN likewise.
+    looks_up: drafts are looked up in the texts, and the draft model rests; only
+      for engines that can do both.
+    expected_tokens: tokens that the step will emit for the rows; NaN if the
+      policy makes no prediction, as where the step is an experiment.
+    expected_seconds: seconds of the step, or NaN.
   """
 
   lengths: np.ndarray
   is_probe: np.ndarray | None = None
   is_first: bool = False
+  looks_up: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 
@@ -162,7 +165,8 @@ class Outcome:
     accepted_ranks: i64[D, B], -1 where there is none: for trees the places of
       the accepted nodes in the proposal, counted from 0 without the root. None
       for chains, where they are the first `num_accepted`.
-    seconds: that the step took.
+    seconds: duration of the step; NaN for drafts that were not part of one, and
+      only compared with what the target said.
     is_usable: bool[B]: whether the row tells about its drafter; not so where a
       grammar or a bias has changed what the target would have said.
   """

@@ -68,7 +68,8 @@ class Goodput:
       draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
-    choice = self._choose(view, scores.goodput)
+    due = None if self._live is None else self._live.due(view.step)
+    choice = self._choose(view, scores.goodput) if due is None else due
     num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
     longest = lengths[choice]
     if coverage < 1 and self._is_free(view):
@@ -80,8 +81,11 @@ class Goodput:
       return policies.DraftPlan(
         lengths=np.maximum(planned, probes), is_probe=probes > 0
       )
+    planned = allocation.allocate(gains[:longest], num_tokens)
+    if due is not None:
+      return policies.DraftPlan(lengths=planned)
     return policies.DraftPlan(
-      lengths=allocation.allocate(gains[:longest], num_tokens),
+      lengths=planned,
       expected_tokens=float(scores.expected_tokens[choice]),
       expected_seconds=float(scores.expected_seconds[choice]),
     )
@@ -163,9 +167,6 @@ class Goodput:
 
   def _choose(self, view: policies.StepView, goodput: np.ndarray) -> int:
     """Returns the index of the best length, or of the last one."""
-    due = None if self._live is None else self._live.due(view.step)
-    if due is not None:
-      return due
     best = int(goodput.argmax())
     rows = view.buckets.pad_rows(max(view.num_rows, 1))
     last_rows, last = self._last

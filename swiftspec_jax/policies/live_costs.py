@@ -1,5 +1,7 @@
 """Costs that are learned from the steps themselves, without a profile."""
 
+import math
+
 import numpy as np
 import scipy.optimize
 
@@ -12,7 +14,8 @@ _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
 _SOME_SECONDS = 1e-9
 _FIT_EVERY = 8  # steps, as it takes some 0.2 ms
-_TRY_EVERY = 64  # steps, of which a try costs a part; fewer at first
+_TRY_EVERY = 64  # steps, of which a try costs a part; 4, 8, 16, ... at first
+_GOLDEN = 0.618  # steps of this share of a circle soon come near every place
 _PLAIN, _UNVERIFIED, _VERIFIED = range(3)  # kinds of steps
 
 
@@ -48,6 +51,7 @@ class LiveCosts:
     self._features = _features(*sizes)
     self._believed = np.ones(shape)
     self._num_tries = self._next_try = 0
+    self._stride = _stride(len(buckets.lengths))
 
   def predict(
     self,
@@ -78,14 +82,15 @@ class LiveCosts:
     if step < self._next_try:
       return None
     self._num_tries += 1
-    self._next_try = step + min(1 + self._num_tries, _TRY_EVERY)
-    return -self._num_tries % len(self._buckets.lengths)
+    self._next_try = step + min(2 ** (1 + self._num_tries), _TRY_EVERY)
+    # Lengths that are far apart tell most of those between them.
+    return -self._num_tries * self._stride % len(self._buckets.lengths)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the time of a step."""
     view, buckets = outcome.view, self._buckets
     longest = int(outcome.plan.lengths.max(initial=0))
-    if longest and view.num_late_tokens:
+    if np.isnan(outcome.seconds) or (longest and view.num_late_tokens):
       return
     kind = _PLAIN
     if longest:
@@ -124,6 +129,14 @@ class LiveCosts:
     shares = freshness * counts / (counts + 1)
     beliefs[is_seen] += shares * (medians - beliefs[is_seen])
     return beliefs
+
+
+def _stride(size: int) -> int:
+  """Returns steps that reach all of a circle's places, the far ones first."""
+  stride = max(round(_GOLDEN * size), 1)
+  while math.gcd(stride, size) > 1:
+    stride += 1
+  return stride
 
 
 def _features(rows, query_tokens, draft_steps) -> np.ndarray:

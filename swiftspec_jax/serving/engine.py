@@ -19,6 +19,7 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
+from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving import jobs
@@ -27,7 +28,11 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.engine_drafter import (
+  HostDrafter,
+  SlotDrafts,
+  SlotTexts,
+)
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
@@ -61,6 +66,7 @@ class PageEngine(engine.Engine[PagedJob]):
     policy: may be replaced between steps.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
+    lookup: drafter of steps whose plan says `looks_up`, None without one.
   """
 
   limits_drafts = True
@@ -71,6 +77,7 @@ class PageEngine(engine.Engine[PagedJob]):
     draft: make_drafter.Draft = None,
     *,
     sizes: ProgramSizes,
+    lookup: make_drafter.Lookup | None = None,
     policy: policies.Policy | None = None,
   ):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
@@ -80,6 +87,7 @@ class PageEngine(engine.Engine[PagedJob]):
       draft: a draft model, for chains or in a `TreeDraft` or `LivingTrees`, a
         lookup, a `HostDrafter`, or None for plain decoding.
       sizes: sizes that everything is compiled for.
+      lookup: drafts beside a draft model, where the policy prefers it.
       policy: how much to speculate; not at all by default.
 
     Raises:
@@ -111,6 +119,9 @@ class PageEngine(engine.Engine[PagedJob]):
       feature_layers=model.config.feature_layers if model else (),
     )
     self.drafter = make_drafter.make(self._target, draft, sizes)
+    self.lookup: HostDrafter | None = None
+    if lookup is not None:
+      self.lookup = make_drafter.make_lookup(lookup)
     num_slots = config.buckets.max_rows
     self.programs = Programs(sizes, self._target, self.drafter)
     self._texts = SlotTexts(
@@ -153,12 +164,17 @@ class PageEngine(engine.Engine[PagedJob]):
     step = self.scheduler.plan_step(view, lengths)
     output = self._dispatch(step, drafts)
     self.drafter.overlap()
+    judged = None
+    if isinstance(self.policy, LookupOrModel) and not plan.looks_up:
+      judged = self.lookup.draft(view, view.limits, self._texts)
     dispatched = time.perf_counter()
     packed, logprobs, report = jax.device_get((*output, drafts.report))
     waited = time.perf_counter() - dispatched
-    accepted, ended = self._commit(view, step, drafts, packed, logprobs)
+    accepted, ended = self._commit(view, plan, step, drafts, packed, logprobs)
     end = time.perf_counter()
     self._observe(view, plan, step, drafts, packed, end - start)
+    if judged is not None:
+      self._judge(view, judged, packed)
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_accepted=accepted[: step.num_decoding],
@@ -179,6 +195,9 @@ class PageEngine(engine.Engine[PagedJob]):
     if not plan.lengths.any():
       return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
+    if plan.looks_up:
+      drafts = self.lookup.draft(view, plan.lengths, self._texts)
+      return dataclasses.replace(drafts, trees=self._target.chains)
     return self.drafter.draft(view, plan.lengths, self._texts)
 
   def _dispatch(
@@ -203,6 +222,7 @@ class PageEngine(engine.Engine[PagedJob]):
   def _commit(
     self,
     view: policies.StepView,
+    plan: policies.DraftPlan,
     step: StepPlan,
     drafts: SlotDrafts,
     packed: np.ndarray,
@@ -230,12 +250,26 @@ class PageEngine(engine.Engine[PagedJob]):
       num_accepted[i] = len(new) - 1
       is_ended[i] = job.is_finished
     verified = packed[view.slots, 0].astype(np.int64)
-    self.drafter.commit(view, drafts.drafts.lengths, verified)
+    # The drafter has drafted nothing of what was looked up.
+    drafted = drafts.drafts.lengths * (not plan.looks_up)
+    self.drafter.commit(view, drafted, verified)
     ended = self.scheduler.commit(step, num_accepted, is_ended)
     for request_id in ended.tolist():
       del self._jobs[request_id]
-      self.drafter.forget(request_id)
+      self._forget(request_id)
     return num_accepted, ended
+
+  def _forget(self, request_id: int) -> None:
+    """Tells all drafters that a request has ended."""
+    self.drafter.forget(request_id)
+    if self.lookup is not None:
+      self.lookup.forget(request_id)
+
+  def reset_drafters(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+    self.drafter.reset()
+    if self.lookup is not None:
+      self.lookup.reset()
 
   def _observe(
     self,
@@ -264,8 +298,30 @@ class PageEngine(engine.Engine[PagedJob]):
         accepted_ranks=ranks,
         seconds=seconds,
         is_usable=self._target.sampling.is_usable(
-          view.slots, for_model=self._drafts_by_model
+          view.slots, for_model=self._drafts_by_model and not plan.looks_up
         ),
+      )
+    )
+
+  def _judge(
+    self, view: policies.StepView, drafts: SlotDrafts, packed: np.ndarray
+  ) -> None:
+    """Tells the policy what would have been accepted of lookups' drafts."""
+    emitted = packed[view.slots, :1] + 1
+    chains = drafts.token_ids[view.slots]
+    places = np.arange(chains.shape[1])
+    tokens = packed[view.slots, 2 : 2 + len(places)]
+    lengths = np.minimum(drafts.drafts.lengths, emitted[:, 0])
+    is_right = (chains == tokens) & (places < lengths[:, None])
+    self.policy.judge(
+      policies.Outcome(
+        view=view,
+        plan=policies.DraftPlan(lengths=view.limits, looks_up=True),
+        drafts=drafts.drafts,
+        lengths=lengths,
+        num_accepted=is_right.cumprod(axis=1).sum(axis=1),
+        seconds=float('nan'),
+        is_usable=self._target.sampling.is_usable(view.slots, for_model=False),
       )
     )
 
@@ -294,7 +350,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   def _drop(self, job: PagedJob) -> None:
     self.scheduler.cancel(job.request_id)
-    self.drafter.forget(job.request_id)
+    self._forget(job.request_id)
 
   def _seat(self) -> None:
     """Writes down the texts of requests that have got a slot."""

@@ -30,9 +30,9 @@ from swiftspec_jax.serving.target import paged_forward
 from swiftspec_jax.serving.target.target import Target
 
 # That know the text alone.
-_Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
+Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _Trees = TreeDraft | LivingTrees
-Draft = Model | _Trees | _Lookup | None
+Draft = Model | _Trees | Lookup | None
 
 
 def model_of(draft: Draft, target: Model) -> Model | None:
@@ -42,7 +42,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     UserError: it is no draft, has another vocabulary, lies on other devices,
       or reads features that the target does not have.
   """
-  if draft is None or isinstance(draft, _Lookup):
+  if draft is None or isinstance(draft, Lookup):
     return None
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
@@ -71,17 +71,22 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """
   if draft is None:
     return NoDrafter()
-  if isinstance(draft, PromptLookup):
-    return LookupDrafter(draft)
-  if isinstance(draft, SuffixLookup):
-    return SuffixDrafter(draft)
-  if isinstance(draft, ForcedDraft):
-    return ForcedDrafter(draft)
-  if isinstance(draft, HostDrafter):
-    return draft
+  if isinstance(draft, Lookup):
+    return make_lookup(draft)
   if isinstance(draft, TreeDraft):
     return TreeDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft)
   return ChainDrafter(draft, sizes, target)
+
+
+def make_lookup(lookup: Lookup) -> HostDrafter:
+  """Returns the drafter that `lookup` stands for."""
+  if isinstance(lookup, PromptLookup):
+    return LookupDrafter(lookup)
+  if isinstance(lookup, SuffixLookup):
+    return SuffixDrafter(lookup)
+  if isinstance(lookup, ForcedDraft):
+    return ForcedDrafter(lookup)
+  return lookup

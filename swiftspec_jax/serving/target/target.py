@@ -130,6 +130,7 @@ class Target:
     sampling: of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
+    chains: trees of which each is a chain, if drafts are trees.
   """
 
   def __init__(
@@ -163,13 +164,15 @@ class Target:
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
     shape = (config.buckets.max_rows, config.buckets.max_length + 1)
-    trees = None
+    trees = chains = None
     if takes_trees:
-      trees = slot_trees.of_parents(
-        jnp.full(shape, tree_lib.NO_PARENT, jnp.int32)
-      )
+      no_parents = jnp.full(shape, tree_lib.NO_PARENT, jnp.int32)
+      trees = slot_trees.of_parents(no_parents)
+      nodes = jnp.arange(shape[1], dtype=jnp.int32)
+      chains = slot_trees.of_parents(jnp.broadcast_to(nodes - 1, shape))
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
+    self.chains: SlotTrees | None = self.put(chains)
 
   def _greedy_sampling(self) -> choices.SlotSampling:
     return choices.SlotSampling(
