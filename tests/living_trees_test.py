@@ -25,7 +25,14 @@ SIZES = {
 }
 NUM_PAGES = 25  # one row may own 20
 # Devices of target and draft.
-SPLITS = {'serial': (1, 0), 'async': (1, 1), 'eight': (6, 2)}
+SPLITS = {
+  'serial': (1, 0),
+  'async': (1, 1),
+  'two': (2, 0),
+  'three': (2, 1),
+  'eight': (6, 2),
+  'eight_serial': (8, 0),
+}
 
 
 def make_models(split):
@@ -88,6 +95,19 @@ def test_drafts_are_looked_up_while_the_model_rests(split):
       for outcome in policy.outcomes
       if outcome.plan.looks_up == looks_up
     )
+  assert_empty(engine, NUM_PAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'split', ['serial', 'async', 'two', 'three', 'eight', 'eight_serial']
+)
+def test_300_random_requests(split):
+  target, draft = make_models(split)
+  engine = make_engine(target, draft, RandomSources(7))
+  requests = random_requests(300, seed=300)
+  check(target, requests, serve(engine, requests, seed=300))
+  assert engine.scheduler.num_preemptions > 0
   assert_empty(engine, NUM_PAGES)
 
 
