@@ -32,6 +32,7 @@ class StepRecord:
       a HIT, in the order of these numbers in `tree`.
     num_forwards: draft forwards between a verdict and the next proposal, for
       which the target waited.
+    looks_up: whether drafts were looked up while a draft model rested.
   """
 
   lengths: np.ndarray
@@ -43,6 +44,7 @@ class StepRecord:
     default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
   )
   num_forwards: int = 0
+  looks_up: bool = False
 
 
 class Engine(abc.ABC, Generic[JobT]):

@@ -47,6 +47,10 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
     "Forwards of a living tree's draft for which the target waited.",
     lambda record: record.num_forwards,
   ),
+  'swiftspec:spec_decode_num_lookup_steps': (
+    'Steps whose drafts were looked up while the draft model rested.',
+    lambda record: record.looks_up,
+  ),
 }
 
 _SECONDS = tuple(

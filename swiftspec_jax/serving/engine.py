@@ -179,6 +179,7 @@ class PageEngine(engine.Engine[PagedJob]):
       lengths=step.lengths[: step.num_decoding],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=plan,
+      looks_up=plan.looks_up,
       takes_in=drafts.takes_in,
       step=step,
       ended=ended,
