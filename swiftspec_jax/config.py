@@ -118,6 +118,9 @@ class ModelConfig:
   # Of a draft that can only propose so many of the tokens; its parameter
   # `output_token_ids` names them.
   output_vocab_size: int | None = None
+  # Of a draft whose tokenizer or table is longer or shorter than its target's:
+  # it proposes only the first tokens, so many as both have.
+  shared_vocab_size: int | None = None
   # Of a draft that reads outputs of these layers of its target: their numbers,
   # and how wide they are side by side.
   feature_layers: tuple[int, ...] = ()
@@ -201,7 +204,7 @@ class ModelConfig:
   @property
   def num_logits(self) -> int:
     """Tokens that the model can propose."""
-    return self.output_vocab_size or self.vocab_size
+    return self.output_vocab_size or self.shared_vocab_size or self.vocab_size
 
   @property
   def padded_num_logits(self) -> int:

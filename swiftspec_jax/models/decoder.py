@@ -364,7 +364,10 @@ def widen_logits(
     config: static.
     logits: of `unembed`.
   """
-  if config.output_vocab_size is None:
+  if config.num_logits == config.vocab_size:
     return logits
+  if config.output_vocab_size is None:
+    padding = ((0, 0), (0, 0), (0, config.vocab_size - config.num_logits))
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
   wide = jnp.full((*logits.shape[:2], config.vocab_size), -jnp.inf)
   return wide.at[:, :, params['output_token_ids']].set(logits)
