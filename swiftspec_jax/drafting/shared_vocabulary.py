@@ -28,10 +28,10 @@ def fit(
   """Returns the configuration of a draft with the target's vocabulary.
 
   Args:
-    config: of the draft.
-    name: of the draft, for messages.
-    tokenizer: of the draft.
-    target: that it will draft for.
+    config: the draft's, as its files have it.
+    name: the draft's, for messages.
+    tokenizer: the draft's.
+    target: model that it will draft for.
 
   Raises:
     UserError: a token id has another token in each.
@@ -54,8 +54,8 @@ def fit_place(place: families.Place, config: ModelConfig) -> families.Place:
   Rows of tokens that the draft does not know become zeros.
 
   Args:
-    place: puts parameters on the devices.
-    config: of `fit`.
+    place: function that puts parameters on the devices.
+    config: what `fit` returned.
   """
   sizes = {
     'vocab': (config.vocab_size, config.padded_vocab_size),
