@@ -55,7 +55,7 @@ def fit_place(place: families.Place, config: ModelConfig) -> families.Place:
 
   Args:
     place: function that puts parameters on the devices.
-    config: what `fit` returned.
+    config: configuration from `fit`.
   """
   sizes = {
     'vocab': (config.vocab_size, config.padded_vocab_size),
