@@ -79,6 +79,35 @@ class Eagle3:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+  """A mixture of experts in the place of a feed-forward.
+
+  Attributes:
+    num_experts: number of feed-forwards of a layer.
+    num_active: number of them that a token is fed through.
+    ffw_dim: width inside each.
+    is_normalized: whether the shares of a token's experts sum to one.
+    dense_layers: layers that have an ordinary feed-forward.
+  """
+
+  num_experts: int
+  num_active: int
+  ffw_dim: int
+  is_normalized: bool = True
+  dense_layers: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    checks = {
+      'num_active': (
+        1 <= self.num_active <= self.num_experts,
+        f'from 1 to num_experts={self.num_experts}',
+      ),
+      'ffw_dim': (self.ffw_dim >= 1, '>= 1'),
+    }
+    errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
   """Sizes and switches of one decoder-only transformer.
 
@@ -115,6 +144,7 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
+  experts: Experts | None = None  # Qwen 3 MoE
   # Of a draft that can only propose so many of the tokens; its parameter
   # `output_token_ids` names them.
   output_vocab_size: int | None = None
@@ -147,6 +177,11 @@ class ModelConfig:
       raise errors.UserError(
         f'weight_dtype={self.weight_dtype!r} must be one of '
         f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
+      )
+    if self.experts and self.weight_dtype:
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
+        'experts; leave it out'
       )
     if self.num_heads % self.num_kv_heads:
       raise errors.UserError(
@@ -198,6 +233,15 @@ class ModelConfig:
     return self._padded(self.ffw_dim, multiple)
 
   @property
+  def expert_ffw_dim(self) -> int:
+    """Width inside each expert; 0 where there are none."""
+    return self.experts.ffw_dim if self.experts else 0
+
+  @property
+  def padded_expert_ffw_dim(self) -> int:
+    return self._padded(self.expert_ffw_dim)
+
+  @property
   def padded_vocab_size(self) -> int:
     return self._padded(self.vocab_size)
 
@@ -213,6 +257,10 @@ class ModelConfig:
   def _padded(self, size: int, multiple: int = 1) -> int:
     unit = self.num_shards * multiple
     return math.ceil(size / unit) * unit
+
+  def has_experts(self, layer: int) -> bool:
+    """Whether `layer` has experts in the place of its feed-forward."""
+    return self.experts is not None and layer not in self.experts.dense_layers
 
   def is_sliding(self, layer: int) -> bool:
     """Whether `layer` sees only the last `sliding_window` tokens."""
@@ -256,6 +304,11 @@ class ModelConfig:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
+    if values.get('experts') is not None:
+      dense_layers = tuple(values['experts']['dense_layers'])
+      values['experts'] = Experts(
+        **{**values['experts'], 'dense_layers': dense_layers}
+      )
     for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)

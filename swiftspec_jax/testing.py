@@ -81,6 +81,16 @@ _CHANGES = {
     'head_dim': 16,
     'tie_word_embeddings': True,
   },
+  'qwen3_moe': {
+    'model_type': 'qwen3_moe',
+    'num_hidden_layers': 3,
+    'head_dim': 16,
+    'num_experts': 6,
+    'num_experts_per_tok': 2,
+    'moe_intermediate_size': 20,
+    'norm_topk_prob': True,
+    'mlp_only_layers': [1],
+  },
   'gemma3_text': {
     'model_type': 'gemma3_text',
     'num_hidden_layers': 3,
@@ -170,12 +180,25 @@ def _tensor_shapes(
       if c['model_type'] == 'qwen2' or c.get('attention_bias'):
         yield f'{prefix}.self_attn.{name}_proj.bias', (size,)
     yield f'{prefix}.self_attn.o_proj.weight', (embed, sizes['q'])
-    if c['model_type'] in ('qwen3', 'gemma3_text'):
+    if c['model_type'] in ('qwen3', 'qwen3_moe', 'gemma3_text'):
       for name in ('q_norm', 'k_norm'):
         yield f'{prefix}.self_attn.{name}.weight', (head_dim,)
-    for name in ('gate', 'up'):
-      yield f'{prefix}.mlp.{name}_proj.weight', (ffw, embed)
-    yield f'{prefix}.mlp.down_proj.weight', (embed, ffw)
+    parts = [('mlp', ffw)]
+    if c['model_type'] == 'qwen3_moe' and _has_experts(c, i):
+      yield f'{prefix}.mlp.gate.weight', (c['num_experts'], embed)
+      parts = [
+        (f'mlp.experts.{j}', c['moe_intermediate_size'])
+        for j in range(c['num_experts'])
+      ]
+    for part, size in parts:
+      for name in ('gate', 'up'):
+        yield f'{prefix}.{part}.{name}_proj.weight', (size, embed)
+      yield f'{prefix}.{part}.down_proj.weight', (embed, size)
+
+
+def _has_experts(config: dict[str, Any], layer: int) -> bool:
+  period = config.get('decoder_sparse_step', 1)
+  return (layer + 1) % period == 0 and layer not in config['mlp_only_layers']
 
 
 def _weights(
