@@ -173,16 +173,7 @@ class ModelConfig:
         f'kernels={self.kernels!r} must be one of '
         f'{", ".join(dispatch.IMPLEMENTATIONS)}'
       )
-    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} must be one of '
-        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
-      )
-    if self.experts and self.weight_dtype:
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
-        'experts; leave it out'
-      )
+    self._check_weight_dtype()
     if self.num_heads % self.num_kv_heads:
       raise errors.UserError(
         f'num_heads={self.num_heads} is not a multiple of '
@@ -212,6 +203,18 @@ class ModelConfig:
         f'feature_dim={self.feature_dim} belong together; give both or none'
       )
 
+  def _check_weight_dtype(self) -> None:
+    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} must be one of '
+        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
+      )
+    if self.weight_dtype and self.experts:
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
+        'experts; leave it out'
+      )
+
   @property
   def reads_features(self) -> bool:
     """Whether it is a draft that reads outputs of its target's layers."""
@@ -231,6 +234,11 @@ class ModelConfig:
     # A device has whole groups.
     multiple = 1 if self.weight_dtype is None else group_size(self.ffw_dim)
     return self._padded(self.ffw_dim, multiple)
+
+  @property
+  def num_experts(self) -> int:
+    """Experts of a layer; 0 where there are none."""
+    return self.experts.num_experts if self.experts else 0
 
   @property
   def expert_ffw_dim(self) -> int:

@@ -157,7 +157,7 @@ def _tensor_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   """Yields names and shapes as transformers has them."""
   c = config
-  embed, ffw = c['hidden_size'], c['intermediate_size']
+  embed = c['hidden_size']
   head_dim = c.get('head_dim') or embed // c['num_attention_heads']
   sizes = {
     'q': c['num_attention_heads'] * head_dim,
@@ -183,22 +183,26 @@ def _tensor_shapes(
     if c['model_type'] in ('qwen3', 'qwen3_moe', 'gemma3_text'):
       for name in ('q_norm', 'k_norm'):
         yield f'{prefix}.self_attn.{name}.weight', (head_dim,)
-    parts = [('mlp', ffw)]
-    if c['model_type'] == 'qwen3_moe' and _has_experts(c, i):
-      yield f'{prefix}.mlp.gate.weight', (c['num_experts'], embed)
-      parts = [
-        (f'mlp.experts.{j}', c['moe_intermediate_size'])
-        for j in range(c['num_experts'])
-      ]
-    for part, size in parts:
-      for name in ('gate', 'up'):
-        yield f'{prefix}.{part}.{name}_proj.weight', (size, embed)
-      yield f'{prefix}.{part}.down_proj.weight', (embed, size)
+    yield from _feed_forward_shapes(c, i)
 
 
-def _has_experts(config: dict[str, Any], layer: int) -> bool:
-  period = config.get('decoder_sparse_step', 1)
-  return (layer + 1) % period == 0 and layer not in config['mlp_only_layers']
+def _feed_forward_shapes(
+  config: dict[str, Any], layer: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+  c, prefix = config, f'model.layers.{layer}.mlp'
+  embed, parts = c['hidden_size'], {prefix: c['intermediate_size']}
+  is_period = (layer + 1) % c.get('decoder_sparse_step', 1) == 0
+  is_dense = layer in c.get('mlp_only_layers', ())
+  if c['model_type'] == 'qwen3_moe' and is_period and not is_dense:
+    yield f'{prefix}.gate.weight', (c['num_experts'], embed)
+    parts = {
+      f'{prefix}.experts.{j}': c['moe_intermediate_size']
+      for j in range(c['num_experts'])
+    }
+  for part, ffw in parts.items():
+    for name in ('gate', 'up'):
+      yield f'{part}.{name}_proj.weight', (ffw, embed)
+    yield f'{part}.down_proj.weight', (embed, ffw)
 
 
 def _weights(

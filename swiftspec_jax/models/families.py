@@ -144,7 +144,10 @@ def _gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
-  num_layers, period = values['num_hidden_layers'], values['decoder_sparse_step']
+  num_layers, period = (
+    values['num_hidden_layers'],
+    values['decoder_sparse_step'],
+  )
   dense = [i for i in range(num_layers) if (i + 1) % period]
   return {
     'sliding_window': values.get('sliding_window'),
@@ -266,7 +269,7 @@ def layer_from_hf(
     config: the model's.
     norm_offset: number as in `params_from_hf`.
     layer: number of the layer.
-    start: what all names begin with.
+    start: beginning of all names.
     attention_width: inputs of queries, keys and values; None is D.
   """
   c, prefix = config, f'{start}layers.{layer}.'

@@ -65,11 +65,10 @@ def param_specs(config: ModelConfig) -> Params:
   F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
   in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
   each, and a device's share of heads is one slice of axis G. A layer with
-  experts has them in the place of `gate_up` and `down`, see `experts`. The first layer of
-  an EAGLE-3 head has inputs of 2 D in `qkv`.
+  experts has them in the place of `gate_up` and `down`. The first layer of an
+  EAGLE-3 head has inputs of 2 D in `qkv`.
   """
   c = config
-  num_experts = c.experts.num_experts if c.experts else 0
   sizes = {
     'embed': (c.embed_dim, c.embed_dim),
     'kv_heads': (c.num_kv_heads, c.padded_kv_heads),
@@ -78,7 +77,7 @@ def param_specs(config: ModelConfig) -> Params:
     'head_dim': (c.head_dim, c.head_dim),
     'gate_up': (2, 2),
     'ffw': (c.ffw_dim, c.padded_ffw_dim),
-    'experts': (num_experts, num_experts),
+    'experts': (c.num_experts, c.num_experts),
     'expert_ffw': (c.expert_ffw_dim, c.padded_expert_ffw_dim),
     'vocab': (c.vocab_size, c.padded_vocab_size),
     'outputs': (c.num_logits, c.padded_num_logits),
@@ -115,12 +114,8 @@ def param_specs(config: ModelConfig) -> Params:
         ('kv_heads', 'query_groups', 'head_dim'), 'embed'
       ),
       'ffw_norm': spec('embed'),
+      **_feed_forward_specs(c, i, spec, matrix),
     }
-    if c.has_experts(i):
-      specs |= _expert_specs(c, spec)
-    else:
-      specs['gate_up'] = matrix(('embed',), 'gate_up', 'ffw')
-      specs['down'] = matrix(('ffw',), 'embed')
     if c.use_qkv_bias:
       specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
     if c.use_qk_norm:
@@ -156,10 +151,17 @@ def param_specs(config: ModelConfig) -> Params:
   return specs
 
 
-def _expert_specs(
-  config: ModelConfig, spec: Callable[..., ParamSpec]
+def _feed_forward_specs(
+  config: ModelConfig,
+  layer: int,
+  spec: Callable[..., ParamSpec],
+  matrix: Callable[..., ParamSpec],
 ) -> Params:
-  """Returns what a layer has in the place of its feed-forward."""
+  if not config.has_experts(layer):
+    return {
+      'gate_up': matrix(('embed',), 'gate_up', 'ffw'),
+      'down': matrix(('ffw',), 'embed'),
+    }
   inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
   return {
     'router': spec('experts', 'embed', scale=inner),
