@@ -55,9 +55,10 @@ def load(
       there (`kernels_pallas.trials`), 'reference' plain JAX;
       'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
       another kernel for attention on Hopper.
-    weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
-      to scales for each output, in int4 for each group of up to 128 inputs,
-      too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
+    weight_dtype: type of the matrices of the layers. 'int8' or 'int4'
+      quantizes them, to scales for each output, in int4 for each group of up to
+      128 inputs, too; None keeps `dtype`, or the int4 that an AWQ or GPTQ
+      checkpoint has. Embedding, unembedding and norms are not touched.
       'int8_dynamic' multiplies int8 by int8: the matrices of the layers and
       the unembedding with a scale for each output, the activations rounded
       with a scale for each token; in the layers 'int8_dynamic16' keeps 16
@@ -90,7 +91,7 @@ def load(
     source.config,
     num_shards=mesh.devices.size,
     kernels=kernels,
-    weight_dtype=weight_dtype,
+    weight_dtype=_weight_dtype(name, source.config, weight_dtype),
   )
   if num_layers is not None:
     config = config.with_layers(num_layers)
@@ -115,6 +116,19 @@ class _Source:
   config: ModelConfig
   tokenizer: tokenizer_lib.Tokenizer
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
+
+
+def _weight_dtype(
+  name: str, config: ModelConfig, weight_dtype: str | None
+) -> str | None:
+  """Returns that of the matrices, which a checkpoint may have already."""
+  stored = config.weight_dtype
+  if stored is not None and weight_dtype not in (None, stored):
+    raise errors.UserError(
+      f'{name} is stored as {stored} and cannot become {weight_dtype}; leave '
+      'out weight_dtype'
+    )
+  return weight_dtype or stored
 
 
 def _fit(source: _Source, name: str, target: Model) -> _Source:

@@ -197,6 +197,7 @@ def params_from_hf(
   config: ModelConfig,
   norm_offset: float,
   place: Place,
+  read_matrices: Callable[[str], Params] | None = None,
 ) -> Params:
   """Assembles the parameter tree from tensors with Hugging Face names.
 
@@ -207,6 +208,7 @@ def params_from_hf(
     norm_offset: added to norm scales (1 where the checkpoint stores them
       relative to one, as Gemma's do).
     place: puts a part of the tree on the devices as soon as it is read.
+    read_matrices: function as in `layer_from_hf`.
 
   Returns:
     What `place` makes of the tree of `params.param_specs(config)`.
@@ -224,7 +226,9 @@ def params_from_hf(
     return place(get(names[key], c.vocab_size, c.embed_dim), specs[key])
 
   def layer(i: int) -> Params:
-    arrays = layer_from_hf(get, c, norm_offset, i, 'model.')
+    arrays = layer_from_hf(
+      get, c, norm_offset, i, 'model.', read_matrices=read_matrices
+    )
     return place(arrays, specs['layers'][i])
 
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -258,6 +262,7 @@ def layer_from_hf(
   layer: int,
   start: str,
   attention_width: int | None = None,
+  read_matrices: Callable[[str], Params] | None = None,
 ) -> Params:
   """Returns the unpadded numpy arrays of one layer.
 
@@ -271,6 +276,8 @@ def layer_from_hf(
     layer: number of the layer.
     start: beginning of all names.
     attention_width: inputs of queries, keys and values; None is D.
+    read_matrices: function from the start of a layer's names to its matrices,
+      where they are stored in another way than as tensors of weights.
   """
   c, prefix = config, f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
@@ -293,22 +300,18 @@ def layer_from_hf(
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
     return np.concatenate(grouped_arrays, axis=1)
 
-  out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
-  arrays = {
-    'attention_norm': norm('input_layernorm'),
-    # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-    'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
-    # [D, heads * E] -> [G, Q, E, D]
-    'attention_out': out.T.reshape(*grouped, c.embed_dim),
-  }
-  if c.has_experts(layer):
-    arrays |= _experts(linear, c)
-  else:
-    gate = linear('mlp.gate_proj', c.ffw_dim, c.embed_dim)
-    up = linear('mlp.up_proj', c.ffw_dim, c.embed_dim)
-    # [2, F, D] -> [D, 2, F]
-    arrays['gate_up'] = np.moveaxis(np.stack([gate, up]), -1, 0)
-    arrays['down'] = linear('mlp.down_proj', c.embed_dim, c.ffw_dim).T
+  def matrices():
+    out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
+    return {
+      # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
+      'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
+      # [D, heads * E] -> [G, Q, E, D]
+      'attention_out': out.T.reshape(*grouped, c.embed_dim),
+      **_feed_forward(linear, c, layer),
+    }
+
+  arrays = read_matrices(prefix) if read_matrices else matrices()
+  arrays['attention_norm'] = norm('input_layernorm')
   if c.use_qkv_bias:
     arrays['qkv_bias'] = heads('bias')
   if c.use_qk_norm:
@@ -323,10 +326,18 @@ def layer_from_hf(
   return arrays
 
 
-def _experts(
-  linear: Callable[[str, int, int], np.ndarray], config: ModelConfig
+def _feed_forward(
+  linear: Callable[[str, int, int], np.ndarray], config: ModelConfig, layer: int
 ) -> Params:
-  """Returns the arrays of a mixture of experts; see `params.param_specs`."""
+  """Returns the matrices behind the attention; see `params.param_specs`."""
+  if not config.has_experts(layer):
+    gate = linear('mlp.gate_proj', config.ffw_dim, config.embed_dim)
+    up = linear('mlp.up_proj', config.ffw_dim, config.embed_dim)
+    return {
+      # [2, F, D] -> [D, 2, F]
+      'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+      'down': linear('mlp.down_proj', config.embed_dim, config.ffw_dim).T,
+    }
   sizes = config.experts
 
   def stacked(name, num_out, num_in):

@@ -249,7 +249,8 @@ def place_params(
   """Pads host arrays, converts and quantizes them, puts them on the mesh.
 
   Args:
-    arrays: tree of numpy arrays with the unpadded shapes of `specs`.
+    arrays: tree of numpy arrays with the unpadded shapes of `specs`, and of
+      matrices that are int4 already.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: of the weights; norm scales stay float32.
@@ -260,6 +261,8 @@ def place_params(
   """
 
   def place(path, spec: ParamSpec, array: np.ndarray) -> Any:
+    if isinstance(array, quantization.StoredMatrix):
+      return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
     if array.shape != spec.shape:
       raise errors.UserError(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
