@@ -3,6 +3,7 @@
 `eagle3` reads them again. Legend: as there.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -52,9 +53,9 @@ def save_draft(
       quantized, another target, or a directory that cannot be written.
   """
   directory = pathlib.Path(directory)
-  _check(draft, target, format)
+  eagle3 = _check(draft, target, format)
   arrays = jax.tree.map(np.asarray, transposed.undone(draft.params))
-  weights = _tensors(arrays, draft.config)
+  weights = _tensors(arrays, draft.config, eagle3)
   if not _shares_embedding(arrays['embedding'], target):
     weights['embed_tokens.weight'] = arrays['embedding']
   weights = {name: np.ascontiguousarray(x) for name, x in weights.items()}
@@ -63,13 +64,14 @@ def save_draft(
     with atomic_file.replacing(directory / 'model.safetensors') as partial:
       safetensors_numpy.save_file(weights, partial, {'format': 'pt'})
     with atomic_file.replacing(directory / 'config.json') as partial:
-      values = _config(draft, target)
+      values = _config(draft, target, eagle3)
       partial.write_text(json.dumps(values, indent=2) + '\n')
   except (OSError, safetensors.SafetensorError) as error:
     raise errors.UserError(f'cannot write {directory}: {error}') from error
 
 
-def _check(draft: Model, target: Model, format: str) -> None:
+def _check(draft: Model, target: Model, format: str) -> Eagle3:
+  """Returns how the head reads features."""
   config = draft.config
   if format not in FORMATS:
     raise errors.UserError(
@@ -90,6 +92,7 @@ def _check(draft: Model, target: Model, format: str) -> None:
       f'{draft.name} has {config.vocab_size} tokens and {target.name} has '
       f'{target.config.vocab_size}; name the target that it was loaded for'
     )
+  return config.eagle3
 
 
 def _shares_embedding(embedding: np.ndarray, target: Model) -> bool:
@@ -101,7 +104,7 @@ def _shares_embedding(embedding: np.ndarray, target: Model) -> bool:
 
 
 def _tensors(
-  arrays: params_lib.Params, config: ModelConfig
+  arrays: params_lib.Params, config: ModelConfig, eagle3: Eagle3
 ) -> dict[str, np.ndarray]:
   """Returns [out, in] tensors by their names, but the embedding."""
   c, token_ids = config, arrays['output_token_ids']
@@ -113,11 +116,11 @@ def _tensors(
     't2d': np.isin(np.arange(c.vocab_size), token_ids),
     'layers.0.hidden_norm.weight': arrays['feature_norm'],
   }
-  norms = arrays.get('target_feature_norm')
-  if c.eagle3.norm_before_fc:
-    weights['input_norm.weight'] = norms
-  if c.eagle3.fc_norm:
-    for i, norm in enumerate(np.split(norms, len(c.feature_layers))):
+  if eagle3.norm_before_fc:
+    weights['input_norm.weight'] = arrays['target_feature_norm']
+  if eagle3.fc_norm:
+    norms = np.split(arrays['target_feature_norm'], len(c.feature_layers))
+    for i, norm in enumerate(norms):
       weights[f'fc_norm.{i}.weight'] = norm
   for i, layer in enumerate(arrays['layers']):
     for name, tensor in _layer(layer, c).items():
@@ -155,7 +158,7 @@ def _layer(
   return tensors
 
 
-def _config(draft: Model, target: Model) -> dict[str, Any]:
+def _config(draft: Model, target: Model, eagle3: Eagle3) -> dict[str, Any]:
   c = draft.config
   architectures = [_ARCHITECTURES[target.config.family]]
   return {
@@ -178,7 +181,7 @@ def _config(draft: Model, target: Model) -> dict[str, Any]:
     'target_hidden_size': target.config.embed_dim,
     # What goes into a layer is the output of the one before.
     'eagle_aux_hidden_state_layer_ids': [i + 1 for i in c.feature_layers],
-    **{name: getattr(c.eagle3, name) for name in Eagle3.__dataclass_fields__},
+    **dataclasses.asdict(eagle3),
     'torch_dtype': draft.dtype.name,
   }
 
