@@ -175,33 +175,26 @@ class Reader:
       ]
       return np.concatenate(parts, axis=2).reshape(1, len(arrays[0]), -1)
 
-    def joined(join, num_inputs, **outputs):
+    def joined(join, num_inputs, outputs):
       fields = [
         self._matrix(f'{prefix}{name}', num_inputs, num_outputs)
         for name, num_outputs in outputs.items()
       ]
       return StoredMatrix(*map(join, zip(*fields, strict=True)))
 
-    attention, ffw = 'self_attn.', 'mlp.'
+    qkv = {
+      'self_attn.q_proj': query,
+      'self_attn.k_proj': key,
+      'self_attn.v_proj': key,
+    }
+    gate_up = {'mlp.gate_proj': c.ffw_dim, 'mlp.up_proj': c.ffw_dim}
     return {
-      'qkv': joined(
-        by_kv_head,
-        c.embed_dim,
-        **{
-          f'{attention}q_proj': query,
-          f'{attention}k_proj': key,
-          f'{attention}v_proj': key,
-        },
-      ),
+      'qkv': joined(by_kv_head, c.embed_dim, qkv),
       'attention_out': joined(
-        np.stack, query, **{f'{attention}o_proj': c.embed_dim}
+        np.stack, query, {'self_attn.o_proj': c.embed_dim}
       ),
-      'gate_up': joined(
-        np.stack,
-        c.embed_dim,
-        **{f'{ffw}gate_proj': c.ffw_dim, f'{ffw}up_proj': c.ffw_dim},
-      ),
-      'down': joined(np.stack, c.ffw_dim, **{f'{ffw}down_proj': c.embed_dim}),
+      'gate_up': joined(np.stack, c.embed_dim, gate_up),
+      'down': joined(np.stack, c.ffw_dim, {'mlp.down_proj': c.embed_dim}),
     }
 
   def _matrix(

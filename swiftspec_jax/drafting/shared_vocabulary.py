@@ -85,9 +85,10 @@ def fit_place(place: families.Place, config: ModelConfig) -> families.Place:
 
 def check(target: Model, draft: Model) -> None:
   """Raises UserError unless laws of both are of the same tokens."""
-  tokenizer_lib.num_shared_tokens(
-    target.name, target.tokenizer, draft.name, draft.tokenizer
-  )
+  if draft.tokenizer is not target.tokenizer:
+    tokenizer_lib.num_shared_tokens(
+      target.name, target.tokenizer, draft.name, draft.tokenizer
+    )
   num_rows = target.config.vocab_size
   if draft.config.vocab_size != num_rows:
     raise errors.UserError(

@@ -144,11 +144,9 @@ def _gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
-  num_layers, period = (
-    values['num_hidden_layers'],
-    values['decoder_sparse_step'],
-  )
-  dense = [i for i in range(num_layers) if (i + 1) % period]
+  period = values['decoder_sparse_step']
+  layers = range(values['num_hidden_layers'])
+  dense_layers = {i for i in layers if (i + 1) % period}
   return {
     'sliding_window': values.get('sliding_window'),
     'use_qk_norm': True,
@@ -158,7 +156,7 @@ def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
       num_active=values['num_experts_per_tok'],
       ffw_dim=values['moe_intermediate_size'],
       is_normalized=values['norm_topk_prob'],
-      dense_layers=tuple(sorted({*dense, *values['mlp_only_layers']})),
+      dense_layers=tuple(sorted(dense_layers.union(values['mlp_only_layers']))),
     ),
   }
 
