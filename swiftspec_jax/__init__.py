@@ -3,6 +3,7 @@
 from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
 from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
+from swiftspec_jax.checkpoint.speculators import save_draft
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
@@ -37,5 +38,6 @@ __all__ = [
   'generate',
   'load',
   'save',
+  'save_draft',
   'stream',
 ]

@@ -79,6 +79,35 @@ class Eagle3:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+  """A mixture of experts in the place of a feed-forward.
+
+  Attributes:
+    num_experts: number of feed-forwards of a layer.
+    num_active: number of them that a token is fed through.
+    ffw_dim: width inside each.
+    is_normalized: whether the shares of a token's experts sum to one.
+    dense_layers: layers that have an ordinary feed-forward.
+  """
+
+  num_experts: int
+  num_active: int
+  ffw_dim: int
+  is_normalized: bool = True
+  dense_layers: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    checks = {
+      'num_active': (
+        1 <= self.num_active <= self.num_experts,
+        f'from 1 to num_experts={self.num_experts}',
+      ),
+      'ffw_dim': (self.ffw_dim >= 1, '>= 1'),
+    }
+    errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
   """Sizes and switches of one decoder-only transformer.
 
@@ -115,9 +144,13 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
+  experts: Experts | None = None  # Qwen 3 MoE
   # Of a draft that can only propose so many of the tokens; its parameter
   # `output_token_ids` names them.
   output_vocab_size: int | None = None
+  # Of a draft whose tokenizer or table is longer or shorter than its target's:
+  # it proposes only the first tokens, so many as both have.
+  shared_vocab_size: int | None = None
   # Of a draft that reads outputs of these layers of its target: their numbers,
   # and how wide they are side by side.
   feature_layers: tuple[int, ...] = ()
@@ -140,11 +173,7 @@ class ModelConfig:
         f'kernels={self.kernels!r} must be one of '
         f'{", ".join(dispatch.IMPLEMENTATIONS)}'
       )
-    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} must be one of '
-        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
-      )
+    self._check_weight_dtype()
     if self.num_heads % self.num_kv_heads:
       raise errors.UserError(
         f'num_heads={self.num_heads} is not a multiple of '
@@ -174,6 +203,18 @@ class ModelConfig:
         f'feature_dim={self.feature_dim} belong together; give both or none'
       )
 
+  def _check_weight_dtype(self) -> None:
+    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} must be one of '
+        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
+      )
+    if self.weight_dtype and self.experts:
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
+        'experts; leave it out'
+      )
+
   @property
   def reads_features(self) -> bool:
     """Whether it is a draft that reads outputs of its target's layers."""
@@ -195,13 +236,27 @@ class ModelConfig:
     return self._padded(self.ffw_dim, multiple)
 
   @property
+  def num_experts(self) -> int:
+    """Experts of a layer; 0 where there are none."""
+    return self.experts.num_experts if self.experts else 0
+
+  @property
+  def expert_ffw_dim(self) -> int:
+    """Width inside each expert; 0 where there are none."""
+    return self.experts.ffw_dim if self.experts else 0
+
+  @property
+  def padded_expert_ffw_dim(self) -> int:
+    return self._padded(self.expert_ffw_dim)
+
+  @property
   def padded_vocab_size(self) -> int:
     return self._padded(self.vocab_size)
 
   @property
   def num_logits(self) -> int:
     """Tokens that the model can propose."""
-    return self.output_vocab_size or self.vocab_size
+    return self.output_vocab_size or self.shared_vocab_size or self.vocab_size
 
   @property
   def padded_num_logits(self) -> int:
@@ -210,6 +265,10 @@ class ModelConfig:
   def _padded(self, size: int, multiple: int = 1) -> int:
     unit = self.num_shards * multiple
     return math.ceil(size / unit) * unit
+
+  def has_experts(self, layer: int) -> bool:
+    """Whether `layer` has experts in the place of its feed-forward."""
+    return self.experts is not None and layer not in self.experts.dense_layers
 
   def is_sliding(self, layer: int) -> bool:
     """Whether `layer` sees only the last `sliding_window` tokens."""
@@ -253,6 +312,11 @@ class ModelConfig:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
+    if values.get('experts') is not None:
+      dense_layers = tuple(values['experts']['dense_layers'])
+      values['experts'] = Experts(
+        **{**values['experts'], 'dense_layers': dense_layers}
+      )
     for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)

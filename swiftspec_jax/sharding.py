@@ -19,6 +19,7 @@ RULES = {
   'outputs': MODEL_AXIS,
   'kv_heads': MODEL_AXIS,
   'ffw': MODEL_AXIS,
+  'expert_ffw': MODEL_AXIS,
 }
 
 

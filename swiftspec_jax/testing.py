@@ -81,6 +81,16 @@ _CHANGES = {
     'head_dim': 16,
     'tie_word_embeddings': True,
   },
+  'qwen3_moe': {
+    'model_type': 'qwen3_moe',
+    'num_hidden_layers': 3,
+    'head_dim': 16,
+    'num_experts': 6,
+    'num_experts_per_tok': 2,
+    'moe_intermediate_size': 20,
+    'norm_topk_prob': True,
+    'mlp_only_layers': [1],
+  },
   'gemma3_text': {
     'model_type': 'gemma3_text',
     'num_hidden_layers': 3,
@@ -147,7 +157,7 @@ def _tensor_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   """Yields names and shapes as transformers has them."""
   c = config
-  embed, ffw = c['hidden_size'], c['intermediate_size']
+  embed = c['hidden_size']
   head_dim = c.get('head_dim') or embed // c['num_attention_heads']
   sizes = {
     'q': c['num_attention_heads'] * head_dim,
@@ -170,12 +180,29 @@ def _tensor_shapes(
       if c['model_type'] == 'qwen2' or c.get('attention_bias'):
         yield f'{prefix}.self_attn.{name}_proj.bias', (size,)
     yield f'{prefix}.self_attn.o_proj.weight', (embed, sizes['q'])
-    if c['model_type'] in ('qwen3', 'gemma3_text'):
+    if c['model_type'] in ('qwen3', 'qwen3_moe', 'gemma3_text'):
       for name in ('q_norm', 'k_norm'):
         yield f'{prefix}.self_attn.{name}.weight', (head_dim,)
+    yield from _feed_forward_shapes(c, i)
+
+
+def _feed_forward_shapes(
+  config: dict[str, Any], layer: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+  c, prefix = config, f'model.layers.{layer}.mlp'
+  embed, parts = c['hidden_size'], {prefix: c['intermediate_size']}
+  is_period = (layer + 1) % c.get('decoder_sparse_step', 1) == 0
+  is_dense = layer in c.get('mlp_only_layers', ())
+  if c['model_type'] == 'qwen3_moe' and is_period and not is_dense:
+    yield f'{prefix}.gate.weight', (c['num_experts'], embed)
+    parts = {
+      f'{prefix}.experts.{j}': c['moe_intermediate_size']
+      for j in range(c['num_experts'])
+    }
+  for part, ffw in parts.items():
     for name in ('gate', 'up'):
-      yield f'{prefix}.mlp.{name}_proj.weight', (ffw, embed)
-    yield f'{prefix}.mlp.down_proj.weight', (embed, ffw)
+      yield f'{part}.{name}_proj.weight', (ffw, embed)
+    yield f'{part}.down_proj.weight', (embed, ffw)
 
 
 def _weights(

@@ -1,6 +1,5 @@
 """From a prompt to token ids, and from token ids to text as they come in."""
 
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -200,25 +199,33 @@ class TextStream:
     self._withheld = self._withheld[num_free:]
 
 
-def check_same_vocabulary(
+def num_shared_tokens(
   target_name: str,
   target_tokenizer: Tokenizer,
   draft_name: str,
   draft_tokenizer: Tokenizer,
-) -> None:
-  """Raises UserError unless each token id means the same to both models."""
-  if target_tokenizer is draft_tokenizer:
-    return
-  target, draft = (
-    list(map(tokenizer.backend_tokenizer.id_to_token, range(len(tokenizer))))
-    for tokenizer in (target_tokenizer, draft_tokenizer)
-  )
-  if target == draft:
-    return
-  pairs = enumerate(itertools.zip_longest(target, draft))
-  first, tokens = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+) -> int:
+  """Returns how many token ids mean the same to both models.
+
+  These are all ids of one of them: the other may know more behind.
+
+  Raises:
+    UserError: an id has another token in each.
+  """
+  target, draft = map(_tokens, (target_tokenizer, draft_tokenizer))
+  pairs = enumerate(zip(target, draft, strict=False))
+  different = ((i, pair) for i, pair in pairs if pair[0] != pair[1])
+  first, tokens = next(different, (None, None))
+  if tokens is None:
+    return min(len(target), len(draft))
   raise errors.UserError(
     f'{target_name} ({len(target)} tokens) and {draft_name} ({len(draft)} '
     f'tokens) have different vocabularies: token {first} is {tokens[0]!r} and '
     f'{tokens[1]!r}; choose a draft model of the same family'
   )
+
+
+def _tokens(tokenizer: Tokenizer) -> list[str | None]:
+  """Returns all tokens by their ids."""
+  by_id = {i: token for token, i in tokenizer.get_vocab().items()}
+  return [by_id.get(i) for i in range(max(by_id) + 1)]

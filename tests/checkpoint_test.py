@@ -156,12 +156,16 @@ def test_hub_ids_without_network(repo_id, output, tmp_path):
 def test_a_draft_must_have_the_vocabulary_of_its_target(tmp_path):
   testing.write_tiny_checkpoint(tmp_path / 'target')
   testing.write_tiny_checkpoint(tmp_path / 'draft', num_hidden_layers=1)
-  testing.write_tiny_checkpoint(tmp_path / 'longer', vocab_size=280)
+  testing.write_tiny_checkpoint(tmp_path / 'letters')
+  letters = testing.table_model(np.eye(3)).tokenizer
+  letters.save_pretrained(tmp_path / 'letters')
   target = ss.load(tmp_path / 'target')
 
   assert ss.load(tmp_path / 'draft', draft_of=target).config.num_layers == 1
-  with pytest.raises(ss.UserError, match=r'target \(272.*longer \(280'):
-    ss.load(tmp_path / 'longer', draft_of=target)
+  with pytest.raises(
+    ss.UserError, match=r"target \(272.*letters \(3 .* token 0 is .* and 'a'"
+  ):
+    ss.load(tmp_path / 'letters', draft_of=target)
 
 
 def change_config(directory, **changes):

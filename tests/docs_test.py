@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from experiments import docs_figures, docs_pictures, docs_results
+from experiments import docs_figures, docs_models, docs_pictures, docs_results
 from swiftspec_jax import errors
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -39,6 +39,11 @@ def test_results_must_be_complete(tmp_path, old, new, message):
   path.write_text(text.replace(old, new))
   with pytest.raises(errors.UserError, match=message):
     docs_results.render(path)
+
+
+def test_the_table_of_families_is_that_of_the_code():
+  page = docs_models.PAGE.read_text()
+  assert page == docs_models.render(page), 'run experiments.docs_models'
 
 
 @pytest.mark.parametrize('name', docs_figures.FIGURES)

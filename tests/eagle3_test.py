@@ -19,6 +19,7 @@ from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
+from swiftspec_jax.config import Eagle3, RopeScaling
 from swiftspec_jax.models import decoder
 from swiftspec_jax.serving.engine import PageEngine
 
@@ -306,3 +307,67 @@ def test_heads_are_split_and_quantized(directory):
   assert_same(run(tree_decoder, requests), expected)
   _, rounded = chain_of(small, TEXT, features)
   assert 0 < np.abs(rounded[0] - logits[0]).max() < 0.2
+
+
+@pytest.mark.parametrize('family', ['llama', 'qwen3'])
+@pytest.mark.parametrize('switch', [None, 'norm_before_fc', 'fc_norm'])
+@pytest.mark.parametrize('has_embedding', [False, True])
+def test_heads_are_written_as_they_are_read(
+  tmp_path, family, switch, has_embedding
+):
+  target = target_of(6)
+  config = dataclasses.replace(
+    CONFIG,
+    family=family,
+    use_qk_norm=family == 'qwen3',
+    num_layers=2,
+    tie_embeddings=False,
+    output_vocab_size=100,
+    feature_layers=(0, 2, 5),
+    feature_dim=3 * WIDTH,
+    rope_scaling=RopeScaling(kind='llama3', factor=8.0),
+    eagle3=Eagle3(
+      norm_before_residual=True, **({switch: True} if switch else {})
+    ),
+  )
+  head = testing.random_model(config, seed=2, name='head')
+  generator = np.random.default_rng(0)
+  params = jax.tree.map(  # no two norms are the same
+    lambda x: x + generator.normal(0, 0.1, x.shape).astype(x.dtype), head.params
+  )
+  head = dataclasses.replace(head, params=params)
+  ids = cases.output_ids(VOCAB_SIZE).astype(np.int32)
+  head.params['output_token_ids'] = jnp.asarray(ids)
+  if not has_embedding:
+    head.params['embedding'] = jnp.asarray(target.params['embedding'])
+  ss.save_draft(head, tmp_path, target=target, format='speculators')
+  stored = safetensors_numpy.load_file(tmp_path / 'model.safetensors')
+  assert ('embed_tokens.weight' in stored) == has_embedding
+  np.testing.assert_array_equal(np.flatnonzero(stored['t2d']), ids)
+  again = ss.load(tmp_path, draft_of=target)
+  assert again.config == head.config
+  jax.tree.map(np.testing.assert_array_equal, again.params, head.params)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, directory):
+  _, target, draft = small_pair(directory)
+  split = ss.load(directory, draft_of=target, devices=jax.devices()[:2])
+  small = ss.load(directory, draft_of=target, weight_dtype='int8')
+  other = dataclasses.replace(CONFIG, vocab_size=270)
+  for head, its_target, options, message in [
+    (target, target, {}, 'target is no EAGLE-3 head'),
+    (split, target, {}, 'on 2 devices'),
+    (small, target, {}, 'its weights are int8'),
+    (
+      draft,
+      target,
+      {'format': 'medusa'},
+      "'medusa' must be one of speculators",
+    ),
+    (draft, testing.random_model(other), {}, '262 tokens and random has 270'),
+  ]:
+    with pytest.raises(errors.UserError, match=message):
+      ss.save_draft(head, tmp_path / 'no', target=its_target, **options)
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(errors.UserError, match='cannot write'):
+    ss.save_draft(draft, tmp_path / 'file', target=target)

@@ -35,6 +35,16 @@ CASES = {
     },
   ),
   'qwen3': ('qwen3', {}),
+  'qwen3_moe': ('qwen3_moe', {}),
+  'qwen3_moe_period': (
+    'qwen3_moe',
+    {
+      'decoder_sparse_step': 2,
+      'mlp_only_layers': [],
+      'norm_topk_prob': False,
+      'num_experts_per_tok': 3,
+    },
+  ),
   'gemma3_text': ('gemma3_text', {}),
   'gemma3_text_linear_rope': (
     'gemma3_text',

@@ -16,7 +16,7 @@ import pytest
 import swiftspec_jax as ss
 from swiftspec_jax import sampling, sharding, spec_step, testing, types
 from swiftspec_jax.cache import dense
-from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config import Experts, ModelConfig
 from swiftspec_jax.drafting import no_draft
 from swiftspec_jax.models import decoder, transposed
 from swiftspec_jax.models import params as params_lib
@@ -184,7 +184,9 @@ def axis_sizes(model):
 
 
 @pytest.mark.parametrize('num_devices', [2, 4, 6])
-@pytest.mark.parametrize('name', ['llama_odd_sizes', 'qwen2', 'gemma3_text'])
+@pytest.mark.parametrize(
+  'name', ['llama_odd_sizes', 'qwen2', 'gemma3_text', 'qwen3_moe']
+)
 def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
@@ -226,9 +228,17 @@ def step_text(model):
   return lowered.compile().as_text()
 
 
-def test_no_weights_travel_between_devices():
+@pytest.mark.parametrize(
+  'experts', [None, Experts(num_experts=4, num_active=2, ffw_dim=256)]
+)
+def test_no_weights_travel_between_devices(experts):
   config = dataclasses.replace(
-    ODD_CONFIG, embed_dim=64, ffw_dim=256, num_kv_heads=9, vocab_size=512
+    ODD_CONFIG,
+    embed_dim=64,
+    ffw_dim=256,
+    num_kv_heads=9,
+    vocab_size=512,
+    experts=experts,
   )
   model = testing.random_model(config, devices=jax.devices()[:4])
 

@@ -107,7 +107,9 @@ def test_integers_and_scales(weight_dtype):
   )
 
 
-@pytest.mark.parametrize('family', testing.TINY_FAMILIES)
+@pytest.mark.parametrize(
+  'family', [name for name in testing.TINY_FAMILIES if name != 'qwen3_moe']
+)
 def test_logits_of_every_family(tmp_path, family):
   weight_dtype = 'int4'
   testing.write_tiny_checkpoint(tmp_path, family)

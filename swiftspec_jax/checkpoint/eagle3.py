@@ -270,7 +270,7 @@ def _arrays(tensors: _Tensors, config: ModelConfig) -> params_lib.Params:
 def _layer(tensors: _Tensors, config: ModelConfig, i: int) -> params_lib.Params:
   width = config.embed_dim * (1 if i else 2)
   return families.layer_from_hf(
-    tensors.get, config, 0.0, f'layers.{i}.', attention_width=width
+    tensors.get, config, 0.0, i, '', attention_width=width
   )
 
 

@@ -15,7 +15,7 @@ from swiftspec_jax.models import families, layers
 from swiftspec_jax.models.params import Params
 
 # GGUF architecture -> family. Llama files also hold Mistral and SmolLM.
-_FAMILIES = {
+FAMILIES = {
   'llama': 'llama',
   'qwen2': 'qwen2',
   'qwen3': 'qwen3',
@@ -56,10 +56,10 @@ class GGUFFile:
     self._path = path
     self.metadata, self._tensors = gguf_header.read(path)
     self._architecture = self.metadata.get('general.architecture')
-    if self._architecture not in _FAMILIES:
+    if self._architecture not in FAMILIES:
       raise errors.UserError(
         f'{path}: unknown architecture {self._architecture!r}; supported: '
-        f'{", ".join(_FAMILIES)}'
+        f'{", ".join(FAMILIES)}'
       )
 
   def _get(self, key: str, default: Any = None) -> Any:
@@ -85,7 +85,7 @@ class GGUFFile:
         f'{self._path}: blk.0.attn_output.bias: a bias behind the attention '
         'is not supported'
       )
-    family = _FAMILIES[self._architecture]
+    family = FAMILIES[self._architecture]
     is_gemma = family == 'gemma3_text'
     num_heads = self._get('attention.head_count')
     num_layers = self._get('block_count')

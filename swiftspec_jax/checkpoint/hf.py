@@ -1,5 +1,6 @@
 """Reads model directories in Hugging Face layout."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Container, Mapping
@@ -12,7 +13,7 @@ import safetensors
 import transformers
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import torch_file
+from swiftspec_jax.checkpoint import packed_int4, torch_file
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.params import Params
@@ -41,7 +42,11 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   if generation.exists():
     eos = read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
-  return config_of(directory / 'config.json', values)
+  path = directory / 'config.json'
+  if packed_int4.packing_of(path, values) is None:
+    return config_of(path, values)
+  config = config_of(path, packed_int4.without_packing(values))
+  return dataclasses.replace(config, weight_dtype='int4')
 
 
 def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
@@ -95,8 +100,17 @@ def read_params(
     UserError: missing, cut or contradicting weights.
   """
   family = families.FAMILIES[config.family]
-  get, _ = open_tensors(directory)
-  return families.params_from_hf(get, config, family.norm_offset, place)
+  get, names = open_tensors(directory)
+  path = directory / 'config.json'
+  packing = packed_int4.packing_of(path, read_json(path))
+  read_matrices = None
+  if packing is not None:
+    read_matrices = packed_int4.Reader(
+      get=get, names=frozenset(names), packing=packing, config=config
+    ).layer
+  return families.params_from_hf(
+    get, config, family.norm_offset, place, read_matrices
+  )
 
 
 def open_tensors(

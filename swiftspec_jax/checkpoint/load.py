@@ -18,6 +18,7 @@ from swiftspec_jax.checkpoint import builtin, eagle3, gguf_tokenizer, hf, orbax
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.checkpoint import gguf as gguf_lib
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting import shared_vocabulary
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
@@ -45,7 +46,8 @@ def load(
       then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: tensor parallel over these; the first device by default.
     draft_of: the target that this model will draft for. Their vocabularies
-      must be the same.
+      must be the same, but one may go on behind the other: a draft proposes
+      only tokens that both have. Padding of their tables may differ.
     num_layers: keep only the first layers, which makes a draft for studies of
       any model; None keeps all.
     kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
@@ -53,9 +55,10 @@ def load(
       there (`kernels_pallas.trials`), 'reference' plain JAX;
       'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
       another kernel for attention on Hopper.
-    weight_dtype: 'int8' or 'int4' quantizes the matrices of the layers,
-      to scales for each output, in int4 for each group of up to 128 inputs,
-      too; None keeps `dtype`. Embedding, unembedding and norms are not touched.
+    weight_dtype: type of the matrices of the layers. 'int8' or 'int4'
+      quantizes them, to scales for each output, in int4 for each group of up to
+      128 inputs, too; None keeps `dtype`, or the int4 that an AWQ or GPTQ
+      checkpoint has. Embedding, unembedding and norms are not touched.
       'int8_dynamic' multiplies int8 by int8: the matrices of the layers and
       the unembedding with a scale for each output, the activations rounded
       with a scale for each token; in the layers 'int8_dynamic16' keeps 16
@@ -82,15 +85,13 @@ def load(
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)
-  if draft_of is not None:
-    tokenizer_lib.check_same_vocabulary(
-      draft_of.name, draft_of.tokenizer, name, source.tokenizer
-    )
+  if draft_of is not None and source.tokenizer is not draft_of.tokenizer:
+    source = _fit(source, name, draft_of)
   config = dataclasses.replace(
     source.config,
     num_shards=mesh.devices.size,
     kernels=kernels,
-    weight_dtype=weight_dtype,
+    weight_dtype=_weight_dtype(name, source.config, weight_dtype),
   )
   if num_layers is not None:
     config = config.with_layers(num_layers)
@@ -115,6 +116,39 @@ class _Source:
   config: ModelConfig
   tokenizer: tokenizer_lib.Tokenizer
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
+
+
+def _weight_dtype(
+  name: str, config: ModelConfig, weight_dtype: str | None
+) -> str | None:
+  """Returns that of the matrices, which a checkpoint may have already."""
+  stored = config.weight_dtype
+  if stored is not None and weight_dtype not in (None, stored):
+    raise errors.UserError(
+      f'{name} is stored as {stored} and cannot become {weight_dtype}; leave '
+      'out weight_dtype'
+    )
+  return weight_dtype or stored
+
+
+def _fit(source: _Source, name: str, target: Model) -> _Source:
+  """Returns a stand-alone draft with the vocabulary of its target."""
+  stored = source.config
+
+  def read_params(config, place):
+    place = shared_vocabulary.fit_place(place, config)
+    config = dataclasses.replace(
+      config,
+      vocab_size=stored.vocab_size,
+      shared_vocab_size=stored.shared_vocab_size,
+    )
+    return source.read_params(config, place)
+
+  return _Source(
+    config=shared_vocabulary.fit(stored, name, source.tokenizer, target),
+    tokenizer=source.tokenizer,
+    read_params=read_params,
+  )
 
 
 def _open(name: str, draft_of: Model | None) -> _Source:

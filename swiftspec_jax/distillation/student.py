@@ -63,6 +63,12 @@ class StudentConfig:
         f'the target is quantized to {target.weight_dtype}; load it without '
         'weight_dtype to train a draft'
       )
+    if target.experts and self.init_layers:
+      raise errors.UserError(
+        f'init_layers={self.init_layers} would copy '
+        f'{target.experts.num_experts} experts of each layer; give num_layers, '
+        'which makes a dense draft'
+      )
     target.check_layers('init_layers', self.init_layers)
     target.check_layers('feature_layers', self.feature_layers)
     if self.init_layers and sizes:
@@ -88,6 +94,7 @@ class StudentConfig:
       sliding_layers=sliding if target.sliding_layers else (),
       sliding_window=target.sliding_window if any(sliding) else None,
       tie_embeddings=False,
+      experts=None,
       output_vocab_size=self.output_vocab_size,
       feature_layers=self.feature_layers,
       feature_dim=len(self.feature_layers) * target.embed_dim,

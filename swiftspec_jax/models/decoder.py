@@ -21,7 +21,7 @@ from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import layers
+from swiftspec_jax.models import experts, layers
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import QuantizedMatrix
@@ -267,11 +267,22 @@ def _layer(x, layer, config, attend, products, angles, pair=None):
     )
   x = x + attended
   normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  hidden = _gated_product(normed, layer['gate_up'], products, config.activation)
-  hidden = _project(hidden, layer['down'], products)
+  hidden = _feed_forward(normed, layer, config, products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
   return x + hidden
+
+
+def _feed_forward(x, layer, config, products):
+  if 'router' in layer:
+    rows = x.reshape(-1, x.shape[-1])
+    with jax.named_scope('experts'):
+      mixed = experts.feed_forward(
+        rows, layer, config.experts, config.activation
+      )
+    return mixed.reshape(x.shape)
+  hidden = _gated_product(x, layer['gate_up'], products, config.activation)
+  return _project(hidden, layer['down'], products)
 
 
 def _attention_block(x, layer, config, attend, angles):
@@ -364,7 +375,10 @@ def widen_logits(
     config: static.
     logits: of `unembed`.
   """
-  if config.output_vocab_size is None:
+  if config.num_logits == config.vocab_size:
     return logits
+  if config.output_vocab_size is None:
+    padding = ((0, 0), (0, 0), (0, config.vocab_size - config.num_logits))
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
   wide = jnp.full((*logits.shape[:2], config.vocab_size), -jnp.inf)
   return wide.at[:, :, params['output_token_ids']].set(logits)

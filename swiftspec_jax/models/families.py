@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.config import ModelConfig, RopeScaling
+from swiftspec_jax.config import Experts, ModelConfig, RopeScaling
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.params import Params
 
@@ -143,6 +143,24 @@ def _gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
+  period = values['decoder_sparse_step']
+  layers = range(values['num_hidden_layers'])
+  dense_layers = {i for i in layers if (i + 1) % period}
+  return {
+    'sliding_window': values.get('sliding_window'),
+    'use_qk_norm': True,
+    'experts': Experts(
+      # Newer releases rename it.
+      num_experts=values.get('num_experts') or values['num_local_experts'],
+      num_active=values['num_experts_per_tok'],
+      ffw_dim=values['moe_intermediate_size'],
+      is_normalized=values['norm_topk_prob'],
+      dense_layers=tuple(sorted(dense_layers.union(values['mlp_only_layers']))),
+    ),
+  }
+
+
 # By the `model_type` of config.json; more may be added.
 FAMILIES: dict[str, Family] = {
   'llama': Family(unsupported_options=('attention_bias', 'mlp_bias')),
@@ -155,6 +173,9 @@ FAMILIES: dict[str, Family] = {
   'qwen3': Family(
     fields=lambda values: {**_sliding(values), 'use_qk_norm': True},
     unsupported_options=('attention_bias',),
+  ),
+  'qwen3_moe': Family(
+    fields=_qwen3_moe, unsupported_options=('attention_bias',)
   ),
   'gemma3_text': Family(
     fields=_gemma3,
@@ -174,6 +195,7 @@ def params_from_hf(
   config: ModelConfig,
   norm_offset: float,
   place: Place,
+  read_matrices: Callable[[str], Params] | None = None,
 ) -> Params:
   """Assembles the parameter tree from tensors with Hugging Face names.
 
@@ -184,6 +206,7 @@ def params_from_hf(
     norm_offset: added to norm scales (1 where the checkpoint stores them
       relative to one, as Gemma's do).
     place: puts a part of the tree on the devices as soon as it is read.
+    read_matrices: function as in `layer_from_hf`.
 
   Returns:
     What `place` makes of the tree of `params.param_specs(config)`.
@@ -201,7 +224,9 @@ def params_from_hf(
     return place(get(names[key], c.vocab_size, c.embed_dim), specs[key])
 
   def layer(i: int) -> Params:
-    arrays = layer_from_hf(get, c, norm_offset, f'model.layers.{i}.')
+    arrays = layer_from_hf(
+      get, c, norm_offset, i, 'model.', read_matrices=read_matrices
+    )
     return place(arrays, specs['layers'][i])
 
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -232,8 +257,10 @@ def layer_from_hf(
   get: Callable[..., np.ndarray],
   config: ModelConfig,
   norm_offset: float,
-  prefix: str,
+  layer: int,
+  start: str,
   attention_width: int | None = None,
+  read_matrices: Callable[[str], Params] | None = None,
 ) -> Params:
   """Returns the unpadded numpy arrays of one layer.
 
@@ -244,10 +271,13 @@ def layer_from_hf(
     get: function from name and shape to the tensor.
     config: the model's.
     norm_offset: number as in `params_from_hf`.
-    prefix: start of the names.
+    layer: number of the layer.
+    start: beginning of all names.
     attention_width: inputs of queries, keys and values; None is D.
+    read_matrices: function from the start of a layer's names to its matrices,
+      where they are stored in another way than as tensors of weights.
   """
-  c = config
+  c, prefix = config, f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
   num_heads = {'q': c.num_heads, 'k': c.num_kv_heads, 'v': c.num_kv_heads}
   # Sorted by the kv head that they belong to.
@@ -268,19 +298,18 @@ def layer_from_hf(
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
     return np.concatenate(grouped_arrays, axis=1)
 
-  out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
-  gate = linear('mlp.gate_proj', c.ffw_dim, c.embed_dim)
-  up = linear('mlp.up_proj', c.ffw_dim, c.embed_dim)
-  arrays = {
-    'attention_norm': norm('input_layernorm'),
-    # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-    'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
-    # [D, heads * E] -> [G, Q, E, D]
-    'attention_out': out.T.reshape(*grouped, c.embed_dim),
-    # [2, F, D] -> [D, 2, F]
-    'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
-    'down': linear('mlp.down_proj', c.embed_dim, c.ffw_dim).T,
-  }
+  def matrices():
+    out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
+    return {
+      # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
+      'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
+      # [D, heads * E] -> [G, Q, E, D]
+      'attention_out': out.T.reshape(*grouped, c.embed_dim),
+      **_feed_forward(linear, c, layer),
+    }
+
+  arrays = read_matrices(prefix) if read_matrices else matrices()
+  arrays['attention_norm'] = norm('input_layernorm')
   if c.use_qkv_bias:
     arrays['qkv_bias'] = heads('bias')
   if c.use_qk_norm:
@@ -293,3 +322,32 @@ def layer_from_hf(
   else:
     arrays['ffw_norm'] = norm('post_attention_layernorm')
   return arrays
+
+
+def _feed_forward(
+  linear: Callable[[str, int, int], np.ndarray], config: ModelConfig, layer: int
+) -> Params:
+  """Returns the matrices behind the attention; see `params.param_specs`."""
+  if not config.has_experts(layer):
+    gate = linear('mlp.gate_proj', config.ffw_dim, config.embed_dim)
+    up = linear('mlp.up_proj', config.ffw_dim, config.embed_dim)
+    return {
+      # [2, F, D] -> [D, 2, F]
+      'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+      'down': linear('mlp.down_proj', config.embed_dim, config.ffw_dim).T,
+    }
+  sizes = config.experts
+
+  def stacked(name, num_out, num_in):
+    matrices = [
+      linear(f'mlp.experts.{i}.{name}', num_out, num_in)
+      for i in range(sizes.num_experts)
+    ]
+    return np.swapaxes(np.stack(matrices), 1, 2)
+
+  return {
+    'router': linear('mlp.gate', sizes.num_experts, config.embed_dim),
+    'experts_gate': stacked('gate_proj', sizes.ffw_dim, config.embed_dim),
+    'experts_up': stacked('up_proj', sizes.ffw_dim, config.embed_dim),
+    'experts_down': stacked('down_proj', config.embed_dim, sizes.ffw_dim),
+  }

@@ -64,8 +64,9 @@ def param_specs(config: ModelConfig) -> Params:
   Legend: D embed, G kv heads, Q query heads for each kv head, E head_dim,
   F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
   in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
-  each, and a device's share of heads is one slice of axis G. The first layer of
-  an EAGLE-3 head has inputs of 2 D in `qkv`.
+  each, and a device's share of heads is one slice of axis G. A layer with
+  experts has them in the place of `gate_up` and `down`. The first layer of an
+  EAGLE-3 head has inputs of 2 D in `qkv`.
   """
   c = config
   sizes = {
@@ -76,6 +77,8 @@ def param_specs(config: ModelConfig) -> Params:
     'head_dim': (c.head_dim, c.head_dim),
     'gate_up': (2, 2),
     'ffw': (c.ffw_dim, c.padded_ffw_dim),
+    'experts': (c.num_experts, c.num_experts),
+    'expert_ffw': (c.expert_ffw_dim, c.padded_expert_ffw_dim),
     'vocab': (c.vocab_size, c.padded_vocab_size),
     'outputs': (c.num_logits, c.padded_num_logits),
     'features': (c.feature_dim, c.feature_dim),
@@ -111,8 +114,7 @@ def param_specs(config: ModelConfig) -> Params:
         ('kv_heads', 'query_groups', 'head_dim'), 'embed'
       ),
       'ffw_norm': spec('embed'),
-      'gate_up': matrix(('embed',), 'gate_up', 'ffw'),
-      'down': matrix(('ffw',), 'embed'),
+      **_feed_forward_specs(c, i, spec, matrix),
     }
     if c.use_qkv_bias:
       specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
@@ -147,6 +149,26 @@ def param_specs(config: ModelConfig) -> Params:
       is_index=True,
     )
   return specs
+
+
+def _feed_forward_specs(
+  config: ModelConfig,
+  layer: int,
+  spec: Callable[..., ParamSpec],
+  matrix: Callable[..., ParamSpec],
+) -> Params:
+  if not config.has_experts(layer):
+    return {
+      'gate_up': matrix(('embed',), 'gate_up', 'ffw'),
+      'down': matrix(('ffw',), 'embed'),
+    }
+  inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
+  return {
+    'router': spec('experts', 'embed', scale=inner),
+    'experts_gate': spec('experts', 'embed', 'expert_ffw', scale=inner),
+    'experts_up': spec('experts', 'embed', 'expert_ffw', scale=inner),
+    'experts_down': spec('experts', 'expert_ffw', 'embed', scale=outer),
+  }
 
 
 def _feature_specs(
@@ -227,7 +249,8 @@ def place_params(
   """Pads host arrays, converts and quantizes them, puts them on the mesh.
 
   Args:
-    arrays: tree of numpy arrays with the unpadded shapes of `specs`.
+    arrays: tree of numpy arrays with the unpadded shapes of `specs`, and of
+      matrices that are int4 already.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: of the weights; norm scales stay float32.
@@ -238,6 +261,8 @@ def place_params(
   """
 
   def place(path, spec: ParamSpec, array: np.ndarray) -> Any:
+    if isinstance(array, quantization.StoredMatrix):
+      return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
     if array.shape != spec.shape:
       raise errors.UserError(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '

@@ -1,8 +1,10 @@
 """Matrices stored as integers with scales.
 
 int8 has one scale for each output, int4 one for each output and group of
-inputs. Both are symmetric; only weights are quantized, all sums are those of
-`values * scales`. `int8_dynamic` is where activations are quantized, too.
+inputs. Only weights are quantized. What we quantize is symmetric: all sums are
+those of `values * scales`. Published matrices of int4 have zero points, too,
+which become an offset for each output and group. `int8_dynamic` is where
+activations are quantized, too.
 
 Legend: P parts, K inputs, N outputs, C groups of inputs.
 """
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
@@ -21,6 +24,7 @@ from kernels_pallas import dispatch
 from kernels_pallas.quantized_matmul import api, tiles
 from swiftspec_jax import sharding as sharding_lib
 
+MIDDLE = 8  # of the 16 integers of int4: what becomes zero
 # qwix puts the highest weight right between the last integer and the one
 # behind it, where the last bit decides and compilers differ. So a bit lower.
 _CALIBRATION = 'absmax,1.001'
@@ -35,6 +39,8 @@ class QuantizedMatrix:
 
   values: jax.Array  # int8 or int4 [P, K, N]
   scales: jax.Array  # f32[P, C, N]
+  # f32[P, C, N], what is added to `values * scales`; None is nothing.
+  offsets: jax.Array | None = None
   out_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of P x N
   sharding: NamedSharding = struct.field(pytree_node=False)  # of values
   kernels: str = struct.field(pytree_node=False)  # as in ModelConfig
@@ -50,7 +56,39 @@ class QuantizedMatrix:
       implementation=self.kernels if is_short else dispatch.REFERENCE,
       sharding=self.sharding,
     )
+    if self.offsets is not None:
+      total = product.astype(jnp.float32) + self._offset_product(x)
+      product = total.astype(x.dtype)
     return product.reshape(-1, *self.out_shape)
+
+  def _offset_product(self, x: jax.Array) -> jax.Array:
+    """Returns rows x [T, K] times the offsets of their inputs: f32[T, P, N].
+
+    As the inputs of a group have the same, that is a small product of the sums
+    of rows over groups.
+    """
+    groups = x.astype(jnp.float32).reshape(len(x), self.offsets.shape[1], -1)
+    return jnp.einsum(
+      'tc,pcn->tpn',
+      groups.sum(axis=-1),
+      self.offsets,
+      precision=jax.lax.Precision.HIGHEST,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredMatrix:
+  """A matrix of int4 as a checkpoint has it, on the host and without padding.
+
+  Attributes:
+    values: int8[P, K, N] from -8 to 7.
+    scales: f32[P, C, N].
+    offsets: f32[P, C, N].
+  """
+
+  values: np.ndarray
+  scales: np.ndarray
+  offsets: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,12 +123,7 @@ class Scheme:
         output behind the parts, or neither.
       mesh: where the matrix goes.
     """
-    is_grouped = self.weight_dtype == 'int4'
-    outputs = axes[self.num_in_axes + self.num_part_axes]
-    shardings = tuple(
-      sharding_lib.sharding_of(mesh, (None, inputs, outputs))
-      for inputs in (axes[0], axes[0] if is_grouped else None)
-    )
+    shardings = self._shardings(axes, mesh)
     values, scales = run(_program(self, shardings), array, shardings)
     return QuantizedMatrix(
       values=values,
@@ -99,6 +132,59 @@ class Scheme:
       sharding=shardings[0],
       kernels=self.kernels,
     )
+
+  def place(
+    self,
+    stored: StoredMatrix,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    mesh: Mesh,
+  ) -> QuantizedMatrix:
+    """Returns the integers of a checkpoint on a mesh.
+
+    Args:
+      stored: matrix of int4.
+      shape: sizes of the axes of the parameter, with padding.
+      axes: logical names of these axes.
+      mesh: where the matrix goes.
+    """
+    num_inputs = math.prod(shape[: self.num_in_axes])
+    out_shape = shape[self.num_in_axes :]
+    num_outputs = math.prod(out_shape[self.num_part_axes :])
+    stored_size = stored.values.shape[1] // stored.scales.shape[1]
+    # No group may be that of two devices.
+    size = math.gcd(stored_size, self.group_size)
+    values_sharding, sharding = self._shardings(axes, mesh)
+
+    def put(array, num_rows, sharding):
+      missing = num_rows - array.shape[1], num_outputs - array.shape[2]
+      array = np.pad(array, ((0, 0), *((0, size) for size in missing)))
+      return jax.device_put(array, sharding)
+
+    def put_groups(array):
+      array = np.repeat(array, stored_size // size, axis=1)
+      return put(array, num_inputs // size, sharding)
+
+    return QuantizedMatrix(
+      values=put(stored.values.astype(jnp.int4), num_inputs, values_sharding),
+      scales=put_groups(stored.scales),
+      offsets=put_groups(stored.offsets) if stored.offsets.any() else None,
+      out_shape=out_shape,
+      sharding=values_sharding,
+      kernels=self.kernels,
+    )
+
+  def _shardings(
+    self, axes: tuple[str | None, ...], mesh: Mesh
+  ) -> tuple[NamedSharding, NamedSharding]:
+    """Returns those of values and of scales."""
+    is_grouped = self.weight_dtype == 'int4'
+    outputs = axes[self.num_in_axes + self.num_part_axes]
+    values, scales = (
+      sharding_lib.sharding_of(mesh, (None, inputs, outputs))
+      for inputs in (axes[0], axes[0] if is_grouped else None)
+    )
+    return values, scales
 
 
 @functools.cache

@@ -2,9 +2,8 @@
 
 from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
-from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import Drafter
+from swiftspec_jax.drafting import Drafter, shared_vocabulary
 from swiftspec_jax.drafting.draft_model import DraftModel
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
@@ -54,9 +53,7 @@ def _drafter(
         'model; other drafters have it as a field of their own'
       )
     return NoDraft() if draft is None else draft
-  tokenizer_lib.check_same_vocabulary(
-    target.name, target.tokenizer, draft.name, draft.tokenizer
-  )
+  shared_vocabulary.check(target, draft)
   if draft.mesh != target.mesh:
     raise errors.UserError(
       f'{draft.name} lies on other devices than {target.name}; load both with '
@@ -85,6 +82,4 @@ def _check_tree_draft(
       f'num_speculative_tokens={num_speculative_tokens} is for chains; a tree '
       'has the sizes of its TreeConfig'
     )
-  tokenizer_lib.check_same_vocabulary(
-    target.name, target.tokenizer, draft.name, draft.tokenizer
-  )
+  shared_vocabulary.check(target, draft)

@@ -87,6 +87,13 @@ class Forward:
   context: int
   is_fused: bool = False
 
+  def __post_init__(self):
+    if self.config.experts:
+      raise errors.UserError(
+        'a mixture of experts cannot be planned: a forward reads only some of '
+        f'its {self.config.experts.num_experts} experts; name a dense model'
+      )
+
   @property
   def sharded(self) -> ModelConfig:
     """The model with the padding that its number of chips needs."""

@@ -51,7 +51,7 @@ def tree_logits(peer, token_ids: np.ndarray) -> np.ndarray:
     'full_attention': additive(visible),
     'sliding_attention': additive(visible & near),
   }
-  if peer.config.model_type == 'llama':
+  if peer.config.model_type in ('llama', 'qwen3_moe'):
     masks = masks['full_attention']
   elif peer.config.model_type == 'mistral':
     masks = masks['sliding_attention']

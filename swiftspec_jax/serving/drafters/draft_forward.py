@@ -117,6 +117,8 @@ def noise_of_outputs(
     config: of the draft.
     noise: [..., V]; None where all slots are greedy.
   """
-  if noise is None or config.output_vocab_size is None:
-    return noise
+  if noise is None:
+    return None
+  if config.output_vocab_size is None:
+    return noise[..., : config.num_logits]
   return noise[..., params['output_token_ids']]

@@ -1,8 +1,7 @@
 """From what the user names to a drafter of the engine."""
 
 from swiftspec_jax import errors
-from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.drafting import feature_draft
+from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
@@ -51,9 +50,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
       f'a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
-  tokenizer_lib.check_same_vocabulary(
-    target.name, target.tokenizer, model.name, model.tokenizer
-  )
+  shared_vocabulary.check(target, model)
   if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
     raise errors.UserError(
       f'{model.name} lies on other devices than {target.name}; load both with '

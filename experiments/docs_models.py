@@ -1,0 +1,62 @@
+"""Writes the table of families in docs/how_to/models.md from the code.
+
+python -m experiments.docs_models
+"""
+
+import pathlib
+
+from experiments import program
+from experiments.output import benchmark_output
+from swiftspec_jax.checkpoint import gguf, hf
+from swiftspec_jax.models import families
+
+PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'models.md'
+_START, _END = '<!-- families -->', '<!-- end of families -->'
+_MODELS = {
+  'llama': 'Llama 2, 3, 3.1, 3.2, 3.3; SmolLM2',
+  'mistral': 'Mistral 7B',
+  'qwen2': 'Qwen 2, 2.5',
+  'qwen3': 'Qwen 3',
+  'qwen3_moe': 'Qwen 3 30B-A3B, 235B-A22B',
+  'gemma3_text': 'Gemma 3 270m, 1b',
+}
+
+
+def main() -> None:
+  """Writes the page."""
+  benchmark_output.write(PAGE, render(PAGE.read_text()).encode())
+
+
+def render(page: str) -> str:
+  """Returns a page with the table as the code has it."""
+  before, _, rest = page.partition(_START)
+  _, _, after = rest.partition(_END)
+  header = [
+    ['`model_type`', 'models', 'safetensors', 'GGUF', 'AWQ, GPTQ', 'quantized'],
+    ['---'] * 6,
+  ]
+  rows = [*header, *map(_row, families.FAMILIES)]
+  table = '\n'.join(f'| {" | ".join(row)} |' for row in rows)
+  return f'{before}{_START}\n\n{table}\n\n{_END}{after}'
+
+
+def _row(family: str) -> list[str]:
+  is_in_gguf = family in gguf.FAMILIES.values() or family == 'mistral'
+  config = hf.config_of(PAGE, {'model_type': family})
+  can_be_int4 = _yes(config.experts is None)
+  return [
+    f'`{family}`',
+    _MODELS[family],
+    'yes',
+    _yes(is_in_gguf),
+    can_be_int4,
+    can_be_int4,
+  ]
+
+
+def _yes(value: bool) -> str:
+  return 'yes' if value else 'no'
+
+
+if __name__ == '__main__':
+  program.run(main)

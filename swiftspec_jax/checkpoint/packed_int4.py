@@ -1,0 +1,256 @@
+"""Reads the int4 matrices of AWQ and GPTQ checkpoints as they are published.
+
+Both store, for groups of inputs, `(integer - zero point) * scale` of integers
+from 0 to 15, eight in a word of 32 bits. They differ in what a word holds:
+
+- AWQ ('gemm'): eight outputs of one input, in the order 0 2 4 6 1 3 5 7;
+- GPTQ: eight inputs of one output, and eight zero points of one group, all in
+  their order. Zero points are stored less one, but for 'gptq_v2'.
+
+Legend: K inputs, N outputs, C groups of inputs.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import families
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import MIDDLE, StoredMatrix
+
+_KEY = 'quantization_config'
+_SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
+# Where a word of AWQ has its first output, its second, and so on.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+_WITH_BIAS = ('q_proj', 'k_proj', 'v_proj')
+# Entries that say how a matrix is stored, and what they may be.
+_COMMON = {
+  'bits': (4,),
+  'desc_act': (False,),
+  'dynamic': (None, {}),
+  'hyb_act': (False,),
+  'is_marlin_format': (False,),
+  'lm_head': (False,),
+  'pack_dtype': ('int32',),
+  'sym': (True, False),
+}
+_AWQ, _GPTQ = ('gemm', 'GEMM'), ('gptq', 'gptq_v2')
+_SUPPORTED = {
+  'awq': {'version': _AWQ, 'zero_point': (True,), 'format': _AWQ},
+  'gptq': {'format': _GPTQ, 'checkpoint_format': _GPTQ},
+}
+# Entries that say how it was made, what to run it with, or which matrices are
+# not packed: those of layers would be found missing.
+_IGNORED = (
+  'backend',
+  'batch_size',
+  'block_name_to_quantize',
+  'cache_block_outputs',
+  'damp_percent',
+  'dataset',
+  'disable_exllama',
+  'do_fuse',
+  'exllama_config',
+  'fuse_max_seq_len',
+  'group_size',
+  'max_input_length',
+  'meta',
+  'model_file_base_name',
+  'model_name_or_path',
+  'model_seqlen',
+  'module_name_preceding_first_block',
+  'modules_in_block_to_quantize',
+  'modules_to_fuse',
+  'modules_to_not_convert',
+  'pad_token_id',
+  'quant_method',
+  'static_groups',
+  'tokenizer',
+  'true_sequential',
+  'use_cuda_fp16',
+  'use_exllama',
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packing:
+  """How the matrices of a checkpoint are stored.
+
+  Attributes:
+    is_awq: whether it is AWQ; else it is GPTQ.
+    group_size: inputs that share a scale; -1 is all.
+    zero_shift: number that is added to zero points.
+  """
+
+  is_awq: bool
+  group_size: int
+  zero_shift: int
+
+
+def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
+  """Returns how matrices are stored; None if they are neither AWQ nor GPTQ.
+
+  Args:
+    path: file that the values are from, for messages.
+    values: entries of config.json.
+
+  Raises:
+    UserError: an entry is not understood, or says what is not supported.
+  """
+  options = values.get(_KEY)
+  method = options.get('quant_method') if isinstance(options, dict) else None
+  if method not in _SUPPORTED:
+    return None
+  supported = {**_COMMON, **_SUPPORTED[method]}
+  for key, value in options.items():
+    if key in supported:
+      if value not in supported[key]:
+        choices = ' or '.join(map(json.dumps, supported[key]))
+        _refuse(path, key, value, f'it must be {choices}')
+    elif key not in _IGNORED:
+      _refuse(path, key, value, 'it is not understood')
+  group_size = options.get('group_size')
+  is_whole = isinstance(group_size, int) and group_size >= 1
+  if not is_whole and group_size != -1:
+    _refuse(path, 'group_size', group_size, 'it must be -1 or at least 1')
+  if values.get('model_type') == 'qwen3_moe':
+    _refuse(path, 'quant_method', method, 'experts cannot be int4 yet')
+  is_version_2 = 'gptq_v2' in (
+    options.get('checkpoint_format'),
+    options.get('format'),
+  )
+  return Packing(
+    is_awq=method == 'awq',
+    group_size=group_size,
+    zero_shift=int(method == 'gptq' and not is_version_2),
+  )
+
+
+def without_packing(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the entries of config.json that describe the model alone."""
+  return {key: value for key, value in values.items() if key != _KEY}
+
+
+def _refuse(path: pathlib.Path, key: str, value: Any, reason: str) -> NoReturn:
+  raise errors.UserError(
+    f'{path}: {_KEY}.{key}={value!r} is not supported; {reason}'
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+  """Reads packed matrices.
+
+  Attributes:
+    get: function from the name of a tensor to its array.
+    names: names of all tensors.
+    packing: how they are stored.
+    config: the model's.
+  """
+
+  get: Callable[[str], np.ndarray]
+  names: Collection[str]
+  packing: Packing
+  config: ModelConfig
+
+  def layer(self, prefix: str) -> Params:
+    """Returns the matrices of the layer whose names begin so.
+
+    Raises:
+      UserError: a tensor is missing or has another shape, or says something
+        that the packing does not.
+    """
+    c = self.config
+    query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+
+    def by_kv_head(arrays):
+      parts = [
+        x.reshape(len(x), c.num_kv_heads, -1, c.head_dim) for x in arrays
+      ]
+      return np.concatenate(parts, axis=2).reshape(1, len(arrays[0]), -1)
+
+    def joined(join, num_inputs, outputs):
+      fields = [
+        self._matrix(f'{prefix}{name}', num_inputs, num_outputs)
+        for name, num_outputs in outputs.items()
+      ]
+      return StoredMatrix(*map(join, zip(*fields, strict=True)))
+
+    qkv = {
+      'self_attn.q_proj': query,
+      'self_attn.k_proj': key,
+      'self_attn.v_proj': key,
+    }
+    gate_up = {'mlp.gate_proj': c.ffw_dim, 'mlp.up_proj': c.ffw_dim}
+    return {
+      'qkv': joined(by_kv_head, c.embed_dim, qkv),
+      'attention_out': joined(
+        np.stack, query, {'self_attn.o_proj': c.embed_dim}
+      ),
+      'gate_up': joined(np.stack, c.embed_dim, gate_up),
+      'down': joined(np.stack, c.ffw_dim, {'mlp.down_proj': c.embed_dim}),
+    }
+
+  def _matrix(
+    self, name: str, num_inputs: int, num_outputs: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns integers int8[K, N], scales f32[C, N] and offsets f32[C, N]."""
+    size = self.packing.group_size
+    size = num_inputs if size == -1 else size
+    if num_inputs % size:
+      raise errors.UserError(
+        f'{name} has {num_inputs} inputs, no multiple of group_size={size}'
+      )
+    num_groups = num_inputs // size
+    self._check_order(name, size, num_inputs)
+    self._check_bias(name, num_outputs)
+
+    def get(kind, *shape):
+      return families.get_checked(self.get, f'{name}.{kind}', *shape)
+
+    zeros = get('qzeros', num_groups, num_outputs // 8)
+    if self.packing.is_awq:
+      words = get('qweight', num_inputs, num_outputs // 8)
+      integers, zeros = (_unpacked(x)[..., _AWQ_PLACES] for x in (words, zeros))
+    else:
+      words = get('qweight', num_inputs // 8, num_outputs)
+      integers = np.swapaxes(_unpacked(words), 1, 2)
+      zeros = _unpacked(zeros)
+    integers = integers.reshape(num_inputs, num_outputs)
+    zeros = zeros.reshape(num_groups, num_outputs) + self.packing.zero_shift
+    scales = get('scales', num_groups, num_outputs).astype(np.float32)
+    return integers - np.int8(MIDDLE), scales, (MIDDLE - zeros) * scales
+
+  def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
+    name = f'{name}.g_idx'
+    if name not in self.names:
+      return
+    groups = families.get_checked(self.get, name, num_inputs)
+    if not np.array_equal(groups, np.arange(num_inputs) // group_size):
+      raise errors.UserError(
+        f'tensor {name} has inputs in another order (desc_act=true), which is '
+        'not supported; take a checkpoint with desc_act=false'
+      )
+
+  def _check_bias(self, name: str, num_outputs: int) -> None:
+    """Some checkpoints have zeros where the model has no bias."""
+    is_used = self.config.use_qkv_bias and name.endswith(_WITH_BIAS)
+    name = f'{name}.bias'
+    if is_used or name not in self.names:
+      return
+    if families.get_checked(self.get, name, num_outputs).any():
+      raise errors.UserError(
+        f'tensor {name} is not zero, but {self.config.family} has no bias there'
+      )
+
+
+def _unpacked(words: np.ndarray) -> np.ndarray:
+  """Returns the integers int8[..., 8] from 0 to 15 of words int32[...]."""
+  nibbles = words.view(np.uint32)[..., None] >> _SHIFTS & 15
+  return nibbles.astype(np.int8)

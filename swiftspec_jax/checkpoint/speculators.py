@@ -1,0 +1,222 @@
+"""Writes EAGLE-3 heads in the layout of `speculators`, which vLLM loads.
+
+`eagle3` reads them again. Legend: as there.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import atomic_file, errors
+from swiftspec_jax.config import Eagle3, ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import int8_dynamic, transposed
+from swiftspec_jax.models import params as params_lib
+
+# Release of `speculators` whose fields and tensors these are.
+_VERSION = '0.9.0'
+_ARCHITECTURES = {
+  'llama': 'LlamaForCausalLM',
+  'mistral': 'MistralForCausalLM',
+  'qwen2': 'Qwen2ForCausalLM',
+  'qwen3': 'Qwen3ForCausalLM',
+  'qwen3_moe': 'Qwen3MoeForCausalLM',
+  'gemma3_text': 'Gemma3ForCausalLM',
+}
+FORMATS = ('speculators',)
+
+
+def save_draft(
+  draft: Model,
+  directory: str | os.PathLike,
+  *,
+  target: Model,
+  format: str = 'speculators',
+) -> None:
+  """Saves an EAGLE-3 head as others read it.
+
+  Args:
+    draft: head that was loaded for the target.
+    directory: where to write it; made if it does not exist.
+    target: model that it drafts for. Its embedding is not written again.
+    format: layout of the files, 'speculators'.
+
+  Raises:
+    UserError: another format or kind of draft, one that is sharded or
+      quantized, another target, or a directory that cannot be written.
+  """
+  directory = pathlib.Path(directory)
+  eagle3 = _check(draft, target, format)
+  arrays = jax.tree.map(np.asarray, transposed.undone(draft.params))
+  weights = _tensors(arrays, draft.config, eagle3)
+  if not _shares_embedding(arrays['embedding'], target):
+    weights['embed_tokens.weight'] = arrays['embedding']
+  weights = {name: np.ascontiguousarray(x) for name, x in weights.items()}
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    with atomic_file.replacing(directory / 'model.safetensors') as partial:
+      safetensors_numpy.save_file(weights, partial, {'format': 'pt'})
+    with atomic_file.replacing(directory / 'config.json') as partial:
+      values = _config(draft, target, eagle3)
+      partial.write_text(json.dumps(values, indent=2) + '\n')
+  except (OSError, safetensors.SafetensorError) as error:
+    raise errors.UserError(f'cannot write {directory}: {error}') from error
+
+
+def _check(draft: Model, target: Model, format: str) -> Eagle3:
+  """Returns how the head reads features."""
+  config = draft.config
+  if format not in FORMATS:
+    raise errors.UserError(
+      f'format={format!r} must be one of {", ".join(FORMATS)}'
+    )
+  if config.eagle3 is None:
+    raise errors.UserError(
+      f'{draft.name} is no EAGLE-3 head; {format} has no layout for it'
+    )
+  if config.num_shards != 1 or config.weight_dtype is not None:
+    raise errors.UserError(
+      f'{draft.name} is on {config.num_shards} devices and its weights are '
+      f'{config.weight_dtype or draft.dtype.name}; load it on one device and '
+      'without weight_dtype to save it'
+    )
+  if config.vocab_size != target.config.vocab_size:
+    raise errors.UserError(
+      f'{draft.name} has {config.vocab_size} tokens and {target.name} has '
+      f'{target.config.vocab_size}; name the target that it was loaded for'
+    )
+  return config.eagle3
+
+
+def _shares_embedding(embedding: np.ndarray, target: Model) -> bool:
+  table = target.params['embedding']
+  if isinstance(table, int8_dynamic.Int8Matrix):
+    table = table.dequantized()
+  table = np.asarray(table)[: len(embedding)]
+  return np.array_equal(embedding, table.astype(embedding.dtype))
+
+
+def _tensors(
+  arrays: params_lib.Params, config: ModelConfig, eagle3: Eagle3
+) -> dict[str, np.ndarray]:
+  """Returns [out, in] tensors by their names, but the embedding."""
+  c, token_ids = config, arrays['output_token_ids']
+  weights = {
+    'fc.weight': arrays['feature_projection'].T,
+    'norm.weight': arrays['final_norm'],
+    'lm_head.weight': arrays['unembedding'],
+    'd2t': token_ids.astype(np.int64) - np.arange(len(token_ids)),
+    't2d': np.isin(np.arange(c.vocab_size), token_ids),
+    'layers.0.hidden_norm.weight': arrays['feature_norm'],
+  }
+  if eagle3.norm_before_fc:
+    weights['input_norm.weight'] = arrays['target_feature_norm']
+  if eagle3.fc_norm:
+    norms = np.split(arrays['target_feature_norm'], len(c.feature_layers))
+    for i, norm in enumerate(norms):
+      weights[f'fc_norm.{i}.weight'] = norm
+  for i, layer in enumerate(arrays['layers']):
+    for name, tensor in _layer(layer, c).items():
+      weights[f'layers.{i}.{name}.weight'] = tensor
+  return weights
+
+
+def _layer(
+  layer: params_lib.Params, config: ModelConfig
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of a layer, as `families.layer_from_hf` reads them."""
+  groups = config.num_query_groups
+  # [in, G, Q + 2, E] -> [G, Q + 2, E, in]
+  qkv = np.moveaxis(layer['qkv'], 0, -1)
+  heads = {
+    'q': qkv[:, :groups],
+    'k': qkv[:, groups],
+    'v': qkv[:, groups + 1],
+  }
+  gate, up = np.moveaxis(layer['gate_up'], 1, 0)
+  tensors = {
+    f'self_attn.{name}_proj': array.reshape(-1, qkv.shape[-1])
+    for name, array in heads.items()
+  } | {
+    'self_attn.o_proj': layer['attention_out'].reshape(-1, config.embed_dim).T,
+    'mlp.gate_proj': gate.T,
+    'mlp.up_proj': up.T,
+    'mlp.down_proj': layer['down'].T,
+    'input_layernorm': layer['attention_norm'],
+    'post_attention_layernorm': layer['ffw_norm'],
+  }
+  if config.use_qk_norm:
+    tensors['self_attn.q_norm'] = layer['query_norm']
+    tensors['self_attn.k_norm'] = layer['key_norm']
+  return tensors
+
+
+def _config(draft: Model, target: Model, eagle3: Eagle3) -> dict[str, Any]:
+  c = draft.config
+  architectures = [_ARCHITECTURES[target.config.family]]
+  return {
+    'architectures': ['Eagle3Speculator'],
+    'speculators_model_type': 'eagle3',
+    'speculators_version': _VERSION,
+    'speculators_config': {
+      'algorithm': 'eagle3',
+      'default_proposal_method': 'greedy',
+      'proposal_methods': [
+        {'proposal_type': 'greedy', 'speculative_tokens': 5}
+      ],
+      'verifier': {
+        'name_or_path': target.name,
+        'architectures': architectures,
+      },
+    },
+    'transformer_layer_config': _layer_config(c),
+    'draft_vocab_size': c.num_logits,
+    'target_hidden_size': target.config.embed_dim,
+    # What goes into a layer is the output of the one before.
+    'eagle_aux_hidden_state_layer_ids': [i + 1 for i in c.feature_layers],
+    **dataclasses.asdict(eagle3),
+    'torch_dtype': draft.dtype.name,
+  }
+
+
+def _layer_config(config: ModelConfig) -> dict[str, Any]:
+  """Returns the sizes as config.json of a model of the family has them."""
+  c = config
+  return {
+    'model_type': c.family,
+    'vocab_size': c.vocab_size,
+    'num_hidden_layers': c.num_layers,
+    'hidden_size': c.embed_dim,
+    'num_attention_heads': c.num_heads,
+    'num_key_value_heads': c.num_kv_heads,
+    'head_dim': c.head_dim,
+    'intermediate_size': c.ffw_dim,
+    'hidden_act': 'silu',
+    'max_position_embeddings': c.max_context,
+    'rms_norm_eps': c.norm_eps,
+    'rope_theta': c.rope_theta,
+    'rope_scaling': _rope_scaling(c),
+    'tie_word_embeddings': False,
+    'attention_bias': False,
+  }
+
+
+def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
+  scaling = config.rope_scaling
+  if scaling is None:
+    return None
+  values = {'rope_type': scaling.kind, 'factor': scaling.factor}
+  if scaling.kind == 'llama3':
+    values |= {
+      'low_freq_factor': scaling.low_freq_factor,
+      'high_freq_factor': scaling.high_freq_factor,
+      'original_max_position_embeddings': scaling.original_max_context,
+    }
+  return values

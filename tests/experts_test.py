@@ -1,0 +1,135 @@
+"""Mixtures of experts against a loop in plain NumPy, and in all modes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from decoding_cases import assert_same, run
+from engine_cases import CHAINS, RandomLengths, make_sizes
+from tree_cases import CONFIG, TREE, requests_of
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.config import Experts
+from swiftspec_jax.distillation.student import StudentConfig
+from swiftspec_jax.models import experts
+from swiftspec_jax.planning.forward import Forward
+from swiftspec_jax.serving.engine import PageEngine
+
+SIZES = Experts(num_experts=5, num_active=3, ffw_dim=6)
+MOE = dataclasses.replace(CONFIG, experts=SIZES)
+
+
+def random_layer(seed=0):
+  generator = np.random.default_rng(seed)
+
+  def random(*shape):
+    return generator.normal(size=shape).astype(np.float32)
+
+  return {
+    'router': random(5, 4),
+    'experts_gate': random(5, 4, 6),
+    'experts_up': random(5, 4, 6),
+    'experts_down': random(5, 6, 4),
+  }
+
+
+def oracle(x, layer, sizes):
+  """Token by token, expert by expert."""
+  outputs = []
+  for token in x.astype(np.float64):
+    scores = layer['router'] @ token
+    probs = np.exp(scores) / np.exp(scores).sum()
+    chosen = sorted(range(len(probs)), key=lambda i: -probs[i])
+    chosen = chosen[: sizes.num_active]
+    total = probs[chosen].sum() if sizes.is_normalized else 1
+    output = 0
+    for i in chosen:
+      gate, up = (
+        token @ layer['experts_gate'][i],
+        token @ layer['experts_up'][i],
+      )
+      hidden = gate / (1 + np.exp(-gate)) * up
+      output += probs[i] / total * (hidden @ layer['experts_down'][i])
+    outputs.append(output)
+  return np.array(outputs)
+
+
+@pytest.mark.parametrize('is_normalized', [False, True])
+@pytest.mark.parametrize('num_active', [1, 3, 5])
+def test_experts_are_those_of_the_loop(num_active, is_normalized):
+  sizes = dataclasses.replace(
+    SIZES, num_active=num_active, is_normalized=is_normalized
+  )
+  layer = random_layer()
+  x = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+  x[3] = x[2]
+  mixed = experts.feed_forward(x, layer, sizes, 'silu')
+  np.testing.assert_allclose(mixed, oracle(x, layer, sizes), atol=1e-5)
+  # A token is not touched by those beside it, whatever they are.
+  x[[0, 6]] = np.nan
+  beside = experts.feed_forward(x, layer, sizes, 'silu')
+  np.testing.assert_allclose(beside[1:6], mixed[1:6], atol=1e-6)
+
+
+def test_outputs_are_those_of_plain_decoding():
+  """Of trees and pages, where the draft has experts, too."""
+  target = testing.random_model(MOE, devices=jax.devices()[:2])
+  draft = testing.random_model(
+    MOE.with_layers(1), devices=jax.devices()[:2], name='draft'
+  )
+  requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
+  plain = run(ss.Decoder(target), requests)
+  trees = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), requests)
+  assert_same(trees, plain)
+  assert sum(result.stats.num_accepted for result in trees) > 20
+  engine = PageEngine(
+    target,
+    draft,
+    sizes=make_sizes(drafts={**CHAINS, 'rows': (4,)}),
+    policy=RandomLengths(0),
+  )
+  handles = [engine.submit(request) for request in requests]
+  assert_same([handle.result() for handle in handles], plain)
+
+
+def test_a_saved_model_comes_back(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'hf', 'qwen3_moe')
+  model = ss.load(tmp_path / 'hf')
+  assert model.config.experts == Experts(
+    num_experts=6, num_active=2, ffw_dim=20, dense_layers=(1,)
+  )
+  ss.save(model, tmp_path / 'saved')
+  again = ss.load(tmp_path / 'saved')
+  assert again.config == model.config
+  jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'attention_bias': True}, 'attention_bias=True is not supported'),
+    ({'num_experts_per_tok': 7}, 'num_active must be from 1 to num_experts=6'),
+    ({'moe_intermediate_size': 10}, r'gate_proj.weight has shape \(20, 32\)'),
+    ({'num_experts': 7}, r'mlp.gate.weight has shape \(6, 32\)'),
+  ],
+)
+def test_what_does_not_fit_is_named(tmp_path, changes, message):
+  testing.write_tiny_checkpoint(tmp_path / 'one', 'qwen3_moe')
+  testing.write_tiny_checkpoint(tmp_path / 'two', 'qwen3_moe', **changes)
+  config = tmp_path / 'two' / 'config.json'
+  config.replace(tmp_path / 'one' / 'config.json')
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path / 'one')
+
+
+def test_what_experts_cannot_do_yet_is_refused(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'qwen3_moe')
+  with pytest.raises(errors.UserError, match="'int4' is not supported for mix"):
+    ss.load(tmp_path, weight_dtype='int4')
+  with pytest.raises(errors.UserError, match='a dense draft'):
+    StudentConfig(init_layers=(0,)).model_config(MOE)
+  assert StudentConfig(num_layers=1).model_config(MOE).experts is None
+  with pytest.raises(errors.UserError, match='name a dense model'):
+    Forward(config=MOE, num_chips=1, num_tokens=1, context=1)

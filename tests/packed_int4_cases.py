@@ -1,0 +1,106 @@
+"""Packs matrices as AWQ and GPTQ checkpoints do, number by number."""
+
+import json
+
+import numpy as np
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import testing
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+OPTIONS = {
+  'awq': {
+    'quant_method': 'awq',
+    'bits': 4,
+    'version': 'gemm',
+    'zero_point': True,
+    'modules_to_not_convert': None,
+  },
+  'gptq': {
+    'quant_method': 'gptq',
+    'bits': 4,
+    'desc_act': False,
+    'sym': False,
+    'true_sequential': True,
+    'damp_percent': 0.01,
+  },
+}
+OPTIONS['gptq_v2'] = OPTIONS['gptq'] | {'checkpoint_format': 'gptq_v2'}
+
+
+def word(integers):
+  """Eight integers from 0 to 15 in a word, the first one in its lowest bits."""
+  total = sum(int(n) << 4 * i for i, n in enumerate(integers))
+  return total - 2**32 if total >= 2**31 else total
+
+
+def pack_rows(matrix, order=range(8)):
+  """Words of eight neighbours in a row."""
+  return np.array(
+    [
+      [word(row[i + j] for j in order) for i in range(0, len(row), 8)]
+      for row in matrix.tolist()
+    ],
+    np.int32,
+  )
+
+
+def pack(kind, integers, zeros, scales):
+  """Tensors of a matrix: integers [K, N], zero points and scales [C, N]."""
+  if kind == 'awq':
+    words, zeros = pack_rows(integers, AWQ_ORDER), pack_rows(zeros, AWQ_ORDER)
+  else:
+    words = pack_rows(integers.T).T
+    zeros = pack_rows(zeros if kind == 'gptq_v2' else zeros - 1)
+  words = np.ascontiguousarray(words)
+  return {'qweight': words, 'qzeros': zeros, 'scales': scales}
+
+
+def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
+  """Writes a packed checkpoint, and beside it one of the same weights.
+
+  Returns:
+    Both directories.
+  """
+  packed, plain = directory / 'packed', directory / 'plain'
+  for path in (packed, plain):
+    testing.write_tiny_checkpoint(path, family, **config)
+  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
+  generator = np.random.default_rng(0)
+  stored = {}
+  for name, weight in sorted(weights.items()):
+    base = name.removesuffix('.weight')
+    if not base.endswith('_proj'):
+      stored[name] = weight
+      continue
+    num_outputs, num_inputs = weight.shape
+    size = num_inputs if group_size == -1 else group_size
+    shape = num_inputs // size, num_outputs
+    integers = generator.integers(0, 16, (num_inputs, num_outputs))
+    zeros = np.full(shape, 8)
+    if not is_symmetric:
+      # Less one, so that 16 is stored as 15.
+      least = int(kind == 'gptq')
+      zeros = generator.integers(least, least + 16, shape)
+    scales = generator.uniform(0.5, 1.5, shape) * num_inputs**-0.5 / 4
+    scales = scales.astype(np.float16)
+    for part, tensor in pack(kind, integers, zeros, scales).items():
+      stored[f'{base}.{part}'] = tensor
+    group_of = np.arange(num_inputs) // size
+    if kind != 'awq':
+      stored[f'{base}.g_idx'] = group_of.astype(np.int32)
+    weights[name] = np.ascontiguousarray(
+      ((integers - zeros[group_of]) * scales[group_of].astype(np.float32)).T,
+      np.float32,
+    )
+  safetensors_numpy.save_file(stored, packed / 'model.safetensors')
+  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
+  change_config(
+    packed, quantization_config=OPTIONS[kind] | {'group_size': group_size}
+  )
+  return packed, plain
+
+
+def change_config(directory, **changes):
+  path = directory / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

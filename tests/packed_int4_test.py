@@ -1,0 +1,139 @@
+"""Checkpoints of AWQ and GPTQ against the weights that they stand for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import packed_int4_cases as cases
+import pytest
+from models_test import chain, tree
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors
+
+# What a family has beside its layers is another part of the loader.
+SIZES = {'hidden_size': 64, 'intermediate_size': 96}
+
+
+def dense(matrix):
+  """The weights [K, outputs] of a matrix."""
+  values = np.asarray(matrix.values).astype(np.float32)
+  size = values.shape[1] // matrix.scales.shape[1]
+  weights = values * np.repeat(matrix.scales, size, axis=1)
+  if matrix.offsets is not None:
+    weights += np.repeat(matrix.offsets, size, axis=1)
+  weights = np.moveaxis(weights, 1, 0)
+  return weights.reshape(len(weights), *matrix.out_shape)
+
+
+def test_a_word_by_hand():
+  """0x7654_3210 of AWQ are outputs 0 4 1 5 2 6 3 7, of GPTQ 0 to 7."""
+  assert cases.word(range(8)) == 0x76543210
+  packed = cases.pack_rows(np.arange(8)[None], cases.AWQ_ORDER)
+  assert packed.view(np.uint32)[0, 0] == 0x75316420
+
+
+@pytest.mark.parametrize('kind', cases.OPTIONS)
+@pytest.mark.parametrize(
+  ('family', 'group_size', 'is_symmetric'),
+  [('qwen2', 16, False), ('llama', 32, True), ('llama', -1, False)],
+)
+def test_weights_are_those_of_the_format(
+  tmp_path, kind, family, group_size, is_symmetric
+):
+  packed, plain = cases.write(
+    tmp_path,
+    kind,
+    family,
+    group_size=group_size,
+    is_symmetric=is_symmetric,
+    num_hidden_layers=1,
+    **SIZES,
+  )
+  model, wide = ss.load(packed), ss.load(plain)
+  assert model.config.weight_dtype == 'int4'
+  for layer, other in zip(
+    model.params['layers'], wide.params['layers'], strict=True
+  ):
+    for name in ('qkv', 'attention_out', 'gate_up', 'down'):
+      matrix, expected = layer[name], np.asarray(other[name].to_array())
+      assert matrix.values.dtype == jnp.int4
+      assert (matrix.offsets is None) == is_symmetric
+      weights = dense(matrix)
+      np.testing.assert_array_equal(weights, expected.reshape(weights.shape))
+
+
+@pytest.mark.parametrize('num_devices', [1, 2, 3])
+def test_logits_are_those_of_the_weights(tmp_path, num_devices):
+  """In chunks and in a tree, over more devices than kv heads, too."""
+  packed, plain = cases.write(
+    tmp_path, 'awq', 'qwen2', group_size=32, num_hidden_layers=1, **SIZES
+  )
+  model = ss.load(packed, devices=jax.devices()[:num_devices])
+  wide = ss.load(plain)
+  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
+  np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
+  narrow = ss.load(packed, dtype='bfloat16')
+  difference = np.abs(chain(narrow, 8) - chain(wide, 8)).max()
+  assert difference < 0.1 * np.abs(chain(wide, 8)).max()
+  # Quantized again it would be other weights.
+  with pytest.raises(
+    errors.UserError, match='stored as int4 and cannot become'
+  ):
+    ss.load(packed, weight_dtype='int8')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'changes', 'message'),
+  [
+    ('awq', {'bits': 8}, r'quantization_config.bits=8 is not .* must be 4'),
+    ('awq', {'version': 'gemv'}, "version='gemv' is not supported"),
+    ('awq', {'zero_point': False}, 'zero_point=False is not supported'),
+    ('gptq', {'desc_act': True}, 'desc_act=True is not .* must be false'),
+    ('gptq', {'checkpoint_format': 'marlin'}, "checkpoint_format='marlin'"),
+    ('gptq', {'dynamic': {'-:.*': {}}}, 'dynamic='),
+    ('gptq', {'rotation': 'h'}, "rotation='h' is not .* not understood"),
+    ('gptq', {'group_size': 0}, 'group_size=0 is not supported'),
+    ('gptq', {'group_size': 40}, 'no multiple of group_size=40'),
+    ('gptq', {'quant_method': 'fp8'}, 'quantization_config='),
+  ],
+)
+def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
+  packed, _ = cases.write(
+    tmp_path, kind, 'llama', group_size=16, num_hidden_layers=1
+  )
+  options = cases.OPTIONS[kind] | {'group_size': 16} | changes
+  cases.change_config(packed, quantization_config=options)
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(packed)
+
+
+@pytest.mark.parametrize(
+  ('name', 'tensor', 'message'),
+  [
+    ('mlp.up_proj.qweight', None, 'up_proj.qweight is missing'),
+    (
+      'mlp.up_proj.scales',
+      np.ones((1, 48), np.float16),
+      r'has shape \(1, 48\)',
+    ),
+    ('mlp.up_proj.g_idx', np.zeros(32, np.int32), 'inputs in another order'),
+    ('mlp.up_proj.bias', np.ones(48, np.float16), 'bias is not zero'),
+    ('mlp.up_proj.bias', np.zeros(48, np.float16), None),
+  ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path, name, tensor, message):
+  packed, _ = cases.write(
+    tmp_path, 'gptq', 'llama', group_size=16, num_hidden_layers=1
+  )
+  path, name = packed / 'model.safetensors', f'model.layers.0.{name}'
+  weights = safetensors_numpy.load_file(path)
+  weights.pop(name, None)
+  if tensor is not None:
+    weights[name] = tensor
+  safetensors_numpy.save_file(weights, path)
+  if message is None:
+    ss.load(packed)
+    return
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(packed)
