@@ -230,7 +230,7 @@ class ModelConfig:
     """Returns the model of the first layers.
 
     Raises:
-      UserError: there are not so many.
+      UserError: there are fewer.
     """
     if not 1 <= num_layers <= self.num_layers:
       raise errors.UserError(
@@ -281,15 +281,15 @@ class SamplingParams:
     logit_bias: added to the logits of the tokens named.
     banned_token_ids: tokens that are never emitted.
     forced_token_ids: the output starts with these tokens.
-    seed: of the noise. The same seed, prompt, models and mode give the same
-      tokens whatever else is in the batch.
+    seed: seed of the noise. The same seed, prompt, models and mode give the
+      same tokens whatever else is in the batch.
     stop: strings that end the output; they are not part of the text.
     max_new_tokens: token limit; None is up to the context limit.
     ignore_eos: go on behind an end-of-sequence token.
     logprobs: also return the log-probability of each token, under the
       model's own law (before temperature, penalties and truncation).
-    top_logprobs: with `logprobs`, also so many of the most probable tokens at
-      each position, with theirs.
+    top_logprobs: number of the most probable tokens at each position that are
+      returned, too, with their log-probabilities; needs `logprobs`.
   """
 
   temperature: float = 0.0
@@ -375,14 +375,15 @@ class TreeConfig:
     num_cache_rows: most nodes of a tree with keys and values.
     coverage: asynchronous mode: nats by which possible next roots that were
       not sent are preferred for expansion; 0 is the paper's order.
-    is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
-      (likewise) while decoding, from the acceptance and the step times; where
+    is_adaptive: choose `num_nodes` and `num_draft_steps`, both up to the values
+      here, while decoding, from the acceptance and the step times; where
       no tree pays, decode plainly and try again from time to time.
-    prompt_lookup: what followed the longest earlier match of the last tokens
-      enters the tree, too, scored by how often that was right in this request.
+    prompt_lookup: whether the tokens that followed the longest earlier match
+      of the last tokens enter the tree, too, scored by how often that was
+      right in this request.
     suffix_lookup: the same for several matches, longer and shorter ones.
-    forced_acceptance: for studies of speed: probability that the best child
-      is right. The draft then knows the output, which the request must name.
+    forced_acceptance: probability that the best child is right, for studies
+      of speed. The draft then knows the output, which the request must name.
   """
 
   num_nodes: int = 8

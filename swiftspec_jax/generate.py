@@ -36,7 +36,7 @@ def generate(
     num_speculative_tokens: length of a draft model's chain.
     tree: a draft model grows a token tree of these sizes instead of a chain.
       If it lies on devices of its own, it does so while the target verifies.
-    sampling: for all prompts, or one for each. Greedy by default.
+    sampling: parameters for all prompts, or one for each. Greedy by default.
     max_new_tokens: shorthand for that field of the default `sampling`.
     use_chat_template: whether a text is the user's turn of a conversation;
       None is yes if the model has a chat template.

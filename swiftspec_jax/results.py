@@ -103,8 +103,10 @@ class GenerationResult:
       stop string included.
     finish_reason: 'stop' (end of sequence or stop string), 'length' (token
       limit or context limit), or 'cancelled' (by the user of an engine).
-    logprobs: of each token under the model's own law, if asked for.
-    top_logprobs: of each position the most probable tokens, likewise.
+    logprobs: log-probability of each token under the model's own law, if asked
+      for.
+    top_logprobs: most probable tokens at each position with their
+      log-probabilities, if asked for.
     stats: raw counts and times.
   """
 

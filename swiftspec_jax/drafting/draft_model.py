@@ -17,8 +17,8 @@ class DraftModel:
   """Proposes a chain drawn from the draft model's own law.
 
   Attributes:
-    config: of the draft model.
-    dtype_name: of its weights and cache.
+    config: configuration of the draft model.
+    dtype_name: name of the dtype of its weights and cache.
     num_speculative_tokens: K.
   """
 
