@@ -18,14 +18,17 @@ from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODEL, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
-_SAMPLING = ss.SamplingParams(max_new_tokens=96)
+_SAMPLING = ss.SamplingParams(max_new_tokens=64)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
 _PLAIN, _AUTO = 'plain', 'auto'
 _FRAME_SECONDS = 0.1  # drawing must not slow the decoding
 
+# 65 to 129 tokens each, with the template: one size of prompts is compiled.
 _PROMPTS = {
-  'question': 'Why is the sky blue? Answer in three sentences.',
+  'question': 'Why is the sky blue? Answer in three sentences, as a teacher '
+  'who has a class of curious children, and say in the last one why the sky is '
+  'red in the evening.',
   'summary': """Write a summary in two sentences:
 
 The old lighthouse stands on a rocky island, two miles from the harbour. It
