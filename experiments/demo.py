@@ -18,7 +18,7 @@ from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODEL, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
-_SAMPLING = ss.SamplingParams(max_new_tokens=64)
+_SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
 _PLAIN, _AUTO = 'plain', 'auto'
