@@ -39,7 +39,7 @@ class Span:
 
 
 class Timeline:
-  """Collects spans; owns the threads that wait."""
+  """Notes when programs ran; owns the threads that wait for them."""
 
   def __init__(self):
     self._spans: list[Span] = []
@@ -52,7 +52,7 @@ class Timeline:
     weakref.finalize(self, _stop, tuple(self._queues.values()))
 
   def start_round(self) -> None:
-    """Gives what follows the next number."""
+    """Begins the next round: what is noted from now on belongs to it."""
     self._round_index += 1
 
   def program(

@@ -19,7 +19,7 @@ class DraftModel:
   Attributes:
     config: configuration of the draft model.
     dtype_name: name of the dtype of its weights and cache.
-    num_speculative_tokens: K.
+    num_speculative_tokens: tokens of a draft (K).
   """
 
   config: ModelConfig
