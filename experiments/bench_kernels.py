@@ -2,12 +2,12 @@ r"""Times every kernel on the device at hand, against what else does the same.
 
   python -m experiments.bench_kernels --kernel=swiglu --shape=llama-8b/tp1
 
-For each shape: the time of a call, the bytes and products of a second as
-shares of what a copy and a large product reach on this device, and the times
-of the reference and of the libraries: jax.nn.dot_product_attention (XLA,
-cuDNN), the kernels that JAX ships, and on a GPU with PyTorch installed its
-SDPA, FlexAttention and compiled layers. Where there is no kernel for the
-device, as on a CPU, the references alone are timed.
+Each shape gets the time of a call, and the bytes and products of a second as
+shares of what a copy and a large product reach on this device. Beside it stand
+the times of the reference and of libraries. These are
+jax.nn.dot_product_attention (XLA, cuDNN), the kernels that JAX ships, and on a
+GPU with PyTorch installed its SDPA, FlexAttention and compiled layers. Where
+there is no kernel for the device, as on a CPU, the references alone are timed.
 """
 
 import dataclasses

@@ -26,8 +26,8 @@ def run(
 
   Args:
     target: whose chat template is used.
-    decoder: of `target`.
-    sampling: of every answer.
+    decoder: decoder of `target`.
+    sampling: sampling parameters of every answer.
 
   Raises:
     UserError: the model has no chat template.

@@ -24,8 +24,11 @@ _FASTER, _SLOWER = 1.05, 0.95
 _PLAIN, _AUTO = 'plain', 'auto'
 _FRAME_SECONDS = 0.1  # drawing must not slow the decoding
 
+# 65 to 129 tokens each, with the template: one size of prompts is compiled.
 _PROMPTS = {
-  'question': 'Why is the sky blue? Answer in three sentences.',
+  'question': 'Why is the sky blue? Answer in three sentences, as a teacher '
+  'who has a class of curious children, and say in the last one why the sky is '
+  'red in the evening.',
   'summary': """Write a summary in two sentences:
 
 The old lighthouse stands on a rocky island, two miles from the harbour. It

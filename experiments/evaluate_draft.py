@@ -4,8 +4,9 @@ r"""Measures what a draft is worth for its target.
     --prompts=FILE.jsonl --output_dir=results
 
 Decodes every prompt with a chain of 4 and with trees of 8 and 16 nodes (serial
-mode), measures the steps of both models apart, and predicts the speedup by the
-formulas of `experiments.measuring.evaluation_report`. The directory gets
+mode), and measures the steps of both models apart. From both it predicts the
+speedup, by the formulas of `experiments.measuring.evaluation_report`. The
+directory gets
 results.jsonl (a line for each prompt and mode), summary.json and
 acceptance.png. Ctrl-C keeps what is done, and --resume goes on with it.
 """

@@ -3,12 +3,12 @@ r"""Measures how long the steps of an engine take.
   python -m experiments.profile_costs --mode=chain --draft=DRAFT \
     --output=costs.json
 
-Runs the engine's own compiled programs, in turn and several times: plain
-steps, steps of all declared sizes and contexts, drafts of all lengths, chunks
-of prompts that a draft model takes in, and the whole engine with made-up
-requests, from which come the parts of the host. The times, fitted, go to a file
-that `serve_load` and `simulate_load` take. It holds for these models, devices
-and sizes only.
+Runs the engine's own compiled programs, in turn and several times. These are
+plain steps, steps of all declared sizes and contexts, drafts of all lengths,
+and chunks of prompts that a draft model takes in. The whole engine with
+invented requests tells the host's part. The times, fitted, go to a file that
+`serve_load` and `simulate_load` take. It holds for these models, devices and
+sizes only.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _REPEATS = flags.DEFINE_integer(
 )
 
 _LEAST_SIZES = 3
-_PROMPT_TOKENS = 24  # of made-up requests
+_PROMPT_TOKENS = 24  # of invented requests
 # Makes a measurement of a part of the step; called again for each repeat.
 Trial = Callable[[], Measurement]
 
@@ -190,7 +190,7 @@ def _intake_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
 
 
 def _serve(engine: PageEngine, declared: ProgramSizes) -> list[PagedStepRecord]:
-  """Returns what steps of made-up requests took, with and without drafts."""
+  """Returns what steps of invented requests took, with and without drafts."""
   buckets = declared.scheduler.buckets
   records = []
   for rows, length in itertools.product(buckets.rows, buckets.lengths):

@@ -3,11 +3,11 @@
   python -m experiments.profile_decode --prompt_tokens=1000 --peers=hf
   python -m experiments.profile_decode --mode=serial --output_dir=DIR
 
-Measures in turn, several times: the memory bandwidth (plain decoding reads
-every weight once a token, so it bounds the rate), the bare jitted step, the
-step with the host loop around it, and prefill; with --peers=hf Hugging Face
-transformers on the same weights, too. Prints the medians, and writes them
-with their provenance when --output_dir is given.
+Measures in turn, several times, the memory bandwidth, the bare jitted step, the
+step with the host loop around it, and prefill. Plain decoding reads every
+weight once a token, so the bandwidth bounds its rate. With --peers=hf it
+measures Hugging Face transformers on the same weights, too. Prints the medians,
+and writes them with their provenance when --output_dir is given.
 
 With --mode it takes the rounds of a token tree apart instead: how long each
 part of target and draft takes, over the first prompts that are shipped.

@@ -17,7 +17,7 @@ class Prompt:
   Attributes:
     question_id: unique in its file.
     task: the kind of task, by which results are grouped.
-    turns: what the user says; programs use the first turn.
+    turns: texts of the user; programs use the first one.
   """
 
   question_id: int | str

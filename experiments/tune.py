@@ -3,9 +3,9 @@
   python -m experiments.tune --draft=DRAFT --output=tuned.json
   python -m experiments.generate --config=tuned.json --prompt='Hello!'
 
-Measures the forwards of target and draft, sets the number of draft forwards
-from the ratio r of the two (the better of r and r + 1), tries the neighbouring
-sizes by decoding prompts, and writes a configuration for --config.
+Measures the forwards of target and draft. Sets the number of draft forwards
+from the ratio r of the two: the better of r and r + 1. Then it tries the
+neighbouring sizes by decoding prompts, and writes a configuration for --config.
 """
 
 import dataclasses

@@ -117,9 +117,10 @@ def tune(
 
   Args:
     case: the kernel and its arguments.
-    implementation: of `call`.
+    implementation: implementation of `call`.
     call: the kernel, which takes `config`.
-    configs: to try; those that the device refuses are left out.
+    configs: configurations to try; those that the device refuses are left
+      out.
     repeats: measurements of each.
   """
   options = case.spec.options()

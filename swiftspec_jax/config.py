@@ -112,11 +112,12 @@ class ModelConfig:
   """Sizes and switches of one decoder-only transformer.
 
   `num_shards` is the number of devices on the 'model' axis. Heads, widths and
-  vocabulary that it does not divide are zero-padded; the `padded_*` sizes are
-  those of the arrays, the plain ones those of the model. `kernels` is one of
-  `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
-  `WEIGHT_DTYPES`, of the matrices of the layers, those of `DYNAMIC_TERMS` of
-  all that activations are multiplied with; None is as the other weights.
+  vocabulary that it does not divide are padded with zeros: the `padded_*` sizes
+  are those of the arrays, the plain ones those of the model. `kernels` is one
+  of `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
+  `WEIGHT_DTYPES`, or None for matrices in the dtype of the other weights. Those
+  of `DYNAMIC_TERMS` hold for all matrices that activations meet, the others for
+  the matrices of the layers.
   """
 
   family: str
@@ -289,7 +290,7 @@ class ModelConfig:
     """Returns the model of the first layers.
 
     Raises:
-      UserError: there are not so many.
+      UserError: there are fewer.
     """
     if not 1 <= num_layers <= self.num_layers:
       raise errors.UserError(
@@ -331,29 +332,32 @@ class SamplingParams:
   """How the tokens of one request are chosen; names as in vLLM.
 
   Attributes:
-    temperature: 0 is greedy, 1 the model's own law. Below 1e-5 it becomes 0,
-      as in vLLM's sampler: such a law is greedy in float32, or overflows.
-    top_k: keep the k most probable tokens; 0 keeps all.
-    top_p: keep the smallest set of most probable tokens whose probabilities
-      sum to at least this; 1 keeps all.
-    min_p: drop tokens less probable than this times the most probable one.
-    repetition_penalty: logits of tokens seen in prompt or output are divided
-      (positive) or multiplied (negative) by it; 1 is off (CTRL paper, sec. 4).
-    presence_penalty: subtracted from logits of tokens seen in the output
-      (OpenAI).
-    frequency_penalty: the same for each time that they were seen.
-    logit_bias: added to the logits of the tokens named.
+    temperature: divisor of the logits; 0 is greedy, 1 the model's own law.
+      Below 1e-5 it becomes 0, as in vLLM's sampler: such a law is greedy in
+      float32, or overflows.
+    top_k: number of the most probable tokens that are kept; 0 keeps all.
+    top_p: least sum of probabilities that the kept tokens have, the most
+      probable ones first; 1 keeps all.
+    min_p: least probability of a kept token, as a share of the most probable
+      one's.
+    repetition_penalty: factor against tokens seen in prompt or output: positive
+      logits are divided by it, negative ones multiplied; 1 is off (CTRL paper,
+      section 4).
+    presence_penalty: number subtracted from logits of tokens seen in the
+      output, as in OpenAI's API.
+    frequency_penalty: number subtracted once for each time they were seen.
+    logit_bias: numbers added to logits, by token.
     banned_token_ids: tokens that are never emitted.
-    forced_token_ids: the output starts with these tokens.
-    seed: of the noise. The same seed, prompt, models and mode give the same
-      tokens whatever else is in the batch.
+    forced_token_ids: tokens that the output starts with.
+    seed: seed of the noise. The same seed, prompt, models and mode give the
+      same tokens whatever else is in the batch.
     stop: strings that end the output; they are not part of the text.
     max_new_tokens: token limit; None is up to the context limit.
-    ignore_eos: go on behind an end-of-sequence token.
-    logprobs: also return the log-probability of each token, under the
+    ignore_eos: whether to go on behind an end-of-sequence token.
+    logprobs: whether to return the log-probability of each token under the
       model's own law (before temperature, penalties and truncation).
-    top_logprobs: with `logprobs`, also so many of the most probable tokens at
-      each position, with theirs.
+    top_logprobs: number of the most probable tokens at each position that are
+      returned, too, with their log-probabilities; needs `logprobs`.
   """
 
   temperature: float = 0.0
@@ -423,30 +427,33 @@ class TreeConfig:
   The letters are those of the SwiftSpec paper, section 3.1.
 
   Attributes:
-    num_nodes: bs, nodes that the target verifies in a round, the root (the
-      last known token) included.
-    width: w, leaves that one draft forward expands.
-    num_draft_steps: d, draft forwards of a round.
+    num_nodes: nodes that the target verifies in a round (bs), the root, which
+      is the last known token, included.
+    width: leaves that one draft forward expands (w).
+    num_draft_steps: draft forwards of a round (d).
     branching: children of a leaf that enter the tree.
-    num_restart_steps: asynchronous mode: forwards after the first one before
-      a new tree is sent, when the last verified token was not in the old one.
-      The target waits for them.
-    waits_for_misses: asynchronous mode, several rows: the target waits until
-      every row has a tree again. If not, a row whose last verified token was
-      not in its tree sends that token alone and grows a new tree while the
-      target verifies; the target waits only if no row has a tree.
+    num_restart_steps: forwards that a new tree gets after the first one before
+      it is sent, if the last verified token was not in the old tree. The
+      target waits for them. Asynchronous mode only.
+    waits_for_misses: whether the target waits until every row has a tree again.
+      If not, a row whose last verified token was not in its tree sends that
+      token alone, and grows a new tree while the target verifies. The target
+      then waits only if no row has a tree. Asynchronous mode with several
+      rows only.
     capacity: most nodes of a tree.
     num_cache_rows: most nodes of a tree with keys and values.
-    coverage: asynchronous mode: nats by which possible next roots that were
-      not sent are preferred for expansion; 0 is the paper's order.
-    is_adaptive: choose `num_nodes` (up to the value here) and `num_draft_steps`
-      (likewise) while decoding, from the acceptance and the step times; where
-      no tree pays, decode plainly and try again from time to time.
-    prompt_lookup: what followed the longest earlier match of the last tokens
-      enters the tree, too, scored by how often that was right in this request.
-    suffix_lookup: the same for several matches, longer and shorter ones.
-    forced_acceptance: for studies of speed: probability that the best child
-      is right. The draft then knows the output, which the request must name.
+    coverage: nats by which possible next roots that were not sent are
+      preferred for expansion; 0 is the paper's order. Asynchronous mode only.
+    is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
+      here, are chosen while decoding, from the acceptance and the step times.
+      Where no tree pays it decodes plainly, and tries again from time to time.
+    prompt_lookup: whether the tokens that followed the longest earlier match
+      of the last tokens enter the tree, too, scored by how often that was
+      right in this request.
+    suffix_lookup: whether those of several matches, longer and shorter ones,
+      enter it.
+    forced_acceptance: probability that the best child is right, for studies
+      of speed. The draft then knows the output, which the request must name.
   """
 
   num_nodes: int = 8

@@ -34,18 +34,18 @@ class Decoder:
     """Checks that the parts fit; compiles and allocates nothing yet.
 
     Args:
-      target: defines the output.
-      draft: how to speculate: a model, a drafter such as `PromptLookup()`, or
-        None for plain decoding.
-      num_speculative_tokens: K of a draft model that drafts a chain; a drafter
-        has its own.
-      tree: a draft model grows a token tree of these sizes instead of a
-        chain. On the target's devices the two take turns; on others the tree
+      target: model that defines the output.
+      draft: model or drafter, such as `PromptLookup()`, that speculates; None
+        for plain decoding.
+      num_speculative_tokens: length of a draft model's chain; a drafter has
+        its own.
+      tree: sizes of the token tree that a draft model grows instead of a
+        chain. On the target's devices the two take turns. On others the tree
         grows while the target verifies.
-      batch_size: B, rows that decode together.
+      batch_size: rows that decode together (B).
       run_ahead: rounds that are dispatched before one is read; 0 waits for
         each.
-      timeline: notes when the programs of a tree's rounds ran.
+      timeline: timeline that notes when the programs of a tree's rounds ran.
 
     Raises:
       UserError: the draft has another vocabulary or other devices, or a count
@@ -64,12 +64,12 @@ class Decoder:
 
   @property
   def pipeline(self) -> Pipeline:
-    """What runs on the devices."""
+    """The states on the devices, and the programs of a round."""
     return self._engine.pipeline
 
   @property
   def host_seconds(self) -> float:
-    """As `RowEngine.host_seconds`."""
+    """Seconds of processor time that the host has worked, waits excluded."""
     return self._engine.host_seconds
 
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:
@@ -115,7 +115,7 @@ class Decoder:
       yield
 
   def dispatch(self) -> types.StepOutput:
-    """As `RowEngine.dispatch`."""
+    """Enqueues one round, as `RowEngine.dispatch` does."""
     return self._engine.dispatch()
 
   def warmup(
@@ -126,8 +126,8 @@ class Decoder:
     """Compiles all that requests of up to `max_total_tokens` can need.
 
     Args:
-      max_total_tokens: prompt and output together.
-      sampling: stands for the features that requests will use.
+      max_total_tokens: tokens of a prompt and its output together.
+      sampling: parameters that use the same features as the requests to come.
 
     Raises:
       UserError: an iterator of this decoder has not ended.

@@ -15,8 +15,8 @@ def check_fields(values: Any, checks: Mapping[str, tuple[bool, str]]) -> None:
   """Raises UserError for the first field that is not valid.
 
   Args:
-    values: that has the fields.
-    checks: for each field whether it is valid, and what it has to be.
+    values: object that has the fields.
+    checks: pairs by field: whether it is valid, and what it has to be.
   """
   for field, (is_valid, requirement) in checks.items():
     if not is_valid:

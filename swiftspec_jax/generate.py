@@ -28,15 +28,15 @@ def generate(
   """Continues each prompt.
 
   Args:
-    target: defines the output.
+    target: model that defines the output.
     prompts: one text, or a sequence of texts, conversations (message dicts)
       or token id sequences.
-    draft: how to speculate: a draft model, a drafter such as
-      `PromptLookup()`, or None for plain decoding. The output is the same.
+    draft: model or drafter, such as `PromptLookup()`, that speculates; None
+      for plain decoding. The output is the same.
     num_speculative_tokens: length of a draft model's chain.
-    tree: a draft model grows a token tree of these sizes instead of a chain.
+    tree: sizes of the token tree that a draft model grows instead of a chain.
       If it lies on devices of its own, it does so while the target verifies.
-    sampling: for all prompts, or one for each. Greedy by default.
+    sampling: parameters for all prompts, or one for each. Greedy by default.
     max_new_tokens: shorthand for that field of the default `sampling`.
     use_chat_template: whether a text is the user's turn of a conversation;
       None is yes if the model has a chat template.

@@ -20,7 +20,7 @@ class Request:
 
   Attributes:
     token_ids: tokens of the prompt.
-    sampling: how to choose the tokens.
+    sampling: parameters by which its tokens are chosen.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
   """
@@ -57,9 +57,15 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-  """News of one request: text that is certain, and at its end the result."""
+  """News of one request.
 
-  index: int  # of the request in the list that was given
+  Attributes:
+    index: number of the request in the list that was given.
+    text: text that is certain now and was not in an earlier event.
+    result: the whole answer, in the last event of the request; None before.
+  """
+
+  index: int
   text: str
   result: results.GenerationResult | None = None
 

@@ -51,12 +51,12 @@ class GenerationStats:
 
   @property
   def acceptance_rate(self) -> float:
-    """Accepted of the drafted tokens."""
+    """Share of the drafted tokens that was accepted."""
     return self.num_accepted / max(self.num_drafted, 1)
 
   @property
   def acceptance_rate_per_position(self) -> tuple[float, ...]:
-    """Of the rounds that drafted position i, the share that accepted it."""
+    """Share of accepting rounds among those that drafted position i."""
     return tuple(
       accepted / max(drafted, 1)
       for accepted, drafted in zip(
@@ -66,17 +66,17 @@ class GenerationStats:
 
   @property
   def hit_rate(self) -> float:
-    """Hits, of the verdicts on a tree."""
+    """Share of hits among the verdicts on a tree."""
     return self.num_hits / self._num_verdicts
 
   @property
   def late_hit_rate(self) -> float:
-    """Late hits, of the verdicts on a tree."""
+    """Share of late hits among the verdicts on a tree."""
     return self.num_late_hits / self._num_verdicts
 
   @property
   def miss_rate(self) -> float:
-    """Misses, of the verdicts on a tree."""
+    """Share of misses among the verdicts on a tree."""
     return self.num_misses / self._num_verdicts
 
   @property
@@ -103,8 +103,10 @@ class GenerationResult:
       stop string included.
     finish_reason: 'stop' (end of sequence or stop string), 'length' (token
       limit or context limit), or 'cancelled' (by the user of an engine).
-    logprobs: of each token under the model's own law, if asked for.
-    top_logprobs: of each position the most probable tokens, likewise.
+    logprobs: log-probability of each token under the model's own law, if asked
+      for.
+    top_logprobs: most probable tokens at each position with their
+      log-probabilities, if asked for.
     stats: raw counts and times.
   """
 

@@ -65,7 +65,7 @@ def make_state(
 
   Args:
     batch: one for each row.
-    vocab_size: of the target.
+    vocab_size: size of the target's vocabulary.
     features: requests whose features the state must have room for; `batch`
       by default.
   """
@@ -158,7 +158,7 @@ def adjust_logits(
   Args:
     logits: f32[B, T, V]; query 0 follows the history, query t > 0 draft token
       t - 1.
-    sampling: of the rows.
+    sampling: sampling parameters of the rows.
     token_ids: i32[B, S] history.
     lengths: i32[B] of the history.
     prompt_lengths: i32[B].
@@ -198,7 +198,7 @@ def _penalize(logits, sampling, prompt_lengths, counts_from):
 
   Args:
     logits: f32[B, T, V].
-    sampling: of the rows.
+    sampling: sampling parameters of the rows.
     prompt_lengths: i32[B].
     counts_from: function from places i32[B] to how often each token occurs
       from there up to each query, i32[B, T, V].
@@ -253,7 +253,7 @@ def law_logits(
 
   Args:
     logits: f32[B, T, V], adjusted.
-    sampling: of the rows, with `temperatures`.
+    sampling: sampling parameters of the rows, with `temperatures`.
     kernels: static; as in `ModelConfig`. The law does not depend on it.
     sharding: static; of an array on the same devices.
 

@@ -33,10 +33,10 @@ def decode_step(
   """Emits 1 to K + 1 tokens for each row that is below its limit.
 
   Args:
-    target_params: of the target.
-    draft_params: of the drafter; None where it has none.
+    target_params: parameters of the target.
+    draft_params: parameters of the drafter; None where it has none.
     state: donated.
-    config: of the target; static.
+    config: configuration of the target; static.
     drafter: static.
   """
   state, _, _, output = decode(
@@ -59,10 +59,10 @@ def decode(
   """Takes the step of `decode_step`.
 
   Args:
-    target_params: of the target.
-    draft_params: of the drafter; None where it has none.
-    state: of all rows.
-    config: of the target; static.
+    target_params: parameters of the target.
+    draft_params: parameters of the drafter; None where it has none.
+    state: state of all rows.
+    config: configuration of the target; static.
     drafter: static.
     feature_layers: static; layers of the target whose outputs are wanted.
 
@@ -143,7 +143,7 @@ def logprobs_of(
   Args:
     logits: f32[B, T, V], not adjusted.
     token_ids: i32[B, T]; padding gets anything.
-    sampling: of the rows.
+    sampling: sampling parameters of the rows.
   """
   if not sampling.with_logprobs:
     return None
@@ -241,13 +241,13 @@ def prefill_chunk(
   """Takes a chunk of known tokens into the caches of target and drafter.
 
   Args:
-    target_params: of the target.
-    draft_params: of the drafter.
+    target_params: parameters of the target.
+    draft_params: parameters of the drafter.
     state: donated; `token_ids` hold the prompt.
     starts: i32[B] first position of the chunk. It may lie below
       `kv_lengths`: those rows are computed again, to the same values.
     num_kept: i32[B] committed tokens afterwards.
-    config: of the target; static.
+    config: configuration of the target; static.
     drafter: static.
     chunk_size: C; static.
     context: static; starts + C is at most this.

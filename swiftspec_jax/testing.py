@@ -1,8 +1,8 @@
 """Models for tests and notebooks that need no download and no torch.
 
 `write_tiny_checkpoint` writes checkpoints of every family, whose weights are
-the same everywhere; `table_model` makes a model whose law is a table that a
-reader can check by hand; `random_model` makes one of any configuration.
+the same everywhere. `table_model` makes a model whose law is a table that a
+reader can check by hand. `random_model` makes one of any configuration.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ def write_tiny_checkpoint(
     directory: made if it does not exist.
     family: one of `TINY_FAMILIES`; 'llama3' is llama with the rotary scaling
       of Llama 3.1.
-    seed: of the weights.
+    seed: seed of the weights.
     num_files: safetensors files; with more than one there is an index.
     **overrides: entries of config.json. `torch_dtype` is also that of the
       stored weights; the vocabulary is filled up with reserved tokens.
@@ -289,10 +289,10 @@ def table_model(
   Args:
     table: f[V, V] probabilities; row i is the law of the token behind token
       i. Logits are the logarithms, that of zero is -1e4.
-    name: for messages and results.
+    name: name for messages and results.
     eos_token_ids: tokens that end an output.
     max_context: token limit, prompt and output together.
-    devices: as in `swiftspec_jax.load`.
+    devices: same as in `swiftspec_jax.load`.
 
   Raises:
     UserError: the table is not square, or a row is no probability law.
@@ -373,11 +373,11 @@ def random_model(
   """Returns a model with random weights and a byte tokenizer.
 
   Args:
-    config: of the model; at least 262 tokens.
-    seed: of the weights, which are the same for any number of devices.
-    name: for messages and results.
-    dtype: of weights and cache.
-    devices: as in `swiftspec_jax.load`.
+    config: configuration with a vocabulary of at least 262 tokens.
+    seed: seed of the weights, which are the same for any number of devices.
+    name: name for messages and results.
+    dtype: dtype of weights and cache.
+    devices: same as in `swiftspec_jax.load`.
   """
   mesh = sharding.make_mesh(devices)
   config = dataclasses.replace(config, num_shards=mesh.devices.size)

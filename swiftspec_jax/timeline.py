@@ -39,7 +39,7 @@ class Span:
 
 
 class Timeline:
-  """Collects spans; owns the threads that wait."""
+  """Notes when programs ran; owns the threads that wait for them."""
 
   def __init__(self):
     self._spans: list[Span] = []
@@ -52,7 +52,7 @@ class Timeline:
     weakref.finalize(self, _stop, tuple(self._queues.values()))
 
   def start_round(self) -> None:
-    """Gives what follows the next number."""
+    """Begins the next round: what is noted from now on belongs to it."""
     self._round_index += 1
 
   def program(
@@ -153,8 +153,8 @@ def to_chrome_trace(spans: Sequence[Span]) -> str:
 def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
   """Returns figures of a round, from the first verification to the last.
 
-  Seconds are those of a mean round, except that `target_step_seconds` is the
-  median of a target forward and `draft_step_seconds` the mean of a draft
+  Seconds are those of a mean round, with two exceptions. `target_step_seconds`
+  is the median of a target forward. `draft_step_seconds` is the mean of a draft
   forward between a proposal and the verdict on it.
   """
   verifications = [span for span in spans if span.name == 'verify']

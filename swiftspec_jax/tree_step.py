@@ -38,12 +38,12 @@ def verify_step(
   """Emits 1 to T tokens for each row that is below its limit.
 
   Args:
-    params: of the target.
+    params: parameters of the target.
     state: donated; its draft state is not used.
     proposal: a packed `TreeProposal` of T nodes, whose root is the last known
       token.
-    config: of the target; static.
-    max_nodes: static; what is returned is padded from T to so many tokens, so
+    config: configuration of the target; static.
+    max_nodes: static; what is returned is padded from T to this length, so
       that the draft's programs do not depend on T.
     feature_layers: static; layers whose outputs the draft reads.
 
@@ -131,13 +131,13 @@ def pause_step(
   """Emits tokens without the draft model: a step of plain decoding or lookup.
 
   Args:
-    params: of the target.
-    drafter_params: of the drafter.
+    params: parameters of the target.
+    drafter_params: parameters of the drafter.
     state: donated; its draft state is that of the drafter.
-    config: of the target; static.
+    config: configuration of the target; static.
     drafter: static; proposes less than `max_nodes` tokens.
-    max_nodes: as in `verify_step`.
-    feature_layers: as in `verify_step`.
+    max_nodes: same as in `verify_step`.
+    feature_layers: same as in `verify_step`.
 
   Returns:
     As `verify_step`.

@@ -74,3 +74,34 @@ def test_load():
   assert 'always_5 is slower than no speculation from' in printed
   assert 'whole steps: predicted times are off by' in printed
   assert printed.count('latency of goodput over that of') >= 4
+
+
+@pytest.mark.ci
+def test_train(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path)
+  changes = {
+    "'smollm2-135m-instruct'": repr(str(tmp_path)),
+    '=2,15,27': '=0,1',
+    '=8192': '=100',
+    '--warmup_steps=10': '--warmup_steps=2',
+    '--num_steps=60': '--num_steps=4',
+    '--evaluate_every=30': '--evaluate_every=2',
+  }
+  printed, types = run('train_a_draft', changes)
+  assert types.count('image/png') == 1
+  assert 'before the first step: agreement' in printed
+  assert 'step 4: held out agreement' in printed
+  assert '48 rounds plainly' in printed
+
+
+@pytest.mark.ci
+def test_plan():
+  changes = {
+    'num_draft_steps=(2, 4, 6, 8)': 'num_draft_steps=(3,)',
+    '--num_requests=8': '--num_requests=2',
+    'in (0.6, 0.9)': 'in (0.6,)',
+  }
+  printed, types = run('plan_eight_chips', changes)
+  assert types.count('image/png') == 2
+  assert 'best: int4 async' in printed
+  assert ' async, acceptance 0.6:' in printed

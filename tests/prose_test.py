@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ('swiftspec_jax', 'kernels_pallas', 'experiments')
 # May only fall: lower a number as you mend docstrings.
 MOST_IN_DOCSTRINGS = {
-  'entry without a noun': 487,
-  'phrase': 58,
-  'long sentence': 25,
+  'entry without a noun': 145,
+  'phrase': 16,
+  'long sentence': 10,
 }
 
 _LONGEST_SENTENCE = 32  # words

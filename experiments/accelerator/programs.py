@@ -17,7 +17,7 @@ def run(name: str, *flags: str, seconds: float | None = None) -> bool:
   """Runs a program; returns whether it came to its end.
 
   Args:
-    name: of the program.
+    name: name of the program.
     *flags: as in a shell.
     seconds: after which it gets a Ctrl-C; None never.
 

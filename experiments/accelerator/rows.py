@@ -24,9 +24,9 @@ class Row:
 
   Attributes:
     section: name of the part of the report.
-    name: what was measured.
+    name: name of what was measured.
     shape: at which sizes.
-    seconds: of one call, step or token, as the section says.
+    seconds: seconds of one call, step or token, as the section says.
     reference_seconds: the same of what it is compared with.
     bandwidth_share: bytes that have to be moved, in these seconds, as a share
       of what the device reaches.
@@ -34,8 +34,8 @@ class Row:
       greatest number.
     status: one of the words above.
     reason: why the status is not 'ok'.
-    figures: what else is known, by name; JSON values.
-    job_seconds: that the measurement took, compilation included.
+    figures: other known figures by name; JSON values.
+    job_seconds: seconds that the measurement took, compilation included.
     device: its kind, as JAX names it.
   """
 

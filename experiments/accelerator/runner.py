@@ -34,9 +34,9 @@ def run_section(
   another child goes on behind it.
 
   Args:
-    section: to be measured.
-    settings: of the report.
-    rows: of the report so far.
+    section: section to be measured.
+    settings: settings of the report.
+    rows: rows of the report so far.
     turn_end: when to begin no other job, in seconds of `time.monotonic`.
     end: when to stop.
 

@@ -14,12 +14,12 @@ class Settings:
   """What all sections are told.
 
   Attributes:
-    directory: of the report.
+    directory: folder of the report.
     work: directory that goes with the call.
     model: path or name of SmolLM2-135M; None is the built-in one, if it is in
       the cache.
     tiny: the smallest sizes; None is only on CPUs.
-    seconds: that the section has.
+    seconds: seconds that the section has.
   """
 
   directory: pathlib.Path
@@ -34,8 +34,8 @@ class Job:
   """A measurement that stands or falls alone.
 
   Attributes:
-    name: of its first row.
-    shape: of its first row.
+    name: name of its first row.
+    shape: shape of its first row.
     run: measures; rows without a name or a shape get those of the job.
     limit: seconds after which it counts as hanging.
   """
@@ -56,13 +56,13 @@ class Section:
   """A part of the report.
 
   Attributes:
-    name: for flags and rows.
-    title: on the page.
+    name: name for flags and rows.
+    title: title on the page.
     module: has `jobs(settings)`, a list of `Job`, the most valuable first. It
       is imported by the child only.
     seconds: after which it begins no other job, and the next section has its
       turn.
-    note: on the page: what the columns mean.
+    note: text on the page: what the columns mean.
     is_endless: it has more to do whenever there is time.
   """
 
@@ -175,7 +175,7 @@ def plan(
   there is time.
 
   Args:
-    chosen: in order of value.
+    chosen: sections in order of value.
     spent: seconds that former calls gave to each section.
   """
   first = [

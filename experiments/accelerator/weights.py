@@ -38,9 +38,9 @@ def random_model(config: ss.ModelConfig, name: str, dtype: str) -> ss.Model:
   """Returns a model whose random weights never were on the host.
 
   Args:
-    config: of sizes that need no padding.
-    name: for messages.
-    dtype: of weights and cache.
+    config: configuration whose sizes need no padding.
+    name: name for messages.
+    dtype: dtype of weights and cache.
   """
   mesh = sharding.make_mesh(jax.devices()[:1])
   specs, treedef = jax.tree.flatten(params_lib.param_specs(config))

@@ -60,8 +60,8 @@ def main(
 
   Args:
     connection: gets the messages.
-    section: to be measured.
-    settings: of the report.
+    section: section to be measured.
+    settings: settings of the report.
     done: keys of jobs that are left out.
     log: path of the file for all that is printed.
   """
@@ -82,8 +82,8 @@ def work(
   """Runs the jobs that are not done, up to a fault of the device.
 
   Args:
-    section: to be measured.
-    settings: of the report.
+    section: section to be measured.
+    settings: settings of the report.
     done: keys of jobs that are left out.
     send: takes a `Message`.
   """

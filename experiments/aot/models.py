@@ -45,7 +45,7 @@ class Pair:
   """A target and a draft, each on devices of its own.
 
   Attributes:
-    name: for the table.
+    name: name for the table.
     target: model that verifies.
     draft: model that grows the tree.
     splits: devices of target and draft.

@@ -23,9 +23,9 @@ class Job:
   """A program to compile.
 
   Attributes:
-    name: of the kernel or step.
-    shape: in words.
-    target: to compile for.
+    name: name of the kernel or step.
+    shape: shape in words.
+    target: device to compile for.
     lower: returns the lowered program.
   """
 
@@ -40,21 +40,23 @@ class Row:
   """A line of the table.
 
   Attributes:
-    name: of the kernel or step.
-    topology: that it was compiled for.
-    shape: in words.
+    name: name of the kernel or step.
+    topology: topology that it was compiled for.
+    shape: shape in words.
     status: 'fits', 'too large' (for the device's memory) or 'refused' by the
       compiler.
     bytes_per_device: arguments, results and temporaries at once.
-    temp_bytes: of them the temporaries.
+    temp_bytes: bytes of temporaries among them.
     code_bytes: size of the code, where the compiler says.
-    flops: by the compiler's count, where it gives one; kernels count nothing.
-    bytes_accessed: likewise.
+    flops: operations by the compiler's count, where it gives one; kernels
+      count nothing.
+    bytes_accessed: bytes by the same count.
     optimal_seconds: the compiler's own lower bound, where it gives one. It is
       no measurement.
     compile_seconds: wall time, on the machine that compiled.
-    message: of the compiler.
-    fingerprint: of the program, the device and the compilers' versions.
+    message: message of the compiler.
+    fingerprint: fingerprint of the program, the device and the compilers'
+      versions.
   """
 
   name: str
@@ -76,7 +78,7 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
   """Returns the row of a job; a refusal is a row, too.
 
   Args:
-    job: what to compile.
+    job: program to compile.
     known: rows by their fingerprints, which need no compiler again.
   """
   row = Row(

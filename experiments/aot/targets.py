@@ -15,8 +15,8 @@ class Target:
   """Eight devices of one kind.
 
   Attributes:
-    name: for the table.
-    platform: of `jax.experimental.topologies`.
+    name: name for the table.
+    platform: platform of `jax.experimental.topologies`.
     topology: its name there.
     bytes_per_device: memory of one.
     sizes: numbers of them that may work together. A v5e or v6e slice of

@@ -49,9 +49,9 @@ def write(
   """Makes or replaces a configuration.
 
   Args:
-    path: of the file.
+    path: path of the file.
     settings: values of flags, by name; None stands for the default.
-    trials: what was tried, for the record.
+    trials: trials that led to them, for the record.
   """
   values = {
     'flags': {name: settings.get(name) for name in _FIXED + _TUNED},

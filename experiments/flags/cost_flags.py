@@ -48,7 +48,7 @@ class Policies:
   """Makes policies for an engine.
 
   Attributes:
-    costs: of its steps; None if no file was given.
+    costs: costs of its steps; None if no file was given.
   """
 
   def __init__(

@@ -31,10 +31,10 @@ class Contender:
   """One way to do a call.
 
   Attributes:
-    name: for the table.
-    call: of the arrays that `prepare` returns.
+    name: name for the table.
+    call: function of the arrays that `prepare` returns.
     prepare: gives the arguments the form that suits this one; not timed.
-    is_baseline: of a library, and not of this project.
+    is_baseline: whether it is of a library, and not of this project.
   """
 
   name: str
@@ -49,9 +49,9 @@ class Case:
 
   Attributes:
     kernel: its name.
-    spec: of the kernel's `arg_specs`.
-    num_bytes: that have to be read and written at least.
-    num_flops: of the products.
+    spec: one of the kernel's `arg_specs`.
+    num_bytes: bytes that have to be read and written at least.
+    num_flops: operations of the products.
     is_in_place: the results are the first argument of the next call.
   """
 

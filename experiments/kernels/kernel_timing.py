@@ -184,7 +184,7 @@ def median_call(durations: Sequence[float], num_calls: int) -> float:
   """Returns the median of the sums of each call's pieces.
 
   Args:
-    durations: of the pieces, of one call after the other.
+    durations: seconds of the pieces, of one call after the other.
     num_calls: all of the same number of pieces; if that cannot be, the mean
       is returned.
   """

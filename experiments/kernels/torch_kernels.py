@@ -1,6 +1,6 @@
 """The same calls by PyTorch on a GPU: SDPA, FlexAttention, a compiled layer.
 
-The time is that of the kernels on the device, without gaps, as for JAX.
+The time is that of the kernels on the device, without gaps, the same as of JAX.
 """
 
 import importlib.util

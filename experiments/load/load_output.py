@@ -25,9 +25,9 @@ def sweep(
   """Adds a row for each run, to the list and line by line to the file.
 
   Args:
-    rates: of requests, per second.
-    rows: to be added to.
-    directory: for rows.jsonl.
+    rates: requests per second.
+    rows: rows to be added to.
+    directory: folder for rows.jsonl.
     prepare: makes of arrivals and a seed what all policies share.
     run: serves the arrivals with the policy of that name, given what
       `prepare` made; returns what happened and further columns.
@@ -59,8 +59,8 @@ def report(
 
   Args:
     rows: a line for each policy, rate and seed.
-    directory: for the results.
-    title: of the pictures.
+    directory: folder for the results.
+    title: title of the pictures.
     settings: values of the program's own flags, by name.
   """
   benchmark_output.write_json(

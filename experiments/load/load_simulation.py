@@ -36,7 +36,7 @@ def measured_acceptance(
   """Returns what runs say about the drafts.
 
   Args:
-    rows: of rows.jsonl.
+    rows: rows of rows.jsonl.
 
   Returns:
     The probability f64[K] that a draft token is accepted if those before it
@@ -63,12 +63,12 @@ def simulate(
   """Returns the figures of requests that are served in virtual time.
 
   Args:
-    arrivals: of the requests.
+    arrivals: arrivals of the requests.
     policy: a new one.
-    config: of the engine.
-    costs: of its steps.
-    acceptance: of `measured_acceptance`.
-    seed: of the draws.
+    config: configuration of the engine.
+    costs: costs of its steps.
+    acceptance: result of `measured_acceptance`.
+    seed: seed of the draws.
   """
   conditional, coverage = acceptance
   drawn = simulator.ChainAcceptance(

@@ -17,7 +17,7 @@ def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:
   """Returns a PNG of speedup and tokens per second.
 
   Args:
-    summary: as `benchmark_report.summarize` returns it; not empty.
+    summary: result of `benchmark_report.summarize`; not empty.
     title: says on what it was measured.
   """
   tasks = list(dict.fromkeys(t for f in summary.values() for t in f['tasks']))
@@ -53,13 +53,13 @@ def bars(axes, summary, modes, groups, key, form, colors):
   """Draws a group of bars for each task, one bar for each of `modes`.
 
   Args:
-    axes: of matplotlib.
-    summary: as `benchmark_report.summarize` returns it.
+    axes: axes of matplotlib.
+    summary: result of `benchmark_report.summarize`.
     modes: the order of the bars in a group.
     groups: tasks; what is none stands for all of them.
-    key: of the figure that is drawn.
-    form: of the labels.
-    colors: of each mode.
+    key: key of the figure that is drawn.
+    form: form of the labels.
+    colors: color of each mode.
   """
   width = 0.8 / len(modes)
   for i, mode in enumerate(modes):

@@ -18,7 +18,7 @@ def summarize(
   """Returns the figures of each mode, over all tasks and for each of them.
 
   Args:
-    records: of one benchmark, which may be incomplete.
+    records: records of one benchmark, which may be incomplete.
     modes: the order of the result; modes without records are left out.
     is_greedy: whether equal outputs are expected.
 

@@ -22,8 +22,8 @@ class Runner:
   Attributes:
     decode: decodes one request from start to end.
     host_seconds: returns the work of the host loop so far, if it is ours.
-    prepare: what a request gets before the clock runs.
-    forced_acceptance: what the draft is told to reach.
+    prepare: function that changes a request before the clock runs.
+    forced_acceptance: acceptance that the draft is told to reach.
   """
 
   decode: Decode
@@ -65,9 +65,9 @@ def make_runner(
   """Returns a runner of `decoder`.
 
   Args:
-    decoder: of the mode.
-    forced_acceptance: of its tree, if that is forced.
-    add_reference: what then tells a request its output.
+    decoder: decoder of the mode.
+    forced_acceptance: acceptance of its tree, if that is forced.
+    add_reference: function that then tells a request its output.
   """
   runner = Runner(
     decode=make_decode(decoder),
@@ -138,7 +138,7 @@ def measure(
   """Yields a record for each job.
 
   Args:
-    jobs: in their order.
+    jobs: jobs in their order.
     runners: one for each mode.
     samplings: one for each repeat.
     done: keys of jobs that are left out.

@@ -19,10 +19,10 @@ def compare(
   """Decodes every prompt with every decoder, once before the clock runs.
 
   Args:
-    target: of all decoders.
-    decoders: by the names of their modes.
+    target: target of all decoders.
+    decoders: decoders by the names of their modes.
     prompts: texts; each is the user's turn.
-    sampling: of all prompts.
+    sampling: sampling parameters of all prompts.
     forced: acceptance that is forced on some of the decoders' drafts.
 
   Returns:

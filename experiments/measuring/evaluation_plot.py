@@ -21,7 +21,7 @@ def draw(records: Sequence[Record], title: str) -> bytes:
   """Returns a PNG.
 
   Args:
-    records: of `evaluation_report.MODES`; not empty.
+    records: records of `evaluation_report.MODES`; not empty.
     title: says on what it was measured.
   """
   summary = benchmark_report.summarize(

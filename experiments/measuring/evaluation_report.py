@@ -1,17 +1,17 @@
 """What the evaluation of a draft says: acceptance, and the speed it predicts.
 
-A round of a mode emits `acceptance length` tokens and runs d draft forwards of
-W leaves and one target forward of T tokens; plain decoding emits one token in
-a target forward of one token. So, with t for the seconds of a forward,
+A round of a mode emits `acceptance length` tokens. It runs d draft forwards of
+W leaves and one target forward of T tokens. Plain decoding emits one token in a
+target forward of one token. So, with t for the seconds of a forward,
 
   speedup, serial = acceptance length * t_target(1)
                     / (t_target(T) + d * t_draft(W))
   speedup, async  = acceptance length * t_target(1)
                     / max(t_target(T), d * t_draft(W))
 
-d is what was counted, restarts included. The prediction leaves out transfers,
-the work on the tree itself, and that trees that grow during the verification
-are accepted less often than those of serial mode, on which it is based.
+d is what was counted, restarts included. The prediction leaves out transfers
+and the work on the tree itself. It takes the acceptance of serial mode for
+both; trees that grow during the verification are accepted less often.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def summarize(records: Sequence[Record], times: StepTimes) -> dict[str, Any]:
   """Returns the figures of summary.json.
 
   Args:
-    records: of `MODES`; may be incomplete, and lack modes.
-    times: with the numbers of tokens and leaves that `MODES` need.
+    records: records of `MODES`; may be incomplete, and lack modes.
+    times: step times with the tokens and leaves that `MODES` need.
 
   Returns:
     `num_prompts`, `chain_acceptance_length`, `chain_acceptance_per_position`

@@ -67,9 +67,9 @@ def load(
   """Returns a runner for each of `names` that is one of `PEERS`.
 
   Args:
-    target: with a GGUF file.
-    names: of peers.
-    num_speculative_tokens: that prompt lookup drafts.
+    target: target with a GGUF file.
+    names: names of peers.
+    num_speculative_tokens: number of tokens that prompt lookup drafts.
 
   Raises:
     UserError: llama.cpp cannot read the file.

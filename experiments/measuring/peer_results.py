@@ -38,9 +38,9 @@ def make_result(
 
   Args:
     target: our own model, for its tokenizer.
-    request: with its prompt as token ids.
-    token_ids: of the output, at least one.
-    rounds: what gave them.
+    request: request with its prompt as token ids.
+    token_ids: tokens of the output, at least one.
+    rounds: rounds that gave them.
     num_positions: most tokens that can be drafted for a round.
   """
   later = rounds.sizes[1:].sum()

@@ -51,8 +51,8 @@ class Weights:
   """Numbers of elements, on one device, by which products are told apart.
 
   Attributes:
-    products: of the matrices of the layers.
-    tables: of the tables that hidden states are compared with.
+    products: numbers for the matrices of the layers.
+    tables: numbers for the tables that hidden states are compared with.
   """
 
   products: frozenset[int]
@@ -64,7 +64,7 @@ class Operation:
   """An instruction of a compiled program.
 
   Attributes:
-    opcode: what it does.
+    opcode: kind of operation.
     size: elements of its result, or of the first array of a tuple.
     operands: names of its operands.
     called: name of the computation that it applies, or None.
@@ -83,8 +83,8 @@ class Program:
   """A compiled program.
 
   Attributes:
-    name: of its module.
-    operations: by name, those that others need first.
+    name: name of its module.
+    operations: operations by name, those that others need first.
     computations: names of the operations of each computation.
   """
 
@@ -127,8 +127,8 @@ def parts(program: Program, weights: Weights) -> dict[str, str]:
   """Returns the part of a round that each operation belongs to.
 
   Args:
-    program: of the target or of the draft.
-    weights: of its model.
+    program: program of the target or of the draft.
+    weights: weights of its model.
   """
   scopes = _scopes(program)
   return {
@@ -184,7 +184,7 @@ def self_times(events: Iterable[Event]) -> collections.Counter:
   """Returns the ns of each (program, operation), without those inside it.
 
   Args:
-    events: of one thread.
+    events: events of one thread.
   """
   times = collections.Counter()
   stack = []  # of ends and keys
@@ -205,7 +205,7 @@ def shares(
   """Returns each part's share of the time of some programs, largest first.
 
   Args:
-    times: of (program, operation); those of other programs do not count.
+    times: times of (program, operation); other programs do not count.
     parts_by_program: the part of each operation, for each program.
   """
   totals = collections.Counter()

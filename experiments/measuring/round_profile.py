@@ -28,8 +28,8 @@ class Row:
 
   Attributes:
     part: 'PROGRAM/PART' for a part of a program.
-    seconds: of a round.
-    share: of the seconds of a round.
+    seconds: seconds of a round.
+    share: share of the seconds of a round.
   """
 
   part: str
@@ -49,7 +49,7 @@ def measure(
   Args:
     plain: decodes without a draft.
     decoder: decodes with a tree of fixed size.
-    timeline: that of `decoder`.
+    timeline: timeline of `decoder`.
     models: target and draft of `decoder`.
     requests: decoded one after the other; medians of them count.
 

@@ -18,7 +18,7 @@ def target_step_seconds(decoder: ss.Decoder) -> float:
   """Returns the median time of a verification.
 
   Args:
-    decoder: with a tree; its rows may be idle, and are lost.
+    decoder: decoder with a tree; its rows may be idle, and are lost.
   """
   jax.block_until_ready(decoder.dispatch())
   return _median(lambda: jax.block_until_ready(decoder.pipeline.verify()))
@@ -42,7 +42,7 @@ def draft_step_seconds(
   Args:
     draft: grows the tree.
     tree: its sizes.
-    max_total_tokens: that the cache has room for.
+    max_total_tokens: tokens that the cache has room for.
   """
   num_steps = min(_MAX_STEPS, max(tree.num_cache_rows // tree.width, 1))
   steps = jax.device_put(np.int32(num_steps), sharding.replicated(draft.mesh))

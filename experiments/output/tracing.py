@@ -25,7 +25,7 @@ def trace(
   """Runs `decode` and returns its part of the timeline.
 
   Args:
-    timeline: of the decoder that `decode` uses.
+    timeline: timeline of the decoder that `decode` uses.
     decode: decodes one request with a token tree.
   """
   num_before = len(timeline.finish())

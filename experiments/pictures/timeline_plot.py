@@ -39,7 +39,7 @@ def make_figure(
   """Draws some rounds.
 
   Args:
-    spans: as `Timeline.finish` returns them.
+    spans: result of `Timeline.finish`.
     num_rounds: rounds to draw; fewer are drawn if there are no more.
     skip: rounds left out at the beginning.
 

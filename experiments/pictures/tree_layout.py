@@ -50,7 +50,7 @@ def rows_of(
   """Returns the row of each node.
 
   The first child is in its parent's row, so the path of the verdict is a
-  straight line; a later one is as high up as its subtree has room below those
+  straight line. A later one is as high up as its subtree has room below those
   before it.
   """
   return {

@@ -59,7 +59,7 @@ def render(
   """Returns the page; it is well-formed XML, too.
 
   Args:
-    rounds: to be drawn, in order.
+    rounds: rounds to be drawn, in order.
     facts: name and value of what the reader has to know about the run.
     max_nodes: drawn of each tree, the most probable ones. Nodes that were sent
       and the next token always are.

@@ -35,12 +35,13 @@ class Round:
   """A tree as it was when the verdict came, and the verdict.
 
   Attributes:
-    nodes: of the tree, parents first.
-    position: of the root in the text, prompt included, counted from 0.
+    nodes: nodes of the tree, parents first.
+    position: position of the root in the text, prompt included, from 0.
     context: end of the text that is known, the root's included.
     emitted: texts of the new tokens: the accepted ones, then the next one.
     outcome: `tree.HIT`, `LATE_HIT` or `MISS` for the last of them.
-    num_forwards: of the draft, between the verdict before and the sending.
+    num_forwards: forwards of the draft between the verdict before and the
+      sending.
   """
 
   nodes: tuple[Node, ...]
@@ -62,8 +63,9 @@ def collect(
 
   Args:
     target: defines the output.
-    draft: on the target's devices (serial mode) or on others (asynchronous).
-    request: what to decode. Where acceptance is forced and it names no
+    draft: draft model on the target's devices (serial mode) or on others
+      (asynchronous).
+    request: request to decode. Where acceptance is forced and it names no
       reference, the target writes one first.
     tree_config: sizes of the tree.
     num_rounds: fewer are returned if the output ends before.

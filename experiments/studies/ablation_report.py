@@ -22,8 +22,8 @@ def make_rows(
   """Returns a row for each configuration that has results.
 
   Args:
-    configurations: in the order of the rows.
-    records: with the names of configurations as modes.
+    configurations: configurations in the order of the rows.
+    records: records with the names of configurations as modes.
     timelines: figures of a timeline for each configuration with a tree.
     is_greedy: whether equal outputs are expected.
 

@@ -55,7 +55,8 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
   Args:
     tree: the sizes that all share but for what they vary. Its switches are on
       in the rows named after them only.
-    run_ahead: of all but the autoregressive and the lock-step row.
+    run_ahead: rounds ahead in all but the autoregressive and the lock-step
+      row.
   """
   base = dataclasses.replace(
     tree,

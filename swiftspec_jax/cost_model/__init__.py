@@ -52,5 +52,5 @@ class CostModel(Protocol):
       finds_drafts: whether drafting, where there is any, gives drafts to
         verify: a lookup may find none. Broadcasts with the forwards.
       takes_in: whether a draft model takes in a chunk of late tokens before
-        (`serving.intake`). Broadcasts likewise.
+        (`serving.intake`). Broadcasts with the forwards, too.
     """

@@ -16,11 +16,11 @@ class TargetCoefficients:
   """Seconds of the target's forward.
 
   Attributes:
-    kv: for each token in the cache.
-    query_tokens: for each token that is fed.
-    rows: for each row.
-    speculative: for a step that verifies drafts.
-    fixed: for each step.
+    kv: seconds for each token in the cache.
+    query_tokens: seconds for each token that is fed.
+    rows: seconds for each row.
+    speculative: seconds for a step that verifies drafts.
+    fixed: seconds for each step.
   """
 
   kv: float
@@ -35,12 +35,12 @@ class DraftCoefficients:
   """Seconds of drafting.
 
   Attributes:
-    kv: for each token in the cache.
-    rows: for each row.
-    steps: for each forward.
-    fixed: for each draft.
-    target_share: of the target's time, for drafters that are no model.
-    intake: for a chunk of late tokens.
+    kv: seconds for each token in the cache.
+    rows: seconds for each row.
+    steps: seconds for each forward.
+    fixed: seconds for each draft.
+    target_share: share of the target's time, for drafters that are no model.
+    intake: seconds for a chunk of late tokens.
   """
 
   kv: float = 0.0
@@ -56,9 +56,10 @@ class LinearCosts:
   """Costs by coefficients.
 
   Attributes:
-    target: of the target's forward.
-    draft: of drafting, paid where there are draft forwards.
-    overhead_share: of the target's time, paid where there are draft forwards.
+    target: costs of the target's forward.
+    draft: costs of drafting, paid where there are draft forwards.
+    overhead_share: share of the target's time, paid where there are draft
+      forwards.
   """
 
   target: TargetCoefficients

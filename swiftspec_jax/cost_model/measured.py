@@ -20,9 +20,9 @@ class CostKey:
   Attributes:
     target: name of the model.
     draft: name of the drafter and its model.
-    dtype: of the weights.
-    device_kind: as JAX calls it.
-    num_devices: that hold the target.
+    dtype: dtype of the weights.
+    device_kind: JAX's name of the device.
+    num_devices: number of devices that hold the target.
     buckets: the compiled sizes.
   """
 
@@ -45,8 +45,8 @@ class Measurement:
       verification and host add to a step with drafts).
     num_rows: declared size.
     num_query_tokens: declared size; 0 where the part does not depend on it.
-    kv_tokens: tokens in the cache of all rows together; 0 likewise.
-    num_draft_steps: forwards of the draft; 0 likewise.
+    kv_tokens: tokens in the cache of all rows together, or 0.
+    num_draft_steps: forwards of the draft, or 0.
     seconds: measured.
   """
 
@@ -63,7 +63,7 @@ class MeasuredCosts:
   """Costs by tables, one for each part of a step.
 
   Attributes:
-    key: what was measured.
+    key: description of what was measured.
     parts: tables of 'plain' and 'intake' by rows, of 'target' and 'overhead'
       by rows and query tokens, and of 'draft' by rows and forwards. Without
       'intake', as for lookups, that takes no time.

@@ -1,8 +1,8 @@
 """Published costs, for studies without the hardware.
 
 The coefficients are those in the code of SmartSpec's authors (vLLM branches
-`batch-dsd` and `req-dsd`, class `AutoTuner`), measured on H100 GPUs with
-batches of up to about 30 rows; everything larger is extrapolated.
+`batch-dsd` and `req-dsd`, class `AutoTuner`). They were measured on H100 GPUs
+with batches of up to about 30 rows. Everything larger is extrapolated.
 """
 
 from swiftspec_jax import errors

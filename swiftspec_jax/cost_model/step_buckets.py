@@ -102,11 +102,11 @@ class StepBuckets:
     return np.array(self.draft_steps)
 
   def pad_rows(self, num_rows: int) -> int:
-    """Returns the declared size for so many rows."""
+    """Returns the declared number of rows that holds some rows."""
     return self.rows[bisect.bisect_left(self.rows, num_rows)]
 
   def pad_query_tokens(self, num_query_tokens: int) -> int:
-    """Returns the declared size for so many query tokens."""
+    """Returns the declared number of query tokens that holds some tokens."""
     index = bisect.bisect_left(self.query_tokens, num_query_tokens)
     return self.query_tokens[index]
 

@@ -37,9 +37,9 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
   """Reads costs.
 
   Args:
-    path: of the file.
-    expected: what the costs are wanted for; None takes them as they are, as a
-      simulation does.
+    path: path of the file.
+    expected: key of the costs that are wanted; None takes them as they are, as
+      a simulation does.
 
   Raises:
     UserError: the file is none of costs, or its costs are those of another

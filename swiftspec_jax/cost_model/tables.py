@@ -26,7 +26,7 @@ class CostTable:
   Attributes:
     first: i64[F] declared sizes, ascending; what lies between counts as the
       next one.
-    second: i64[S] likewise.
+    second: i64[S] declared sizes, ascending, as `first`.
     kv_tokens: i64[V] ascending; between them times are interpolated.
     seconds: f64[F, S, V], not falling along any axis.
     kv_slopes: f64[F, S] seconds of a token behind the last of `kv_tokens`.
@@ -71,11 +71,11 @@ def fit(
   contradict each other, the table has them exactly.
 
   Args:
-    name: of what was measured, for messages.
+    name: name of what was measured, for messages.
     points: f64[n, 3] sizes along the axes, each on the grid.
     seconds: f64[n]; of equal points the median counts.
     axes: the grid.
-    features: of the fit.
+    features: features of the fit.
 
   Raises:
     UserError: there are too few measurements, or they do not grow with the

@@ -47,7 +47,7 @@ def make_attend_fn(
   Args:
     config: static.
     rows: arrays of `packing.Batch` by name.
-    earlier: what the passes before wrote.
+    earlier: keys and values that the passes before wrote.
   """
   positions = rows['positions']
   distances = positions[:, :, None] - positions[:, None]

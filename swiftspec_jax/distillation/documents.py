@@ -29,7 +29,7 @@ def find_files(patterns: Sequence[str]) -> list[pathlib.Path]:
   """Returns the files of glob patterns, or those of installed packages.
 
   Args:
-    patterns: as in a shell, `**` included. None given: readmes,
+    patterns: patterns as in a shell, `**` included. None given: readmes,
       documentation and Python sources (for their docstrings) of all packages
       that are installed here.
 

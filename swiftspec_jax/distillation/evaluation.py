@@ -80,8 +80,8 @@ def count_rounds(hits: Sequence[Sequence[bool]]) -> int:
   """Returns the rounds in which a chain of 4 writes a text.
 
   Args:
-    hits: for each token of a chain, and there for each token of the text,
-      whether the draft would guess it.
+    hits: flags by token of a chain and by token of the text: whether the draft
+      would guess it.
   """
   rounds = place = 0
   size = len(hits[0])

@@ -21,8 +21,8 @@ class ShardReport:
   """What is in a shard.
 
   Attributes:
-    number: of the shard.
-    num_tokens: with their laws, prefixes and prompts included.
+    number: number of the shard.
+    num_tokens: number of tokens with their laws, prefixes and prompts included.
     num_answer_tokens: those that the target wrote as itself.
     kinds: answer tokens of each kind.
   """
@@ -49,11 +49,11 @@ def generate_shards(
 
   Args:
     target: writes.
-    planner: of the batches.
-    directory: of the shards; made if it does not exist.
-    seed: of the sampled passages.
+    planner: planner of the batches.
+    directory: folder of the shards; made if it does not exist.
+    seed: seed of the sampled passages.
     num_stored: K, entries of each law.
-    feature_layers: of the target, whose outputs are stored.
+    feature_layers: layers of the target, whose outputs are stored.
 
   Raises:
     UserError: a shard cannot be written, or one that exists is broken or of

@@ -18,8 +18,8 @@ class Task:
     kind: name, stored with the samples.
     weight: how often, relative to the other kinds.
     limit: most tokens of an answer.
-    wordings: of the instruction; {language}, {count} and {word} are filled
-      in.
+    wordings: texts of the instruction; {language}, {count} and {word} are
+      filled in.
   """
 
   kind: str

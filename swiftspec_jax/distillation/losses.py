@@ -18,8 +18,8 @@ class LossWeights:
   """Weights of the parts of the loss.
 
   Attributes:
-    cross_entropy: of the target's most probable token, which is what greedy
-      decoding accepts.
+    cross_entropy: cross entropy of the target's most probable token, which is
+      what greedy decoding accepts.
     kl: divergence from the target's law; all that is not stored or not among
       the draft's outputs is one outcome.
     total_variation: one minus the probability that sampling accepts.

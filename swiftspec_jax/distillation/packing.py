@@ -114,9 +114,9 @@ def plan_batches(
   """Returns the batches of one pass over all pieces, as pieces of each row.
 
   Args:
-    pieces: as `make_pieces` returns them.
+    pieces: result of `make_pieces`.
     tokens_per_batch: a multiple of the largest row size.
-    rng: of the order; None keeps that of the pieces.
+    rng: generator of the order; None keeps that of the pieces.
 
   Raises:
     UserError: `tokens_per_batch` is less than a row.
@@ -171,8 +171,8 @@ def make_batch(
 
   Args:
     rows: pieces of each row.
-    tokens_per_batch: as in `plan_batches`.
-    role_weights: of tokens of each `Role`.
+    tokens_per_batch: same as in `plan_batches`.
+    role_weights: weights of tokens of each `Role`.
     rng: chooses among prompt tokens.
   """
   largest = max(sum(piece.size for piece in row) for row in rows)

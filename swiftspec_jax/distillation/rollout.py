@@ -95,7 +95,7 @@ def prefill(
     token_ids: i32[F, P]; P is a multiple of 64.
     lengths: i32[F] tokens that count.
     num_stored: K.
-    feature_layers: of the target, whose outputs are stored.
+    feature_layers: layers of the target, whose outputs are stored.
 
   Returns:
     The prefixes, and as host arrays the law [F, P, K] behind each token and
@@ -188,12 +188,14 @@ def roll_out(
 
   Args:
     model: the target.
-    prefix: of F sequences; rows f * C to f * C + C - 1 go on from prefix f.
-    script: of B rows; its first op is a forced token that begins a branch.
+    prefix: cache of F sequences; rows f * C to f * C + C - 1 go on from prefix
+      f.
+    script: script of B rows; its first op is a forced token that begins a
+      branch.
     num_steps: T, a multiple of 128.
     num_stored: K.
     key: consumed.
-    feature_layers: of the target, whose outputs are stored.
+    feature_layers: layers of the target, whose outputs are stored.
   """
   config = model.config
   batch = len(script.ops)

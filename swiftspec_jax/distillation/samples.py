@@ -88,10 +88,10 @@ def harvest(
   """Returns the usable samples of a batch.
 
   Args:
-    plans: of the prefixes.
+    plans: plans of the prefixes.
     prefix_law: host arrays [F, P, K].
     prefix_features: f16[F, P, H].
-    written: of the rows, in the plans' order.
+    written: text of the rows, in the plans' order.
   """
   groups, row = [], 0
   for i, plan in enumerate(plans):

@@ -88,7 +88,7 @@ def chat_format(
   """Finds out how the template wraps turns.
 
   Args:
-    tokenizer: of the target.
+    tokenizer: tokenizer of the target.
     system: a system prompt, unless the template refuses it; None is what the
       template does without.
 
@@ -155,9 +155,9 @@ class Planner:
     """Keeps what all batches share.
 
     Args:
-      tokenizer: of the target.
+      tokenizer: tokenizer of the target.
       library: where documents come from.
-      seed: of all choices.
+      seed: seed of all choices.
       num_steps: T, length of a row.
       own_prompts: user turns that are answered first.
 

@@ -44,7 +44,7 @@ def write_shard(
   """Writes a shard; it appears complete or not at all.
 
   Args:
-    path: of the file.
+    path: path of the file.
     groups: may be empty.
     metadata: JSON values; the name and vocabulary of the target.
 

@@ -172,7 +172,7 @@ def continue_from(
   Args:
     arrays: host arrays of a draft.
     initial: `initial_params` of a draft that differs in its outputs at most;
-      the unembedding of those that the other does not have is taken from here.
+      the unembedding of outputs that the other lacks is taken from here.
   """
 
   def outputs(params):
@@ -202,7 +202,7 @@ def forward(
   computes in decoding. A draft that reads no features has one pass.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     config: static.
     rows: arrays of `packing.Batch` by name, and, if the draft reads them, the
       target's `features` [B, S, H] at each token.

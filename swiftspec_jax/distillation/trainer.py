@@ -36,8 +36,8 @@ def load_data(
   """Returns the groups of the first shards, and how many those are.
 
   Args:
-    directory: of the shards.
-    target: that wrote them.
+    directory: folder of the shards.
+    target: model that wrote them.
     num_shards: how many to read; None means all.
     feature_layers: layers whose outputs must be stored.
 
@@ -96,13 +96,13 @@ class Trainer:
     """Reads the data, and the last checkpoint of the run if there is one.
 
     Args:
-      config: of the run; that of a run that goes on must be the same.
-      target: that wrote the data.
-      data_dir: of the shards. A run that goes on takes as many as it began
-        with.
-      output_dir: of the run.
+      config: options of the run; a run that goes on must have the same.
+      target: model that wrote the data.
+      data_dir: folder of the shards. A run that goes on takes as many as it
+        began with.
+      output_dir: folder of the run.
       devices: share the rows of each batch.
-      num_shards: of a new run; None means all.
+      num_shards: shards of a new run; None means all.
       start_from: a draft whose parameters are the first ones. Outputs that it
         does not have begin as in a new draft.
 
@@ -249,7 +249,7 @@ class Trainer:
     """Writes a checkpoint and the draft as it is now.
 
     Args:
-      stored_dtype: of the draft's weights, one of `draft.STORED_DTYPES`.
+      stored_dtype: dtype of the draft's weights, one of `draft.STORED_DTYPES`.
 
     Raises:
       UserError: they cannot be written.

@@ -31,18 +31,18 @@ class TrainingConfig:
     student: architecture of the draft.
     loss: weights of the losses.
     num_steps: optimiser steps.
-    tokens_per_batch: of one step, padding included.
+    tokens_per_batch: tokens of one step, padding included.
     learning_rate: at its peak.
     warmup_steps: until the peak; then it falls as a cosine.
-    final_learning_rate: as a share of the peak.
-    weight_decay: of all but the norms.
-    clip_norm: of the gradient.
-    prompt_weight: of tokens of prompts and documents; answers have 1.
-    user_weight: of turns that the target wrote as the user.
+    final_learning_rate: share of the peak at the end.
+    weight_decay: decay of all but the norms.
+    clip_norm: largest norm of the gradient.
+    prompt_weight: weight of tokens of prompts and documents; answers have 1.
+    user_weight: weight of turns that the target wrote as the user.
     num_passes: tokens of the chain that a draft which reads features is
       trained for; others have one pass.
-    seed: of initialisation and order.
-    compute_dtype: of products; parameters and optimiser are float32.
+    seed: seed of initialisation and order.
+    compute_dtype: dtype of products; parameters and optimiser are float32.
     optimiser: 'adamw', or 'muon' for the layers, with AdamW for the rest.
   """
 
@@ -194,7 +194,7 @@ def measure(
     batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids` and,
       if the draft reads them, `features`.
     config: static.
-    model_config: of the draft; static.
+    model_config: configuration of the draft; static.
   """
   return _with_later(
     _measures(params, frozen, batch, config, model_config, evaluation.CHAIN)
@@ -217,9 +217,9 @@ def train_step(
   Args:
     state: 'params' and 'optimiser'; donated.
     frozen: parameters that are not trained.
-    batch: as for `measure`.
+    batch: same as in `measure`.
     config: static.
-    model_config: of the draft; static.
+    model_config: configuration of the draft; static.
   """
 
   def loss_fn(params):

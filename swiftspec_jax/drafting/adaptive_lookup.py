@@ -31,7 +31,7 @@ class AdaptiveLookup:
   Its parameters are the seconds f32[N] of a step for each of `lengths`.
 
   Attributes:
-    num_speculative_tokens: K, the longest draft.
+    num_speculative_tokens: tokens of the longest draft (K).
   """
 
   num_speculative_tokens: int = 7
@@ -44,7 +44,7 @@ class AdaptiveLookup:
 
   @property
   def lengths(self) -> tuple[int, ...]:
-    """0, 1, 3, 7 and so on, and K: the root makes them powers of two."""
+    """Lengths to choose from: one less than powers of two, and K."""
     longest = self.num_speculative_tokens
     shorter = [2**n - 1 for n in range(longest) if 2**n - 1 < longest]
     return *shorter, longest

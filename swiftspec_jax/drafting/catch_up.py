@@ -46,8 +46,8 @@ def join(
   """Appends a verdict to those that a draft has missed.
 
   Args:
-    missed: of C tokens, T of which are free in each row; donated.
-    verified: of T tokens, with features.
+    missed: buffer of C tokens, T of which are free in each row; donated.
+    verified: verdict on T tokens, with features.
   """
   (packed, features), (new_packed, new_features) = missed, verified
   old = types.VerifiedTokens.unpack(packed)
@@ -89,11 +89,11 @@ def catch_up(
   """Takes in the end of the texts, and begins new trees behind them.
 
   Args:
-    params: of the draft model.
+    params: parameters of the draft model.
     state: donated; no row lacks more than C - 1 tokens.
     recent: i32[B, C + 1] of `recent_tokens`. Rows of the cache that are known
       already are computed again, to the same values.
-    config: of the draft model; static.
+    config: configuration of the draft model; static.
     tree_config: sizes of the tree; static.
 
   Returns:
@@ -144,7 +144,7 @@ def read_row(
   """Reads a part of the text of one row, and begins a new tree behind it.
 
   Args:
-    params: of the draft model.
+    params: parameters of the draft model.
     state: donated; the row has keys and values of all tokens before `start`.
     slot: i32[] the row.
     token_ids: i32[1, C] from `start` on; anything behind the end of the text.
@@ -153,7 +153,7 @@ def read_row(
     start: i32[1].
     length: i32[1] tokens of the text up to the last one that is read, which is
       the root afterwards.
-    config: of the draft model; static.
+    config: configuration of the draft model; static.
     tree_config: sizes of the tree; static.
     context: rows of the cache under the attention, `start + C` at least;
       static.

@@ -17,9 +17,9 @@ class DraftModel:
   """Proposes a chain drawn from the draft model's own law.
 
   Attributes:
-    config: of the draft model.
-    dtype_name: of its weights and cache.
-    num_speculative_tokens: K.
+    config: configuration of the draft model.
+    dtype_name: name of the dtype of its weights and cache.
+    num_speculative_tokens: tokens of a draft (K).
   """
 
   config: ModelConfig

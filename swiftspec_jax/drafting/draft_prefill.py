@@ -60,20 +60,20 @@ def take_in_with_features(
   """Does what `take_in` does, for a draft that reads features.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     cache: donated.
     features_before: [B, S, D] of the token before each one, as far as they are
       known; that of the first token is 0. Donated.
     token_ids: i32[B, C].
     features: [B, C, H] of these tokens, of the target.
-    starts: as in `take_in`.
-    num_kept: likewise.
+    starts: same as in `take_in`.
+    num_kept: same as in `take_in`.
     config: static.
     context: static.
 
   Returns:
-    The cache, `features_before`, and of those that [B, D] of the token that
-    comes next.
+    The cache, `features_before`, and the one of the token that comes next,
+    [B, D].
   """
   features_before = feature_draft.put_behind(
     features_before, decoder.project_features(params, config, features), starts

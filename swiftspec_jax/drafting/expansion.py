@@ -27,13 +27,13 @@ def expand_roots(
   """Expands the roots of some rows.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     tree: whose root is a candidate in those rows.
     hidden: [B, 1, D] of the roots.
     is_used: bool[B] the rows.
     kv_lengths: i32[B] of the prefix.
     reference: where acceptance is forced.
-    config: of the draft; static.
+    config: configuration of the draft; static.
     tree_config: static.
   """
   leaves = tree_lib.root_leaves(tree, is_used)
@@ -62,12 +62,12 @@ def children_of(
   """Returns the K best children of each leaf and their log-probabilities.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     hidden: [B, W, D] of the leaves.
-    leaves: of the tree.
+    leaves: leaves of the tree.
     kv_lengths: i32[B] of the prefix.
     reference: where acceptance is forced.
-    config: of the draft; static.
+    config: configuration of the draft; static.
     tree_config: static.
 
   Returns:

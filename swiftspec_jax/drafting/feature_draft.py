@@ -90,7 +90,7 @@ def before_leaves(of_rows: jax.Array, leaves: tree_lib.Leaves) -> jax.Array:
 
   Args:
     of_rows: [B, any, D] hidden states at the rows of the tree.
-    leaves: of the tree.
+    leaves: leaves of the tree.
   """
   rows = jnp.arange(leaves.attention_mask.shape[2])[None, None]
   is_above = leaves.attention_mask & (rows < leaves.cache_slots[:, :1, None])
@@ -125,14 +125,14 @@ def follow(
   yet. A row without news that has such a root already stays as it is.
 
   Args:
-    params: of the draft.
-    cache: as it was when the verdict came; needs T rows behind the M of the
+    params: parameters of the draft.
+    cache: cache when the verdict came; needs T rows behind the M of the
       tree.
-    state: likewise.
+    state: state when the verdict came.
     verified: the verdict.
     features: [B, T, H] of the old root and all verified tokens but the last.
     tree: after the verdict.
-    moved: what the verdict did to it.
+    moved: changes that the verdict made to it.
     config: static.
   """
   num_rows = tree.num_cache_rows

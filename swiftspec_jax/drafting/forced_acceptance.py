@@ -36,7 +36,7 @@ def make_reference(
 
   Args:
     token_ids: prompt and output.
-    seed: of the draws.
+    seed: seed of the draws.
     capacity: S; what does not fit is not known.
   """
   known = np.full((1, capacity), types.PLACEHOLDER_TOKEN_ID, np.int32)
@@ -55,7 +55,7 @@ def force(
   """Puts the true token among the children of each leaf that is true itself.
 
   Args:
-    reference: what is true.
+    reference: true tokens.
     child_token_ids: i32[B, W, K] of the draft model, best first.
     child_log_probs: f32[B, W, K] of the draft model; what has probability zero
       there keeps it.

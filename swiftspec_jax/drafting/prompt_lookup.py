@@ -17,7 +17,7 @@ class PromptLookup(drafting.StatelessDrafter):
   """Proposes what followed the longest earlier match of the last tokens.
 
   Attributes:
-    num_speculative_tokens: K.
+    num_speculative_tokens: tokens of a draft (K).
     prompt_lookup_min: shortest n-gram that counts as a match.
     prompt_lookup_max: longest n-gram that is compared. Of equally long
       matches the most recent wins.

@@ -113,7 +113,7 @@ def make_row(
 
   Args:
     tree_config: says what.
-    token_ids: of the prompt.
+    token_ids: tokens of the prompt.
     capacity: S.
     control_token_ids: tokens of prompts that the target does not write.
   """
@@ -137,7 +137,7 @@ def empty_rows(
     batch_size: B.
     capacity: S.
     length: D.
-    kinds: what to look up.
+    kinds: kinds of lookups.
   """
   texts = np.zeros((batch_size, capacity), np.int32)
   return _uncounted(texts, np.zeros(batch_size, np.int32), length, kinds)
@@ -174,7 +174,7 @@ def find(
     token_ids: i32[B, S] text, then anything.
     lengths: i32[B] of the text.
     length: D; static.
-    kinds: what to look up; static.
+    kinds: kinds of lookups; static.
 
   Returns:
     Chains i32[B, C, D] and their log-probabilities, as `look_up`.
@@ -229,7 +229,7 @@ def catch_up(
   """Takes in the end of the text, of which no chain was told.
 
   Args:
-    lookup: that lacks some tokens; what it has stays as it is.
+    lookup: lookup that lacks some tokens; what it has stays as it is.
     token_ids: i32[B, X] from `starts` on.
     starts: i32[B].
     lengths: i32[B] of the text now.

@@ -61,12 +61,12 @@ def init(
   """Returns the state of idle rows.
 
   Args:
-    config: of the draft model.
+    config: configuration of the draft model.
     tree_config: sizes of the tree.
-    dtype: of the cache.
+    dtype: dtype of the cache.
     batch_size: B.
     capacity: S, tokens that prompt and output can have together.
-    mesh: of the draft.
+    mesh: mesh of the draft.
   """
   # Besides the tree, there must be room for a forward whose leaves are padding,
   # and for one that reads verified tokens.
@@ -177,7 +177,7 @@ def advance(
   """Follows a verdict and chooses what to send next.
 
   Args:
-    params: of the draft model.
+    params: parameters of the draft model.
     state: donated.
     verified: the packed `VerifiedTokens` of the proposal before, and, if the
       draft reads them, the features. Rows without tokens stay as they are.
@@ -189,7 +189,7 @@ def advance(
       else it sends what there is, its root at least, and `grow` does the rest.
     budgets: i32[B] most nodes that each row sends, its root left out; None for
       T - 1.
-    config: of the draft model.
+    config: configuration of the draft model.
     tree_config: sizes of the tree.
     num_nodes: T to send; trees that are smaller grow until they have them.
 

@@ -36,7 +36,7 @@ class Format:
 
     Args:
       model: name in the answer.
-      tokenizer: of the model.
+      tokenizer: tokenizer of the model.
       n: choices of each prompt.
       include_speculation: whether events tell who proposed each token.
     """

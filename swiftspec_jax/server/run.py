@@ -34,7 +34,7 @@ class Server(uvicorn.Server):
     Args:
       service: engine and its limits.
       api_keys: keys, as `make_app` takes them.
-      max_body_bytes: likewise.
+      max_body_bytes: same as in `app.make_app`.
     """
     app = make_app(service, api_keys=api_keys, max_body_bytes=max_body_bytes)
     super().__init__(

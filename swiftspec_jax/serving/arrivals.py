@@ -73,10 +73,10 @@ def draw_lengths(
   """Returns token counts i64[n] of at least 1.
 
   Args:
-    mean: of the log-normal law.
+    mean: mean of the log-normal law.
     spread: its sigma; 0 makes all counts equal.
     num_requests: n.
-    seed: of the draws.
+    seed: seed of the draws.
     name: tells draws of the same seed apart.
   """
   normal = _generator(seed, name).standard_normal(num_requests)

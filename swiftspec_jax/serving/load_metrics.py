@@ -34,8 +34,8 @@ class LoadRecorder:
     last: f64[n] time of the latest token, NaN before.
     num_output: i64[n] tokens so far.
     is_finished: bool[n].
-    num_steps: of the engine.
-    busy_seconds: of all steps.
+    num_steps: number of steps of the engine.
+    busy_seconds: seconds of all steps.
   """
 
   def __init__(self, arrivals: np.ndarray, max_length: int):
@@ -71,12 +71,12 @@ class LoadRecorder:
     """Notes a step.
 
     Args:
-      policy_plan: what the policy asked for.
-      step: what was run.
+      policy_plan: plan that the policy asked for.
+      step: step that was run.
       num_accepted: i64[B] draft tokens that are part of the outputs, of rows
         that decode.
       time: at its end, seconds.
-      seconds: that it took.
+      seconds: seconds that it took.
     """
     self.num_steps += 1
     self.num_probes += policy_plan.is_probe is not None

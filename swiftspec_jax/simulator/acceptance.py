@@ -33,7 +33,7 @@ class ChainAcceptance:
       output_tokens: i64[n].
       conditional_acceptance: f64[n, K] probability that the draft token of a
         request at a position of the draft is accepted if it is reached.
-      seed: of the draws.
+      seed: seed of the draws.
       coverage: probability that there is a draft behind a token.
       sharpness: None for a drafter without confidences. Else every token has a
         probability of its own, which the drafter knows: Beta with this sum of
@@ -63,7 +63,7 @@ class ChainAcceptance:
     """Returns the drafts of rows.
 
     Args:
-      view: of the step.
+      view: view of the step.
       num_output: i64[B] tokens that the rows have emitted.
       lengths: i64[B] longest drafts.
     """
@@ -102,7 +102,7 @@ class TreeAcceptance:
       output_tokens: i64[n].
       acceptance: f64[n] probability that the first guess is right.
       size: most nodes of a proposal, without the root.
-      seed: of the draws.
+      seed: seed of the draws.
     """
     self._offsets = _offsets(output_tokens)
     requests = np.repeat(np.arange(len(output_tokens)), output_tokens)

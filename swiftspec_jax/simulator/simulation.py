@@ -36,8 +36,8 @@ class Simulation:
   """What was simulated.
 
   Attributes:
-    recorder: what happened to each request.
-    num_preemptions: of the scheduler.
+    recorder: record of each request.
+    num_preemptions: number of preemptions.
     peak_pages: most pages that were in use between steps.
   """
 
@@ -61,11 +61,11 @@ def simulate(
   meanwhile wait for its end.
 
   Args:
-    arrivals: of the requests.
-    acceptance: of the drafts.
+    arrivals: arrivals of the requests.
+    acceptance: law that accepts drafts.
     policy: a new one.
-    config: of the engine.
-    costs: of its steps.
+    config: configuration of the engine.
+    costs: costs of its steps.
     drafts_by_model: a draft model has to take in the texts (`serving.intake`).
 
   Raises:
@@ -118,11 +118,11 @@ def step_seconds(
   """Returns how long a whole step will take.
 
   Args:
-    costs: of the engine.
+    costs: costs of the engine.
     buckets: its declared sizes.
-    plan: what the policy asked for; drafting is paid for even if it finds
+    plan: plan of the policy; drafting is paid for even if it finds
       nothing.
-    step: what is run.
+    step: step that is run.
     takes_in: a draft model takes in a chunk of late tokens.
   """
   longest = int(plan.lengths.max(initial=0))

@@ -24,7 +24,7 @@ def verify(
     proposal: K draft tokens for each row.
     logits: f32[B, K + 1, V] of the target, adjusted.
     positions: i32[B, K + 1] of the tokens that the logits are for.
-    sampling: of the rows.
+    sampling: sampling parameters of the rows.
     kernels: static; as in `ModelConfig`.
     sharding: static; of an array on the same devices.
   """

@@ -48,7 +48,7 @@ def scores(
   Args:
     logits: f32[B, T, V] of the target, adjusted.
     positions: i32[B, T] of the tokens that are chosen.
-    sampling: of the rows.
+    sampling: sampling parameters of the rows.
     kernels: static; as in `ModelConfig`.
     sharding: static; of an array on the same devices.
   """

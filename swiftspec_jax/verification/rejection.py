@@ -1,10 +1,10 @@
 """Rejection sampling on a chain: the output law is exactly the target's.
 
-Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (2302.01318): a
-token drawn from the draft's law is accepted with probability
-min(1, target / draft); at the first rejection a token is recovered from the
-normalised residual max(target - draft, 0); if all are accepted, a bonus token
-is drawn from the target.
+A token drawn from the draft's law is accepted with probability
+min(1, target / draft). At the first rejection a token is recovered from the
+normalised residual max(target - draft, 0). If all are accepted, a bonus token
+is drawn from the target (Leviathan et al. 2023, arXiv 2211.17192; Chen et al.
+2023, arXiv 2302.01318).
 """
 
 import jax
@@ -32,7 +32,7 @@ def verify(
     proposal: K draft tokens for each row, with `probs`.
     logits: f32[B, K + 1, V] of the target, adjusted.
     positions: i32[B, K + 1] of the tokens that the logits are for.
-    sampling: of the rows, with `temperatures`.
+    sampling: sampling parameters of the rows, with `temperatures`.
     kernels: static; as in `ModelConfig`.
     sharding: static; of an array on the same devices.
   """

@@ -119,7 +119,7 @@ def _measure_costs(settings: Settings) -> list[Row]:
 
 
 def _step_seconds(costs: MeasuredCosts, rows: int, length: int) -> float:
-  """Returns the seconds of a step of rows that verify so many tokens each."""
+  """Returns the seconds of a step of rows that verify `length` tokens each."""
   buckets = costs.key.buckets
   num_tokens = buckets.pad_query_tokens(rows * (1 + length))
   steps = buckets.steps_of(length)

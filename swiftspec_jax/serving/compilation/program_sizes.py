@@ -73,7 +73,7 @@ class ProgramSizes:
   def num_logits(self, sizes: FlatSizes) -> int:
     """Returns room for the tokens that can have a say in the output.
 
-    These are declared sizes, too, lest there be many different verdicts.
+    These are declared sizes, too, so that there are few different verdicts.
     """
     buckets = self.scheduler.buckets
     most = sizes.num_rows * (buckets.max_length + 1)
@@ -82,7 +82,7 @@ class ProgramSizes:
     return buckets.pad_query_tokens(most)
 
   def context_of(self, num_positions: int) -> int:
-    """Returns the declared context for rows of up to so many tokens."""
+    """Returns the declared context for rows of some tokens."""
     return self.contexts[bisect.bisect_left(self.contexts, num_positions)]
 
   def range_of(self, context: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class ProgramSizes:
   def made_up_pages(self) -> np.ndarray:
     """Returns a page table i32[rows, pages] for steps without requests.
 
-    Rows have pages of their own, as far as there are so many: a step that reads
+    Rows have pages of their own while there are enough: a step that reads
     one page again and again is faster than a real one.
     """
     config = self.scheduler

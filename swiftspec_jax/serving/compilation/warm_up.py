@@ -1,4 +1,4 @@
-"""Made-up steps, to compile the programs of the target or to measure them.
+"""Invented steps, to compile the programs of the target or to measure them.
 
 Their rows have slots and positions, and pages that nobody gave them, so no
 target must run them while there are requests.
@@ -18,7 +18,7 @@ def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
   """Returns a step that fills a program as far as it can.
 
   Args:
-    sizes: of the program.
+    sizes: sizes of the program.
     longest: tokens of the longest row after the step; at most `context`.
   """
   rows = min(sizes.num_rows, sizes.num_tokens)
@@ -45,14 +45,14 @@ def run_step(
   step: StepPlan,
   level: choices.Level = choices.Level.GREEDY,
 ) -> None:
-  """Runs a made-up step and waits for its outcome, as the engine does.
+  """Runs an invented step and waits for its outcome, as the engine does.
 
   Args:
     sizes: declared.
     target: runs it, or compiles its programs.
     flat: sizes of the program.
-    step: that fits into it.
-    level: of sampling.
+    step: step that fits into it.
+    level: level of sampling.
   """
   config = sizes.scheduler
   num_slots = config.buckets.max_rows

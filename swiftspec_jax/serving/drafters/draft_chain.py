@@ -49,15 +49,15 @@ def chains(
   """Drafts chains, a forward for each token behind the first.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     cache: donated.
     hidden: [R, E] of the last known tokens.
     logits: f32[R, V'] of the first draft tokens.
     noise: f32[R, K, V] of the target, None where all slots are greedy.
-    rows: to draft for.
+    rows: rows to draft for.
     num_steps: i32[] forwards.
-    sampling: of the slots; its size is U.
-    config: of the draft; static.
+    sampling: sampling parameters of the U slots.
+    config: configuration of the draft; static.
     length: K; static.
 
   Returns:

@@ -53,12 +53,12 @@ def take_in(
   Of the last layer the compiler leaves only what gives keys and values.
 
   Args:
-    params: of the draft.
+    params: parameters of the draft.
     cache: donated.
     batch: where the tokens belong.
     token_ids: i32[N].
     features: None if the draft reads none.
-    config: of the draft; static.
+    config: configuration of the draft; static.
 
   Returns:
     The cache.
@@ -80,13 +80,13 @@ def first_logits(
   """Takes in the rest, up to the last known token of each row.
 
   Args:
-    params: as for `take_in`.
-    cache: likewise.
-    batch: likewise.
-    token_ids: likewise.
-    features: likewise.
-    rows: to draft for.
-    config: of the draft; static.
+    params: parameters of the draft.
+    cache: same as in `take_in`.
+    batch: same as in `take_in`.
+    token_ids: same as in `take_in`.
+    features: same as in `take_in`.
+    rows: rows to draft for.
+    config: configuration of the draft; static.
 
   Returns:
     The cache, hidden states [R, E] of the last tokens, and logits f32[R, V'] of
@@ -113,8 +113,8 @@ def noise_of_outputs(
   """Returns the noise [..., V'] of the tokens that a draft proposes.
 
   Args:
-    params: of the draft.
-    config: of the draft.
+    params: parameters of the draft.
+    config: configuration of the draft.
     noise: [..., V]; None where all slots are greedy.
   """
   if noise is None:

@@ -55,11 +55,11 @@ class TreeDraft:
   is deeper than its number of forwards.
 
   Attributes:
-    model: that drafts.
+    model: model that drafts.
     width: leaves that one forward expands.
     branching: children of a leaf that enter the tree.
-    prompt_lookup: as in `TreeConfig`.
-    suffix_lookup: likewise.
+    prompt_lookup: same as in `TreeConfig`.
+    suffix_lookup: same as in `TreeConfig`.
   """
 
   model: Model
@@ -84,7 +84,7 @@ class TreeDraft:
     )
 
   def num_nodes(self, num_forwards: int) -> int:
-    """Returns the fewest nodes, root left out, after so many forwards."""
+    """Returns the fewest nodes, root left out, after some forwards."""
     leaves = min(self.width, self.branching)
     return self.branching * (1 + (num_forwards - 1) * leaves)
 
@@ -129,20 +129,20 @@ def grow(
   """Grows trees behind the last known tokens.
 
   Args:
-    params: of the draft.
-    cache: with the known tokens.
+    params: parameters of the draft.
+    cache: cache with the known tokens.
     hidden: [R, E] of the last known tokens.
     logits: f32[R, V'] behind them.
     noise: f32[R, D, V] of the target, None where all slots are greedy.
-    rows: to draft for.
+    rows: rows to draft for.
     num_steps: i32[] forwards, at most D - 1.
-    sampling: of the slots; its size is U.
-    config: of the draft; static.
-    sharding: of dense keys and values; static.
+    sampling: sampling parameters of the U slots.
+    config: configuration of the draft; static.
+    sharding: sharding of dense keys and values; static.
     num_forwards: D; static.
     num_nodes: T to choose; static.
     sizes: W, and children of a leaf; static.
-    kinds: what to look up in the known text; static.
+    kinds: kinds of lookups in the known text; static.
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width

@@ -45,7 +45,7 @@ class SlotDrafts:
   """Drafts of rows.
 
   Attributes:
-    drafts: what the policy gets to know of them.
+    drafts: facts about them for the policy.
     token_ids: i32[U, K] by slot, on the host or on the devices.
     trees: how the tokens hang together; None where they are chains.
     takes_in: a chunk of late tokens was taken in before, as `Intake` says.
@@ -73,10 +73,10 @@ def chains_of(
   """Returns drafts that were found on the host.
 
   Args:
-    view: of the step.
-    texts: of all slots.
+    view: view of the step.
+    texts: texts of all slots.
     found: tokens for rows of the view; the others have no draft.
-    confidences: as in `policies.Drafts`.
+    confidences: same as in `policies.Drafts`.
   """
   size = len(texts.token_ids), view.buckets.max_length
   token_ids = np.zeros(size, np.int32)
@@ -128,14 +128,14 @@ class EngineDrafter(Protocol):
     """Goes through the programs for some sizes of a step that is not plain."""
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
-    """Drafts for made-up rows on the devices and waits, to measure the time.
+    """Drafts for invented rows on the devices and waits, to measure the time.
 
     Only without requests.
 
     Args:
       num_rows: declared size.
       num_known: tokens of each row; with the draft no more than the context.
-      length: of all drafts, at least 1.
+      length: length of all drafts, at least 1.
     """
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:

@@ -49,7 +49,7 @@ class Intake:
     """Returns how many tokens are to be taken in before all rows get drafts.
 
     Args:
-      view: of the step.
+      view: view of the step.
       num_tenants: i64[U] how often each slot was given to a request; its cache
         is empty when this changes.
     """
@@ -62,7 +62,7 @@ class Intake:
     """Plans a step; `num_late_tokens` was asked before.
 
     Args:
-      view: of the step.
+      view: view of the step.
       lengths: i64[B] drafts that are wanted.
     """
     missing = self._num_missing(view, lengths)

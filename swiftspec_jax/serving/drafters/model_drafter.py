@@ -57,9 +57,9 @@ class ModelDrafter:
     """Allocates the cache.
 
     Args:
-      model: that drafts.
+      model: model that drafts.
       sizes: declared.
-      target: that verifies.
+      target: model that verifies.
     """
     self._model = model
     self._sizes = sizes
@@ -230,12 +230,12 @@ class ModelDrafter:
     """Feeds known tokens of rows.
 
     Args:
-      sizes: of the program.
+      sizes: sizes of the program.
       slots: i64[r] of the rows.
       starts: i64[r] what their caches hold.
       counts: i64[r] tokens to feed.
       lengths: i64[r] drafts that are wanted behind them.
-      texts: of all slots.
+      texts: texts of all slots.
 
     Returns:
       The rows, and hidden states and logits as `first_logits`.
@@ -309,11 +309,11 @@ class ModelDrafter:
     """Returns what `_propose` does behind a first forward.
 
     Args:
-      rows: that were fed.
+      rows: rows that were fed.
       hidden: [R, E].
       logits: f32[R, V'].
       longest: draft.
-      level: of sampling, one of the two lower ones.
+      level: level of sampling, one of the two lower ones.
     """
     sampling, noise = self._target.sampling.state(level), None
     if level != choices.Level.GREEDY:
@@ -373,9 +373,9 @@ class ModelDrafter:
       hidden: [R, E] of the last known tokens.
       logits: f32[R, V'] behind them, of the draft's output vocabulary.
       noise: f32[R, D, V] of the target, None where all slots are greedy.
-      rows: to draft for.
+      rows: rows to draft for.
       num_steps: i32[] forwards.
-      sampling: of the slots.
+      sampling: sampling parameters of the slots.
     """
     raise NotImplementedError
 
@@ -385,9 +385,9 @@ class ModelDrafter:
     """Returns the drafts, i64[B] tokens of each row.
 
     Args:
-      view: of the step.
+      view: view of the step.
       lengths: i64[B] draft tokens.
-      found: of `_propose`.
+      found: result of `_propose`.
     """
     raise NotImplementedError
 

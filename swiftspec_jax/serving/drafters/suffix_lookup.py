@@ -1,7 +1,7 @@
 """Suffix lookup: what followed the last tokens most often, here or before.
 
 The end of a text is looked for in the text itself and in those of requests that
-have ended, and each token of a draft is the one that followed the longest match
+have ended. Each token of a draft is the one that followed the longest match
 most often (SSSD, arXiv 2411.05894; SuffixDecoding, arXiv 2411.04975). It runs
 on the host, where an engine knows all tokens.
 """
@@ -30,8 +30,8 @@ class SuffixLookup:
     max_match: most tokens that are compared.
     min_confidence: a draft ends where the product of the shares of its tokens
       among all followers is less.
-    num_past_tokens: of ended requests that are kept, the latest; a token takes
-      about 300 bytes for each size of a match.
+    num_past_tokens: tokens of the latest ended requests that are kept; each
+      takes about 300 bytes for each size of a match.
   """
 
   min_match: int = 2
@@ -153,7 +153,7 @@ class SuffixDrafter(HostDrafter):
     return self._texts[request_id]
 
   def _continuation(self, text: _Text, most: int) -> list[tuple[int, float]]:
-    """Returns at most so many tokens with their shares among all followers."""
+    """Returns up to `most` tokens with their shares among all followers."""
     end = text.token_ids[-self._lookup.max_match :]
     found, product = [], 1.0
     while len(found) < most:

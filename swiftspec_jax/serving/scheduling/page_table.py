@@ -34,7 +34,7 @@ class PageTable:
     return self._allocator.num_free
 
   def count(self, num_tokens):
-    """Returns the pages that so many tokens take; also of an array."""
+    """Returns the number of pages of some tokens; also of an array."""
     return -(-num_tokens // self._page_size)
 
   def keys(self, slot: int) -> list[bytes]:
@@ -62,7 +62,7 @@ class PageTable:
 
     Args:
       slot: without pages.
-      keys: of the full pages of its text.
+      keys: keys of the full pages of its text.
       shared: pages that `find` returned.
     """
     self._allocator.share(shared)
@@ -72,7 +72,7 @@ class PageTable:
     return len(shared) * self._page_size
 
   def own(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
-    """Allocates what the rows lack of the pages for so many tokens."""
+    """Allocates the pages that rows lack for their tokens."""
     wanted = self.count(num_tokens) - self.num_owned[slots]
     for i in np.flatnonzero(wanted > 0).tolist():
       slot, owned = int(slots[i]), int(self.num_owned[slots[i]])
@@ -81,7 +81,7 @@ class PageTable:
       self.num_owned[slot] += len(more)
 
   def remember(self, slots: np.ndarray, num_cached: np.ndarray) -> None:
-    """Notes what is in the pages that so many tokens in the cache have filled.
+    """Notes what is in the pages that the tokens in the cache have filled.
 
     Args:
       slots: i64[R].
@@ -97,7 +97,7 @@ class PageTable:
       self._num_remembered[slot] += len(keys)
 
   def trim(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
-    """Takes back the pages behind so many tokens."""
+    """Takes back the pages behind the tokens that are kept."""
     kept = self.count(num_tokens)
     for i in np.flatnonzero(self.num_owned[slots] > kept).tolist():
       self.disown(int(slots[i]), int(kept[i]))

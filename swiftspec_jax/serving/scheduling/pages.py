@@ -19,7 +19,7 @@ def keys_of(
   """Returns the keys of the full pages of a text.
 
   Args:
-    token_ids: of the text, or of what follows some full pages.
+    token_ids: tokens of the text, or of what follows some full pages.
     page_size: tokens of a page.
     before: key of the page before; empty at the start of the text.
   """
@@ -54,7 +54,7 @@ class PageAllocator:
     """Returns pages that nobody owns, and forgets what they held.
 
     Raises:
-      ValueError: there are not so many; the caller has to ask `num_free`.
+      ValueError: there are fewer; the caller has to ask `num_free`.
     """
     if not 0 <= count <= len(self._free):
       raise ValueError(f'{count} pages wanted, {len(self._free)} are free')

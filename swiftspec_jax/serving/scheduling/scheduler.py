@@ -228,7 +228,7 @@ class Scheduler:
     """Gives drafts their pages before it is known what is verified of them.
 
     Args:
-      view: of `begin_step`.
+      view: result of `begin_step`.
       lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
     """
     self._table.own(view.slots, self._num_known[view.slots] + lengths)
@@ -237,7 +237,7 @@ class Scheduler:
     """Decides what every row feeds, and gives drafts their pages.
 
     Args:
-      view: of `begin_step`.
+      view: result of `begin_step`.
       lengths: i64[B] draft tokens to verify; made to fit by
         `StepView.shortened`.
     """
@@ -275,7 +275,7 @@ class Scheduler:
     """Takes the outcome of a step.
 
     Args:
-      plan: of `plan_step`.
+      plan: result of `plan_step`.
       num_accepted: i64[R] draft tokens that are part of the output.
       is_ended: bool[R] rows whose output ended before its token limit.
 

@@ -1,8 +1,9 @@
 """What the target chooses behind its queries, and what stands of the drafts.
 
-Sample and match (`verification.matching`): the noise belongs to the request's
-seed and the position, so a request has the same output whatever it shares its
-steps with, whatever was drafted for it, and whether or not it was preempted.
+The method is sample and match (`verification.matching`). The noise belongs to
+the request's seed and the position. So a request has the same output whatever
+it shares its steps with, whatever was drafted for it, and whether or not it was
+preempted.
 
 Every query is a row of its own here, so rows of different lengths need no
 padding. Requests differ in what they use of `SamplingParams`; a step takes the
@@ -160,9 +161,9 @@ def verify(
     token_ids: i32[M] of the queries.
     queries: where they belong.
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
-    sampling: of the slots.
+    sampling: sampling parameters of the slots.
     texts: i32[B, S] what is known; only where the sampling looks at it.
-    trees: of the drafts; None where they are chains.
+    trees: trees of the drafts; None where they are chains.
     kernels: static; as in `ModelConfig`.
     sharding: static; of an array on the same devices.
 
@@ -267,7 +268,7 @@ def choose_draft(
     logits: f32[M, V] of the draft.
     noise: f32[M, V], None where all slots are greedy.
     slots: i32[M].
-    sampling: of the slots, of the two lower levels.
+    sampling: sampling parameters of the slots, of the two lower levels.
   """
   noise = None if noise is None else noise[:, None]
   scores = draft_scores(logits[:, None], noise, slots, sampling)
@@ -289,7 +290,7 @@ def draft_scores(
     logits: f32[R, W, V] of the draft.
     noise: f32[R, W, V], None where all slots are greedy.
     slots: i32[R].
-    sampling: as for `choose_draft`.
+    sampling: same as in `choose_draft`.
   """
   if noise is None:
     return logits
@@ -338,7 +339,7 @@ class SlotSampling:
     penalties, bias and bans.
 
     Args:
-      slots: to ask for.
+      slots: slots to ask for.
       for_model: a draft model drafts.
     """
     most = Level.TEMPERATURE if for_model else Level.TRUNCATED

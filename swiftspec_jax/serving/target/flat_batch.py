@@ -67,12 +67,12 @@ def pack(
   """Returns host arrays for the next tokens of some rows, row after row.
 
   Args:
-    sizes: that the batch is padded to.
+    sizes: sizes that the batch is padded to.
     starts: i64[r] position of the first token of each row.
     num_tokens: i64[r] of each row, at least 1.
     page_table: i32[r, any] of the rows.
     page_size: Z.
-    num_pages: of the cache.
+    num_pages: number of pages of the cache.
   """
   total, width = int(num_tokens.sum()), sizes.block_size
   rows = np.repeat(np.arange(len(starts)), num_tokens)
@@ -120,7 +120,7 @@ def places_of(
     rows: i64[n].
     positions: i64[n].
     page_size: Z.
-    num_pages: of the cache.
+    num_pages: number of pages of the cache.
   """
   pages = page_table[rows, positions // page_size]
   places = pages * page_size + positions % page_size

@@ -56,12 +56,12 @@ def forward(
   """Runs the model over tokens and writes what the cache keeps of them.
 
   Args:
-    params: as `params.param_specs(config)` says.
+    params: parameters, laid out as `params.param_specs(config)` says.
     config: static.
     token_ids: i32[N].
     batch: where the tokens belong.
-    cache: of all rows.
-    features_before: [N, D], where the model reads features; as for
+    cache: cache of all rows.
+    features_before: [N, D], where the model reads features; same as in
       `decoder.run_layers`.
 
   Returns:

@@ -37,8 +37,8 @@ def pack(
 
   Args:
     sizes: declared.
-    flat: of the program that runs it, at least its own `flat_sizes`.
-    step: what it runs.
+    flat: sizes of the program that runs it, at least its own `flat_sizes`.
+    step: step that it runs.
     texts: i32[B, S] known tokens of the slots.
     prompt_lengths: i32[B].
     page_table: i32[B, any].

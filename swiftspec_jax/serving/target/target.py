@@ -34,8 +34,8 @@ def place_nodes(
   """Brings the nodes of trees to their positions.
 
   Args:
-    step_input: as if the drafts were chains.
-    trees: of the drafts.
+    step_input: input as if the drafts were chains.
+    trees: trees of the drafts.
 
   Returns:
     The input, and the places i32[B, T] of the nodes in the pages, as
@@ -103,9 +103,9 @@ def query_logits(
   """Returns the cache, logits f32[M, V] and token ids i32[M] of the queries.
 
   Args:
-    params: of the target.
+    params: parameters of the target.
     cache: donated.
-    step_input: what is fed.
+    step_input: tokens that are fed, and where.
     drafted: i32[B, K].
     config: static.
   """
@@ -126,8 +126,8 @@ class Target:
   """Runs the target's part of steps.
 
   Attributes:
-    model: that defines the output.
-    sampling: of the slots.
+    model: model that defines the output.
+    sampling: sampling parameters of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
     chains: trees of which each is a chain, if drafts are trees.
@@ -144,7 +144,7 @@ class Target:
     """Allocates the cache.
 
     Args:
-      model: that defines the output.
+      model: model that defines the output.
       sizes: declared.
       takes_trees: drafts are trees, not chains.
       feature_layers: whose outputs the draft reads.
@@ -216,10 +216,10 @@ class Target:
     """Enqueues a step; does not wait for it.
 
     Args:
-      step_input: what is fed.
+      step_input: tokens that are fed, and where.
       drafted: i32[B, K] on the devices.
-      trees: of the drafts, None where they are chains.
-      level: of sampling.
+      trees: trees of the drafts, None where they are chains.
+      level: level of sampling.
       texts: i32[B, S] known tokens; only the highest level looks at them.
 
     Returns:
