@@ -220,7 +220,7 @@ class Row:
 
   def _sources(self, report: types.StepReport, is_tree: bool) -> list[Source]:
     """Returns who proposed each token of a step, the target's own last."""
-    by_model = is_tree or self._chains_by_model
+    by_model = (is_tree or self._chains_by_model) and not report.is_looked_up
     drafted = Source.DRAFT if by_model else Source.LOOKUP
     return [drafted] * report.num_accepted + [Source.TARGET]
 

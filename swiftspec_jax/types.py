@@ -181,6 +181,7 @@ class StepReport:
   outcome: int  # of the verdict before; NO_OUTCOME where there is no tree
   num_forwards: int  # of the draft after that verdict, for a tree
   path: list[int]  # indices of root and accepted nodes, for a tree
+  is_looked_up: bool = False  # drafted by a lookup while a draft model rested
 
   @classmethod
   def unpack(cls, packed: np.ndarray) -> 'StepReport':

@@ -244,6 +244,7 @@ class PageEngine(engine.Engine[PagedJob]):
         packed[slot].tolist(),
         int(step.lengths[i]),
         jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
+        is_looked_up=plan.looks_up,
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())

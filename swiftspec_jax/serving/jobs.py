@@ -84,6 +84,8 @@ class PagedJob(Job):
     packed: list[int],
     num_drafted: int,
     logprobs: types.Logprobs | None,
+    *,
+    is_looked_up: bool,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
 
@@ -91,6 +93,7 @@ class PagedJob(Job):
       packed: row of the output of `choices.verify`.
       num_drafted: draft tokens that were verified.
       logprobs: those of `push`.
+      is_looked_up: whether a lookup drafted while a draft model rested.
     """
     if not self._row.token_ids:
       self.end_prefill()
@@ -103,5 +106,6 @@ class PagedJob(Job):
       outcome=types.NO_OUTCOME,
       num_forwards=0,
       path=[],
+      is_looked_up=is_looked_up,
     )
     return self.push(report, logprobs)
