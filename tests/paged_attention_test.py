@@ -285,3 +285,13 @@ def test_a_comparison_agrees_in_the_interpreter():
   with pltpu.force_tpu_interpret_mode():
     found = comparison.compare('paged_attention', 'pallas_tpu', spec)
   assert found.is_same
+
+
+def test_long_contexts_are_one_class():
+  specs = [
+    dataclasses.replace(spec, context=context, name='')
+    for spec in arg_specs.arg_specs()[:1]
+    for context in (240, 2_000, 8_000)
+  ]
+  short, *long = [spec.shape_class() for spec in specs]
+  assert long[0] == long[1] != short

@@ -111,7 +111,8 @@ def _choose(queries, keys, num_columns, options, implementation, sharding):
   spec = arg_specs.ArgSpec(
     name=f'queries {queries.dtype}{list(local)}, pages {list(pages)}, '
     f'{num_columns} of a row, window {options["window"]}',
-    batch_size=min(num_blocks, call_spec.MOST_ROWS),
+    # An engine has programs for many numbers of blocks.
+    batch_size=call_spec.MOST_ROWS,
     num_tokens=size,
     num_kv_heads=num_kv_heads,
     num_groups=num_groups,

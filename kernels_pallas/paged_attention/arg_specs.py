@@ -15,6 +15,7 @@ from kernels_pallas.tree_attention import arg_specs as tree_specs
 _PAGE_SIZE = 16
 _NUM_BLOCKS = 8
 _CAPACITY = 8_192
+_MOST_IN_A_CLASS = 1_024  # more than any block of keys
 _LONG_CAPACITY = 32_768
 
 
@@ -52,6 +53,12 @@ class ArgSpec(tree_specs.ArgSpec):
     """Whether it can; TPUs take pages of whole lanes."""
     width = self.num_kv_heads * self.head_dim
     return implementation != 'pallas_tpu' or width % tiles.LANES == 0
+
+  def shape_class(self):
+    """Without the length of long tables, of which engines have several."""
+    sizes = super().shape_class()
+    del sizes['tiles']  # of a cache
+    return {**sizes, 'context': min(sizes['context'], _MOST_IN_A_CLASS)}
 
   def with_meaning(self, *arrays):
     """Pages lie apart, and the last block has padding, which nobody sees."""
