@@ -20,7 +20,7 @@ import tqdm
 from absl import flags
 
 from experiments import program
-from experiments.aot.kernels import KERNELS, takes
+from experiments.aot.kernels import KERNELS
 from experiments.flags import kernel_flags
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
@@ -50,7 +50,7 @@ def main() -> None:
     (case, implementation, call)
     for case in cases
     for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations and takes(implementation, case.spec)
+    if implementation in implementations and case.spec.suits(implementation)
   ]
   for case, implementation, call in tqdm.tqdm(
     jobs, desc='tuning', unit='kernel', disable=None

@@ -78,6 +78,11 @@ class CallSpec(abc.ABC):
       )
     )
 
+  def suits(self, implementation: str) -> bool:
+    """Returns whether an implementation is made for such a shape."""
+    del implementation
+    return True
+
   def with_meaning(self, *arrays: Any) -> Arrays:
     """Returns random arguments with those replaced that have a meaning."""
     return arrays

@@ -97,11 +97,11 @@ def folder() -> pathlib.Path:
 
 @functools.cache
 def _source_hash(package: str) -> str:
-  """Returns the hash of a kernel's folder and of what kernels share."""
+  """Returns the hash of a kernel's folder and of all kernels: they share."""
   spec = importlib.util.find_spec(package)
   own, shared = pathlib.Path(spec.origin).parent, pathlib.Path(__file__).parent
   digest = hashlib.sha256()
-  for path in sorted([*own.glob('*.py'), *shared.glob('*.py')]):
+  for path in sorted({*own.glob('*.py'), *shared.rglob('*.py')}):
     digest.update(path.read_bytes())
   return digest.hexdigest()
 

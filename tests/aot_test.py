@@ -1,12 +1,16 @@
 """Rows of the table of `make aot`, and shapes that its kernels accept."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from experiments.aot import models, rows, steps, targets
 from experiments.aot.kernels import KERNELS
+from kernels_pallas import registry
+from kernels_pallas.paged_attention import arg_specs as paged_specs
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import mosaic_gpu, pallas_gpu, pallas_tpu
 
@@ -67,6 +71,24 @@ def test_every_shape_is_one_that_the_kernels_take():
       backend.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
     if spec.dtype == 'bfloat16':
       mosaic_gpu.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
+
+
+def test_pages_suit_the_kernels_that_take_them():
+  for spec in paged_specs.arg_specs():
+    queries, keys, _, table, *_ = spec.arrays()
+    for name in registry.implementations('paged_attention'):
+      check = functools.partial(
+        registry.module('paged_attention', name).check,
+        queries.shape,
+        keys.shape,
+        table.shape[1],
+        queries.dtype,
+      )
+      if spec.suits(name):
+        check()
+      else:
+        with pytest.raises(NotImplementedError, match='no multiple of 128'):
+          check()
 
 
 def test_shapes_are_listed_once():

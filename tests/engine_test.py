@@ -31,7 +31,6 @@ from engine_cases import (
 )
 
 import swiftspec_jax as ss
-from kernels_pallas import dispatch
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
@@ -390,25 +389,6 @@ def test_tensor_parallel(is_tree):
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids
-
-
-def test_kernels_that_an_engine_does_not_have_are_refused():
-  config = dataclasses.replace(TARGET.config, kernels='pallas_tpu')
-  insisting = dataclasses.replace(TARGET, config=config, name='insisting')
-  message = "cannot run insisting with kernels='pallas_tpu': pallas_tpu of tree"
-  with pytest.raises(errors.UserError, match=message):
-    PageEngine(insisting, sizes=make_sizes())
-  with pytest.raises(errors.UserError, match=message):
-    make_engine(insisting)
-  # Trees grow in a dense cache, which kernels read.
-  make_engine(TreeDraft(model=insisting))
-  chosen = {
-    (choice.kernel, choice.implementation)
-    for choice in dispatch.choices()
-    if choice.shape == 'target on a paged cache'
-  }
-  kernels = 'tree_attention', 'swiglu', 'matmul_all_reduce'
-  assert chosen == {(kernel, 'reference') for kernel in kernels}
 
 
 def test_requests_that_tell_how_good_a_drafter_is():

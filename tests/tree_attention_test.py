@@ -1,10 +1,4 @@
-"""One test body for all implementations of tree attention, interpreted.
-
-The oracle is a loop in float64 over the rows that a token sees. Tolerances:
-float32 products and sums over up to 400 rows, and an exponential, keep six
-digits; the oracle reads the same rounded bfloat16 inputs, so that what is left
-there are the weights and the output, each rounded to 8 bits.
-"""
+"""One test body for all implementations of tree attention, interpreted."""
 
 import dataclasses
 import functools
@@ -14,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_oracle import TOLERANCES, ancestor_mask, oracle
 from hypothesis import strategies as st
 from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
 from jax.experimental.pallas import tpu as pltpu
@@ -31,9 +26,6 @@ from kernels_pallas.tree_attention import (
 )
 
 pytestmark = pytest.mark.usefixtures('no_races')
-
-TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
-
 
 IMPLEMENTATIONS = {
   'reference': reference.tree_attention,
@@ -94,14 +86,6 @@ CASES = {
 }
 
 
-def ancestor_mask(parents, tree_size):
-  """Rows of the last tokens of a tree; parents come before children."""
-  mask = np.eye(tree_size, dtype=bool)
-  for node in range(1, tree_size):
-    mask[node] |= mask[parents[node] % node]
-  return mask
-
-
 def arguments(case, seed=0, masks=None):
   """Random arrays; rows that no token may see are large."""
   random = np.random.default_rng(seed)
@@ -135,31 +119,6 @@ def arguments(case, seed=0, masks=None):
     jnp.asarray(masks),
     jnp.asarray(lengths[:, None] + np.maximum(depths, 0)),
   )
-
-
-def oracle(
-  queries, keys, values, lengths, masks, positions, scale, window, soft_cap
-):
-  """Plain Python over tokens and rows, in float64."""
-  queries, keys, values = (
-    np.asarray(x.astype(jnp.float32), np.float64)
-    for x in (queries, keys, values)
-  )
-  lengths, masks, positions = map(np.asarray, (lengths, masks, positions))
-  out = np.zeros(queries.shape)
-  for b, t in np.ndindex(queries.shape[:2]):
-    rows = [*range(lengths[b]), *(lengths[b] + np.flatnonzero(masks[b, t]))]
-    if window is not None:
-      rows = [row for row in rows if positions[b, t] - row < window]
-    if not rows:
-      continue
-    for g, q in np.ndindex(queries.shape[2:4]):
-      scores = keys[b, g, rows] @ queries[b, t, g, q] * scale
-      if soft_cap is not None:
-        scores = soft_cap * np.tanh(scores / soft_cap)
-      weights = np.exp(scores - scores.max())
-      out[b, t, g, q] = weights @ values[b, g, rows] / weights.sum()
-  return out
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def _section(name, title, seconds, note, **options) -> Section:
   return Section(
     name=name,
     title=title,
-    module=f'{__package__}.{name}_jobs',
+    module=f'{__package__}.jobs.{name}_jobs',
     seconds=seconds,
     note=note,
     **options,

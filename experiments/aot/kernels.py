@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,19 +26,13 @@ KERNELS = {
 }
 
 
-def takes(implementation: str, spec: Any) -> bool:
-  """Whether a kernel is made for the dtype of a shape."""
-  # wgmma multiplies no float32.
-  return implementation != 'mosaic_gpu' or spec.dtype != 'float32'
-
-
 def jobs(target: Target, every: int = 1) -> Iterator[Job]:
   """Yields the kernels of a target at each `every`-th shape."""
   for kernel, (specs, backends) in KERNELS.items():
     for backend in dispatch.implementations_of(target.platform):
       is_mosaic = backend == 'mosaic_gpu'
       for spec in specs[::every] if backend in backends else ():
-        if takes(backend, spec):
+        if spec.suits(backend):
           yield Job(
             name=f'{kernel} mosaic' if is_mosaic else kernel,
             shape=spec.name,

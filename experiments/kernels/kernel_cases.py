@@ -80,6 +80,8 @@ class Case:
         yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
     if self.kernel == 'tree_attention':
       yield from _attention_baselines(self.spec, platform)
+    if self.kernel == 'paged_attention':
+      yield from _paged_baselines(self.spec, platform)
 
 
 def cases(kernel: str) -> Iterator[Case]:
@@ -117,6 +119,36 @@ def _attention_baselines(spec, platform):
     yield Contender(
       name='jax pallas paged', call=_paged, prepare=_pages, is_baseline=True
     )
+
+
+def _paged_baselines(spec, platform):
+  """Yields the kernel that JAX ships, of one token and without a window."""
+  if platform == 'tpu' and spec.num_tokens == 1 and spec.window is None:
+    yield Contender(
+      name='jax pallas paged',
+      call=_paged,
+      prepare=functools.partial(_heads_first, spec.num_kv_heads),
+      is_baseline=True,
+    )
+
+
+def _heads_first(num_kv_heads, queries, keys, values, table, lengths, *rest):
+  """Returns scaled queries [X, H, E], pages [G, P, Z, E], lengths and table."""
+  del rest
+  head_dim = queries.shape[4]
+
+  def apart(pages):
+    pages = pages.reshape(*pages.shape[:2], num_kv_heads, head_dim)
+    return jnp.moveaxis(pages, 2, 0)
+
+  queries = queries[:, 0].reshape(len(queries), -1, head_dim)
+  return (
+    queries * head_dim**-0.5,
+    apart(keys),
+    apart(values),
+    lengths + 1,
+    table,
+  )
 
 
 def _heads_last(

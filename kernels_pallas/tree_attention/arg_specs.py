@@ -12,7 +12,7 @@ from kernels_pallas import call_spec, model_shapes
 
 _ROW_TILE = 128
 # In float32 the built-in models, and the widest blocks of keys.
-_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
+FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
 # A grown draft tree.
 _GROWN_TREE = 128
 _GROWN_CONTEXT = 1_000
@@ -97,6 +97,10 @@ class ArgSpec(call_spec.CallSpec):
       'soft_cap': self.soft_cap,
     }
 
+  def suits(self, implementation):
+    """Whether it can; wgmma multiplies no float32."""
+    return implementation != 'mosaic_gpu' or self.dtype != 'float32'
+
   def shape_class(self):
     """With the rows of queries, and how many tiles blocks of keys may have."""
     query_rows = self.num_tokens * self.num_groups
@@ -121,18 +125,18 @@ class ArgSpec(call_spec.CallSpec):
 
   def draws(self, key):
     """A short prefix, too: behind a long one the tree weighs little."""
+    short = min(_SHORT_PREFIX, self.context)
     for arrays in super().draws(key):
       yield arrays
-      queries, keys, values, lengths, mask, positions = arrays
-      short = min(_SHORT_PREFIX, self.context)
-      yield (
-        queries,
-        keys,
-        values,
-        jnp.full_like(lengths, short),
-        mask,
-        jnp.full_like(positions, short),
-      )
+      yield self.with_prefix(arrays, short)
+
+  def with_prefix(self, arrays, length):
+    """With as many rows in front of the tree."""
+    *before, lengths, mask, positions = arrays
+    lengths, positions = (
+      jnp.full_like(x, length) for x in (lengths, positions)
+    )
+    return *before, lengths, mask, positions
 
 
 def arg_specs() -> list[ArgSpec]:
@@ -155,7 +159,7 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
     if num_tokens == 8 and context == _GROWN_CONTEXT:
       yield user, _spec(model, shards, context, 8, tree_size=_GROWN_TREE)
       yield user, _spec(model, shards, context, 8, batch_size=4)
-      if model.name in _FLOAT32_MODELS:
+      if model.name in FLOAT32_MODELS:
         yield user, _spec(model, shards, context, 8, dtype='float32')
 
 

@@ -25,12 +25,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import tiles
-from kernels_pallas.tree_attention import mask_words, reference
+from kernels_pallas.tree_attention import mask_words, tpu_blocks
 
-_SUBLANES = 8
-_LANES = 128
-_MAX_QUERY_ROWS = 256
-_BUFFER_BYTES = 8 * 2**20  # of the blocks in VMEM, of which 16 MiB are free
+_LANES = tpu_blocks.LANES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +62,9 @@ def check(
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   _, num_tokens, _, num_groups, head_dim = queries_shape
   capacity = keys_shape[2]
-  mask_words.check(dtype, num_tokens * num_groups, _MAX_QUERY_ROWS, tree_size)
+  mask_words.check(
+    dtype, num_tokens * num_groups, tpu_blocks.MAX_QUERY_ROWS, tree_size
+  )
   if capacity % _LANES:
     raise NotImplementedError(
       f'{capacity} cache rows are no multiple of {_LANES}'
@@ -92,37 +91,18 @@ def tree_attention(
   check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   capacity = keys.shape[2]
-  # One token: the padding is of heads, and the mask the same for all of them.
-  token_rows = 1 if num_tokens == 1 else _round_up(num_tokens, _SUBLANES)
-  num_rows = _round_up(num_groups * token_rows, _SUBLANES)
-  grouped = jnp.moveaxis(queries, 1, 3)
-  grouped = jnp.pad(
-    grouped,
-    (
-      *((0, 0),) * 2,
-      (0, num_rows // token_rows - num_groups),
-      (0, token_rows - num_tokens),
-      (0, 0),
-    ),
-  ).reshape(batch, num_kv_heads, num_rows, head_dim)
-
-  def token_column(x):
-    return jnp.pad(x, ((0, 0), (0, token_rows - num_tokens), (0, 0)))
-
-  words = mask_words.pack(tree_mask)
-  if window is None:
-    first_rows = jnp.zeros_like(prefix_lengths)
-  else:
-    lows = jnp.maximum(positions - window + 1, 0)
-    first_rows = lows.min(axis=1)
-    words = jnp.concatenate([words, lows[:, :, None]], axis=2)
-  words = token_column(words)
+  grouped = tpu_blocks.group(queries)
+  num_rows = grouped.shape[2]
+  words, first_rows = tpu_blocks.pack_mask(
+    tree_mask, positions, prefix_lengths, window
+  )
   ends = jnp.minimum(prefix_lengths + tree_mask.shape[2], capacity)
-  block_kv = _LANES * _divisor(capacity // _LANES, config.block_kv // _LANES)
-  # Two blocks of keys and two of values.
-  bytes_per_head = 4 * block_kv * head_dim * keys.dtype.itemsize
-  most_heads = max(_BUFFER_BYTES // bytes_per_head, 1)
-  num_heads = _divisor(num_kv_heads, min(config.num_heads, most_heads))
+  block_kv = _LANES * tpu_blocks.divisor(
+    capacity // _LANES, config.block_kv // _LANES
+  )
+  num_heads = tpu_blocks.num_heads_of(
+    config.num_heads, num_kv_heads, head_dim * keys.dtype.itemsize, block_kv
+  )
   rows_on_lanes = head_dim % _LANES != 0
   block_shape = (block_kv, head_dim)
   if rows_on_lanes:
@@ -155,9 +135,7 @@ def tree_attention(
         pltpu.VMEM((2, num_heads, *block_shape), keys.dtype),
         pltpu.VMEM((2, num_heads, *block_shape), values.dtype),
         pltpu.SemaphoreType.DMA((2, 2)),
-        pltpu.VMEM((num_heads, num_rows, _LANES), jnp.float32),
-        pltpu.VMEM((num_heads, num_rows, _LANES), jnp.float32),
-        pltpu.VMEM((num_heads, num_rows, head_dim), jnp.float32),
+        *tpu_blocks.scratch(num_heads, num_rows, head_dim),
       ],
     ),
     out_shape=jax.ShapeDtypeStruct(grouped.shape, queries.dtype),
@@ -167,10 +145,7 @@ def tree_attention(
     interpret=interpret,
     name='tree_attention',
   )(prefix_lengths, first_rows, ends, grouped, words, keys, values)
-  out = out.reshape(
-    batch, num_kv_heads, num_rows // token_rows, token_rows, head_dim
-  )
-  return jnp.moveaxis(out[:, :, :num_groups, :num_tokens], 3, 1)
+  return tpu_blocks.ungroup(out, num_tokens, num_groups)
 
 
 def _kernel(
@@ -189,20 +164,12 @@ def _kernel(
   key_blocks,  # [2, H, K, E] or [2, H, E, K]
   value_blocks,  # as key_blocks
   semaphores,  # [2, 2]
-  maxima,  # f32[H, N, 128]
-  sums,  # f32[H, N, 128]
-  totals,  # f32[H, N, E]
-  *,
+  *state,  # as `tpu_blocks.scratch`
   block_kv: int,
   rows_on_lanes: bool,
-  scale: float,
-  has_window: bool,
-  soft_cap: float | None,
+  **options,
 ):
   row, num_heads = pl.program_id(0), queries.shape[0]
-  prefix_length = prefix_lengths[row]
-  first_block = jax.lax.div(first_rows[row], block_kv)
-  end_block = jax.lax.div(ends[row] + block_kv - 1, block_kv)
   copies = functools.partial(
     _copies,
     pairs=((keys, key_blocks), (values, value_blocks)),
@@ -212,66 +179,34 @@ def _kernel(
     rows_on_lanes=rows_on_lanes,
   )
 
-  def add_block(block, visible):
-    @pl.when(block + 1 < end_block)
-    def _():
-      for copy in copies(block + 1):
-        copy.start()
-
+  def start(block):
     for copy in copies(block):
-      copy.wait()
-    slot = jax.lax.rem(block, 2)
-    for head in range(num_heads):
-      _add_head(
-        queries[head],
-        key_blocks[slot, head],
-        value_blocks[slot, head],
-        visible,
-        (maxima.at[head], sums.at[head], totals.at[head]),
-        rows_axis=int(rows_on_lanes),
-        scale=scale,
-        soft_cap=soft_cap,
-      )
-
-  num_words = words.shape[1] - has_window
-  first_visible = words[:, num_words:] if has_window else None
-
-  def add_prefix_block(block, _):
-    rows = _rows_of(block, block_kv)
-    add_block(block, rows >= first_visible if has_window else None)
-
-  def add_tree_block(block, _):
-    rows = _rows_of(block, block_kv)
-    columns = [words[:, i : i + 1] for i in range(num_words)]
-    visible = mask_words.is_visible(columns, rows - prefix_length)
-    add_block(
-      block, visible & (rows >= first_visible) if has_window else visible
-    )
-
-  maxima[...] = jnp.full_like(maxima, reference.MASKED_SCORE)
-  sums[...] = jnp.zeros_like(sums)
-  totals[...] = jnp.zeros_like(totals)
-
-  @pl.when(first_block < end_block)
-  def _():
-    for copy in copies(first_block):
       copy.start()
 
-  # A block of the prefix alone needs no mask.
-  tree_block = jnp.clip(
-    jax.lax.div(prefix_length, block_kv), first_block, end_block
+  def wait(block):
+    for copy in copies(block):
+      copy.wait()
+
+  def read(block, head, is_masked):
+    del is_masked  # all rows of a cache are finite
+    slot = jax.lax.rem(block, 2)
+    return key_blocks[slot, head], value_blocks[slot, head]
+
+  tpu_blocks.attend(
+    prefix_lengths[row],
+    first_rows[row],
+    ends[row],
+    queries,
+    words,
+    out,
+    state,
+    start_fn=start,
+    wait_fn=wait,
+    read_fn=read,
+    block_kv=block_kv,
+    rows_axis=int(rows_on_lanes),
+    **options,
   )
-  jax.lax.fori_loop(first_block, tree_block, add_prefix_block, None)
-  jax.lax.fori_loop(tree_block, end_block, add_tree_block, None)
-  _write(out, sums, totals)
-
-
-def _write(out, sums, totals):
-  """Writes the weighted means; a row that sees nothing gives zeros."""
-  for head in range(out.shape[0]):
-    total = sums[head][:, :1]
-    weights = jnp.where(total == 0, 0.0, 1 / jnp.where(total == 0, 1.0, total))
-    out[head] = (totals[head] * weights).astype(out.dtype)
 
 
 def _copies(block, *, pairs, semaphores, place, block_kv, rows_on_lanes):
@@ -285,73 +220,3 @@ def _copies(block, *, pairs, semaphores, place, block_kv, rows_on_lanes):
     )
     for i, (source, target) in enumerate(pairs)
   ]
-
-
-def _rows_of(block, block_kv):
-  rows = jax.lax.broadcasted_iota(jnp.int32, (1, block_kv), 1)
-  return rows + block * block_kv
-
-
-def _add_head(
-  queries,
-  keys,
-  values,
-  visible,
-  state,
-  *,
-  rows_axis,
-  scale,
-  soft_cap,
-):
-  """Takes one block of one head into the running softmax.
-
-  Args:
-    queries: [N, E].
-    keys: [K, E] or [E, K].
-    values: as keys.
-    visible: bool[T, K] or None: all.
-    state: maxima f32[N, 128], sums f32[N, 128] and totals f32[N, E] so far,
-      changed in place.
-    rows_axis: of keys and values.
-    scale: of the scores.
-    soft_cap: of the scores.
-  """
-  maxima, sums, totals = state
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
-  product = functools.partial(
-    jax.lax.dot_general,
-    precision=precision,
-    preferred_element_type=jnp.float32,
-  )
-  scores = product(queries, keys, (((1,), (1 - rows_axis,)), ((), ()))) * scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
-  if visible is not None:
-    bias = jnp.where(visible, 0.0, reference.MASKED_SCORE)
-    num_tokens, num_keys = bias.shape
-    by_head = scores.reshape(-1, num_tokens, num_keys)
-    is_seen = jnp.broadcast_to(bias[None], by_head.shape).reshape(scores.shape)
-    scores = jnp.where(is_seen == 0, scores, reference.MASKED_SCORE)
-  old_max = maxima[:, :1]
-  new_max = jnp.maximum(old_max, scores.max(axis=1, keepdims=True))
-  weights = jnp.exp(scores - new_max)
-  if visible is not None:
-    weights = jnp.where(scores > reference.MASKED_SCORE / 2, weights, 0.0)
-  decay = jnp.exp(old_max - new_max)
-  new_sum = sums[:, :1] * decay + weights.sum(axis=1, keepdims=True)
-  maxima[...] = jnp.broadcast_to(new_max, maxima.shape)
-  sums[...] = jnp.broadcast_to(new_sum, sums.shape)
-  totals[...] = totals[...] * decay + product(
-    weights.astype(values.dtype), values, (((1,), (rows_axis,)), ((), ()))
-  )
-
-
-def _round_up(size: int, multiple: int) -> int:
-  return -(-size // multiple) * multiple
-
-
-def _divisor(size: int, limit: int) -> int:
-  """Returns the largest divisor of `size` that is at most `limit`."""
-  return max(n for n in range(1, min(size, limit) + 1) if size % n == 0)

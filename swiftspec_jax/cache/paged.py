@@ -7,14 +7,16 @@ been written for the row that it belongs to.
 
 A cache may also keep features of its tokens, for a draft that reads them.
 
-Legend: P pages, Z tokens of a page, N tokens, X rows of tables, C pages of a
-table, G kv heads, E head_dim, L layers, H features.
+The heads of a token lie side by side, so that a page is whole tiles of a TPU.
+
+Legend: P pages, Z tokens of a page, N tokens, G kv heads, E head_dim, L layers,
+H features.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import products
 from swiftspec_jax import sharding
@@ -25,12 +27,13 @@ from swiftspec_jax.config import ModelConfig
 class PagedCache:
   """Keys and values of all layers."""
 
-  keys: list[jax.Array]  # L x [P, Z, G, E]
-  values: list[jax.Array]  # L x [P, Z, G, E]
+  keys: list[jax.Array]  # L x [P, Z, G * E]
+  values: list[jax.Array]  # L x [P, Z, G * E]
   num_pages: int = struct.field(pytree_node=False)  # P
   page_size: int = struct.field(pytree_node=False)  # Z
   # Of what is read; pages may be wider.
   dtype: jnp.dtype = struct.field(pytree_node=False)
+  sharding: NamedSharding = struct.field(pytree_node=False)  # of keys, values
   # [P, Z, H] outputs of layers; None if there are none to keep.
   features: jax.Array | None = None
   feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
@@ -60,8 +63,8 @@ def init(
     feature_layers: whose outputs are kept besides keys and values.
   """
   stored = products.stored_dtype(dtype, mesh)
-  shape = (num_pages, page_size, config.padded_kv_heads, config.head_dim)
-  pages = sharding.sharding_of(mesh, (None, None, 'kv_heads', None))
+  shape = (num_pages, page_size, config.padded_kv_heads * config.head_dim)
+  pages = sharding.sharding_of(mesh, (None, None, 'kv_heads'))
 
   def zeros():
     layers = range(config.num_layers)
@@ -79,6 +82,7 @@ def init(
     num_pages=num_pages,
     page_size=page_size,
     dtype=jnp.dtype(dtype),
+    sharding=pages,
     features=features,
     feature_layers=feature_layers,
   )
@@ -88,11 +92,12 @@ def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
   """Returns one layer's keys or values, or features, with new ones written.
 
   Args:
-    pages: [P, Z, G, E], or features [P, Z, H].
+    pages: [P, Z, G * E], or features [P, Z, H].
     new: [N, G, E], or [N, H].
     places: i32[N] page * Z + offset; P * Z or more is written nowhere.
   """
-  rows = pages.reshape(-1, *pages.shape[2:])
+  rows = pages.reshape(-1, pages.shape[2])
+  new = new.reshape(len(new), -1)
   if len(places) == 1:
     # XLA CPU copies the whole cache to write a single row; the second one is
     # written nowhere.
@@ -114,21 +119,6 @@ def move(
   """
 
   def moved(pages):
-    return write(pages, pages.reshape(-1, *pages.shape[2:])[sources], targets)
+    return write(pages, pages.reshape(-1, pages.shape[2])[sources], targets)
 
   return jax.tree.map(moved, cache)
-
-
-def read(
-  pages: jax.Array, tables: jax.Array, dtype: jax.typing.DTypeLike
-) -> jax.Array:
-  """Returns the keys or values [X, G, C * Z, E] of tables i32[X, C].
-
-  Args:
-    pages: [P, Z, G, E].
-    tables: pages in order; negative ones stand for none, anything is read.
-    dtype: of the result.
-  """
-  found = pages[jnp.maximum(tables, 0)].astype(dtype)
-  found = found.reshape(len(tables), -1, *pages.shape[2:])
-  return jnp.moveaxis(found, 2, 1)

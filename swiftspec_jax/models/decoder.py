@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from kernels_pallas import products as products_lib
 from kernels_pallas.matmul_all_reduce import api as project_api
@@ -82,7 +83,7 @@ def forward_with_features(
       implementation=config.kernels,
       sharding=cache.sharding,
     )
-    products = _products_on(cache.sharding, config.kernels)
+    products = products_on(cache.sharding, config.kernels)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
@@ -139,8 +140,13 @@ class Products:
   project: Callable[..., jax.Array] = project_reference.matmul_all_reduce
 
 
-def _products_on(sharding, kernels: str) -> Products:
-  """Returns the products of few tokens on the devices of a cache."""
+def products_on(sharding: NamedSharding | None, kernels: str) -> Products:
+  """Returns the products of few tokens on the devices of a cache.
+
+  Args:
+    sharding: placement of keys and values; None is JAX's default device.
+    kernels: implementation, as in ModelConfig.
+  """
   columns, rows = None, None
   if sharding is not None:
     columns = sharding_lib.sharding_of(sharding.mesh, (None, None, 'ffw'))

@@ -92,9 +92,9 @@ class PageEngine(engine.Engine[PagedJob]):
 
     Raises:
       UserError: the sizes or the draft do not fit the target, or it insists
-        on kernels.
+        on kernels that cannot do its steps.
     """
-    paged_forward.check_kernels(target)
+    paged_forward.check_kernels(target, sizes)
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
       raise errors.UserError(

@@ -12,7 +12,7 @@ from experiments import tune_kernels
 from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.aot.kernels import KERNELS, takes
+from experiments.aot.kernels import KERNELS
 from experiments.kernels.kernel_cases import Case
 from kernels_pallas import dispatch
 
@@ -32,7 +32,7 @@ def jobs(settings: Settings) -> list[Job]:
     )
     for case in shapes.chosen_cases(tiny=settings.tiny)
     for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations and takes(implementation, case.spec)
+    if implementation in implementations and case.spec.suits(implementation)
   ]
 
 

@@ -90,6 +90,7 @@ def chains(
       positions=positions,
       places=jnp.where(is_fed, places, num_places),
       block_tokens=index[:, None],
+      block_lengths=is_fed.astype(jnp.int32),
       block_pages=rows.page_table,
       block_places=index,
     )

@@ -22,6 +22,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import NamedSharding
 
+from kernels_pallas.paged_attention import reference
 from swiftspec_jax import errors, policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import sharding as sharding_lib
@@ -200,7 +201,14 @@ def grow(
     logits = decoder.unembed(params, config, hidden)
     return *children(logits, leaves.depths), (cache, of_rows)
 
-  cache = _copy(cache, rows.page_table, lengths, num_rows + width, sharding)
+  cache = _copy(
+    cache,
+    config.padded_kv_heads,
+    rows.page_table,
+    lengths,
+    num_rows + width,
+    sharding,
+  )
   tree, _ = tree_lib.grow(
     tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width
   )
@@ -229,13 +237,13 @@ def _best(tree, rows, num_nodes, num_slots):
   )
 
 
-def _copy(cache, page_table, lengths, num_more, sharding):
+def _copy(cache, num_kv_heads, page_table, lengths, num_more, sharding):
   """Returns the rows' pages as a dense cache with scratch rows behind them."""
   context = page_table.shape[1] * cache.page_size
   capacity = dense.capacity_on(sharding.mesh, context + num_more)
 
   def copy(pages):
-    found = paged.read(pages, page_table, cache.dtype)
+    found = reference.read_pages(pages, page_table, num_kv_heads, cache.dtype)
     return jnp.pad(found, ((0, 0), (0, 0), (0, capacity - context), (0, 0)))
 
   return dense.KVCache(

@@ -63,18 +63,19 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """Returns the drafter that `draft` stands for.
 
   Raises:
-    UserError: trees are smaller than the declared lengths, or the model of a
-      chain insists on kernels.
+    UserError: trees are smaller than the declared lengths, or the model insists
+      on kernels that cannot read its pages.
   """
   if draft is None:
     return NoDrafter()
   if isinstance(draft, Lookup):
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
+    paged_forward.check_kernels(draft.model, sizes)
     return TreeDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
-  paged_forward.check_kernels(draft)
+  paged_forward.check_kernels(draft, sizes)
   return ChainDrafter(draft, sizes, target)
 
 

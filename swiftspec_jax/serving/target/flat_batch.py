@@ -49,7 +49,9 @@ class FlatBatch:
   # for padding.
   places: jax.Array
   block_tokens: jax.Array  # i32[X, W] of the N; padding stands for any
-  block_pages: jax.Array  # i32[X, C] of the rows, in order
+  block_lengths: jax.Array  # i32[X] tokens that are no padding
+  # i32[X, C] of the rows, in order; negative where there is none.
+  block_pages: jax.Array
   block_places: jax.Array  # i32[N] of the X * W
   # bool[X, W, W] which tokens of its block a token sees, besides all in front
   # of the block; None where blocks are chains.
@@ -86,6 +88,7 @@ def pack(
   places[:total] = places_of(page_table, rows, own, page_size, num_pages)
   block_tokens = np.zeros((sizes.num_blocks, width), np.int32)
   block_tokens[blocks, index % width] = np.arange(total)
+  block_lengths = np.bincount(blocks, minlength=sizes.num_blocks)
   block_places = np.zeros(sizes.num_tokens, np.int32)
   block_places[:total] = blocks * width + index % width
   # No longer than the context, which may be more than a row can have.
@@ -101,6 +104,7 @@ def pack(
     positions=positions,
     places=places,
     block_tokens=block_tokens,
+    block_lengths=block_lengths.astype(np.int32),
     block_pages=block_pages,
     block_places=block_places,
   )

@@ -1,48 +1,71 @@
 """The model over a flat list of tokens and a paged cache.
 
-Legend: N tokens, X blocks, W tokens of a block, S tokens under the attention,
-M tokens whose logits are wanted, D embed, G kv heads, Q query heads for each
-of them, E head_dim, V vocabulary.
+Legend: N tokens, X blocks, W tokens of a block, M tokens whose logits are
+wanted, D embed, V vocabulary.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas import dispatch
-from kernels_pallas.tree_attention import reference
-from swiftspec_jax import errors, sharding
+from kernels_pallas.paged_attention import api as attention_api
+from swiftspec_jax import errors
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.target.flat_batch import FlatBatch
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.target import flat_batch
+from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
 
-_KERNELS = 'tree_attention', 'swiglu', 'matmul_all_reduce'
+# The products of more are no work for kernels of few tokens.
+_MOST_KERNEL_TOKENS = 128
 
 
-def check_kernels(model: Model) -> None:
-  """Notes in `dispatch.choices` that `forward` takes the references.
+def check_kernels(model: Model, sizes: ProgramSizes) -> None:
+  """Traces steps of a model that insists on kernels.
+
+  Args:
+    model: target, or draft.
+    sizes: declared.
 
   Raises:
-    UserError: the model insists on kernels.
+    UserError: the kernels cannot do one of the steps.
   """
+  if model.config.kernels in ('auto', dispatch.REFERENCE):
+    return
+  plain, mixed = list(sizes.all_plain()), list(sizes.all_mixed())
+  try:
+    for flat in {plain[-1], *mixed[:1], *mixed[-1:]}:
+      _trace(model, sizes, flat)
+  except NotImplementedError as error:
+    raise errors.UserError(
+      f'an engine cannot run {model.name} with '
+      f'kernels={model.config.kernels!r}: {error}; load it with '
+      "kernels='auto' or 'reference'"
+    ) from error
 
-  def refuse():
-    raise NotImplementedError('it does not serve a paged cache')
 
-  platform = dispatch.platform_of(sharding.replicated(model.mesh))
-  checks = dict.fromkeys(dispatch.IMPLEMENTATIONS, refuse)
-  for kernel in _KERNELS:
-    shape = f'{model.name} on a paged cache'
-    try:
-      dispatch.choose(kernel, shape, model.config.kernels, platform, checks)
-    except NotImplementedError as error:
-      raise errors.UserError(
-        f'an engine cannot run {model.name} with '
-        f'kernels={model.config.kernels!r}: {error}; load it with '
-        "kernels='auto' or 'reference'"
-      ) from error
+def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
+  config, scheduler = model.config, sizes.scheduler
+  num_pages, page_size = scheduler.num_pages, scheduler.page_size
+  no_pages = np.zeros((1, 1), np.int32)
+  batch = flat_batch.pack(
+    flat, np.zeros(1, int), np.ones(1, int), no_pages, page_size, num_pages
+  )
+
+  def run(params, token_ids, batch, features_before):
+    cache = paged.init(config, num_pages, page_size, model.dtype, model.mesh)
+    return forward(params, config, token_ids, batch, cache, features_before)
+
+  before = None
+  if config.reads_features:
+    shape = flat.num_tokens, config.embed_dim
+    before = jax.ShapeDtypeStruct(shape, model.dtype)
+  token_ids = jax.ShapeDtypeStruct((flat.num_tokens,), jnp.int32)
+  jax.eval_shape(run, model.params, token_ids, batch, before)
 
 
 def forward(
@@ -67,22 +90,40 @@ def forward(
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
   """
-  visible_by_kind = _visible_by_kind(config, batch, cache.page_size)
+  positions = batch.positions[batch.block_tokens]
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
     keys.append(paged.write(cache.keys[i], new_keys[0], batch.places))
     values.append(paged.write(cache.values[i], new_values[0], batch.places))
-    attended = reference.masked_attention(
+    mask, seen_from, window = batch.block_mask, positions, None
+    if config.is_sliding(i):
+      window = config.sliding_window
+      if mask is not None:
+        # The nodes of a tree do not lie at their positions.
+        mask &= positions[:, :, None] - positions[:, None] < window
+    elif config.eagle3:  # as in `decoder.forward_with_features`
+      seen_from, window = jnp.ones_like(positions), 1
+    attended = attention_api.paged_attention(
       queries[0][batch.block_tokens],
-      paged.read(keys[i], batch.block_pages, cache.dtype),
-      paged.read(values[i], batch.block_pages, cache.dtype),
-      visible_by_kind[config.is_sliding(i)],
-      decoder.query_scale(config),
+      keys[i],
+      values[i],
+      batch.block_pages,
+      positions[:, 0],
+      batch.block_lengths,
+      mask,
+      seen_from,
+      scale=decoder.query_scale(config),
+      window=window,
+      implementation=config.kernels,
+      sharding=cache.sharding,
     )
     attended = attended.reshape(-1, *attended.shape[2:])
     return attended[batch.block_places][None]
 
+  products = decoder.Products()
+  if len(token_ids) <= _MOST_KERNEL_TOKENS:
+    products = decoder.products_on(cache.sharding, config.kernels)
   if features_before is not None:
     features_before = features_before[None]
   hidden, features = decoder.run_layers(
@@ -91,39 +132,13 @@ def forward(
     token_ids[None],
     batch.positions[None],
     attend,
+    products=products,
     features_before=features_before,
     feature_layers=cache.feature_layers,
   )
   if features is not None:
     features = paged.write(cache.features, features[0], batch.places)
   return hidden[0], cache.replace(keys=keys, values=values, features=features)
-
-
-def _visible_by_kind(
-  config: ModelConfig, batch: FlatBatch, page_size: int
-) -> dict[bool, jax.Array]:
-  """Returns bool[X, W, S] for layers without and with a sliding window."""
-  context = batch.block_pages.shape[1] * page_size
-  positions, mask = batch.positions[batch.block_tokens], batch.block_mask
-  behind = positions[:, :, None] - jnp.arange(context)[None, None]
-
-  def visible(mask):
-    if mask is None:
-      found = behind >= 0
-    else:
-      found = reference.visible_rows(positions[:, 0], mask, context)
-    if config.eagle3:  # as in `decoder.forward_with_features`
-      found &= jnp.arange(context)[None, None] > 0
-    return found
-
-  visible_by_kind = {False: visible(mask)}
-  window = config.sliding_window
-  if window is not None:
-    if mask is not None:
-      # The nodes of a tree do not lie at their positions.
-      mask &= positions[:, :, None] - positions[:, None] < window
-    visible_by_kind[True] = visible(mask) & (behind < window)
-  return visible_by_kind
 
 
 def logits_of(

@@ -1,0 +1,1 @@
+"""Attention to rows whose keys and values lie in pages, in one launch."""

@@ -1,0 +1,139 @@
+"""Paged attention by the implementation that suits devices and shape.
+
+Legend: X blocks, T tokens of a block, P pages, Z rows of a page, C pages of a
+table, G kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas.paged_attention import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def paged_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> jax.Array:
+  """Attention of blocks of new tokens to rows in pages.
+
+  A row of the batch has its keys and values in the pages of its table, in
+  order. A block is some of its newest tokens: a draft, or a part of a prompt.
+  All of them see the rows in front of the block.
+
+  Args:
+    queries: [X, T, G, Q, E], rotated.
+    keys: [P, Z, G * E] pages, those of the new tokens included; the heads of a
+      row lie side by side.
+    values: [P, Z, G * E].
+    page_table: i32[X, C] pages of the blocks' rows, in order. Where nothing is
+      visible there may be none, which is negative.
+    prefix_lengths: i32[X] rows that every token of a block sees.
+    num_tokens: i32[X] of the blocks; the others are padding.
+    tree_mask: bool[X, T, T] which tokens of its block each token sees. None is
+      a chain: those up to its own.
+    positions: i32[X, T] of the tokens; read with a window only.
+    scale: factor of the scores.
+    window: a token sees no row of `position - window` or less.
+    soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
+    sharding: placement of keys and values, whose last axis alone may be
+      sharded, by kv heads; None is JAX's default device.
+
+  Returns:
+    [X, T, G, Q, E]; zeros for a token that sees nothing, and for padding.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
+  chosen = _choose(
+    queries, keys, page_table.shape[1], options, implementation, sharding
+  )
+  call = functools.partial(
+    _BACKENDS.get(chosen, reference).paged_attention, **options
+  )
+  arrays = (keys, values, page_table, prefix_lengths, num_tokens)
+  if chosen == dispatch.REFERENCE:
+    return call(queries, *arrays, tree_mask, positions)
+  if tree_mask is None:
+    num_blocks, size = positions.shape
+    chain = jnp.tri(size, dtype=bool)[None]
+    tree_mask = jnp.broadcast_to(chain, (num_blocks, size, size))
+  call = tuning.tuned('paged_attention', chosen, call, sharding)
+  if sharding is not None:
+    heads = (*sharding.spec, None, None, None)[2]
+    call = jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=(
+        P(None, None, heads),
+        *(P(None, None, heads),) * 2,
+        *(P(),) * 5,
+      ),
+      out_specs=P(None, None, heads),
+      check_vma=False,
+    )
+  return call(queries, *arrays, tree_mask, positions)
+
+
+def _choose(queries, keys, num_columns, options, implementation, sharding):
+  """Returns the name of the implementation."""
+  num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
+  pages = keys.shape
+  if sharding is not None:
+    pages = sharding.shard_shape(pages)
+    num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
+  local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
+  spec = arg_specs.ArgSpec(
+    name=f'queries {queries.dtype}{list(local)}, pages {list(pages)}, '
+    f'{num_columns} of a row, window {options["window"]}',
+    # An engine has programs for many numbers of blocks.
+    batch_size=call_spec.MOST_ROWS,
+    num_tokens=size,
+    num_kv_heads=num_kv_heads,
+    num_groups=num_groups,
+    head_dim=head_dim,
+    context=max(num_columns * pages[1] - size, 0),
+    tree_size=size,
+    dtype=queries.dtype.name,
+    window=options['window'],
+    soft_cap=options['soft_cap'],
+    page_size=pages[1],
+  )
+  return dispatch.choose(
+    'paged_attention',
+    spec.name,
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(
+        backend.check, local, pages, num_columns, queries.dtype
+      )
+      for name, backend in _BACKENDS.items()
+    },
+    trial=functools.partial(trials.verdict, 'paged_attention', spec, sharding),
+  )

@@ -1,0 +1,121 @@
+"""Shapes of paged attention in real models, for compilers and measurements."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import model_shapes, tiles
+from kernels_pallas.paged_attention import padding
+from kernels_pallas.tree_attention import arg_specs as tree_specs
+
+_PAGE_SIZE = 16
+_NUM_BLOCKS = 8
+_CAPACITY = 8_192
+_MOST_IN_A_CLASS = 1_024  # more than any block of keys
+_LONG_CAPACITY = 32_768
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArgSpec(tree_specs.ArgSpec):
+  """The arguments of one call, on one device.
+
+  The blocks are the rows of the batch, and their tokens the tree.
+
+  Attributes:
+    page_size: Z.
+  """
+
+  page_size: int
+
+  @property
+  def capacity(self) -> int:
+    """C * Z."""
+    rows = self.context + self.tree_size
+    return math.ceil(rows / self.page_size) * self.page_size
+
+  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the abstract arguments of `paged_attention`."""
+    queries, _, _, lengths, mask, positions = super().arrays()
+    table = (self.batch_size, self.capacity // self.page_size)
+    width = self.num_kv_heads * self.head_dim
+    # As many as the blocks have, though caches have more.
+    pages = jax.ShapeDtypeStruct(
+      (math.prod(table), self.page_size, width), self.dtype
+    )
+    table = jax.ShapeDtypeStruct(table, jnp.int32)
+    return queries, pages, pages, table, lengths, lengths, mask, positions
+
+  def suits(self, implementation):
+    """Whether it can; TPUs take pages of whole lanes."""
+    width = self.num_kv_heads * self.head_dim
+    return implementation != 'pallas_tpu' or width % tiles.LANES == 0
+
+  def shape_class(self):
+    """Without the length of long tables, of which engines have several."""
+    sizes = super().shape_class()
+    del sizes['tiles']  # of a cache
+    return {**sizes, 'context': min(sizes['context'], _MOST_IN_A_CLASS)}
+
+  def with_meaning(self, *arrays):
+    """Pages lie apart, and the last block has padding, which nobody sees."""
+    *stores, table, lengths, num_tokens, mask, positions = arrays
+    *stores, lengths, mask, positions = super().with_meaning(
+      *stores, lengths, mask, positions
+    )
+    pages = jnp.arange(table.size, dtype=jnp.int32).reshape(table.T.shape)
+    num_tokens = jnp.full_like(num_tokens, self.num_tokens)
+    num_tokens = num_tokens.at[-1].set((self.num_tokens + 1) // 2)
+    mask, _ = padding.hide(num_tokens, mask, positions)
+    return *stores, pages.T, lengths, num_tokens, mask, positions
+
+  def with_prefix(self, arrays, length):
+    """With as many rows in front of the blocks."""
+    *before, lengths, num_tokens, mask, positions = arrays
+    lengths, positions = (
+      jnp.full_like(x, length) for x in (lengths, positions)
+    )
+    return *before, lengths, num_tokens, mask, positions
+
+
+def arg_specs() -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it."""
+  return model_shapes.once_each(_all())
+
+
+def _all() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields models and their shapes, the same ones several times."""
+  for model, shards in itertools.product(
+    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL
+  ):
+    user = f'{model.name}/tp{shards}'
+    for num_tokens in model_shapes.NUM_TOKENS:
+      for window in dict.fromkeys((None, model.window)):
+        yield user, _spec(model, shards, num_tokens, window=window)
+    yield user, _spec(model, shards, 8, _LONG_CAPACITY)
+    if model.name in tree_specs.FLOAT32_MODELS:
+      yield user, _spec(model, shards, 8, dtype='float32')
+
+
+def _spec(model, shards, num_tokens, capacity=_CAPACITY, **changes) -> ArgSpec:
+  fields = {
+    'num_tokens': num_tokens,
+    'num_kv_heads': model.kv_heads_of(shards),
+    'num_groups': model.num_groups,
+    'head_dim': model.head_dim,
+    'context': capacity - num_tokens,
+    'tree_size': num_tokens,
+    'dtype': 'bfloat16',
+    'window': None,
+    'batch_size': _NUM_BLOCKS,
+    'page_size': _PAGE_SIZE,
+    **changes,
+  }
+  name = (
+    f'X{_NUM_BLOCKS} T{num_tokens} S{capacity} {fields["dtype"]} '
+    f'window {fields["window"]}'
+  )
+  return ArgSpec(name=name, **fields)

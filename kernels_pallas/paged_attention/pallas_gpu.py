@@ -1,0 +1,145 @@
+"""Paged attention as a Pallas Triton kernel for NVIDIA GPUs.
+
+As in `tree_attention`, one launch in which several programs share the rows of a
+kv head. Rows of keys and values are loaded from where the page table says, so
+that pages may be of any size. Those behind the end of a row are not read.
+
+Legend: X blocks of tokens, T tokens of a block, W mask words. P pages, Z rows
+of a page, C pages of a table. G kv heads, Q query heads for each of them, E
+head_dim, K block_kv.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from kernels_pallas.paged_attention import padding
+from kernels_pallas.tree_attention import mask_words, triton_blocks
+from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
+
+Config = tree_kernel.Config
+
+_ENOUGH_PROGRAMS = 512  # for a device; not measured
+_MAX_NUMBERS = 2**31  # of the pages: offsets have 32 bits
+
+
+def check(
+  queries_shape: tuple[int, ...],
+  pages_shape: tuple[int, ...],
+  num_columns: int,
+  dtype: jax.typing.DTypeLike,
+) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it.
+
+  Args:
+    queries_shape: X, T, G, Q, E.
+    pages_shape: P, Z, G * E.
+    num_columns: C.
+    dtype: dtype of the queries.
+  """
+  del num_columns
+  num_numbers = math.prod(pages_shape)
+  if num_numbers > _MAX_NUMBERS:
+    raise NotImplementedError(
+      f'pages of {num_numbers} numbers on a device are more than {_MAX_NUMBERS}'
+    )
+  tree_kernel.check(queries_shape, pages_shape, queries_shape[1], dtype)
+
+
+def paged_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+  config: Config | None = None,
+  interpret: bool = False,
+) -> jax.Array:
+  """See `reference.paged_attention`; raises NotImplementedError as `check`."""
+  check(queries.shape, keys.shape, page_table.shape[1], queries.dtype)
+  _, _, num_kv_heads, _, head_dim = queries.shape
+  num_pages, page_size, _ = keys.shape
+  mask, positions = padding.hide(num_tokens, tree_mask, positions)
+  keys, values = (
+    pages.reshape(num_pages * page_size, num_kv_heads, head_dim)
+    for pages in (keys, values)
+  )
+  return triton_blocks.launch(
+    functools.partial(_kernel, page_size=page_size),
+    (page_table, prefix_lengths, num_tokens),
+    queries,
+    mask_words.pack(mask),
+    positions,
+    keys,
+    values,
+    pl.BlockSpec((len(keys), None, head_dim), lambda b, g, p: (0, g, 0)),
+    config=config or _default_config(queries.shape, keys.dtype),
+    name='paged_attention',
+    scale=scale,
+    window=window,
+    soft_cap=soft_cap,
+    interpret=interpret,
+  )
+
+
+def _default_config(queries_shape, dtype) -> Config:
+  """Returns tiles; where there are many blocks, their rows are not split."""
+  num_blocks, size, num_kv_heads, num_groups, head_dim = queries_shape
+  num_rows = triton_blocks.num_rows_of(size, num_groups)
+  config = tree_kernel.default_config(num_rows, head_dim, dtype)
+  enough = pl.cdiv(_ENOUGH_PROGRAMS, num_blocks * num_kv_heads)
+  return dataclasses.replace(config, num_splits=min(config.num_splits, enough))
+
+
+def _kernel(
+  page_table,  # i32[C]
+  prefix_length,  # i32[]
+  num_tokens,  # i32[]
+  queries,  # [T, Q, E]
+  words,  # i32[T, W] mask
+  positions,  # i32[T]
+  keys,  # [P * Z, E]
+  values,  # [P * Z, E]
+  *results,  # as `triton_blocks.launch`
+  page_size: int,
+  **options,
+):
+  prefix_length, num_tokens = prefix_length[()], num_tokens[()]
+  lanes = jnp.arange(queries.shape[2])[None]
+
+  def place(_, rows, is_row):
+    pages = plgpu.load(
+      page_table.at[rows // page_size],
+      mask=is_row,
+      other=None if is_row is None else 0,
+    )
+    places = jnp.maximum(pages, 0) * page_size + rows % page_size
+    return places[:, None], lanes
+
+  triton_blocks.attend(
+    queries,
+    words,
+    positions,
+    keys,
+    values,
+    results,
+    prefix_length=prefix_length,
+    end=padding.ends_of(
+      prefix_length, num_tokens, page_table.shape[0] * page_size
+    ),
+    place_fn=place,
+    token_count=num_tokens,
+    **options,
+  )

@@ -1,0 +1,67 @@
+"""Paged attention in plain JAX: the definition that the kernels follow.
+
+Legend: X blocks, T tokens of a block, P pages, Z rows of a page, C pages of a
+table, G kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.paged_attention import padding
+from kernels_pallas.tree_attention import reference as tree_reference
+
+TOLERANCES = tree_reference.TOLERANCES
+
+
+def paged_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+) -> jax.Array:
+  """Tree attention to copies of the pages; see `api.paged_attention`."""
+  num_kv_heads = queries.shape[2]
+  keys, values = (
+    read_pages(pages, page_table, num_kv_heads, queries.dtype)
+    for pages in (keys, values)
+  )
+  attended = tree_reference.tree_attention(
+    queries,
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    scale=scale,
+    window=window,
+    soft_cap=soft_cap,
+  )
+  return padding.zero(attended, num_tokens)
+
+
+def read_pages(
+  pages: jax.Array,
+  page_table: jax.Array,
+  num_kv_heads: int,
+  dtype: jax.typing.DTypeLike,
+) -> jax.Array:
+  """Returns the keys or values [X, G, C * Z, E] of tables i32[X, C].
+
+  Args:
+    pages: [P, Z, G * E].
+    page_table: pages in order; negative ones stand for none, anything is read.
+    num_kv_heads: G.
+    dtype: dtype of the result.
+  """
+  found = pages[jnp.maximum(page_table, 0)].astype(dtype)
+  rows = page_table.shape[1] * pages.shape[1]
+  found = found.reshape(len(page_table), rows, num_kv_heads, -1)
+  return jnp.moveaxis(found, 2, 1)

@@ -1,0 +1,45 @@
+"""What attention is, in plain Python and float64.
+
+The oracle is a loop over the rows that a token sees. Tolerances:
+float32 products and sums over up to 400 rows, and an exponential, keep six
+digits; the oracle reads the same rounded bfloat16 inputs, so that what is left
+there are the weights and the output, each rounded to 8 bits.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
+
+
+def ancestor_mask(parents, tree_size):
+  """Rows of the last tokens of a tree; parents come before children."""
+  mask = np.eye(tree_size, dtype=bool)
+  for node in range(1, tree_size):
+    mask[node] |= mask[parents[node] % node]
+  return mask
+
+
+def oracle(
+  queries, keys, values, lengths, masks, positions, scale, window, soft_cap
+):
+  """Plain Python over tokens and rows, in float64."""
+  queries, keys, values = (
+    np.asarray(x.astype(jnp.float32), np.float64)
+    for x in (queries, keys, values)
+  )
+  lengths, masks, positions = map(np.asarray, (lengths, masks, positions))
+  out = np.zeros(queries.shape)
+  for b, t in np.ndindex(queries.shape[:2]):
+    rows = [*range(lengths[b]), *(lengths[b] + np.flatnonzero(masks[b, t]))]
+    if window is not None:
+      rows = [row for row in rows if positions[b, t] - row < window]
+    if not rows:
+      continue
+    for g, q in np.ndindex(queries.shape[2:4]):
+      scores = keys[b, g, rows] @ queries[b, t, g, q] * scale
+      if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+      weights = np.exp(scores - scores.max())
+      out[b, t, g, q] = weights @ values[b, g, rows] / weights.sum()
+  return out

@@ -1,0 +1,133 @@
+"""A served target on kernels, interpreted: the tokens of the reference."""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import pytest
+from engine_cases import NEAR_TARGET
+from jax.experimental.pallas import tpu as pltpu
+
+import swiftspec_jax as ss
+from kernels_pallas import dispatch, registry
+from swiftspec_jax import errors, testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.target import paged_forward
+
+CONFIG = ss.ModelConfig(
+  family='llama',
+  vocab_size=262,
+  num_layers=2,
+  embed_dim=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=64,
+  ffw_dim=32,
+  max_context=128,
+  sliding_window=24,
+  sliding_layers=(True, False),
+)
+TARGET = testing.random_model(CONFIG, name='target')
+SIZES = ProgramSizes(
+  scheduler=SchedulerConfig(
+    buckets=StepBuckets(
+      rows=(2,),
+      query_tokens=(24,),
+      lengths=(0, 1, 2, 3),
+      draft_steps=(0, 1, 2, 2),
+    ),
+    num_pages=8,
+    max_context=64,
+    page_size=16,
+  ),
+  contexts=(64,),
+)
+
+
+@contextlib.contextmanager
+def interpreted(name, monkeypatch):
+  """Kernels run on CPUs."""
+  if name == 'pallas_tpu':
+    with pltpu.force_tpu_interpret_mode():
+      yield
+    return
+  with monkeypatch.context() as patch:
+    for kernel in ('paged_attention', 'swiglu', 'verify_tree'):
+      call = functools.partial(registry.function(kernel, name), interpret=True)
+      patch.setattr(registry.module(kernel, name), kernel, call)
+    yield
+
+
+def texts(kernels, draft):
+  config = dataclasses.replace(CONFIG, kernels=kernels)
+  target = dataclasses.replace(TARGET, config=config)
+  engine = PageEngine(target, draft, sizes=SIZES, policy=FixedLength(3))
+  handles = [
+    engine.submit(
+      ss.Request(
+        token_ids=tuple(range(length)),
+        sampling=ss.SamplingParams(max_new_tokens=12),
+      )
+    )
+    for length in (40, 3)
+  ]
+  return [handle.result().token_ids for handle in handles]
+
+
+@pytest.mark.parametrize(
+  ('kernels', 'draft'),
+  [
+    ('pallas_tpu', 'tree'),
+    ('pallas_gpu', 'chain'),
+    pytest.param('pallas_tpu', 'chain', marks=pytest.mark.slow),
+    pytest.param('pallas_gpu', 'tree', marks=pytest.mark.slow),
+  ],
+)
+def test_an_engine_on_kernels_gives_the_same_tokens(
+  kernels, draft, monkeypatch
+):
+  model = NEAR_TARGET
+  if draft == 'tree':
+    model = TreeDraft(model=model, width=2, branching=2)
+  with interpreted(kernels, monkeypatch):
+    got = texts(kernels, model)
+  assert ('paged_attention', kernels) in chosen()
+  assert got == texts('reference', model)
+
+
+def chosen():
+  return {
+    (choice.kernel, choice.implementation) for choice in dispatch.choices()
+  }
+
+
+@pytest.mark.parametrize('num_devices', [1, 2])
+def test_products_are_on_kernels(num_devices, monkeypatch):
+  """Traced only: CPUs have float32 weights in an order of their own."""
+  monkeypatch.setattr(dispatch, '_choices', {})
+  config = dataclasses.replace(
+    CONFIG, kernels='pallas_tpu', num_heads=8, num_kv_heads=4, ffw_dim=256
+  )
+  model = testing.random_model(
+    config, dtype='bfloat16', devices=jax.devices()[:num_devices]
+  )
+  paged_forward.check_kernels(model, SIZES)
+  kernels = {'paged_attention', 'swiglu'}
+  if num_devices > 1:
+    kernels.add('matmul_all_reduce')
+  assert chosen() == {(kernel, 'pallas_tpu') for kernel in kernels}
+
+
+def test_a_model_that_kernels_cannot_serve_is_refused():
+  config = dataclasses.replace(CONFIG, head_dim=32, kernels='pallas_tpu')
+  model = testing.random_model(config, name='narrow')
+  message = "cannot run narrow with kernels='pallas_tpu': .* head_dim 32 is not"
+  for target, draft in ((model, None), (TARGET, model)):
+    with pytest.raises(errors.UserError, match=message):
+      PageEngine(target, draft, sizes=SIZES)

@@ -1,0 +1,297 @@
+"""One test body for all implementations of paged attention, interpreted.
+
+What a kernel must not read is NaN, or lies in pages that are not there.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from interpreters import interpret_tpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kernels_pallas import comparison
+from kernels_pallas.paged_attention import (
+  api,
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+
+pytestmark = pytest.mark.usefixtures('no_races')
+
+IMPLEMENTATIONS = {
+  'reference': reference.paged_attention,
+  'pallas_tpu': functools.partial(
+    pallas_tpu.paged_attention,
+    config=pallas_tpu.Config(block_kv=128, num_heads=2),
+    interpret=interpret_tpu(),
+  ),
+  'pallas_gpu': functools.partial(
+    pallas_gpu.paged_attention,
+    config=pallas_gpu.Config(block_kv=32, num_splits=3),
+    interpret=True,
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """Sizes as in the kernels' legend."""
+
+  prefix_lengths: tuple[int, ...]
+  num_tokens: tuple[int, ...]
+  size: int = 5
+  num_kv_heads: int = 4
+  num_groups: int = 3
+  head_dim: int = 64
+  page_size: int = 16
+  num_columns: int = 20
+  dtype: str = 'float32'
+  window: int | None = None
+  soft_cap: float | None = None
+
+  @property
+  def options(self):
+    return {
+      'scale': self.head_dim**-0.5,
+      'window': self.window,
+      'soft_cap': self.soft_cap,
+    }
+
+
+CASES = {
+  # Blocks that end before, at and behind the edge of a page and of a tile,
+  # with padding, and padding alone; up to the last row of a table.
+  'trees': Case(
+    prefix_lengths=(0, 123, 128, 40, 315), num_tokens=(5, 5, 1, 0, 5)
+  ),
+  'one_token': Case(
+    prefix_lengths=(0, 127, 200, 9),
+    num_tokens=(1, 1, 1, 0),
+    size=1,
+    num_kv_heads=1,
+    num_groups=4,
+    head_dim=128,
+  ),
+  'window': Case(
+    prefix_lengths=(3, 290),
+    num_tokens=(4, 5),
+    num_groups=1,
+    page_size=8,
+    num_columns=40,
+    window=40,
+    soft_cap=5.0,
+  ),
+  'bfloat16': Case(
+    prefix_lengths=(100, 251),
+    num_tokens=(5, 3),
+    num_kv_heads=1,
+    head_dim=128,
+    dtype='bfloat16',
+  ),
+}
+
+
+def arguments(case, unseen, missing=-1, is_chain=False):
+  """Random arrays; pages lie in any order.
+
+  Args:
+    case: sizes.
+    unseen: in the rows that nobody may see.
+    missing: in the table where no page is needed.
+    is_chain: whether all masks are triangles.
+  """
+  random = np.random.default_rng(0)
+  num_blocks, size = len(case.prefix_lengths), case.size
+  pages = case.num_columns * num_blocks
+  table = random.permutation(pages).reshape(num_blocks, case.num_columns)
+  store = (pages, case.page_size, case.num_kv_heads * case.head_dim)
+  keys, values = random.normal(size=store), random.normal(size=store)
+  lengths = np.asarray(case.prefix_lengths)
+  num_tokens = np.asarray(case.num_tokens)
+  for block, end in enumerate(np.where(num_tokens, lengths + num_tokens, 0)):
+    for row in range(end, case.num_columns * case.page_size):
+      place = table[block, row // case.page_size], row % case.page_size
+      keys[place] = values[place] = unseen
+    table[block, -(-end // case.page_size) :] = missing
+  masks = np.stack(
+    [
+      np.tri(size, dtype=bool)
+      if is_chain
+      else ancestor_mask(random.integers(0, 1000, size), size)
+      for _ in range(num_blocks)
+    ]
+  )
+  depths = masks.sum(axis=2) - 1
+  queries = random.normal(
+    size=(num_blocks, size, case.num_kv_heads, case.num_groups, case.head_dim)
+  )
+  return (
+    *(jnp.asarray(x, case.dtype) for x in (queries, keys, values)),
+    *(jnp.asarray(x, jnp.int32) for x in (table, lengths, num_tokens)),
+    jnp.asarray(masks),
+    jnp.asarray(lengths[:, None] + depths, jnp.int32),
+  )
+
+
+def expected(case, arrays):
+  """Rows are put behind each other one by one; padding gives zeros."""
+  queries, keys, values, table, lengths, num_tokens, masks, positions = (
+    np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)
+    for x in arrays
+  )
+  shape = (len(table), case.num_kv_heads, 0, case.head_dim)
+  shape = (*shape[:2], case.num_columns * case.page_size, shape[3])
+  own_keys, own_values = np.zeros(shape), np.zeros(shape)
+  for block in range(len(table)):
+    for row in range(lengths[block] + num_tokens[block]):
+      page = table[block, row // case.page_size]
+      if num_tokens[block]:
+        place = page, row % case.page_size
+        own_keys[block, :, row] = keys[place].reshape(shape[1], shape[3])
+        own_values[block, :, row] = values[place].reshape(shape[1], shape[3])
+  is_token = np.arange(case.size) < num_tokens[:, None]
+  want = oracle(
+    *(jnp.asarray(x, jnp.float32) for x in (queries, own_keys, own_values)),
+    lengths,
+    masks & is_token[:, None],
+    positions,
+    **case.options,
+  )
+  return np.where(is_token[:, :, None, None, None], want, 0)
+
+
+@functools.cache
+def compiled(name, case):
+  return jax.jit(functools.partial(IMPLEMENTATIONS[name], **case.options))
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_equals_oracle(name, case):
+  case = CASES[case]
+  # The reference reads all pages, and adds nothing of them.
+  unseen = {'unseen': np.nan, 'missing': 10**6}
+  if name == 'reference':
+    unseen = {'unseen': 1e4}
+  for is_chain in (False, True):
+    arrays = arguments(case, **unseen, is_chain=is_chain)
+    got = compiled(name, case)(*arrays)
+    assert got.dtype == case.dtype
+    tolerance = TOLERANCES[case.dtype]
+    np.testing.assert_allclose(
+      np.asarray(got.astype(jnp.float32)),
+      expected(case, arrays),
+      atol=tolerance,
+      rtol=tolerance,
+    )
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """The same blocks with room for more tokens, and with longer tables."""
+  case = CASES['bfloat16']
+  arrays = arguments(case, unseen=1e4)
+  got = compiled(name, case)(*arrays)
+  queries, keys, values, table, *lengths, masks, positions = arrays
+  more = (0, 3)
+  wide = dataclasses.replace(case, size=8, num_columns=23)
+  padded = compiled(name, wide)(
+    jnp.pad(queries, ((0, 0), more, *((0, 0),) * 3)),
+    keys,
+    values,
+    jnp.pad(table, ((0, 0), more), constant_values=-1),
+    *lengths,
+    jnp.pad(masks, ((0, 0), more, more)),
+    jnp.pad(positions, ((0, 0), more)),
+  )
+  assert not padded[:, 5:].any()
+  got, padded = (np.asarray(x.astype(jnp.float32)) for x in (got, padded))
+  np.testing.assert_allclose(padded[:, :5], got, atol=TOLERANCES['bfloat16'])
+
+
+def test_each_device_takes_its_heads_of_a_chain():
+  """The TPU kernel on two simulated devices that share the heads."""
+  case = CASES['trees']
+  arrays = arguments(case, unseen=1e4, is_chain=True)
+  mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
+  pages = NamedSharding(mesh, PartitionSpec(None, None, 'model'))
+  whole = NamedSharding(mesh, PartitionSpec())
+  placed = [jax.device_put(x, whole) for x in arrays]
+  placed[1:3] = [jax.device_put(x, pages) for x in arrays[1:3]]
+  placed[6] = None  # the mask of a chain
+  results = {}
+  with pltpu.force_tpu_interpret_mode(interpret_tpu()):
+    for name in ('pallas_tpu', 'reference'):
+      call = functools.partial(
+        api.paged_attention,
+        **case.options,
+        implementation=name,
+        sharding=pages,
+      )
+      results[name] = jax.jit(call)(*placed)
+  want = expected(case, arrays)
+  for got in results.values():
+    np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
+
+
+@pytest.mark.parametrize(
+  ('changes', 'name', 'reason'),
+  [
+    ({'head_dim': 32}, 'pallas_tpu', 'head_dim 32'),
+    ({'num_kv_heads': 3}, 'pallas_tpu', 'rows of 192 numbers'),
+    ({'page_size': 4}, 'pallas_tpu', 'pages of 4 rows'),
+    ({'num_columns': 70_000}, 'pallas_tpu', 'a page table of 560000 bytes'),
+    ({'num_groups': 64}, 'pallas_gpu', '320 rows of queries'),
+    ({'num_columns': 2**20}, 'pallas_gpu', 'pages of 4294967296 numbers'),
+  ],
+)
+def test_what_no_kernel_takes_is_named(changes, name, reason):
+  case = dataclasses.replace(CASES['window'], **changes)
+  blocks, pages = len(case.num_tokens), case.num_columns * 2
+  spec = (
+    (blocks, case.size, case.num_kv_heads, case.num_groups, case.head_dim),
+    (pages, case.page_size, case.num_kv_heads * case.head_dim),
+    case.num_columns,
+    jnp.dtype(case.dtype),
+  )
+  check = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}[name].check
+  with pytest.raises(NotImplementedError, match=reason):
+    check(*spec)
+
+
+def test_a_comparison_agrees_in_the_interpreter():
+  """With padding, and behind a short prefix."""
+  spec = arg_specs.ArgSpec(
+    name='tiny',
+    num_tokens=4,
+    num_kv_heads=1,
+    num_groups=2,
+    head_dim=128,
+    context=60,
+    tree_size=4,
+    dtype='float32',
+    window=None,
+    batch_size=2,
+    page_size=16,
+  )
+  with pltpu.force_tpu_interpret_mode():
+    found = comparison.compare('paged_attention', 'pallas_tpu', spec)
+  assert found.is_same
+
+
+def test_long_contexts_are_one_class():
+  specs = [
+    dataclasses.replace(spec, context=context, name='')
+    for spec in arg_specs.arg_specs()[:1]
+    for context in (240, 2_000, 8_000)
+  ]
+  short, *long = [spec.shape_class() for spec in specs]
+  assert long[0] == long[1] != short
