@@ -121,6 +121,7 @@ def sizes() -> ProgramSizes:
     UserError: they are no sizes, or the flags do not fit together.
   """
   shared_flags.check([mode()])
+  _refuse(['depth_priced'], 'give --min_leaf_mass')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -177,6 +178,7 @@ def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
     model=model,
     width=tree.width,
     branching=tree.branching,
+    min_leaf_mass=tree.min_leaf_mass,
     prompt_lookup=tree.prompt_lookup,
     suffix_lookup=tree.suffix_lookup,
   )
