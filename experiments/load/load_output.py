@@ -71,6 +71,7 @@ def report(
   pictures = {
     'latency': load_plot.draw_latency(averages, title),
     'lengths': load_plot.draw_lengths(averages, title),
+    'promises': load_plot.draw_promises(averages, title),
   }
   benchmark_output.write_pictures(directory, pictures)
   print(title)

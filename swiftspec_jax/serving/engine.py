@@ -142,6 +142,10 @@ class PageEngine(engine.Engine[PagedJob]):
     self._seat()
     num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
     view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    if np.isfinite(view.slo_tpots).any():
+      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
+      seconds = [job.decode_seconds(start) for job in jobs_of_view]
+      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
     if not self.programs.can_draft(view):
       view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
     view, plan = policies.ask(self.policy, view)
@@ -290,6 +294,7 @@ class PageEngine(engine.Engine[PagedJob]):
       job.max_new_tokens,
       job.max_speculative_tokens,
       job.new_page_keys(),
+      job.request.slo_tpot or np.inf,
     )
 
   def _drop(self, job: PagedJob) -> None:
