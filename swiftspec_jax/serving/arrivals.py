@@ -94,9 +94,9 @@ def draw_slos(
   """Returns promised seconds per output token f64[n] of classes of requests.
 
   Args:
-    shares: of the requests, by seconds; they need not sum to 1.
+    shares: weights of the classes, by seconds; they need not sum to 1.
     num_requests: n.
-    seed: of the draws.
+    seed: number that the draws depend on.
   """
   weights = np.array(list(shares.values())) / sum(shares.values())
   return _generator(seed, 'slos').choice(

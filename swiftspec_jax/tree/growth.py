@@ -265,7 +265,7 @@ def leaf_mass(
   Args:
     tree: whose `best_candidates` are the leaves.
     width: W.
-    coverage: as in `best_candidates`.
+    coverage: nats, as in `best_candidates`.
   """
   nodes = best_candidates(tree, width, coverage).nodes
   # What is above a leaf is expanded, or a leaf, too.
