@@ -12,7 +12,7 @@ from engine_test import alone
 from experiments.flags import policy_names
 from swiftspec_jax.policies.batch_table import BatchTable
 
-DRAFTS = 'suffixes', 'tree'
+DRAFTS = 'suffixes', 'datastore', 'tree'
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def expected():
 @pytest.mark.parametrize('draft', DRAFTS)
 @pytest.mark.parametrize('name', policy_names.names(2))
 def test_outputs_are_those_of_plain_decoding(name, draft):
-  is_tree = draft == 'tree'
+  is_tree = draft != 'suffixes'
   if is_tree and not policy_names.is_for_trees(name):
     pytest.skip('for chains')
   engine = make_engine(draft)

@@ -13,16 +13,20 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.roofline import Roofline
 
 _TABLE = 'table'
 _DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
 _ADASERVE = 'adaserve'
+_ROOFLINE = 'roofline'
+_OF_COSTS = {**_DSD, _ROOFLINE: Roofline}
 _VERIFICATION = 'adaptive_verification_'
 HELP = (
   f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
   f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
   f'{_VERIFICATION}K (of vLLM: K are drafted), {_ADASERVE} (promises first), '
+  f'{_ROOFLINE} (what a step takes along for almost nothing), '
   f'{load_report.GOODPUT}, or a '
   "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
 )
@@ -37,6 +41,7 @@ def names(length: int) -> list[str]:
     _TABLE,
     *_DSD,
     _ADASERVE,
+    _ROOFLINE,
     load_report.GOODPUT,
   ]
 
@@ -88,8 +93,8 @@ def make(
     return loading.load(name, costs)
   if is_tree and not is_for_trees(name):
     raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
-  if name in _DSD:
-    return _DSD[name](costs)
+  if name in _OF_COSTS:
+    return _OF_COSTS[name](costs)
   kind, length = _with_length(name, buckets)
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
@@ -104,7 +109,7 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   if kind not in kinds or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
-      f'{", ".join(_DSD)}, {_VERIFICATION}K, {_ADASERVE}, goodput and '
+      f'{", ".join(_OF_COSTS)}, {_VERIFICATION}K, {_ADASERVE}, goodput and '
       "'module:Class'"
     )
   if int(length) not in buckets.lengths:

@@ -26,9 +26,7 @@ from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
@@ -78,7 +76,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Args:
       target: defines the output.
       draft: a draft model, for chains or in a `TreeDraft` or `LivingTrees`, a
-        lookup, a `HostDrafter`, or None for plain decoding.
+        lookup, a `Datastore`, a `HostDrafter`, or None for plain decoding.
       sizes: sizes that everything is compiled for.
       policy: how much to speculate; not at all by default.
 
@@ -101,7 +99,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.scheduler = Scheduler(config)
     self._model = target
     self._sizes = sizes
-    self._takes_trees = isinstance(draft, TreeDraft | LivingTrees)
+    self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
     self._target = Target(

@@ -6,6 +6,10 @@ from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.datastore import (
+  Datastore,
+  DatastoreDrafter,
+)
 from swiftspec_jax.serving.drafters.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
@@ -30,9 +34,14 @@ from swiftspec_jax.serving.target import paged_forward
 from swiftspec_jax.serving.target.target import Target
 
 # That know the text alone.
-_Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
+_Lookup = PromptLookup | SuffixLookup | Datastore | ForcedDraft | HostDrafter
 _Trees = TreeDraft | LivingTrees
 Draft = Model | _Trees | _Lookup | None
+
+
+def makes_trees(draft: Draft) -> bool:
+  """Returns whether drafts are trees, not chains."""
+  return isinstance(draft, _Trees | Datastore)
 
 
 def model_of(draft: Draft, target: Model) -> Model | None:
@@ -47,8 +56,8 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup or '
-      f'a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup, '
+      f'Datastore or a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   tokenizer_lib.check_same_vocabulary(
@@ -75,6 +84,10 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return LookupDrafter(draft)
   if isinstance(draft, SuffixLookup):
     return SuffixDrafter(draft)
+  if isinstance(draft, Datastore):
+    if draft.store is not None:
+      draft.store.check(target.model.name, target.model.tokenizer)
+    return DatastoreDrafter(draft)
   if isinstance(draft, ForcedDraft):
     return ForcedDrafter(draft)
   if isinstance(draft, HostDrafter):
