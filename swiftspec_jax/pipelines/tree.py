@@ -94,6 +94,7 @@ class TreePipeline:
       _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
     )
     self._count = functools.cache(self._count)
+    self._mass = functools.cache(self._mass)
     self._measure_steps = functools.cache(self._measure_steps)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     self._price: DepthPrice | None = None
@@ -441,12 +442,13 @@ class TreePipeline:
 
   def _min_mass(self) -> jax.Array | None:
     """Returns what the leaves of a forward must hold, if that is asked."""
-    least = self._tree_config.min_leaf_mass
     if self._price is not None:
-      least = self._price.min_mass
-    elif not least:
-      return None
-    return sharding_lib.replicate(np.float32(least), self._draft.mesh)
+      return self._mass(round(self._price.min_mass, 3))
+    least = self._tree_config.min_leaf_mass
+    return self._mass(least) if least else None
+
+  def _mass(self, value: float) -> jax.Array:
+    return sharding_lib.replicate(np.float32(value), self._draft.mesh)
 
   def _count(self, value: int) -> jax.Array:
     return sharding_lib.replicate(np.int32(value), self._draft.mesh)

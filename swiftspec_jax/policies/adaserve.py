@@ -1,7 +1,7 @@
 """AdaServe: promises first, throughput with what is left.
 
-Li et al., arXiv 2501.12162, sections 4 and 5. Every row gets a draft, and one
-budget of nodes is shared out when it is known what was drafted. First each row
+Li et al., arXiv 2501.12162. Every row gets a draft, and one budget of nodes is
+shared out when it is known what was drafted. First each row
 gets the nodes it needs to keep its promised time per output token, the neediest
 first. The rest goes to the most probable nodes of the whole batch.
 
@@ -174,7 +174,7 @@ def select(
 
 
 def num_steps(budget: int, num_rows: int, least: int, most: int) -> int:
-  """Returns the forwards of the draft: the paper's d, section 5.1.
+  """Returns the forwards of the draft: the paper's d.
 
   Args:
     budget: tokens that the target verifies, roots included.

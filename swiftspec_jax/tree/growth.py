@@ -227,8 +227,8 @@ def grow(
     coverage: as in `best_candidates`.
     is_growing: bool[B] rows that grow.
     min_mass: f32[] or f32[B] `leaf_mass` below which a tree of `num_nodes`
-      stops (Dynamic Depth Decoding, arXiv 2409.00142, section 3); None for
-      trees that never do.
+      stops (Dynamic Depth Decoding, arXiv 2409.00142); None for trees that
+      never do.
 
   Returns:
     The tree, and the carry of the last call.
