@@ -31,6 +31,7 @@ from experiments.flags import cost_flags, engine_flags, load_flags, shared_flags
 from experiments.load import load_output, load_replay, load_simulation
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output
+from swiftspec_jax import errors
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
@@ -56,6 +57,11 @@ def main() -> None:
   cost_flags.check(names)
   if _VIRTUAL_TIME.value:
     cost_flags.require('--virtual_time')
+    if load_flags.has_promises():
+      raise errors.UserError(
+        '--slo_tpots are promises of real time, which policies watch; leave '
+        'out --virtual_time'
+      )
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -164,8 +170,12 @@ def _requests(
 ) -> list[ss.Request]:
   """Returns prompts in turn, whose outputs have the drawn lengths."""
   sampling = shared_flags.sampling()
+  slo_tpots = [None] * len(arrivals)
+  if arrivals.slo_tpots is not None:
+    slo_tpots = arrivals.slo_tpots.tolist()
   return [
     ss.Request(
+      slo_tpot=slo_tpots[i],
       token_ids=encoded[i % len(encoded)],
       sampling=dataclasses.replace(
         sampling, seed=sampling.seed + i, max_new_tokens=size, ignore_eos=True

@@ -447,6 +447,11 @@ class TreeConfig:
     is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
       here, are chosen while decoding, from the acceptance and the step times.
       Where no tree pays it decodes plainly, and tries again from time to time.
+    min_leaf_mass: probability, as the draft sees it, that the leaves of a
+      forward must hold together, or a tree of `num_nodes` grows no further in
+      this round; 0 is off.
+    is_depth_priced: whether `min_leaf_mass` is chosen while decoding, so that a
+      forward is run if what it may add is worth its time.
     prompt_lookup: whether the tokens that followed the longest earlier match
       of the last tokens enter the tree, too, scored by how often that was
       right in this request.
@@ -466,6 +471,8 @@ class TreeConfig:
   num_cache_rows: int = 128
   coverage: float = 0.0
   is_adaptive: bool = False
+  min_leaf_mass: float = 0.0
+  is_depth_priced: bool = False
   prompt_lookup: bool = True
   suffix_lookup: bool = False
   forced_acceptance: float | None = None
@@ -489,6 +496,12 @@ class TreeConfig:
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
       'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
+      'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
+      'is_depth_priced': (
+        not self.is_depth_priced
+        or not (self.is_adaptive or self.min_leaf_mass),
+        'False with is_adaptive or min_leaf_mass, which choose the depth, too',
+      ),
       'forced_acceptance': (
         forced is None or 0 < forced <= 1,
         'in (0, 1], or None',

@@ -23,11 +23,20 @@ class Request:
     sampling: parameters by which its tokens are chosen.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
+    slo_tpot: seconds per output token behind the first one that were promised,
+      for policies that mind promises; None for no promise.
   """
 
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
   reference_token_ids: tuple[int, ...] = ()
+  slo_tpot: float | None = None
+
+  def __post_init__(self):
+    slo = self.slo_tpot
+    is_valid = slo is None or 0 < slo < math.inf
+    requirement = 'finite seconds above 0, or None for no promise'
+    errors.check_fields(self, {'slo_tpot': (is_valid, requirement)})
 
 
 def check(request: Request, target: Model, max_context: int, who: str) -> None:
@@ -163,6 +172,10 @@ class Row:
   def end_prefill(self) -> None:
     """Starts the clock of decoding."""
     self._decode_time = time.perf_counter()
+
+  def decode_seconds(self, now: float) -> float:
+    """Returns the seconds from the first output token to `now`, or 0."""
+    return now - self._first_token_time if self._token_ids else 0.0
 
   def push(
     self, report: types.StepReport, logprobs: types.Logprobs | None

@@ -10,8 +10,11 @@ import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
@@ -39,9 +42,13 @@ def _near(model, deviation):
 
 
 NEAR_TARGET = _near(TARGET, 0.1)
+STORE = TokenStore.of_texts(
+  np.random.default_rng(0).integers(0, 256, (4, 2000)), TARGET.tokenizer
+)
 DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
   'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
+  'datastore': Datastore(store=STORE, min_prob=0),
   'itself': TARGET,
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
@@ -75,7 +82,7 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
 
 
 def make_engine(draft=None, policy=None, **options):
-  drafts = TREES if isinstance(draft, TreeDraft) else CHAINS
+  drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
   sizes = make_sizes(drafts=drafts)
   return PageEngine(TARGET, draft, sizes=sizes, policy=policy, **options)
 

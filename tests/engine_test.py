@@ -101,7 +101,8 @@ def check_load(draft, count, seed=0):
         top, expected.top_logprobs[: len(tokens)], atol=1e-4
       )
   assert cancelled
-  check_evidence(engine, requests, is_lookup=draft in ('lookup', 'suffixes'))
+  is_lookup = draft in ('lookup', 'suffixes', 'datastore')
+  check_evidence(engine, requests, is_lookup=is_lookup)
   return engine
 
 

@@ -56,12 +56,18 @@ def table_engine(policy, draft_table=DRAFT_TABLE, most_steps=3, **options):
   )
 
 
-def best_nodes(table, root, num_steps, width, branching):
+def best_nodes(
+  table, root, num_steps, width, branching, num_nodes=0, min_leaf_mass=0.0
+):
   """Paths of a tree with their probabilities, the best first."""
   nodes, expanded = {(): 1.0}, set()
   for step in range(num_steps):
     leaves = sorted(set(nodes) - expanded, key=lambda p: -nodes[p])
-    for path in leaves[: width if step else 1]:
+    leaves = leaves[: width if step else 1]
+    mass = sum(nodes[path] for path in leaves)
+    if len(nodes) > num_nodes and mass < min_leaf_mass:
+      break
+    for path in leaves:
       expanded.add(path)
       law = table[(root, *path)[-1]]
       for token in np.argsort(-law, kind='stable')[:branching].tolist():
@@ -80,12 +86,19 @@ def greedy_ranks(paths, root):
     ranks.append(paths.index(path))
 
 
-@pytest.mark.parametrize(('width', 'branching'), [(2, 3), (8, 2), (1, 1)])
-def test_nodes_are_those_of_the_oracle(width, branching):
+@pytest.mark.parametrize(
+  ('width', 'branching', 'min_leaf_mass'),
+  [(2, 3, 0.0), (8, 2, 0.0), (1, 1, 0.0), (2, 3, 0.6)],
+)
+def test_nodes_are_those_of_the_oracle(width, branching, min_leaf_mass):
   policy = RandomLengths(0)
   most_steps = 3 if branching > 1 else 8
   engine = table_engine(
-    policy, most_steps=most_steps, width=width, branching=branching
+    policy,
+    most_steps=most_steps,
+    width=width,
+    branching=branching,
+    min_leaf_mass=min_leaf_mass,
   )
   steps_of = make_sizes(most_steps).scheduler.buckets.steps_of
   sampling = ss.SamplingParams(max_new_tokens=50)
@@ -98,7 +111,15 @@ def test_nodes_are_those_of_the_oracle(width, branching):
       assert not outcome.lengths.any()
       continue
     drafted, verified = int(outcome.drafts.lengths[0]), int(outcome.lengths[0])
-    nodes = best_nodes(DRAFT_TABLE, root, steps_of(drafted), width, branching)
+    nodes = best_nodes(
+      DRAFT_TABLE,
+      root,
+      steps_of(drafted),
+      width,
+      branching,
+      drafted,
+      min_leaf_mass,
+    )
     paths = [path for path, _ in nodes]
     confidences = outcome.drafts.node_confidences()
     assert confidences.shape == (LENGTHS[-1], 1)

@@ -42,9 +42,11 @@ def test_flags_become_a_tree():
     assert tree_flags.config() == ss.TreeConfig(
       num_nodes=4, width=2, num_draft_steps=3, is_adaptive=True, coverage=0.5
     )
-  with given(tree_prompt_lookup=False, tree_suffix_lookup=True):
+  with given(
+    tree_prompt_lookup=False, tree_suffix_lookup=True, min_leaf_mass=0.2
+  ):
     assert tree_flags.config() == ss.TreeConfig(
-      prompt_lookup=False, suffix_lookup=True
+      prompt_lookup=False, suffix_lookup=True, min_leaf_mass=0.2
     )
 
 

@@ -69,13 +69,18 @@ def make_engine(target, draft, policy, num_pages=NUM_PAGES, **tree):
   )
 
 
-@pytest.mark.parametrize('waits_for_misses', [False, True])
-@pytest.mark.parametrize('split', ['serial', 'async'])
-def test_outputs_are_those_of_plain_decoding(split, waits_for_misses):
+@pytest.mark.parametrize(
+  ('split', 'tree'),
+  [
+    ('serial', {}),
+    ('serial', {'waits_for_misses': True}),
+    ('async', {'min_leaf_mass': 0.3}),
+    ('async', {'waits_for_misses': True}),
+  ],
+)
+def test_outputs_are_those_of_plain_decoding(split, tree):
   target, draft = make_models(split)
-  engine = make_engine(
-    target, draft, RandomLengths(0), waits_for_misses=waits_for_misses
-  )
+  engine = make_engine(target, draft, RandomLengths(0), **tree)
   requests = random_requests(24, seed=1)
   results = serve(engine, requests, seed=2)
   check(target, requests, results)

@@ -53,6 +53,7 @@ def test_output_is_that_of_plain_decoding(
     (4, 'coverage'),
     (1, 'is_adaptive'),
     (16, 'is_adaptive'),
+    (4, 'is_depth_priced'),
   ],
 )
 def test_sizes_and_switches_change_no_token(plain, num_nodes, change):

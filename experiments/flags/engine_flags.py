@@ -1,5 +1,6 @@
 """Flags of the serving engine, and the engine that they describe."""
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,17 @@ from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
+_DATASTORE = 'datastore'
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -28,6 +32,7 @@ _MODE = flags.DEFINE_enum(
     'autoregressive',
     'prompt_lookup',
     'suffix_lookup',
+    _DATASTORE,
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
@@ -39,7 +44,9 @@ _MODE = flags.DEFINE_enum(
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
   'trees grow. In mode tree a new one grows for each step. In modes serial and '
   'async they live on, and in async they grow on --draft_devices while the '
-  'target verifies. forced, for studies of policies, drafts what equal '
+  'target verifies. datastore makes trees of what followed the last '
+  'tokens in the text and in those of --datastore. forced, for studies of '
+  'policies, drafts what equal '
   'requests wrote before, and is right with probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
@@ -76,6 +83,13 @@ _SHARE_PREFIXES = flags.DEFINE_bool(
   'the runs of a sweep have the same prompts.',
 )
 
+_STORE = flags.DEFINE_string(
+  'datastore',
+  None,
+  'Mode datastore: texts of experiments.build_store, besides that of the '
+  'request itself.',
+)
+
 _PAGE_SIZE = 16
 _DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
 _HOLDERS = (
@@ -86,6 +100,7 @@ _HOLDERS = (
   _CONTEXTS,
   _KV_TOKENS,
   _SHARE_PREFIXES,
+  _STORE,
 )
 
 
@@ -99,12 +114,16 @@ def mode() -> str:
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
+  return mode() == _DATASTORE or _has_tree_draft()
+
+
+def _has_tree_draft() -> bool:
   return mode() in (shared_flags.ENGINE_TREE, *_LIVING)
 
 
 def drafts_by_model() -> bool:
   """Returns whether drafts take the time of a model."""
-  return is_tree() or mode() == 'chain'
+  return _has_tree_draft() or mode() == 'chain'
 
 
 def looks_up() -> bool:
@@ -127,6 +146,9 @@ def sizes() -> ProgramSizes:
     UserError: they are no sizes, or the flags do not fit together.
   """
   shared_flags.check([mode()])
+  _refuse(['depth_priced'], 'give --min_leaf_mass')
+  if mode() != _DATASTORE:
+    _refuse(['datastore'], f'give --mode={_DATASTORE}')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -164,12 +186,14 @@ def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
   draft: Any = None
   if mode() == 'chain':
     draft = shared_flags.load_draft(target, mode())
-  elif is_tree():
+  elif _has_tree_draft():
     draft = _tree_draft(shared_flags.load_draft(target, mode()))
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
   elif mode() == 'suffix_lookup':
     draft = SuffixLookup()
+  elif mode() == _DATASTORE:
+    draft = _datastore()
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
@@ -184,9 +208,16 @@ def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
     model=model,
     width=tree.width,
     branching=tree.branching,
+    min_leaf_mass=tree.min_leaf_mass,
     prompt_lookup=tree.prompt_lookup,
     suffix_lookup=tree.suffix_lookup,
   )
+
+
+def _datastore() -> Datastore:
+  if _STORE.value is None:
+    return Datastore()
+  return Datastore(store=TokenStore.open(pathlib.Path(_STORE.value)))
 
 
 def _forced_draft() -> ForcedDraft:

@@ -6,6 +6,7 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.cost_model.without_draft import WithoutDraft
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
+from swiftspec_jax.policies.adaserve import AdaServe
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
 from swiftspec_jax.policies.estimators import TreeEstimator
@@ -14,17 +15,42 @@ from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.roofline import Roofline
 
 _TABLE = 'table'
 _DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
+_ADASERVE = 'adaserve'
+_ROOFLINE = 'roofline'
+_OF_COSTS = {**_DSD, _ROOFLINE: Roofline}
 _VERIFICATION = 'adaptive_verification_'
 HELP = (
   f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
   f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
-  f'{_VERIFICATION}K (of vLLM: K are drafted), {load_report.GOODPUT}, or a '
+  f'{_VERIFICATION}K (of vLLM: K are drafted), {_ADASERVE} (promises first), '
+  f'{_ROOFLINE} (what a step takes along for almost nothing), '
+  f'{load_report.GOODPUT}, or a '
   "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
 )
+
+
+def names(length: int) -> list[str]:
+  """Returns the names of all own policies; drafts have `length` tokens."""
+  with_length = (load_report.FIXED, load_report.ALWAYS, _VERIFICATION)
+  return [
+    load_report.NO_SPECULATION,
+    *(f'{kind}{length}' for kind in with_length),
+    _TABLE,
+    *_DSD,
+    _ADASERVE,
+    _ROOFLINE,
+    load_report.GOODPUT,
+  ]
+
+
+def is_for_trees(name: str) -> bool:
+  """Returns whether a policy takes trees, too."""
+  return not name.startswith((*_DSD, _VERIFICATION))
 
 
 def needs_costs(name: str) -> bool:
@@ -64,12 +90,14 @@ def make(
     return table
   if name == load_report.GOODPUT:
     return _goodput(costs, buckets, is_tree, drafts_by_model, looks_up)
+  if name == _ADASERVE:
+    return AdaServe(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
     return loading.load(name, costs)
-  if is_tree and name.startswith((*_DSD, _VERIFICATION)):
+  if is_tree and not is_for_trees(name):
     raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
-  if name in _DSD:
-    return _DSD[name](costs)
+  if name in _OF_COSTS:
+    return _OF_COSTS[name](costs)
   kind, length = _with_length(name, buckets)
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
@@ -97,7 +125,8 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   if kind not in kinds or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
-      f"{', '.join(_DSD)}, {_VERIFICATION}K, goodput and 'module:Class'"
+      f'{", ".join(_OF_COSTS)}, {_VERIFICATION}K, {_ADASERVE}, goodput and '
+      "'module:Class'"
     )
   if int(length) not in buckets.lengths:
     raise errors.UserError(

@@ -50,6 +50,19 @@ _ADAPTIVE = flags.DEFINE_bool(
   'Choose --num_nodes and --num_draft_steps (up to the values given) while '
   'decoding, and decode plainly where no tree pays.',
 )
+_MIN_LEAF_MASS = flags.DEFINE_float(
+  'min_leaf_mass',
+  _DEFAULTS.min_leaf_mass,
+  'Dynamic Depth Decoding: a tree that is large enough stops growing when the '
+  'leaves of the next forward are less probable than this together, as the '
+  'draft sees it; 0 is off.',
+)
+_DEPTH_PRICED = flags.DEFINE_bool(
+  'depth_priced',
+  _DEFAULTS.is_depth_priced,
+  'Choose --min_leaf_mass while decoding, so that a draft forward is run if '
+  'what it may add is worth its time.',
+)
 _TREE_PROMPT_LOOKUP = flags.DEFINE_bool(
   'tree_prompt_lookup',
   _DEFAULTS.prompt_lookup,
@@ -86,6 +99,8 @@ def config() -> ss.TreeConfig:
     waits_for_misses=_WAITS_FOR_MISSES.value,
     coverage=_COVERAGE.value,
     is_adaptive=_ADAPTIVE.value,
+    min_leaf_mass=_MIN_LEAF_MASS.value,
+    is_depth_priced=_DEPTH_PRICED.value,
     prompt_lookup=_TREE_PROMPT_LOOKUP.value,
     suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
     forced_acceptance=_FORCED_ACCEPTANCE.value,
@@ -108,6 +123,8 @@ def to_json() -> dict[str, Any]:
     _WAITS_FOR_MISSES,
     _COVERAGE,
     _ADAPTIVE,
+    _MIN_LEAF_MASS,
+    _DEPTH_PRICED,
     _TREE_PROMPT_LOOKUP,
     _TREE_SUFFIX_LOOKUP,
     _FORCED_ACCEPTANCE,

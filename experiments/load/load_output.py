@@ -21,6 +21,7 @@ def sweep(
   *,
   prepare: Callable[[Arrivals, int], Any],
   run: Callable[[str, Arrivals, Any], tuple[LoadRecorder, dict[str, Any]]],
+  names: Sequence[str] = (),
 ) -> None:
   """Adds a row for each run, to the list and line by line to the file.
 
@@ -31,8 +32,10 @@ def sweep(
     prepare: makes of arrivals and a seed what all policies share.
     run: serves the arrivals with the policy of that name, given what
       `prepare` made; returns what happened and further columns.
+    names: policies, by default those of the flags.
   """
-  names, target = load_flags.policy_names(), load_flags.latency_target()
+  names = names or load_flags.policy_names()
+  target = load_flags.latency_target()
   total = len(rates) * len(load_flags.seeds()) * len(names)
   with tqdm.tqdm(total=total, desc='runs', mininterval=0.5) as progress:
     for rate, seed in itertools.product(rates, load_flags.seeds()):
@@ -71,6 +74,7 @@ def report(
   pictures = {
     'latency': load_plot.draw_latency(averages, title),
     'lengths': load_plot.draw_lengths(averages, title),
+    'promises': load_plot.draw_promises(averages, title),
   }
   benchmark_output.write_pictures(directory, pictures)
   print(title)

@@ -64,6 +64,26 @@ def draw_lengths(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   return _png(figure, title)
 
 
+def draw_promises(
+  rows: Sequence[Mapping[str, Any]], title: str
+) -> bytes | None:
+  """Returns a PNG of kept promises over the rate; None without promises."""
+  panels = (
+    ('tpot_attainment', 'share of kept promises'),
+    ('kept_throughput', 'tokens per second of requests that kept theirs'),
+  )
+  rows = [row for row in rows if panels[0][0] in row]
+  if not rows:
+    return None
+  figure = figure_lib.Figure(figsize=(10, 4.5), layout='constrained')
+  for axes, (name, label) in zip(
+    figure.subplots(1, len(panels)), panels, strict=True
+  ):
+    _draw_lines(axes, rows, name)
+    axes.set_title(label, fontsize='medium')
+  return _png(figure, title)
+
+
 def _draw_lines(axes, rows, name: str) -> None:
   styles = itertools.cycle(itertools.product(('-', '-.', ':'), _COLORS))
   for policy in dict.fromkeys(row['policy'] for row in rows):

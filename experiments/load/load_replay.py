@@ -86,7 +86,9 @@ def replay(
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""
   recorder = LoadRecorder(
-    arrivals.times, engine.scheduler.config.buckets.max_length
+    arrivals.times,
+    engine.scheduler.config.buckets.max_length,
+    arrivals.slo_tpots,
   )
   first_id, num_submitted = None, 0
   while not recorder.is_finished.all():

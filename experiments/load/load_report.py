@@ -62,7 +62,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   cells = [
     (
       'rate', 'policy', 'latency', 'p99', 'TTFT', 'TPOT', 'tokens/s',
-      'acc. length', 'drafted', 'SLO',
+      'acc. length', 'drafted', 'SLO', 'TPOT kept', 'kept tokens/s',
     )
   ]  # fmt: skip
   for row in rows:
@@ -78,6 +78,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         _cell(row, 'acceptance_length', '.2f'),
         _cell(row, 'mean_num_speculative_tokens', '.2f'),
         _cell(row, 'slo_attainment', '.2f'),
+        _cell(row, 'tpot_attainment', '.2f'),
+        _cell(row, 'kept_throughput', '.0f'),
       )
     )
   return benchmark_report.aligned(cells, num_names=2)

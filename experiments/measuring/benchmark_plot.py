@@ -10,7 +10,10 @@ from matplotlib import figure as figure_lib
 from experiments.measuring.benchmark_report import BASELINE
 
 _BLUE, _ORANGE, _GREEN = '#0072b2', '#e69f00', '#009e73'
-_COLORS = ('#8c8c8c', _BLUE, _ORANGE, _GREEN, '#cc79a7', '#56b4e9', '#d55e00')
+_COLORS = (
+  '#8c8c8c', _BLUE, _ORANGE, _GREEN, '#cc79a7', '#56b4e9', '#d55e00',
+  '#f0e442', '#000000',
+)  # fmt: skip
 
 
 def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:

@@ -129,11 +129,14 @@ def grow(
   params: Params,
   state: TreeDraftState,
   num_steps: jax.Array,
+  min_mass: jax.Array | None = None,
   *,
   config: ModelConfig,
   tree_config: TreeConfig,
 ) -> tuple[TreeDraftState, jax.Array]:
   """Grows the trees by `num_steps` i32[] forwards, new trees from their roots.
+
+  `min_mass` f32[] is as in `tree.grow`.
 
   Returns:
     The state and the number i32[] of forwards: fewer if all trees are full.
@@ -151,7 +154,7 @@ def grow(
       )
   with jax.named_scope('grow'):
     state, num_forwards = _grow(
-      params, state, num_steps - num_restarts, 0, config, tree_config
+      params, state, num_steps - num_restarts, 0, min_mass, config, tree_config
     )
   return state, num_restarts + num_forwards
 
@@ -169,6 +172,7 @@ def advance(
   num_restart_steps: jax.Array,
   waits: jax.Array,
   budgets: jax.Array | None = None,
+  min_mass: jax.Array | None = None,
   *,
   config: ModelConfig,
   tree_config: TreeConfig,
@@ -189,6 +193,7 @@ def advance(
       else it sends what there is, its root at least, and `grow` does the rest.
     budgets: i32[B] most nodes that each row sends, its root left out; None for
       T - 1.
+    min_mass: f32[] as in `tree.grow`.
     config: configuration of the draft model.
     tree_config: sizes of the tree.
     num_nodes: T to send; trees that are smaller grow until they have them.
@@ -209,7 +214,7 @@ def advance(
     least = num_nodes if budgets is None else budgets + 1
     least = jnp.where(restart.is_late, 0, least)
     state, num_forwards = _grow(
-      params, state, num_steps, least, config, tree_config
+      params, state, num_steps, least, min_mass, config, tree_config
     )
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes, budgets)
@@ -324,7 +329,7 @@ def _reroot(state, verified):
   return state.replace(tree=tree, outcome=outcome), moved
 
 
-def _grow(params, state, num_steps, num_nodes, config, tree_config):
+def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
   """Returns the state with grown trees, and the number of forwards.
 
   Trees whose root is not expanded stay as they are.
@@ -364,6 +369,7 @@ def _grow(params, state, num_steps, num_nodes, config, tree_config):
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
     is_growing=state.tree.num_expanded > 0,
+    min_mass=min_mass,
   )
   state = state.replace(tree=tree, cache=cache, features=features)
   return state, num_forwards

@@ -38,6 +38,13 @@ class Job:
     """Whether the output is complete."""
     return self._row.is_finished
 
+  def decode_seconds(self, now: float) -> float:
+    """Returns the seconds from the first output token to `now`.
+
+    `now` is one of `time.perf_counter`. Without a token it is 0.
+    """
+    return self._row.decode_seconds(now)
+
   def end_prefill(self) -> None:
     """Starts the clock of decoding."""
     self._row.end_prefill()

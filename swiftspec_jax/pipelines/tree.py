@@ -25,6 +25,7 @@ from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import step_timing, tree_checks, tree_sizes
+from swiftspec_jax.pipelines.depth_price import DepthPrice
 from swiftspec_jax.pipelines.draft_lag import DraftLag
 from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
@@ -71,6 +72,8 @@ class TreePipeline:
       num_restart_steps=0,
       waits_for_misses=False,
       is_adaptive=False,
+      min_leaf_mass=0.0,
+      is_depth_priced=False,
     )
     # Where the two take turns, nothing grows while the target verifies.
     self._waits = int(tree_config.waits_for_misses or not self.is_async)
@@ -91,8 +94,16 @@ class TreePipeline:
       _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
     )
     self._count = functools.cache(self._count)
+    self._mass = functools.cache(self._mass)
     self._measure_steps = functools.cache(self._measure_steps)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
+    self._price: DepthPrice | None = None
+    if tree_config.is_depth_priced:
+      self._price = DepthPrice(
+        num_nodes=tree_config.num_nodes,
+        num_steps=tree_config.num_draft_steps,
+        is_async=self.is_async,
+      )
     # Of the next round. The proposal lies on the target's devices; a pause
     # needs none.
     self._next: tree_sizes.Sizes | None = None
@@ -136,6 +147,8 @@ class TreePipeline:
       )
     if self._tree_config.is_adaptive:
       self._adapt(self._measure_steps(self.capacity))
+    if self._price is not None:
+      self._price.start(self._measure_steps(self.capacity))
     self._forget_proposal()
     self._lag = DraftLag()
 
@@ -184,6 +197,8 @@ class TreePipeline:
 
   def observe(self, reports: Sequence[types.StepReport]) -> None:
     self._sizes.observe(reports)
+    if self._price is not None:
+      self._price.observe(reports)
     self._lag.read([len(report.token_ids) for report in reports])
 
   def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
@@ -220,6 +235,7 @@ class TreePipeline:
       self._draft.params,
       self._draft_rows.state,
       self._count(num_steps),
+      self._min_mass(),
       config=self._draft.config,
       tree_config=self._compiled_config,
     )
@@ -298,6 +314,7 @@ class TreePipeline:
       verified,
       *(self._count(n) for n in steps),
       self._count(self._waits),
+      min_mass=self._min_mass(),
       config=self._draft.config,
       tree_config=self._compiled_config,
       num_nodes=num_nodes,
@@ -394,17 +411,19 @@ class TreePipeline:
       self._draft_rows.clear_trees()
       return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
 
+    programs = {
+      **{sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees},
+      'draft': grow,
+      'advance': advance,
+    }
+    lengths = drafter.lengths if self._tree_config.is_adaptive else ()
+    if lengths:  # else the draft never pauses
+      programs['catch_up'] = lambda: self._catch_up
+      for n in lengths:
+        programs['pause', n] = functools.partial(pause, n)
     self._target_rows.fill()
     seconds = step_timing.median_seconds(
-      {
-        **{('pause', n): functools.partial(pause, n) for n in drafter.lengths},
-        **{
-          sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees
-        },
-        'draft': grow,
-        'advance': advance,
-        'catch_up': lambda: self._catch_up,
-      },
+      programs,
       lambda: (self._target_rows.state, self._draft_rows.state),
     )
     self._target_rows.empty()
@@ -412,14 +431,24 @@ class TreePipeline:
     self._draft_rows.make_idle()
     return tree_sizes.StepTimes(
       target_seconds={x.num_nodes: seconds[x.num_nodes] for x in trees},
-      pause_seconds={n: seconds['pause', n] for n in drafter.lengths},
+      pause_seconds={n: seconds['pause', n] for n in lengths},
       draft_seconds=seconds['draft'],
       advance_seconds=seconds['advance'],
-      catch_up_seconds=seconds['catch_up'],
+      catch_up_seconds=seconds.get('catch_up', 0.0),
     )
 
   def _forget_proposal(self) -> None:
     self._next = self._proposal = None
+
+  def _min_mass(self) -> jax.Array | None:
+    """Returns what the leaves of a forward must hold, if that is asked."""
+    if self._price is not None:
+      return self._mass(round(self._price.min_mass, 3))
+    least = self._tree_config.min_leaf_mass
+    return self._mass(least) if least else None
+
+  def _mass(self, value: float) -> jax.Array:
+    return sharding_lib.replicate(np.float32(value), self._draft.mesh)
 
   def _count(self, value: int) -> jax.Array:
     return sharding_lib.replicate(np.int32(value), self._draft.mesh)

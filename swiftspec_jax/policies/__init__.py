@@ -38,6 +38,11 @@ class StepView:
     num_spare_tokens: i64[B] tokens that fit into the pages of the row behind
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
+    num_output: i64[B] tokens that the rows have emitted so far.
+    slo_tpots: f64[B] seconds per output token behind the first one that were
+      promised to the rows; inf where nothing was.
+    decode_seconds: f64[B] since the first output token of each row; 0 if no
+      row was promised anything.
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
       take in before it can draft for all rows.
     buckets: the sizes that are compiled.
@@ -57,6 +62,9 @@ class StepView:
   num_free_pages: int
   num_spare_tokens: np.ndarray
   num_waiting: int
+  num_output: np.ndarray
+  slo_tpots: np.ndarray
+  decode_seconds: np.ndarray
   buckets: StepBuckets
   num_late_tokens: int = 0
 
@@ -114,6 +122,8 @@ class DraftPlan:
     is_probe: bool[B] or None: rows whose drafts are wanted for what they tell;
       `plan_verify` keeps a part of them.
     is_first: drafts come before prompts, which get what is left of the step.
+    is_pool: whether `plan_verify` takes a part of the drafts. Together they may
+      be more than the room of the step; only the memory bounds them.
     looks_up: drafts are looked up in the texts, and the draft model rests; only
       for engines that can do both.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
@@ -124,6 +134,7 @@ class DraftPlan:
   lengths: np.ndarray
   is_probe: np.ndarray | None = None
   is_first: bool = False
+  is_pool: bool = False
   looks_up: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
@@ -201,8 +212,11 @@ def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
   plan = policy.plan_draft(view)
   if plan.is_first:
     view = view.with_drafts_first()
-  # What cannot be verified is not drafted.
-  return view, dataclasses.replace(plan, lengths=view.shortened(plan.lengths))
+  if plan.is_pool:
+    lengths = view.fitting(np.minimum(plan.lengths, view.limits))
+  else:  # what cannot be verified is not drafted
+    lengths = view.shortened(plan.lengths)
+  return view, dataclasses.replace(plan, lengths=lengths)
 
 
 class VerifyAll:

@@ -153,7 +153,7 @@ async def _answer(
   samplings = body.samplings()
   service.check_number(len(prompts) * len(samplings))
   requests = [
-    ss.Request(token_ids=token_ids, sampling=sampling)
+    ss.Request(token_ids=token_ids, sampling=sampling, slo_tpot=body.slo_tpot)
     for token_ids in await service.encoder.encode(prompts)
     for sampling in samplings
   ]

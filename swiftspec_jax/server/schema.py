@@ -98,6 +98,13 @@ class _Body(_Object):
     ge=0,
     description='Longest draft; 0 for none, nothing leaves it to the server.',
   )
+  slo_tpot: float | None = Field(
+    None,
+    gt=0,
+    lt=float('inf'),
+    description='Seconds per output token that are good enough, for policies '
+    'such as adaserve.',
+  )
 
   @pydantic.model_validator(mode='after')
   def _check_stream(self):

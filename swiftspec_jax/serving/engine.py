@@ -27,13 +27,11 @@ from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
 )
-from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
@@ -85,7 +83,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Args:
       target: defines the output.
       draft: a draft model, for chains or in a `TreeDraft` or `LivingTrees`, a
-        lookup, a `HostDrafter`, or None for plain decoding.
+        lookup, a `Datastore`, a `HostDrafter`, or None for plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: drafts beside a draft model, where the policy prefers it.
       policy: how much to speculate; not at all by default.
@@ -109,7 +107,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.scheduler = Scheduler(config)
     self._model = target
     self._sizes = sizes
-    self._takes_trees = isinstance(draft, TreeDraft | LivingTrees)
+    self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
     self._target = Target(
@@ -153,6 +151,10 @@ class PageEngine(engine.Engine[PagedJob]):
     self._seat()
     num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
     view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    if np.isfinite(view.slo_tpots).any():
+      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
+      seconds = [job.decode_seconds(start) for job in jobs_of_view]
+      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
     if not self.programs.can_draft(view):
       view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
     view, plan = policies.ask(self.policy, view)
@@ -348,6 +350,7 @@ class PageEngine(engine.Engine[PagedJob]):
       job.max_new_tokens,
       job.max_speculative_tokens,
       job.new_page_keys(),
+      job.request.slo_tpot or np.inf,
     )
 
   def _drop(self, job: PagedJob) -> None:

@@ -38,14 +38,22 @@ class LoadRecorder:
     busy_seconds: seconds of all steps.
   """
 
-  def __init__(self, arrivals: np.ndarray, max_length: int):
+  def __init__(
+    self,
+    arrivals: np.ndarray,
+    max_length: int,
+    slo_tpots: np.ndarray | None = None,
+  ):
     """Nothing has happened yet.
 
     Args:
       arrivals: f64[n] seconds.
       max_length: longest draft.
+      slo_tpots: f64[n] seconds per output token that were promised, inf for no
+        promise; None for none at all.
     """
     self.arrivals = arrivals
+    self._slo_tpots = slo_tpots
     self.first = np.full(len(arrivals), np.nan)
     self.last = np.full(len(arrivals), np.nan)
     self.num_output = np.zeros(len(arrivals), np.int64)
@@ -129,7 +137,10 @@ class LoadRecorder:
     num_accepted = int((self._accepted * np.arange(len(self._accepted))).sum())
     num_verified = int((self._lengths * np.arange(len(self._lengths))).sum())
     span = float(self.last[done].max() - self.arrivals[0]) if done.any() else 0
-    is_kept = (ttft <= target.ttft) & (tpot[done] <= target.tpot)
+    promised = np.full(len(done), target.tpot)
+    if self._slo_tpots is not None:
+      promised = self._slo_tpots
+    is_kept = (ttft <= target.ttft) & (tpot[done] <= promised[done])
     figures = {
       'num_requests': int(done.sum()),
       'mean_e2e_latency': _mean(e2e),
@@ -160,6 +171,22 @@ class LoadRecorder:
       'num_probes': self.num_probes,
       'busy_fraction': _ratio(self.busy_seconds, span),
     }
+    if self._slo_tpots is not None:
+      figures |= self._promises(tpot, span)
+    return figures
+
+  def _promises(self, tpot: np.ndarray, span: float) -> dict[str, Any]:
+    """Returns what became of the promises; tokens of others do not count."""
+    is_kept = tpot <= self._slo_tpots
+    num_tokens = int(self.num_output[self.is_finished & is_kept].sum())
+    figures = {
+      'tpot_attainment': _mean(is_kept[self.is_finished]),
+      'kept_throughput': _ratio(num_tokens, span),
+    }
+    for promised in np.unique(self._slo_tpots):
+      of_class = self.is_finished & (self._slo_tpots == promised)
+      name = f'tpot_attainment_{promised * 1e3:g}ms'
+      figures[name] = _mean(is_kept[of_class])
     return figures
 
   def _rate_per_position(self) -> list[float | None]:

@@ -74,12 +74,16 @@ def simulate(
   scheduler = Scheduler(config)
   intake = Intake(config.buckets) if drafts_by_model else None
   recorder = load_metrics.LoadRecorder(
-    arrivals.times, config.buckets.max_length
+    arrivals.times, config.buckets.max_length, arrivals.slo_tpots
   )
+  slo_tpots = arrivals.slo_tpots
+  if slo_tpots is None:
+    slo_tpots = np.full(len(arrivals), np.inf)
   requests = zip(
     arrivals.times.tolist(),
     arrivals.prompt_tokens.tolist(),
     arrivals.output_tokens.tolist(),
+    slo_tpots.tolist(),
     strict=True,
   )
   upcoming = iter(enumerate(requests))
@@ -87,8 +91,8 @@ def simulate(
   time, peak_pages = 0.0, 0
   while True:
     while arriving is not None and arriving[1][0] <= time:
-      request_id, (_, num_prompt_tokens, num_output_tokens) = arriving
-      scheduler.submit(request_id, num_prompt_tokens, num_output_tokens)
+      request_id, (_, num_prompt, num_output, slo_tpot) = arriving
+      scheduler.submit(request_id, num_prompt, num_output, slo_tpot=slo_tpot)
       arriving = next(upcoming, None)
     view = scheduler.begin_step()
     if view is None:
@@ -152,6 +156,10 @@ def _run_step(
   if intake is not None:
     count = intake.num_late_tokens(view, scheduler.num_tenants)
     view = dataclasses.replace(view, num_late_tokens=count)
+  if np.isfinite(view.slo_tpots).any():
+    # A prompt of one token decodes at once.
+    first = np.where(num_output > 0, recorder.first[view.request_ids], time)
+    view = dataclasses.replace(view, decode_seconds=time - first)
   view, plan = policies.ask(policy, view)
   takes_in = False
   if intake is not None:

@@ -33,6 +33,7 @@ from swiftspec_jax.tree.growth import (
   expand,
   expand_best,
   grow,
+  leaf_mass,
   root_leaves,
 )
 from swiftspec_jax.tree.rerooting import (
@@ -80,6 +81,7 @@ __all__ = [
   'expand',
   'expand_best',
   'grow',
+  'leaf_mass',
   'mark_sent',
   'new_tree',
   'reroot',

@@ -208,11 +208,13 @@ def grow(
   num_nodes: int | jax.Array = 0,
   coverage: float = 0.0,
   is_growing: jax.Array | bool = True,
+  min_mass: jax.Array | None = None,
 ) -> tuple[state.DraftTree, Any]:
   """Expands the most probable candidates, step by step.
 
   A tree that can grow no more takes no forward; if one can, the others come
-  along: it costs nothing more.
+  along: it costs nothing more. With `min_mass` they do not, so that a tree does
+  not depend on its neighbours.
 
   Args:
     tree: to grow.
@@ -224,23 +226,52 @@ def grow(
       takes more steps.
     coverage: as in `best_candidates`.
     is_growing: bool[B] rows that grow.
+    min_mass: f32[] or f32[B] `leaf_mass` below which a tree of `num_nodes`
+      stops (Dynamic Depth Decoding, arXiv 2409.00142); None for trees that
+      never do.
 
   Returns:
     The tree, and the carry of the last call.
   """
 
-  def must_grow(now):
-    step, tree, _ = now
+  def rows_to_grow(step, tree):
     has_candidate = jnp.any(tree.status == state.CANDIDATE, axis=1)
     can_grow = (
       has_candidate & is_growing & (tree.num_expanded < tree.num_cache_rows)
     )
-    wants = (step < num_steps) | (tree.size < num_nodes)
-    return jnp.any(can_grow & wants)
+    wants = step < num_steps
+    if min_mass is not None:
+      wants &= leaf_mass(tree, width, coverage) >= min_mass
+    return can_grow & (wants | (tree.size < num_nodes))
 
   def body(now):
-    step, tree, carry = now
-    grown = expand_best(tree, carry, draft_fn, width, coverage, is_growing)
-    return step + 1, *grown
+    step, tree, carry, rows = now
+    rows = is_growing if min_mass is None else rows
+    tree, carry = expand_best(tree, carry, draft_fn, width, coverage, rows)
+    return step + 1, tree, carry, rows_to_grow(step + 1, tree)
 
-  return jax.lax.while_loop(must_grow, body, (jnp.int32(0), tree, carry))[1:]
+  start = jnp.int32(0), tree, carry, rows_to_grow(0, tree)
+  return jax.lax.while_loop(lambda now: jnp.any(now[3]), body, start)[1:3]
+
+
+def leaf_mass(
+  tree: state.DraftTree, width: int, coverage: float = 0.0
+) -> jax.Array:
+  """Returns f32[B], the probability of the leaves of the next forward.
+
+  It is what the draft takes to be the probability that the text goes on
+  through one of them, so a leaf below another one does not count.
+
+  Args:
+    tree: whose `best_candidates` are the leaves.
+    width: W.
+    coverage: nats, as in `best_candidates`.
+  """
+  nodes = best_candidates(tree, width, coverage).nodes
+  # What is above a leaf is expanded, or a leaf, too.
+  parents = arrays.take(tree.parents, nodes)
+  is_below = arrays.take(tree.status, parents) == state.CANDIDATE
+  is_below &= parents != state.NO_PARENT
+  is_counted = (nodes != state.NO_NODE) & ~is_below
+  weights = jnp.exp(arrays.take(tree.log_probs, nodes))
+  return jnp.sum(jnp.where(is_counted, weights, 0.0), axis=1)

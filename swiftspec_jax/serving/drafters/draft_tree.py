@@ -61,11 +61,13 @@ class TreeDraft:
     branching: children of a leaf that enter the tree.
     prompt_lookup: same as in `TreeConfig`.
     suffix_lookup: same as in `TreeConfig`.
+    min_leaf_mass: bound on the mass of leaves, as in `TreeConfig`.
   """
 
   model: Model
   width: int = 8
   branching: int = 8
+  min_leaf_mass: float = 0.0
   prompt_lookup: bool = True
   suffix_lookup: bool = False
 
@@ -74,6 +76,7 @@ class TreeDraft:
     checks = {
       'width': (self.width >= 1, 'at least 1'),
       'branching': (1 <= self.branching <= most, f'1 to {most}'),
+      'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
     }
     errors.check_fields(self, checks)
 
@@ -108,6 +111,7 @@ class Grown:
     'num_nodes',
     'sizes',
     'kinds',
+    'min_leaf_mass',
   ),
 )
 def grow(
@@ -126,6 +130,7 @@ def grow(
   num_nodes: int,
   sizes: tuple[int, int],
   kinds: tuple[text_lookup.Kind, ...],
+  min_leaf_mass: float,
 ) -> Grown:
   """Grows trees behind the last known tokens.
 
@@ -144,6 +149,7 @@ def grow(
     num_nodes: T to choose; static.
     sizes: W, and children of a leaf; static.
     kinds: kinds of lookups in the known text; static.
+    min_leaf_mass: bound for trees that have the nodes asked for; static.
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
@@ -209,8 +215,11 @@ def grow(
     num_rows + width,
     sharding,
   )
+  stop = {}
+  if min_leaf_mass:
+    stop = {'num_nodes': rows.lengths + 1, 'min_mass': min_leaf_mass}
   tree, _ = tree_lib.grow(
-    tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width
+    tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width, **stop
   )
   return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
 
@@ -282,6 +291,8 @@ class TreeDrafter(ModelDrafter):
       name += '_prompt_lookup'
     if draft.suffix_lookup:
       name += '_suffix_lookup'
+    if draft.min_leaf_mass:
+      name += f'_{draft.min_leaf_mass}'
     return name
 
   @property
@@ -317,6 +328,7 @@ class TreeDrafter(ModelDrafter):
       num_nodes=self._sizes.scheduler.buckets.max_length + 1,
       sizes=self._sizes_of_trees,
       kinds=self._draft.kinds,
+      min_leaf_mass=self._draft.min_leaf_mass,
     )
 
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:

@@ -138,7 +138,11 @@ class LivingRows:
     self._target = target
     # What the host decides must not be compiled in.
     self._compiled_tree = dataclasses.replace(
-      tree, num_draft_steps=0, num_restart_steps=0, waits_for_misses=False
+      tree,
+      num_draft_steps=0,
+      num_restart_steps=0,
+      waits_for_misses=False,
+      min_leaf_mass=0.0,
     )
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
@@ -158,6 +162,9 @@ class LivingRows:
     # On the devices, as they are the same in each round.
     self._advance_counts = self._put(tuple(map(np.int32, (*steps, waits))))
     self._num_draft_steps = self._put(np.int32(tree.num_draft_steps))
+    self._min_mass = None
+    if tree.min_leaf_mass:
+      self._min_mass = self._put(np.float32(tree.min_leaf_mass))
     self._control_token_ids = tokenizer_lib.control_token_ids(model.tokenizer)
     self.chunk_size = min(
       max(_SMALLEST_CHUNK, config.buckets.max_query_tokens),
@@ -299,6 +306,7 @@ class LivingRows:
       verified if features is None else (verified, features),
       *self._advance_counts,
       budgets,
+      self._min_mass,
       config=self._model.config,
       tree_config=self._compiled_tree,
       num_nodes=self._tree.num_nodes,
@@ -316,6 +324,7 @@ class LivingRows:
         self._model.params,
         self.state,
         self._num_draft_steps,
+        self._min_mass,
         config=self._model.config,
         tree_config=self._compiled_tree,
       )

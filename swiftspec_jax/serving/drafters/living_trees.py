@@ -38,15 +38,20 @@ class LivingTrees:
   Attributes:
     model: model that drafts, on the target's devices or on others.
     tree: sizes of the trees; `num_nodes` is one more than the longest declared
-      draft. `is_adaptive` and `forced_acceptance` are not for engines with
-      policies.
+      draft. `is_adaptive`, `is_depth_priced` and `forced_acceptance` are not
+      for engines with policies.
   """
 
   model: Model
   tree: TreeConfig
 
   def __post_init__(self):
-    for name, unset in (('is_adaptive', False), ('forced_acceptance', None)):
+    unset_values = {
+      'is_adaptive': False,
+      'is_depth_priced': False,
+      'forced_acceptance': None,
+    }
+    for name, unset in unset_values.items():
       value = getattr(self.tree, name)
       if value != unset:
         raise errors.UserError(
@@ -101,7 +106,8 @@ class LivingTreeDrafter:
     tree, mode = self._draft.tree, 'async' if self.rows.is_async else 'serial'
     name = f'{self._draft.model.name}_{mode}_{tree.width}_{tree.branching}'
     kinds = text_lookup.kinds_of_tree(tree)
-    return f'{name}_{tree.num_draft_steps}_{len(kinds)}'
+    name += f'_{tree.num_draft_steps}_{len(kinds)}'
+    return f'{name}_{tree.min_leaf_mass}' if tree.min_leaf_mass else name
 
   def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     is_new = self._num_tenants != texts.num_tenants

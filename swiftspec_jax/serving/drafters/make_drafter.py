@@ -5,6 +5,10 @@ from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.datastore import (
+  Datastore,
+  DatastoreDrafter,
+)
 from swiftspec_jax.serving.drafters.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
@@ -34,6 +38,11 @@ _Trees = TreeDraft | LivingTrees
 Draft = Model | _Trees | Lookup | None
 
 
+def makes_trees(draft: Draft) -> bool:
+  """Returns whether drafts are trees, not chains."""
+  return isinstance(draft, _Trees | Datastore)
+
+
 def model_of(draft: Draft, target: Model) -> Model | None:
   """Returns the model that drafts for a target, None if none does.
 
@@ -41,13 +50,13 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     UserError: it is no draft, has another vocabulary, lies on other devices,
       or reads features that the target does not have.
   """
-  if draft is None or isinstance(draft, Lookup):
+  if draft is None or isinstance(draft, Lookup | Datastore):
     return None
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup or '
-      f'a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup, '
+      f'Datastore or a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
@@ -68,6 +77,10 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """
   if draft is None:
     return NoDrafter()
+  if isinstance(draft, Datastore):
+    if draft.store is not None:
+      draft.store.check(target.model.name, target.model.tokenizer)
+    return DatastoreDrafter(draft)
   if isinstance(draft, Lookup):
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):

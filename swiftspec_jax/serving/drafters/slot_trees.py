@@ -11,6 +11,7 @@ Legend: U slots, K longest draft, T = K + 1 nodes.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from swiftspec_jax import tree as tree_lib
@@ -33,3 +34,18 @@ def of_parents(parents: jax.Array) -> SlotTrees:
     depths=mask.sum(axis=2, dtype=jnp.int32) - 1,
     ancestor_mask=mask,
   )
+
+
+def on_host(parents: np.ndarray) -> SlotTrees:
+  """Returns the same of parents i32[U, T] on the host, with host arrays."""
+  num_slots, num_nodes = parents.shape
+  mask = np.broadcast_to(
+    np.eye(num_nodes, dtype=bool), (num_slots, num_nodes, num_nodes)
+  ).copy()
+  slots = np.arange(num_slots)
+  for node in range(1, num_nodes):
+    above = parents[:, node]
+    has_parent = (above != tree_lib.NO_PARENT)[:, None]
+    mask[:, node] |= mask[slots, np.maximum(above, 0)] & has_parent
+  depths = mask.sum(axis=2, dtype=np.int32) - 1
+  return SlotTrees(parents=parents, depths=depths, ancestor_mask=mask)

@@ -71,6 +71,8 @@ class _Waiting:
   num_remaining: int
   limit: int
   page_keys: list[bytes]
+  slo_tpot: float
+  num_output: int = 0
   num_verified: int = 0
   num_accepted: int = 0
 
@@ -107,6 +109,8 @@ class Scheduler:
     self._num_cached = np.zeros(size, np.int64)
     self._num_remaining = np.zeros(size, np.int64)
     self._limits = np.zeros(size, np.int64)
+    self._slo_tpots = np.full(size, np.inf)
+    self._num_output = np.zeros(size, np.int64)
     self._num_verified = np.zeros(size, np.int64)
     self._num_accepted = np.zeros(size, np.int64)
 
@@ -143,6 +147,7 @@ class Scheduler:
     max_new_tokens: int,
     max_speculative_tokens: int | None = None,
     page_keys: Sequence[bytes] = (),
+    slo_tpot: float = np.inf,
   ) -> None:
     """Puts a request at the end of the queue.
 
@@ -153,6 +158,7 @@ class Scheduler:
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
       page_keys: `pages.keys_of` the prompt, if it may share pages.
+      slo_tpot: seconds per output token that were promised; policies see them.
 
     Raises:
       UserError: the request is longer than `max_context`, or would not fit into
@@ -169,6 +175,7 @@ class Scheduler:
         num_remaining=max_new_tokens,
         limit=limit,
         page_keys=list(page_keys),
+        slo_tpot=slo_tpot,
       )
     )
 
@@ -221,6 +228,9 @@ class Scheduler:
       num_spare_tokens=self._table.num_owned[slots] * self._config.page_size
       - known,
       num_waiting=len(self._waiting),
+      num_output=self._num_output[slots],
+      slo_tpots=self._slo_tpots[slots],
+      decode_seconds=np.zeros(len(slots)),  # whoever has a clock fills them in
       buckets=buckets,
     )
 
@@ -293,6 +303,7 @@ class Scheduler:
     rejected = plan.lengths[is_present] - num_accepted
     self._num_cached[slots] += plan.num_query_tokens[is_present] - rejected
     self._num_known[slots] += num_emitted
+    self._num_output[slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
     self._table.remember(slots, self._num_cached[slots])
     self._table.trim(slots, self._num_known[slots])
@@ -339,6 +350,8 @@ class Scheduler:
       self.num_shared_tokens += num_cached
       self._num_remaining[slot] = waiting.num_remaining
       self._limits[slot] = waiting.limit
+      self._slo_tpots[slot] = waiting.slo_tpot
+      self._num_output[slot] = waiting.num_output
       self._num_verified[slot] = waiting.num_verified
       self._num_accepted[slot] = waiting.num_accepted
       self._table.own(np.array([slot]), self._num_known[[slot]])
@@ -353,6 +366,8 @@ class Scheduler:
         num_remaining=int(self._num_remaining[slot]),
         limit=int(self._limits[slot]),
         page_keys=self._table.keys(slot),
+        slo_tpot=float(self._slo_tpots[slot]),
+        num_output=int(self._num_output[slot]),
         num_verified=int(self._num_verified[slot]),
         num_accepted=int(self._num_accepted[slot]),
       )

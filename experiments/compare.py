@@ -1,0 +1,249 @@
+r"""Sets the systems of the field side by side.
+
+  python -m experiments.compare --limit=12 --output_dir=results
+  python -m experiments.compare --systems=autoregressive,tree,ddd,sssd \
+    --settings=prompts --output_dir=results
+  python -m experiments.compare --systems=autoregressive,smartspec,adaserve \
+    --settings=load --tree_sizes=3,7,15 --slo_tpots=0.01:1,0.05:1 \
+    --output_dir=results
+
+In the setting prompts every system that decodes takes every prompt, one at a
+time, on the devices at hand. In the setting load those with a policy serve the
+same requests in virtual time, as simulate_load does. rows.jsonl has a line for
+each system and setting. The folders prompts/ and load/ have what experiments.
+benchmark and simulate_load write, with the pictures. Ctrl-C keeps what is done.
+"""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tqdm
+from absl import flags
+
+from experiments import program
+from experiments import prompts as prompts_lib
+from experiments.flags import load_flags, shared_flags
+from experiments.load import load_output, load_report, simulated_load
+from experiments.measuring import (
+  benchmark_plot,
+  benchmark_report,
+  benchmark_run,
+)
+from experiments.output import benchmark_output, provenance
+from experiments.studies import systems
+from swiftspec_jax import errors
+
+_SETTINGS = _PROMPTS_SETTING, _LOAD_SETTING = ['prompts', 'load']
+_SYSTEMS = flags.DEFINE_list(
+  'systems',
+  None,
+  f'Some of {", ".join(systems.SYSTEMS)}. Default: all that need no further '
+  'devices, nor a --draft that is not given.',
+)
+_SETTINGS_FLAG = flags.DEFINE_list(
+  'settings', _SETTINGS, f'Some of {", ".join(_SETTINGS)}.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'New or empty directory for the results.', required=True
+)
+flags.FLAGS.set_default('tree_sizes', ['3', '7', '15'])
+
+# Of both kinds of rows, where they apply.
+_PROMPT_FIGURES = (
+  'tokens_per_second',
+  'speedup',
+  'acceptance_length',
+  'outputs_equal',
+)
+_LOAD_FIGURES = (
+  'acceptance_length',
+  'mean_e2e_latency',
+  'throughput',
+  'slo_attainment',
+  'tpot_attainment',
+  'kept_throughput',
+)
+
+
+def main() -> None:
+  """Runs the program."""
+  for name in ('policies', 'forced_acceptance'):
+    if flags.FLAGS[name].present:
+      raise errors.UserError(f'--{name} has no meaning here; give --systems')
+  decoding, serving = _taking_part(_names())
+  if decoding:
+    shared_flags.check(systems.modes(decoding))
+    path = pathlib.Path(_PROMPTS.value)
+    prompts = prompts_lib.read_prompts(path, _LIMIT.value)
+  load = None
+  if serving:
+    load = simulated_load.SimulatedLoad()
+    load.check_fits()
+    for name in serving:
+      load.policy(systems.SYSTEMS[name].policy)
+  directory = pathlib.Path(_OUTPUT_DIR.value)
+  benchmark_output.open_directory(directory, {}, resume=False)
+  if load is not None:
+    _serve(serving, load, directory)
+  if decoding:
+    _decode(decoding, prompts, directory)
+  print(f'written to {directory}')
+
+
+def _names() -> list[str]:
+  """Returns the systems to compare, checked."""
+  for flag, values, known in (
+    ('systems', _SYSTEMS.value or [], systems.SYSTEMS),
+    ('settings', _SETTINGS_FLAG.value, _SETTINGS),
+  ):
+    for name in values:
+      if name not in known:
+        raise errors.UserError(
+          f'--{flag}: unknown name {name!r}; choose from {", ".join(known)}'
+        )
+      if values.count(name) > 1:
+        raise errors.UserError(f'--{flag} names {name} twice')
+  if _SYSTEMS.value:
+    return _SYSTEMS.value
+  return [
+    name
+    for name in systems.SYSTEMS
+    if not (systems.needs_devices(name) or systems.lacks_draft(name))
+  ]
+
+
+def _taking_part(names: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Returns the systems that decode prompts, and those that serve load."""
+  settings = _SETTINGS_FLAG.value
+  decoding = [n for n in names if systems.SYSTEMS[n].decodes]
+  serving = [n for n in names if systems.SYSTEMS[n].policy is not None]
+  decoding = decoding if _PROMPTS_SETTING in settings else []
+  serving = serving if _LOAD_SETTING in settings else []
+  if not decoding and not serving:
+    raise errors.UserError(
+      f'none of {", ".join(names)} takes part in {", ".join(settings)}'
+    )
+  return decoding, serving
+
+
+def _serve(
+  names: Sequence[str],
+  load: simulated_load.SimulatedLoad,
+  directory: pathlib.Path,
+) -> None:
+  """Serves the same requests with each system's policy, in virtual time."""
+  folder = directory / _LOAD_SETTING
+  folder.mkdir()
+  rows: list[dict[str, Any]] = []
+
+  def run(name, arrivals, acceptance):
+    return load.run(systems.SYSTEMS[name].policy, arrivals, acceptance)
+
+  try:
+    load_output.sweep(
+      load_flags.request_rates(),
+      rows,
+      folder,
+      prepare=load.acceptance,
+      run=run,
+      names=names,
+    )
+  finally:
+    if rows:
+      load_output.report(
+        rows, folder, simulated_load.title(), simulated_load.to_json()
+      )
+    for row in load_report.average(rows):
+      setting = f'{_LOAD_SETTING} at {row["request_rate"]:g}/s, simulated'
+      _append(directory, row['policy'], setting, row, _LOAD_FIGURES)
+
+
+def _decode(
+  names: Sequence[str],
+  prompts: Sequence[prompts_lib.Prompt],
+  directory: pathlib.Path,
+) -> None:
+  """Decodes the same prompts with each system."""
+  folder = directory / _PROMPTS_SETTING
+  folder.mkdir()
+  target = shared_flags.load_target()
+  sampling = shared_flags.sampling()
+  encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
+  longest = max(len(token_ids) for _, token_ids in encoded)
+  drafts = shared_flags.load_drafts(target, systems.modes(names))
+  runners = {}
+  for name in names:
+    print(f'compiling {name}...', file=sys.stderr, flush=True)
+    runners[name] = systems.make_runner(
+      name,
+      target,
+      drafts.get(systems.SYSTEMS[name].mode),
+      longest + sampling.max_new_tokens,
+      sampling,
+    )
+  records: list[benchmark_output.Record] = []
+  jobs = benchmark_run.plan(encoded, names, 1)
+  # The first prompt runs before and is not counted.
+  warmup = benchmark_run.plan(encoded[:1], names, 1)
+  for _ in benchmark_run.measure(warmup, runners, [sampling]):
+    pass
+  try:
+    found = benchmark_run.measure(jobs, runners, [sampling])
+    for record in tqdm.tqdm(found, total=len(jobs), desc='prompts'):
+      benchmark_output.append(folder, record)
+      records.append(record)
+  finally:
+    if records:
+      _report_prompts(names, records, directory, target.dtype.name)
+
+
+def _report_prompts(
+  names: Sequence[str],
+  records: Sequence[benchmark_output.Record],
+  directory: pathlib.Path,
+  dtype: str,
+) -> None:
+  """Writes and prints what the records say."""
+  folder = directory / _PROMPTS_SETTING
+  is_greedy = shared_flags.sampling().temperature == 0
+  summary = benchmark_report.summarize(records, names, is_greedy=is_greedy)
+  facts = {**provenance.collect(), 'flags': shared_flags.to_json()}
+  benchmark_output.write_json(
+    folder / 'summary.json', {'modes': summary, 'provenance': facts}
+  )
+  title = (
+    f'{shared_flags.to_json()["target"]}, {dtype}, batch size 1\n'
+    f'{facts["cpu"]}, {facts["device_count"]} x {facts["device_kind"]}'
+  )
+  picture = benchmark_plot.draw(summary, title)
+  benchmark_output.write(folder / 'results.png', picture)
+  for name, figures in summary.items():
+    _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
+  print(benchmark_report.table(summary))
+  for line in benchmark_report.describe_differences(records):
+    print(line)
+
+
+def _append(
+  directory: pathlib.Path,
+  name: str,
+  setting: str,
+  figures: Mapping[str, Any],
+  columns: Sequence[str],
+) -> None:
+  """Adds a row with the figures that there are."""
+  found = {c: figures[c] for c in columns if figures.get(c) is not None}
+  row = {'system': name, 'setting': setting, **found}
+  benchmark_output.append_line(directory / 'rows.jsonl', row)
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,152 @@
+"""The systems that `experiments.compare` sets side by side.
+
+A new one is an entry here. Prompts are decoded one at a time, by `ss.Decoder`
+or by the serving engine; load is served in virtual time, by a policy.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import swiftspec_jax as ss
+from experiments.flags import shared_flags
+from experiments.measuring import benchmark_run
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.estimators import Estimator, TreeEstimator
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.live_costs import LiveCosts
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.datastore import Datastore
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+
+_MAX_LENGTH = 7  # draft tokens in the serving engine
+_PAGE_SIZE = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class System:
+  """How a system decodes prompts, and what it does under load.
+
+  Attributes:
+    paper: source of the idea.
+    mode: one of `shared_flags.MODES`, for prompts; None if none fits.
+    tree: changes of the tree that the flags describe.
+    host_draft: makes the drafter of the serving engine, for prompts, in place
+      of a mode.
+    estimator: makes the estimator of its policy, which is goodput.
+    policy: name of its policy under load; None if it has none.
+  """
+
+  paper: str
+  mode: str | None = None
+  tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  host_draft: Callable[[], Any] | None = None
+  estimator: Callable[[], Estimator | None] = lambda: None
+  policy: str | None = None
+
+  @property
+  def decodes(self) -> bool:
+    """Whether it takes part in decoding prompts."""
+    return self.mode is not None or self.host_draft is not None
+
+
+PLAIN = 'autoregressive'
+SYSTEMS = {
+  PLAIN: System(paper='', mode='autoregressive', policy='none'),
+  'prompt_lookup': System(paper='Saxena 2023', mode='prompt_lookup'),
+  'chain': System(paper='arXiv 2211.17192', mode='chain'),
+  'tree': System(paper='arXiv 2406.16858', mode='serial', policy='fixed_7'),
+  'ddd': System(
+    paper='arXiv 2409.00142',
+    mode='serial',
+    tree={'num_draft_steps': 8, 'min_leaf_mass': 0.2},
+  ),
+  'swiftspec': System(paper='arXiv 2506.11309', mode='async'),
+  'su': System(paper='arXiv 2310.18813', policy='table'),
+  'smartspec': System(
+    paper='arXiv 2406.14066', host_draft=ss.PromptLookup, policy='goodput'
+  ),
+  'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
+  'sssd': System(
+    paper='arXiv 2411.05894', host_draft=Datastore, estimator=TreeEstimator
+  ),
+}
+
+
+def modes(names: list[str]) -> list[str]:
+  """Returns the modes that systems decode with, each once."""
+  found = [SYSTEMS[name].mode for name in names]
+  return list(dict.fromkeys(mode for mode in found if mode is not None))
+
+
+def needs_devices(name: str) -> bool:
+  """Returns whether a system needs more devices than one model does."""
+  return SYSTEMS[name].mode == 'async'
+
+
+def lacks_draft(name: str) -> bool:
+  """Returns whether a system needs a draft model that nothing names."""
+  mode = SYSTEMS[name].mode
+  takes_draft = mode in ('chain', *shared_flags.TREE_MODES)
+  return takes_draft and shared_flags.draft_name(mode) is None
+
+
+def make_runner(
+  name: str,
+  target: ss.Model,
+  draft: ss.Model | None,
+  max_context: int,
+  sampling: ss.SamplingParams,
+) -> benchmark_run.Runner:
+  """Returns what decodes prompts as a system does, compiled.
+
+  Args:
+    name: name of a system that decodes.
+    target: model that defines the output.
+    draft: model of its mode, if it has one.
+    max_context: most tokens of a request, prompt and output together.
+    sampling: sampling of the requests.
+  """
+  system = SYSTEMS[name]
+  if system.host_draft is not None:
+    return _engine_runner(system, target, max_context)
+  options = shared_flags.speculation(system.mode, draft)
+  if system.tree:
+    options['tree'] = dataclasses.replace(options['tree'], **system.tree)
+  decoder = ss.Decoder(target, **options)
+  decoder.warmup(max_context, sampling)
+  return benchmark_run.make_runner(decoder)
+
+
+def _engine_runner(
+  system: System, target: ss.Model, max_context: int
+) -> benchmark_run.Runner:
+  buckets = StepBuckets(
+    rows=(1,),
+    query_tokens=(8, 32),
+    lengths=tuple(range(_MAX_LENGTH + 1)),
+    draft_steps=(0,) + (1,) * _MAX_LENGTH,
+  )
+  num_pages = -(-max_context // _PAGE_SIZE)
+  sizes = ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=buckets,
+      num_pages=num_pages,
+      max_context=max_context,
+      page_size=_PAGE_SIZE,
+      shares_prefixes=False,
+    ),
+    contexts=(max_context,),
+  )
+  costs = LiveCosts(buckets, drafts_by_model=False)
+  engine = PageEngine(
+    target,
+    system.host_draft(),
+    sizes=sizes,
+    policy=Goodput(costs, system.estimator()),
+  )
+  engine.warm_up()
+  return benchmark_run.Runner(
+    decode=lambda request: engine.submit(request).result()
+  )

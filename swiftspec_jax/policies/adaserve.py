@@ -1,0 +1,185 @@
+"""AdaServe: promises first, throughput with what is left.
+
+Li et al., arXiv 2501.12162. Every row gets a draft, and one budget of nodes is
+shared out when it is known what was drafted. First each row
+gets the nodes it needs to keep its promised time per output token, the neediest
+first. The rest goes to the most probable nodes of the whole batch.
+
+Legend: B rows, K longest draft.
+"""
+
+import numpy as np
+
+from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax.policies import allocation
+from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
+
+_ROUNDING = 1e-9  # tokens by which a sum of floats may miss a need
+
+
+class AdaServe:
+  """Chooses the nodes that the target verifies, by need and probability.
+
+  The gain of a node is the drafter's own expectation, calibrated, or what the
+  outcomes say of its place. As a node is never more probable than the one
+  above it, the first nodes of a row are the best tree of that size.
+  """
+
+  def __init__(
+    self,
+    costs: cost_model.CostModel,
+    estimator: Estimator | None = None,
+    *,
+    slack: float = 0.5,
+    min_steps: int = 1,
+    more_rows: int = 0,
+    most_factor: float = 1.2,
+    max_late: float = 6.0,
+  ):
+    """Starts without knowledge.
+
+    Args:
+      costs: seconds of a step.
+      estimator: predictor of the acceptance; by default that of chains.
+      slack: share by which drafts may make the target's part of a step longer.
+        This is the budget, raised to the next declared number of tokens.
+      min_steps: fewest forwards of the draft in a step.
+      more_rows: the paper's c1, which makes trees shallower.
+      most_factor: nodes that a row may get because of its promise, as a
+        multiple of an equal share of the budget.
+      max_late: tokens by which a row may be late. One that is later cannot keep
+        its promise and competes by probability alone.
+
+    Raises:
+      UserError: a number is out of range.
+    """
+    for name, value, least in (
+      ('slack', slack, 0),
+      ('min_steps', min_steps, 1),
+      ('more_rows', more_rows, 0),
+      ('most_factor', most_factor, 0),
+      ('max_late', max_late, 0),
+    ):
+      if not least <= value < np.inf:
+        raise errors.UserError(
+          f'{name} must be a number from {least} up, got {value}'
+        )
+    self._costs = costs
+    self._estimator = estimator or ChainEstimator()
+    self._slack = slack
+    self._min_steps, self._more_rows = min_steps, more_rows
+    self._most_factor, self._max_late = most_factor, max_late
+
+  def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    num_nodes = self._num_nodes(view) if view.num_rows else 0
+    if not num_nodes:
+      return policies.DraftPlan(lengths=np.zeros_like(view.limits))
+    steps = num_steps(
+      view.num_rows + num_nodes,
+      view.num_rows + self._more_rows,
+      self._min_steps,
+      view.buckets.draft_steps[-1],
+    )
+    is_shallow = view.buckets.draft_step_array <= steps
+    longest = view.buckets.length_array[is_shallow].max()
+    lengths = np.minimum(view.limits, longest)
+    return policies.DraftPlan(lengths=lengths, is_first=True, is_pool=True)
+
+  def plan_verify(
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    drafts: policies.Drafts,
+  ) -> np.ndarray:
+    if not drafts.lengths.any():
+      return drafts.lengths
+    gains = self._estimator.gains_of(drafts)
+    if gains is None:
+      gains = self._estimator.gains(view)
+    gains = gains * (np.arange(len(gains))[:, None] < drafts.lengths)
+    num_nodes = self._num_nodes(view)
+    seconds = self._seconds(view, num_nodes, int(plan.lengths.max()))
+    most = self._most_factor * (view.num_rows + num_nodes) / view.num_rows
+    return select(gains, self._needs(view, plan, seconds), num_nodes, int(most))
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    if outcome.view.num_rows:
+      self._estimator.observe(outcome)
+
+  def _needs(
+    self, view: policies.StepView, plan: policies.DraftPlan, seconds: float
+  ) -> np.ndarray:
+    """Returns f64[B] tokens that rows must emit in a step of `seconds`."""
+    # The promise is about the tokens behind the first one.
+    num_output = np.maximum(view.num_output - 1, 0)
+    late = view.decode_seconds / view.slo_tpots - num_output
+    needs = late + seconds / view.slo_tpots
+    most = view.buckets.steps_of(int(plan.lengths.max())) + 1
+    return np.where(late > self._max_late, -np.inf, np.minimum(needs, most))
+
+  def _num_nodes(self, view: policies.StepView) -> int:
+    """Returns how many nodes, roots left out, the step may verify."""
+    declared = view.buckets.query_token_array
+    sizes = declared[np.searchsorted(declared, view.num_rows) :]
+    kv_tokens = int(view.kv_lengths.sum())
+    rows = view.buckets.pad_rows(max(view.num_rows, 1))
+    seconds = self._costs.predict(rows, sizes, kv_tokens, 0).total
+    # The first size is the step without drafts. What a size pads is free.
+    is_within = seconds <= (1 + self._slack) * seconds[0]
+    budget = int(sizes[is_within].max()) - view.num_rows
+    # Prompts that wait get half of the room, or new requests would starve.
+    room = view.buckets.max_query_tokens - view.num_rows
+    return min(budget, max(room - view.num_prefill_tokens, room // 2))
+
+  def _seconds(
+    self, view: policies.StepView, num_nodes: int, longest: int
+  ) -> float:
+    """Returns how long the step takes, however the nodes are shared out."""
+    size = view.num_rows + num_nodes + view.num_prefill_tokens
+    predicted = self._costs.predict(
+      view.buckets.pad_rows(view.num_rows),
+      view.buckets.pad_query_tokens(min(size, view.buckets.max_query_tokens)),
+      int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
+      view.buckets.steps_of(longest),
+    )
+    return float(predicted.total)
+
+
+def select(
+  gains: np.ndarray, needs: np.ndarray, num_nodes: int, most: int
+) -> np.ndarray:
+  """Returns how many nodes of each row are verified, i64[B].
+
+  Both phases take the best nodes of a row first. Sums of gains that never rise
+  are concave, so this is also the best choice of all: as many as each row
+  needs, then the best of the batch.
+
+  Args:
+    gains: f64[K, B] probability that a node is accepted, not rising along K; 0
+      for what was not drafted.
+    needs: f64[B] tokens that rows must emit, the target's own one included.
+    num_nodes: budget of all rows together, roots left out.
+    most: nodes that a row may get by its need.
+  """
+  expected = 1 + np.cumsum(gains, axis=0) - gains  # before each node
+  is_wanted = (expected < needs - _ROUNDING) & (gains > 0)
+  wanted = np.minimum(is_wanted.sum(axis=0), most)
+  order = np.argsort(-needs, kind='stable')
+  before = np.cumsum(wanted[order]) - wanted[order]
+  lengths = np.zeros_like(wanted)
+  lengths[order] = np.clip(num_nodes - before, 0, wanted[order])
+  rest = gains * (np.arange(len(gains))[:, None] >= lengths)
+  left = num_nodes - int(lengths.sum())
+  return lengths + allocation.allocate(rest, left)
+
+
+def num_steps(budget: int, num_rows: int, least: int, most: int) -> int:
+  """Returns the forwards of the draft: the paper's d.
+
+  Args:
+    budget: tokens that the target verifies, roots included.
+    num_rows: rows of the step, and the paper's c1.
+    least: fewest forwards.
+    most: most forwards, which comes first.
+  """
+  return min(max(budget // num_rows - 1, least), most)

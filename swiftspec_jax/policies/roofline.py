@@ -1,0 +1,54 @@
+"""As many draft tokens as a step takes along for almost nothing.
+
+The rule of SSSD (arXiv 2411.05894): up to the point where computing takes as
+long as reading the weights, tokens are nearly free, and a batch of `b` rows has
+1 / b of them each. Here the costs of the steps say where that point is.
+"""
+
+import numpy as np
+
+from swiftspec_jax import cost_model, errors, policies
+
+
+class Roofline(policies.VerifyAll):
+  """Gives all rows the longest draft within a slack of the plain step.
+
+  Knows nothing of the acceptance; `Goodput` weighs that, too.
+  """
+
+  def __init__(self, costs: cost_model.CostModel, slack: float = 0.1):
+    """Takes the costs.
+
+    Args:
+      costs: seconds of a step.
+      slack: share by which the target's part of a step may become longer.
+
+    Raises:
+      UserError: the slack is negative or not finite.
+    """
+    if not 0 <= slack < np.inf:
+      raise errors.UserError(
+        f'slack must be a finite number from 0 up, got {slack}'
+      )
+    self._costs, self._slack = costs, slack
+
+  def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    return policies.DraftPlan(
+      lengths=np.minimum(view.limits, self._length(view))
+    )
+
+  def _length(self, view: policies.StepView) -> int:
+    if not view.num_rows:
+      return 0
+    buckets = view.buckets
+    sizes = view.num_rows * (1 + buckets.length_array)
+    sizes = sizes[sizes <= buckets.max_query_tokens]
+    declared = buckets.query_token_array
+    seconds = self._costs.predict(
+      buckets.pad_rows(view.num_rows),
+      declared[np.searchsorted(declared, sizes)],
+      int(view.kv_lengths.sum()),
+      0,
+    ).target
+    is_free = seconds <= (1 + self._slack) * seconds[0]
+    return int(buckets.length_array[: len(sizes)][is_free].max())

@@ -1,0 +1,84 @@
+"""Systems side by side: the program, its rows, and what it refuses."""
+
+import json
+
+import programs
+import pytest
+
+from experiments.studies import systems
+
+LOAD = ('--request_rates=20', '--num_requests=30', '--settings=load')
+
+
+def read_rows(directory):
+  lines = (directory / 'rows.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def test_load(tmp_path):
+  """All systems with a policy serve the same requests."""
+  status, output, complaints = programs.run(
+    'compare', *LOAD, '--slo_tpots=0.01:1,0.05:1', f'--output_dir={tmp_path}'
+  )
+  assert status == 0, complaints
+  rows = {row['system']: row for row in read_rows(tmp_path)}
+  assert set(rows) == {
+    name for name, system in systems.SYSTEMS.items() if system.policy
+  }
+  for name, row in rows.items():
+    assert row['setting'] == 'load at 20/s, simulated'
+    assert 0 <= row['tpot_attainment'] <= 1
+    assert (row['acceptance_length'] > 1) == (name != systems.PLAIN)
+    assert f'\n20    {name}' in output
+  assert (tmp_path / 'load' / 'promises.png').exists()
+
+
+@pytest.mark.slow
+def test_prompts(model, tmp_path):
+  """Every system that decodes gives the output of plain decoding."""
+  prompts = tmp_path / 'prompts.jsonl'
+  prompt = {'question_id': 0, 'task': 'a', 'turns': ['What is rain? ' * 3]}
+  prompts.write_text(json.dumps(prompt))
+  names = [n for n, s in systems.SYSTEMS.items() if s.decodes]
+  names.remove('swiftspec')
+  directory = tmp_path / 'results'
+  status, _, complaints = programs.run(
+    'compare',
+    f'--systems={",".join(names)}',
+    '--settings=prompts',
+    f'--target={model}',
+    f'--draft={model}',
+    f'--prompts={prompts}',
+    '--max_new_tokens=60',
+    f'--output_dir={directory}',
+  )
+  assert status == 0, complaints
+  rows = {row['system']: row for row in read_rows(directory)}
+  assert list(rows) == names
+  for name, row in rows.items():
+    assert row['outputs_equal']
+    assert row['setting'] == 'prompts'
+    assert row['acceptance_length'] >= 1
+    assert row['tokens_per_second'] > 0
+    assert (row['speedup'] == 1) == (name == systems.PLAIN)
+  assert (directory / 'prompts' / 'results.png').exists()
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (('--systems=tree,eagle',), "unknown name 'eagle'"),
+    (('--systems=ddd,ddd',), '--systems names ddd twice'),
+    (('--systems=su', '--settings=prompts'), 'none of su takes part'),
+    (('--policies=none',), '--policies has no meaning here'),
+  ],
+)
+def test_bad_flags(tmp_path, flags, message):
+  found = programs.error_of('compare', *flags, f'--output_dir={tmp_path}')
+  assert message in found
+
+
+def test_every_system_takes_part_in_something():
+  for name, system in systems.SYSTEMS.items():
+    assert system.decodes or system.policy, name
+    assert not (system.mode and system.host_draft), name

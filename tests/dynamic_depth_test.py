@@ -1,0 +1,178 @@
+"""When trees stop growing: by the probability of the next leaves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding_cases import assert_same, run
+from tree_cases import DEVICES, TREE, pair, requests_of
+from tree_test import DRAFT
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, types
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.pipelines.depth_price import DepthPrice
+from swiftspec_jax.pipelines.tree_sizes import StepTimes
+
+# Probabilities of the four leaves behind each forward; of the paths of steps
+# 5, 7 and 9 the sums are .50, .26 and .14.
+BEAMS = np.array(
+  [
+    [0.50, 0.30, 0.10, 0.08],
+    [0.45, 0.25, 0.10, 0.07],
+    [0.40, 0.20, 0.08, 0.06],
+    [0.35, 0.15, 0.06, 0.04],
+    [0.30, 0.12, 0.05, 0.03],
+    [0.22, 0.08, 0.04, 0.02],
+    [0.16, 0.05, 0.03, 0.02],
+    [0.12, 0.05, 0.03, 0.02],
+    [0.08, 0.03, 0.02, 0.01],
+    [0.06, 0.03, 0.02, 0.01],
+    [0.05, 0.02, 0.01, 0.01],
+  ],
+  np.float32,
+)
+grow = jax.jit(
+  tree_lib.grow, static_argnames=('draft_fn', 'num_nodes', 'width')
+)
+
+
+def beam_draft(num_forwards, leaves):
+  """Four children of the root; each of the others has one."""
+  beams = jnp.asarray(BEAMS)
+  of_root = jnp.broadcast_to(beams[:1], (4, 4))
+  ratio = beams[num_forwards] / beams[jnp.maximum(num_forwards - 1, 0)]
+  of_leaf = jnp.where(jnp.arange(4) == 0, ratio[:, None], 0.0)
+  probs = jnp.where(num_forwards == 0, of_root, of_leaf)[None]
+  token_ids = jnp.broadcast_to(jnp.arange(4), probs.shape)
+  return token_ids, jnp.log(probs), num_forwards + 1
+
+
+@pytest.mark.parametrize(
+  ('min_mass', 'num_steps'),
+  [(0.3, 7), (0.2286, 8), (0.2, 9), (0.06, 11), (0.0, 11), (None, 11)],
+)
+def test_golden_stops(min_mass, num_steps):
+  """Checked behind each forward, not behind every other one."""
+  tree = tree_lib.new_tree(
+    jnp.zeros(1, jnp.int32), capacity=64, num_cache_rows=64
+  )
+  if min_mass is not None:
+    min_mass = jnp.float32(min_mass)
+  tree, num_forwards = grow(
+    tree, 0, beam_draft, num_steps=11, width=4, min_mass=min_mass
+  )
+  assert num_forwards == num_steps
+  leaves = jax.jit(tree_lib.leaf_mass, static_argnums=1)(tree, 4)
+  np.testing.assert_allclose(leaves, BEAMS[num_steps - 1].sum(), rtol=1e-5)
+
+
+def test_rows_stop_for_themselves():
+  roots = jnp.asarray([1, 3, 6, 16, 17, 5], jnp.int32)
+  trees = tree_lib.new_tree(roots, capacity=24, num_cache_rows=16)
+  options = {'num_steps': 6, 'width': 2, 'num_nodes': 2}
+  sizes = []
+  for min_mass in (0.0, 0.3):
+    least = jnp.full(len(roots), min_mass)
+    together, _ = grow(trees, 0, DRAFT, min_mass=least, **options)
+    for row in range(len(roots)):
+      alone = jax.tree.map(lambda x, row=row: x[row : row + 1], trees)
+      alone, _ = grow(alone, 0, DRAFT, min_mass=least[:1], **options)
+      jax.tree.map(
+        lambda x, y, row=row: np.testing.assert_array_equal(x[row], y[0]),
+        together,
+        alone,
+      )
+    sizes.append(np.asarray(together.size))
+  assert (sizes[1] <= sizes[0]).all()
+  assert len(set(sizes[0] - sizes[1])) > 1
+
+
+def test_leaves_below_leaves_do_not_count():
+  chains = tree_lib.new_tree(
+    jnp.asarray([1], jnp.int32), capacity=24, num_cache_rows=16, chain_length=3
+  )
+  tree = grow(chains, 0, DRAFT, num_steps=1, width=2)[0]  # t2 and t3
+  tree = tree_lib.add_chains(
+    tree, jnp.asarray([[[2, 9]]], jnp.int32), jnp.asarray([[[-0.75, -0.5]]])
+  )
+  nodes = np.asarray(tree_lib.best_candidates(tree, 3).nodes)[0]
+  token_ids = np.asarray(tree.token_ids)[0, nodes]
+  assert sorted(token_ids.tolist()) == [2, 3, 9]
+  weights = np.asarray(tree.log_probs)[0, nodes]
+  np.testing.assert_allclose(
+    tree_lib.leaf_mass(tree, 3)[0],
+    np.exp(weights[token_ids != 9]).sum(),
+    rtol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_outputs_stay_and_forwards_go(mode):
+  target, draft = pair(*DEVICES[mode])
+  requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
+  results = [
+    run(ss.Decoder(target, draft, tree=tree, batch_size=2), requests)
+    for tree in (TREE, dataclasses.replace(TREE, min_leaf_mass=0.9))
+  ]
+  assert_same(results[1], run(ss.Decoder(target), requests))
+  forwards = [
+    sum(result.stats.num_draft_forwards for result in of_tree)
+    for of_tree in results
+  ]
+  if mode == 'serial':
+    assert forwards[1] < forwards[0]
+
+
+def report(num_tokens, num_forwards):
+  return types.StepReport(
+    token_ids=[0] * num_tokens,
+    num_drafted=7,
+    num_levels=3,
+    num_accepted=num_tokens - 1,
+    outcome=0,
+    num_forwards=num_forwards,
+    path=[],
+  )
+
+
+@pytest.mark.parametrize(
+  ('is_async', 'num_steps', 'price'),
+  # A round of 70 ms, a forward of 5; then 9 forwards of 45 ms beside 27 ms of
+  # the target, 40 % of which stick out; then 5, which do not.
+  [(False, 5, 3.2 * 5 / 70), (True, 9, 3.2 * 0.4 * 5 / 45), (True, 5, 0.0)],
+)
+def test_price_of_a_forward(is_async, num_steps, price):
+  times = StepTimes(
+    target_seconds={8: 0.027 if is_async else 0.04},
+    pause_seconds={},
+    draft_seconds=0.005,
+    advance_seconds=0.01,
+    catch_up_seconds=0.0,
+  )
+  rule = DepthPrice(num_nodes=8, num_steps=num_steps, is_async=is_async)
+  assert rule.min_mass == 0
+  rule.start(times)
+  for _ in range(200):
+    rule.observe([report(3, 0 if is_async else 5)] * 4)
+    rule.observe([report(4, 0 if is_async else 5)])
+    rule.observe([])
+  mean = (3 * 0.9 + 4) / 1.9  # the last round counts a little more
+  assert rule.min_mass == pytest.approx(price / 3.2 * mean, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'min_leaf_mass': 1.0},
+    {'min_leaf_mass': -0.1},
+    {'min_leaf_mass': float('nan')},
+    {'min_leaf_mass': 0.1, 'is_depth_priced': True},
+    {'is_adaptive': True, 'is_depth_priced': True},  # the message names all
+  ],
+)
+def test_bad_values_are_refused(options):
+  with pytest.raises(errors.UserError, match='min_leaf_mass'):
+    ss.TreeConfig(**options)

@@ -1,0 +1,57 @@
+"""Every own policy, over an engine: the output is that of plain decoding."""
+
+import dataclasses
+import functools
+
+import engine_cases
+import numpy as np
+import pytest
+import serving_cases as cases
+from engine_test import alone
+
+from experiments.flags import policy_names
+from swiftspec_jax.policies.batch_table import BatchTable
+
+DRAFTS = 'suffixes', 'datastore', 'tree'
+
+
+@functools.cache
+def make_engine(draft):
+  return engine_cases.make_engine(engine_cases.DRAFTS[draft])
+
+
+@functools.cache
+def requests():
+  """Some with promises, some that nobody could keep, some without."""
+  slo_tpots = (1e-6, 1.0, None)
+  return tuple(
+    dataclasses.replace(request, slo_tpot=slo_tpots[i % 3])
+    for i, request in enumerate(engine_cases.random_requests(8, seed=5))
+  )
+
+
+@functools.cache
+def expected():
+  return [result.token_ids for result in alone(requests())]
+
+
+@pytest.mark.parametrize('draft', DRAFTS)
+@pytest.mark.parametrize('name', policy_names.names(2))
+def test_outputs_are_those_of_plain_decoding(name, draft):
+  is_tree = draft != 'suffixes'
+  if is_tree and not policy_names.is_for_trees(name):
+    pytest.skip('for chains')
+  engine = make_engine(draft)
+  buckets = engine.scheduler.config.buckets
+  costs = cases.EAGLE_8B.monotone()
+  table = BatchTable.profile(costs, buckets, [0.7] * buckets.max_length, 50)
+  engine.policy = policy_names.make(
+    name, costs, buckets, table, is_tree=is_tree
+  )
+  handles = [engine.submit(request) for request in requests()]
+  num_verified = 0
+  while (record := engine.step()) is not None:
+    num_verified += int(np.sum(record.lengths))
+  assert [handle.result().token_ids for handle in handles] == expected()
+  assert (num_verified > 0) == (name != 'none')
+  engine_cases.assert_empty(engine)
