@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ import transformers
 from absl import app, flags
 from absl import logging as absl_logging
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
 
 _INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -49,9 +50,12 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
   try:
     main(list(argv[1:]))
     sys.stdout.flush()
+    hosts.leave()
   except errors.UserError as error:
     # Messages that quote those of other libraries can have many lines.
-    print('error:', ' '.join(str(error).split()), file=sys.stderr)
+    message = ' '.join(str(error).split())
+    print('error:', message, file=sys.__stderr__)
+    _leave_others(message)
     return 1
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
@@ -60,8 +64,23 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     # The reader, such as `head`, has seen enough. Python's own flush at exit
     # must not complain about it again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _leave_others('nobody reads the output any more')
     return 1
+  except Exception as error:
+    if hosts.is_together():
+      # It may be a consequence of another's end, which is the better message.
+      hosts.wait_for_end()
+      traceback.print_exc(file=sys.__stderr__)
+      _leave_others(repr(error))
+    raise
   return 0
+
+
+def _leave_others(reason: str) -> None:
+  """If there are others, tells them why this process ends, and ends it."""
+  if hosts.is_together():
+    hosts.leave(reason)
+    leave(1)  # JAX's own end would wait for them
 
 
 def leave(status: int = 0) -> NoReturn:

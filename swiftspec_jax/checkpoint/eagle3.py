@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, sharding
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import Eagle3, ModelConfig
 from swiftspec_jax.model import Model
@@ -98,13 +98,15 @@ class Head:
     table = self.target.params['embedding']
     if isinstance(table, Int8Matrix):
       table = table.dequantized()
+    else:
+      table = sharding.to_host(table)
     if table.shape[1] != c.embed_dim:
       raise errors.UserError(
         f'{self.directory} has no {_EMBEDDING}, and that of '
         f'{self.target.name} is {table.shape[1]} wide, not {c.embed_dim}; '
         'load the target that the head was trained for'
       )
-    return np.asarray(table)[: c.vocab_size]
+    return table[: c.vocab_size]
 
 
 def open_head(directory: pathlib.Path, target: Model | None) -> Head:

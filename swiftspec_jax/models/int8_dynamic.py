@@ -52,7 +52,8 @@ class Int8Matrix:
 
   def dequantized(self) -> np.ndarray:
     """Returns the matrix as the host's array f32 [*A, K]."""
-    return np.asarray(self.values) * np.asarray(self.scales)[..., None]
+    values, scales = map(sharding_lib.to_host, (self.values, self.scales))
+    return values * scales[..., None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

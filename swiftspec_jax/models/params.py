@@ -253,10 +253,19 @@ def place_params(
     is_matrix_as_it_is = spec.num_in_axes and spec.scheme is None
     if is_matrix_as_it_is and transposed.is_faster(array.dtype, mesh):
       return transposed.place(array, spec.num_in_axes, spec.axes, mesh)
-    placed = jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
+    placed = sharding.put(array, sharding.sharding_of(mesh, spec.axes))
     return _quantized(placed, spec, mesh)
 
   return jax.tree_util.tree_map_with_path(place, specs, arrays)
+
+
+def absent(config: ModelConfig) -> tuple[Params, Params]:
+  """Returns arrays for `place_params` on other processes, and their specs."""
+  specs = param_specs(config)
+  arrays = jax.tree.map(
+    lambda spec: np.broadcast_to(np.zeros((), np.int8), spec.shape), specs
+  )
+  return arrays, specs
 
 
 def random_params(
