@@ -69,10 +69,14 @@ class Connections:
       UserError: not all are there in time, or their facts differ.
     """
     facts = json.loads(json.dumps(dict(facts)))
-    if self._place.process_id:
-      port = self._meet_first(facts, deadline)
-    else:
-      port = self._meet_others(facts, deadline)
+    try:
+      if self._place.process_id:
+        port = self._meet_first(facts, deadline)
+      else:
+        port = self._meet_others(facts, deadline)
+    except errors.UserError:
+      self.close()
+      raise
     for process_id, connection in self._sockets.items():
       self._inboxes[process_id] = queue.SimpleQueue()
       threading.Thread(
@@ -128,44 +132,50 @@ class Connections:
         f'--coordinator_address={place.address}: {error}; name this host and '
         'a free port'
       ) from error
-    try:
-      with server:
-        while len(self._sockets) < place.num_processes - 1:
-          self._admit(server, facts, deadline)
-    except errors.UserError as error:
-      self._send_all({'error': str(error)})
-      raise
+    refusal = None
+    with server:
+      while len(self._sockets) < place.num_processes - 1:
+        server.settimeout(max(deadline - time.monotonic(), 0.01))
+        try:
+          connection, _ = server.accept()
+        except TimeoutError:
+          break
+        refusal = refusal or self._admit(connection, facts)
+        if refusal is not None:  # the others shall hear it, too
+          deadline = min(deadline, time.monotonic() + _SECONDS_TO_SAY_HELLO)
+    missing = {*range(1, place.num_processes)} - self._sockets.keys()
+    if missing and refusal is None:
+      refusal = (
+        f'of --num_processes={place.num_processes} these have not come: '
+        f'{", ".join(map(str, sorted(missing)))}'
+      )
+    if refusal is not None:
+      self._send_all({'error': refusal})
+      raise errors.UserError(refusal)
     port = free_port()
     self._send_all({'port': port})
     return port
 
-  def _admit(self, server: socket.socket, facts, deadline: float) -> None:
-    try:
-      server.settimeout(max(deadline - time.monotonic(), 0.01))
-      connection, _ = server.accept()
-    except TimeoutError as error:
-      missing = set(range(1, self._place.num_processes)) - self._sockets.keys()
-      raise errors.UserError(
-        f'of --num_processes={self._place.num_processes} these have not come: '
-        f'{", ".join(map(str, sorted(missing)))}'
-      ) from error
+  def _admit(self, connection: socket.socket, facts) -> str | None:
+    """Takes a process that has connected; returns why not, if so."""
     connection.settimeout(_SECONDS_TO_SAY_HELLO)
     try:
       hello = _read_line(connection)
       process_id, report = int(hello['process_id']), dict(hello['facts'])
     except (OSError, ValueError, KeyError, TypeError):
       connection.close()  # none of ours
-      return
+      return None
     connection.settimeout(None)
     _keep_alive(connection)
     self.own_host = _as_host(connection.getsockname()[0])
     is_new = process_id not in self._sockets
-    self._sockets[process_id if is_new else -1] = connection
-    check_same(facts, report, process_id)
+    # A place of its own, so that it hears the refusal.
+    self._sockets[process_id if is_new else -len(self._sockets)] = connection
+    if difference := find_difference(facts, report, process_id):
+      return difference
     if not is_new:
-      raise errors.UserError(
-        f'two processes have --process_id={process_id}; each needs its own'
-      )
+      return f'two processes have --process_id={process_id}; each needs its own'
+    return None
 
   def exchange(self, value: Any) -> list[Any]:
     """Returns the values of all processes, in the order of their ids."""
@@ -187,19 +197,25 @@ class Connections:
       self._has_failed.set()
     self._send_all({'end': error})
 
+  def close(self) -> None:
+    """Closes all; nobody must be using them any more."""
+    for connection in self._sockets.values():
+      connection.close()
+
   def _listen(self, process_id: int, connection: socket.socket) -> None:
     """Takes messages of a process until it ends."""
     reason = f'process {process_id} has ended; its own messages say why'
     try:
-      for line in connection.makefile(encoding='utf-8'):
-        message = json.loads(line)
-        if 'end' not in message:
-          self._inboxes[process_id].put(message)
-          continue
-        if message['end'] is None:
-          return
-        reason = message['end']
-        break
+      with connection.makefile(encoding='utf-8') as lines:
+        for line in lines:
+          message = json.loads(line)
+          if 'end' not in message:
+            self._inboxes[process_id].put(message)
+            continue
+          if message['end'] is None:
+            return
+          reason = message['end']
+          break
     except (OSError, ValueError):
       pass  # broken off
     if not self._has_failed.is_set():
@@ -217,17 +233,18 @@ class Connections:
       self._sockets[process_id].sendall(line)
 
 
-def check_same(
+def find_difference(
   first: Mapping[str, Any], other: Mapping[str, Any], process_id: int
-) -> None:
-  """Raises UserError if what process 0 has differs from another's."""
+) -> str | None:
+  """Returns what differs between process 0 and another one, None if nothing."""
   for name in sorted(first.keys() | other.keys()):
     if first.get(name) != other.get(name):
-      raise errors.UserError(
+      return (
         f'{name} differs: {first.get(name)!r} in process 0, '
         f'{other.get(name)!r} in process {process_id}; all processes need the '
         'same flags, versions and files'
       )
+  return None
 
 
 def _read_line(connection: socket.socket) -> Any:

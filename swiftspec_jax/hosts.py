@@ -138,7 +138,9 @@ def agree(facts: Mapping[str, Any]) -> None:
   """
   reports = exchange(dict(facts))
   for process_id, report in enumerate(reports):
-    connections.check_same(reports[0], report, process_id)
+    difference = connections.find_difference(reports[0], report, process_id)
+    if difference is not None:
+      raise errors.UserError(difference)
 
 
 def leave(error: str | None = None) -> None:
