@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from swiftspec_jax import errors
@@ -29,13 +29,11 @@ class Place:
     address: host and port where process 0 waits for the others.
     num_processes: how many there are.
     process_id: of this one.
-    local_device_ids: devices that it may use; None is all of its host.
   """
 
   address: str
   num_processes: int
   process_id: int
-  local_device_ids: Sequence[int] | None = None
 
 
 class Connections:

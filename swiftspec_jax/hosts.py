@@ -31,21 +31,21 @@ def find_place(
   Raises:
     UserError: the cluster does not know, or the counts contradict each other.
   """
-  found = (address, num_processes, process_id, None)
-  if None in found[:3]:
+  found = (address, num_processes, process_id)
+  if None in found:
     # Only `jax.distributed.initialize` uses it in public, and starts JAX.
     from jax._src.clusters import ClusterEnv
 
     try:
-      found = ClusterEnv.auto_detect_unset_distributed_params(
-        *found, None, timeout
+      *found, _ = ClusterEnv.auto_detect_unset_distributed_params(
+        *found, None, None, timeout
       )
     except (RuntimeError, ValueError, OSError, KeyError) as error:
       raise errors.UserError(
         f'--distributed: the cluster does not say where process 0 is ({error})'
       ) from error
-  address, num_processes, process_id, local_device_ids = found
-  if None in found[:3]:
+  address, num_processes, process_id = found
+  if None in found:
     raise errors.UserError(
       '--distributed: this is no cluster that JAX knows (Cloud TPU, Slurm, '
       'Kubernetes, Open MPI); give --coordinator_address, --num_processes, '
@@ -59,10 +59,7 @@ def find_place(
   if not address.rpartition(':')[2].isdecimal():
     raise errors.UserError(f'--coordinator_address={address} must be host:port')
   return Place(
-    address=address,
-    num_processes=num_processes,
-    process_id=process_id,
-    local_device_ids=local_device_ids,
+    address=address, num_processes=num_processes, process_id=process_id
   )
 
 
@@ -107,7 +104,6 @@ def join(
       f'{host}:{port}',
       place.num_processes,
       place.process_id,
-      place.local_device_ids,
       initialization_timeout=max(int(deadline - time.monotonic()), 1),
     )
   except (RuntimeError, ValueError) as error:
