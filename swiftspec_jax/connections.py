@@ -28,7 +28,7 @@ class Place:
   Attributes:
     address: host and port where process 0 waits for the others.
     num_processes: how many there are.
-    process_id: of this one.
+    process_id: number of this one.
   """
 
   address: str
@@ -61,7 +61,7 @@ class Connections:
 
     Args:
       facts: JSON values by name that all must share.
-      deadline: of `time.monotonic`.
+      deadline: latest time of `time.monotonic`.
 
     Raises:
       UserError: not all are there in time, or their facts differ.

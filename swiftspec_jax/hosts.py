@@ -75,7 +75,7 @@ def join(
   Call it before anything asks JAX for devices.
 
   Args:
-    place: of this process.
+    place: place of this process.
     facts: JSON values by name; must be the same in all processes.
     timeout: seconds in which all must be there.
     on_end: called in a thread, with the reason, when another process ends

@@ -10,6 +10,7 @@ from jax.sharding import (
   Mesh,
   NamedSharding,
   PartitionSpec,
+  Sharding,
   SingleDeviceSharding,
 )
 
@@ -65,7 +66,7 @@ def put(array: Any, sharding: NamedSharding) -> jax.Array:
 
   Args:
     array: the same in all processes that have a part of the devices.
-    sharding: of the result.
+    sharding: devices and axes of the result.
   """
   if sharding.is_fully_addressable:
     return jax.device_put(array, sharding)
@@ -96,11 +97,20 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
   )
 
 
-def to_host(array: jax.Array) -> np.ndarray:
-  """Returns an array of any sharding; all processes must call it."""
-  if not array.is_fully_addressable:
-    array = everywhere(_whole(array, replicated(array.sharding.mesh)))
-  return np.asarray(array)
+def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
+  """Returns the array in processes of `mesh`, and something in the others.
+
+  All processes that have a part of the array or the mesh must call it.
+  """
+  holders = _processes(array.sharding)
+  readers = _processes(replicated(mesh))
+  if len(holders) > 1:
+    array = _whole(array, replicated(array.sharding.mesh))
+  if readers - holders:
+    array = everywhere(array)
+  if jax.process_index() in readers:
+    return np.asarray(array)
+  return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def everywhere(tree: Any) -> Any:
@@ -116,7 +126,7 @@ def everywhere(tree: Any) -> Any:
 
 def _readable(array: jax.Array) -> jax.Array:
   readable = array
-  holders = {device.process_index for device in array.sharding.device_set}
+  holders = _processes(array.sharding)
   for process in range(jax.process_count()):
     if process not in holders:
       devices = jax.devices()
@@ -125,6 +135,10 @@ def _readable(array: jax.Array) -> jax.Array:
       if process == jax.process_index():
         readable = copy
   return readable
+
+
+def _processes(sharding: Sharding) -> set[int]:
+  return {device.process_index for device in sharding.device_set}
 
 
 def _send(array: jax.Array, mesh: Mesh) -> jax.Array:

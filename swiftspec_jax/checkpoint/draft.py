@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import atomic_file, errors, sharding
+from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
@@ -136,9 +136,7 @@ class DraftFile:
       embedding = self.target.params[_EMBEDDING]
       if isinstance(embedding, Int8Matrix):
         embedding = embedding.dequantized()
-      else:
-        embedding = sharding.to_host(embedding)
-      stored[_EMBEDDING] = embedding[: config.vocab_size]
+      stored[_EMBEDDING] = embedding
 
     def get(path_in_tree, spec):
       name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')

@@ -20,9 +20,10 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import Eagle3, ModelConfig
 from swiftspec_jax.model import Model
@@ -89,8 +90,8 @@ class Head:
       )
     return place(arrays, specs)
 
-  def _embedding(self, tensors: '_Tensors') -> np.ndarray:
-    """Returns [V, D]; the target's where the head has none."""
+  def _embedding(self, tensors: '_Tensors') -> np.ndarray | jax.Array:
+    """Returns [V, D]; that of the target, padded, where the head has none."""
     c = self.config
     if _EMBEDDING in tensors:
       table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
@@ -98,15 +99,13 @@ class Head:
     table = self.target.params['embedding']
     if isinstance(table, Int8Matrix):
       table = table.dequantized()
-    else:
-      table = sharding.to_host(table)
     if table.shape[1] != c.embed_dim:
       raise errors.UserError(
         f'{self.directory} has no {_EMBEDDING}, and that of '
         f'{self.target.name} is {table.shape[1]} wide, not {c.embed_dim}; '
         'load the target that the head was trained for'
       )
-    return table[: c.vocab_size]
+    return table
 
 
 def open_head(directory: pathlib.Path, target: Model | None) -> Head:

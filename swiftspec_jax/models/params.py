@@ -227,7 +227,8 @@ def place_params(
   """Pads host arrays, converts and quantizes them, puts them on the mesh.
 
   Args:
-    arrays: tree of numpy arrays with the unpadded shapes of `specs`.
+    arrays: tree of numpy arrays with the unpadded shapes of `specs`, or of
+      arrays of another model, padded.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: of the weights; norm scales stay float32.
@@ -237,7 +238,9 @@ def place_params(
     UserError: an array's shape contradicts the config.
   """
 
-  def place(path, spec: ParamSpec, array: np.ndarray) -> Any:
+  def place(path, spec: ParamSpec, array: np.ndarray | jax.Array) -> Any:
+    if isinstance(array, jax.Array):
+      array = sharding.to_host(array, mesh)[tuple(map(slice, spec.shape))]
     if array.shape != spec.shape:
       raise errors.UserError(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
