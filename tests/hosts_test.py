@@ -17,6 +17,7 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import connections, errors, hosts, testing
+from swiftspec_jax.checkpoint import draft as draft_lib
 
 TREE = ('--num_nodes=4', '--width=2', '--num_draft_steps=2', '--branching=2')
 
@@ -65,15 +66,41 @@ def test_target_and_draft_on_different_hosts(model, tmp_path):
   assert outputs == [f'{expected.text}\n', '']
 
 
+def save_with_head(model, target_directory, draft_directory):
+  """Saves a model in our own format, and a draft that needs much of it.
+
+  The draft shares its embedding and reads its features.
+  """
+  target = ss.load(model)
+  ss.save(target, target_directory)
+  config = dataclasses.replace(
+    target.config, feature_layers=(0,), feature_dim=target.config.embed_dim
+  )
+  random = testing.random_model(config).params
+  params = {
+    **random,
+    **target.params,
+    'feature_fusion': 0.05 * random['feature_fusion'],
+  }
+  del params['embedding']
+  draft_lib.save(draft_directory, config, params, target)
+  return target
+
+
 @pytest.mark.ci
 def test_three_hosts(model, prompts, tmp_path):
   """Two share the target, which does not have the draft's number of devices."""
-  (expected,) = ss.generate(ss.load(model), 'hello hello', max_new_tokens=16)
+  saved, head = tmp_path / 'saved', tmp_path / 'head'
+  target = save_with_head(model, saved, head)
+  (expected,) = ss.generate(target, 'hello hello', max_new_tokens=16)
   results = tmp_path / 'results'
   host_programs.run(
     tmp_path,
     'benchmark',
-    *flags_of(model),
+    f'--target={saved}',
+    f'--draft={head}',
+    '--max_new_tokens=16',
+    *TREE,
     f'--prompts={prompts}',
     f'--output_dir={results}',
     '--modes=autoregressive,serial,async',
