@@ -54,9 +54,9 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
   except errors.UserError as error:
     # Messages that quote those of other libraries can have many lines.
     message = ' '.join(str(error).split())
-    print('error:', message, file=sys.__stderr__)
-    _leave_others(message)
-    return 1
+    _tell_others(message)
+    print('error:', message, file=sys.stderr)
+    return _failed()
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
     leave(_INTERRUPTED)
@@ -64,23 +64,31 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     # The reader, such as `head`, has seen enough. Python's own flush at exit
     # must not complain about it again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    _leave_others('nobody reads the output any more')
-    return 1
+    _tell_others('nobody reads the output any more')
+    return _failed()
   except Exception as error:
-    if hosts.is_together():
-      # It may be a consequence of another's end, which is the better message.
-      hosts.wait_for_end()
-      traceback.print_exc(file=sys.__stderr__)
-      _leave_others(repr(error))
-    raise
+    if not hosts.is_together():
+      raise
+    # It may be a consequence of another's end, which is the better message.
+    hosts.wait_for_end()
+    _tell_others(repr(error))
+    traceback.print_exc()
+    return _failed()
   return 0
 
 
-def _leave_others(reason: str) -> None:
-  """If there are others, tells them why this process ends, and ends it."""
+def _tell_others(reason: str) -> None:
+  """Tells other processes, if there are some, why this one ends."""
   if hosts.is_together():
     hosts.leave(reason)
-    leave(1)  # JAX's own end would wait for them
+    sys.stderr = sys.__stderr__  # may have been silenced
+
+
+def _failed() -> int:
+  """Returns the exit status; exits itself if JAX would wait for others."""
+  if hosts.is_together():
+    leave(1)
+  return 1
 
 
 def leave(status: int = 0) -> NoReturn:

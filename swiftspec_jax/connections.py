@@ -53,7 +53,7 @@ class Connections:
     # Of each other process that this one is connected with.
     self._sockets: dict[int, socket.socket] = {}
     self._inboxes: dict[int, queue.SimpleQueue] = {}
-    self._has_failed = threading.Event()
+    self._failure = threading.Lock()  # held for ever by who reports one
     self._is_sending = threading.Lock()
 
   def meet(self, facts: Mapping[str, Any], deadline: float) -> int:
@@ -191,8 +191,8 @@ class Connections:
   def leave(self, error: str | None) -> None:
     """Tells the others that this process ends; None if its work is done."""
     if error is not None:
+      self._failure.acquire()  # `_listen` may be about to end this process
       error = f'process {self._place.process_id}: {error}'
-      self._has_failed.set()
     self._send_all({'end': error})
 
   def close(self) -> None:
@@ -216,8 +216,7 @@ class Connections:
           break
     except (OSError, ValueError):
       pass  # broken off
-    if not self._has_failed.is_set():
-      self._has_failed.set()
+    if self._failure.acquire(blocking=False):
       self._send_all({'end': reason})
       self._on_end(reason)
 

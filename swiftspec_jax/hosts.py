@@ -140,7 +140,10 @@ def agree(facts: Mapping[str, Any]) -> None:
 
 
 def leave(error: str | None = None) -> None:
-  """Tells the others that this process ends, and why if it had to."""
+  """Tells the others that this process ends, and why if it had to.
+
+  Does not return if another one's end is already ending this process.
+  """
   if _group is not None:
     _group.leave(error)
 
