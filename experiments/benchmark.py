@@ -18,7 +18,13 @@ from absl import flags
 
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.flags import (
+  config_file,
+  device_flags,
+  host_flags,
+  shared_flags,
+  tree_flags,
+)
 from experiments.measuring import (
   benchmark_plot,
   benchmark_report,
@@ -27,7 +33,7 @@ from experiments.measuring import (
   references,
 )
 from experiments.output import benchmark_output, provenance
-from swiftspec_jax import errors, profiling
+from swiftspec_jax import errors, hosts, profiling, sharding
 
 _MODES = flags.DEFINE_list(
   'modes',
@@ -66,6 +72,7 @@ def main() -> None:
   """Runs the program."""
   start = time.perf_counter()
   config_file.apply()
+  host_flags.initialize()
   modes = _check_modes()
   samplings = shared_flags.samplings(_REPEATS.value)
   prompts_path = pathlib.Path(_PROMPTS.value)
@@ -74,15 +81,21 @@ def main() -> None:
   settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, repeats=_REPEATS.value, modes=modes
   )
-  records = benchmark_output.open_directory(
-    directory, settings, resume=_RESUME.value
-  )
+  shared_flags.compare_files(modes, str(prompts_path))
+  is_first = sharding.is_first_process()
+  records = []
+  if is_first:
+    records = benchmark_output.open_directory(
+      directory, settings, resume=_RESUME.value
+    )
+  done = {*map(tuple, hosts.exchange([x.key for x in records])[0])}
   with profiling.count_compilations() as compilations:
     target = shared_flags.load_target()
     max_new_tokens = shared_flags.sampling().max_new_tokens
     encoded = benchmark_run.encode(target, prompts, max_new_tokens)
     runners = _runners(modes, target, encoded)
-    benchmark_output.write_settings(directory, settings)
+    if is_first:
+      benchmark_output.write_settings(directory, settings)
     facts = {
       **provenance.collect(),
       'target_config': target.config.to_json(),
@@ -95,13 +108,17 @@ def main() -> None:
     num_before = compilations.count
     interruption = None
     try:
-      _measure(jobs, runners, samplings, records, directory)
+      for record in _measure(jobs, runners, samplings, done):
+        if is_first:
+          benchmark_output.append(directory, record)
+          records.append(record)
     except KeyboardInterrupt as error:
       interruption = error
   facts['compile_count'] = compilations.count
   facts['compile_count_measured'] = compilations.count - num_before
   facts['total_seconds'] = time.perf_counter() - start
-  _report(records, modes, directory, facts)
+  if is_first:
+    _report(records, modes, directory, facts)
   if interruption is not None:
     raise interruption
 
@@ -120,7 +137,10 @@ def _check_modes() -> list[str]:
         )
       if names.count(name) > 1:
         raise errors.UserError(f'--{flag} names {name} twice')
+  device_flags.spread(modes)
   shared_flags.check(modes)
+  if _PEERS.value and hosts.is_together():
+    raise errors.UserError('--peers run on one host, without --distributed')
   if _PEERS.value:
     peers.check(_PEERS.value)
   return modes + _PEERS.value
@@ -159,15 +179,13 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   return runners
 
 
-def _measure(jobs, runners, samplings, records, directory) -> None:
-  """Adds what is missing to `records` and, line by line, to the file."""
-  done = {record.key for record in records}
+def _measure(jobs, runners, samplings, done):
+  """Yields what is missing, and shows how far it is."""
   with tqdm.tqdm(
     total=len(jobs), initial=len(done), unit='run', mininterval=0.5
   ) as progress:
     for record in benchmark_run.measure(jobs, runners, samplings, done):
-      benchmark_output.append(directory, record)
-      records.append(record)
+      yield record
       speed = benchmark_report.speed([record]) or 0
       progress.set_postfix_str(
         f'{record.mode} {speed:.1f} tokens/s', refresh=False

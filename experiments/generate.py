@@ -19,10 +19,16 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import chat, program
 from experiments import prompts as prompts_lib
-from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.flags import (
+  config_file,
+  device_flags,
+  host_flags,
+  shared_flags,
+  tree_flags,
+)
 from experiments.measuring import references
 from experiments.output import streaming, tracing
-from swiftspec_jax import errors
+from swiftspec_jax import errors, hosts
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 
@@ -48,9 +54,12 @@ _TRACE_DIR = flags.DEFINE_string(
 def main() -> None:
   """Runs the program."""
   config_file.apply()
+  host_flags.initialize()
+  device_flags.spread([_MODE.value])
   shared_flags.check([_MODE.value])
   prompts = _read_prompts()
   _check_studies(prompts)
+  shared_flags.compare_files([_MODE.value], _PROMPT_FILE.value)
   target = shared_flags.load_target()
   draft = shared_flags.load_drafts(target, [_MODE.value]).get(_MODE.value)
   timeline = ss.Timeline() if _TRACE_DIR.value else None
@@ -90,6 +99,10 @@ def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
     raise errors.UserError(
       '--trace_dir and --forced_acceptance are not for a conversation: give '
       '--prompt or --prompt_file'
+    )
+  if hosts.is_together() and (prompts is None or _TRACE_DIR.value):
+    raise errors.UserError(
+      '--distributed is for --prompt and --prompt_file without --trace_dir'
     )
   if _TRACE_DIR.value:
     directory = pathlib.Path(_TRACE_DIR.value)

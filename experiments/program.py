@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ import transformers
 from absl import app, flags
 from absl import logging as absl_logging
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
 
 _INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -49,10 +50,13 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
   try:
     main(list(argv[1:]))
     sys.stdout.flush()
+    hosts.leave()
   except errors.UserError as error:
     # Messages that quote those of other libraries can have many lines.
-    print('error:', ' '.join(str(error).split()), file=sys.stderr)
-    return 1
+    message = ' '.join(str(error).split())
+    _tell_others(message)
+    print('error:', message, file=sys.stderr)
+    return _failed()
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
     leave(_INTERRUPTED)
@@ -60,8 +64,31 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     # The reader, such as `head`, has seen enough. Python's own flush at exit
     # must not complain about it again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+    _tell_others('nobody reads the output any more')
+    return _failed()
+  except Exception as error:
+    if not hosts.is_together():
+      raise
+    # It may be a consequence of another's end, which is the better message.
+    hosts.wait_for_end()
+    _tell_others(repr(error))
+    traceback.print_exc()
+    return _failed()
   return 0
+
+
+def _tell_others(reason: str) -> None:
+  """Tells other processes, if there are some, why this one ends."""
+  if hosts.is_together():
+    hosts.leave(reason)
+    sys.stderr = sys.__stderr__  # may have been silenced
+
+
+def _failed() -> int:
+  """Returns the exit status; exits itself if JAX would wait for others."""
+  if hosts.is_together():
+    leave(1)
+  return 1
 
 
 def leave(status: int = 0) -> NoReturn:

@@ -1,11 +1,18 @@
 """Meshes, and the rules that map logical array axes to mesh axes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  Sharding,
+  SingleDeviceSharding,
+)
 
 from swiftspec_jax import errors
 
@@ -55,6 +62,125 @@ def is_first_process() -> bool:
   return jax.process_index() == 0
 
 
+def put(array: Any, sharding: NamedSharding) -> jax.Array:
+  """Enqueues a copy of a host array to devices of any processes.
+
+  Args:
+    array: the same in all processes that have a part of the devices.
+    sharding: devices and axes of the result.
+  """
+  if sharding.is_fully_addressable:
+    return jax.device_put(array, sharding)
+  # `device_put` would first have all processes compare their arrays.
+  array = np.asarray(array)
+  places = sharding.addressable_devices_indices_map(array.shape)
+  parts = [jax.device_put(array[i], device) for device, i in places.items()]
+  return jax.make_array_from_single_device_arrays(
+    array.shape, sharding, parts, dtype=array.dtype
+  )
+
+
 def replicate(tree: Any, mesh: Mesh) -> Any:
-  """Enqueues a copy of all arrays of `tree` to each device of `mesh`."""
-  return jax.device_put(tree, replicated(mesh))
+  """Enqueues a copy of all arrays of `tree` to each device of `mesh`.
+
+  Arrays on devices must be replicated there.
+  """
+  sharding = replicated(mesh)
+  if jax.process_count() == 1:
+    return jax.device_put(tree, sharding)
+  return jax.tree.map(
+    lambda x: (
+      _send(x, mesh)
+      if isinstance(x, jax.Array) and x.committed
+      else put(x, sharding)
+    ),
+    tree,
+  )
+
+
+def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
+  """Returns the array in processes of `mesh`, and something in the others.
+
+  All processes that have a part of the array or the mesh must call it.
+  """
+  holders = _processes(array.sharding)
+  readers = _processes(replicated(mesh))
+  if len(holders) > 1:
+    array = _whole(array, replicated(array.sharding.mesh))
+  if readers - holders:
+    array = everywhere(array)
+  if jax.process_index() in readers:
+    return np.asarray(array)
+  return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def everywhere(tree: Any) -> Any:
+  """Enqueues copies of replicated arrays for processes without a part of them.
+
+  Returns:
+    The arrays as `jax.device_get` can read them in this process.
+  """
+  if jax.process_count() == 1:
+    return tree
+  return jax.tree.map(_readable, tree)
+
+
+def _readable(array: jax.Array) -> jax.Array:
+  readable = array
+  holders = _processes(array.sharding)
+  for process in range(jax.process_count()):
+    if process not in holders:
+      devices = jax.devices()
+      first = next(x for x in devices if x.process_index == process)
+      copy = _send(array, make_mesh([first]))
+      if process == jax.process_index():
+        readable = copy
+  return readable
+
+
+def _processes(sharding: Sharding) -> set[int]:
+  return {device.process_index for device in sharding.device_set}
+
+
+def _send(array: jax.Array, mesh: Mesh) -> jax.Array:
+  """Enqueues a transfer from the first device to the first, and from there."""
+  source = min(array.sharding.device_set, key=lambda device: device.id)
+  first = mesh.devices.flat[0]
+  parts = [x.data for x in array.addressable_shards if x.device == source]
+  moved = _on_device(array, source, parts)
+  if jax.process_index() in (source.process_index, first.process_index):
+    moved = jax.device_put(moved, SingleDeviceSharding(first))
+  else:
+    moved = _on_device(array, first, [])
+  sharding = replicated(mesh)
+  if sharding.is_fully_addressable:
+    return jax.device_put(moved, sharding)
+  parts = {x.device: x.data[None] for x in moved.addressable_shards}
+  stacked = NamedSharding(mesh, PartitionSpec((DATA_AXIS, MODEL_AXIS)))
+  for device in stacked.addressable_devices - parts.keys():
+    parts[device] = jax.device_put(
+      np.zeros((1, *array.shape), array.dtype), device
+    )
+  stacked = jax.make_array_from_single_device_arrays(
+    (mesh.size, *array.shape), stacked, [*parts.values()], dtype=array.dtype
+  )
+  return _first(stacked, sharding)
+
+
+def _on_device(
+  like: jax.Array, device: jax.Device, parts: list[jax.Array]
+) -> jax.Array:
+  """Returns an array on one device; `parts` is empty in other processes."""
+  return jax.make_array_from_single_device_arrays(
+    like.shape, SingleDeviceSharding(device), parts, dtype=like.dtype
+  )
+
+
+@functools.partial(jax.jit, static_argnames='sharding')
+def _first(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
+  return jax.lax.with_sharding_constraint(stacked[0], sharding)
+
+
+@functools.partial(jax.jit, static_argnames='sharding')
+def _whole(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+  return jax.lax.with_sharding_constraint(array, sharding)

@@ -46,7 +46,7 @@ while line := sys.stdin.readline():
 """
 
 
-def _environment():
+def environment():
   return {**os.environ, 'HF_HUB_OFFLINE': '1', 'JAX_PLATFORMS': 'cpu'}
 
 
@@ -54,7 +54,7 @@ def _open(code, *flags, **options):
   return subprocess.Popen(
     [sys.executable, '-c', code, *flags],
     cwd=ROOT,
-    env=_environment(),
+    env=environment(),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     encoding='utf-8',
@@ -94,7 +94,7 @@ def run(program, *flags, text=''):
     for path in paths:
       path.write_text(text if path.name == 'in' else '')
     streams = [*map(str, paths)]
-    call = [f'experiments.{program}', flags, streams, _environment()]
+    call = [f'experiments.{program}', flags, streams, environment()]
     _forks().stdin.write(json.dumps(call) + '\n')
     _forks().stdin.flush()
     status = int(_forks().stdout.readline())

@@ -1,9 +1,18 @@
 """Flags of programs that run on several hosts at once."""
 
+import os
+import pathlib
+import sys
+from typing import Any, NoReturn
+
 import jax
+import jaxlib
 from absl import flags
 
-from swiftspec_jax import errors
+import kernels_pallas
+import swiftspec_jax as ss
+from experiments import program
+from swiftspec_jax import errors, hosts
 
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -20,6 +29,12 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 _PROCESS_ID = flags.DEFINE_integer(
   'process_id', None, 'With --distributed: of this one.', lower_bound=0
 )
+_JOIN_TIMEOUT = flags.DEFINE_integer(
+  'join_timeout',
+  300,
+  'With --distributed: seconds in which all processes must have started.',
+  lower_bound=1,
+)
 _PLACES = (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
 
 
@@ -27,7 +42,8 @@ def initialize() -> None:
   """Joins the other hosts; call it before anything asks JAX for devices.
 
   Raises:
-    UserError: the flags contradict each other, or the others are not found.
+    UserError: the flags contradict each other or those of other processes, or
+      the others are not found.
   """
   given = [flag.name for flag in _PLACES if flag.value is not None]
   if given and (not _DISTRIBUTED.value or len(given) < len(_PLACES)):
@@ -37,12 +53,38 @@ def initialize() -> None:
     )
   if not _DISTRIBUTED.value:
     return
-  try:
-    jax.distributed.initialize(
-      _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    )
-  except (RuntimeError, ValueError) as error:
-    raise errors.UserError(
-      f'--distributed: the other processes are not found ({error}); give '
-      f'{", ".join(f"--{flag.name}" for flag in _PLACES)}'
-    ) from error
+  timeout = _JOIN_TIMEOUT.value
+  place = hosts.find_place(*(flag.value for flag in _PLACES), timeout)
+  hosts.join(place, _facts(), timeout=timeout, on_end=_end)
+  if place.process_id:
+    # Process 0 says it all; errors go where standard error was.
+    sys.stdout = sys.stderr = open(os.devnull, 'w')  # noqa: SIM115
+  else:
+    sys.stdout = os.fdopen(os.dup(1), 'w', encoding=sys.stdout.encoding)
+  # What libraries below Python write to standard output belongs there, too.
+  os.dup2(2, 1)
+
+
+def _facts() -> dict[str, Any]:
+  """Returns what must be the same in all processes."""
+  code = [pathlib.Path(x.__file__).parent for x in (ss, kernels_pallas)]
+  values = {
+    f'--{flag.name}': flag.value
+    for module, found in flags.FLAGS.flags_by_module_dict().items()
+    if not module.startswith('absl')
+    for flag in found
+    if flag.name != _PROCESS_ID.name
+  }
+  return {
+    **values,
+    'jax': jax.__version__,
+    'jaxlib': jaxlib.__version__,
+    'swiftspec_jax': ss.__version__,
+    'code of swiftspec_jax': [hosts.fingerprint(x, '*.py') for x in code],
+  }
+
+
+def _end(reason: str) -> NoReturn:
+  print('error:', reason, file=sys.__stderr__)
+  sys.__stderr__.flush()
+  program.leave(1)

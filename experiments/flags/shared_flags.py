@@ -6,14 +6,15 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import config_file, device_flags, tree_flags
 from experiments.output import provenance
 from kernels_pallas import dispatch
-from swiftspec_jax import config, errors
-from swiftspec_jax.checkpoint import builtin
+from swiftspec_jax import config, errors, hosts
+from swiftspec_jax.checkpoint import builtin, load
 
 TREE_MODES = ('serial', 'async')
 # Modes of the serving engine alone.
@@ -210,6 +211,27 @@ def check(modes: Sequence[str]) -> None:
         f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
         f'is {", ".join(modes)}'
       )
+
+
+def compare_files(modes: Sequence[str], *paths: str | None) -> None:
+  """Makes sure that all processes read the same.
+
+  Args:
+    modes: whose models are loaded.
+    *paths: other files; None is none.
+
+  Raises:
+    UserError: files or devices of the processes differ.
+  """
+  if not hosts.is_together():
+    return
+  models = {_TARGET.value, *map(draft_name, modes)}
+  files = {name: load.find(name) for name in models if name is not None}
+  files |= {path: pathlib.Path(path) for path in paths if path is not None}
+  hosts.agree(
+    {f'content of {name}': hosts.fingerprint(x) for name, x in files.items()}
+    | {'kind of devices': jax.local_devices()[0].device_kind}
+  )
 
 
 def load_target(weight_dtype: str | None = None) -> ss.Model:

@@ -136,7 +136,7 @@ class DraftFile:
       embedding = self.target.params[_EMBEDDING]
       if isinstance(embedding, Int8Matrix):
         embedding = embedding.dequantized()
-      stored[_EMBEDDING] = np.asarray(embedding)[: config.vocab_size]
+      stored[_EMBEDDING] = embedding
 
     def get(path_in_tree, spec):
       name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')

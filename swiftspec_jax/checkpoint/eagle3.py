@@ -20,6 +20,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
 from swiftspec_jax import errors
@@ -89,8 +90,8 @@ class Head:
       )
     return place(arrays, specs)
 
-  def _embedding(self, tensors: '_Tensors') -> np.ndarray:
-    """Returns [V, D]; the target's where the head has none."""
+  def _embedding(self, tensors: '_Tensors') -> np.ndarray | jax.Array:
+    """Returns [V, D]; that of the target, padded, where the head has none."""
     c = self.config
     if _EMBEDDING in tensors:
       table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
@@ -104,7 +105,7 @@ class Head:
         f'{self.target.name} is {table.shape[1]} wide, not {c.embed_dim}; '
         'load the target that the head was trained for'
       )
-    return np.asarray(table)[: c.vocab_size]
+    return table
 
 
 def open_head(directory: pathlib.Path, target: Model | None) -> Head:

@@ -99,10 +99,14 @@ def load(
   if weight_dtype is not None:
     name = f'{name} ({weight_dtype})'
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
+  if mesh.local_devices or source.reads_target:
+    params = source.read_params(config, place)
+  else:
+    params = place(*params_lib.absent(config))
   return Model(
     name=name,
     config=config,
-    params=source.read_params(config, place),
+    params=params,
     dtype=jnp.dtype(dtype),
     mesh=mesh,
     tokenizer=source.tokenizer,
@@ -116,6 +120,23 @@ class _Source:
   config: ModelConfig
   tokenizer: tokenizer_lib.Tokenizer
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
+  # All processes must have a part in that.
+  reads_target: bool = False
+
+
+def find(name: str) -> pathlib.Path:
+  """Returns the file or directory of a model; fetches it if need be.
+
+  Raises:
+    UserError: nothing by that name.
+  """
+  if name in builtin.BUILTIN_MODELS:
+    return builtin.fetch(name)
+  if name in builtin.BUILTIN_DRAFTS:
+    return builtin.draft_directory(name)
+  path = pathlib.Path(name).expanduser()
+  is_local = path.exists() or path.suffix == '.gguf'
+  return path if is_local else _download(name)
 
 
 def _weight_dtype(
@@ -152,21 +173,14 @@ def _fit(source: _Source, name: str, target: Model) -> _Source:
 
 
 def _open(name: str, draft_of: Model | None) -> _Source:
-  if name in builtin.BUILTIN_MODELS:
-    return _open_gguf(builtin.fetch(name))
-  if name in builtin.BUILTIN_DRAFTS:
-    path = builtin.draft_directory(name)
-  else:
-    path = pathlib.Path(name).expanduser()
+  path = find(name)
   if path.is_dir():
     return _open_directory(path, draft_of)
   if path.suffix == '.gguf':
     return _open_gguf(path)
-  if path.exists():
-    raise errors.UserError(
-      f'{name} is neither a model directory nor a .gguf file'
-    )
-  return _open_directory(_download(name), draft_of)
+  raise errors.UserError(
+    f'{name} is neither a model directory nor a .gguf file'
+  )
 
 
 def _open_gguf(path: pathlib.Path) -> _Source:
@@ -189,6 +203,7 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
       config=draft.config,
       tokenizer=draft.target.tokenizer,
       read_params=draft.read_params,
+      reads_target=True,
     )
   is_own = orbax.is_checkpoint(directory)
   reader = orbax if is_own else hf

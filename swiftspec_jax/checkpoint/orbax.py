@@ -92,8 +92,17 @@ def read_params(
   """
   path = directory.absolute() / _PARAMS
   saved = dataclasses.replace(config, num_shards=1, weight_dtype=None)
+  process = jax.process_index()
+  # Each process reads for itself, and others may read another model.
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=process,
+    active_processes={process},
+    barrier_sync_key_prefix=str(process),
+  )
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp.StandardCheckpointer(
+      multiprocessing_options=alone
+    ) as checkpointer:
       metadata = checkpointer.metadata(path).item_metadata
       if metadata is None:
         raise FileNotFoundError('there are no parameters')

@@ -93,15 +93,15 @@ def init(
   )
   return TreeDraftState(
     cache=cache.init(mesh),
-    tree=jax.device_put(tree, on_mesh),
+    tree=sharding_lib.replicate(tree, mesh),
     outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
     is_busy=jnp.zeros(batch_size, bool, device=on_mesh),
     before=jnp.full(
       batch_size, types.PLACEHOLDER_TOKEN_ID, jnp.int32, device=on_mesh
     ),
-    reference=jax.device_put(reference, on_mesh),
-    lookup=jax.device_put(lookup, on_mesh),
-    features=jax.device_put(features, on_mesh),
+    reference=sharding_lib.replicate(reference, mesh),
+    lookup=sharding_lib.replicate(lookup, mesh),
+    features=sharding_lib.replicate(features, mesh),
   )
 
 

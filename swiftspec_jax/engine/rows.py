@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import buckets, errors, sharding, types
 from swiftspec_jax import requests as requests_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
@@ -226,7 +226,7 @@ class RowEngine(engine.Engine[Job]):
     """
     start, work = time.perf_counter(), time.thread_time()
     with jax.transfer_guard('disallow'):  # implicit transfers would wait
-      output = self.pipeline.dispatch()
+      output = sharding.everywhere(self.pipeline.dispatch())
     self.host_seconds += time.thread_time() - work
     self._note('dispatch', start, time.perf_counter())
     return output

@@ -50,9 +50,9 @@ class Int8Matrix:
     scales = products.take_rows(self.scales[:, None], indices)
     return (values.astype(jnp.float32) * scales).astype(self.dtype)
 
-  def dequantized(self) -> np.ndarray:
-    """Returns the matrix as the host's array f32 [*A, K]."""
-    return np.asarray(self.values) * np.asarray(self.scales)[..., None]
+  def dequantized(self) -> jax.Array:
+    """Returns the matrix f32 [*A, K]."""
+    return self.values.astype(jnp.float32) * self.scales[..., None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

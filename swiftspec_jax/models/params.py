@@ -249,8 +249,8 @@ def place_params(
   """Pads host arrays, converts and quantizes them, puts them on the mesh.
 
   Args:
-    arrays: tree of numpy arrays with the unpadded shapes of `specs`, and of
-      matrices that are int4 already.
+    arrays: tree of numpy arrays with the unpadded shapes of `specs`, of
+      matrices that are int4 already, or of arrays of another model, padded.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: of the weights; norm scales stay float32.
@@ -260,9 +260,11 @@ def place_params(
     UserError: an array's shape contradicts the config.
   """
 
-  def place(path, spec: ParamSpec, array: np.ndarray) -> Any:
+  def place(path, spec: ParamSpec, array: np.ndarray | jax.Array) -> Any:
     if isinstance(array, quantization.StoredMatrix):
       return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
+    if isinstance(array, jax.Array):
+      array = sharding.to_host(array, mesh)[tuple(map(slice, spec.shape))]
     if array.shape != spec.shape:
       raise errors.UserError(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
@@ -278,10 +280,19 @@ def place_params(
     is_matrix_as_it_is = spec.num_in_axes and spec.scheme is None
     if is_matrix_as_it_is and transposed.is_faster(array.dtype, mesh):
       return transposed.place(array, spec.num_in_axes, spec.axes, mesh)
-    placed = jax.device_put(array, sharding.sharding_of(mesh, spec.axes))
+    placed = sharding.put(array, sharding.sharding_of(mesh, spec.axes))
     return _quantized(placed, spec, mesh)
 
   return jax.tree_util.tree_map_with_path(place, specs, arrays)
+
+
+def absent(config: ModelConfig) -> tuple[Params, Params]:
+  """Returns arrays for `place_params` on other processes, and their specs."""
+  specs = param_specs(config)
+  arrays = jax.tree.map(
+    lambda spec: np.broadcast_to(np.zeros((), np.int8), spec.shape), specs
+  )
+  return arrays, specs
 
 
 def random_params(

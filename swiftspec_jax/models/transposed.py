@@ -58,7 +58,7 @@ def place(
   values = np.ascontiguousarray(np.moveaxis(merged, 0, -1))
   sharding = sharding_lib.sharding_of(mesh, (*axes[num_in_axes:], axes[0]))
   return TransposedMatrix(
-    values=jax.device_put(values, sharding), in_shape=in_shape
+    values=sharding_lib.put(values, sharding), in_shape=in_shape
   )
 
 
