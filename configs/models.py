@@ -1,6 +1,7 @@
 """Sizes of models to plan for and to compile, as they were published."""
 
-from swiftspec_jax.config import ModelConfig, RopeScaling
+from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.config import ModelConfig
 
 _LLAMA3 = {
   'family': 'llama',

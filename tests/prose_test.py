@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ('swiftspec_jax', 'kernels_pallas', 'experiments')
 # May only fall: lower a number as you mend docstrings.
 MOST_IN_DOCSTRINGS = {
-  'entry without a noun': 145,
-  'phrase': 16,
-  'long sentence': 10,
+  'entry without a noun': 137,
+  'phrase': 15,
+  'long sentence': 9,
 }
 
 _LONGEST_SENTENCE = 32  # words

@@ -24,8 +24,9 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
+from swiftspec_jax.architecture import Eagle3
 from swiftspec_jax.checkpoint import hf
-from swiftspec_jax.config import Eagle3, ModelConfig
+from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib

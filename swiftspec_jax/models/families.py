@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.config import Experts, ModelConfig, RopeScaling
+from swiftspec_jax.architecture import Experts, RopeScaling
+from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.params import Params
 

@@ -6,7 +6,8 @@ Legend: B rows, T tokens, E head_dim.
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax.config import ModelConfig, RopeScaling
+from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.config import ModelConfig
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
