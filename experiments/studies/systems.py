@@ -11,8 +11,9 @@ from typing import Any
 import swiftspec_jax as ss
 from experiments.flags import shared_flags
 from experiments.measuring import benchmark_run
+from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies.estimators import Estimator, TreeEstimator
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
@@ -34,7 +35,7 @@ class System:
     tree: changes of the tree that the flags describe.
     host_draft: makes the drafter of the serving engine, for prompts, in place
       of a mode.
-    estimator: makes the estimator of its policy, which is goodput.
+    host_policy: makes the policy of that engine, for its declared sizes.
     policy: name of its policy under load; None if it has none.
   """
 
@@ -42,13 +43,23 @@ class System:
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   host_draft: Callable[[], Any] | None = None
-  estimator: Callable[[], Estimator | None] = lambda: None
+  host_policy: Callable[[StepBuckets], policies.Policy] | None = None
   policy: str | None = None
 
   @property
   def decodes(self) -> bool:
     """Whether it takes part in decoding prompts."""
     return self.mode is not None or self.host_draft is not None
+
+
+def _goodput(buckets: StepBuckets) -> policies.Policy:
+  """Returns a policy that learns the costs while it decodes."""
+  return Goodput(LiveCosts(buckets, drafts_by_model=False))
+
+
+def _whole_drafts(buckets: StepBuckets) -> policies.Policy:
+  """Returns a policy that verifies all there is: one row leaves much room."""
+  return FixedLength(buckets.max_length)
 
 
 PLAIN = 'autoregressive'
@@ -65,11 +76,14 @@ SYSTEMS = {
   'swiftspec': System(paper='arXiv 2506.11309', mode='async'),
   'su': System(paper='arXiv 2310.18813', policy='table'),
   'smartspec': System(
-    paper='arXiv 2406.14066', host_draft=ss.PromptLookup, policy='goodput'
+    paper='arXiv 2406.14066',
+    host_draft=ss.PromptLookup,
+    host_policy=_goodput,
+    policy='goodput',
   ),
   'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
   'sssd': System(
-    paper='arXiv 2411.05894', host_draft=Datastore, estimator=TreeEstimator
+    paper='arXiv 2411.05894', host_draft=Datastore, host_policy=_whole_drafts
   ),
 }
 
@@ -139,13 +153,8 @@ def _engine_runner(
     ),
     contexts=(max_context,),
   )
-  costs = LiveCosts(buckets, drafts_by_model=False)
-  engine = PageEngine(
-    target,
-    system.host_draft(),
-    sizes=sizes,
-    policy=Goodput(costs, system.estimator()),
-  )
+  policy = system.host_policy(buckets)
+  engine = PageEngine(target, system.host_draft(), sizes=sizes, policy=policy)
   engine.warm_up()
   return benchmark_run.Runner(
     decode=lambda request: engine.submit(request).result()

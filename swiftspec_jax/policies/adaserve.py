@@ -100,22 +100,26 @@ class AdaServe:
     num_nodes = self._num_nodes(view)
     seconds = self._seconds(view, num_nodes, int(plan.lengths.max()))
     most = self._most_factor * (view.num_rows + num_nodes) / view.num_rows
-    return select(gains, self._needs(view, plan, seconds), num_nodes, int(most))
+    return select(
+      gains, self._needs(view, drafts, seconds), num_nodes, int(most)
+    )
 
   def observe(self, outcome: policies.Outcome) -> None:
     if outcome.view.num_rows:
       self._estimator.observe(outcome)
 
   def _needs(
-    self, view: policies.StepView, plan: policies.DraftPlan, seconds: float
+    self, view: policies.StepView, drafts: policies.Drafts, seconds: float
   ) -> np.ndarray:
     """Returns f64[B] tokens that rows must emit in a step of `seconds`."""
     # The promise is about the tokens behind the first one.
     num_output = np.maximum(view.num_output - 1, 0)
     late = view.decode_seconds / view.slo_tpots - num_output
     needs = late + seconds / view.slo_tpots
-    most = view.buckets.steps_of(int(plan.lengths.max())) + 1
-    return np.where(late > self._max_late, -np.inf, np.minimum(needs, most))
+    # No more can be emitted. The paper's bound, the depth of the tree, is not
+    # known of lookups.
+    needs = np.minimum(needs, drafts.lengths + 1)
+    return np.where(late > self._max_late, -np.inf, needs)
 
   def _num_nodes(self, view: policies.StepView) -> int:
     """Returns how many nodes, roots left out, the step may verify."""
