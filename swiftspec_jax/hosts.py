@@ -122,8 +122,19 @@ def num_processes() -> int:
 
 
 def exchange(value: Any) -> list[Any]:
-  """Returns the JSON values of all processes; all must call it."""
-  return [value] if _group is None else _group.exchange(value)
+  """Returns the JSON values of all processes; all must call it.
+
+  Raises:
+    UserError: JAX knows other processes that have not joined.
+  """
+  if _group is not None:
+    return _group.exchange(value)
+  if jax.process_count() > 1:
+    raise errors.UserError(
+      f'{jax.process_count()} processes have to agree here; start them with '
+      'swiftspec_jax.hosts.join instead of jax.distributed.initialize'
+    )
+  return [value]
 
 
 def agree(facts: Mapping[str, Any]) -> None:
