@@ -13,7 +13,7 @@ of one owner a store of their own.
 
 import glob
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -23,7 +23,7 @@ from experiments.flags import shared_flags
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
 from swiftspec_jax.distillation import shards
-from swiftspec_jax.serving.drafters.token_store import TokenStore
+from swiftspec_jax.serving.drafters import token_store
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the store.', required=True
@@ -48,24 +48,11 @@ def main() -> None:
   texts = [
     part
     for text in (*_of_files(paths, target), *_of_shards(target))
-    for part in split(text, target.config.eos_token_ids)
+    for part in token_store.split(text, target.config.eos_token_ids)
   ]
-  store = TokenStore.of_texts(texts, target.tokenizer)
+  store = token_store.TokenStore.of_texts(texts, target.tokenizer)
   store.save(directory)
   print(f'{len(texts):,} texts, {len(store.tokens):,} tokens in {directory}')
-
-
-def split(
-  token_ids: Sequence[int], eos_token_ids: Sequence[int]
-) -> Iterator[list[int]]:
-  """Yields the parts of a text, each up to an end-of-sequence token."""
-  start = 0
-  for place, token_id in enumerate(token_ids):
-    if token_id in eos_token_ids:
-      yield list(token_ids[start : place + 1])
-      start = place + 1
-  if start < len(token_ids):
-    yield list(token_ids[start:])
 
 
 def _paths() -> list[pathlib.Path]:

@@ -9,7 +9,6 @@ import programs
 import pytest
 import serving_cases as cases
 
-from experiments import build_store
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.policies.roofline import Roofline
@@ -198,7 +197,8 @@ def test_bad_stores_are_refused(tmp_path):
 
 
 def test_texts_end_at_eos():
-  assert list(build_store.split([1, 2, 0, 0, 3], [0])) == [[1, 2, 0], [0], [3]]
+  parts = token_store_lib.split([1, 2, 0, 0, 3], [0])
+  assert list(parts) == [[1, 2, 0], [0], [3]]
 
 
 def test_programs(model, tmp_path):

@@ -43,7 +43,11 @@ def test_notebooks_are_committed_without_outputs(path):
 
 
 @pytest.mark.parametrize(
-  'is_real', [False, pytest.param(True, marks=pytest.mark.optimised)]
+  'is_real',
+  [
+    pytest.param(False, marks=pytest.mark.ci),
+    pytest.param(True, marks=pytest.mark.optimised),
+  ],
 )
 def test_quickstart(tmp_path, is_real):
   changes = {}
@@ -60,6 +64,7 @@ def test_quickstart(tmp_path, is_real):
   assert 'async (forced acceptance 0.7)' in printed
 
 
+@pytest.mark.ci
 def test_load():
   changes = {
     '(5, 20, 80, 160, 320)': '(80, 320)',

@@ -200,3 +200,16 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
   tokens = map(tokenizer.backend_tokenizer.id_to_token, range(size))
   digest = hashlib.sha256('\n'.join(map(repr, tokens)).encode()).hexdigest()
   return {'size': size, 'sha256': digest}
+
+
+def split(
+  token_ids: Sequence[int], eos_token_ids: Sequence[int]
+) -> Iterator[list[int]]:
+  """Yields the parts of a text, each up to an end-of-sequence token."""
+  start = 0
+  for place, token_id in enumerate(token_ids):
+    if token_id in eos_token_ids:
+      yield list(token_ids[start : place + 1])
+      start = place + 1
+  if start < len(token_ids):
+    yield list(token_ids[start:])
