@@ -13,7 +13,7 @@ of one owner a store of their own.
 
 import glob
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
