@@ -8,10 +8,11 @@ turns, and a branch begins anew behind the prefix, so that no row is ever idle.
 Keys lie with the rows last: so a CPU multiplies them with few queries several
 times faster.
 
-Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows
-of the cache behind it, R script length, T steps, G kv heads, Q query heads for
-each kv head, E head_dim, V vocabulary, K stored entries of the law, H width of
-the features.
+Legend:
+- F prefixes, C rows for each, B = F * C rows
+- P longest prefix, N rows of the cache behind it, R script length, T steps
+- G kv heads, Q query heads for each kv head, E head_dim
+- V vocabulary, K stored entries of the law, H width of the features
 """
 
 import functools

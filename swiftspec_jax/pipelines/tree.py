@@ -49,11 +49,11 @@ class TreePipeline:
     """Allocates nothing yet.
 
     Args:
-      target: defines the output.
-      draft: on the target's devices, or on others.
+      target: model that decides every token of the output.
+      draft: model that drafts, on the target's devices or on others.
       tree_config: sizes of the tree.
       batch_size: B.
-      timeline: notes when the programs ran.
+      timeline: record of when the programs ran.
 
     Raises:
       UserError: the models share a part of their devices only, or a size does
@@ -229,7 +229,7 @@ class TreePipeline:
     self._grow(self._sizes.current.num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
-    """Enqueues so many forwards; returns how many they will have been."""
+    """Enqueues forwards, at most `num_steps`; returns how many ran."""
     dispatched = time.perf_counter()
     self._draft_rows.state, num_forwards = tree_draft.grow(
       self._draft.params,
@@ -247,11 +247,11 @@ class TreePipeline:
     verified: types.PackedVerified | None = None,
     sizes: tree_sizes.Sizes | None = None,
   ) -> None:
-    """Enqueues what makes the next proposal of a verdict.
+    """Enqueues the programs that make the next proposal.
 
     Args:
-      verified: of `verify`; None before the first verdict.
-      sizes: of the proposal; by default what the rounds before suggest.
+      verified: verdict from `verify`; None before the first one.
+      sizes: sizes of the proposal; by default what the rounds before suggest.
     """
     sizes = sizes or self._sizes.next()
     is_pause = sizes == tree_sizes.PAUSE

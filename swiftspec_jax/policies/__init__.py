@@ -149,12 +149,13 @@ class Drafts:
   """What was drafted.
 
   Attributes:
-    lengths: i64[B], at most those of the plan; 0 for a row without a draft.
-    confidences: f64[K, B] or None: what the drafter takes for the probability
-      that each draft token is accepted if those before it are.
-    node_confidences: for trees, or None: function that returns f64[K, B], not
-      rising along K: what the drafter takes for the probability that each node
-      is accepted. The first call may have to wait for the devices.
+    lengths: i64[B] numbers of draft tokens, at most those of the plan; 0 for a
+      row without a draft.
+    confidences: f64[K, B] the drafter's estimates of the probability that each
+      draft token is accepted if those before it are; or None.
+    node_confidences: function, or None where nothing drafts trees. It returns
+      f64[K, B], not rising along K: the drafter's estimates of the probability
+      that each node is accepted. The first call may wait for the devices.
   """
 
   lengths: np.ndarray
@@ -168,18 +169,18 @@ class Outcome:
 
   Attributes:
     view: the batch before the step.
-    plan: what was asked for, of rows that could be drafted for.
-    drafts: what was drafted.
-    lengths: i64[B] draft tokens that were verified.
-    num_accepted: i64[B] of them accepted, whether or not the output ended
-      among them.
-    accepted_ranks: i64[D, B], -1 where there is none: for trees the places of
-      the accepted nodes in the proposal, counted from 0 without the root. None
-      for chains, where they are the first `num_accepted`.
+    plan: the plan for rows that could have a draft.
+    drafts: the drafts that were made.
+    lengths: i64[B] numbers of draft tokens that were verified.
+    num_accepted: i64[B] numbers of them that were accepted, whether or not the
+      output ended among them.
+    accepted_ranks: i64[D, B], for trees: places of the accepted nodes in the
+      proposal, counted from 0 without the root; -1 where there is none. None
+      for chains, which accept the first `num_accepted`.
     seconds: duration of the step; NaN for drafts that were not part of one, and
       only compared with what the target said.
-    is_usable: bool[B]: whether the row tells about its drafter; not so where a
-      grammar or a bias has changed what the target would have said.
+    is_usable: bool[B], whether the row tells about its drafter. It does not
+      where a grammar or a bias has changed what the target would have said.
   """
 
   view: StepView

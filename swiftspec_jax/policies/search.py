@@ -54,13 +54,13 @@ def score(
 ) -> Scores:
   """Scores longest drafts, each with the best number of tokens.
 
-  Where prompts share the step, goodput is that of the time without them. Of the
-  time in which a draft model takes in late tokens it counts a small share.
+  Where prompts share the step, goodput does not count their time. It counts a
+  small share of the time in which a draft model reads late tokens.
 
   Args:
     view: the batch.
     gains: f64[K, B], 0 for what must not be drafted.
-    costs: of a step.
+    costs: model of the seconds of a step.
     lengths: i64[C] longest drafts. With 0 nothing is verified, even if there
       are forwards of the draft.
     draft_steps: i64[C] forwards that the draft needs for each.
@@ -171,8 +171,8 @@ def _curves(
   are counted together; between these points the curve is a line.
 
   Returns:
-    Numbers of tokens and the sums of the gains of the best so many, both
-    f64[C, classes + 1], for drafts of each of the lengths.
+    Numbers of tokens, and for each the sum of the gains of that many best
+    tokens, both f64[C, classes + 1], for drafts of each of the lengths.
   """
   num_positions = len(gains)
   classes = _FIRST_CLASS - (gains.view(np.int64) >> _CLASS_SHIFT)

@@ -1,8 +1,10 @@
 """Forwards of a draft model over known tokens that its cache lacks.
 
-Legend: R rows, N tokens, D forwards of a draft, C pages under the attention, P
-pages, Z tokens of one, V vocabulary, V' of it what the draft can propose, H
-features, E embed.
+Legend:
+- R rows, N tokens, D forwards of a draft
+- P pages, Z tokens of a page, C pages under the attention
+- V vocabulary, V' tokens of it that the draft can propose
+- H width of the features, E width of the draft
 """
 
 import functools
@@ -48,7 +50,7 @@ def take_in(
   *,
   config: ModelConfig,
 ) -> paged.PagedCache:
-  """Takes in known tokens, of which none is the last one of its row.
+  """Reads known tokens, of which none is the last one of its row.
 
   Of the last layer the compiler leaves only what gives keys and values.
 
