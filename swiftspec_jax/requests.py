@@ -44,7 +44,7 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
 
   Args:
     request: request to look at.
-    target: whose tokens they are.
+    target: model that the tokens are for.
     max_context: most tokens, prompt and output together.
     who: has that limit.
   """
@@ -114,7 +114,7 @@ class Row:
       index: number of the request, for its events.
       request: prompt, and how to continue it.
       limit: tokens, prompt and output together, at which it must end.
-      target: whose tokens they are.
+      target: model that the tokens are for.
       num_speculative_tokens: K of the drafter.
       chains_by_model: whether a model drafts what is no tree.
     """

@@ -254,8 +254,9 @@ def law_logits(
   Args:
     logits: f32[B, T, V], adjusted.
     sampling: sampling parameters of the rows, with `temperatures`.
-    kernels: static; as in `ModelConfig`. The law does not depend on it.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+      The law does not depend on it.
+    sharding: static sharding of any array on the same devices.
 
   Returns:
     f32[B, T, V]; excluded tokens are -inf, in greedy rows all but one.

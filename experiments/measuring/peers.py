@@ -65,7 +65,7 @@ def load(
   """Loads the model of `target` into other libraries.
 
   Args:
-    target: whose weights are float32, for transformers.
+    target: model with float32 weights, for transformers.
     names: some of `PEERS`.
     num_speculative_tokens: number of tokens that prompt lookup drafts.
 

@@ -84,7 +84,7 @@ def matmul_all_reduce(
 
   Args:
     x: the device's share of the inputs.
-    weight: its rows.
+    weight: the device's rows of the weight.
     axis_name: name of the axis of the mesh over which the sum goes.
     num_devices: number of devices along that axis.
     config: tiles.

@@ -114,7 +114,7 @@ def move(
   """Returns the cache with tokens copied to other places.
 
   Args:
-    cache: whose places are read before any is written.
+    cache: cache of which all places are read before any is written.
     sources: i32[N] page * Z + offset.
     targets: i32[N]; P * Z or more is written nowhere.
   """

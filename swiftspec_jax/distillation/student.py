@@ -203,10 +203,10 @@ def forward(
 
   Args:
     params: parameters of the draft.
-    config: static.
+    config: static configuration of the model.
     rows: arrays of `packing.Batch` by name, and, if the draft reads them, the
       target's `features` [B, S, H] at each token.
-    num_passes: static.
+    num_passes: static number of passes.
   """
   features = None
   if config.reads_features:

@@ -36,7 +36,7 @@ class ParamSpec:
     is_index: token ids, int32.
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
       is no matrix of a layer.
-    scheme: how it is quantized, None where it is not.
+    scheme: kind of quantization; None where there is none.
   """
 
   shape: tuple[int, ...]

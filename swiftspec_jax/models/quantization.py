@@ -147,7 +147,7 @@ class Scheme:
       stored: matrix of int4.
       shape: sizes of the axes of the parameter, with padding.
       axes: logical names of these axes.
-      mesh: where the matrix goes.
+      mesh: devices of the matrix.
     """
     num_inputs = math.prod(shape[: self.num_in_axes])
     out_shape = shape[self.num_in_axes :]

@@ -86,7 +86,7 @@ class PageEngine(engine.Engine[PagedJob]):
         lookup, a `Datastore`, a `HostDrafter`, or None for plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: drafts beside a draft model, where the policy prefers it.
-      policy: how much to speculate; not at all by default.
+      policy: policy that decides how much to speculate; by default nothing is.
 
     Raises:
       UserError: the sizes or the draft do not fit the target, or it insists
@@ -376,7 +376,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Only without requests.
 
     Args:
-      flat: its sizes.
+      flat: sizes of the step.
       num_positions: positions of its longest row, among those that take the
         context.
 

@@ -83,7 +83,7 @@ class LoadRecorder:
       step: step that was run.
       num_accepted: i64[B] draft tokens that are part of the outputs, of rows
         that decode.
-      time: at its end, seconds.
+      time: time at the end of the step, in seconds.
       seconds: seconds that it took.
     """
     self.num_steps += 1

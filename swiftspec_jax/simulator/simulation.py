@@ -123,7 +123,7 @@ def step_seconds(
 
   Args:
     costs: costs of the engine.
-    buckets: its declared sizes.
+    buckets: declared sizes of the step.
     plan: plan of the policy; drafting is paid for even if it finds
       nothing.
     step: step that is run.

@@ -124,7 +124,7 @@ def expand(
 
   Args:
     tree: tree to expand.
-    leaves: its `best_candidates`.
+    leaves: the tree's `best_candidates`.
     child_token_ids: i32[B, W, K] tokens; those of one leaf must differ.
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.

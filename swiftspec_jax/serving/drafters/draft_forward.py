@@ -57,7 +57,7 @@ def take_in(
   Args:
     params: parameters of the draft.
     cache: donated.
-    batch: where the tokens belong.
+    batch: rows and places of the tokens.
     token_ids: i32[N].
     features: None if the draft reads none.
     config: configuration of the draft; static.

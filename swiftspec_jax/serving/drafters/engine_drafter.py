@@ -47,7 +47,7 @@ class SlotDrafts:
   Attributes:
     drafts: facts about them for the policy.
     token_ids: i32[U, K] by slot, on the host or on the devices.
-    trees: how the tokens hang together; None where they are chains.
+    trees: shapes of the trees; None where the drafts are chains.
     takes_in: a chunk of late tokens was taken in before, as `Intake` says.
     is_late: bool[B] rows without a draft as their text is not taken in yet;
       None if there are none.

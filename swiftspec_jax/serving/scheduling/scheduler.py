@@ -85,7 +85,7 @@ class Scheduler:
   leaves out rows that were cancelled meanwhile.
 
   Attributes:
-    num_preemptions: how often a request has lost its slot and cache.
+    num_preemptions: number of times that a request lost its slot and cache.
     num_shared_tokens: tokens that were found in the cache by requests that got
       a slot.
     num_tenants: i64[slots] how often each slot was given to a request.
@@ -153,8 +153,8 @@ class Scheduler:
 
     Args:
       request_id: unique, at least 0.
-      num_prompt_tokens: at least 1.
-      max_new_tokens: at least 1.
+      num_prompt_tokens: number of tokens of the prompt, at least 1.
+      max_new_tokens: most tokens of the output, at least 1.
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
       page_keys: `pages.keys_of` the prompt, if it may share pages.
