@@ -75,11 +75,11 @@ class ModelConfig:
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
   experts: Experts | None = None  # Qwen 3 MoE
-  # Of a draft that can only propose so many of the tokens; its parameter
-  # `output_token_ids` names them.
+  # Of a draft that can propose only some of the tokens: their number. Its
+  # parameter `output_token_ids` names them.
   output_vocab_size: int | None = None
   # Of a draft whose tokenizer or table is longer or shorter than its target's:
-  # it proposes only the first tokens, so many as both have.
+  # the number of first tokens that both have, which alone it proposes.
   shared_vocab_size: int | None = None
   # Of a draft that reads outputs of these layers of its target: their numbers,
   # and how wide they are side by side.
@@ -440,5 +440,5 @@ class TreeConfig:
 
   @property
   def num_catch_up(self) -> int:
-    """Tokens that a draft takes in at once after a pause."""
+    """Tokens that a draft reads at once after a pause."""
     return max(min(_CATCH_UP, self.num_cache_rows), 2 * self.num_nodes)

@@ -83,7 +83,7 @@ class Source(enum.StrEnum):
   """Who proposed a token of an output; the target has approved all of them."""
 
   TARGET = 'target'  # nobody: it is the target's own
-  DRAFT = 'draft'  # a draft model; its trees take in what lookups find
+  DRAFT = 'draft'  # a draft model; its trees also hold what lookups find
   LOOKUP = 'lookup'  # a drafter without a model
 
 

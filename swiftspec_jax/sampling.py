@@ -91,7 +91,7 @@ def make_state(
     logit_bias=_bias(batch, features, vocab_size),
     forced_token_ids=_forced(batch, features),
     with_logprobs=any(params.logprobs for params in features),
-    # The most or none, lest there be many programs.
+    # The most or none: each number would need programs of its own.
     num_top_logprobs=min(MAX_TOP_LOGPROBS, vocab_size)
     if any(params.top_logprobs for params in features)
     else 0,

@@ -12,7 +12,7 @@ from swiftspec_jax import results
 class Rounds:
   """What a peer did for a request, round by round.
 
-  The first round takes in the prompt.
+  The first round reads the prompt.
 
   Attributes:
     start: time at which the request began, in seconds.

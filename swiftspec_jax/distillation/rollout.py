@@ -89,7 +89,7 @@ def prefill(
   num_stored: int,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[Prefix, laws.Law, np.ndarray | None]:
-  """Takes in the prefixes.
+  """Reads the prefixes.
 
   Args:
     model: the target.
@@ -267,7 +267,7 @@ def _run_steps(
 
 
 def _forward(params, config, prefix, state, feature_layers):
-  """Takes in the newest tokens.
+  """Reads the newest tokens.
 
   Returns:
     The new state, logits [B, V] and features f16[B, H].

@@ -16,7 +16,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers, transposed
 from swiftspec_jax.models import params as params_lib
 
-# An answer's token counts as much as so many of its prompt.
+# An answer's token counts as much as this number of tokens of its prompt.
 _ANSWER_WEIGHT = 4
 _FUSION = 1.0  # first weight of features beside the embedding
 

@@ -1,4 +1,4 @@
-"""A tree draft takes in the prompt, chunk by chunk.
+"""A tree draft reads the prompt, chunk by chunk.
 
 Legend: B rows, C tokens of a chunk, S tokens, D embed, H features of the
 target.

@@ -226,7 +226,7 @@ def catch_up(
   starts: jax.Array,
   lengths: jax.Array,
 ) -> TextLookup:
-  """Takes in the end of the text, of which no chain was told.
+  """Reads the end of the text, of which no chain was told.
 
   Args:
     lookup: lookup that lacks some tokens; what it has stays as it is.

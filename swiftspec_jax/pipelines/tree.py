@@ -260,7 +260,7 @@ class TreePipeline:
     if self._lag.bound and not is_pause:
       self._catch_up()
       self._lag.note_caught_up()
-      verified = None  # has been taken in
+      verified = None  # has been read
     elif (
       self._lag.bound
       > self._tree_config.num_catch_up - self._tree_config.num_nodes
@@ -350,7 +350,7 @@ class TreePipeline:
     return proposal
 
   def _catch_up(self) -> jax.Array:
-    """Enqueues that the draft takes in the end of each text."""
+    """Enqueues that the draft reads the end of each text."""
     if self._missed is not None:
       return self._read_missed()
     recent = catch_up.recent_tokens(

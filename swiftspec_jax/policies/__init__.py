@@ -44,7 +44,7 @@ class StepView:
     decode_seconds: f64[B] since the first output token of each row; 0 if no
       row was promised anything.
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
-      take in before it can draft for all rows.
+      read before it can draft for all rows.
     buckets: the sizes that are compiled.
   """
 

@@ -86,5 +86,5 @@ def _goodput(plan: policies.DraftPlan) -> float:
 
 
 def _without_late(view: policies.StepView) -> policies.StepView:
-  """Returns the view of a lookup, which takes in no text before it drafts."""
+  """Returns the view of a lookup, which reads no text before it drafts."""
   return dataclasses.replace(view, num_late_tokens=0)

@@ -21,7 +21,7 @@ from swiftspec_jax import cost_model, policies
 _CLASS_SHIFT = 50
 _FIRST_CLASS = 1023 << 2  # of 1.0
 _NUM_CLASSES = 32
-# A text that a draft model takes in is of use in many steps: each is charged
+# A text that a draft model reads is of use in many steps: each is charged
 # this share of the time that it takes.
 _INTAKE_SHARE = 1 / 64
 
@@ -119,7 +119,7 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   room = np.minimum(room, view.max_draft_tokens)
   num_tokens = np.minimum(room, counts[:, -1:])
   gained = _interpolate(num_tokens, counts, sums)
-  # Less a hair, lest rounding asks for the next size.
+  # A hair less, so that rounding does not ask for the next size.
   fed = view.num_rows + share * num_tokens - 1e-6
   seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
   if plain_share:

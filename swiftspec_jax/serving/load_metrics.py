@@ -62,7 +62,8 @@ class LoadRecorder:
     self.num_probes = 0
     self.busy_seconds = 0.0
     self._gaps: list[np.ndarray] = []
-    # How often each length was verified; how many accepted at least so many.
+    # How often each length was verified, and how often at least that was
+    # accepted.
     self._lengths = np.zeros(max_length + 1, np.int64)
     self._accepted = np.zeros(max_length + 1, np.int64)
     self._predicted = np.zeros(2)  # tokens, seconds

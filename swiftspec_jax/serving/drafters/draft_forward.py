@@ -79,7 +79,7 @@ def first_logits(
   *,
   config: ModelConfig,
 ) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
-  """Takes in the rest, up to the last known token of each row.
+  """Reads the rest, up to the last known token of each row.
 
   Args:
     params: parameters of the draft.

@@ -21,7 +21,8 @@ from swiftspec_jax.serving.scheduling.page_table import PageTable
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
-# Drafts have what prompts leave of a step, but at least one of so many tokens.
+# Drafts have what prompts leave of a step, but at least one token of this
+# many.
 # In full steps a guess takes the place of a token that is certainly needed.
 _DRAFT_SHARE = 16
 
@@ -336,7 +337,7 @@ class Scheduler:
       waiting = self._waiting[0]
       shared = self._table.find(waiting.page_keys, waiting.num_known)
       needed = self._table.num_missing(waiting.num_known, shared)
-      # One page for each row that runs, lest they soon drive this one out.
+      # One page for each row that runs, or they would soon drive this one out.
       if needed + len(self._running) > self._table.num_free:
         return
       self._waiting.popleft()
