@@ -23,8 +23,8 @@ class Request:
     sampling: parameters by which its tokens are chosen.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
-    slo_tpot: seconds per output token behind the first one that were promised,
-      for policies that mind promises; None for no promise.
+    slo_tpot: promised seconds per output token after the first one, for
+      policies that mind promises; None for no promise.
   """
 
   token_ids: tuple[int, ...]
@@ -46,7 +46,7 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
     request: request to look at.
     target: model that the tokens are for.
     max_context: most tokens, prompt and output together.
-    who: has that limit.
+    who: name of what has that limit, for the message.
   """
   length, vocab_size = len(request.token_ids), target.config.vocab_size
   if length == 0:

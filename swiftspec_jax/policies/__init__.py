@@ -25,12 +25,13 @@ class StepView:
     request_ids: i64[B], unique for all time.
     slots: i64[B], places of the rows; a slot is used again for another request.
     kv_lengths: i64[B] committed tokens in the cache.
-    limits: i64[B] longest draft that each row may have: of its remaining
-      tokens, of its own wish, 0 where it must not be drafted for.
+    limits: i64[B] longest draft that each row may have. It is at most what
+      remains of the output, less the token that the target adds; it is smaller
+      where the request says so, and 0 where there must be no draft.
     num_verified: i64[B] draft tokens of the request verified so far.
-    num_accepted: i64[B] of them accepted.
+    num_accepted: i64[B] draft tokens of the request accepted so far.
     num_prefill_tokens: tokens of prompts that are to share the step.
-    prefill_kv_tokens: tokens in the cache that those belong to.
+    prefill_kv_tokens: tokens in the cache of the rows of these prompts.
     max_draft_tokens: room for draft tokens in the step, all rows together:
       what prompts leave, but at least a small share.
     page_size: tokens of a page.
@@ -39,10 +40,10 @@ class StepView:
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
     num_output: i64[B] tokens that the rows have emitted so far.
-    slo_tpots: f64[B] seconds per output token behind the first one that were
-      promised to the rows; inf where nothing was.
-    decode_seconds: f64[B] since the first output token of each row; 0 if no
-      row was promised anything.
+    slo_tpots: f64[B] promised seconds per output token after the first one; inf
+      where nothing was promised.
+    decode_seconds: f64[B] seconds since the first output token of each row; 0
+      if no row was promised anything.
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
       read before it can draft for all rows.
     buckets: the sizes that are compiled.
@@ -121,11 +122,12 @@ class DraftPlan:
     lengths: i64[B] longest draft of each row.
     is_probe: bool[B] or None: rows whose drafts are wanted for what they tell;
       `plan_verify` keeps a part of them.
-    is_first: drafts come before prompts, which get what is left of the step.
+    is_first: whether drafts come before prompts, which then get what is left of
+      the step.
     is_pool: whether `plan_verify` takes a part of the drafts. Together they may
       be more than the room of the step; only the memory bounds them.
-    looks_up: drafts are looked up in the texts, and the draft model rests; only
-      for engines that can do both.
+    looks_up: whether drafts are looked up in the texts while the draft model
+      rests; only for engines that can do both.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.

@@ -22,8 +22,8 @@ from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
 # Drafts have what prompts leave of a step, but at least one token of this
-# many.
-# In full steps a guess takes the place of a token that is certainly needed.
+# many. In full steps a guess takes the place of a token that is certainly
+# needed.
 _DRAFT_SHARE = 16
 
 
@@ -36,7 +36,7 @@ class SchedulerConfig:
     num_pages: pages of the KV cache.
     max_context: most tokens of a request, prompt and output together.
     page_size: tokens of a page.
-    shares_prefixes: requests that begin alike share full pages.
+    shares_prefixes: whether requests that begin alike share full pages.
   """
 
   buckets: StepBuckets
