@@ -86,8 +86,7 @@ class PageEngine(engine.Engine[PagedJob]):
         `LivingTrees` it makes trees. Others are a lookup, a `Datastore` and a
         `HostDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
-      lookup: second source beside a draft model, for steps in which the policy
-        prefers it.
+      lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
 
     Raises:
