@@ -25,7 +25,7 @@ def run(
   Ctrl-C stops an answer; what was said of it stays in the conversation.
 
   Args:
-    target: whose chat template is used.
+    target: model whose chat template is used.
     decoder: decoder of `target`.
     sampling: sampling parameters of every answer.
 

@@ -5,7 +5,7 @@ r"""Measures how long the steps of an engine take.
 
 Runs the engine's own compiled programs, in turn and several times. These are
 plain steps, steps of all declared sizes and contexts, drafts of all lengths,
-and chunks of prompts that a draft model takes in. The whole engine with
+and chunks of prompts that a draft model reads. The whole engine with
 invented requests tells the host's part. The times, fitted, go to a file that
 `serve_load` and `simulate_load` take. It holds for these models, devices and
 sizes only.
@@ -169,7 +169,7 @@ def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
 
 
 def _intake_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
-  """Returns trials of a chunk that a draft model takes in."""
+  """Returns trials of a chunk that a draft model reads."""
   if isinstance(engine.drafter, HostDrafter):
     return []
   buckets = declared.scheduler.buckets

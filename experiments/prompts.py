@@ -31,7 +31,7 @@ def read_prompts(path: pathlib.Path, limit: int | None = None) -> list[Prompt]:
   Args:
     path: each line is a JSON object with `question_id`, `task` (or
       `category`) and `turns`, a list of texts. Empty lines are skipped.
-    limit: how many to read, from the start; None is all.
+    limit: number of prompts to read, from the start; None is all.
 
   Raises:
     UserError: the file cannot be read or holds no prompt, or a line is not a

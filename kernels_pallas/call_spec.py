@@ -25,9 +25,9 @@ class CallSpec(abc.ABC):
   """The arguments of one call of a kernel, on one device.
 
   Attributes:
-    name: of the shape.
-    ROUNDED: fields that count rows. A kernel does alike with numbers that have
-      the same next power of two.
+    name: name of the shape, for people.
+    ROUNDED: names of the fields that count rows. Numbers with the same next
+      power of two count as the same shape.
     IS_IN_PLACE: whether the results take the place of the first argument.
   """
 

@@ -54,10 +54,10 @@ def compare(
   float32 on accelerators.
 
   Args:
-    kernel: its name, and that of the function in each module of its package.
-    implementation: the module that has it.
-    spec: of the call.
-    before_kernel: called when the reference has run.
+    kernel: name of the kernel's package, and of the function in its modules.
+    implementation: name of the module to compare with the reference.
+    spec: shapes, dtypes and options of the call.
+    before_kernel: function that is called when the reference has run.
   """
 
   def function_of(module):

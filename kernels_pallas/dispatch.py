@@ -28,10 +28,10 @@ class Choice:
   """The implementation of one kernel at one shape.
 
   Attributes:
-    kernel: its name.
-    shape: what it was asked for, in words.
+    kernel: name of the kernel.
+    shape: shapes of the arguments, in words.
     implementation: one of `IMPLEMENTATIONS`, but not 'auto'.
-    reason: why.
+    reason: reason of the choice, in words.
   """
 
   kernel: str
@@ -46,8 +46,8 @@ class Verdict:
 
   Attributes:
     is_good: whether 'auto' may take it.
-    detail: in words that follow the name of the implementation.
-    is_compared: whether they have been compared.
+    detail: the finding, in words that follow the name of the implementation.
+    is_compared: whether the two have been compared.
   """
 
   is_good: bool
@@ -90,21 +90,21 @@ def choose(
   """Returns the implementation to run.
 
   Args:
-    kernel: its name, for the record.
-    shape: of the arguments, for the record.
-    implementation: one of `IMPLEMENTATIONS`; 'auto' is what is made for the
-      platform, or the reference where that cannot do it, or has not done what
-      the reference does.
-    platform: of the devices.
-    checks: for each implementation that there is, the reference left out, a
-      function that raises NotImplementedError with the reason if it cannot do
-      the shape. Where there is no 'mosaic_gpu', 'pallas_gpu' stands in.
-    trial: says of an implementation how it compares with the reference on
-      these devices. Only 'auto' asks. None where `checks` refuse 'auto'.
+    kernel: name of the kernel, for the record.
+    shape: shapes of the arguments in words, for the record.
+    implementation: one of `IMPLEMENTATIONS`. 'auto' takes the kernel for the
+      platform. It takes the reference where that kernel cannot do the shape, or
+      does not agree with the reference.
+    platform: JAX's name of the devices' platform, such as 'tpu'.
+    checks: a function for each kernel that exists, by its name. It raises
+      NotImplementedError with the reason if the kernel cannot do the shape.
+      Where there is no 'mosaic_gpu', 'pallas_gpu' takes its place.
+    trial: function that compares the named implementation with the reference
+      on these devices. Only 'auto' calls it. None where `checks` refuse 'auto'.
 
   Raises:
-    NotImplementedError: the one that is asked for cannot do it.
-    ValueError: there is none of that name.
+    NotImplementedError: the named implementation cannot do it.
+    ValueError: there is no implementation of that name.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(

@@ -21,9 +21,10 @@ def quantize_rows(
   """Rounds rows [N, K] to int8.
 
   Args:
-    rows: of floats.
-    num_terms: 1, or 2 for a second integer of what the first one leaves, whose
-      scale is 254 times smaller: 16 bits for rows with a few high numbers.
+    rows: [N, K] of any floating dtype.
+    num_terms: integers for each number, 1 or 2. The second one stands for what
+      the first one leaves, with a scale that is 254 times smaller: 16 bits for
+      rows with a few high numbers.
 
   Returns:
     int8[num_terms, N, K] and the scales f32[num_terms, N, 1].

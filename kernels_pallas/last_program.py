@@ -8,16 +8,16 @@ from jax.experimental.pallas import triton as plgpu
 def is_last(num_done, num_programs: int, *, interpret: bool) -> jax.Array:
   """Counts this program; returns bool[], whether all others have counted.
 
-  What they stored before is then visible: the count releases and acquires at
-  the scope of the device, and barriers before and after it order the other
-  threads. The counter must be zero at the launch: an input of zeros, aliased
-  to the output.
+  If so, what the others stored before they counted is visible. The count
+  releases and acquires at the scope of the device, and barriers before and
+  after it order the other threads of a program. The counter must be zero at
+  the launch: an input of zeros, aliased to the output.
 
   Args:
     num_done: i32[1] counter that the programs share.
-    num_programs: that count.
-    interpret: the interpreter runs one program after the other and has no
-      barrier.
+    num_programs: number of programs that share the counter.
+    interpret: whether the interpreter runs the programs. It runs one after
+      the other and has no barrier.
   """
   if not interpret:
     # All threads have stored before one of them counts.

@@ -18,16 +18,16 @@ class ModelShape:
   """What kernels see of a model.
 
   Attributes:
-    name: of the model.
+    name: name of the model.
     num_layers: L.
     embed_dim: D.
     ffw_dim: F.
-    num_heads: of queries.
+    num_heads: number of query heads.
     num_kv_heads: G.
     head_dim: E.
     vocab_size: V.
-    window: of the sliding layers, None where there are none.
-    activation: of the gated layers.
+    window: window of the sliding layers in tokens; None where there are none.
+    activation: name of the activation of the gated layers.
   """
 
   name: str
@@ -47,11 +47,11 @@ class ModelShape:
     return self.num_heads // self.num_kv_heads
 
   def kv_heads_of(self, num_shards: int) -> int:
-    """Returns the kv heads of one of so many devices, padding included."""
+    """Returns the kv heads of one of `num_shards` devices, padded."""
     return math.ceil(self.num_kv_heads / num_shards)
 
   def ffw_of(self, num_shards: int) -> int:
-    """Returns the ffw columns of one of so many devices, padding included."""
+    """Returns the ffw columns of one of `num_shards` devices, padded."""
     return math.ceil(self.ffw_dim / num_shards)
 
 

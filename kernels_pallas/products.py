@@ -1,12 +1,15 @@
 """Products and lookups that are fast on CPUs and GPUs, too.
 
-On TPUs those of bfloat16 are the plain ones, in effect. XLA's CPU backend
-multiplies bfloat16 fast only if asked for a float32 result, 8 times faster for
-8 rows, and single rows not at all. It looks up bfloat16 in float32, and in a
-loop it first converts the whole table (seen with jax 0.10.2 on an AMD EPYC).
-XLA for GPUs writes the weight times a single row to memory, and then adds its
-columns; two rows are a product that reads the weight once (seen in what jax
-0.10.2 compiles for the H200).
+On TPUs the products of bfloat16 are, in effect, the plain ones.
+
+XLA's CPU backend (seen with jax 0.10.2 on an AMD EPYC) multiplies bfloat16 fast
+only if it is asked for a float32 result: 8 times faster for 8 rows. It never
+multiplies a single row of bfloat16 fast. It looks up bfloat16 in float32, and
+in a loop it first converts the whole table.
+
+XLA for GPUs (seen in what jax 0.10.2 compiles for the H200) writes the weight
+times a single row to memory, and then adds the columns of that. Two rows become
+a product that reads the weight once.
 
 Legend: N rows, K inputs, V table rows.
 """
@@ -72,8 +75,9 @@ def multiply_transposed(rows: jax.Array, weight: jax.Array) -> jax.Array:
   """Returns rows [N, K] times a weight [..., K]: f32[N, ...].
 
   The form for float32 on CPUs. With the weight on the left, XLA's CPU backend
-  reads it as it lies in memory and multiplies 8 rows in 1.3 times the time of
-  one; on the right it first copies all of it, which pays for many rows alone.
+  reads it as it lies in memory. Then 8 rows take 1.3 times the time of one.
+  With the weight on the right it first copies all of it, which pays only for
+  many rows.
   """
   outputs = 'abc'[: weight.ndim - 1]
   if len(rows) > _FEW_ROWS:

@@ -53,11 +53,11 @@ class Trial:
   """A kernel to compare with its reference.
 
   Attributes:
-    kernel: its name.
+    kernel: name of the kernel.
     implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
-    spec: of the call.
-    device_kind: as JAX names it.
-    driver: the versions of what runs programs on the device.
+    spec: shapes, dtypes and options of the call.
+    device_kind: JAX's name of the device's kind.
+    driver: versions of what runs programs on the device.
   """
 
   kernel: str
@@ -117,11 +117,12 @@ def verdict(
   """Returns the verdict on a kernel; compares it if there is none yet.
 
   Args:
-    kernel: its name.
-    spec: of the call on one device.
-    sharding: of an array on the same devices; None is JAX's default device.
+    kernel: name of the kernel.
+    spec: shapes, dtypes and options of the call on one device.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
     implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
-    seconds: that the kernel may take, its compilation included.
+    seconds: most seconds that the kernel may take, to compile and to run.
   """
   device = dispatch.device_of(sharding)
   if not _is_here(device):
@@ -289,9 +290,9 @@ def _judge(said: dict[str, Any] | None, end: str) -> Verdict:
   """Returns the verdict.
 
   Args:
-    said: what the child has written: None before the reference has run, then
-      nothing in it before the comparison is made.
-    end: how the child has ended.
+    said: output of the child: None before the reference has run, then empty
+      before the comparison is made.
+    end: end of the child, in words.
   """
   if said is None:
     return _uncompared(f'before it, the child process {end}; {_HOW_TO}')

@@ -30,13 +30,13 @@ class Entry:
   """The best tiles of a kernel for one kind of device and its shapes.
 
   Attributes:
-    kernel: its name.
+    kernel: name of the kernel.
     implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
-    device_kind: as JAX names it.
-    shapes: of the arguments on a device, by `shapes_of`.
+    device_kind: JAX's name of the device's kind.
+    shapes: shapes of the arguments on a device, from `shapes_of`.
     config: the `Config` of the implementation.
-    seconds: of a call.
-    default_seconds: of a call with the default tiles.
+    seconds: seconds of a call.
+    default_seconds: seconds of a call with the default tiles.
   """
 
   kernel: str
@@ -89,10 +89,11 @@ def tuned(
   They are looked up when it is traced.
 
   Args:
-    kernel: its name.
-    implementation: of `call`; the reference has no tiles.
-    call: of arrays, with an option `config`.
-    sharding: of an array on the same devices; None is JAX's default device.
+    kernel: name of the kernel.
+    implementation: name of the implementation; the reference has no tiles.
+    call: function of arrays that has an option `config`.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
   """
   device_kind = dispatch.device_of(sharding).device_kind
 
@@ -112,9 +113,9 @@ def measured(
   """Returns the tiles that were measured for arguments; None is the defaults.
 
   Args:
-    kernel: its name.
-    implementation: as in `Entry`.
-    device_kind: as in `Entry`.
+    kernel: name of the kernel.
+    implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
+    device_kind: JAX's name of the device's kind.
     arrays: pytree of the arguments, which may be abstract.
   """
   key = (kernel, implementation, device_kind, shapes_of(arrays))

@@ -22,14 +22,15 @@ def choose(
   """Returns the function to call, with the tiles that were measured for it.
 
   Args:
-    kernel: its name, and that of the function in each module.
-    implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices share
-      the vocabulary, for which there is no kernel: they take the reference.
-    sharding: of an array on the same devices; None is JAX's default device.
-    spec: of the call.
-    dtype: of the logits.
-    backends: by name, the reference among them; the `check` of the others takes
-      shape and dtype.
+    kernel: name of the kernel, and of the function in each module.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices take the
+      reference: they share the vocabulary, for which there is no kernel.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
+    spec: shapes and options of the call.
+    dtype: dtype of the logits.
+    backends: modules by name, the reference among them. Those of kernels have a
+      function `check` of shape and dtype.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.

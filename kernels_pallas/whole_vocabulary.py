@@ -34,7 +34,7 @@ class GpuConfig:
   Attributes:
     block_vocab: tokens of a tile, a power of two.
     num_programs: most programs of a row, a power of two.
-    num_warps: of a program.
+    num_warps: warps of a program.
     CANDIDATES: values that `tune_kernels` tries.
   """
 
@@ -60,9 +60,9 @@ def check(
   """Raises NotImplementedError with the reason if a kernel cannot do it.
 
   Args:
-    shape: [B, T, V] of logits.
-    dtype: of the logits.
-    most_tokens: T that the kernel takes.
+    shape: [B, T, V] of the logits.
+    dtype: dtype of the logits.
+    most_tokens: largest T that the kernel can do.
   """
   if dtype != jnp.float32:
     raise NotImplementedError(f'dtype {dtype} is not float32')

@@ -18,7 +18,7 @@ def plan_prefill(num_tokens: int, capacity: int) -> list[Chunk]:
   """Splits a prompt into chunks of the compiled sizes.
 
   Args:
-    num_tokens: number of tokens to take in.
+    num_tokens: number of tokens to read.
     capacity: rows of the cache; no chunk reaches beyond them.
 
   Returns:

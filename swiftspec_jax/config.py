@@ -75,11 +75,11 @@ class ModelConfig:
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
   experts: Experts | None = None  # Qwen 3 MoE
-  # Of a draft that can only propose so many of the tokens; its parameter
-  # `output_token_ids` names them.
+  # Of a draft that can propose only some of the tokens: their number. Its
+  # parameter `output_token_ids` names them.
   output_vocab_size: int | None = None
   # Of a draft whose tokenizer or table is longer or shorter than its target's:
-  # it proposes only the first tokens, so many as both have.
+  # the number of first tokens that both have, which alone it proposes.
   shared_vocab_size: int | None = None
   # Of a draft that reads outputs of these layers of its target: their numbers,
   # and how wide they are side by side.
@@ -274,7 +274,8 @@ class SamplingParams:
       section 4).
     presence_penalty: number subtracted from logits of tokens seen in the
       output, as in OpenAI's API.
-    frequency_penalty: number subtracted once for each time they were seen.
+    frequency_penalty: number subtracted from the logit of a token for each time
+      that it was seen in the output.
     logit_bias: numbers added to logits, by token.
     banned_token_ids: tokens that are never emitted.
     forced_token_ids: tokens that the output starts with.
@@ -356,8 +357,8 @@ class TreeConfig:
   The letters are those of the SwiftSpec paper, section 3.1.
 
   Attributes:
-    num_nodes: nodes that the target verifies in a round (bs), the root, which
-      is the last known token, included.
+    num_nodes: nodes that the target verifies in a round (bs). The root, which
+      is the last known token, is one of them.
     width: leaves that one draft forward expands (w).
     num_draft_steps: draft forwards of a round (d).
     branching: children of a leaf that enter the tree.
@@ -376,16 +377,16 @@ class TreeConfig:
     is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
       here, are chosen while decoding, from the acceptance and the step times.
       Where no tree pays it decodes plainly, and tries again from time to time.
-    min_leaf_mass: probability, as the draft sees it, that the leaves of a
-      forward must hold together, or a tree of `num_nodes` grows no further in
-      this round; 0 is off.
+    min_leaf_mass: least probability, by the draft, of all leaves of a forward
+      together. With less, a tree of `num_nodes` grows no further in this round;
+      0 is off.
     is_depth_priced: whether `min_leaf_mass` is chosen while decoding, so that a
       forward is run if what it may add is worth its time.
-    prompt_lookup: whether the tokens that followed the longest earlier match
-      of the last tokens enter the tree, too, scored by how often that was
-      right in this request.
-    suffix_lookup: whether those of several matches, longer and shorter ones,
-      enter it.
+    prompt_lookup: whether the tree also gets the tokens that followed the
+      longest earlier match of the last tokens. Their score is how often such
+      tokens were right in this request.
+    suffix_lookup: whether the tree also gets the tokens that followed several
+      matches, longer and shorter ones.
     forced_acceptance: probability that the best child is right, for studies
       of speed. The draft then knows the output, which the request must name.
   """
@@ -440,5 +441,5 @@ class TreeConfig:
 
   @property
   def num_catch_up(self) -> int:
-    """Tokens that a draft takes in at once after a pause."""
+    """Tokens that a draft reads at once after a pause."""
     return max(min(_CATCH_UP, self.num_cache_rows), 2 * self.num_nodes)

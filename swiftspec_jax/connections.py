@@ -27,7 +27,7 @@ class Place:
 
   Attributes:
     address: host and port where process 0 waits for the others.
-    num_processes: how many there are.
+    num_processes: number of processes.
     process_id: number of this one.
   """
 
@@ -37,11 +37,11 @@ class Place:
 
 
 class Connections:
-  """Of process 0 with all others; in those, of the one with process 0.
+  """The connections of process 0 with the others, or of another with it.
 
   Attributes:
     own_host: address of this host, as others reach it.
-    num_processes: how many there are, this one included.
+    num_processes: number of processes, this one included.
   """
 
   def __init__(self, place: Place, on_end: Callable[[str], NoReturn]):

@@ -78,8 +78,8 @@ def join(
     place: place of this process.
     facts: JSON values by name; must be the same in all processes.
     timeout: seconds in which all must be there.
-    on_end: called in a thread, with the reason, when another process ends
-      before its work is done; must end this one.
+    on_end: function that must end this process. It is called in a thread, with
+      the reason, when another process ends before its work is done.
 
   Raises:
     UserError: not all are there in time, or their facts differ.

@@ -23,8 +23,8 @@ class Request:
     sampling: parameters by which its tokens are chosen.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
-    slo_tpot: seconds per output token behind the first one that were promised,
-      for policies that mind promises; None for no promise.
+    slo_tpot: promised seconds per output token after the first one, for
+      policies that mind promises; None for no promise.
   """
 
   token_ids: tuple[int, ...]
@@ -44,9 +44,9 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
 
   Args:
     request: request to look at.
-    target: whose tokens they are.
+    target: model that the tokens are for.
     max_context: most tokens, prompt and output together.
-    who: has that limit.
+    who: name of what has that limit, for the message.
   """
   length, vocab_size = len(request.token_ids), target.config.vocab_size
   if length == 0:
@@ -83,7 +83,7 @@ class Source(enum.StrEnum):
   """Who proposed a token of an output; the target has approved all of them."""
 
   TARGET = 'target'  # nobody: it is the target's own
-  DRAFT = 'draft'  # a draft model; its trees take in what lookups find
+  DRAFT = 'draft'  # a draft model; its trees also hold what lookups find
   LOOKUP = 'lookup'  # a drafter without a model
 
 
@@ -114,7 +114,7 @@ class Row:
       index: number of the request, for its events.
       request: prompt, and how to continue it.
       limit: tokens, prompt and output together, at which it must end.
-      target: whose tokens they are.
+      target: model that the tokens are for.
       num_speculative_tokens: K of the drafter.
       chains_by_model: whether a model drafts what is no tree.
     """

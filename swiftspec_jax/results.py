@@ -14,8 +14,9 @@ class GenerationStats:
     num_rounds: target forwards that verified or decoded for this request.
     num_drafted: draft tokens that were verified.
     num_accepted: draft tokens that were accepted.
-    drafted_per_position: how many rounds drafted position i of the chain.
-    accepted_per_position: how many of them accepted it (and so all before).
+    drafted_per_position: number of rounds that drafted position i of the chain.
+    accepted_per_position: number of these rounds that accepted it (and so all
+      before).
     num_hits: rounds of a tree after which the last verified token was in it
       and expanded.
     num_late_hits: rounds after which it was in the tree, not yet expanded.

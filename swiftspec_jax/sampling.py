@@ -91,7 +91,7 @@ def make_state(
     logit_bias=_bias(batch, features, vocab_size),
     forced_token_ids=_forced(batch, features),
     with_logprobs=any(params.logprobs for params in features),
-    # The most or none, lest there be many programs.
+    # The most or none: each number would need programs of its own.
     num_top_logprobs=min(MAX_TOP_LOGPROBS, vocab_size)
     if any(params.top_logprobs for params in features)
     else 0,
@@ -254,8 +254,9 @@ def law_logits(
   Args:
     logits: f32[B, T, V], adjusted.
     sampling: sampling parameters of the rows, with `temperatures`.
-    kernels: static; as in `ModelConfig`. The law does not depend on it.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+      The law does not depend on it.
+    sharding: static sharding of any array on the same devices.
 
   Returns:
     f32[B, T, V]; excluded tokens are -inf, in greedy rows all but one.

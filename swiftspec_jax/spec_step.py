@@ -37,7 +37,7 @@ def decode_step(
     draft_params: parameters of the drafter; None where it has none.
     state: donated.
     config: configuration of the target; static.
-    drafter: static.
+    drafter: static drafter.
   """
   state, _, _, output = decode(
     target_params, draft_params, state, config=config, drafter=drafter
@@ -63,8 +63,9 @@ def decode(
     draft_params: parameters of the drafter; None where it has none.
     state: state of all rows.
     config: configuration of the target; static.
-    drafter: static.
-    feature_layers: static; layers of the target whose outputs are wanted.
+    drafter: static drafter.
+    feature_layers: static indices of the target's layers whose outputs are
+      returned.
 
   Returns:
     The state; what was emitted; the features [B, T, H] of root and draft
@@ -248,10 +249,11 @@ def prefill_chunk(
       `kv_lengths`: those rows are computed again, to the same values.
     num_kept: i32[B] committed tokens afterwards.
     config: configuration of the target; static.
-    drafter: static.
+    drafter: static drafter.
     chunk_size: C; static.
-    context: static; starts + C is at most this.
-    feature_layers: static; layers of the target whose outputs are wanted.
+    context: static bound: starts + C is at most this.
+    feature_layers: static indices of the target's layers whose outputs are
+      returned.
 
   Returns:
     The state, and the features bf16[B, C, H] of the chunk, or None.

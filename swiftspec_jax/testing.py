@@ -127,7 +127,7 @@ def write_tiny_checkpoint(
   and the same seed drafts tolerably for the full one.
 
   Args:
-    directory: made if it does not exist.
+    directory: folder to write; made if it does not exist.
     family: one of `TINY_FAMILIES`; 'llama3' is llama with the rotary scaling
       of Llama 3.1.
     seed: seed of the weights.

@@ -119,7 +119,7 @@ class TextStream:
   Attributes:
     text: everything that was returned so far.
     stopped: the stop string that was completed first, else None.
-    num_tokens: how many token ids were taken, up to and including the one
+    num_tokens: number of token ids that were read, up to and including the one
       that completed the stop string.
   """
 

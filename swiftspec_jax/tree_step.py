@@ -43,9 +43,9 @@ def verify_step(
     proposal: a packed `TreeProposal` of T nodes, whose root is the last known
       token.
     config: configuration of the target; static.
-    max_nodes: static; what is returned is padded from T to this length, so
-      that the draft's programs do not depend on T.
-    feature_layers: static; layers whose outputs the draft reads.
+    max_nodes: static length to which the results are padded from T, so that
+      the draft's programs do not depend on T.
+    feature_layers: static indices of layers whose outputs the draft reads.
 
   Returns:
     The state, what the draft has to follow, and what the host reads.
@@ -135,7 +135,7 @@ def pause_step(
     drafter_params: parameters of the drafter.
     state: donated; its draft state is that of the drafter.
     config: configuration of the target; static.
-    drafter: static; proposes less than `max_nodes` tokens.
+    drafter: static drafter that proposes less than `max_nodes` tokens.
     max_nodes: same as in `verify_step`.
     feature_layers: same as in `verify_step`.
 

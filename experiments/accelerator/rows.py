@@ -25,7 +25,7 @@ class Row:
   Attributes:
     section: name of the part of the report.
     name: name of what was measured.
-    shape: at which sizes.
+    shape: sizes of the arguments, in words.
     seconds: seconds of one call, step or token, as the section says.
     reference_seconds: the same of what it is compared with.
     bandwidth_share: bytes that have to be moved, in these seconds, as a share
@@ -36,7 +36,7 @@ class Row:
     reason: why the status is not 'ok'.
     figures: other known figures by name; JSON values.
     job_seconds: seconds that the measurement took, compilation included.
-    device: its kind, as JAX names it.
+    device: JAX's name of the device's kind.
   """
 
   section: str = ''

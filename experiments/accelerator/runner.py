@@ -37,8 +37,9 @@ def run_section(
     section: section to be measured.
     settings: settings of the report.
     rows: rows of the report so far.
-    turn_end: when to begin no other job, in seconds of `time.monotonic`.
-    end: when to stop.
+    turn_end: time after which no other job begins, in seconds of
+      `time.monotonic`.
+    end: time at which to stop, in the same seconds.
 
   Returns:
     Whether the section has all its rows.

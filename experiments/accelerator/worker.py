@@ -59,7 +59,7 @@ def main(
   """Runs in a process of its own.
 
   Args:
-    connection: gets the messages.
+    connection: connection that the messages go to.
     section: section to be measured.
     settings: settings of the report.
     done: keys of jobs that are left out.
@@ -85,7 +85,7 @@ def work(
     section: section to be measured.
     settings: settings of the report.
     done: keys of jobs that are left out.
-    send: takes a `Message`.
+    send: function that sends a `Message`.
   """
   device = jax.devices()[0]
   if settings.tiny is None:

@@ -26,7 +26,7 @@ class Job:
     name: name of the kernel or step.
     shape: shape in words.
     target: device to compile for.
-    lower: returns the lowered program.
+    lower: function that returns the lowered program.
   """
 
   name: str

@@ -17,7 +17,7 @@ class Target:
   Attributes:
     name: name for the table.
     platform: platform of `jax.experimental.topologies`.
-    topology: its name there.
+    topology: name of the topology there.
     bytes_per_device: memory of one.
     sizes: numbers of them that may work together. A v5e or v6e slice of
       2x4 has no collectives among six: its compiler refuses them.

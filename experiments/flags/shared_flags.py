@@ -217,7 +217,7 @@ def compare_files(modes: Sequence[str], *paths: str | None) -> None:
   """Makes sure that all processes read the same.
 
   Args:
-    modes: whose models are loaded.
+    modes: modes whose models are loaded.
     *paths: other files; None is none.
 
   Raises:

@@ -48,7 +48,7 @@ class Case:
   """A kernel at a shape.
 
   Attributes:
-    kernel: its name.
+    kernel: name of the kernel.
     spec: one of the kernel's `arg_specs`.
     num_bytes: bytes that have to be read and written at least.
     num_flops: operations of the products.

@@ -132,7 +132,7 @@ class SimulatedLoad:
     Args:
       name: name of a policy.
       arrivals: requests and their times.
-      acceptance: their luck.
+      acceptance: luck of the requests' drafts.
     """
     policy = self.policy(name)
     start = time.perf_counter()

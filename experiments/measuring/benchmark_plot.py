@@ -21,7 +21,7 @@ def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:
 
   Args:
     summary: result of `benchmark_report.summarize`; not empty.
-    title: says on what it was measured.
+    title: title, with the machine that it was measured on.
   """
   tasks = list(dict.fromkeys(t for f in summary.values() for t in f['tasks']))
   groups = ['all tasks', *tasks] if len(tasks) > 1 else tasks

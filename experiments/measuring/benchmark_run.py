@@ -21,7 +21,8 @@ class Runner:
 
   Attributes:
     decode: decodes one request from start to end.
-    host_seconds: returns the work of the host loop so far, if it is ours.
+    host_seconds: function that returns the seconds of the host loop so far, if
+      it is ours.
     prepare: function that changes a request before the clock runs.
     forced_acceptance: acceptance that the draft is told to reach.
   """

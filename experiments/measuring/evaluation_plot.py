@@ -22,7 +22,7 @@ def draw(records: Sequence[Record], title: str) -> bytes:
 
   Args:
     records: records of `evaluation_report.MODES`; not empty.
-    title: says on what it was measured.
+    title: title, with the machine that it was measured on.
   """
   summary = benchmark_report.summarize(
     records, evaluation_report.MODES, is_greedy=False

@@ -12,13 +12,13 @@ from swiftspec_jax import results
 class Rounds:
   """What a peer did for a request, round by round.
 
-  The first round takes in the prompt.
+  The first round reads the prompt.
 
   Attributes:
-    start: when the request began, in seconds.
-    times: when the tokens of each round were there.
-    sizes: how many tokens each round gave.
-    drafted: how many tokens were drafted for each round.
+    start: time at which the request began, in seconds.
+    times: times at which the tokens of each round were there, in seconds.
+    sizes: number of tokens that each round gave.
+    drafted: number of tokens that were drafted for each round.
   """
 
   start: float

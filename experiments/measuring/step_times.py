@@ -28,7 +28,7 @@ def round_seconds(decoder: ss.Decoder) -> float:
   """Returns the median time of a round; in plain decoding a target step.
 
   Args:
-    decoder: whose rows may be idle; they are lost.
+    decoder: decoder whose rows may be idle; what they hold is lost.
   """
   jax.block_until_ready(decoder.dispatch())
   return _median(lambda: jax.block_until_ready(decoder.dispatch()))
@@ -40,8 +40,8 @@ def draft_step_seconds(
   """Returns the median time of an expansion.
 
   Args:
-    draft: grows the tree.
-    tree: its sizes.
+    draft: model that grows the tree.
+    tree: sizes of the tree.
     max_total_tokens: tokens that the cache has room for.
   """
   num_steps = min(_MAX_STEPS, max(tree.num_cache_rows // tree.width, 1))

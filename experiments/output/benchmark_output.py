@@ -98,7 +98,7 @@ def open_directory(
   """Makes sure that results can be added to `directory`.
 
   Args:
-    directory: made if it does not exist.
+    directory: folder to write; made if it does not exist.
     settings: JSON values; all results in the directory must share them.
     resume: whether there may be results already.
 

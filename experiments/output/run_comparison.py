@@ -22,7 +22,7 @@ class Ratio:
     num_samples: samples that both runs have.
     ratio: the ratio of the speeds, total work over total seconds.
     low: the lower end of the interval, None with too few samples.
-    high: its upper end.
+    high: upper end of the interval.
   """
 
   group: str

@@ -73,7 +73,7 @@ def draw(round_: Round, chosen: Collection[int]) -> str:
   """Returns the tree as an SVG element.
 
   Args:
-    round_: whose tree it is.
+    round_: round whose tree is drawn.
     chosen: the nodes to be drawn, as `tree_layout.choose` returns them.
   """
   boxes = _boxes(round_, chosen)

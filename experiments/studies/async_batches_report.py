@@ -27,7 +27,7 @@ def summarize(
   """Returns the figures of a run.
 
   Args:
-    records: its rounds.
+    records: records of the rounds.
     seconds: duration of the run, prefill included.
     target_seconds: a step of the target.
     draft_seconds: a forward of the draft.

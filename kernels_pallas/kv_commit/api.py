@@ -36,13 +36,17 @@ def kv_commit(
 
   Args:
     caches: [B, G, S, E] each, of one shape and dtype.
-    starts: i32[B] where the rows go.
+    starts: i32[B] first row of the cache to write.
     path: i32[B, T] rows to keep, counted from `starts`. All are read before
       any is written.
-    num_rows: static; all of `path` is below it, and T is not above it.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of the caches, whose first two axes alone may be sharded; None is
-      JAX's default device.
+    num_rows: static bound: all of `path` is below it, and T is not above it.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of the caches, whose first two axes alone may be sharded.
+      None means JAX's default device.
+
+  Returns:
+    The caches [B, G, S, E], in their order.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.

@@ -27,11 +27,11 @@ class ArgSpec(call_spec.CallSpec):
     num_caches: keys and values of all layers.
     num_kv_heads: G.
     head_dim: E.
-    num_rows: behind the prefix.
-    num_kept: T of them.
+    num_rows: rows behind the prefix that may be kept.
+    num_kept: T, most rows that are kept.
     batch_size: B.
     capacity: S.
-    dtype: of the caches.
+    dtype: dtype of the caches.
   """
 
   IS_IN_PLACE = True

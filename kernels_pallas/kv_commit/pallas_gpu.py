@@ -28,7 +28,8 @@ class Config:
 
   Attributes:
     num_columns: most columns of a program, a power of two.
-    num_caches: of a launch. The time to compile grows faster than this number.
+    num_caches: most caches of a launch. The time to compile grows faster than
+      this number.
     CANDIDATES: values that `tune_kernels` tries.
   """
 

@@ -33,7 +33,8 @@ class Config:
   """Tiles of the kernel.
 
   Attributes:
-    window_bytes: of all windows in VMEM, unless a single one is larger.
+    window_bytes: most bytes of all windows in VMEM; a single window may be
+      larger.
     CANDIDATES: values that `tune_kernels` tries.
   """
 

@@ -27,13 +27,14 @@ def matmul_all_reduce(
   """Returns x [B, T, K] times a weight that devices share by inputs.
 
   Args:
-    x: [B, T, K].
-    weight: [..., D]; its other axes are the K inputs.
-    implementation: one of `dispatch.IMPLEMENTATIONS`. 'auto' is the reference:
-      an exchange can hang where it is wrong, and these have not been run on
-      devices. So is 'pallas_gpu', as there is no such kernel.
-    sharding: of the weight, whose first axis alone may be sharded; None is
-      JAX's default device.
+    x: [B, T, K], bfloat16 or float32 for kernels.
+    weight: [..., D] of the same dtype. Its other axes are the K inputs.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`. 'auto' takes the reference: a wrong exchange
+      can hang, and these kernels have not been run on devices. 'pallas_gpu'
+      takes it, too, as there is no such kernel.
+    sharding: sharding of the weight, whose first axis alone may be sharded.
+      None means JAX's default device.
 
   Returns:
     [B, T, D], the same on all devices.

@@ -23,8 +23,8 @@ def check(mesh_size: int, num_devices: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it.
 
   Args:
-    mesh_size: all devices.
-    num_devices: that share it.
+    mesh_size: number of devices of the mesh.
+    num_devices: number of devices that share the weight.
   """
   if mesh_size != num_devices:
     raise NotImplementedError(

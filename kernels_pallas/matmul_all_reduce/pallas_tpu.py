@@ -48,10 +48,10 @@ def check(
   """Raises NotImplementedError with the reason if the kernel cannot do it.
 
   Args:
-    x_shape: [N, K] of a device.
+    x_shape: [N, K] of the share of a device.
     num_outputs: D.
     num_devices: P.
-    dtype: of x and weight.
+    dtype: dtype of x and weight.
   """
   num_tokens = x_shape[0]
   if dtype not in (jnp.bfloat16, jnp.float32):
@@ -79,16 +79,16 @@ def matmul_all_reduce(
 ) -> jax.Array:
   """Returns the sum over devices of x [N, K] times weight [K, D].
 
-  Called on each device, within `jax.shard_map`. Raises NotImplementedError as
-  `check`.
+  Called on each device, within `jax.shard_map`. Raises NotImplementedError
+  where `check` does.
 
   Args:
     x: the device's share of the inputs.
-    weight: its rows.
-    axis_name: of the mesh, over which the sum goes.
-    num_devices: along that axis.
+    weight: the device's rows of the weight.
+    axis_name: name of the axis of the mesh over which the sum goes.
+    num_devices: number of devices along that axis.
     config: tiles.
-    interpret: as for `pallas_call`.
+    interpret: whether, or how, the interpreter runs it; see `pallas_call`.
   """
   check(x.shape, weight.shape[1], num_devices, x.dtype)
   num_tokens, num_inputs = x.shape

@@ -32,12 +32,14 @@ def quantized_matmul(
 
   Args:
     x: [T, K] bfloat16 or float32.
-    values: int8 or int4 [P, K, N]. Parts are products of the same rows, as
-      gate and up are.
-    scales: f32[P, C, N], one for each output and K / C inputs in their order.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of `values`, whose last two axes may be sharded, one of them.
-      Groups are sharded with the inputs, unless there is one only.
+    values: int8 or int4 [P, K, N]. The P parts multiply the same rows, as gate
+      and up do.
+    scales: f32[P, C, N], one for each output and group of K / C successive
+      inputs.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of `values`, of whose last two axes one may be sharded.
+      The C groups are sharded with the inputs, unless there is only one.
 
   Returns:
     [T, P, N] with the dtype of x, summed in float32 on each device.

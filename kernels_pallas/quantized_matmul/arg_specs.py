@@ -28,9 +28,9 @@ class ArgSpec(call_spec.CallSpec):
     num_parts: P.
     num_inputs: K.
     num_outputs: N.
-    group_size: inputs of a group in int4.
-    dtype: of the rows.
-    weight_dtype: int8 or int4.
+    group_size: inputs of a group, where the weight is int4.
+    dtype: dtype of the rows.
+    weight_dtype: dtype of the weight, int8 or int4.
   """
 
   num_tokens: int

@@ -36,9 +36,9 @@ class Config:
   """Tiles of the kernel.
 
   Attributes:
-    block_outputs: of a program, a power of two that divides N.
+    block_outputs: outputs of a program, a power of two that divides N.
     num_splits: programs that share the inputs of a tile.
-    num_warps: of a program.
+    num_warps: warps of a program.
     num_stages: chunks in flight.
     CANDIDATES: values that `tune_kernels` tries.
   """
@@ -80,9 +80,9 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it.
 
   Args:
-    x: as in `api.quantized_matmul`; shape and dtype are read.
-    values: likewise.
-    scales: likewise.
+    x: rows [T, K], of which shape and dtype are read.
+    values: integers [P, K, N], of which shape and dtype are read.
+    scales: scales [P, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
   if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:

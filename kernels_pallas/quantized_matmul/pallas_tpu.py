@@ -35,7 +35,7 @@ class Config:
   """Tiles of the kernel.
 
   Attributes:
-    block_outputs: of a program, a multiple of 128.
+    block_outputs: outputs of a program, a multiple of 128.
     CANDIDATES: values that `tune_kernels` tries.
   """
 
@@ -68,9 +68,9 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it.
 
   Args:
-    x: as in `api.quantized_matmul`; shape and dtype are read.
-    values: likewise.
-    scales: likewise.
+    x: rows [T, K], of which shape and dtype are read.
+    values: integers [P, K, N], of which shape and dtype are read.
+    scales: scales [P, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
   num_inputs = values.shape[1]

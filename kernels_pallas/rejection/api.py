@@ -41,10 +41,12 @@ def accept_chain(
   Args:
     law: f32[B, T, V] logits of the target's law; none of all -inf.
     token_ids: i32[B, T] draft tokens; anything where there is none.
-    bars: f32[B, T]; infinity where there is no draft token, as in the last
-      place.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of an array on the same devices; None is JAX's default device.
+    bars: f32[B, T] bars of these tokens; infinity where there is no draft
+      token, as in the last place.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
 
   Returns:
     Number of tokens that stand i32[B], and the logarithms f32[B, T] of the sums

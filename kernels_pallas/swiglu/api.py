@@ -31,12 +31,13 @@ def swiglu(
   """Returns act(x gate) * (x up).
 
   Args:
-    x: [B, T, D].
-    gate_up: [D, 2, F], gate first.
-    activation: one of `reference.ACTIVATIONS`.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of gate_up, whose last axis alone may be sharded; None is JAX's
-      default device.
+    x: [B, T, D], bfloat16 or float32 for kernels.
+    gate_up: [D, 2, F] of the same dtype, gate first.
+    activation: name of act, one of `reference.ACTIVATIONS`.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of gate_up, whose last axis alone may be sharded. None
+      means JAX's default device.
 
   Returns:
     [B, T, F].

@@ -23,8 +23,8 @@ class ArgSpec(call_spec.CallSpec):
     num_tokens: N.
     embed_dim: D.
     ffw_dim: F.
-    activation: of the gate.
-    dtype: of x and weights.
+    activation: name of the activation of the gate.
+    dtype: dtype of x and weights.
   """
 
   num_tokens: int

@@ -33,7 +33,7 @@ class Config:
     block_rows: K, a power of two from 16 on that divides D.
     block_columns: C, a power of two from 16 on.
     num_splits: programs that share the rows of a column.
-    num_warps: of a program.
+    num_warps: warps of a program.
     num_stages: blocks in flight.
     CANDIDATES: values that `tune_kernels` tries.
   """
@@ -69,7 +69,8 @@ def default_config(
     num_rows: R.
     embed_dim: D.
     ffw_dim: F.
-    dtype: of x and weights. Products of float32 are made without matrix units.
+    dtype: dtype of x and weights. Products of float32 are made without matrix
+      units.
   """
   is_float32 = jnp.dtype(dtype) == jnp.float32
   is_tall = num_rows > 32

@@ -31,7 +31,7 @@ class Config:
 
   Attributes:
     block_bytes: most bytes of a block, of which two are in VMEM.
-    block_columns: of gate and of up, a multiple of 128.
+    block_columns: columns of gate, and of up; a multiple of 128.
     CANDIDATES: values that `tune_kernels` tries.
   """
 

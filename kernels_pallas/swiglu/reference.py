@@ -41,8 +41,8 @@ def check(
 
   Args:
     x_shape: [N, D].
-    dtype: of x and weights.
-    most_tokens: that the kernel takes.
+    dtype: dtype of x and weights.
+    most_tokens: largest N that the kernel can do.
   """
   if dtype not in (jnp.bfloat16, jnp.float32):
     raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')

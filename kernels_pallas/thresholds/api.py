@@ -31,19 +31,22 @@ def find_thresholds(
 ) -> jax.Array:
   """Returns the least logit with which a token stays in the law.
 
-  What stays are the fewest tokens of highest logits, equal ones together, that
-  are `top_ks` at least, and of these the fewest whose probabilities, among
-  them, are `top_ps` at least. All implementations decide alike, bit for bit:
-  probabilities are integers, see `exact`.
+  Top-k comes first: it keeps the tokens of the highest logits, as few as make
+  at least `top_ks`. Top-p then keeps the most probable of these, as few as make
+  at least `top_ps` of their probability. Tokens of equal logits stay or go
+  together. All implementations decide alike, bit for bit: probabilities are
+  integers, see `exact`.
 
   Args:
     logits: f32[B, T, V], divided by the temperature; not NaN.
-    top_ks: i32[B]; V or more keeps all. None is all.
-    top_ps: f32[B], larger than 0; infinity keeps all. None is all. They are
-      kept within 2e-5, and within V * 2**-30 if all tokens but few have less
-      than 2**-30 of the highest probability.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of an array on the same devices; None is JAX's default device.
+    top_ks: i32[B] least numbers of tokens; V or more keeps all, as None does.
+    top_ps: f32[B] least shares of probability, larger than 0; infinity keeps
+      all, as None does. They are kept within 2e-5. If nearly all tokens have
+      less than 2**-30 of the highest probability, V * 2**-30 is added to that.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
 
   Returns:
     f32[B, T]; -inf where all stay.

@@ -27,7 +27,7 @@ def check(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
 
   Args:
     shape: [B, T, V] of the logits.
-    dtype: likewise.
+    dtype: dtype of the logits.
   """
   if dtype != jnp.float32:
     raise NotImplementedError(f'dtype {dtype} is not float32')
@@ -92,8 +92,8 @@ def add_up(
   Args:
     high: i32 sums of high halves, of up to 2**15 tokens each.
     low: i32 sums of low halves, of the same tokens.
-    axes: of up to 2**15 sums; one after the other is added.
-    keepdims: the axes stay, of size 1.
+    axes: axes to add up, one after the other, of up to 2**15 sums each.
+    keepdims: whether the axes stay, with size 1.
   """
   high += low >> _LIMB_BITS
   parts = [

@@ -28,8 +28,8 @@ class Config:
 
   Attributes:
     block_vocab: tokens of a program, a power of two.
-    num_bits: of the threshold that a launch finds; a power of two up to 8.
-    num_warps: of a program.
+    num_bits: bits of the threshold that a launch finds, a power of two up to 8.
+    num_warps: warps of a program.
     CANDIDATES: values that `tune_kernels` tries.
   """
 
@@ -85,12 +85,12 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
 
   Args:
     rows: f32[N, V].
-    highest: f32[N], tokens are measured by their weights; None counts them.
-    least: i32[N], tokens with lower keys do not count.
-    goals: f32[N]; with weights they are shares of the sum.
+    highest: f32[N] highest logits, for weights of tokens; None counts tokens.
+    least: i32[N] least keys; tokens with lower keys do not count.
+    goals: f32[N] numbers of tokens; with weights, shares of their sum.
     num_done: i32[N, 1] zeros.
     config: tiles.
-    interpret: as in `find_thresholds`.
+    interpret: whether the interpreter runs it.
   """
   num_rows, vocab_size = rows.shape
   num_programs = pl.cdiv(vocab_size, config.block_vocab)

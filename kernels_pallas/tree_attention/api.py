@@ -46,18 +46,21 @@ def tree_attention(
 
   Args:
     queries: [B, T, G, Q, E], rotated.
-    keys: [B, G, S, E] of the cache, those of the new tokens included.
-    values: [B, G, S, E].
+    keys: [B, G, S, E] keys of the cache, those of the new tokens included.
+    values: [B, G, S, E] values of the cache.
     prefix_lengths: i32[B] rows that every token sees.
     tree_mask: bool[B, T, M] which of the M rows behind the prefix each token
-      sees. None is a chain: each sees those up to its own.
-    positions: i32[B, T] of the tokens; read with a window only.
-    scale: of the scores.
-    window: a token sees no row of `position - window` or less.
-    soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of keys and values, whose first two axes alone may be sharded;
-      None is JAX's default device.
+      sees. None is a chain: each token sees the rows up to its own.
+    positions: i32[B, T] positions of the tokens, read only with a window.
+    scale: factor of the scores.
+    window: tokens that are visible, the own one included: none sees a position
+      of `position - window` or less. None means all.
+    soft_cap: bound of the scores, which become
+      `soft_cap * tanh(scores / soft_cap)`. None means no bound.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of keys and values, whose first two axes alone may be
+      sharded. None means JAX's default device.
 
   Returns:
     [B, T, G, Q, E]; zeros for a token that sees nothing.

@@ -31,10 +31,10 @@ class ArgSpec(call_spec.CallSpec):
     head_dim: E.
     context: rows of the prefix.
     tree_size: M.
-    dtype: of queries and cache.
-    window: of a sliding layer.
+    dtype: dtype of queries and cache.
+    window: window of a sliding layer in tokens; None means all.
     batch_size: B.
-    soft_cap: of the scores.
+    soft_cap: bound of the scores; None means no bound.
   """
 
   ROUNDED = ('batch_size', 'num_tokens', 'context', 'tree_size')

@@ -20,9 +20,9 @@ def check(
   """Raises NotImplementedError for what no kernel can do.
 
   Args:
-    dtype: of the queries.
-    num_rows: of queries for a kv head.
-    max_rows: most of them.
+    dtype: dtype of the queries.
+    num_rows: rows of queries for a kv head.
+    max_rows: most rows that the kernel can do.
     tree_size: M.
   """
   if dtype not in (jnp.bfloat16, jnp.float32):

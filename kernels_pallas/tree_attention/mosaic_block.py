@@ -67,17 +67,17 @@ def add_block(
   first_rows,
   mask=None,
 ):
-  """Takes one block into the running softmax.
+  """Adds one block to the running softmax.
 
   Args:
-    block: its number.
+    block: number of the block.
     carry: maxima f32[R], sums f32[R] and totals f32[R, C] so far.
-    start: first block.
-    tiles: of queries, keys, weights and values.
-    arrivals: barriers of keys and values.
+    start: number of the first block.
+    tiles: references to the tiles of queries, keys, weights and values.
+    arrivals: barriers at which keys and values arrive.
     fetches: functions that copy a block of keys and of values.
-    scale: of the scores.
-    soft_cap: of the scores.
+    scale: factor of the scores.
+    soft_cap: bound of the scores; None means no bound.
     first_rows: i32[R] first visible row, or None.
     mask: words i32[R], where they begin, and end of the rows; None where no
       mask is needed.

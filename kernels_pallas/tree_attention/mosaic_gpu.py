@@ -9,9 +9,11 @@ Partial results go to memory by TMA: the wait for such a copy ends when it can
 be read anywhere, whereas the barrier's arrival orders nothing but the memory
 of its own program.
 
-Legend: B rows, T query tokens, S cache capacity, G kv heads, Q query heads for
-each kv head, E head_dim, W mask words, N rows of queries (T x Q with padding),
-R tile of them, K cache rows of a tile, P splits, C columns of a product.
+Legend:
+- B rows, T query tokens, S cache capacity
+- G kv heads, Q query heads for each kv head, E head_dim, W mask words
+- N rows of queries (T x Q with padding), R rows of a tile of them
+- K cache rows of a tile, P splits, C columns of a product
 """
 
 import dataclasses

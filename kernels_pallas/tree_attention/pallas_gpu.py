@@ -2,9 +2,10 @@
 
 One launch; the rows of the cache lie in order.
 
-Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
-kv heads, Q query heads for each kv head, E head_dim, W mask words, N rows of
-queries (T x Q with padding).
+Legend:
+- B rows, T query tokens, M cache rows of the tree, S cache capacity
+- G kv heads, Q query heads for each kv head, E head_dim, W mask words
+- N rows of queries (T x Q with padding)
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ class Config:
   Attributes:
     block_kv: cache rows of a product, a power of two.
     num_splits: programs that share the rows of a kv head.
-    num_warps: of a program.
+    num_warps: warps of a program.
     num_stages: blocks in flight.
     CANDIDATES: values that `tune_kernels` tries.
   """
@@ -55,7 +56,8 @@ def default_config(
   Args:
     num_rows: N.
     head_dim: E.
-    dtype: of the cache. Products of float32 are made without matrix units.
+    dtype: dtype of the cache. Products of float32 are made without matrix
+      units.
   """
   is_wide = num_rows * head_dim > 64 * 128
   block_kv = 64

@@ -10,9 +10,10 @@ XLA keeps a cache whose head_dim does not fill the lanes with its rows on the
 lanes. The kernel then reads it in that order, because another one would cost a
 copy of the whole cache.
 
-Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
-kv heads, Q query heads for each kv head, E head_dim, W mask words, N rows of
-queries (Q x T with padding), K block_kv, H heads of a program.
+Legend:
+- B rows, T query tokens, M cache rows of the tree, S cache capacity
+- G kv heads, Q query heads for each kv head, E head_dim, W mask words
+- N rows of queries (Q x T with padding), K block_kv, H heads of a program
 """
 
 import dataclasses

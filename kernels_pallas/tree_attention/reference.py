@@ -56,7 +56,7 @@ def visible_rows(
   Args:
     prefix_lengths: i32[B] rows of the prefix.
     tree_mask: bool[B, T, M] over the M rows behind the prefix.
-    num_rows: of the result.
+    num_rows: S, rows of the cache.
   """
   offsets = jnp.arange(num_rows)[None] - prefix_lengths[:, None]
   size = tree_mask.shape[2]
@@ -82,8 +82,8 @@ def masked_attention(
     keys: [B, G, S, E].
     values: [B, G, S, E].
     visible: bool[B, T, S], True where a query may attend.
-    scale: of the scores.
-    soft_cap: of the scores.
+    scale: factor of the scores.
+    soft_cap: bound of the scores; None means no bound.
 
   Returns:
     [B, T, G, Q, E]; zeros for a token that sees nothing.

@@ -139,9 +139,9 @@ def attend(
     words: i32[T, W] of `pack_mask`.
     out: [H, N, E].
     state: refs of `scratch`.
-    start_fn: starts the copies of a block to slot block % 2.
-    wait_fn: waits for them.
-    read_fn: returns keys and values of a head of a block that has been copied,
+    start_fn: function that starts the copies of a block to slot block % 2.
+    wait_fn: function that waits for these copies.
+    read_fn: function that returns keys and values of a head of a copied block,
       [K, E] or [E, K]. With True rows may be behind the end, and the values
       there must be finite.
     block_kv: K.

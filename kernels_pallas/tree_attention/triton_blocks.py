@@ -278,7 +278,7 @@ def _add_block(
   """Takes one block into the running softmax.
 
   Args:
-    block: its number.
+    block: number of the block.
     carry: maxima f32[N], sums f32[N] and totals f32[N, E] so far.
     queries: [N, E].
     keys: keys of the kv head.
@@ -290,7 +290,7 @@ def _add_block(
     scale: factor of the scores.
     soft_cap: limit of the scores, or None.
     columns: the mask's words i32[N, 1]; None where no mask is needed.
-    prefix_length: where the mask begins.
+    prefix_length: row at which the mask begins.
   """
   maximum, total_weight, total = carry
   rows = block * block_kv + jnp.arange(block_kv)

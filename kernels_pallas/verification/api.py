@@ -36,15 +36,18 @@ def verify_tree(
   All implementations decide alike, bit for bit: they compare and never round.
 
   Args:
-    scores: f32[B, T, V]; the highest one is the target's choice behind a node,
-      the first of equal ones. Logits, or those of the law with Gumbel noise.
-      Not NaN.
-    token_ids: i32[B, T] of the nodes.
-    parents: i32[B, T], smaller than the index; -1 for root and padding.
-    sizes: i32[B] nodes that count, the root among them; padding comes last.
-    ancestor_mask: bool[B, T, T] of the parents.
-    implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: of an array on the same devices; None is JAX's default device.
+    scores: f32[B, T, V], not NaN: logits, or logits of the law plus Gumbel
+      noise. The highest one is the target's choice behind a node; of equal ones
+      the first.
+    token_ids: i32[B, T] tokens of the nodes.
+    parents: i32[B, T] indices of the parents, smaller than that of the node; -1
+      for root and padding.
+    sizes: i32[B] number of nodes, the root included; padding comes last.
+    ancestor_mask: bool[B, T, T], [i, j] is True if j is i or an ancestor of i.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of any array on the devices of the call. None means
+      JAX's default device.
 
   Returns:
     Tokens i32[B, T]: the accepted ones, the one behind them, then -1; number

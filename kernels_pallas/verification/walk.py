@@ -26,12 +26,12 @@ def walk(
   """Returns what `reference.verify_tree` does of the choices.
 
   Args:
-    choices: i32[T, 1] behind each node.
-    token_ids: i32[1, T].
-    parents: i32[1, T].
+    choices: i32[T, 1] target's token behind each node.
+    token_ids: i32[1, T] tokens of the nodes.
+    parents: i32[1, T] indices of the parents.
     ancestor_mask: i32[T, T], 1 where column is row or an ancestor of it.
     size: i32[] nodes that count.
-    num_nodes: of the arrays without padding.
+    num_nodes: T of the arrays before they were padded.
 
   Returns:
     Tokens i32[1, T], number of accepted nodes i32[1, 1] and path i32[1, T].

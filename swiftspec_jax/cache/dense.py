@@ -89,7 +89,7 @@ class KVCacheConfig:
 
 
 def capacity_on(mesh: Mesh, num_rows: int) -> int:
-  """Returns a capacity for so many rows: whole tiles on accelerators."""
+  """Returns a capacity of `num_rows` at least: whole tiles on accelerators."""
   if mesh.devices.flat[0].platform == 'cpu':
     return num_rows
   return math.ceil(num_rows / _ROW_TILE) * _ROW_TILE
@@ -130,12 +130,13 @@ def commit(
   """Keeps accepted tokens: moves their rows behind the prefix.
 
   Args:
-    cache: with speculative rows written behind the prefix.
+    cache: cache with speculative rows written behind the prefix.
     path: i32[B, T] rows to keep, in order, counted from the end of the
-      prefix; from `num_kept` on they become scratch.
-    num_kept: i32[B].
-    num_rows: static; all of `path` is below it; None is T.
-    kernels: as in `ModelConfig`.
+      prefix. Those from `num_kept` on become scratch.
+    num_kept: i32[B] number of rows to keep.
+    num_rows: static bound: all of `path` is below it. None is T.
+    kernels: name of the code to run, one of
+      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
   num_layers = len(cache.keys)
   moved = api.kv_commit(

@@ -55,12 +55,13 @@ def init(
   """Returns an empty cache on the mesh.
 
   Args:
-    config: of the model.
+    config: sizes of the model.
     num_pages: P.
     page_size: Z.
-    dtype: of what is read.
-    mesh: of the model.
-    feature_layers: whose outputs are kept besides keys and values.
+    dtype: dtype in which keys, values and features are read.
+    mesh: devices of the model.
+    feature_layers: indices of the layers whose outputs are kept besides keys
+      and values.
   """
   stored = products.stored_dtype(dtype, mesh)
   shape = (num_pages, page_size, config.padded_kv_heads * config.head_dim)
@@ -113,7 +114,7 @@ def move(
   """Returns the cache with tokens copied to other places.
 
   Args:
-    cache: whose places are read before any is written.
+    cache: cache of which all places are read before any is written.
     sources: i32[N] page * Z + offset.
     targets: i32[N]; P * Z or more is written nowhere.
   """

@@ -60,16 +60,18 @@ def save(
   The files are replaced one by one, each atomically.
 
   Args:
-    directory: made if it does not exist.
-    config: of the draft, for one device.
-    arrays: tree of arrays as `param_specs(config)` says, or parameters of a
-      `Model`; without 'embedding' it is the target's.
-    target: that it drafts for.
-    stored_dtype: of the weights, one of `STORED_DTYPES`; norms stay float32.
-    training: how it was made, for the reader of config.json.
+    directory: folder to write; made if it does not exist.
+    config: sizes of the draft, for one device.
+    arrays: tree of arrays in the form of `param_specs(config)`, or the
+      parameters of a `Model`. Where 'embedding' is missing, the draft takes the
+      target's.
+    target: model that it drafts for.
+    stored_dtype: dtype of the stored weights, one of `STORED_DTYPES`; norms
+      stay float32.
+    training: record of how it was made, for the reader of config.json.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the directory cannot be written.
   """
   stored: dict[str, np.ndarray] = {}
   declared = transposed.undone(arrays)

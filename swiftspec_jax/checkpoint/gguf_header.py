@@ -37,7 +37,7 @@ class Tensor:
   """One tensor as it lies in the file.
 
   Attributes:
-    kind: how its numbers are stored.
+    kind: format in which the numbers are stored.
     data: u8[..., bytes of a row], a view of the mapped file.
   """
 

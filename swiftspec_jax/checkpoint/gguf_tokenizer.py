@@ -165,7 +165,7 @@ def _merges(
 
   Args:
     tokens: the vocabulary.
-    scores: of the tokens, higher is better; None if the earlier is better.
+    scores: scores of the tokens, higher is better. None: earlier is better.
   """
   vocabulary = dict.fromkeys(tokens)
   merges = [

@@ -54,10 +54,10 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
 
   Args:
     path: file that the values are from, for messages.
-    values: its entries, as `config.json` has them.
+    values: entries of the file, in the form of `config.json`.
 
   Raises:
-    UserError: they are not understood.
+    UserError: an entry is not understood.
   """
   # transformers fills in defaults and translates configs of older releases.
   try:

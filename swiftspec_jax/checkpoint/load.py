@@ -42,33 +42,36 @@ def load(
       EAGLE-3 head in one of its published layouts, a .gguf file, a directory
       that `swiftspec_jax.save` or the training of a draft wrote, or a Hugging
       Face hub id.
-    dtype: of weights and cache. Default: float32 on CPU (where greedy output
-      then equals plain decoding's token for token), bfloat16 elsewhere.
-    devices: tensor parallel over these; the first device by default.
-    draft_of: the target that this model will draft for. Their vocabularies
-      must be the same, but one may go on behind the other: a draft proposes
-      only tokens that both have. Padding of their tables may differ.
-    num_layers: keep only the first layers, which makes a draft for studies of
-      any model; None keeps all.
-    kernels: what steps of few tokens run on: 'auto' is a Pallas kernel where
-      there is one for the devices and the shape that agrees with plain JAX
-      there (`kernels_pallas.trials`), 'reference' plain JAX;
-      'pallas_tpu' and 'pallas_gpu' insist on kernels, and 'mosaic_gpu' on
-      another kernel for attention on Hopper.
-    weight_dtype: type of the matrices of the layers. 'int8' or 'int4'
-      quantizes them, to scales for each output, in int4 for each group of up to
-      128 inputs, too; None keeps `dtype`, or the int4 that an AWQ or GPTQ
-      checkpoint has. Embedding, unembedding and norms are not touched.
-      'int8_dynamic' multiplies int8 by int8: the matrices of the layers and
-      the unembedding with a scale for each output, the activations rounded
-      with a scale for each token; in the layers 'int8_dynamic16' keeps 16
-      bits of them. Both are for CPUs.
+    dtype: dtype of weights and cache. Default: float32 on CPU (where greedy
+      output then equals plain decoding's token for token), bfloat16 elsewhere.
+    devices: devices that share the model by tensor parallelism; the first
+      device by default.
+    draft_of: the target that this model will draft for. Both need the same
+      vocabulary, but one may have more tokens behind those of the other: a
+      draft proposes only tokens that both have. The padding of their tables may
+      differ.
+    num_layers: number of first layers to keep, which makes a draft of any
+      model, for studies; None keeps all.
+    kernels: name of the code that steps of few tokens run. 'auto' takes a
+      Pallas kernel where there is one for the devices and the shape, and where
+      it agrees there with plain JAX (`kernels_pallas.trials`). 'reference' is
+      plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels, 'mosaic_gpu'
+      on those for Hopper where there is one.
+    weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
+      int4 that an AWQ or GPTQ checkpoint has. 'int8' quantizes them with a
+      scale for each output; 'int4' with one for each output and group of up to
+      128 inputs. Embedding, unembedding and norms stay as they are.
+      'int8_dynamic' multiplies int8 by int8, for CPUs: the matrices of the
+      layers and the unembedding have a scale for each output, and the
+      activations are rounded with a scale for each token. 'int8_dynamic16' is
+      the same, but keeps 16 bits of the layers' activations.
 
   Raises:
-    UserError: nothing by that name, a broken or unknown checkpoint, a
-      vocabulary other than that of `draft_of`, more layers than there are, or
-      kernels for other devices, an unknown `weight_dtype`, or a bad file of
-      tiles in the environment (`kernels_pallas.tuning`).
+    UserError: there is nothing by that name; the checkpoint is broken or
+      unknown; its vocabulary is not that of `draft_of`; it has fewer layers
+      than `num_layers`; the kernels are for other devices; `weight_dtype` is
+      unknown; or the environment names a bad file of tiles
+      (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices)

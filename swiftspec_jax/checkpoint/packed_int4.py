@@ -150,7 +150,7 @@ class Reader:
   Attributes:
     get: function from the name of a tensor to its array.
     names: names of all tensors.
-    packing: how they are stored.
+    packing: format in which they are stored.
     config: the model's.
   """
 

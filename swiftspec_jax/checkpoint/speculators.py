@@ -45,7 +45,7 @@ def save_draft(
 
   Args:
     draft: head that was loaded for the target.
-    directory: where to write it; made if it does not exist.
+    directory: folder to write; made if it does not exist.
     target: model that it drafts for. Its embedding is not written again.
     format: layout of the files, 'speculators'.
 

@@ -1,6 +1,6 @@
 """How long a step takes, before it is run.
 
-The parts of a step: the draft's forwards, what it takes in before them, the
+The parts of a step: the draft's forwards, what it reads before them, the
 target's forward, and what the host and the verification add. Sizes are those of
 the compiled buckets, so padding is paid for.
 """
@@ -51,6 +51,6 @@ class CostModel(Protocol):
       num_draft_steps: forwards of the draft, 0 for plain decoding.
       finds_drafts: whether drafting, where there is any, gives drafts to
         verify: a lookup may find none. Broadcasts with the forwards.
-      takes_in: whether a draft model takes in a chunk of late tokens before
+      takes_in: whether a draft model reads a chunk of late tokens before
         (`serving.intake`). Broadcasts with the forwards, too.
     """

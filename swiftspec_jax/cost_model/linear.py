@@ -68,7 +68,7 @@ class LinearCosts:
 
   @property
   def drafts_by_model(self) -> bool:
-    """Whether a draft model has to take in texts, and what that costs."""
+    """Whether a draft model has to read texts, and what that costs."""
     return self.draft.intake > 0
 
   def predict(

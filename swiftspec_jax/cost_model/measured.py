@@ -41,7 +41,7 @@ class Measurement:
   Attributes:
     part: 'plain' (a whole step without drafts or prompts), 'target' (the
       forward of any other step), 'draft' (all forwards of a draft), 'intake'
-      (a chunk of late tokens that a draft model takes in) or 'overhead' (what
+      (a chunk of late tokens that a draft model reads) or 'overhead' (what
       verification and host add to a step with drafts).
     num_rows: declared size.
     num_query_tokens: declared size; 0 where the part does not depend on it.
@@ -106,7 +106,7 @@ class MeasuredCosts:
 
   @property
   def drafts_by_model(self) -> bool:
-    """Whether a draft model was measured, which has to take in texts."""
+    """Whether a draft model was measured, which has to read texts."""
     return 'intake' in self.parts
 
   def is_extrapolated(self, kv_tokens: float) -> bool:

@@ -45,7 +45,7 @@ def make_attend_fn(
   """Returns the attention of the next pass, and the list that it fills.
 
   Args:
-    config: static.
+    config: static configuration of the model.
     rows: arrays of `packing.Batch` by name.
     earlier: keys and values that the passes before wrote.
   """

@@ -16,7 +16,7 @@ class Task:
 
   Attributes:
     kind: name, stored with the samples.
-    weight: how often, relative to the other kinds.
+    weight: frequency, relative to the other kinds.
     limit: most tokens of an answer.
     wordings: texts of the instruction; {language}, {count} and {word} are
       filled in.

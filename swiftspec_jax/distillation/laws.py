@@ -58,7 +58,7 @@ def draw(
 
   Args:
     logits: f32[B, V].
-    law: its largest entries.
+    law: largest entries of the law.
     temperatures: f32[B]; 0 gets anything.
     uniform: f32[2, B] in [0, 1).
 

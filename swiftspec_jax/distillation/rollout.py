@@ -8,10 +8,11 @@ turns, and a branch begins anew behind the prefix, so that no row is ever idle.
 Keys lie with the rows last: so a CPU multiplies them with few queries several
 times faster.
 
-Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows
-of the cache behind it, R script length, T steps, G kv heads, Q query heads for
-each kv head, E head_dim, V vocabulary, K stored entries of the law, H width of
-the features.
+Legend:
+- F prefixes, C rows for each, B = F * C rows
+- P longest prefix, N rows of the cache behind it, R script length, T steps
+- G kv heads, Q query heads for each kv head, E head_dim
+- V vocabulary, K stored entries of the law, H width of the features
 """
 
 import functools
@@ -88,7 +89,7 @@ def prefill(
   num_stored: int,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[Prefix, laws.Law, np.ndarray | None]:
-  """Takes in the prefixes.
+  """Reads the prefixes.
 
   Args:
     model: the target.
@@ -266,7 +267,7 @@ def _run_steps(
 
 
 def _forward(params, config, prefix, state, feature_layers):
-  """Takes in the newest tokens.
+  """Reads the newest tokens.
 
   Returns:
     The new state, logits [B, V] and features f16[B, H].

@@ -156,7 +156,7 @@ class Planner:
 
     Args:
       tokenizer: tokenizer of the target.
-      library: where documents come from.
+      library: source of the documents.
       seed: seed of all choices.
       num_steps: T, length of a row.
       own_prompts: user turns that are answered first.

@@ -16,7 +16,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers, transposed
 from swiftspec_jax.models import params as params_lib
 
-# An answer's token counts as much as so many of its prompt.
+# An answer's token counts as much as this number of tokens of its prompt.
 _ANSWER_WEIGHT = 4
 _FUSION = 1.0  # first weight of features beside the embedding
 
@@ -203,10 +203,10 @@ def forward(
 
   Args:
     params: parameters of the draft.
-    config: static.
+    config: static configuration of the model.
     rows: arrays of `packing.Batch` by name, and, if the draft reads them, the
       target's `features` [B, S, H] at each token.
-    num_passes: static.
+    num_passes: static number of passes.
   """
   features = None
   if config.reads_features:

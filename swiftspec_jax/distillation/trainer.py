@@ -38,7 +38,7 @@ def load_data(
   Args:
     directory: folder of the shards.
     target: model that wrote them.
-    num_shards: how many to read; None means all.
+    num_shards: number of shards to read; None means all.
     feature_layers: layers whose outputs must be stored.
 
   Raises:

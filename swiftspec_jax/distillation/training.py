@@ -32,7 +32,7 @@ class TrainingConfig:
     loss: weights of the losses.
     num_steps: optimiser steps.
     tokens_per_batch: tokens of one step, padding included.
-    learning_rate: at its peak.
+    learning_rate: learning rate at its peak.
     warmup_steps: until the peak; then it falls as a cosine.
     final_learning_rate: share of the peak at the end.
     weight_decay: decay of all but the norms.
@@ -193,7 +193,7 @@ def measure(
     frozen: the others.
     batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids` and,
       if the draft reads them, `features`.
-    config: static.
+    config: static configuration of the training.
     model_config: configuration of the draft; static.
   """
   return _with_later(
@@ -218,7 +218,7 @@ def train_step(
     state: 'params' and 'optimiser'; donated.
     frozen: parameters that are not trained.
     batch: same as in `measure`.
-    config: static.
+    config: static configuration of the training.
     model_config: configuration of the draft; static.
   """
 

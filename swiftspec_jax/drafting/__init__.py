@@ -37,7 +37,7 @@ class Drafter(Protocol):
     starts: jax.Array,
     context: int,
   ) -> Any:
-    """Takes in a chunk i32[B, C] of the prompt at positions `starts` i32[B].
+    """Reads a chunk i32[B, C] of the prompt at positions `starts` i32[B].
 
     `context` is static: no position of the chunk lies at or behind it.
     """

@@ -1,4 +1,4 @@
-"""A draft that was left out for some rounds takes in what it missed.
+"""A draft that was left out for some rounds reads what it missed.
 
 One that stands alone reads the end of the text. One that reads features needs
 those of the missed rounds, too, so their verdicts are joined to a single one.
@@ -86,7 +86,7 @@ def catch_up(
   config: ModelConfig,
   tree_config: TreeConfig,
 ) -> tuple[tree_draft.TreeDraftState, jax.Array]:
-  """Takes in the end of the texts, and begins new trees behind them.
+  """Reads the end of the texts, and begins new trees behind them.
 
   Args:
     params: parameters of the draft model.

@@ -1,4 +1,4 @@
-"""A tree draft takes in the prompt, chunk by chunk.
+"""A tree draft reads the prompt, chunk by chunk.
 
 Legend: B rows, C tokens of a chunk, S tokens, D embed, H features of the
 target.
@@ -68,8 +68,8 @@ def take_in_with_features(
     features: [B, C, H] of these tokens, of the target.
     starts: same as in `take_in`.
     num_kept: same as in `take_in`.
-    config: static.
-    context: static.
+    config: static configuration of the model.
+    context: static bound: starts + C is at most this.
 
   Returns:
     The cache, `features_before`, and the one of the token that comes next,

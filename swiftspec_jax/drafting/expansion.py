@@ -28,13 +28,13 @@ def expand_roots(
 
   Args:
     params: parameters of the draft.
-    tree: whose root is a candidate in those rows.
+    tree: tree whose root is a candidate in those rows.
     hidden: [B, 1, D] of the roots.
     is_used: bool[B] the rows.
     kv_lengths: i32[B] of the prefix.
-    reference: where acceptance is forced.
+    reference: text that forces acceptance, or None.
     config: configuration of the draft; static.
-    tree_config: static.
+    tree_config: static sizes of the tree.
   """
   leaves = tree_lib.root_leaves(tree, is_used)
   children = children_of(
@@ -66,9 +66,9 @@ def children_of(
     hidden: [B, W, D] of the leaves.
     leaves: leaves of the tree.
     kv_lengths: i32[B] of the prefix.
-    reference: where acceptance is forced.
+    reference: text that forces acceptance, or None.
     config: configuration of the draft; static.
-    tree_config: static.
+    tree_config: static sizes of the tree.
 
   Returns:
     i32[B, W, K] and f32[B, W, K].

@@ -133,7 +133,7 @@ def follow(
     features: [B, T, H] of the old root and all verified tokens but the last.
     tree: after the verdict.
     moved: changes that the verdict made to it.
-    config: static.
+    config: static configuration of the model.
   """
   num_rows = tree.num_cache_rows
   num_tokens = verified.num_tokens

@@ -112,7 +112,7 @@ def make_row(
   """Returns the host arrays of one row, None if nothing is to be looked up.
 
   Args:
-    tree_config: says what.
+    tree_config: configuration that says which lookups the tree has.
     token_ids: tokens of the prompt.
     capacity: S.
     control_token_ids: tokens of prompts that the target does not write.
@@ -226,7 +226,7 @@ def catch_up(
   starts: jax.Array,
   lengths: jax.Array,
 ) -> TextLookup:
-  """Takes in the end of the text, of which no chain was told.
+  """Reads the end of the text, of which no chain was told.
 
   Args:
     lookup: lookup that lacks some tokens; what it has stays as it is.

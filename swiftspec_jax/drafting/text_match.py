@@ -21,8 +21,8 @@ def match_lengths(
   Args:
     token_ids: i32[B, S] text, then anything; a PLACEHOLDER_TOKEN_ID in the text
       matches nothing.
-    lengths: i32[B] of the text. Its last place does not match itself.
-    longest: static; more tokens are not compared.
+    lengths: i32[B] lengths of the text. Its last place does not match itself.
+    longest: static number of tokens that are compared at most.
   """
   size = token_ids.shape[1]
   matches = jnp.arange(size)[None] < lengths[:, None] - 1

@@ -18,7 +18,7 @@ def running(
 
   Args:
     engine: engine to run.
-    on_step: called in that thread after each step.
+    on_step: function that is called in that thread after each step.
   """
   stop = threading.Event()
   thread = threading.Thread(

@@ -25,7 +25,7 @@ class StepRecord:
   Attributes:
     lengths: i64[B] draft tokens that were verified, of each row that decodes.
     num_accepted: i64[B] draft tokens that are part of the outputs.
-    time: at its end, in seconds of `time.perf_counter`.
+    time: time at the end of the step, in seconds of `time.perf_counter`.
     seconds: duration of the step.
     host_seconds: part of it in which the host did not wait for the devices.
     outcomes: i64[3] verdicts on living trees that were a MISS, a LATE_HIT and

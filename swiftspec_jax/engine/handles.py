@@ -23,7 +23,7 @@ class Update:
     text: new text that is certain; it can lag behind the tokens.
     pieces: text and source of each token.
     num_drafted: draft tokens that were verified in the step of this news.
-    result: at the end.
+    result: result of the request, in the last news; None before.
   """
 
   token_ids: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ class Job:
   """A request, its output, and the handle of its user.
 
   Attributes:
-    handle: gets the news.
+    handle: handle that gets the news.
   """
 
   def __init__(self, row: Row, handle: Handle):

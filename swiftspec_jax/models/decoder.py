@@ -54,23 +54,24 @@ def forward_with_features(
   """Runs the model over new tokens; writes but does not commit their KV.
 
   Args:
-    params: as `params.param_specs(config)` says.
-    config: static.
+    params: parameters in the form of `params.param_specs(config)`.
+    config: static sizes of the model.
     token_ids: i32[B, T] new tokens.
-    cache: to read and write.
-    starts: i32[B] the tokens' keys and values go to the T rows from here.
+    cache: cache to read and write.
+    starts: i32[B] first of the T rows that the tokens' keys and values go to.
     positions: i32[B, T] RoPE positions (prefix length + depth). None means
       the row: a chain.
-    attention_mask: bool[B, T, M] which of the M rows behind the prefix (of
-      `cache.kv_lengths` rows, visible to all) each token sees. None means all
-      rows up to the token's own: a chain.
-    context: static, for prefill; no token sees rows from here on. None is the
-      capacity.
-    features_before: as for `run_layers`.
-    feature_layers: static; as for `run_layers`.
+    attention_mask: bool[B, T, M] which of the M rows behind the prefix each
+      token sees; the prefix is `cache.kv_lengths` rows, which all see. None
+      means all rows up to the token's own: a chain.
+    context: static bound for prefill: no token sees rows from here on. None is
+      the capacity.
+    features_before: [B, T, D] features of the tokens before, see `run_layers`.
+    feature_layers: static indices of layers, see `run_layers`.
 
   Returns:
-    Hidden states [B, T, D] before the final norm, features, and the cache.
+    Hidden states [B, T, D] before the final norm, features (see `run_layers`),
+    and the cache.
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
@@ -175,22 +176,22 @@ def run_layers(
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
   Args:
-    params: as `params.param_specs(config)` says.
-    config: static.
-    token_ids: i32[B, T].
+    params: parameters in the form of `params.param_specs(config)`.
+    config: static sizes of the model.
+    token_ids: i32[B, T] tokens.
     positions: i32[B, T] RoPE positions.
-    attend_fn: called once for each layer, in their order, with queries and
-      keys that RoPE has rotated. It keeps the keys and values.
-    products: how those of a layer are made.
-    features_before: [B, T, D], where the model reads features: that of the
-      token before each one, `project_features` of the target's outputs or the
-      model's own hidden state; zeros for the first token of a text.
+    attend_fn: function that attends in a layer, called once for each in their
+      order. Its queries and keys are rotated; it keeps the keys and values.
+    products: functions that make the products of a layer.
+    features_before: [B, T, D] feature of the token before each one, where the
+      model reads features. It is `project_features` of the target's outputs, or
+      the model's own hidden state; zeros for the first token of a text.
     feature_layers: indices of layers whose outputs are features.
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
-    `Eagle3.norm_output`), and the features [B, T, layers x D], side by side, or
-    None.
+    `Eagle3.norm_output`), and the features [B, T, layers x D], one layer's
+    behind the other's, or None.
   """
   angles_by_kind = {
     kind: layers.rope_angles(positions, config, is_sliding=kind)
@@ -374,12 +375,12 @@ def token_ids_of(
 def widen_logits(
   params: Params, config: ModelConfig, logits: jax.Array
 ) -> jax.Array:
-  """Returns logits f32[B, T, V] of all tokens; others than the model's: -inf.
+  """Returns logits f32[B, T, V]: -inf for tokens that the model lacks.
 
   Args:
-    params: of a model.
-    config: static.
-    logits: of `unembed`.
+    params: parameters of the model.
+    config: static sizes of the model.
+    logits: logits from `unembed`.
   """
   if config.num_logits == config.vocab_size:
     return logits

@@ -23,7 +23,7 @@ def route(
   Args:
     x: [N, D].
     router: [X, D].
-    experts: static.
+    experts: static sizes of the experts.
 
   Returns:
     Numbers i32[N, K] and shares f32[N, K].
@@ -43,8 +43,8 @@ def feed_forward(
   Args:
     x: normed hidden states.
     layer: parameters of the layer.
-    experts: static.
-    activation: static; as in `ModelConfig`.
+    experts: static sizes of the experts.
+    activation: static name of the activation, see `ModelConfig`.
   """
   chosen, shares = route(x, layer['router'], experts)
   chosen = chosen.reshape(-1)

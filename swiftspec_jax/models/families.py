@@ -201,12 +201,13 @@ def params_from_hf(
   """Assembles the parameter tree from tensors with Hugging Face names.
 
   Args:
-    get: returns the tensor of a name; raises UserError when it is missing.
-      Called from several threads.
-    config: of the model.
-    norm_offset: added to norm scales (1 where the checkpoint stores them
-      relative to one, as Gemma's do).
-    place: puts a part of the tree on the devices as soon as it is read.
+    get: function that returns the tensor of a name, and raises UserError when
+      it is missing. It is called from several threads.
+    config: sizes of the model.
+    norm_offset: number added to norm scales (1 where the checkpoint stores
+      them relative to one, as Gemma's do).
+    place: function that puts a part of the tree on the devices, as soon as it
+      is read.
     read_matrices: function as in `layer_from_hf`.
 
   Returns:

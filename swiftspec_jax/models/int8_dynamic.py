@@ -61,7 +61,7 @@ class Scheme:
 
   Attributes:
     in_axes: axes of the parameter that are inputs, one behind the other.
-    num_terms: of the matrix.
+    num_terms: integers for each activation, see `Int8Matrix`.
   """
 
   in_axes: tuple[int, ...]

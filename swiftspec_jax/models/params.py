@@ -36,7 +36,7 @@ class ParamSpec:
     is_index: token ids, int32.
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
       is no matrix of a layer.
-    scheme: how it is quantized, None where it is not.
+    scheme: kind of quantization; None where there is none.
   """
 
   shape: tuple[int, ...]
@@ -250,11 +250,11 @@ def place_params(
 
   Args:
     arrays: tree of numpy arrays with the unpadded shapes of `specs`, of
-      matrices that are int4 already, or of arrays of another model, padded.
+      matrices that are int4 already, or of another model's padded arrays.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
-    dtype: of the weights; norm scales stay float32.
-    mesh: where they go.
+    dtype: dtype of the weights; norm scales stay float32.
+    mesh: devices that they go to.
 
   Raises:
     UserError: an array's shape contradicts the config.
@@ -304,10 +304,10 @@ def random_params(
   """Returns random parameters; the same for any number of shards.
 
   Args:
-    key: consumed.
-    config: of the model.
-    dtype: of the weights.
-    mesh: where they go; one device by default.
+    key: PRNG key, which is consumed.
+    config: sizes of the model.
+    dtype: dtype of the weights.
+    mesh: devices that they go to; one device by default.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
   tree = param_specs(config)

@@ -97,10 +97,11 @@ class Scheme:
 
   Attributes:
     weight_dtype: 'int8' or 'int4'.
-    num_in_axes: the first axes of the parameter are inputs.
-    num_part_axes: so many behind them are parts.
-    group_size: inputs that share the scales of int4.
-    kernels: as in ModelConfig.
+    num_in_axes: number of axes that are inputs, the first of the parameter.
+    num_part_axes: number of axes that are parts, those behind the inputs.
+    group_size: number of inputs that share the scales of int4.
+    kernels: name of the code to run, one of
+      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
 
   weight_dtype: str
@@ -118,10 +119,10 @@ class Scheme:
     """Returns the matrix, whose numbers do not depend on the mesh.
 
     Args:
-      array: on the mesh; if it is abstract, so is the matrix.
-      axes: logical names of its axes. Sharded are the first input or the first
-        output behind the parts, or neither.
-      mesh: where the matrix goes.
+      array: parameter on the mesh; if it is abstract, so is the matrix.
+      axes: logical names of its axes. At most one is sharded: the first input,
+        or the first output behind the parts.
+      mesh: devices of the matrix.
     """
     shardings = self._shardings(axes, mesh)
     values, scales = run(_program(self, shardings), array, shardings)
@@ -146,7 +147,7 @@ class Scheme:
       stored: matrix of int4.
       shape: sizes of the axes of the parameter, with padding.
       axes: logical names of these axes.
-      mesh: where the matrix goes.
+      mesh: devices of the matrix.
     """
     num_inputs = math.prod(shape[: self.num_in_axes])
     out_shape = shape[self.num_in_axes :]

@@ -51,7 +51,7 @@ def place(
     num_in_axes: number of axes that are inputs; of them only the first may be
       sharded.
     axes: logical names of the axes.
-    mesh: where the matrix goes.
+    mesh: devices of the matrix.
   """
   in_shape = array.shape[:num_in_axes]
   merged = array.reshape(math.prod(in_shape), *array.shape[num_in_axes:])

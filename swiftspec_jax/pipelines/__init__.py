@@ -22,12 +22,12 @@ class Pipeline(Protocol):
   def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
     """Makes all rows idle, with room for `limit` tokens each.
 
-    Allocates, unless the arrays of the last call will do.
+    Allocates, unless the arrays of the last call are large enough.
 
     Args:
-      limit: tokens of prompt and output.
-      sampling: of requests to come. The programs of a round are compiled for
-        what these use; `admit` widens that for others.
+      limit: most tokens of prompt and output together.
+      sampling: parameters of the requests to come. The programs of a round are
+        compiled for what these use; `admit` widens that for others.
     """
 
   def admit(

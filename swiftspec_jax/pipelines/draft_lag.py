@@ -30,7 +30,7 @@ class DraftLag:
     self._unread.append((self._period, most_tokens))
 
   def note_caught_up(self, bound: int = 0) -> None:
-    """Notes that the draft has all tokens, but so many."""
+    """Notes that the draft lacks `bound` tokens at most."""
     self.bound = bound
     self._period += 1
 

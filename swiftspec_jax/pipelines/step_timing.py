@@ -17,14 +17,16 @@ def median_seconds(
   programs: Mapping[Any, Callable[[], Callable[[], Any]]],
   state: Callable[[], Any],
 ) -> dict[Any, float]:
-  """Times programs in turn, as other work can disturb for a while.
+  """Returns the median seconds of each program.
 
-  Not the least times: those of longer steps are further from what steps in
-  between others take.
+  The programs take turns, as other work can disturb for a while. Medians are
+  nearer than the least times to what a step takes in between others.
 
   Args:
-    programs: what prepares each of them, and returns what is timed.
-    state: returns what preparations may leave unfinished.
+    programs: functions by program: each prepares its program and returns the
+      function to time.
+    state: function that returns the arrays that a preparation may leave
+      unfinished.
   """
   seconds = collections.defaultdict(list)
   for turn in range(_NUM_TIMINGS + 1):

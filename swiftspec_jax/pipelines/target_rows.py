@@ -33,12 +33,12 @@ class TargetRows:
     """Allocates nothing yet.
 
     Args:
-      target: whose state it is.
+      target: model whose state it is.
       drafter: drafter that shares its devices.
       draft_params: parameters of the drafter.
       batch_size: B.
       num_query_tokens: T, most tokens of one target forward.
-      feature_layers: whose outputs the draft reads.
+      feature_layers: indices of layers whose outputs the draft reads.
     """
     self.capacity = 0
     self.state: types.DecodeState | None = None

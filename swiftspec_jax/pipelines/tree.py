@@ -49,11 +49,11 @@ class TreePipeline:
     """Allocates nothing yet.
 
     Args:
-      target: defines the output.
-      draft: on the target's devices, or on others.
+      target: model that decides every token of the output.
+      draft: model that drafts, on the target's devices or on others.
       tree_config: sizes of the tree.
       batch_size: B.
-      timeline: notes when the programs ran.
+      timeline: record of when the programs ran.
 
     Raises:
       UserError: the models share a part of their devices only, or a size does
@@ -229,7 +229,7 @@ class TreePipeline:
     self._grow(self._sizes.current.num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
-    """Enqueues so many forwards; returns how many they will have been."""
+    """Enqueues forwards, at most `num_steps`; returns how many ran."""
     dispatched = time.perf_counter()
     self._draft_rows.state, num_forwards = tree_draft.grow(
       self._draft.params,
@@ -247,11 +247,11 @@ class TreePipeline:
     verified: types.PackedVerified | None = None,
     sizes: tree_sizes.Sizes | None = None,
   ) -> None:
-    """Enqueues what makes the next proposal of a verdict.
+    """Enqueues the programs that make the next proposal.
 
     Args:
-      verified: of `verify`; None before the first verdict.
-      sizes: of the proposal; by default what the rounds before suggest.
+      verified: verdict from `verify`; None before the first one.
+      sizes: sizes of the proposal; by default what the rounds before suggest.
     """
     sizes = sizes or self._sizes.next()
     is_pause = sizes == tree_sizes.PAUSE
@@ -260,7 +260,7 @@ class TreePipeline:
     if self._lag.bound and not is_pause:
       self._catch_up()
       self._lag.note_caught_up()
-      verified = None  # has been taken in
+      verified = None  # has been read
     elif (
       self._lag.bound
       > self._tree_config.num_catch_up - self._tree_config.num_nodes
@@ -350,7 +350,7 @@ class TreePipeline:
     return proposal
 
   def _catch_up(self) -> jax.Array:
-    """Enqueues that the draft takes in the end of each text."""
+    """Enqueues that the draft reads the end of each text."""
     if self._missed is not None:
       return self._read_missed()
     recent = catch_up.recent_tokens(

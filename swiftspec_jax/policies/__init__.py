@@ -25,12 +25,13 @@ class StepView:
     request_ids: i64[B], unique for all time.
     slots: i64[B], places of the rows; a slot is used again for another request.
     kv_lengths: i64[B] committed tokens in the cache.
-    limits: i64[B] longest draft that each row may have: of its remaining
-      tokens, of its own wish, 0 where it must not be drafted for.
+    limits: i64[B] longest draft that each row may have. It is at most what
+      remains of the output, less the token that the target adds; it is smaller
+      where the request says so, and 0 where there must be no draft.
     num_verified: i64[B] draft tokens of the request verified so far.
-    num_accepted: i64[B] of them accepted.
+    num_accepted: i64[B] draft tokens of the request accepted so far.
     num_prefill_tokens: tokens of prompts that are to share the step.
-    prefill_kv_tokens: tokens in the cache that those belong to.
+    prefill_kv_tokens: tokens in the cache of the rows of these prompts.
     max_draft_tokens: room for draft tokens in the step, all rows together:
       what prompts leave, but at least a small share.
     page_size: tokens of a page.
@@ -39,12 +40,12 @@ class StepView:
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
     num_output: i64[B] tokens that the rows have emitted so far.
-    slo_tpots: f64[B] seconds per output token behind the first one that were
-      promised to the rows; inf where nothing was.
-    decode_seconds: f64[B] since the first output token of each row; 0 if no
-      row was promised anything.
+    slo_tpots: f64[B] promised seconds per output token after the first one; inf
+      where nothing was promised.
+    decode_seconds: f64[B] seconds since the first output token of each row; 0
+      if no row was promised anything.
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
-      take in before it can draft for all rows.
+      read before it can draft for all rows.
     buckets: the sizes that are compiled.
   """
 
@@ -121,11 +122,12 @@ class DraftPlan:
     lengths: i64[B] longest draft of each row.
     is_probe: bool[B] or None: rows whose drafts are wanted for what they tell;
       `plan_verify` keeps a part of them.
-    is_first: drafts come before prompts, which get what is left of the step.
+    is_first: whether drafts come before prompts, which then get what is left of
+      the step.
     is_pool: whether `plan_verify` takes a part of the drafts. Together they may
       be more than the room of the step; only the memory bounds them.
-    looks_up: drafts are looked up in the texts, and the draft model rests; only
-      for engines that can do both.
+    looks_up: whether drafts are looked up in the texts while the draft model
+      rests; only for engines that can do both.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.
@@ -149,12 +151,13 @@ class Drafts:
   """What was drafted.
 
   Attributes:
-    lengths: i64[B], at most those of the plan; 0 for a row without a draft.
-    confidences: f64[K, B] or None: what the drafter takes for the probability
-      that each draft token is accepted if those before it are.
-    node_confidences: for trees, or None: function that returns f64[K, B], not
-      rising along K: what the drafter takes for the probability that each node
-      is accepted. The first call may have to wait for the devices.
+    lengths: i64[B] numbers of draft tokens, at most those of the plan; 0 for a
+      row without a draft.
+    confidences: f64[K, B] the drafter's estimates of the probability that each
+      draft token is accepted if those before it are; or None.
+    node_confidences: function, or None where nothing drafts trees. It returns
+      f64[K, B], not rising along K: the drafter's estimates of the probability
+      that each node is accepted. The first call may wait for the devices.
   """
 
   lengths: np.ndarray
@@ -168,18 +171,18 @@ class Outcome:
 
   Attributes:
     view: the batch before the step.
-    plan: what was asked for, of rows that could be drafted for.
-    drafts: what was drafted.
-    lengths: i64[B] draft tokens that were verified.
-    num_accepted: i64[B] of them accepted, whether or not the output ended
-      among them.
-    accepted_ranks: i64[D, B], -1 where there is none: for trees the places of
-      the accepted nodes in the proposal, counted from 0 without the root. None
-      for chains, where they are the first `num_accepted`.
+    plan: the plan for rows that could have a draft.
+    drafts: the drafts that were made.
+    lengths: i64[B] numbers of draft tokens that were verified.
+    num_accepted: i64[B] numbers of them that were accepted, whether or not the
+      output ended among them.
+    accepted_ranks: i64[D, B], for trees: places of the accepted nodes in the
+      proposal, counted from 0 without the root; -1 where there is none. None
+      for chains, which accept the first `num_accepted`.
     seconds: duration of the step; NaN for drafts that were not part of one, and
       only compared with what the target said.
-    is_usable: bool[B]: whether the row tells about its drafter; not so where a
-      grammar or a bias has changed what the target would have said.
+    is_usable: bool[B], whether the row tells about its drafter. It does not
+      where a grammar or a bias has changed what the target would have said.
   """
 
   view: StepView

@@ -18,8 +18,9 @@ def allocate(gains: np.ndarray, num_tokens: int) -> np.ndarray:
   Args:
     gains: f64[K, B] in [0, 1], not rising along K; 0 for what must not be
       drafted.
-    num_tokens: for all rows together. Among equal gains (they are compared in
-      16 bits) the earlier position comes first, then the earlier row.
+    num_tokens: number of draft tokens for all rows together. Gains are compared
+      in 16 bits. Of equal ones the earlier position comes first, then the
+      earlier row.
   """
   num_rows = gains.shape[1]
   if num_tokens >= np.count_nonzero(gains):

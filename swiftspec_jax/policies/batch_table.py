@@ -18,11 +18,11 @@ class BatchTable(policies.VerifyAll):
   """
 
   def __init__(self, lengths: Mapping[int, int]):
-    """Takes the table.
+    """Keeps the table.
 
     Args:
-      lengths: for numbers of rows; what lies between two of them counts as the
-        larger one, and what lies above all as the largest.
+      lengths: draft length for each listed number of rows. A number between two
+        of them counts as the larger one, a number above all as the largest.
     """
     if not lengths or min(lengths) < 1 or min(lengths.values()) < 0:
       raise errors.UserError(
@@ -42,11 +42,11 @@ class BatchTable(policies.VerifyAll):
     """Makes the table of the best lengths for a known acceptance.
 
     Args:
-      costs: of a step.
-      buckets: the table has a line for each of their rows.
-      conditional_acceptance: for each position of a draft the probability that
-        its token is accepted if those before it are.
-      kv_length: tokens in the cache of each row.
+      costs: model of the seconds of a step.
+      buckets: declared sizes; the table has a line for each number of rows.
+      conditional_acceptance: probability that a draft token is accepted if
+        those before it are, for each position.
+      kv_length: number of tokens in the cache of each row.
     """
     survival = np.cumprod(conditional_acceptance)
     table = {}

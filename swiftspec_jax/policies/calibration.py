@@ -13,7 +13,7 @@ from swiftspec_jax import policies
 _NUM_BINS = 10
 _WEIGHT = 8.0  # tokens for which the confidence itself is believed
 _NUM_HALVINGS = 12
-_NODE_WEIGHT = 4.0  # accepted nodes, likewise
+_NODE_WEIGHT = 4.0  # accepted nodes for which the same holds
 _DECAY = 0.99  # weight of a step against the one after it
 
 

@@ -37,13 +37,14 @@ class Goodput:
     """Starts without knowledge.
 
     Args:
-      costs: of a step; `LiveCosts` learn from the outcomes.
-      estimator: predicts the acceptance; by default that of chains.
+      costs: model of the seconds of a step; `LiveCosts` learn from outcomes.
+      estimator: estimator of the acceptance; by default that of chains.
       hysteresis: factor by which another longest draft has to be better than
         the one at hand, while the declared number of rows stays the same.
-      probe_every: steps between probes. Each is of the rows of which nothing
-        was verified since the one before, and of at most about one token a
-        row; where that is too little room, those that wait longest come first.
+      probe_every: number of steps between probes. A probe drafts for the rows
+        of which nothing was verified since the probe before. It has room for
+        about one token a row of the batch; those that wait longest come
+        first.
     """
     self._costs = costs
     self._live = costs if isinstance(costs, LiveCosts) else None

@@ -27,7 +27,7 @@ class LiveCosts:
   is not tried is not known, so `due` names lengths to try.
 
   The time of a step is not divided among its parts. Nothing is known of the
-  time in which a draft model takes in late tokens; steps with such tokens are
+  time in which a draft model reads late tokens; steps with such tokens are
   not counted.
   """
 

@@ -40,11 +40,11 @@ def load(name: str, costs: cost_model.CostModel) -> policies.Policy:
   """Returns a new policy of the class that 'module:Class' names.
 
   Args:
-    name: of the class.
-    costs: the one argument that the class gets.
+    name: module and class, as 'module:Class'.
+    costs: model of the seconds of a step, the only argument of the class.
 
   Raises:
-    UserError: it cannot be loaded, or does not take costs.
+    UserError: the class cannot be loaded, or does not take costs.
   """
   policy_class = load_class(name)
   try:

@@ -1,9 +1,9 @@
 """Goodput over two sources of drafts: a draft model, and the texts themselves.
 
 A lookup takes no time and finds drafts now and then; a model takes time and
-always has some. Which of them pays depends on text and load, so each has a
-policy of its own with costs and acceptance of its own, and each step goes to
-the one that promises more tokens a second.
+always has some. Which of them pays depends on text and load. So each has a
+policy with costs and acceptance of its own, and each step goes to the one that
+promises more tokens a second.
 
 Legend: B rows.
 """
@@ -24,11 +24,11 @@ class LookupOrModel:
   """
 
   def __init__(self, by_model: policies.Policy, by_lookup: policies.Policy):
-    """Takes two policies that predict what their plans give.
+    """Keeps two policies that predict the goodput of their plans.
 
     Args:
-      by_model: for drafts of the model.
-      by_lookup: for drafts that are looked up.
+      by_model: policy for drafts of the model.
+      by_lookup: policy for drafts that are looked up.
     """
     self._by_model = by_model
     self._by_lookup = by_lookup
@@ -68,13 +68,14 @@ class LookupOrModel:
       self.judge(outcome)
 
   def judge(self, outcome: policies.Outcome) -> None:
-    """Takes what became, or would have become, of drafts that were looked up.
+    """Learns what became, or would have become, of drafts of a lookup.
 
     An engine looks drafts up in all steps, as that is nearly free, and compares
     them with its output where they were not part of the step.
 
     Args:
-      outcome: of lookups; its seconds are NaN if they were not part of a step.
+      outcome: outcome of lookups; its seconds are NaN if they were not part of
+        a step.
     """
     view = _without_late(outcome.view)
     self._by_lookup.observe(dataclasses.replace(outcome, view=view))
@@ -85,5 +86,5 @@ def _goodput(plan: policies.DraftPlan) -> float:
 
 
 def _without_late(view: policies.StepView) -> policies.StepView:
-  """Returns the view of a lookup, which takes in no text before it drafts."""
+  """Returns the view of a lookup, which reads no text before it drafts."""
   return dataclasses.replace(view, num_late_tokens=0)

@@ -21,7 +21,7 @@ from swiftspec_jax import cost_model, policies
 _CLASS_SHIFT = 50
 _FIRST_CLASS = 1023 << 2  # of 1.0
 _NUM_CLASSES = 32
-# A text that a draft model takes in is of use in many steps: each is charged
+# A text that a draft model reads is of use in many steps: each is charged
 # this share of the time that it takes.
 _INTAKE_SHARE = 1 / 64
 
@@ -54,13 +54,13 @@ def score(
 ) -> Scores:
   """Scores longest drafts, each with the best number of tokens.
 
-  Where prompts share the step, goodput is that of the time without them. Of the
-  time in which a draft model takes in late tokens it counts a small share.
+  Where prompts share the step, goodput does not count their time. It counts a
+  small share of the time in which a draft model reads late tokens.
 
   Args:
     view: the batch.
     gains: f64[K, B], 0 for what must not be drafted.
-    costs: of a step.
+    costs: model of the seconds of a step.
     lengths: i64[C] longest drafts. With 0 nothing is verified, even if there
       are forwards of the draft.
     draft_steps: i64[C] forwards that the draft needs for each.
@@ -119,7 +119,7 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   room = np.minimum(room, view.max_draft_tokens)
   num_tokens = np.minimum(room, counts[:, -1:])
   gained = _interpolate(num_tokens, counts, sums)
-  # Less a hair, lest rounding asks for the next size.
+  # A hair less, so that rounding does not ask for the next size.
   fed = view.num_rows + share * num_tokens - 1e-6
   seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
   if plain_share:
@@ -171,8 +171,8 @@ def _curves(
   are counted together; between these points the curve is a line.
 
   Returns:
-    Numbers of tokens and the sums of the gains of the best so many, both
-    f64[C, classes + 1], for drafts of each of the lengths.
+    Numbers of tokens, and for each the sum of the gains of that many best
+    tokens, both f64[C, classes + 1], for drafts of each of the lengths.
   """
   num_positions = len(gains)
   classes = _FIRST_CLASS - (gains.view(np.int64) >> _CLASS_SHIFT)

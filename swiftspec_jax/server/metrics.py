@@ -71,7 +71,7 @@ class Metrics:
     """All counts are 0.
 
     Args:
-      engine: whose queue and cache are looked at.
+      engine: engine whose queue and cache are looked at.
       model: label of the figures.
     """
     self.registry = prometheus_client.CollectorRegistry()

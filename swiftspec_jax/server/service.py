@@ -32,7 +32,7 @@ class Service:
     model: the target.
     name: name of the model, for clients.
     encoder: encoder of prompts.
-    created: when this was made, in seconds since 1970.
+    created: time at which this was made, in seconds since 1970.
     metrics: figures of everything that is served.
     is_draining: no more calls are taken.
   """
@@ -48,8 +48,8 @@ class Service:
     """Nothing is served yet.
 
     Args:
-      engine: warmed up, or warming up.
-      model: its target.
+      engine: engine that is warmed up, or warming up.
+      model: target of the engine.
       name: name of the model, for clients; its own by default.
       max_waiting: most requests that may wait for a slot.
     """
@@ -134,7 +134,7 @@ class Call:
 
     Args:
       handles: handles of the requests.
-      on_close: gets the number of requests.
+      on_close: function that is called with the number of requests.
       metrics: are told what happens.
     """
     self.handles = handles

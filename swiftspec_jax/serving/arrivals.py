@@ -78,10 +78,10 @@ def draw_lengths(
 
   Args:
     mean: mean of the log-normal law.
-    spread: its sigma; 0 makes all counts equal.
+    spread: sigma of the law; 0 makes all counts equal.
     num_requests: n.
     seed: seed of the draws.
-    name: tells draws of the same seed apart.
+    name: name that tells draws of the same seed apart.
   """
   normal = _generator(seed, name).standard_normal(num_requests)
   counts = mean * np.exp(spread * normal - spread**2 / 2)

@@ -46,7 +46,7 @@ class PagedStepRecord(engine.StepRecord):
 
   Attributes:
     draft_plan: plan of the policy, late rows left out.
-    takes_in: the draft model took in a chunk of late tokens, as `Intake` says.
+    takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
     step: plan that was run; rows that decode lead.
     ended: i64[F] requests whose output is complete.
   """
@@ -61,7 +61,7 @@ class PageEngine(engine.Engine[PagedJob]):
   """Decodes over pages that requests share, with a policy of how much to draft.
 
   Attributes:
-    policy: may be replaced between steps.
+    policy: policy of how much to draft; may be replaced between steps.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
     lookup: drafter of steps whose plan says `looks_up`, None without one.
@@ -81,16 +81,17 @@ class PageEngine(engine.Engine[PagedJob]):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
     Args:
-      target: defines the output.
-      draft: a draft model, for chains or in a `TreeDraft` or `LivingTrees`, a
-        lookup, a `Datastore`, a `HostDrafter`, or None for plain decoding.
+      target: model that decides every token of the output.
+      draft: source of drafts. A draft model makes chains; in a `TreeDraft` or
+        `LivingTrees` it makes trees. Others are a lookup, a `Datastore` and a
+        `HostDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
-      lookup: drafts beside a draft model, where the policy prefers it.
-      policy: how much to speculate; not at all by default.
+      lookup: second source beside a draft model, where the policy prefers it.
+      policy: policy that decides how much to speculate; by default nothing is.
 
     Raises:
-      UserError: the sizes or the draft do not fit the target, or it insists
-        on kernels that cannot do its steps.
+      UserError: the sizes or the draft do not fit the target, or the target
+        insists on kernels that cannot do its steps.
     """
     paged_forward.check_kernels(target, sizes)
     config = sizes.scheduler
@@ -376,7 +377,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Only without requests.
 
     Args:
-      flat: its sizes.
+      flat: sizes of the step.
       num_positions: positions of its longest row, among those that take the
         context.
 

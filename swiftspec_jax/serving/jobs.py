@@ -26,7 +26,7 @@ class PagedJob(Job):
   """A request that knows the keys of its pages.
 
   Attributes:
-    max_new_tokens: at which the output must end.
+    max_new_tokens: number of tokens at which the output must end.
     max_speculative_tokens: longest draft that the user wants, None for any.
   """
 

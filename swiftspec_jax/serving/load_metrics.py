@@ -62,7 +62,8 @@ class LoadRecorder:
     self.num_probes = 0
     self.busy_seconds = 0.0
     self._gaps: list[np.ndarray] = []
-    # How often each length was verified; how many accepted at least so many.
+    # How often each length was verified, and how often at least that was
+    # accepted.
     self._lengths = np.zeros(max_length + 1, np.int64)
     self._accepted = np.zeros(max_length + 1, np.int64)
     self._predicted = np.zeros(2)  # tokens, seconds
@@ -83,7 +84,7 @@ class LoadRecorder:
       step: step that was run.
       num_accepted: i64[B] draft tokens that are part of the outputs, of rows
         that decode.
-      time: at its end, seconds.
+      time: time at the end of the step, in seconds.
       seconds: seconds that it took.
     """
     self.num_steps += 1

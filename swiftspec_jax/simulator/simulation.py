@@ -66,7 +66,8 @@ def simulate(
     policy: a new one.
     config: configuration of the engine.
     costs: costs of its steps.
-    drafts_by_model: a draft model has to take in the texts (`serving.intake`).
+    drafts_by_model: whether a draft model has to read the texts, see
+      `serving.intake`.
 
   Raises:
     UserError: a request does not fit into the engine.
@@ -123,11 +124,11 @@ def step_seconds(
 
   Args:
     costs: costs of the engine.
-    buckets: its declared sizes.
+    buckets: declared sizes of the step.
     plan: plan of the policy; drafting is paid for even if it finds
       nothing.
     step: step that is run.
-    takes_in: a draft model takes in a chunk of late tokens.
+    takes_in: whether a draft model reads a chunk of late tokens.
   """
   longest = int(plan.lengths.max(initial=0))
   predicted = costs.predict(

@@ -16,7 +16,7 @@ def add_chains(
   hangs below moves with it. In a full tree the least probable candidates go.
 
   Args:
-    tree: whose `chain_length` is more than D.
+    tree: tree whose `chain_length` is more than D.
     token_ids: i32[B, C, D].
     log_probs: f32[B, C, D] of each token behind those before it. A chain ends
       before the first token with probability zero (-inf).

@@ -43,8 +43,8 @@ def best_candidates(
   cache no more rows.
 
   Args:
-    tree: to be grown.
-    width: W.
+    tree: tree that will grow.
+    width: W, most candidates.
     coverage: nats by which possible exits rank higher: candidates that were
       not sent and whose parent was. One of them is the next root if it is in
       the tree at all, and should have keys and values by then.
@@ -123,9 +123,9 @@ def expand(
   them to drop. A tree of expanded nodes alone waits for its next verdict.
 
   Args:
-    tree: to expand.
-    leaves: its `best_candidates`.
-    child_token_ids: i32[B, W, K]; those of one leaf must differ.
+    tree: tree to expand.
+    leaves: the tree's `best_candidates`.
+    child_token_ids: i32[B, W, K] tokens; those of one leaf must differ.
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
   """
@@ -212,19 +212,19 @@ def grow(
 ) -> tuple[state.DraftTree, Any]:
   """Expands the most probable candidates, step by step.
 
-  A tree that can grow no more takes no forward; if one can, the others come
-  along: it costs nothing more. With `min_mass` they do not, so that a tree does
-  not depend on its neighbours.
+  No forward runs when no tree can grow. While one can, the others grow with it,
+  which costs nothing more. With `min_mass` they do not, so that a tree does not
+  depend on its neighbours.
 
   Args:
-    tree: to grow.
-    carry: for the first call of `draft_fn`.
-    draft_fn: runs the draft model over the leaves of a step.
-    num_steps: i32[] draft forwards.
-    width: W, leaves of each.
+    tree: tree to grow.
+    carry: argument of the first call of `draft_fn`.
+    draft_fn: function that runs the draft model over the leaves of a step.
+    num_steps: i32[] number of draft forwards.
+    width: W, leaves of a forward.
     num_nodes: size, or i32[B] sizes, that every tree must reach even if that
       takes more steps.
-    coverage: as in `best_candidates`.
+    coverage: nats by which possible exits rank higher, see `best_candidates`.
     is_growing: bool[B] rows that grow.
     min_mass: f32[] or f32[B] `leaf_mass` below which a tree of `num_nodes`
       stops (Dynamic Depth Decoding, arXiv 2409.00142); None for trees that
@@ -263,9 +263,9 @@ def leaf_mass(
   through one of them, so a leaf below another one does not count.
 
   Args:
-    tree: whose `best_candidates` are the leaves.
-    width: W.
-    coverage: nats, as in `best_candidates`.
+    tree: tree whose `best_candidates` are the leaves.
+    width: W, most leaves.
+    coverage: nats by which possible exits rank higher, see `best_candidates`.
   """
   nodes = best_candidates(tree, width, coverage).nodes
   # What is above a leaf is expanded, or a leaf, too.

@@ -44,8 +44,8 @@ def fit(
   """Cuts a tree to its capacity, where the least probable candidates go.
 
   Args:
-    wide: of `widen`.
-    is_new: bool[B, X] the candidates that count.
+    wide: tree from `widen`.
+    is_new: bool[B, X] new candidates that count.
     capacity: N.
   """
   is_old = jnp.arange(capacity)[None] < wide.size[:, None]

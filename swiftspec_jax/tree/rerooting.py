@@ -42,9 +42,10 @@ def reroot(
   match.
 
   Args:
-    tree: that the verified selection is from.
+    tree: tree that the verified selection is from.
     token_ids: i32[B, T] accepted tokens, then the next one, then anything.
-    num_tokens: i32[B] how many of them count. A row with none stays as it is.
+    num_tokens: i32[B] number of tokens that count. A row with none stays as it
+      is.
   """
   is_path = walk(tree, token_ids)
   is_root = is_path & (tree.depths == num_tokens[:, None])
@@ -107,8 +108,8 @@ def _subtree(tree, root, is_surviving, survivors):
   """Keeps the nodes at and below the new root.
 
   Args:
-    tree: of N nodes and M rows.
-    root: i32[B, 1] an expanded node, else the result means nothing.
+    tree: tree of N nodes and M rows.
+    root: i32[B, 1] an expanded node; for others the result means nothing.
     is_surviving: bool[B, M] the rows at and below the root.
     survivors: i32[B, M] their indices in order.
   """

@@ -25,7 +25,7 @@ def select(
   """Returns the most probable nodes, or all if there are fewer.
 
   Args:
-    tree: to choose from.
+    tree: tree to choose from.
     num_nodes: T, most nodes of a row, the root included.
     budgets: i32[B] most nodes of each row, the root left out; None for T - 1.
   """

@@ -147,7 +147,7 @@ def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:
   """Moves the kept nodes to the front, in order, and drops the others.
 
   Args:
-    tree: whose arrays of nodes may be longer than the capacity.
+    tree: tree whose arrays of nodes may be longer than the capacity.
     is_kept: bool[B, length of the arrays], at most `capacity` True in a row.
     capacity: N of the result.
 

@@ -49,8 +49,8 @@ def scores(
     logits: f32[B, T, V] of the target, adjusted.
     positions: i32[B, T] of the tokens that are chosen.
     sampling: sampling parameters of the rows.
-    kernels: static; as in `ModelConfig`.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+    sharding: static sharding of any array on the same devices.
   """
   if sampling.temperatures is None:
     return logits
@@ -94,8 +94,8 @@ def verify_tree(
     proposal: T nodes for each row, the root among them.
     ancestor_mask: bool[B, T, T] of its parents.
     token_scores: f32[B, T, V] of `scores`, behind each node.
-    kernels: static; as in `ModelConfig`.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+    sharding: static sharding of any array on the same devices.
 
   Returns:
     The verdict, and the path i32[B, T]: the indices of root and accepted

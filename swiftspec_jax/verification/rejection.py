@@ -33,8 +33,8 @@ def verify(
     logits: f32[B, K + 1, V] of the target, adjusted.
     positions: i32[B, K + 1] of the tokens that the logits are for.
     sampling: sampling parameters of the rows, with `temperatures`.
-    kernels: static; as in `ModelConfig`.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+    sharding: static sharding of any array on the same devices.
   """
   law = sampling_lib.law_logits(
     logits, sampling, kernels=kernels, sharding=sharding

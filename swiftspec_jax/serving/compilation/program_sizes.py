@@ -114,10 +114,10 @@ class ProgramSizes:
     buckets = self.scheduler.buckets
     for fewer_rows, rows in itertools.pairwise((0, *buckets.rows)):
       for fewer, tokens in itertools.pairwise((0, *buckets.query_tokens)):
-        # So many rows feed at least so many tokens.
+        # At least fewer_rows + 1 rows feed a token, and one of them more.
         if tokens > fewer_rows + 1:
           for context in self.contexts:
-            # And at most so many.
+            # And at most what all rows have in this context.
             if rows * self.range_of(context)[1] > fewer:
               yield self.mixed(rows, tokens, context)
 

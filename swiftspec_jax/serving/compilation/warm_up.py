@@ -49,7 +49,7 @@ def run_step(
 
   Args:
     sizes: declared.
-    target: runs it, or compiles its programs.
+    target: target that runs the step, or compiles its programs.
     flat: sizes of the program.
     step: step that fits into it.
     level: level of sampling.

@@ -1,8 +1,10 @@
 """Forwards of a draft model over known tokens that its cache lacks.
 
-Legend: R rows, N tokens, D forwards of a draft, C pages under the attention, P
-pages, Z tokens of one, V vocabulary, V' of it what the draft can propose, H
-features, E embed.
+Legend:
+- R rows, N tokens, D forwards of a draft
+- P pages, Z tokens of a page, C pages under the attention
+- V vocabulary, V' tokens of it that the draft can propose
+- H width of the features, E width of the draft
 """
 
 import functools
@@ -48,14 +50,14 @@ def take_in(
   *,
   config: ModelConfig,
 ) -> paged.PagedCache:
-  """Takes in known tokens, of which none is the last one of its row.
+  """Reads known tokens, of which none is the last one of its row.
 
   Of the last layer the compiler leaves only what gives keys and values.
 
   Args:
     params: parameters of the draft.
     cache: donated.
-    batch: where the tokens belong.
+    batch: rows and places of the tokens.
     token_ids: i32[N].
     features: None if the draft reads none.
     config: configuration of the draft; static.
@@ -77,7 +79,7 @@ def first_logits(
   *,
   config: ModelConfig,
 ) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
-  """Takes in the rest, up to the last known token of each row.
+  """Reads the rest, up to the last known token of each row.
 
   Args:
     params: parameters of the draft.

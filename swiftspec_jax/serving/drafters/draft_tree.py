@@ -2,15 +2,17 @@
 
 The nodes of a tree are sorted by how probable the draft takes them to be, so
 the first ones, however many a policy wants, are the best tree of that size.
-A tree grows in a copy of the row's pages. Nothing of it is kept: accepted
-tokens are among those that the first forward of the next draft takes in.
+A tree grows in a copy of the row's pages. Nothing of it is kept: the first
+forward of the next draft reads the accepted tokens again.
 
 What the known text suggests enters the tree, too, as in the modes serial and
 async; but how often it was right is not counted in each row here.
 
-Legend: B rows of a view, R rows, U slots, K longest draft, T = K + 1 nodes, D
-forwards, W leaves of one, V vocabulary, V' of it what the draft can propose, E
-embed.
+Legend:
+- B rows of a view, R rows, U slots
+- K longest draft, T = K + 1 nodes, D forwards, W leaves of a forward
+- V vocabulary, V' tokens of it that the draft can propose
+- E width of the draft
 """
 
 import dataclasses

@@ -47,9 +47,9 @@ class SlotDrafts:
   Attributes:
     drafts: facts about them for the policy.
     token_ids: i32[U, K] by slot, on the host or on the devices.
-    trees: how the tokens hang together; None where they are chains.
-    takes_in: a chunk of late tokens was taken in before, as `Intake` says.
-    is_late: bool[B] rows without a draft as their text is not taken in yet;
+    trees: shapes of the trees; None where the drafts are chains.
+    takes_in: whether a chunk of late tokens was read before, see `Intake`.
+    is_late: bool[B] rows without a draft, as their text is not read yet;
       None if there are none.
     report: i32[U, 2] on the devices, for trees that live on: the outcome of
       the verdict that each has followed, or NO_OUTCOME, and the draft forwards
@@ -139,7 +139,7 @@ class EngineDrafter(Protocol):
     """
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
-    """Takes in a chunk of late tokens and waits, to measure the time.
+    """Reads a chunk of late tokens and waits, to measure the time.
 
     Only without requests.
 

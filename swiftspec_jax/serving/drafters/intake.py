@@ -1,10 +1,10 @@
-"""What a draft model has taken in of the texts in the slots, and takes in next.
+"""What a draft model has read of the texts in the slots, and reads next.
 
-The last tokens of a text are part of the draft's first forward. A text of which
-more is missing, such as a prompt or what was decoded without drafts, is late:
-it is taken in before, in chunks of at most as many tokens as the target takes
-in a step. There is at most one chunk a step, so that no prompt holds up the
-other rows, and a row has no draft before its text is taken in.
+The draft's first forward reads the last tokens of a text. A text of which more
+is missing, such as a prompt or what was decoded without drafts, is late: it is
+read before, in chunks of at most as many tokens as the target reads in a step.
+There is at most one chunk a step, so that no prompt holds up the other rows. A
+row has no draft before its text is read.
 
 This is host work, which a simulator and an engine can share.
 
@@ -21,11 +21,11 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class IntakePlan:
-  """What a draft model takes in before it drafts, and for whom it drafts.
+  """What a draft model reads before it drafts, and for whom it drafts.
 
   Attributes:
-    starts: i64[B] tokens that it has of each row.
-    chunks: i64[B] tokens that come next.
+    starts: i64[B] numbers of tokens that it has of each row.
+    chunks: i64[B] numbers of tokens that it reads next.
     is_ready: bool[B] rows whose other tokens are part of the first forward.
   """
 
@@ -46,7 +46,7 @@ class Intake:
   def num_late_tokens(
     self, view: policies.StepView, num_tenants: np.ndarray
   ) -> int:
-    """Returns how many tokens are to be taken in before all rows get drafts.
+    """Returns how many tokens the draft must read before all rows get drafts.
 
     Args:
       view: view of the step.

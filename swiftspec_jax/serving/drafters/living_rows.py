@@ -91,12 +91,12 @@ class Chunk:
   """A part of a text for `catch_up.read_row`.
 
   Attributes:
-    slot: of the row.
-    start: place of its first token in the text.
-    end: place behind its last one.
-    context: rows of the cache under the attention.
-    token_ids: i32[1, C].
-    features: [1, C, H] on the draft's devices, or None.
+    slot: index of the row in the draft's arrays.
+    start: place of the chunk's first token in the text.
+    end: place behind its last token.
+    context: number of rows of the cache under the attention.
+    token_ids: i32[1, C] tokens, padded to the size of a chunk.
+    features: [1, C, H] features on the draft's devices, or None.
   """
 
   slot: int
@@ -111,8 +111,8 @@ class LivingRows:
   """Enqueues what the draft does; nothing here waits for a device.
 
   Attributes:
-    state: what the draft keeps, on its devices.
-    chunk_size: tokens of a chunk.
+    state: the draft's cache and trees, on its devices.
+    chunk_size: number of tokens of a chunk.
     is_async: whether the draft has devices of its own.
   """
 
@@ -129,8 +129,8 @@ class LivingRows:
     Args:
       model: model that drafts.
       tree: sizes of the trees.
-      config: of the engine.
-      target: the features and proposals are on its devices.
+      config: sizes of the engine.
+      target: the engine's target; features and proposals are on its devices.
       is_async: whether the draft's devices are others than the target's.
     """
     self.is_async = is_async
@@ -250,10 +250,10 @@ class LivingRows:
     """Returns a chunk with tokens of a text, and their features.
 
     Args:
-      slot: of the row.
+      slot: index of the row in the draft's arrays.
       start: place of its first token in the text, or behind it.
       token_ids: the whole text.
-      page_table: i32[any] of the row.
+      page_table: i32[any] pages of the row.
     """
     chunk = self.empty_chunk(start, len(token_ids))
     token_ids = token_ids[chunk.start : chunk.end]

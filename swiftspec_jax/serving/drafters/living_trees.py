@@ -65,7 +65,7 @@ class LivingTreeDrafter:
   """Decides when rows read, and what their trees send.
 
   Attributes:
-    rows: what the draft keeps on its devices.
+    rows: the draft's rows, on its devices.
   """
 
   has_programs = True

@@ -1,7 +1,7 @@
 """A draft model in an engine: what chains and trees have in common.
 
 Its keys and values lie in pages of its own under the numbers of the target's
-pages. It takes in what it misses of a text when a draft is wanted, so steps
+pages. It reads what it misses of a text when a draft is wanted, so steps
 without drafts cost it nothing: the prompt, what was decoded without it, or all
 of a request that was preempted, a chunk a step (`intake`).
 
@@ -103,7 +103,7 @@ class ModelDrafter:
     lengths: np.ndarray,
     texts: SlotTexts,
   ) -> SlotDrafts:
-    """Drafts i64[B] tokens for rows whose texts are taken in."""
+    """Drafts i64[B] tokens for rows whose texts are read."""
     rows = np.flatnonzero(lengths)
     slots, lengths_of_rows = view.slots[rows], lengths[rows]
     num_known = view.kv_lengths[rows] + 1

@@ -98,8 +98,8 @@ class _Text:
 class SuffixDrafter(HostDrafter):
   """Suffix lookup for the rows of an engine.
 
-  It takes in a text when a draft is wanted, so steps without drafts cost
-  nothing; of an ended request it keeps what it has taken in.
+  It reads a text when a draft is wanted, so steps without drafts cost
+  nothing; of an ended request it keeps what it has read.
   """
 
   def __init__(self, lookup: SuffixLookup):

@@ -21,8 +21,9 @@ from swiftspec_jax.serving.scheduling.page_table import PageTable
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
-# Drafts have what prompts leave of a step, but at least one of so many tokens.
-# In full steps a guess takes the place of a token that is certainly needed.
+# Drafts have what prompts leave of a step, but at least one token of this
+# many. In full steps a guess takes the place of a token that is certainly
+# needed.
 _DRAFT_SHARE = 16
 
 
@@ -35,7 +36,7 @@ class SchedulerConfig:
     num_pages: pages of the KV cache.
     max_context: most tokens of a request, prompt and output together.
     page_size: tokens of a page.
-    shares_prefixes: requests that begin alike share full pages.
+    shares_prefixes: whether requests that begin alike share full pages.
   """
 
   buckets: StepBuckets
@@ -85,7 +86,7 @@ class Scheduler:
   leaves out rows that were cancelled meanwhile.
 
   Attributes:
-    num_preemptions: how often a request has lost its slot and cache.
+    num_preemptions: number of times that a request lost its slot and cache.
     num_shared_tokens: tokens that were found in the cache by requests that got
       a slot.
     num_tenants: i64[slots] how often each slot was given to a request.
@@ -153,8 +154,8 @@ class Scheduler:
 
     Args:
       request_id: unique, at least 0.
-      num_prompt_tokens: at least 1.
-      max_new_tokens: at least 1.
+      num_prompt_tokens: number of tokens of the prompt, at least 1.
+      max_new_tokens: most tokens of the output, at least 1.
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
       page_keys: `pages.keys_of` the prompt, if it may share pages.
@@ -336,7 +337,7 @@ class Scheduler:
       waiting = self._waiting[0]
       shared = self._table.find(waiting.page_keys, waiting.num_known)
       needed = self._table.num_missing(waiting.num_known, shared)
-      # One page for each row that runs, lest they soon drive this one out.
+      # One page for each row that runs, or they would soon drive this one out.
       if needed + len(self._running) > self._table.num_free:
         return
       self._waiting.popleft()

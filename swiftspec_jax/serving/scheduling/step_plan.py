@@ -17,7 +17,7 @@ class StepPlan:
     lengths: i64[R] draft tokens among them.
     is_sampled: bool[R]: whether the row emits a token; not so while its prompt
       is not complete.
-    num_decoding: how many of the rows decode.
+    num_decoding: number of rows that decode.
     padded_rows: declared size for the rows.
     padded_query_tokens: declared size for all query tokens.
   """

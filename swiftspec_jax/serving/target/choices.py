@@ -156,16 +156,16 @@ def verify(
   """Verifies drafts.
 
   Args:
-    logits: f32[M, V] of the target.
-    noise: f32[M, 1, V], None where all slots are greedy.
-    token_ids: i32[M] of the queries.
-    queries: where they belong.
+    logits: f32[M, V] logits of the target.
+    noise: f32[M, 1, V] Gumbel noise, None where all slots are greedy.
+    token_ids: i32[M] tokens of the queries.
+    queries: rows and places of the queries.
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
     sampling: sampling parameters of the slots.
     texts: i32[B, S] what is known; only where the sampling looks at it.
     trees: trees of the drafts; None where they are chains.
-    kernels: static; as in `ModelConfig`.
-    sharding: static; of an array on the same devices.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+    sharding: static sharding of any array on the same devices.
 
   Returns:
     i32[B, 2 + T], the number of accepted draft tokens, the longest chain among

@@ -80,9 +80,9 @@ def forward(
 
   Args:
     params: parameters, laid out as `params.param_specs(config)` says.
-    config: static.
+    config: static configuration of the model.
     token_ids: i32[N].
-    batch: where the tokens belong.
+    batch: rows and places of the tokens.
     cache: cache of all rows.
     features_before: [N, D], where the model reads features; same as in
       `decoder.run_layers`.

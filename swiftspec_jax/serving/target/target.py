@@ -107,7 +107,7 @@ def query_logits(
     cache: donated.
     step_input: tokens that are fed, and where.
     drafted: i32[B, K].
-    config: static.
+    config: static configuration of the model.
   """
   token_ids = step_input.token_ids
   if drafted.size:
@@ -147,7 +147,7 @@ class Target:
       model: model that defines the output.
       sizes: declared.
       takes_trees: drafts are trees, not chains.
-      feature_layers: whose outputs the draft reads.
+      feature_layers: indices of layers whose outputs the draft reads.
     """
     self.model = model
     config = sizes.scheduler
