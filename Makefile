@@ -25,7 +25,7 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 # Files stay together, as their tests share programs.
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
-  --max-worker-restart 1
+  --max-worker-restart 1 \
   --durations 25
 # Programs as users have them, see tests/conftest.py.
 OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
