@@ -93,6 +93,14 @@ def test_repeated_samples_are_dropped():
     assert sum(g.num_tokens for g in part) == sum(g.num_tokens for g in other)
 
 
+def test_little_data_is_split_too():
+  groups = random_groups(0)
+  for count in (2, 3, 5):
+    learned, held_out = packing.split(groups[:count])
+    assert learned
+    assert held_out
+
+
 # Compiled as a whole, and not operation by operation.
 student_forward = jax.jit(
   student.forward, static_argnames=('config', 'num_passes')

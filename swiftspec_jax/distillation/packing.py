@@ -60,8 +60,16 @@ def split(
 ) -> tuple[list[Group], list[Group]]:
   """Returns the groups' samples for training and those held out.
 
-  Samples that occur a second time are dropped.
+  Samples that occur a second time are dropped. Where there is so little data
+  that the share for evaluation is empty, it gets the sample with the lowest
+  lot.
   """
+  lots = [
+    samples_lib.lot(group, sample)
+    for group in groups
+    for sample in group.samples
+  ]
+  limit = max(samples_lib.HELD_OUT_SHARE, min(lots, default=0))
   seen: set[tuple[int, float]] = set()
   parts: tuple[list[Group], list[Group]] = ([], [])
   for group in groups:
@@ -70,7 +78,7 @@ def split(
       key = samples_lib.prompt_hash(group, sample), sample.temperature
       if key not in seen:
         seen.add(key)
-        chosen[samples_lib.is_held_out(group, sample)].append(sample)
+        chosen[samples_lib.lot(group, sample) <= limit].append(sample)
     for part, found in zip(parts, chosen, strict=True):
       if found:
         part.append(dataclasses.replace(group, samples=tuple(found)))

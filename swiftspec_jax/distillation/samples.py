@@ -25,7 +25,7 @@ _MIN_ANSWER = 3
 _MIN_TURN = 3
 _LONGEST_PERIOD = 48
 _MIN_REPEATED = 64  # tokens that repeat what stands before them
-_HELD_OUT_SHARE = 1 / 40
+HELD_OUT_SHARE = 1 / 40
 
 
 class Role(enum.IntEnum):
@@ -210,17 +210,17 @@ def prompt_hash(group: Group, sample: Sample) -> int:
   return _hash(group.token_ids, sample.token_ids[:first])
 
 
-def is_held_out(group: Group, sample: Sample) -> bool:
-  """Whether a sample is for evaluation.
+def lot(group: Group, sample: Sample) -> float:
+  """Returns a number from 0 to 1; samples with low ones are for evaluation.
 
-  What is asked about one document is either all for training or all for
-  evaluation.
+  What is asked about one document has one number, so it is either all for
+  training or all for evaluation.
   """
   if group.has_document:
     number = _hash(group.token_ids)
   else:
     number = prompt_hash(group, sample)
-  return number / 2**63 < _HELD_OUT_SHARE
+  return number / 2**63
 
 
 def _hash(*parts: np.ndarray) -> int:
