@@ -37,7 +37,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where the draft and all about it go.', required=True
 )
 _NUM_SHARDS = flags.DEFINE_integer(
-  'num_shards', None, 'Use the first so many shards only.', lower_bound=1
+  'num_shards', None, 'Number of shards to use, the first ones.', lower_bound=1
 )
 _START_FROM = flags.DEFINE_string(
   'start_from',

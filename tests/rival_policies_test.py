@@ -21,7 +21,7 @@ BY_TOKENS = cases.linear_costs(fixed=1.0, query_tokens=1.0)
 
 
 def stepped(policy, view, accepted, **drafts):
-  """One step in which rows accept at most so many; returns what it verified."""
+  """One step; rows accept `accepted` tokens at most; returns the lengths."""
   plan = policy.plan_draft(view)
   found = policies.Drafts(lengths=plan.lengths, **drafts)
   lengths = policy.plan_verify(view, plan, found)

@@ -41,7 +41,7 @@ _SUITE = flags.DEFINE_multi_enum(
   'with 1B and 70B with 3B.',
 )
 _EVERY = flags.DEFINE_integer(
-  'every', 1, 'Compile a kernel at one of so many shapes.', lower_bound=1
+  'every', 1, 'Compile a kernel at each Nth shape only.', lower_bound=1
 )
 _TARGET = flags.DEFINE_multi_enum(
   'target', list(targets.TARGETS), list(targets.TARGETS), 'Devices.'

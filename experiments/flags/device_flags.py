@@ -163,7 +163,7 @@ def _devices(number: int, what: str) -> list[jax.Device]:
   if number > len(found):
     platform = found[0].platform
     remedy = (
-      f'; --simulated_devices={number} splits the CPU into so many'
+      f'; --simulated_devices={number} splits the CPU into them'
       if platform == 'cpu'
       else ''
     )

@@ -11,7 +11,7 @@ _SHAPE = flags.DEFINE_multi_string(
   'shape', [''], 'Only shapes whose names have this in them; several add up.'
 )
 _EVERY = flags.DEFINE_integer(
-  'every', 1, 'One of so many of these shapes.', lower_bound=1
+  'every', 1, 'Take each Nth of these shapes only.', lower_bound=1
 )
 REPEATS = flags.DEFINE_integer(
   'repeats', 9, 'Measurements of which the median counts.', lower_bound=1

@@ -48,8 +48,8 @@ _DRAFT = flags.DEFINE_string(
 _DRAFT_LAYERS = flags.DEFINE_integer(
   'draft_layers',
   None,
-  'Keep only so many of the first layers of --draft. With that of --target '
-  'it makes a draft for studies of any model.',
+  'Number of layers of --draft to keep, the first ones. If --draft is the '
+  'model of --target, that makes a draft for studies of any model.',
   lower_bound=1,
 )
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
