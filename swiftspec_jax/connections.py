@@ -138,8 +138,10 @@ class Connections:
           connection, _ = server.accept()
         except TimeoutError:
           break
-        refusal = refusal or self._admit(connection, facts)
-        if refusal is not None:  # the others shall hear it, too
+        # Also of those that come behind a refusal, so that they hear it.
+        found = self._admit(connection, facts)
+        refusal = refusal or found
+        if refusal is not None:
           deadline = min(deadline, time.monotonic() + _SECONDS_TO_SAY_HELLO)
     missing = {*range(1, place.num_processes)} - self._sockets.keys()
     if missing and refusal is None:

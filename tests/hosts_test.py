@@ -233,6 +233,11 @@ def meet(*calls, on_end=None, timeout=10):
       "jax differs: '0.10.2' in process 0, '0.11.0' in process 2; all",
     ),
     (
+      [(0, 3, FACTS), (2, 3, FACTS | {'jax': '0.11.0'}), (1, 3, FACTS)],
+      10,
+      "jax differs: '0.10.2' in process 0, '0.11.0' in process 2; all",
+    ),
+    (
       [(0, 3, FACTS), (1, 3, FACTS), (1, 3, FACTS)],
       10,
       'two processes have --process_id=1; each needs its own',

@@ -42,6 +42,26 @@ def num_drafted(engine):
   return sum(outcome.lengths.sum() for outcome in engine.policy.outcomes)
 
 
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_a_failed_compilation_is_no_silence():
+  engine = make_engine(DRAFTS['lookup'], RandomLengths())
+  programs, compile_fn = engine.programs, engine.programs._compile
+
+  def compile_first(program):
+    if programs.num_compiled == programs._num_first:
+      raise RuntimeError('out of memory')
+    compile_fn(program)
+
+  programs._compile = compile_first
+  programs.start()
+  assert programs.join(60)
+  engine.submit(random_requests(1)[0])
+  with pytest.raises(RuntimeError, match='out of memory'):
+    engine.step()
+
+
 @pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
 def test_steps_fit_into_what_is_compiled(draft):
   """Nothing is compiled for them, and nothing is drafted."""

@@ -54,6 +54,7 @@ class Programs:
     self._programs, self._num_first = _in_order(sizes, drafter.has_programs)
     self._num_compiled = 0
     self._is_partial = False  # steps have to do with what is compiled
+    self._error: BaseException | None = None  # of the thread
     self._is_stopped = threading.Event()
     self._thread = threading.Thread(target=self._compile_rest, daemon=True)
 
@@ -112,7 +113,12 @@ class Programs:
 
     Args:
       flat: declared sizes for the step.
+
+    Raises:
+      BaseException: what a compilation in the thread has raised.
     """
+    if self._error is not None:
+      raise self._error
     if not self._is_partial:
       return flat
     compiled = self._programs[: self._num_compiled]
@@ -135,10 +141,14 @@ class Programs:
     )
 
   def _compile_rest(self) -> None:
-    for program in self._programs[self._num_first :]:
-      if self._is_stopped.is_set():
-        return
-      self._compile(program)
+    try:
+      for program in self._programs[self._num_first :]:
+        if self._is_stopped.is_set():
+          return
+        self._compile(program)
+    except BaseException as error:
+      self._error = error
+      raise
     self._is_partial = False
 
   def _compile(self, program: _Program) -> None:
