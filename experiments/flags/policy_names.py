@@ -1,5 +1,7 @@
 """Policies by the names that flags give them."""
 
+import functools
+
 from experiments.load import load_report
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -105,16 +107,15 @@ def make(
 
 
 def _goodput(costs, buckets, is_tree, drafts_by_model, looks_up):
-  def costs_of(by_model):
-    if costs is None:
-      return LiveCosts(buckets, drafts_by_model=by_model)
-    return costs if by_model == drafts_by_model else WithoutDraft(costs)
-
-  estimator = TreeEstimator() if is_tree else None
-  policy = Goodput(costs_of(drafts_by_model), estimator)
+  live = functools.partial(LiveCosts, buckets)
+  policy = Goodput(
+    costs or live(drafts_by_model=drafts_by_model),
+    TreeEstimator() if is_tree else None,
+  )
   if not looks_up:
     return policy
-  return LookupOrModel(policy, by_lookup=Goodput(costs_of(by_model=False)))
+  free = WithoutDraft(costs) if costs else live(drafts_by_model=False)
+  return LookupOrModel(policy, by_lookup=Goodput(free))
 
 
 def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:

@@ -55,13 +55,7 @@ def draw_lengths(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   )
   if not rows:
     return None
-  figure = figure_lib.Figure(figsize=(10, 4.5), layout='constrained')
-  for axes, (name, label) in zip(
-    figure.subplots(1, len(panels)), panels, strict=True
-  ):
-    _draw_lines(axes, rows, name)
-    axes.set_title(label, fontsize='medium')
-  return _png(figure, title)
+  return _draw_panels(rows, panels, title)
 
 
 def draw_promises(
@@ -75,6 +69,11 @@ def draw_promises(
   rows = [row for row in rows if panels[0][0] in row]
   if not rows:
     return None
+  return _draw_panels(rows, panels, title)
+
+
+def _draw_panels(rows, panels, title: str) -> bytes:
+  """Returns a PNG with a panel for each pair of a figure and its label."""
   figure = figure_lib.Figure(figsize=(10, 4.5), layout='constrained')
   for axes, (name, label) in zip(
     figure.subplots(1, len(panels)), panels, strict=True

@@ -51,6 +51,7 @@ class LiveCosts:
     self._features = _features(*sizes)
     self._believed = np.ones(shape)
     self._num_tries = self._next_try = 0
+    self._gap = 2  # steps to the next try, which doubles
     self._stride = _stride(len(buckets.lengths))
 
   def predict(
@@ -82,7 +83,8 @@ class LiveCosts:
     if step < self._next_try:
       return None
     self._num_tries += 1
-    self._next_try = step + min(2 ** (1 + self._num_tries), _TRY_EVERY)
+    self._gap = min(2 * self._gap, _TRY_EVERY)
+    self._next_try = step + self._gap
     # Lengths that are far apart tell most of those between them.
     return -self._num_tries * self._stride % len(self._buckets.lengths)
 
