@@ -58,7 +58,9 @@ class RandomSources(RandomLengths):
     return dataclasses.replace(super().plan_draft(view), looks_up=looks_up)
 
 
-def make_engine(target, draft, policy, num_pages=NUM_PAGES, **tree):
+def make_engine(
+  target, draft, policy, num_pages=NUM_PAGES, run_ahead=0, **tree
+):
   tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
   return PageEngine(
     target,
@@ -66,21 +68,25 @@ def make_engine(target, draft, policy, num_pages=NUM_PAGES, **tree):
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
     lookup=PromptLookup(prompt_lookup_min=1),
     policy=policy,
+    run_ahead=run_ahead,
   )
 
 
 @pytest.mark.parametrize(
-  ('split', 'tree'),
+  ('split', 'run_ahead', 'tree'),
   [
-    ('serial', {}),
-    ('serial', {'waits_for_misses': True}),
-    ('async', {'min_leaf_mass': 0.3}),
-    ('async', {'waits_for_misses': True}),
+    ('serial', 0, {}),
+    ('serial', 2, {'waits_for_misses': True}),
+    ('async', 0, {'min_leaf_mass': 0.3}),
+    ('async', 1, {'waits_for_misses': True}),
+    ('async', 2, {}),
   ],
 )
-def test_outputs_are_those_of_plain_decoding(split, tree):
+def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
   target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomLengths(0), **tree)
+  engine = make_engine(
+    target, draft, RandomLengths(0), run_ahead=run_ahead, **tree
+  )
   requests = random_requests(24, seed=1)
   results = serve(engine, requests, seed=2)
   check(target, requests, results)
@@ -89,10 +95,12 @@ def test_outputs_are_those_of_plain_decoding(split, tree):
   assert_empty(engine, NUM_PAGES)
 
 
-@pytest.mark.parametrize('split', ['serial', 'async'])
-def test_drafts_are_looked_up_while_the_model_rests(split, monkeypatch):
+@pytest.mark.parametrize(('split', 'run_ahead'), [('serial', 0), ('async', 1)])
+def test_drafts_are_looked_up_while_the_model_rests(
+  split, run_ahead, monkeypatch
+):
   target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomSources(0))
+  engine = make_engine(target, draft, RandomSources(0), run_ahead=run_ahead)
   updates, push = [], engine_handles.Handle.push
 
   def note(handle, update):
@@ -108,12 +116,13 @@ def test_drafts_are_looked_up_while_the_model_rests(split, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('run_ahead', [0, 1, 2])
 @pytest.mark.parametrize(
   'split', ['serial', 'async', 'two', 'three', 'eight', 'eight_serial']
 )
-def test_300_random_requests(split):
+def test_300_random_requests(split, run_ahead):
   target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomSources(7))
+  engine = make_engine(target, draft, RandomSources(7), run_ahead=run_ahead)
   requests = random_requests(300, seed=300)
   check(target, requests, serve(engine, requests, seed=300))
   assert engine.scheduler.num_preemptions > 0

@@ -132,10 +132,8 @@ def read_row(
   params: Params,
   state: tree_draft.TreeDraftState,
   slot: jax.Array,
-  token_ids: jax.Array,
+  chunk: jax.Array,
   features: jax.Array | None,
-  start: jax.Array,
-  length: jax.Array,
   *,
   config: ModelConfig,
   tree_config: TreeConfig,
@@ -147,17 +145,17 @@ def read_row(
     params: parameters of the draft model.
     state: donated; the row has keys and values of all tokens before `start`.
     slot: i32[] the row.
-    token_ids: i32[1, C] from `start` on; anything behind the end of the text.
+    chunk: i32[1, C + 2] tokens from `start` on, with anything behind the end of
+      the text; `start`; and `length`, tokens of the text up to the last one
+      that is read, which is the root afterwards.
     features: [1, C, H] of the target, of the token before each, 0 where there
       is none; None if the draft reads none.
-    start: i32[1].
-    length: i32[1] tokens of the text up to the last one that is read, which is
-      the root afterwards.
     config: configuration of the draft model; static.
     tree_config: sizes of the tree; static.
     context: rows of the cache under the attention, `start + C` at least;
       static.
   """
+  token_ids, start, length = chunk[:, :-2], chunk[:, -2], chunk[:, -1]
   row = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), state)
   before, feature_state = None, row.features
   last = length - start - 1

@@ -24,7 +24,7 @@ class StepView:
     step: number of steps before this one.
     request_ids: i64[B], unique for all time.
     slots: i64[B], places of the rows; a slot is used again for another request.
-    kv_lengths: i64[B] committed tokens in the cache.
+    kv_lengths: i64[B] committed tokens in the cache, as far as steps are read.
     limits: i64[B] longest draft that each row may have. It is at most what
       remains of the output, less the token that the target adds; it is smaller
       where the request says so, and 0 where there must be no draft.
@@ -44,6 +44,8 @@ class StepView:
       where nothing was promised.
     decode_seconds: f64[B] seconds since the first output token of each row; 0
       if no row was promised anything.
+    num_ahead: i64[B] most tokens that unread steps add to the rows; 0 where
+      each step is read before the next one.
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
       read before it can draft for all rows.
     buckets: the sizes that are compiled.
@@ -67,6 +69,7 @@ class StepView:
   slo_tpots: np.ndarray
   decode_seconds: np.ndarray
   buckets: StepBuckets
+  num_ahead: np.ndarray | int = 0
   num_late_tokens: int = 0
 
   @property
@@ -127,7 +130,8 @@ class DraftPlan:
     is_pool: whether `plan_verify` takes a part of the drafts. Together they may
       be more than the room of the step; only the memory bounds them.
     looks_up: whether drafts are looked up in the texts while the draft model
-      rests; only for engines that can do both.
+      rests; only for engines that can do both. The host has to know the texts,
+      so all steps in flight are read before.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.
@@ -140,6 +144,16 @@ class DraftPlan:
   looks_up: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
+
+  def for_view(self, old: StepView, new: StepView) -> 'DraftPlan':
+    """Returns the plan for a later view; rows that are new have no draft."""
+    is_same = old.request_ids[:, None] == new.request_ids[None]
+    is_probe = self.is_probe
+    return dataclasses.replace(
+      self,
+      lengths=self.lengths @ is_same,
+      is_probe=None if is_probe is None else is_probe @ is_same,
+    )
 
   def without(self, is_late: np.ndarray) -> 'DraftPlan':
     """Returns the plan without rows bool[B] that cannot be drafted for yet."""
@@ -212,7 +226,11 @@ class Policy(Protocol):
 
 def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
   """Returns what to draft as it fits, and the view that this is planned in."""
-  plan = policy.plan_draft(view)
+  return fit(view, policy.plan_draft(view))
+
+
+def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
+  """Returns a plan as it fits, and the view that this is planned in."""
   if plan.is_first:
     view = view.with_drafts_first()
   if plan.is_pool:

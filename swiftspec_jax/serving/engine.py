@@ -4,9 +4,13 @@ A step schedules, drafts, runs the target over the tokens of all rows, and
 commits what stands. The scheduler says which rows there are, the policy how
 far each of them is drafted for, and neither ever causes a compilation.
 
+With `run_ahead` the next steps are enqueued before a step is read. The host
+plans them with the most tokens that rows may have; the devices know how many.
+
 Legend: R rows of a step, B of them decode, U slots, K longest draft.
 """
 
+import collections
 import dataclasses
 import time
 from typing import Any
@@ -28,6 +32,7 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
+  EngineDrafter,
   HostDrafter,
   SlotDrafts,
   SlotTexts,
@@ -37,6 +42,7 @@ from swiftspec_jax.serving.scheduling.scheduler import Scheduler
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.target import paged_forward, step_input
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.target import Target
 
 
@@ -57,11 +63,32 @@ class PagedStepRecord(engine.StepRecord):
   ended: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Unread:
+  """A step that was enqueued at `start`."""
+
+  view: policies.StepView
+  plan: policies.DraftPlan
+  step: StepPlan
+  drafts: SlotDrafts
+  output: tuple[jax.Array, types.Logprobs | None]
+  start: float
+
+  @property
+  def drafted(self) -> np.ndarray:
+    """i64[B] tokens of the drafter, which does not know what is looked up."""
+    return self.drafts.drafts.lengths * (not self.plan.looks_up)
+
+  @property
+  def verified(self) -> np.ndarray:
+    """i64[B] draft tokens."""
+    return self.step.lengths[: self.step.num_decoding]
+
+
 class PageEngine(engine.Engine[PagedJob]):
   """Decodes over pages that requests share, with a policy of how much to draft.
 
   Attributes:
-    policy: policy of how much to draft; may be replaced between steps.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
     lookup: drafter of steps whose plan says `looks_up`, None without one.
@@ -77,6 +104,7 @@ class PageEngine(engine.Engine[PagedJob]):
     sizes: ProgramSizes,
     lookup: make_drafter.Lookup | None = None,
     policy: policies.Policy | None = None,
+    run_ahead: int = 0,
   ):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
@@ -88,10 +116,13 @@ class PageEngine(engine.Engine[PagedJob]):
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
+      run_ahead: steps that are enqueued before one is read; 0 reads each before
+        the next. More takes `LivingTrees` or no draft, as others need the text.
 
     Raises:
-      UserError: the sizes or the draft do not fit the target, or the target
-        insists on kernels that cannot do its steps.
+      UserError: the sizes or the draft do not fit the target, the target
+        insists on kernels that cannot do its steps, `run_ahead` does not fit
+        the draft, or the policy wants lookups that there are not.
     """
     paged_forward.check_kernels(target, sizes)
     config = sizes.scheduler
@@ -104,7 +135,6 @@ class PageEngine(engine.Engine[PagedJob]):
     self.max_rows = config.buckets.max_rows
     self.max_context = config.max_context
     self.max_draft_tokens = config.buckets.max_length
-    self.policy = policy or NoSpeculation()
     self.scheduler = Scheduler(config)
     self._model = target
     self._sizes = sizes
@@ -121,6 +151,14 @@ class PageEngine(engine.Engine[PagedJob]):
     self.lookup: HostDrafter | None = None
     if lookup is not None:
       self.lookup = make_drafter.make_lookup(lookup)
+    self.policy = policy or NoSpeculation()
+    self._run_ahead = run_ahead
+    _check_run_ahead(run_ahead, self.drafter)
+    self._unread: collections.deque[_Unread] = collections.deque()
+    self._last_read = 0.0  # time
+    # A plan that waits until all steps are read, with its view.
+    self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
+    self._waiting_plan = None
     num_slots = config.buckets.max_rows
     self.programs = Programs(sizes, self._target, self.drafter)
     self._texts = SlotTexts(
@@ -128,7 +166,21 @@ class PageEngine(engine.Engine[PagedJob]):
       num_tenants=np.zeros(num_slots, np.int64),
       page_table=self.scheduler.page_table,
     )
-    self._prompt_lengths = np.zeros(num_slots, np.int32)
+
+  @property
+  def policy(self) -> policies.Policy:
+    """Policy of how much to draft; may be replaced between steps.
+
+    Raises:
+      UserError: it wants lookups, and there is no `lookup`.
+    """
+    return self._policy
+
+  @policy.setter
+  def policy(self, policy: policies.Policy) -> None:
+    if isinstance(policy, LookupOrModel) and self.lookup is None:
+      raise _no_lookup()
+    self._policy = policy
 
   @property
   def num_running(self) -> int:
@@ -143,52 +195,118 @@ class PageEngine(engine.Engine[PagedJob]):
     return self.scheduler.num_preemptions
 
   def step(self) -> PagedStepRecord | None:
-    """Runs a step; returns None if there is nothing to do."""
+    """Reads a step, behind those that are enqueued for the rows at hand.
+
+    Returns:
+      What the step did; None if there is nothing to do.
+    """
     self._take_news()
+    if not self._jobs:
+      self._unread.clear()
+    while len(self._unread) <= self._run_ahead and self._enqueue():
+      pass
+    return self._read(self._unread.popleft()) if self._unread else None
+
+  def _enqueue(self) -> bool:
+    """Enqueues a step, unless others have to be read before or no row runs."""
+    if self._unread and self.scheduler.is_short:
+      return False
     view = self.scheduler.begin_step()
     if view is None:
-      return None
+      return False
     start = time.perf_counter()
     self._seat()
-    num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
-    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
-    if np.isfinite(view.slo_tpots).any():
-      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
-      seconds = [job.decode_seconds(start) for job in jobs_of_view]
-      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
-    if not self.programs.can_draft(view):
-      view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
-    view, plan = policies.ask(self.policy, view)
+    view, plan = self._plan(self._described(view, start))
+    if plan is None:
+      return False
     drafts = self._draft(view, plan)
     if drafts.is_late is not None:
       plan = plan.without(drafts.is_late)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
-    output = self._dispatch(step, drafts)
-    self.drafter.overlap()
-    judged = None
-    if isinstance(self.policy, LookupOrModel) and not plan.looks_up:
-      judged = self.lookup.draft(view, view.limits, self._texts)
+    unread = _Unread(
+      view=view,
+      plan=plan,
+      step=step,
+      drafts=drafts,
+      output=self._dispatch(step, drafts),
+      start=start,
+    )
+    self.drafter.overlap(view, unread.drafted, unread.verified)
+    self._unread.append(unread)
+    return True
+
+  def _described(
+    self, view: policies.StepView, now: float
+  ) -> policies.StepView:
+    """Returns the view with what the scheduler does not know."""
+    num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
+    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    if np.isfinite(view.slo_tpots).any():
+      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
+      seconds = [job.decode_seconds(now) for job in jobs_of_view]
+      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
+    if not self.programs.can_draft(view):
+      view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
+    return view
+
+  def _plan(
+    self, view: policies.StepView
+  ) -> tuple[policies.StepView, policies.DraftPlan | None]:
+    """Asks the policy; the plan is None if steps have to be read before."""
+    if self._waiting_plan is None:
+      asked, plan = view, self.policy.plan_draft(view)
+    else:
+      asked, plan = self._waiting_plan
+    if plan.looks_up and self.lookup is None:
+      raise _no_lookup()
+    if plan.looks_up and self._unread:
+      self._waiting_plan = asked, plan
+      return view, None
+    self._waiting_plan = None
+    if asked is not view:
+      plan = plan.for_view(asked, view)
+    return policies.fit(view, plan)
+
+  def _read(self, unread: _Unread) -> PagedStepRecord:
+    """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed, logprobs, report = jax.device_get((*output, drafts.report))
+    packed, logprobs, report = jax.device_get(
+      (*unread.output, unread.drafts.report)
+    )
     waited = time.perf_counter() - dispatched
-    accepted, ended = self._commit(view, plan, step, drafts, packed, logprobs)
+    step, is_present = self.scheduler.settled(unread.step)
+    decoding = slice(step.num_decoding)
+    # Now it is known where the rows were.
+    view = dataclasses.replace(
+      unread.view, kv_lengths=step.starts[decoding], num_ahead=0
+    )
+    rows = is_present[decoding]
+    judged = None
+    if isinstance(self.policy, LookupOrModel) and not unread.plan.looks_up:
+      judged = self.lookup.draft(view, view.limits * rows, self._texts)
+    lengths, step = step.lengths[decoding], step.only(is_present)
+    accepted, ended = self._commit(unread, step, is_present, packed, logprobs)
+    verified = packed[view.slots, 0].astype(np.int64)
+    self.drafter.commit(view, unread.drafted, unread.verified, verified, rows)
     end = time.perf_counter()
-    self._observe(view, plan, step, drafts, packed, end - start)
+    seconds = end - max(unread.start, self._last_read)
+    self._last_read = end
+    self._observe(view, unread, lengths, packed, rows, seconds)
     if judged is not None:
-      self._judge(view, judged, packed)
+      self._judge(view, judged, packed, rows)
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_accepted=accepted[: step.num_decoding],
-      draft_plan=plan,
-      looks_up=plan.looks_up,
-      takes_in=drafts.takes_in,
+      draft_plan=unread.plan,
+      looks_up=unread.plan.looks_up,
+      takes_in=unread.drafts.takes_in,
       step=step,
       ended=ended,
       time=end,
-      seconds=end - start,
-      host_seconds=end - start - waited,
+      seconds=seconds,
+      host_seconds=seconds - waited,
       **_verdicts(report),
     )
 
@@ -212,27 +330,30 @@ class PageEngine(engine.Engine[PagedJob]):
       self._sizes,
       self.programs.fit(step_input.flat_sizes(self._sizes, step)),
       step,
-      self._texts.token_ids,
-      self._prompt_lengths,
       self._texts.page_table,
     )
     return self._target.dispatch(
       packed,
       *self._target.put((drafts.token_ids, drafts.trees)),
       self._target.sampling.level(step.slots),
-      self._texts.token_ids,
     )
 
   def _commit(
     self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
+    unread: _Unread,
     step: StepPlan,
-    drafts: SlotDrafts,
+    is_present: np.ndarray,
     packed: np.ndarray,
     logprobs: types.Logprobs | None,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Appends what stands to the outputs.
+
+    Args:
+      unread: step that was read.
+      step: its plan for the R rows whose requests have not ended before.
+      is_present: which of all its rows these are.
+      packed: numbers and tokens of `choices.verify`.
+      logprobs: those of `choices.verify`.
 
     Returns:
       i64[R] draft tokens that are part of the outputs, and the requests i64[F]
@@ -247,18 +368,15 @@ class PageEngine(engine.Engine[PagedJob]):
         packed[slot].tolist(),
         int(step.lengths[i]),
         jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
-        is_looked_up=plan.looks_up,
+        is_looked_up=unread.plan.looks_up,
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())
       # A stop inside of accepted tokens cuts them.
       num_accepted[i] = len(new) - 1
       is_ended[i] = job.is_finished
-    verified = packed[view.slots, 0].astype(np.int64)
-    # The drafter has drafted nothing of what was looked up.
-    drafted = drafts.drafts.lengths * (not plan.looks_up)
-    self.drafter.commit(view, drafted, verified)
-    ended = self.scheduler.commit(step, num_accepted, is_ended)
+    planned = unread.step.only(is_present)
+    ended = self.scheduler.commit(planned, num_accepted, is_ended)
     for request_id in ended.tolist():
       del self._jobs[request_id]
       self._forget(request_id)
@@ -279,13 +397,15 @@ class PageEngine(engine.Engine[PagedJob]):
   def _observe(
     self,
     view: policies.StepView,
-    plan: policies.DraftPlan,
-    step: StepPlan,
-    drafts: SlotDrafts,
+    unread: _Unread,
+    lengths: np.ndarray,
     packed: np.ndarray,
+    is_present: np.ndarray,
     seconds: float,
   ) -> None:
-    """Tells the policy."""
+    """Tells the policy what became of drafts of i64[B] verified tokens."""
+    for_model = self._drafts_by_model and not unread.plan.looks_up
+    is_usable = self._target.sampling.is_usable(view.slots, for_model=for_model)
     packed = packed[view.slots].astype(np.int64)
     ranks = None
     if self._takes_trees:
@@ -296,20 +416,22 @@ class PageEngine(engine.Engine[PagedJob]):
     self.policy.observe(
       policies.Outcome(
         view=view,
-        plan=plan,
-        drafts=drafts.drafts,
-        lengths=step.lengths[: step.num_decoding],
+        plan=unread.plan,
+        drafts=unread.drafts.drafts,
+        lengths=lengths,
         num_accepted=packed[:, 0],
         accepted_ranks=ranks,
         seconds=seconds,
-        is_usable=self._target.sampling.is_usable(
-          view.slots, for_model=self._drafts_by_model and not plan.looks_up
-        ),
+        is_usable=is_usable & is_present,
       )
     )
 
   def _judge(
-    self, view: policies.StepView, drafts: SlotDrafts, packed: np.ndarray
+    self,
+    view: policies.StepView,
+    drafts: SlotDrafts,
+    packed: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
     """Tells the policy what would have been accepted of lookups' drafts."""
     emitted = packed[view.slots, :1] + 1
@@ -317,6 +439,7 @@ class PageEngine(engine.Engine[PagedJob]):
     places = np.arange(chains.shape[1])
     tokens = packed[view.slots, 2 : 2 + len(places)]
     lengths = np.minimum(drafts.drafts.lengths, emitted[:, 0])
+    is_usable = self._target.sampling.is_usable(view.slots, for_model=False)
     is_right = (chains == tokens) & (places < lengths[:, None])
     self.policy.judge(
       policies.Outcome(
@@ -326,7 +449,7 @@ class PageEngine(engine.Engine[PagedJob]):
         lengths=lengths,
         num_accepted=is_right.cumprod(axis=1).sum(axis=1),
         seconds=float('nan'),
-        is_usable=self._target.sampling.is_usable(view.slots, for_model=False),
+        is_usable=is_usable & is_present,
       )
     )
 
@@ -361,15 +484,29 @@ class PageEngine(engine.Engine[PagedJob]):
   def _seat(self) -> None:
     """Writes down the texts of requests that have got a slot."""
     num_tenants = self.scheduler.num_tenants
-    for slot in np.flatnonzero(self._texts.num_tenants != num_tenants).tolist():
+    is_new = self._texts.num_tenants != num_tenants
+    if not is_new.any():
+      return
+    self._texts.num_tenants[:] = num_tenants
+    counts = np.zeros((3, len(is_new)), np.int32)
+    for slot in np.flatnonzero(is_new).tolist():
       request_id = int(self.scheduler.request_ids[slot])
       job = self._jobs.get(request_id)
       if job is None:
         continue  # it has left again
       self._texts.token_ids[slot, : job.num_known] = job.known_tokens()
-      self._prompt_lengths[slot] = len(job.request.token_ids)
+      num_prompt_tokens = len(job.request.token_ids)
+      counts[:, slot] = job.num_known, num_prompt_tokens, job.limit
       self._target.sampling.set(slot, job.request.sampling)
-    self._texts.num_tenants[:] = num_tenants
+    lengths, prompt_lengths, max_lengths = counts
+    rows = RowState(
+      # What is enqueued must not see later changes.
+      token_ids=self._texts.token_ids.copy(),
+      lengths=lengths,
+      prompt_lengths=prompt_lengths,
+      max_lengths=max_lengths,
+    )
+    self._target.seat(rows, is_new)
 
   def trial(self, flat: FlatSizes, num_positions: int) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
@@ -384,6 +521,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Returns:
       The step.
     """
+    jax.block_until_ready([unread.output for unread in self._unread])
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)
     return step
@@ -398,3 +536,21 @@ def _verdicts(report: np.ndarray | None) -> dict[str, Any]:
     'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
     'num_forwards': int(num_forwards.max(initial=0)),
   }
+
+
+def _check_run_ahead(run_ahead: int, drafter: EngineDrafter) -> None:
+  """Raises UserError for steps ahead that a drafter cannot follow."""
+  if run_ahead < 0:
+    raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
+  if run_ahead and not drafter.runs_ahead:
+    raise errors.UserError(
+      f'run_ahead={run_ahead} needs LivingTrees or no draft: {drafter.name} '
+      'drafts behind texts that the host has read; take run_ahead=0'
+    )
+
+
+def _no_lookup() -> errors.UserError:
+  return errors.UserError(
+    'the policy wants drafts to be looked up, and the engine has no `lookup`; '
+    'give it one, such as PromptLookup()'
+  )

@@ -132,7 +132,8 @@ class Programs:
     if not (self._is_partial and view.num_rows):
       return True
     config = self._sizes.scheduler
-    longest = int(view.kv_lengths.max()) + 1 + config.buckets.max_length
+    longest = int((view.kv_lengths + view.num_ahead).max()) + 1
+    longest += config.buckets.max_length
     context = self._sizes.context_of(min(longest, config.max_context))
     num_rows = config.buckets.pad_rows(view.num_rows)
     return not any(

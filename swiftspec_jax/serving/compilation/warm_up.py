@@ -32,6 +32,7 @@ def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
     num_query_tokens=counts,
     lengths=np.zeros_like(counts),
     is_sampled=np.ones(rows, bool),
+    num_ahead=np.zeros_like(counts),
     num_decoding=0,
     padded_rows=sizes.num_rows,
     padded_query_tokens=sizes.num_tokens,
@@ -54,16 +55,6 @@ def run_step(
     step: step that fits into it.
     level: level of sampling.
   """
-  config = sizes.scheduler
-  num_slots = config.buckets.max_rows
-  texts = np.zeros((num_slots, config.max_context), np.int32)
-  packed = step_input.pack(
-    sizes,
-    flat,
-    step,
-    texts,
-    np.zeros(num_slots, np.int32),
-    sizes.made_up_pages(),
-  )
-  output = target.dispatch(packed, *target.no_drafts, level, texts)
+  packed = step_input.pack(sizes, flat, step, sizes.made_up_pages())
+  output = target.dispatch(packed, *target.no_drafts, level)
   jax.block_until_ready(output)

@@ -117,8 +117,14 @@ class ChainDrafter(ModelDrafter):
     return self._sizes.scheduler.buckets.max_length
 
   def commit(
-    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
+    del verified, is_present
     if self._model.config.reads_features:
       return
     # The last token of a draft was not fed.

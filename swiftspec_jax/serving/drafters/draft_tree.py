@@ -306,9 +306,15 @@ class TreeDrafter(ModelDrafter):
     return self._sizes.scheduler.buckets.draft_steps[-1]
 
   def commit(
-    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
-    del view, drafted, accepted  # nothing of a tree is kept
+    # Nothing of a tree is kept.
+    del view, drafted, verified, accepted, is_present
 
   def _num_steps(self, length: int) -> int:
     return self._sizes.scheduler.buckets.steps_of(length) - 1

@@ -103,13 +103,38 @@ class EngineDrafter(Protocol):
   ) -> SlotDrafts:
     """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
 
-  def overlap(self) -> None:
-    """Enqueues what may run while the target verifies; called in each step."""
+  @property
+  def runs_ahead(self) -> bool:
+    """Whether it drafts behind texts whose ends the host has not read."""
+
+  def overlap(
+    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
+  ) -> None:
+    """Enqueues what may run while the target verifies; called in each step.
+
+    Args:
+      view: view of the step.
+      drafted: i64[B] tokens that it has drafted.
+      verified: i64[B] draft tokens, whoever drafted them, that are verified.
+    """
 
   def commit(
-    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
-    """Learns how many i64[B] of how many i64[B] tokens were accepted."""
+    """Learns what was accepted, once the step has been read.
+
+    Args:
+      view: view of the step.
+      drafted: same as in `overlap`.
+      verified: same as in `overlap`.
+      accepted: i64[B] of them.
+      is_present: bool[B] rows whose requests have not ended before.
+    """
 
   def forget(self, request_id: int) -> None:
     """A request has ended."""
@@ -153,16 +178,17 @@ class HostDrafter:
   """Base of drafters that leave the devices alone."""
 
   has_programs = False
+  runs_ahead = False
 
   def num_late_tokens(self, view, texts) -> int:
     del view, texts
     return 0
 
-  def overlap(self) -> None:
-    pass
+  def overlap(self, view, drafted, verified) -> None:
+    del view, drafted, verified
 
-  def commit(self, view, drafted, accepted) -> None:
-    del view, drafted, accepted
+  def commit(self, view, drafted, verified, accepted, is_present) -> None:
+    del view, drafted, verified, accepted, is_present
 
   def forget(self, request_id) -> None:
     del request_id
@@ -187,6 +213,7 @@ class NoDrafter(HostDrafter):
   """Has no draft for anybody."""
 
   name = 'none'
+  runs_ahead = True
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts

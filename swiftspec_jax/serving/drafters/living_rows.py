@@ -9,6 +9,7 @@ Z tokens of one, H features.
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,43 +26,126 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.scheduling.page_table import NO_PAGE
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
-from swiftspec_jax.serving.target import flat_batch
+from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.tree import arrays
 
 # Tokens of a chunk, at least and at most.
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 32, 512
 
 
-@jax.jit
-def features_at(pages: jax.Array, places: jax.Array) -> jax.Array:
-  """Returns features bf16[..., H] of tokens.
+@functools.partial(jax.jit, static_argnames=('page_size', 'num_nodes'))
+def news_of(
+  rows: RowState,
+  num_read: jax.Array,
+  follows: jax.Array,
+  pages: jax.Array | None,
+  page_table: jax.Array | None,
+  *,
+  page_size: int,
+  num_nodes: int,
+) -> tuple[types.PackedVerified, jax.Array]:
+  """Returns what a draft has not read of the texts that it follows.
 
   Args:
-    pages: [P, Z, H] of `PagedCache`.
-    places: i32[...] there; P * Z stands for none, whose features are 0.
+    rows: texts of the slots.
+    num_read: i32[U] tokens that the draft has read, at most T less.
+    follows: bool[U].
+    pages: [P, Z, H] of `PagedCache`; None if the draft reads no features.
+    page_table: i32[U, any]; None if the draft reads no features.
+    page_size: Z; static.
+    num_nodes: T; static.
+
+  Returns:
+    News for the draft, and `num_read` afterwards.
   """
-  flat = pages.reshape(-1, pages.shape[-1])
-  found = flat.at[places].get(mode='fill', fill_value=0)
+  places = num_read[:, None] + jnp.arange(num_nodes)[None]
+  num_new = jnp.where(follows, rows.lengths - num_read, 0)
+  verified = types.VerifiedTokens(
+    token_ids=arrays.take(rows.token_ids, places), num_tokens=num_new
+  ).pack()
+  num_read = num_read + num_new
+  if pages is None:
+    return verified, num_read
+  # Each token is read with the feature of the one before it.
+  places = jnp.where(places < num_read[:, None], places - 1, -1)
+  return (verified, _features_at(pages, page_table, places)), num_read
+
+
+@functools.partial(jax.jit, static_argnames='size')
+def read_at(
+  rows: RowState,
+  num_read: jax.Array,
+  slot: jax.Array,
+  start: jax.Array,
+  pages: jax.Array | None,
+  page_table: jax.Array | None,
+  *,
+  size: int,
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+  """Returns a part of a text as `catch_up.read_row` takes it.
+
+  Args:
+    rows: texts of the slots.
+    num_read: i32[U] tokens that the draft has read.
+    slot: i32[].
+    start: i32[] place of the part's first token.
+    pages: same as in `news_of`.
+    page_table: same as in `news_of`.
+    size: C; static.
+
+  Returns:
+    i32[1, C + 2] tokens, `start`, and the place behind the last token; features
+    [1, C, H] or None; and `num_read` afterwards.
+  """
+  places = start + jnp.arange(size)
+  end = jnp.minimum(start + size, rows.lengths[slot])
+  token_ids = rows.token_ids.at[slot, places].get(mode='fill', fill_value=0)
+  chunk = jnp.concatenate([token_ids, jnp.stack([start, end])])[None]
+  num_read = num_read.at[slot].set(end)
+  if pages is None:
+    return chunk, None, num_read
+  places = jnp.where(places < end, places - 1, -1)[None]
+  return chunk, _features_at(pages, page_table[slot][None], places), num_read
+
+
+def _features_at(pages, page_table, positions):
+  """Returns features bf16[r, n, H] at positions i32[r, n]; 0 at negative ones.
+
+  Args:
+    pages: [P, Z, H].
+    page_table: i32[r, any] of the rows.
+    positions: i32[r, n].
+  """
+  num_pages, page_size, _ = pages.shape
+  found = arrays.take(page_table, positions // page_size)
+  found = jnp.where(positions < 0, num_pages, found)
+  features = pages.at[found, positions % page_size].get(
+    mode='fill', fill_value=0
+  )
   # Rounding costs a little acceptance at most, and halves what travels.
-  return found.astype(jnp.bfloat16)
+  return features.astype(jnp.bfloat16)
 
 
 @jax.jit
 def unpack(
-  proposal: jax.Array, has_news: jax.Array
+  proposal: jax.Array, verified: types.PackedVerified
 ) -> tuple[jax.Array, SlotTrees, jax.Array]:
   """Returns a packed `TreeProposal` of all slots as an engine takes it.
 
   Args:
     proposal: i32[U, any].
-    has_news: bool[U] whether the draft followed a verdict for the slot.
+    verified: news that the draft has followed.
 
   Returns:
     Tokens i32[U, K], the trees, and for the statistics i32[U, 2]: the outcome
     of that verdict, or NO_OUTCOME, and the draft forwards behind it.
   """
   proposal = types.TreeProposal.unpack(proposal)
+  packed = verified[0] if isinstance(verified, tuple) else verified
+  has_news = types.VerifiedTokens.unpack(packed).num_tokens > 0
   outcome = jnp.where(has_news, proposal.outcome, types.NO_OUTCOME)
   return (
     jnp.maximum(proposal.token_ids, 0)[:, 1:],
@@ -71,39 +155,19 @@ def unpack(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class News:
-  """What a round tells the draft, by slot.
-
-  Attributes:
-    verified: i32[U, T + 1] packed `VerifiedTokens`.
-    budgets: i32[U] nodes to send, the root left out; 0 for rows to leave.
-    places: i32[U, T] of the features of the tokens before, in the target's
-      pages.
-  """
-
-  verified: np.ndarray
-  budgets: np.ndarray
-  places: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Chunk:
-  """A part of a text for `catch_up.read_row`.
+  """A part of a text, on the draft's devices.
 
   Attributes:
     slot: index of the row in the draft's arrays.
-    start: place of the chunk's first token in the text.
-    end: place behind its last token.
     context: number of rows of the cache under the attention.
-    token_ids: i32[1, C] tokens, padded to the size of a chunk.
-    features: [1, C, H] features on the draft's devices, or None.
+    chunk: i32[1, C + 2] of `read_at`.
+    features: [1, C, H], or None.
   """
 
   slot: int
-  start: int
-  end: int
   context: int
-  token_ids: np.ndarray
+  chunk: jax.Array
   features: jax.Array | None
 
 
@@ -146,6 +210,8 @@ class LivingRows:
     )
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
+    # i32[U] tokens that the draft has read, on the target's devices.
+    self._num_read = target.put(np.zeros(self._num_slots, np.int32))
     self.state = tree_draft.init(
       model.config,
       self._compiled_tree,
@@ -178,19 +244,20 @@ class LivingRows:
     twin._call = ahead_of_time.compile_only
     twin._target = self._target.compiling()
     twin.state = ahead_of_time.abstract(self.state)
+    twin._num_read = ahead_of_time.abstract(self._num_read)
     return twin
 
   def warm_up(self) -> None:
     """Calls each program once."""
-    longest = self._config.max_context
-    chunks = {}
-    for start in range(longest):
-      chunk = self.empty_chunk(start, longest)
-      chunks.setdefault(chunk.context, chunk)
-    for chunk in chunks.values():
-      self.read(chunk)
+    page_table = self.no_pages()
+    contexts = {
+      self._context(start): start for start in range(self._config.max_context)
+    }
+    for start in contexts.values():
+      self.read(self.chunk(0, start, page_table))
     self.put_text(0, ())
-    self.advance(self.no_news())
+    nobody = np.zeros(self._num_slots, np.int32)
+    self.advance(nobody, page_table)
     self.grow()
 
   def begin_trial(self, num_rows: int, num_known: int) -> None:
@@ -204,68 +271,39 @@ class LivingRows:
       tree = tree_draft.new_tree(self._compiled_tree, roots)
       self.state = self.state.replace(tree=self._put(tree))
 
-  def no_news(self) -> News:
-    """Returns news without tokens, for no row."""
-    num_nodes = self._tree.num_nodes
-    return News(
-      verified=np.zeros((self._num_slots, num_nodes + 1), np.int32),
-      budgets=np.zeros(self._num_slots, np.int32),
-      places=self._no_places(self._num_slots, num_nodes),
-    )
+  def no_pages(self) -> np.ndarray:
+    """Returns a page table without pages."""
+    num_columns = -(-self._config.max_context // self._config.page_size)
+    return np.full((self._num_slots, num_columns), NO_PAGE, np.int32)
 
-  def places(self, page_table: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Returns places i64[r, n] in the target's pages; of position -1 none.
-
-    Args:
-      page_table: i32[r, any] of rows.
-      positions: i64[r, n].
-    """
-    rows = np.repeat(np.arange(len(positions)), positions.shape[1])
-    config = self._config
-    places = flat_batch.places_of(
-      page_table, rows, positions.ravel(), config.page_size, config.num_pages
-    )
-    return places.reshape(positions.shape)
-
-  def empty_chunk(self, start: int, num_known: int) -> Chunk:
-    """Returns a chunk without tokens that begins at `start`, or before it."""
-    size, capacity = self.chunk_size, self.state.cache.capacity
-    start = min(start, capacity - size)
-    return Chunk(
-      slot=0,
-      start=start,
-      end=min(start + size, num_known),
-      context=buckets.context_of(start + size, capacity),
-      token_ids=np.zeros((1, size), np.int32),
-      features=self._features(self._no_places(1, size)),
-    )
-
-  def chunk(
-    self,
-    slot: int,
-    start: int,
-    token_ids: Sequence[int],
-    page_table: np.ndarray,
-  ) -> Chunk:
-    """Returns a chunk with tokens of a text, and their features.
+  def chunk(self, slot: int, start: int, page_table: np.ndarray) -> Chunk:
+    """Enqueues that a part of a text goes to the draft.
 
     Args:
       slot: index of the row in the draft's arrays.
       start: place of its first token in the text, or behind it.
-      token_ids: the whole text.
-      page_table: i32[any] pages of the row.
+      page_table: i32[U, any].
     """
-    chunk = self.empty_chunk(start, len(token_ids))
-    token_ids = token_ids[chunk.start : chunk.end]
-    padded = np.zeros_like(chunk.token_ids)
-    padded[0, : len(token_ids)] = token_ids
-    places = self._no_places(1, self.chunk_size)
-    # Each token is read with the feature of the one before it.
-    before = np.arange(chunk.start - 1, chunk.end - 1)[None]
-    places[:, : len(token_ids)] = self.places(page_table[None], before)
-    return dataclasses.replace(
-      chunk, slot=slot, token_ids=padded, features=self._features(places)
+    start = min(start, self.state.cache.capacity - self.chunk_size)
+    chunk, features, self._num_read = self._call(
+      read_at,
+      self._target.rows,
+      self._num_read,
+      *self._target.put((np.int32(slot), np.int32(start))),
+      *self._feature_pages(page_table),
+      size=self.chunk_size,
     )
+    return Chunk(
+      slot=slot,
+      context=self._context(start),
+      **self._to_draft({'chunk': chunk, 'features': features}),
+    )
+
+  def _context(self, start: int) -> int:
+    """Returns rows of the cache under the attention of a chunk."""
+    capacity = self.state.cache.capacity
+    start = min(start, capacity - self.chunk_size)
+    return buckets.context_of(start + self.chunk_size, capacity)
 
   def put_text(self, slot: int, token_ids: Sequence[int]) -> None:
     """Enqueues that lookups in a slot begin with a text."""
@@ -283,29 +321,48 @@ class LivingRows:
       catch_up.read_row,
       self._model.params,
       self.state,
-      *self._put((np.int32(chunk.slot), chunk.token_ids)),
+      self._put(np.int32(chunk.slot)),
+      chunk.chunk,
       chunk.features,
-      *self._put((np.int32([chunk.start]), np.int32([chunk.end]))),
       config=self._model.config,
       tree_config=self._compiled_tree,
       context=chunk.context,
     )
 
-  def advance(self, news: News) -> tuple[jax.Array, SlotTrees, jax.Array]:
-    """Enqueues the next proposals; returns `unpack`'s, for the target."""
-    is_busy = news.budgets > 0
+  def advance(
+    self,
+    budgets: np.ndarray,
+    page_table: np.ndarray,
+    *,
+    follows: bool = True,
+  ) -> tuple[jax.Array, SlotTrees, jax.Array]:
+    """Enqueues the next proposals; returns `unpack`'s, for the target.
+
+    Args:
+      budgets: i32[U] nodes to send, the root left out; 0 for rows to leave.
+      page_table: i32[U, any].
+      follows: whether the draft reads what is new in the texts before.
+    """
+    is_busy = budgets > 0
     if (is_busy != self._is_busy).any():
       self._is_busy = is_busy
       self.state = self.state.replace(is_busy=self._put(is_busy))
-    verified, budgets = self._put((news.verified, news.budgets))
-    features = self._features(news.places)
+    verified, self._num_read = self._call(
+      news_of,
+      self._target.rows,
+      self._num_read,
+      self._target.put(is_busy & follows),
+      *self._feature_pages(page_table),
+      page_size=self._config.page_size,
+      num_nodes=self._tree.num_nodes,
+    )
     self.state, proposal = self._call(
       tree_draft.advance,
       self._model.params,
       self.state,
-      verified if features is None else (verified, features),
+      self._to_draft(verified),
       *self._advance_counts,
-      budgets,
+      self._put(budgets),
       self._min_mass,
       config=self._model.config,
       tree_config=self._compiled_tree,
@@ -313,8 +370,7 @@ class LivingRows:
     )
     to_target = sharding_lib.replicated(self._target.model.mesh)
     proposal = ahead_of_time.put(proposal, to_target)
-    has_news = self._target.put(news.verified[:, -1] > 0)
-    return self._call(unpack, proposal, has_news)
+    return self._call(unpack, proposal, verified)
 
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict, if it has devices."""
@@ -329,17 +385,16 @@ class LivingRows:
         tree_config=self._compiled_tree,
       )
 
-  def _no_places(self, *shape: int) -> np.ndarray:
-    config = self._config
-    return np.full(shape, config.num_pages * config.page_size, np.int32)
-
-  def _features(self, places: np.ndarray) -> jax.Array | None:
-    """Enqueues a transfer of features of places i32[...], if any are read."""
+  def _feature_pages(self, page_table: np.ndarray) -> tuple[Any, Any]:
+    """Returns features and page table for a draft that reads features."""
     if not self._model.config.reads_features:
-      return None
-    pages = self._target.features
-    found = self._call(features_at, pages, self._target.put(places))
-    return ahead_of_time.put(found, sharding_lib.replicated(self._model.mesh))
+      return None, None
+    return self._target.features, self._target.put(page_table.copy())
+
+  def _to_draft(self, values: Any) -> Any:
+    """Enqueues transfers to the draft's devices."""
+    on_draft = sharding_lib.replicated(self._model.mesh)
+    return jax.tree.map(lambda x: ahead_of_time.put(x, on_draft), values)
 
   def _put(self, values: Any) -> Any:
     """Returns arrays on the draft's devices."""

@@ -6,9 +6,11 @@ grows it while the target verifies. The draft has a contiguous row of its own
 cache for each slot; the target's pages do not concern it, but for the features
 that it may read there.
 
-The host knows all texts, so a verdict reaches the draft as tokens of the host.
-A row that was left out, or is new, reads its text in chunks, beside the steps
-of the others. The last chunk comes right before its first tree.
+The texts lie on the target's devices, and news of them go to the draft without
+the host, which may have read no verdict of late. It counts with the most tokens
+that a row may have got. A row that was left out, or is new, reads its text in
+chunks, beside the steps of the others. The last chunk comes right before its
+first tree.
 
 Legend: B rows of a view.
 """
@@ -29,6 +31,8 @@ from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.drafters.living_rows import Chunk, LivingRows
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.target import Target
+
+_NOT_READ = np.int64(2**40)  # tokens; more than any text has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ class LivingTreeDrafter:
   """
 
   has_programs = True
+  runs_ahead = True
 
   def __init__(self, draft: LivingTrees, sizes: ProgramSizes, target: Target):
     """Allocates the cache.
@@ -89,11 +94,14 @@ class LivingTreeDrafter:
     is_async = tree_checks.are_disjoint(target.model, draft.model)
     self.rows = LivingRows(draft.model, tree, config, target, is_async)
     num_slots = config.buckets.max_rows
-    # By slot: who has it; tokens that the draft has read, the last of which is
-    # the root; whether it has followed no verdict since; and nodes that the
-    # last verdict was about.
+    # By slot: who has it; tokens that the draft has read at least, the last of
+    # which is the root; the most tokens behind them; the step in which it read
+    # or followed the text to its end; whether it has followed no verdict since;
+    # and nodes that the last verdict was about.
     self._num_tenants = np.zeros(num_slots, np.int64)
     self._num_read = np.zeros(num_slots, np.int64)
+    self._num_missing = np.full(num_slots, _NOT_READ)
+    self._read_steps = np.zeros(num_slots, np.int64)
     self._is_fresh = np.ones(num_slots, bool)
     self._num_sent = np.zeros(num_slots, np.int64)
     # What runs while the target verifies.
@@ -113,8 +121,9 @@ class LivingTreeDrafter:
     is_new = self._num_tenants != texts.num_tenants
     self._num_tenants[:] = texts.num_tenants
     self._num_read[is_new], self._is_fresh[is_new] = 0, True
+    self._num_missing[is_new] = _NOT_READ
     is_late = self._is_late(view) & (view.limits > 0)
-    return int(self._num_missing(view)[is_late].sum())
+    return int(self._num_unread(view)[is_late].sum())
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
@@ -132,7 +141,11 @@ class LivingTreeDrafter:
       is_late=is_late if is_late.any() else None,
     )
 
-  def overlap(self) -> None:
+  def overlap(
+    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
+  ) -> None:
+    self._num_sent[view.slots] = drafted
+    self._num_missing[view.slots] += verified + 1
     for chunk in self._chunks:
       self.rows.read(chunk)
     self._chunks = []
@@ -141,10 +154,17 @@ class LivingTreeDrafter:
     self._grows = False
 
   def commit(
-    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
-    del accepted  # the text has them
-    self._num_sent[view.slots] = drafted
+    del drafted
+    rows = is_present & (self._read_steps[view.slots] <= view.step)
+    rejected = np.where(rows, verified - accepted, 0)
+    self._num_missing[view.slots] -= rejected
 
   def forget(self, request_id: int) -> None:
     del request_id
@@ -164,49 +184,50 @@ class LivingTreeDrafter:
       self._is_compiled = True
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
-    news = self.rows.no_news()
-    news.budgets[:num_rows] = length
+    budgets = np.zeros(len(self._num_read), np.int32)
+    budgets[:num_rows] = length
     self.rows.begin_trial(num_rows, num_known)
-    jax.block_until_ready(self.rows.advance(news))
+    page_table = self.rows.no_pages()
+    proposals = self.rows.advance(budgets, page_table, follows=False)
+    jax.block_until_ready(proposals)
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
     del num_rows  # one after the other
     size = self.rows.chunk_size
-    chunk = self.rows.empty_chunk(max(num_known - size, 0), num_known)
+    start = max(num_known - size, 0)
+    chunk = self.rows.chunk(0, start, self.rows.no_pages())
     for _ in range(-(-self._budget // size)):
       self.rows.read(chunk)
     jax.block_until_ready(self.rows.state)
 
-  def _num_missing(self, view: policies.StepView) -> np.ndarray:
-    """Returns i64[B] known tokens that the draft has not read."""
-    return view.kv_lengths + 1 - self._num_read[view.slots]
+  def _num_unread(self, view: policies.StepView) -> np.ndarray:
+    """Returns i64[B], the most tokens that the draft has not read."""
+    most = view.kv_lengths + 1 + view.num_ahead
+    return most - self._num_read[view.slots]
 
   def _is_late(self, view: policies.StepView) -> np.ndarray:
     """Returns bool[B]: more is missing than what its tree can follow."""
     most = self._num_sent[view.slots] + 1
     most[self._is_fresh[view.slots]] = 0
-    return self._num_missing(view) > most
+    return self._num_missing[view.slots] > most
+
+  def _note_read(self, view: policies.StepView, rows: np.ndarray) -> None:
+    """Notes that the draft has read the texts of rows i64[r] to their ends."""
+    slots = view.slots[rows]
+    self._num_read[slots] = view.kv_lengths[rows] + 1
+    self._num_missing[slots] = 0
+    self._read_steps[slots] = view.step
 
   def _follow(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
     """Enqueues proposals of `lengths` i64[B] nodes, behind what is known."""
     rows = np.flatnonzero(lengths)
-    slots, num_known = view.slots[rows], view.kv_lengths[rows] + 1
-    num_read = self._num_read[slots]
-    news = self.rows.no_news()
-    news.budgets[slots] = lengths[rows]
-    news.verified[slots, -1] = num_known - num_read
-    steps = np.arange(news.places.shape[1])
-    is_new = steps < (num_known - num_read)[:, None]
-    positions = np.minimum(num_read[:, None] + steps, num_known[:, None] - 1)
-    tokens = texts.token_ids[slots[:, None], positions]
-    news.verified[slots, :-1] = np.where(is_new, tokens, 0)
-    # Each token is read with the feature of the one before it.
-    places = self.rows.places(texts.page_table[slots], positions - 1)
-    news.places[slots] = np.where(is_new, places, news.places[slots])
-    token_ids, trees, report = self.rows.advance(news)
-    self._num_read[slots], self._is_fresh[slots] = num_known, False
+    budgets = np.zeros(len(self._num_read), np.int32)
+    budgets[view.slots[rows]] = lengths[rows]
+    token_ids, trees, report = self.rows.advance(budgets, texts.page_table)
+    self._note_read(view, rows)
+    self._is_fresh[view.slots[rows]] = False
     self._grows = True
     return SlotDrafts(
       drafts=policies.Drafts(lengths=lengths),
@@ -223,22 +244,24 @@ class LivingTreeDrafter:
     The last chunk of a row is read now, others while the target verifies.
     """
     room, size = self._budget, self.rows.chunk_size
-    for row in rows[np.argsort(self._num_missing(view)[rows], kind='stable')]:
-      slot, num_known = view.slots[row], int(view.kv_lengths[row]) + 1
-      token_ids = texts.known_from(view, row, 0)
+    order = np.argsort(self._num_unread(view)[rows], kind='stable')
+    for row in rows[order].tolist():
+      slot, num_known = int(view.slots[row]), int(view.kv_lengths[row]) + 1
       if not self._num_read[slot]:
-        self.rows.put_text(slot, token_ids)
-      while room > 0 and self._num_read[slot] < num_known:
+        self.rows.put_text(slot, texts.known_from(view, row, 0))
+      most = self._num_unread(view)[row] + self._num_read[slot]
+      while room > 0 and self._num_missing[slot]:
         # The last token that was read has no keys and values yet.
         start = max(int(self._num_read[slot]) - 1, 0)
-        is_last = num_known - start <= size
+        is_last = most - start <= size
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
-        pages = texts.page_table[slot]
-        chunk = self.rows.chunk(slot, start, token_ids, pages)
+        chunk = self.rows.chunk(slot, start, texts.page_table)
         if is_last:
           self.rows.read(chunk)
+          self._note_read(view, np.array([row]))
         else:
           self._chunks.append(chunk)
+          self._num_read[slot] = min(start + size, num_known)
         room -= size
-        self._num_read[slot], self._is_fresh[slot] = chunk.end, True
+        self._is_fresh[slot] = True

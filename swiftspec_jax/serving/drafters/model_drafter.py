@@ -127,8 +127,10 @@ class ModelDrafter:
   def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     return self._intake.num_late_tokens(view, texts.num_tenants)
 
-  def overlap(self) -> None:
-    pass  # target and draft take turns
+  def overlap(
+    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
+  ) -> None:
+    del view, drafted, verified  # target and draft take turns
 
   def forget(self, request_id: int) -> None:
     del request_id

@@ -81,9 +81,11 @@ class _Waiting:
 class Scheduler:
   """Continuous batching: first come, first served, over slots and pages.
 
-  A step is `begin_step`, `plan_step`, `commit`. Requests may be submitted at
-  any time, and cancelled except between `begin_step` and `plan_step`; `commit`
-  leaves out rows that were cancelled meanwhile.
+  A step is `begin_step`, `plan_step`, `commit`. Other steps may begin before
+  the `commit` of one: until then it is unread, and a row counts with the most
+  tokens that it may get. Requests may be submitted at any time, and cancelled
+  except between `begin_step` and `plan_step`; `commit` leaves out rows that
+  were cancelled meanwhile.
 
   Attributes:
     num_preemptions: number of times that a request lost its slot and cache.
@@ -109,6 +111,9 @@ class Scheduler:
     self._num_known = np.zeros(size, np.int64)
     self._num_cached = np.zeros(size, np.int64)
     self._num_remaining = np.zeros(size, np.int64)
+    # Of unread steps: how many emit for a row, and the most tokens of them.
+    self._num_unread = np.zeros(size, np.int64)
+    self._num_ahead = np.zeros(size, np.int64)
     self._limits = np.zeros(size, np.int64)
     self._slo_tpots = np.full(size, np.inf)
     self._num_output = np.zeros(size, np.int64)
@@ -130,6 +135,14 @@ class Scheduler:
   @property
   def num_free_pages(self) -> int:
     return self._table.num_free
+
+  @property
+  def is_short(self) -> bool:
+    """Whether the next step has to take a row out, for want of memory.
+
+    Only without unread steps.
+    """
+    return bool(self._running) and self._num_wanted() > self._table.num_free
 
   @property
   def page_table(self) -> np.ndarray:
@@ -196,23 +209,23 @@ class Scheduler:
         return
 
   def begin_step(self) -> policies.StepView | None:
-    """Gives rows the memory they need; returns None if there are no rows."""
+    """Gives rows the memory they need; returns None if no row has to run."""
     if not self._grow():
       self._admit()
-    if not self._running:
+    slots = np.array(self._running, np.int64)
+    missing = self._num_known[slots] - self._num_cached[slots]
+    filling = slots[missing > 1]
+    num_pending = int(missing[missing > 1].sum())
+    # Each unread step gives a token at least, which may be the last one.
+    num_remaining = self._num_remaining - self._num_unread
+    slots = slots[(missing == 1) & (num_remaining[slots] > 0)]
+    if not len(slots) and not num_pending:
       return None
     buckets = self._config.buckets
-    slots = np.array(self._running)
-    missing = self._num_known[slots] - self._num_cached[slots]
-    is_decoding = missing == 1
-    num_pending = int(missing.sum()) - int(np.count_nonzero(is_decoding))
-    filling = slots[~is_decoding]
-    slots = slots[is_decoding]
     room = buckets.max_query_tokens - len(slots)
     num_prefill_tokens = min(num_pending, room)
-    known = self._num_known[slots]
     # The last token comes from the target, so it need not be drafted.
-    limits = np.minimum(self._limits[slots], self._num_remaining[slots] - 1)
+    limits = np.minimum(self._limits[slots], num_remaining[slots] - 1)
     return policies.StepView(
       step=self._num_steps,
       request_ids=self._request_ids[slots],
@@ -227,11 +240,12 @@ class Scheduler:
       page_size=self._config.page_size,
       num_free_pages=self._table.num_free,
       num_spare_tokens=self._table.num_owned[slots] * self._config.page_size
-      - known,
+      - self._most_tokens(slots),
       num_waiting=len(self._waiting),
       num_output=self._num_output[slots],
       slo_tpots=self._slo_tpots[slots],
       decode_seconds=np.zeros(len(slots)),  # whoever has a clock fills them in
+      num_ahead=self._num_ahead[slots],
       buckets=buckets,
     )
 
@@ -242,7 +256,7 @@ class Scheduler:
       view: result of `begin_step`.
       lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
     """
-    self._table.own(view.slots, self._num_known[view.slots] + lengths)
+    self._table.own(view.slots, self._most_tokens(view.slots, lengths))
 
   def plan_step(self, view: policies.StepView, lengths: np.ndarray) -> StepPlan:
     """Decides what every row feeds, and gives drafts their pages.
@@ -255,7 +269,7 @@ class Scheduler:
     lengths = view.shortened(lengths)
     buckets = self._config.buckets
     decoding, num_decoding = view.slots, view.num_rows
-    self._table.own(decoding, self._num_known[decoding] + lengths)
+    self.reserve(view, lengths)
     num_tokens = num_decoding + int(lengths.sum())
     chunks = self._chunks(num_tokens)
     filling = np.array(list(chunks), np.int64)
@@ -263,19 +277,45 @@ class Scheduler:
     slots = np.concatenate([decoding, filling])
     num_query_tokens = np.concatenate([lengths + 1, sizes])
     starts = self._num_cached[slots]
-    return StepPlan(
+    step = StepPlan(
       request_ids=self._request_ids[slots],
       slots=slots,
       starts=starts,
       num_query_tokens=num_query_tokens,
       lengths=np.concatenate([lengths, np.zeros_like(filling)]),
       is_sampled=starts + num_query_tokens >= self._num_known[slots],
+      num_ahead=self._num_ahead[slots],
       num_decoding=num_decoding,
       padded_rows=buckets.pad_rows(len(slots)),
       padded_query_tokens=buckets.pad_query_tokens(
         num_tokens + int(sizes.sum())
       ),
     )
+    self._num_steps += 1
+    # What is not certain is added when the step is read.
+    self._num_cached[slots] += num_query_tokens - _most_emitted(step)
+    self._num_ahead[slots] += _most_emitted(step)
+    self._num_unread[slots] += step.is_sampled
+    return step
+
+  def settled(self, step: StepPlan) -> tuple[StepPlan, np.ndarray]:
+    """Returns the oldest unread step as it was run, before its `commit`.
+
+    Returns:
+      The plan, with the tokens that its rows had and the draft tokens for which
+      they had room, and bool[R] which rows are still there.
+    """
+    slots = step.slots
+    is_present = self._request_ids[slots] == step.request_ids
+    is_decoding = np.arange(len(slots)) < step.num_decoding
+    room = np.maximum(self._num_remaining[slots] - 1, 0)
+    settled = dataclasses.replace(
+      step,
+      starts=np.where(is_decoding, self._num_known[slots] - 1, step.starts),
+      lengths=np.minimum(step.lengths, room),
+      num_ahead=np.zeros_like(step.num_ahead),
+    )
+    return settled, is_present
 
   def commit(
     self,
@@ -283,7 +323,7 @@ class Scheduler:
     num_accepted: np.ndarray,
     is_ended: np.ndarray | None = None,
   ) -> np.ndarray:
-    """Takes the outcome of a step.
+    """Takes the outcome of the oldest unread step.
 
     Args:
       plan: result of `plan_step`.
@@ -293,7 +333,6 @@ class Scheduler:
     Returns:
       i64[F] requests that have ended.
     """
-    self._num_steps += 1
     is_present = self._request_ids[plan.slots] == plan.request_ids
     slots = plan.slots[is_present]
     num_accepted = num_accepted[is_present]
@@ -301,13 +340,14 @@ class Scheduler:
     self._num_verified[slots] += plan.lengths[is_present]
     self._num_accepted[slots] += num_accepted
     # What was rejected is in the cache, too, but behind its end.
-    rejected = plan.lengths[is_present] - num_accepted
-    self._num_cached[slots] += plan.num_query_tokens[is_present] - rejected
+    self._num_cached[slots] += num_emitted
     self._num_known[slots] += num_emitted
+    self._num_ahead[slots] -= _most_emitted(plan)[is_present]
+    self._num_unread[slots] -= plan.is_sampled[is_present]
     self._num_output[slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
     self._table.remember(slots, self._num_cached[slots])
-    self._table.trim(slots, self._num_known[slots])
+    self._table.trim(slots, self._most_tokens(slots))
     has_ended = self._num_remaining[slots] <= 0
     if is_ended is not None:
       has_ended |= is_ended[is_present]
@@ -318,18 +358,26 @@ class Scheduler:
     return request_ids
 
   def _grow(self) -> bool:
-    """Gives rows pages for what they know; returns whether one had to go."""
+    """Gives rows pages for their tokens; returns whether one had to go."""
     had_to_go = False
-    while self._running:
-      slots = np.array(self._running)
-      wanted = self._table.count(self._num_known[slots])
-      wanted -= self._table.num_owned[slots]
-      if int(wanted.sum()) <= self._table.num_free:
-        self._table.own(slots, self._num_known[slots])
-        break
+    while self.is_short:
       self._preempt(self._running[-1])
       had_to_go = True
+    slots = np.array(self._running, np.int64)
+    self._table.own(slots, self._most_tokens(slots))
     return had_to_go
+
+  def _num_wanted(self) -> int:
+    """Returns how many pages rows lack for their tokens."""
+    slots = np.array(self._running, np.int64)
+    wanted = self._table.count(self._most_tokens(slots))
+    # A row may own more, for drafts of which only a part is verified.
+    return int(np.maximum(wanted - self._table.num_owned[slots], 0).sum())
+
+  def _most_tokens(self, slots: np.ndarray, more: np.ndarray | int = 0):
+    """Returns the most tokens that rows may have, and `more` behind them."""
+    known, most = self._num_known[slots], self._num_ahead[slots] + more
+    return known + np.minimum(most, self._num_remaining[slots])
 
   def _admit(self) -> None:
     """Gives slots to requests from the head of the queue."""
@@ -350,6 +398,7 @@ class Scheduler:
       self._num_cached[slot] = num_cached
       self.num_shared_tokens += num_cached
       self._num_remaining[slot] = waiting.num_remaining
+      self._num_unread[slot] = self._num_ahead[slot] = 0
       self._limits[slot] = waiting.limit
       self._slo_tpots[slot] = waiting.slo_tpot
       self._num_output[slot] = waiting.num_output
@@ -359,6 +408,8 @@ class Scheduler:
 
   def _preempt(self, slot: int) -> None:
     """Takes slot and cache from a row and puts it at the head of the queue."""
+    if self._num_unread[slot]:
+      raise ValueError(f'slot {slot} has unread steps')
     self.num_preemptions += 1
     self._waiting.appendleft(
       _Waiting(
@@ -391,3 +442,8 @@ class Scheduler:
         chunks[slot] = min(missing, left)
         left -= chunks[slot]
     return chunks
+
+
+def _most_emitted(step: StepPlan) -> np.ndarray:
+  """Returns i64[R], the most tokens that a step emits for its rows."""
+  return (step.lengths + 1) * step.is_sampled

@@ -12,11 +12,13 @@ class StepPlan:
   Attributes:
     request_ids: i64[R].
     slots: i64[R].
-    starts: i64[R] tokens of each row in the cache; the next ones are fed.
+    starts: i64[R] tokens of each row in the cache; the next ones are fed. Of
+      rows with unread rounds it is what the host knows; the devices know more.
     num_query_tokens: i64[R] that each row feeds.
     lengths: i64[R] draft tokens among them.
     is_sampled: bool[R]: whether the row emits a token; not so while its prompt
       is not complete.
+    num_ahead: i64[R] most tokens that unread rounds add to `starts`.
     num_decoding: number of rows that decode.
     padded_rows: declared size for the rows.
     padded_query_tokens: declared size for all query tokens.
@@ -28,9 +30,20 @@ class StepPlan:
   num_query_tokens: np.ndarray
   lengths: np.ndarray
   is_sampled: np.ndarray
+  num_ahead: np.ndarray
   num_decoding: int
   padded_rows: int
   padded_query_tokens: int
+
+  def only(self, is_kept: np.ndarray) -> 'StepPlan':
+    """Returns what the step runs for rows bool[R]."""
+    values = vars(self) | {
+      name: value[is_kept]
+      for name, value in vars(self).items()
+      if isinstance(value, np.ndarray)
+    }
+    num_decoding = int(np.count_nonzero(is_kept[: self.num_decoding]))
+    return StepPlan(**values | {'num_decoding': num_decoding})
 
   @property
   def kv_tokens(self) -> int:

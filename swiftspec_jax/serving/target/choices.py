@@ -31,6 +31,7 @@ from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.verification import matching
 
 _MAX_FORCED = 16
@@ -109,7 +110,7 @@ class Queries:
   positions: jax.Array  # i32[M, 1] of the tokens that are chosen
   index: jax.Array  # i32[B, T] the queries of each slot, among the M
   num_drafted: jax.Array  # i32[B] draft tokens to verify
-  prompt_lengths: jax.Array  # i32[B]
+  is_sampled: jax.Array  # bool[B] slots that emit tokens
 
   @property
   def is_node(self) -> jax.Array:
@@ -139,7 +140,9 @@ def make_noise(
   return sampling_lib.gumbel_noise(keys, vocab_size)
 
 
-@functools.partial(jax.jit, static_argnames=('kernels', 'sharding'))
+@functools.partial(
+  jax.jit, static_argnames=('reads_texts', 'kernels', 'sharding')
+)
 def verify(
   logits: jax.Array,
   noise: jax.Array | None,
@@ -147,13 +150,14 @@ def verify(
   queries: Queries,
   drafted: jax.Array,
   sampling: sampling_lib.SamplingState,
-  texts: jax.Array | None,
+  rows: RowState,
   trees: SlotTrees | None,
   *,
+  reads_texts: bool,
   kernels: str,
   sharding: NamedSharding,
-) -> tuple[jax.Array, types.Logprobs | None]:
-  """Verifies drafts.
+) -> tuple[RowState, jax.Array, types.Logprobs | None]:
+  """Verifies drafts, and appends what stands to the texts.
 
   Args:
     logits: f32[M, V] logits of the target.
@@ -162,21 +166,47 @@ def verify(
     queries: rows and places of the queries.
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
     sampling: sampling parameters of the slots.
-    texts: i32[B, S] what is known; only where the sampling looks at it.
+    rows: texts of the slots.
     trees: trees of the drafts; None where they are chains.
+    reads_texts: static; whether the sampling looks at the texts.
     kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
     sharding: static sharding of any array on the same devices.
 
   Returns:
-    i32[B, 2 + T], the number of accepted draft tokens, the longest chain among
-    those that were verified, and the tokens; for trees i32[B, 2 + 2 T], then
-    come the indices of root and accepted nodes. And the log-probabilities at
-    the tokens, or None.
+    The texts; i32[B, 2 + T], the number of accepted draft tokens, the longest
+    chain among those that were verified, and the tokens; for trees i32[B, 2 +
+    2 T], then come the indices of root and accepted nodes. And the
+    log-probabilities at the tokens, or None.
   """
+  packed, logprobs = _judge(
+    logits,
+    noise,
+    token_ids,
+    queries,
+    drafted,
+    sampling,
+    rows if reads_texts else None,
+    trees,
+    devices={'kernels': kernels, 'sharding': sharding},
+  )
+  num_emitted = jnp.minimum(packed[:, 0] + 1, rows.room)
+  rows = spec_step.append_tokens(
+    rows,
+    packed[:, 2 : 2 + queries.index.shape[1]],
+    jnp.where(queries.is_sampled, num_emitted, 0),
+  )
+  return rows, packed, logprobs
+
+
+def _judge(
+  logits, noise, token_ids, queries, drafted, sampling, rows, trees, devices
+):
+  """Returns the verdict of `verify`; with `rows` its sampling reads texts."""
   slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
   adjusted = logits[:, None]
-  if texts is not None:
+  if rows is not None:
+    texts = rows.token_ids
     # Drafts are part of the text that the queries behind them look at.
     if trees is None:
       texts = texts.at[slots, positions - 1].set(token_ids)[slots]
@@ -187,15 +217,13 @@ def verify(
       own,
       token_ids=texts,
       lengths=positions,
-      prompt_lengths=queries.prompt_lengths[slots],
+      prompt_lengths=rows.prompt_lengths[slots],
       draft_token_ids=token_ids[:, None][:, :0],
     )
   if noise is None:
     choices = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
   else:
-    law = sampling_lib.law_logits(
-      adjusted, own, kernels=kernels, sharding=sharding
-    )
+    law = sampling_lib.law_logits(adjusted, own, **devices)
     choices = sampling_lib.draw_with(law, noise)
   logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
   choices = choices[:, 0][queries.index]

@@ -1,17 +1,28 @@
 """From the plan of a step to what the target is fed.
 
+The host packs it with the lengths that it has read. The devices know the texts
+to their ends, and move the rows there.
+
 Legend: R rows, N tokens, M queries, B slots, S tokens of the longest text,
-K longest draft, T = K + 1, or 1 in a plain step.
+K longest draft, T = K + 1, or 1 in a plain step, X blocks, W tokens of each,
+P pages, Z tokens of one.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.target import choices, flat_batch
 from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.serving.target.row_state import RowState
+
+_AS_PACKED = -1  # known tokens of slots whose positions are those of the host
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -19,18 +30,123 @@ class StepInput:
   """Host arrays of a step."""
 
   batch: FlatBatch
-  token_ids: jax.Array  # i32[N] known tokens; anything where there is a draft
+  slots: jax.Array  # i32[N]; B for padding
   draft_index: jax.Array  # i32[N] of B * K draft tokens, -1 for known tokens
   query_index: jax.Array  # i32[M] queries, among the N tokens
+  index: jax.Array  # i32[B, T] as in `Queries`
+  # i32[B] tokens that the host knows of the rows that decode; -1 for others.
+  num_known: jax.Array
+  num_drafted: jax.Array  # i32[B] draft tokens to verify
+  is_sampled: jax.Array  # bool[B] slots that emit tokens
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class PlacedStep:
+  """The same where the rows are."""
+
+  batch: FlatBatch
+  token_ids: jax.Array  # i32[N] that are fed
+  query_index: jax.Array  # i32[M]
   queries: choices.Queries
+  # i32[B, T] places of nodes in the pages, as `FlatBatch.places`.
+  node_places: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=('page_size', 'num_pages'))
+def place(
+  step: StepInput,
+  rows: RowState,
+  drafted: jax.Array,
+  trees: SlotTrees | None,
+  *,
+  page_size: int,
+  num_pages: int,
+) -> PlacedStep:
+  """Brings a step to where the rows are.
+
+  Args:
+    step: step with the positions that the host knows.
+    rows: texts of the slots.
+    drafted: i32[B, K].
+    trees: trees of the drafts; None where they are chains, or none.
+    page_size: Z; static.
+    num_pages: P; static.
+  """
+  batch, slots = step.batch, step.slots
+
+  def of_slot(values, fill=0):
+    return values.at[slots].get(mode='fill', fill_value=fill)
+
+  is_moved = step.num_known != _AS_PACKED
+  shift = jnp.where(is_moved, rows.lengths - step.num_known, 0)
+  positions = batch.positions + of_slot(shift)
+  token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
+  if drafted.size:
+    drafts = drafted.reshape(-1)[jnp.maximum(step.draft_index, 0)]
+    token_ids = jnp.where(step.draft_index >= 0, drafts, token_ids)
+  # What an output has no room for is written nowhere, and neither is padding.
+  ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
+  blocks = batch.block_places // batch.block_tokens.shape[1]
+  pages = batch.block_pages.at[blocks, positions // page_size].get(
+    mode='fill', fill_value=-1
+  )
+  places = jnp.where(
+    (positions < of_slot(ends)) & (pages >= 0),
+    pages * page_size + positions % page_size,
+    num_pages * page_size,
+  )
+  # The last token comes from the target.
+  num_drafted = jnp.minimum(step.num_drafted, jnp.maximum(rows.room - 1, 0))
+  queries = choices.Queries(
+    slots=slots[step.query_index],
+    positions=positions[step.query_index][:, None] + 1,
+    index=step.index,
+    num_drafted=num_drafted,
+    is_sampled=step.is_sampled,
+  )
+  placed = PlacedStep(
+    batch=batch.replace(positions=positions, places=places),
+    token_ids=token_ids,
+    query_index=step.query_index,
+    queries=queries,
+    node_places=places[step.query_index[step.index]],
+  )
+  return placed if trees is None else _place_nodes(placed, trees)
+
+
+def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
+  """Brings the nodes of trees, packed as chains, to their positions."""
+  batch, queries = step.batch, step.queries
+  tokens = step.query_index[queries.index]
+  is_node = queries.is_node
+  positions = batch.positions[tokens[:, :1]] + trees.depths
+
+  def put(values, index, new):
+    index = jnp.where(is_node, index, len(values))
+    return values.at[index].set(new, mode='drop')
+
+  num_blocks, width = batch.block_tokens.shape
+  # A row and its draft are one block; all other blocks are chains.
+  blocks = batch.block_places[tokens[:, 0]] // width
+  blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
+  rest = width - tokens.shape[1]
+  mask = jnp.pad(trees.ancestor_mask, ((0, 0), (0, rest), (0, rest)))
+  chains = jnp.tri(width, dtype=bool)
+  chains = jnp.broadcast_to(chains, (num_blocks, width, width))
+  of_queries = put(queries.positions[:, 0], queries.index, positions + 1)
+  return step.replace(
+    batch=batch.replace(
+      positions=put(batch.positions, tokens, positions),
+      block_mask=chains.at[blocks].set(mask, mode='drop'),
+    ),
+    queries=queries.replace(positions=of_queries[:, None]),
+  )
 
 
 def pack(
   sizes: ProgramSizes,
   flat: FlatSizes,
   step: StepPlan,
-  texts: np.ndarray,
-  prompt_lengths: np.ndarray,
   page_table: np.ndarray,
 ) -> StepInput:
   """Returns the input of a step.
@@ -39,19 +155,27 @@ def pack(
     sizes: declared.
     flat: sizes of the program that runs it, at least its own `flat_sizes`.
     step: step that it runs.
-    texts: i32[B, S] known tokens of the slots.
-    prompt_lengths: i32[B].
     page_table: i32[B, any].
   """
   counts, config = step.num_query_tokens, sizes.scheduler
+  num_slots = config.buckets.max_rows
   rows = np.repeat(np.arange(len(counts)), counts)
   # Counted from the last known token: the root is 0, drafts are 1 and more.
   offsets = np.arange(len(rows)) - (np.cumsum(counts) - 1)[rows]
   offsets += step.lengths[rows]
   slots = step.slots[rows]
-  positions = offsets + (step.starts + counts - 1 - step.lengths)[rows]
   draft_index = slots * config.buckets.max_length + offsets - 1
   is_query = step.is_sampled[rows] & (offsets >= 0)
+  decoding = step.slots[: step.num_decoding]
+  length = 0 if flat.block_size == 1 else config.buckets.max_length
+  index = np.zeros((num_slots, length + 1), np.int32)
+  index[slots[is_query], offsets[is_query]] = np.arange(is_query.sum())
+
+  def by_slot(slots, values, fill):
+    found = np.full(num_slots, fill, np.asarray(fill).dtype)
+    found[slots] = values
+    return found
+
   return StepInput(
     batch=flat_batch.pack(
       flat,
@@ -61,56 +185,27 @@ def pack(
       config.page_size,
       config.num_pages,
     ),
-    token_ids=_padded(texts[slots, positions], flat.num_tokens, 0),
+    slots=_padded(slots, flat.num_tokens, num_slots),
     draft_index=_padded(
       np.where(offsets > 0, draft_index, -1), flat.num_tokens, -1
     ),
     query_index=_padded(np.flatnonzero(is_query), sizes.num_logits(flat), 0),
-    queries=_queries(
-      sizes,
-      flat,
-      step,
-      slots[is_query],
-      positions[is_query],
-      offsets[is_query],
-      prompt_lengths,
-      texts.shape[1],
+    index=index,
+    num_known=by_slot(
+      decoding, step.starts[: len(decoding)] + 1, np.int32(_AS_PACKED)
     ),
+    num_drafted=by_slot(step.slots, step.lengths, np.int32(0)),
+    is_sampled=by_slot(step.slots, step.is_sampled, False),
   )
 
 
 def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
   """Returns the declared sizes for a step."""
-  longest = int((step.starts + step.num_query_tokens).max())
+  ends = step.starts + step.num_ahead + step.num_query_tokens
+  longest = min(int(ends.max()), sizes.scheduler.max_context)
   if step.num_query_tokens.max() == 1:
     return sizes.plain(step.padded_rows, longest)
   return sizes.mixed(step.padded_rows, step.padded_query_tokens, longest)
-
-
-def _queries(
-  sizes: ProgramSizes,
-  flat: FlatSizes,
-  step: StepPlan,
-  slots: np.ndarray,
-  positions: np.ndarray,
-  offsets: np.ndarray,
-  prompt_lengths: np.ndarray,
-  text_size: int,
-) -> choices.Queries:
-  num_queries, num_slots = sizes.num_logits(flat), len(prompt_lengths)
-  length = 0 if flat.block_size == 1 else sizes.scheduler.buckets.max_length
-  index = np.zeros((num_slots, length + 1), np.int32)
-  index[slots, offsets] = np.arange(len(slots))
-  num_drafted = np.zeros(num_slots, np.int32)
-  num_drafted[step.slots] = step.lengths
-  return choices.Queries(
-    slots=_padded(slots, num_queries, 0),
-    # Padding stands behind the end of every text.
-    positions=_padded(positions + 1, num_queries, text_size + 1)[:, None],
-    index=index,
-    num_drafted=num_drafted,
-    prompt_lengths=prompt_lengths,
-  )
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:

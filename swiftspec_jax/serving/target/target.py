@@ -1,7 +1,6 @@
 """The target on its devices: its paged cache, and the forwards of steps.
 
-Legend: N tokens, M queries, B slots, S tokens of the longest text, K longest
-draft, V vocabulary.
+Legend: M queries, B slots, K longest draft, T = K + 1, V vocabulary.
 """
 
 import copy
@@ -23,53 +22,10 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.target import choices, paged_forward
-from swiftspec_jax.serving.target.step_input import StepInput
-
-
-@jax.jit
-def place_nodes(
-  step_input: StepInput, trees: SlotTrees
-) -> tuple[StepInput, jax.Array]:
-  """Brings the nodes of trees to their positions.
-
-  Args:
-    step_input: input as if the drafts were chains.
-    trees: trees of the drafts.
-
-  Returns:
-    The input, and the places i32[B, T] of the nodes in the pages, as
-    `FlatBatch.places`.
-  """
-  batch, queries = step_input.batch, step_input.queries
-  tokens = step_input.query_index[queries.index]
-  is_node = queries.is_node
-  positions = batch.positions[tokens[:, :1]] + trees.depths
-
-  def put(values, index, new):
-    index = jnp.where(is_node, index, len(values))
-    return values.at[index].set(new, mode='drop')
-
-  num_blocks, width = batch.block_tokens.shape
-  # A row and its draft are one block; all other blocks are chains.
-  blocks = batch.block_places[tokens[:, 0]] // width
-  blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
-  rest = width - tokens.shape[1]
-  mask = jnp.pad(trees.ancestor_mask, ((0, 0), (0, rest), (0, rest)))
-  chains = jnp.tri(width, dtype=bool)
-  chains = jnp.broadcast_to(chains, (num_blocks, width, width))
-  placed = step_input.replace(
-    batch=batch.replace(
-      positions=put(batch.positions, tokens, positions),
-      block_mask=chains.at[blocks].set(mask, mode='drop'),
-    ),
-    queries=queries.replace(
-      positions=put(queries.positions[:, 0], queries.index, positions + 1)[
-        :, None
-      ]
-    ),
-  )
-  return placed, batch.places[tokens]
+from swiftspec_jax.serving.target import choices, paged_forward, row_state
+from swiftspec_jax.serving.target import step_input as step_input_lib
+from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.serving.target.step_input import PlacedStep, StepInput
 
 
 @functools.partial(jax.jit, donate_argnames='cache')
@@ -80,7 +36,7 @@ def commit_nodes(
 
   Args:
     cache: donated.
-    places: i32[B, T] of `place_nodes`.
+    places: i32[B, T] of the nodes, as `FlatBatch.places`.
     packed: i32[B, 2 + 2 T] of `choices.verify`.
   """
   num_nodes = places.shape[1]
@@ -95,8 +51,7 @@ def commit_nodes(
 def query_logits(
   params: Params,
   cache: paged.PagedCache,
-  step_input: StepInput,
-  drafted: jax.Array,
+  step: PlacedStep,
   *,
   config: ModelConfig,
 ) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
@@ -105,21 +60,15 @@ def query_logits(
   Args:
     params: parameters of the target.
     cache: donated.
-    step_input: tokens that are fed, and where.
-    drafted: i32[B, K].
+    step: tokens that are fed, and where.
     config: static configuration of the model.
   """
-  token_ids = step_input.token_ids
-  if drafted.size:
-    index = step_input.draft_index
-    drafts = drafted.reshape(-1)[jnp.maximum(index, 0)]
-    token_ids = jnp.where(index >= 0, drafts, token_ids)
   hidden, cache = paged_forward.forward(
-    params, config, token_ids, step_input.batch, cache
+    params, config, step.token_ids, step.batch, cache
   )
-  hidden = hidden[step_input.query_index]
+  hidden = hidden[step.query_index]
   logits = paged_forward.logits_of(params, config, hidden)
-  return cache, logits, token_ids[step_input.query_index]
+  return cache, logits, step.token_ids[step.query_index]
 
 
 class Target:
@@ -127,6 +76,7 @@ class Target:
 
   Attributes:
     model: model that defines the output.
+    rows: texts of the slots, on the devices.
     sampling: sampling parameters of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
@@ -163,6 +113,19 @@ class Target:
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
+    slots = np.zeros(self._num_slots, np.int32)
+    self.rows: RowState = self.put(
+      RowState(
+        token_ids=np.zeros((self._num_slots, config.max_context), np.int32),
+        lengths=slots,
+        prompt_lengths=slots,
+        max_lengths=slots,
+      )
+    )
+    self._page_sizes = {
+      'page_size': config.page_size,
+      'num_pages': config.num_pages,
+    }
     shape = (config.buckets.max_rows, config.buckets.max_length + 1)
     trees = chains = None
     if takes_trees:
@@ -187,6 +150,7 @@ class Target:
     twin = copy.copy(self)
     twin._call = ahead_of_time.compile_only
     twin._cache = ahead_of_time.abstract(self._cache)
+    twin.rows = ahead_of_time.abstract(self.rows)
     twin.sampling = self._greedy_sampling()
     return twin
 
@@ -205,13 +169,17 @@ class Target:
     """Returns host arrays on the devices."""
     return jax.device_put(tree, self._replicated)
 
+  def seat(self, rows: RowState, is_new: np.ndarray) -> None:
+    """Enqueues that some slots bool[B] have other requests from now on."""
+    new, is_new = self.put((rows, is_new))
+    self.rows = self._call(row_state.seat, self.rows, new, is_new)
+
   def dispatch(
     self,
     step_input: StepInput,
     drafted: jax.Array,
     trees: SlotTrees | None,
     level: choices.Level,
-    texts: np.ndarray,
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues a step; does not wait for it.
 
@@ -220,22 +188,26 @@ class Target:
       drafted: i32[B, K] on the devices.
       trees: trees of the drafts, None where they are chains.
       level: level of sampling.
-      texts: i32[B, S] known tokens; only the highest level looks at them.
 
     Returns:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
     step_input = self.put(step_input)
-    if step_input.queries.index.shape[1] == 1:
+    if step_input.index.shape[1] == 1:
       trees = None  # a plain step
-    if trees is not None:
-      step_input, places = self._call(place_nodes, step_input, trees)
+    step = self._call(
+      step_input_lib.place,
+      step_input,
+      self.rows,
+      drafted,
+      trees,
+      **self._page_sizes,
+    )
     self._cache, logits, token_ids = self._call(
       query_logits,
       self.model.params,
       self._cache,
-      step_input,
-      drafted,
+      step,
       config=self.model.config,
     )
     sampling, noise = self.sampling.state(level), None
@@ -243,23 +215,26 @@ class Target:
       noise = self._call(
         choices.make_noise,
         sampling.seeds,
-        step_input.queries.slots,
-        step_input.queries.positions,
+        step.queries.slots,
+        step.queries.positions,
         vocab_size=self.model.config.vocab_size,
       )
-    packed, logprobs = self._call(
+    self.rows, packed, logprobs = self._call(
       choices.verify,
       logits,
       noise,
       token_ids,
-      step_input.queries,
+      step.queries,
       drafted,
       sampling,
-      self.put(texts) if level == choices.Level.ADJUSTED else None,
+      self.rows,
       trees,
+      reads_texts=level == choices.Level.ADJUSTED,
       kernels=self.model.config.kernels,
       sharding=self._replicated,
     )
     if trees is not None:
-      self._cache = self._call(commit_nodes, self._cache, places, packed)
+      self._cache = self._call(
+        commit_nodes, self._cache, step.node_places, packed
+      )
     return packed, logprobs
