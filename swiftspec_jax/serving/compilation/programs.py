@@ -154,6 +154,8 @@ class Programs:
 
   def _compile(self, program: _Program) -> None:
     flat = program.flat
+    if not self._num_compiled:
+      self._target.warm_up()
     if program.is_draft:
       self._drafter.warm_up(flat)
     else:

@@ -174,6 +174,11 @@ class Target:
     new, is_new = self.put((rows, is_new))
     self.rows = self._call(row_state.seat, self.rows, new, is_new)
 
+  def warm_up(self) -> None:
+    """Goes through the program that no step has."""
+    none = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.rows)
+    self.seat(none, np.zeros(self._num_slots, bool))
+
   def dispatch(
     self,
     step_input: StepInput,
