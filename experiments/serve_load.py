@@ -62,10 +62,18 @@ def main() -> None:
         '--slo_tpots are promises of real time, which policies watch; leave '
         'out --virtual_time'
       )
+    if flags.FLAGS['run_ahead'].present:
+      raise errors.UserError(
+        '--run_ahead has no effect with --virtual_time, in which the host takes '
+        'no time; leave it out'
+      )
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
-  engine, target = engine_flags.make_engine(declared)
+  # In virtual time the host takes none, and each step is read at its end.
+  engine, target = engine_flags.make_engine(
+    declared, runs_ahead=not _VIRTUAL_TIME.value
+  )
   longest = max(
     int(load_flags.arrivals(1.0, seed).output_tokens.max())
     for seed in load_flags.seeds()

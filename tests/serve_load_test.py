@@ -257,7 +257,8 @@ def test_living_trees_have_the_sizes_of_their_flags():
   ('mode', 'name', 'message'),
   [
     ('serial', 'max_length', 'mode serial; give --num_nodes'),
-    ('async', 'run_ahead', 'mode async; leave it out'),
+    ('chain', 'run_ahead', 'mode chain; its drafts need'),
+    ('async', 'forced_acceptance', 'mode async; leave it out'),
     ('auto', 'adaptive', 'mode serial; leave it out'),
   ],
 )

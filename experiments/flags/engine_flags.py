@@ -91,7 +91,8 @@ _STORE = flags.DEFINE_string(
 )
 
 _PAGE_SIZE = 16
-_DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
+_DECODER_FLAGS = 'adaptive', 'forced_acceptance'
+_RUN_AHEAD_MODES = 'autoregressive', *_LIVING
 _HOLDERS = (
   _MODE,
   _ROWS,
@@ -155,6 +156,8 @@ def sizes() -> ProgramSizes:
     _refuse(['max_length'], 'give --num_nodes')
     _refuse(_DECODER_FLAGS, 'leave it out')
     longest = tree_flags.config().num_nodes - 1
+  if mode() not in _RUN_AHEAD_MODES:
+    _refuse(['run_ahead'], 'its drafts need the text of the round before')
   lengths = tuple(range(longest + 1))
   # A lookup takes the same time whatever it finds.
   most_steps = {
@@ -180,8 +183,15 @@ def sizes() -> ProgramSizes:
   )
 
 
-def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
-  """Loads the models; returns an engine, not compiled yet, and its target."""
+def make_engine(
+  declared: ProgramSizes, *, runs_ahead: bool = True
+) -> tuple[PageEngine, ss.Model]:
+  """Loads the models; returns an engine, not compiled yet, and its target.
+
+  Args:
+    declared: result of `sizes`.
+    runs_ahead: whether --run_ahead has a meaning.
+  """
   target = shared_flags.load_target()
   draft: Any = None
   if mode() == 'chain':
@@ -197,7 +207,15 @@ def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
-  return PageEngine(target, draft, sizes=declared, lookup=lookup), target
+  runs_ahead = runs_ahead and mode() in _RUN_AHEAD_MODES
+  engine = PageEngine(
+    target,
+    draft,
+    sizes=declared,
+    lookup=lookup,
+    run_ahead=tree_flags.run_ahead() if runs_ahead else 0,
+  )
+  return engine, target
 
 
 def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:

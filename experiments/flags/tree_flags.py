@@ -83,8 +83,8 @@ _FORCED_ACCEPTANCE = flags.DEFINE_float(
 _RUN_AHEAD = flags.DEFINE_integer(
   'run_ahead',
   1,
-  'Modes serial and async: rounds that are dispatched before one is read; 0 '
-  'waits for each.',
+  'Rounds that are dispatched before one is read; 0 waits for each. Where '
+  'requests come at any time it is for modes serial, async and autoregressive.',
 )
 
 
