@@ -55,18 +55,7 @@ def main() -> None:
   declared = engine_flags.sizes()
   rates, names = load_flags.request_rates(), load_flags.policy_names()
   cost_flags.check(names)
-  if _VIRTUAL_TIME.value:
-    cost_flags.require('--virtual_time')
-    if load_flags.has_promises():
-      raise errors.UserError(
-        '--slo_tpots are promises of real time, which policies watch; leave '
-        'out --virtual_time'
-      )
-    if flags.FLAGS['run_ahead'].present:
-      raise errors.UserError(
-        '--run_ahead has no effect with --virtual_time, in which the host takes '
-        'no time; leave it out'
-      )
+  _check_virtual_time()
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -106,6 +95,23 @@ def main() -> None:
     print(f'written to {directory}')
   if interruption is not None:
     raise interruption
+
+
+def _check_virtual_time() -> None:
+  """Raises UserError for flags that mean nothing with --virtual_time."""
+  if not _VIRTUAL_TIME.value:
+    return
+  cost_flags.require('--virtual_time')
+  if load_flags.has_promises():
+    raise errors.UserError(
+      '--slo_tpots are promises of real time, which policies watch; leave '
+      'out --virtual_time'
+    )
+  if flags.FLAGS['run_ahead'].present:
+    raise errors.UserError(
+      '--run_ahead has no effect with --virtual_time, in which the host takes '
+      'no time; leave it out'
+    )
 
 
 def _repetition(rows: Sequence[dict[str, Any]]) -> str:

@@ -6,6 +6,7 @@ import serving_cases as cases
 
 from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies import allocation
 from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
 from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
 from swiftspec_jax.policies.goodput import Goodput
@@ -377,3 +378,30 @@ def test_no_node_gets_past_a_better_one():
     calibration.observe(outcome)
   better, worse = calibration(confidences)[:, 0]
   assert better == worse < 0.2
+
+
+@pytest.mark.parametrize('make', [ChainEstimator, TreeEstimator])
+def test_confidences_that_are_nan_count_as_none(make):
+  buckets = cases.unpadded(2, max_length=3)
+  view = cases.make_view(2, buckets)
+  confidences = np.array([[np.nan, 0.9], [np.nan, 0.8], [np.nan, 0.7]])
+  drafts = policies.Drafts(
+    lengths=np.array([3, 3]),
+    confidences=confidences if make is ChainEstimator else None,
+    node_confidences=None if make is ChainEstimator else lambda: confidences,
+  )
+  estimator = make()
+  for _ in range(20):
+    gains = estimator.gains_of(drafts)
+    assert np.isfinite(gains).all()
+    assert np.isfinite(estimator.gains(view)).all()
+    assert allocation.allocate(gains, 3).tolist() == [0, 3]
+    estimator.observe(
+      cases.make_outcome(
+        view,
+        [2, 2],
+        [0, 2],
+        drafts=drafts,
+        accepted_ranks=np.array([[-1, 0], [-1, 1]]),
+      )
+    )

@@ -16,6 +16,8 @@ from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.engine import handles as engine_handles
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.requests import Source
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
@@ -136,34 +138,50 @@ def test_outputs_on_more_devices():
   check(target, requests, serve(engine, requests, seed=7))
 
 
-@pytest.mark.parametrize('split', ['serial', 'async'])
-def test_caches_are_those_of_a_fresh_prefill(split):
-  """Whatever was rejected, left out, preempted or in a slot before."""
+def arrays_of(cache):
+  return [*cache.keys, *cache.values]
+
+
+def assert_fresh(rows, model, text):
+  """Arrays [G, n, E] of a row are those of a text that is read at once."""
+  wanted = arrays_of(fresh_cache(model, text))
+  for row, fresh in zip(rows, wanted, strict=True):
+    np.testing.assert_allclose(row, fresh[0, :, : row.shape[1]], atol=1e-5)
+
+
+@pytest.mark.parametrize(('split', 'run_ahead'), [('serial', 0), ('async', 1)])
+def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
+  """Whatever was rejected, left out, preempted or in a slot before.
+
+  The devices are where the host will only know that they are.
+  """
   target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomLengths(3))
+  engine = make_engine(target, draft, RandomLengths(3), run_ahead=run_ahead)
   for request in random_requests(7, seed=3):
     engine.submit(request)
-  num_checked = 0
-  for _ in range(60):
+  num_checked, shape = 0, (CONFIG.num_kv_heads, CONFIG.head_dim)
+  for _ in range(40):
     engine.step()
-    drafter, texts = engine.drafter, engine._texts
-    cache = drafter.rows.state.cache
-    for slot in np.flatnonzero(engine.scheduler.request_ids >= 0):
-      # The root has no keys and values, nor the token before it after a miss.
-      known, num_read = int(cache.kv_lengths[slot]), drafter._num_read[slot]
-      is_new = drafter._num_tenants[slot] != texts.num_tenants[slot]
-      if is_new or num_read < 2:
+    drafter, scheduler = engine.drafter, engine.scheduler
+    texts = jax.device_get(engine._target.rows)
+    cache, pages = drafter.rows.state.cache, engine._target._cache
+    for slot in np.flatnonzero(scheduler.request_ids >= 0):
+      is_new = drafter._num_tenants[slot] != scheduler.num_tenants[slot]
+      if is_new or drafter._num_read[slot] < 2:
         continue
-      assert num_read - known in (1, 2)
-      want = fresh_cache(draft, texts.token_ids[slot, :known].tolist())
-      for got, fresh in zip(
-        [*cache.keys, *cache.values], [*want.keys, *want.values], strict=True
-      ):
-        np.testing.assert_allclose(
-          got[slot, :, :known], fresh[0, :, :known], atol=1e-5
-        )
+      # The root has no keys and values, nor the token before it after a miss.
+      known = int(cache.kv_lengths[slot])
+      assert int(drafter.rows._num_read[slot]) - known in (1, 2)
+      text = texts.token_ids[slot, : texts.lengths[slot] - 1].tolist()
+      assert_fresh([x[slot, :, :known] for x in arrays_of(cache)], draft, text)
+      table = scheduler.page_table[slot, : -(-len(text) // 8)]
+      rows = [
+        np.asarray(x)[table].reshape(-1, *shape) for x in arrays_of(pages)
+      ]
+      rows = [x[: len(text)].swapaxes(0, 1) for x in rows]
+      assert_fresh(rows, target, text)
       num_checked += 1
-  assert num_checked > 60
+  assert num_checked > 40
 
 
 def new_chains(target, draft):
@@ -223,3 +241,22 @@ def test_bad_sizes_are_refused():
     make_engine(target, draft, None, num_nodes=9)
   with pytest.raises(errors.UserError, match='is_adaptive=True has no effect'):
     make_engine(target, draft, None, is_adaptive=True)
+  with pytest.raises(errors.UserError, match='run_ahead must be at least 0'):
+    make_engine(target, draft, None, run_ahead=-1)
+
+
+def test_what_needs_something_else_is_refused():
+  target, _ = make_models('serial')
+  sizes = engine_cases.make_sizes()
+  with pytest.raises(errors.UserError, match='run_ahead=1 needs LivingTrees'):
+    PageEngine(target, PromptLookup(), sizes=sizes, run_ahead=1)
+  policy = LookupOrModel(FixedLength(1), FixedLength(1))
+  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
+    PageEngine(target, sizes=sizes, policy=policy)
+  engine = PageEngine(target, sizes=sizes)
+  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
+    engine.policy = policy
+  engine.policy = RandomSources(0)
+  engine.submit(random_requests(1, seed=0)[0])
+  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
+    serve(engine, [], seed=0)

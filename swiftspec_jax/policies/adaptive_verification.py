@@ -105,7 +105,8 @@ def features_of(drafts: policies.Drafts, num_positions: int) -> np.ndarray:
   if drafts.confidences is None:
     return np.zeros((num_positions, len(drafts.lengths)))
   with np.errstate(divide='ignore'):
-    odds = np.log(drafts.confidences) - np.log1p(-drafts.confidences)
+    confidences = np.nan_to_num(drafts.confidences)
+    odds = np.log(confidences) - np.log1p(-confidences)
   is_token = np.arange(num_positions)[:, None] < drafts.lengths
   return np.where(is_token, np.clip(odds, -_MAX_FEATURE, _MAX_FEATURE), 0.0)
 

@@ -1,7 +1,8 @@
 """What a drafter's confidence is worth.
 
 A draft model gives its token a probability; how often tokens of that
-probability are accepted is another matter, and is counted here.
+probability are accepted is another matter, and is counted here. NaN, which a
+broken draft gives, counts as 0.
 
 Legend: B rows, K longest draft.
 """
@@ -26,13 +27,14 @@ class Calibration:
 
   def __call__(self, confidences: np.ndarray) -> np.ndarray:
     """Returns the acceptance to expect, of the same shape."""
+    confidences = np.nan_to_num(confidences)
     bins = _bins(confidences)
     prior = _WEIGHT * confidences
     return (self._hits[bins] + prior) / (self._tried[bins] + _WEIGHT)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Counts the tokens that were reached."""
-    confidences = outcome.drafts.confidences
+    confidences = np.nan_to_num(outcome.drafts.confidences)
     places = np.arange(len(confidences))[:, None]
     is_hit = places < outcome.num_accepted
     is_reached = (places <= outcome.num_accepted) & (places < outcome.lengths)
@@ -61,13 +63,14 @@ class NodeCalibration:
 
   def __call__(self, confidences: np.ndarray) -> np.ndarray:
     """Returns the acceptance to expect, not rising along K."""
+    confidences = np.nan_to_num(confidences)
     factors = (self._hits + _NODE_WEIGHT) / (self._expected + _NODE_WEIGHT)
     expected = confidences * factors[_halvings(confidences)]
     return np.minimum.accumulate(np.minimum(expected, 1.0), axis=0)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Counts the nodes that were verified."""
-    confidences = outcome.drafts.node_confidences()
+    confidences = np.nan_to_num(outcome.drafts.node_confidences())
     is_tried = np.arange(len(confidences))[:, None] < outcome.lengths
     if outcome.is_usable is not None:
       is_tried &= outcome.is_usable
