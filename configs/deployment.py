@@ -1,6 +1,8 @@
 """What a plan is made for."""
 
 import dataclasses
+import pathlib
+import runpy
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
@@ -86,3 +88,21 @@ class Deployment:
       'empty where int4 or the published splits are not to choose from',
     )
     errors.check_fields(self, checks)
+
+
+def read(path: pathlib.Path) -> Deployment:
+  """Returns the deployment of a config file.
+
+  Raises:
+    UserError: the file cannot be run, or sets no CONFIG.
+  """
+  try:
+    found = runpy.run_path(str(path)).get('CONFIG')
+  except (OSError, SyntaxError, ImportError) as error:
+    raise errors.UserError(f'cannot read {path}: {error}') from error
+  if not isinstance(found, Deployment):
+    raise errors.UserError(
+      f'{path} must set CONFIG to a configs.deployment.Deployment, '
+      f'got {found!r}'
+    )
+  return found

@@ -4,18 +4,17 @@ r"""Asynchronous trees in batches: who waits for a row that missed its tree?
 
 Decodes all prompts in batches of several sizes: in serial mode; in asynchronous
 mode where all rows wait for the new trees of rows that missed; and where such
-rows send the root alone (`TreeConfig.waits_for_misses`). Speeds are measured
-here, and computed for devices with the step times of --target_seconds and
---draft_seconds, from the rounds that were run. Those are of Llama-3-70B and 3B
-on eight H800 in the SwiftSpec paper, table 3. The directory gets rows.jsonl and
-async_batches.png.
+rows send the root alone (`TreeConfig.waits_for_misses`). With
+--forced_acceptance a tiny pair decodes instead, as in `experiments.plan`. What
+the rounds take is predicted for the chips of --deployment, those of a batch for its
+size, with the best split of the chips. The directory gets rows.jsonl,
+provenance.json and async_batches.png.
 """
 
 import dataclasses
 import itertools
 import json
 import pathlib
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +22,13 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
+from configs import deployment as deployment_lib
 from experiments import program
 from experiments import prompts as prompts_lib
 from experiments.flags import shared_flags, tree_flags
-from experiments.measuring import benchmark_run, references
+from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output, provenance
+from experiments.planning import plan_rounds
 from experiments.studies import async_batches_plot, async_batches_report
 from swiftspec_jax import errors
 from swiftspec_jax.engine.rows import RoundRecord, RowEngine
@@ -36,16 +37,18 @@ _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
 )
 _LIMIT = flags.DEFINE_integer(
-  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
+  'limit',
+  None,
+  'How many requests to take. Default: all prompts; 16 with forced acceptance.',
+  lower_bound=1,
 )
 _BATCH_SIZES = flags.DEFINE_multi_integer(
   'batch_size', [1, 2, 4, 8], 'Rows that decode together.', lower_bound=1
 )
-_TARGET_SECONDS = flags.DEFINE_float(
-  'target_seconds', 0.01048, "A step of the target, whatever the batch's size."
-)
-_DRAFT_SECONDS = flags.DEFINE_float(
-  'draft_seconds', 0.00325, 'A forward of the draft.'
+_DEPLOYMENT = flags.DEFINE_string(
+  'deployment',
+  'configs/llama3_70b_3b_8xh800.py',
+  'Python file with a CONFIG, see configs/.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the results.', required=True
@@ -60,14 +63,19 @@ def main() -> None:
       raise errors.UserError(
         f'--{name} has no meaning here: sizes are fixed, and both are compared'
       )
+  if tree_flags.config().forced_acceptance is not None:
+    for name in ('target', 'draft', 'prompts'):
+      if flags.FLAGS[name].present:
+        raise errors.UserError(
+          f'--{name} has no effect where acceptance is forced: any pair will do'
+        )
   modes = ['serial', 'async']
   shared_flags.check(modes)
-  prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
+  deployment = deployment_lib.read(pathlib.Path(_DEPLOYMENT.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
-  target = shared_flags.load_target()
-  drafts = shared_flags.load_drafts(target, modes)
-  requests = _requests(target, prompts)
+  pairs, requests = _pairs(modes)
+  target = pairs['async'][0]
   rows = []
   sizes = sorted(set(_BATCH_SIZES.value))
   jobs = list(itertools.product(sizes, async_batches_report.VARIANTS))
@@ -75,41 +83,44 @@ def main() -> None:
     for batch_size, variant in progress:
       progress.set_postfix_str(f'{variant}, {batch_size} rows')
       mode, waits = async_batches_report.VARIANTS[variant]
-      records, seconds = _run(target, drafts[mode], waits, batch_size, requests)
-      growth = tree_flags.config().num_draft_steps if mode == 'async' else 0
-      figures = async_batches_report.summarize(
-        records,
-        seconds,
-        target_seconds=_TARGET_SECONDS.value,
-        draft_seconds=_DRAFT_SECONDS.value,
-        num_growth_steps=growth,
+      records = _run(*pairs[mode], waits, batch_size, requests)
+      figures = async_batches_report.best_of_splits(
+        deployment, mode, records, tree_flags.config(), batch_size
       )
       rows.append({'batch_size': batch_size, 'variant': variant, **figures})
       lines = ''.join(json.dumps(row) + '\n' for row in rows)
       benchmark_output.write(directory / 'rows.jsonl', lines.encode())
   facts = {**provenance.collect(), 'flags': _settings()}
   benchmark_output.write_json(directory / 'provenance.json', facts)
-  title = f'{target.name} + {drafts["async"].name}, {len(requests)} prompts'
+  title = (
+    f'{deployment.name}; rounds of {target.name}, {len(requests)} requests'
+  )
   picture = async_batches_plot.draw(rows, title)
   benchmark_output.write(directory / 'async_batches.png', picture)
   print(async_batches_report.table(rows))
   print(f'written to {directory}')
 
 
-def _requests(
-  target: ss.Model, prompts: Sequence[prompts_lib.Prompt]
-) -> list[ss.Request]:
-  """Returns a request for each prompt, with its output if that is forced."""
+def _pairs(
+  modes: Sequence[str],
+) -> tuple[dict[str, tuple[ss.Model, ss.Model]], list[ss.Request]]:
+  """Returns target and draft of each mode, and requests for them."""
   sampling = shared_flags.sampling()
+  if tree_flags.config().forced_acceptance is not None:
+    pairs = {mode: plan_rounds.tiny_pair(mode) for mode in modes}
+    requests = plan_rounds.known_requests(
+      pairs['serial'][0], _LIMIT.value or 16, sampling.max_new_tokens
+    )
+    return pairs, requests
+  prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
+  target = shared_flags.load_target()
+  drafts = shared_flags.load_drafts(target, modes)
   encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
   requests = [
     ss.Request(token_ids=token_ids, sampling=sampling)
     for _, token_ids in encoded
   ]
-  if tree_flags.config().forced_acceptance is None:
-    return requests
-  known = references.References(target)
-  return [known.add_to(request) for request in requests]
+  return {mode: (target, drafts[mode]) for mode in modes}, requests
 
 
 def _run(
@@ -118,8 +129,8 @@ def _run(
   waits_for_misses: bool,
   batch_size: int,
   requests: Sequence[ss.Request],
-) -> tuple[list[RoundRecord], float]:
-  """Decodes all requests; returns the rounds, and the seconds they took."""
+) -> list[RoundRecord]:
+  """Decodes all requests; returns the rounds."""
   longest = max(len(request.token_ids) for request in requests)
   limit = longest + shared_flags.sampling().max_new_tokens
   tree = dataclasses.replace(
@@ -131,14 +142,14 @@ def _run(
   engine.warm_up()
   for request in requests:
     engine.submit(request)
-  records, start = [], time.perf_counter()
+  records = []
   while engine.num_requests:
     records.append(engine.step())
-  return records, time.perf_counter() - start
+  return records
 
 
 def _settings() -> dict[str, Any]:
-  holders = _PROMPTS, _LIMIT, _BATCH_SIZES, _TARGET_SECONDS, _DRAFT_SECONDS
+  holders = _PROMPTS, _LIMIT, _BATCH_SIZES, _DEPLOYMENT
   return {
     **{holder.name: holder.value for holder in holders},
     **shared_flags.to_json(),

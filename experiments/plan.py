@@ -14,7 +14,6 @@ beside published figures), summary.json, speed.png and report.html.
 import dataclasses
 import json
 import pathlib
-import runpy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
+from configs import deployment as deployment_lib
 from configs.deployment import Deployment
 from experiments import program
 from experiments.output import (
@@ -38,7 +38,6 @@ from experiments.planning import (
   plan_search,
   plan_validation,
 )
-from swiftspec_jax import errors
 
 _CONFIG = flags.DEFINE_string(
   'config', None, 'Python file with a CONFIG, see configs/.', required=True
@@ -102,15 +101,7 @@ def main() -> None:
 
 def _read(path: pathlib.Path) -> Deployment:
   """Returns the deployment of a config file, with the flags' changes."""
-  try:
-    found = runpy.run_path(str(path)).get('CONFIG')
-  except (OSError, SyntaxError, ImportError) as error:
-    raise errors.UserError(f'cannot read --config={path}: {error}') from error
-  if not isinstance(found, Deployment):
-    raise errors.UserError(
-      f'--config={path} must set CONFIG to a configs.deployment.Deployment, '
-      f'got {found!r}'
-    )
+  found = deployment_lib.read(path)
   if _FORCED_ACCEPTANCE.value is None:
     return found
   return dataclasses.replace(found, acceptance=_FORCED_ACCEPTANCE.value)

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.studies import async_batches_report
 from swiftspec_jax.engine.rows import RoundRecord
+from swiftspec_jax.planning.rounds import Times
 
 
 def record(accepted, num_forwards, outcomes=(0, 0, 0)):
@@ -28,16 +29,13 @@ def test_rounds_are_priced(num_growth_steps, step):
   """Two rows, then one, then what was on its way when both had ended."""
   figures = async_batches_report.summarize(
     [record([2, 0], 3, (1, 0, 1)), record([1], 0, (0, 1, 1)), record([], 2)],
-    seconds=12.0,
-    target_seconds=4.0,
-    draft_seconds=1.0,
+    Times(target=4.0, draft=1.0),
     num_growth_steps=num_growth_steps,
   )
   first, second = step + 3, step
   assert figures == {
     'tokens_per_second': 6 / (first + second),
     'tpot': (2 * first + second) / 6,
-    'measured_tokens_per_second': 0.5,
     'acceptance_length': 2.0,
     'hit_rate': 0.5,
     'forwards_waited': 1.5,
@@ -45,18 +43,10 @@ def test_rounds_are_priced(num_growth_steps, step):
   }
 
 
-def test_program_compares_who_waits(tmp_path, model):
-  prompts = tmp_path / 'prompts.jsonl'
-  lines = [
-    json.dumps({'question_id': i, 'category': 'a', 'turns': [f'Say {i}.']})
-    for i in range(3)
-  ]
-  prompts.write_text('\n'.join(lines))
+def test_program_compares_who_waits(tmp_path):
   status, output, complaints = programs.run(
     'async_batches',
-    f'--target={model}',
-    f'--draft={model}',
-    f'--prompts={prompts}',
+    '--limit=3',
     f'--output_dir={tmp_path / "results"}',
     '--max_new_tokens=6',
     '--batch_size=2',
@@ -72,6 +62,7 @@ def test_program_compares_who_waits(tmp_path, model):
   ]
   assert [row['variant'] for row in rows] == list(async_batches_report.VARIANTS)
   assert all(row['tpot'] > 0 for row in rows)
+  assert [row['target_chips'] for row in rows] == [8, 4, 4]
   assert 'async, root alone' in output
   picture = (tmp_path / 'results' / 'async_batches.png').read_bytes()
   assert picture.startswith(b'\x89PNG')

@@ -73,25 +73,45 @@ def record(
     num_requests: requests to decode, one after the other.
     modes: 'serial', 'async' or both.
   """
+  for mode in modes:
+    target, draft = tiny_pair(mode)
+    requests = known_requests(target, num_requests)
+    for tree in trees:
+      yield _record(mode, target, draft, tree, requests)
+
+
+def tiny_pair(mode: str) -> tuple[ss.Model, ss.Model]:
+  """Returns a target and a draft, for forced acceptance, on one or two CPUs."""
   first, second = jax.devices('cpu')[:2]
-  target = testing.random_model(_TINY, devices=[first])
+  own = [second if mode == 'async' else first]
+  return (
+    testing.random_model(_TINY, devices=[first]),
+    testing.random_model(_TINY, seed=1, devices=own),
+  )
+
+
+def known_requests(
+  target: ss.Model, count: int, num_tokens: int = _NUM_TOKENS
+) -> list[ss.Request]:
+  """Returns requests with the outputs that the draft is told.
+
+  Args:
+    target: target of `tiny_pair`.
+    count: number of requests.
+    num_tokens: tokens of each output.
+  """
   known = references.References(target)
-  requests = [
+  return [
     known.add_to(
       ss.Request(
         token_ids=(i % 256, i // 256),
         sampling=ss.SamplingParams(
-          seed=i, max_new_tokens=_NUM_TOKENS, ignore_eos=True
+          seed=i, max_new_tokens=num_tokens, ignore_eos=True
         ),
       )
     )
-    for i in range(num_requests)
+    for i in range(count)
   ]
-  for mode in modes:
-    own = [second if mode == 'async' else first]
-    draft = testing.random_model(_TINY, seed=1, devices=own)
-    for tree in trees:
-      yield _record(mode, target, draft, tree, requests)
 
 
 def _record(

@@ -10,6 +10,7 @@ import numpy as np
 from configs.deployment import Deployment, Published
 from experiments.planning.plan_rounds import Recording
 from swiftspec_jax import errors
+from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.planning import forward as forward_lib
 from swiftspec_jax.planning import rounds as rounds_lib
 from swiftspec_jax.planning.forward import Chip, Forward, ForwardSeconds
@@ -80,7 +81,7 @@ def plans(
   for weight_dtype, is_fused, recording in itertools.product(
     deployment.weight_dtypes, (False, True), recordings
   ):
-    for split in _splits(deployment, recording.mode):
+    for split in splits(deployment, recording.mode):
       try:
         found.append(
           _plan(deployment, recording, split, weight_dtype, is_fused)
@@ -95,7 +96,8 @@ def plans(
   return found, list(refused.values())
 
 
-def _splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
+def splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
+  """Yields chips of target and of draft to choose from."""
   total = deployment.num_chips
   if mode == 'serial':
     yield total, total
@@ -104,13 +106,49 @@ def _splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
 
 
 def _plan(deployment, recording, split, weight_dtype, is_fused) -> Plan:
-  tree, chip = recording.tree, deployment.chip
+  times, target = times_of(
+    deployment, split, recording.tree, weight_dtype, is_fused=is_fused
+  )
+  return Plan(
+    recording=recording,
+    target_chips=split[0],
+    draft_chips=split[1],
+    kernels=is_fused,
+    weight_dtype=weight_dtype,
+    times=times,
+    target=target,
+  )
+
+
+def times_of(
+  deployment: Deployment,
+  split: tuple[int, int],
+  tree: TreeConfig,
+  weight_dtype: str | None,
+  *,
+  is_fused: bool,
+  num_rows: int = 1,
+) -> tuple[Times, ForwardSeconds]:
+  """Returns predicted seconds, and the parts of a verification.
+
+  Args:
+    deployment: models and chips.
+    split: chips of target and of draft; where both have all, they take turns.
+    tree: sizes of the trees.
+    weight_dtype: dtype of the matrices.
+    is_fused: whether kernels are fused.
+    num_rows: requests that decode together.
+
+  Raises:
+    UserError: the models do not fit into the chips' memory.
+  """
+  chip = deployment.chip
   target, draft = (
     Forward(
       config=dataclasses.replace(config, weight_dtype=weight_dtype),
       num_chips=num_chips,
-      num_tokens=num_tokens,
-      context=deployment.context,
+      num_tokens=num_tokens * num_rows,
+      context=deployment.context * num_rows,
       is_fused=is_fused,
     )
     for config, num_chips, num_tokens in zip(
@@ -120,24 +158,17 @@ def _plan(deployment, recording, split, weight_dtype, is_fused) -> Plan:
       strict=True,
     )
   )
-  is_shared = recording.mode == 'serial'
+  is_shared = sum(split) > deployment.num_chips
   for models in [(target, draft)] if is_shared else [(target,), (draft,)]:
     forward_lib.check_fits(models, chip)
   seconds = forward_lib.predict(target, chip)
   tree_work = _TREE_KERNELS * chip.launch_seconds
-  return Plan(
-    recording=recording,
-    target_chips=split[0],
-    draft_chips=split[1],
-    kernels=is_fused,
-    weight_dtype=weight_dtype,
-    times=Times(
-      target=seconds.total,
-      draft=forward_lib.predict(draft, chip).total + tree_work,
-      handoff=tree_work + (0.0 if is_shared else 2 * chip.link_latency),
-    ),
-    target=seconds,
+  times = Times(
+    target=seconds.total,
+    draft=forward_lib.predict(draft, chip).total + tree_work,
+    handoff=tree_work + (0.0 if is_shared else 2 * chip.link_latency),
   )
+  return times, seconds
 
 
 def best(found: Sequence[Plan]) -> Plan:

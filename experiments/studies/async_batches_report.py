@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from configs.deployment import Deployment
+from experiments.planning import plan_search
+from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.engine.rows import RoundRecord
 from swiftspec_jax.planning.rounds import Rounds, Times
 
@@ -16,29 +19,59 @@ VARIANTS = {
 }
 
 
-def summarize(
+def best_of_splits(
+  deployment: Deployment,
+  mode: str,
   records: Sequence[RoundRecord],
-  seconds: float,
-  *,
-  target_seconds: float,
-  draft_seconds: float,
-  num_growth_steps: int,
+  tree: TreeConfig,
+  num_rows: int,
+) -> dict[str, Any]:
+  """Returns the figures of rounds on the chips of a deployment, split best.
+
+  Both models have the first of its dtypes, and fused kernels.
+
+  Args:
+    deployment: models and chips.
+    mode: 'serial' or 'async'.
+    records: records of the rounds.
+    tree: sizes of the trees.
+    num_rows: rows that decode together.
+
+  Returns:
+    As `summarize`, and `target_chips`.
+  """
+  growth = tree.num_draft_steps if mode == 'async' else 0
+  found = []
+  for split in plan_search.splits(deployment, mode):
+    times, _ = plan_search.times_of(
+      deployment,
+      split,
+      tree,
+      deployment.weight_dtypes[0],
+      is_fused=True,
+      num_rows=num_rows,
+    )
+    figures = summarize(records, times, num_growth_steps=growth)
+    found.append({**figures, 'target_chips': split[0]})
+  return max(found, key=lambda figures: figures['tokens_per_second'])
+
+
+def summarize(
+  records: Sequence[RoundRecord], times: Times, *, num_growth_steps: int
 ) -> dict[str, Any]:
   """Returns the figures of a run.
 
   Args:
     records: records of the rounds.
-    seconds: duration of the run, prefill included.
-    target_seconds: a step of the target.
-    draft_seconds: a forward of the draft.
+    times: seconds of the parts of a round.
     num_growth_steps: draft forwards beside a step of the target; 0 in serial
       mode.
 
   Returns:
     `tokens_per_second`, `tpot` (seconds per output token of a row),
-    `measured_tokens_per_second`, `acceptance_length` of a row and round,
-    `hit_rate`, and `forwards_waited`, draft forwards a round that the target
-    waited for. The first two are for devices with the given step times.
+    `acceptance_length` of a row and round, `hit_rate`, and `forwards_waited`,
+    draft forwards a round that the target waited for. The first two are for
+    devices with the given times.
   """
   num_rows = np.array([len(record.lengths) for record in records])
   num_tokens = np.array(
@@ -46,17 +79,16 @@ def summarize(
   )
   forwards = np.array([record.num_forwards for record in records])
   outcomes = sum(record.outcomes for record in records)
-  times = Rounds(
+  seconds = Rounds(
     num_tokens=num_tokens,
     num_rounds=num_rows > 0,
     num_waits=forwards * (num_rows > 0),
     num_growth_steps=num_growth_steps,
-  ).seconds(Times(target=target_seconds, draft=draft_seconds))
+  ).seconds(times)
   total = int(num_tokens.sum())
   return {
-    'tokens_per_second': float(total / times.sum()),
-    'tpot': float((times * num_rows).sum() / total),
-    'measured_tokens_per_second': total / seconds,
+    'tokens_per_second': float(total / seconds.sum()),
+    'tpot': float((seconds * num_rows).sum() / total),
     'acceptance_length': float(total / num_rows.sum()),
     'hit_rate': float(outcomes[-1] / max(outcomes.sum(), 1)),
     'forwards_waited': float(forwards[num_rows > 0].mean()),
@@ -68,12 +100,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   """Returns the figures as text."""
   lines = [
     f'{"rows":>4}  {"variant":<18}{"tokens/s":>9}{"tpot ms":>9}'
-    f'{"measured":>10}{"tokens":>8}{"hits":>7}{"waited":>8}'
+    f'{"chips":>7}{"tokens":>8}{"hits":>7}{"waited":>8}'
   ]
   lines += [
     f'{row["batch_size"]:>4}  {row["variant"]:<18}'
     f'{row["tokens_per_second"]:>9.0f}{1e3 * row["tpot"]:>9.2f}'
-    f'{row["measured_tokens_per_second"]:>10.1f}'
+    f'{row["target_chips"]:>7}'
     f'{row["acceptance_length"]:>8.2f}{row["hit_rate"]:>7.2f}'
     f'{row["forwards_waited"]:>8.2f}'
     for row in rows

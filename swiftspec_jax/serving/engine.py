@@ -350,8 +350,8 @@ class PageEngine(engine.Engine[PagedJob]):
 
     Args:
       unread: step that was read.
-      step: its plan for the R rows whose requests have not ended before.
-      is_present: which of all its rows these are.
+      step: plan of it for the R rows whose requests have not ended before.
+      is_present: mask of these among all its rows.
       packed: numbers and tokens of `choices.verify`.
       logprobs: those of `choices.verify`.
 

@@ -168,7 +168,7 @@ def verify(
     sampling: sampling parameters of the slots.
     rows: texts of the slots.
     trees: trees of the drafts; None where they are chains.
-    reads_texts: static; whether the sampling looks at the texts.
+    reads_texts: whether the sampling looks at the texts; static.
     kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
     sharding: static sharding of any array on the same devices.
 

@@ -3,9 +3,8 @@
 The host packs it with the lengths that it has read. The devices know the texts
 to their ends, and move the rows there.
 
-Legend: R rows, N tokens, M queries, B slots, S tokens of the longest text,
-K longest draft, T = K + 1, or 1 in a plain step, X blocks, W tokens of each,
-P pages, Z tokens of one.
+Legend: N tokens, M queries, B slots, K longest draft, T = K + 1, or 1 in a
+plain step, P pages, Z tokens of one.
 """
 
 import functools
