@@ -122,9 +122,10 @@ async def health(http: fastapi.Request):
   service = http.app.state.service
   if service.is_draining:
     raise HTTPException(503, 'the server is shutting down')
-  if service.engine.error is not None:
-    raise HTTPException(503, 'the engine has failed; see the log')
   programs = service.engine.programs
+  error = service.engine.error or programs.error
+  if error is not None:
+    raise HTTPException(503, f'the engine has failed: {error!r}; see the log')
   return {
     'status': 'warming up' if programs.is_warming_up else 'ok',
     'num_programs': programs.num_programs,
