@@ -9,13 +9,11 @@ Legend: R rows of a step, B of them decode, U slots, K longest draft.
 
 import dataclasses
 import time
-from typing import Any
 
 import jax
 import numpy as np
 
 from swiftspec_jax import errors, policies, types
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
@@ -26,11 +24,12 @@ from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
-from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  verdicts_of,
 )
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
@@ -171,9 +170,13 @@ class PageEngine(engine.Engine[PagedJob]):
     if isinstance(self.policy, LookupOrModel) and not plan.looks_up:
       judged = self.lookup.draft(view, view.limits, self._texts)
     dispatched = time.perf_counter()
-    packed, logprobs, report = jax.device_get((*output, drafts.report))
+    packed, logprobs, report, shown = jax.device_get(
+      (*output, drafts.report, self._shown(step, drafts))
+    )
     waited = time.perf_counter() - dispatched
-    accepted, ended = self._commit(view, plan, step, drafts, packed, logprobs)
+    accepted, ended = self._commit(
+      view, plan, step, drafts, packed, (logprobs, shown)
+    )
     end = time.perf_counter()
     self._observe(view, plan, step, drafts, packed, end - start)
     if judged is not None:
@@ -189,7 +192,7 @@ class PageEngine(engine.Engine[PagedJob]):
       time=end,
       seconds=end - start,
       host_seconds=end - start - waited,
-      **_verdicts(report),
+      **verdicts_of(report),
     )
 
   def _draft(
@@ -223,6 +226,13 @@ class PageEngine(engine.Engine[PagedJob]):
       self._texts.token_ids,
     )
 
+  def _shown(
+    self, step: StepPlan, drafts: SlotDrafts
+  ) -> draft_nodes.ShownDrafts | None:
+    """Returns the drafts if the user of a request wants to see them."""
+    wants = (self._jobs[i].shows_drafts for i in step.request_ids.tolist())
+    return draft_nodes.shown(drafts) if any(wants) else None
+
   def _commit(
     self,
     view: policies.StepView,
@@ -230,9 +240,9 @@ class PageEngine(engine.Engine[PagedJob]):
     step: StepPlan,
     drafts: SlotDrafts,
     packed: np.ndarray,
-    logprobs: types.Logprobs | None,
+    extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Appends what stands to the outputs.
+    """Appends what stands to the outputs; `extras` are for who asked for them.
 
     Returns:
       i64[R] draft tokens that are part of the outputs, and the requests i64[F]
@@ -246,8 +256,8 @@ class PageEngine(engine.Engine[PagedJob]):
       new = job.push_packed(
         packed[slot].tolist(),
         int(step.lengths[i]),
-        jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
-        is_looked_up=plan.looks_up,
+        *jax.tree.map(lambda x, slot=slot: x[slot], extras),
+        looks_up=plan.looks_up,
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())
@@ -290,7 +300,8 @@ class PageEngine(engine.Engine[PagedJob]):
     ranks = None
     if self._takes_trees:
       # Behind two counts, the tokens and the index of the root.
-      path = packed[:, 2 + view.buckets.max_length + 2 :].T
+      num_nodes = view.buckets.max_length + 1
+      path = packed[:, 2 + num_nodes + 1 : 2 + 2 * num_nodes].T
       is_accepted = np.arange(len(path))[:, None] < packed[:, 0]
       ranks = np.where(is_accepted, path - 1, -1)
     self.policy.observe(
@@ -387,14 +398,3 @@ class PageEngine(engine.Engine[PagedJob]):
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)
     return step
-
-
-def _verdicts(report: np.ndarray | None) -> dict[str, Any]:
-  """Returns what `SlotDrafts.report` says, as fields of a record."""
-  if report is None:
-    return {}
-  outcomes, num_forwards = report[report[:, 0] != types.NO_OUTCOME].T
-  return {
-    'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
-    'num_forwards': int(num_forwards.max(initial=0)),
-  }

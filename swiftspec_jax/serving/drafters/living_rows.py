@@ -50,7 +50,7 @@ def features_at(pages: jax.Array, places: jax.Array) -> jax.Array:
 @jax.jit
 def unpack(
   proposal: jax.Array, has_news: jax.Array
-) -> tuple[jax.Array, SlotTrees, jax.Array]:
+) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
   """Returns a packed `TreeProposal` of all slots as an engine takes it.
 
   Args:
@@ -58,14 +58,16 @@ def unpack(
     has_news: bool[U] whether the draft followed a verdict for the slot.
 
   Returns:
-    Tokens i32[U, K], the trees, and for the statistics i32[U, 2]: the outcome
-    of that verdict, or NO_OUTCOME, and the draft forwards behind it.
+    Tokens i32[U, K], the trees, the probabilities f32[U, K] of the nodes, and
+    for the statistics i32[U, 2]: the outcome of that verdict, or NO_OUTCOME,
+    and the draft forwards behind it.
   """
   proposal = types.TreeProposal.unpack(proposal)
   outcome = jnp.where(has_news, proposal.outcome, types.NO_OUTCOME)
   return (
     jnp.maximum(proposal.token_ids, 0)[:, 1:],
-    slot_trees.of_parents(proposal.parents),
+    slot_trees.of_parents(proposal.parents, proposal.is_looked_up),
+    jnp.exp(proposal.log_probs)[:, 1:],
     jnp.stack([outcome, proposal.num_forwards], axis=1),
   )
 
@@ -291,7 +293,9 @@ class LivingRows:
       context=chunk.context,
     )
 
-  def advance(self, news: News) -> tuple[jax.Array, SlotTrees, jax.Array]:
+  def advance(
+    self, news: News
+  ) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
     """Enqueues the next proposals; returns `unpack`'s, for the target."""
     is_busy = news.budgets > 0
     if (is_busy != self._is_busy).any():

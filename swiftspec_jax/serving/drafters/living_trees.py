@@ -205,13 +205,14 @@ class LivingTreeDrafter:
     # Each token is read with the feature of the one before it.
     places = self.rows.places(texts.page_table[slots], positions - 1)
     news.places[slots] = np.where(is_new, places, news.places[slots])
-    token_ids, trees, report = self.rows.advance(news)
+    token_ids, trees, probs, report = self.rows.advance(news)
     self._num_read[slots], self._is_fresh[slots] = num_known, False
     self._grows = True
     return SlotDrafts(
       drafts=policies.Drafts(lengths=lengths),
       token_ids=token_ids,
       trees=trees,
+      probs=probs,
       report=report,
     )
 
