@@ -20,8 +20,8 @@ const Drafts = (() => {
     return element;
   }
 
-  const visible = text =>
-    text.replace(/ /g, '\u00b7').replace(/\n/g, '\u23ce').replace(/\t/g, '\u21e5');
+  const visible = text => text === '' ? '(no text)' : text
+    .replace(/ /g, '\u00b7').replace(/\n/g, '\u23ce').replace(/\t/g, '\u21e5');
 
   function short(text) {
     const letters = [...visible(text)];
@@ -134,7 +134,9 @@ const Drafts = (() => {
     const index = shown + change;
     if (index < 0 || index >= rounds.length) return;
     isPaused = true;
+    const focused = document.activeElement;
     show(index);
+    if (focused.disabled) at('pause').focus();  // at either end
     at('said').textContent = words(rounds[index]);
   }
 
@@ -151,7 +153,12 @@ const Drafts = (() => {
 
   return {
     get isOpen() { return at('tree').open; },
-    start() { rounds = []; shown = -1; pause(false); },
+    start() {
+      rounds = [];
+      shown = -1;
+      pause(false);
+      if (calm.matches) at('which').textContent = 'Drawn at the end of the answer.';
+    },
     // A step: `before` is the last token that was known, `own` the target's.
     add(round) {
       rounds.push({...round, number: (rounds.at(-1)?.number ?? 0) + 1});
