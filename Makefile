@@ -13,9 +13,12 @@ PYTHON ?= $(shell \
 # The one with the compilers of other devices, which are large.
 AOT_VENV ?= .venv-aot
 
-BOOTSTRAP = @$(PYTHON) bootstrap.py --venv $(VENV)
+# A uv to install with, in place of pip: make UV=uv TARGET.
+UV ?=
+
+BOOTSTRAP = @$(PYTHON) bootstrap.py --venv $(VENV) $(UV:%=--uv=%)
 RUN = $(VENV)/bin/python -m
-BOOTSTRAP_AOT = @$(PYTHON) bootstrap.py --venv $(AOT_VENV) \
+BOOTSTRAP_AOT = @$(PYTHON) bootstrap.py --venv $(AOT_VENV) $(UV:%=--uv=%) \
   --requirements requirements-aot.txt
 AOT = $(AOT_VENV)/bin/python -m experiments.aot
 

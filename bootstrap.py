@@ -3,10 +3,11 @@
   python3 bootstrap.py --venv .venv [EXTRA ...]
 
 installs the checkout in editable form with the named extras of
-pyproject.toml, and what --requirements FILE lists. A stamp in the environment
-records what is there, so that a second call returns at once. Standard library
-only, and no syntax newer than Python 3.6, so that an old Python gets the
-message below, not a SyntaxError.
+pyproject.toml, and what --requirements FILE lists. With --uv=PATH uv installs,
+which takes less time than pip and does not read its configuration. A stamp in
+the environment records what is there, so that a second call returns at once.
+Standard library only, and no syntax newer than Python 3.6, so that an old
+Python gets the message below, not a SyntaxError.
 """
 
 import argparse
@@ -82,14 +83,16 @@ def make_venv(folder):
     )
 
 
-def pip_install(folder, extras, requirements):
-  """Installs the checkout; returns what pip wrote to standard error."""
+def install(folder, extras, requirements, uv):
+  """Installs the checkout; returns the status, and what went to stderr."""
   target = '.[{}]'.format(','.join(extras)) if extras else '.'
-  python = folder / 'bin' / 'python'
+  python = str(folder / 'bin' / 'python')
   # Without its log, unless PIP_VERBOSE=1 asks for it. Most modules are never
   # imported, so they are compiled when they are.
-  command = [str(python), '-m', 'pip', 'install', '--quiet', '--no-compile']
-  command += ['--editable', target]
+  command = [python, '-m', 'pip', 'install', '--no-compile']
+  if uv:
+    command = [uv, 'pip', 'install', '--python', python]
+  command += ['--quiet', '--editable', target]
   for name in requirements:
     command += ['--requirement', name]
   print(
@@ -107,7 +110,7 @@ def pip_install(folder, extras, requirements):
   return process.returncode, ''.join(complaints)
 
 
-def update(folder, extras, requirements):
+def update(folder, extras, requirements, uv):
   """Brings the environment in `folder` up to date, or exits with 1.
 
   Without a stamp it is made from scratch: nobody knows what an interrupted
@@ -128,12 +131,13 @@ def update(folder, extras, requirements):
     make_venv(folder)
   else:
     (folder / STAMP).unlink()
-  returncode, complaints = pip_install(folder, wanted['extras'], requirements)
+  returncode, complaints = install(folder, wanted['extras'], requirements, uv)
   if returncode == 0:
     write_stamp(folder, wanted)
     return
-  if not any(sign in complaints for sign in INDEX_SIGNS):
-    sys.exit('bootstrap: pip failed; its message is above')
+  if uv or not any(sign in complaints for sign in INDEX_SIGNS):
+    name = 'uv' if uv else 'pip'
+    sys.exit('bootstrap: {} failed; its message is above'.format(name))
   if stamp is not None:
     # Pip fetches everything before it changes anything.
     write_stamp(folder, stamp)
@@ -149,13 +153,15 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--venv', type=pathlib.Path, required=True)
   parser.add_argument('--requirements', action='append', default=[])
+  parser.add_argument('--uv')
   parser.add_argument('extras', nargs='*')
   args = parser.parse_args()
   problem = python_problem(sys.version_info)
   if problem:
     sys.exit('bootstrap: ' + problem)
   try:
-    update(ROOT / args.venv, set(args.extras), args.requirements)
+    extras = set(args.extras)
+    update(ROOT / args.venv, extras, args.requirements, args.uv)
   except KeyboardInterrupt:
     sys.exit('bootstrap: interrupted; the next call starts afresh')
 

@@ -5,8 +5,11 @@
 is `python -m experiments.generate --prompt='Why is the sky blue?'`.
 """
 
+import difflib
 import runpy
 import sys
+
+from experiments.output import pipes
 
 # By command: the module, and what it does.
 PROGRAMS = {
@@ -34,17 +37,17 @@ def main() -> None:
   """Runs the program that the command line names."""
   name = next(iter(sys.argv[1:]), '--help')
   if name in ('help', '-h', '--help'):
-    print(_help())
+    with pipes.reader_may_go():
+      print(_help())
   elif name in PROGRAMS:
     module, _ = PROGRAMS[name]
     del sys.argv[1]
     _run(f'experiments.{module}')
   else:
-    names = ', '.join(PROGRAMS)
-    print(
-      f'error: there is no command {name!r}; choose one of {names}',
-      file=sys.stderr,
-    )
+    nearest = difflib.get_close_matches(name.lstrip('-'), PROGRAMS, n=1)
+    hint = f'do you mean {nearest[0]!r}?' if nearest else ''
+    hint = hint or f'choose one of {", ".join(PROGRAMS)}'
+    print(f'error: there is no command {name!r}; {hint}', file=sys.stderr)
     sys.exit(_USAGE)
 
 

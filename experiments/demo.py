@@ -72,9 +72,6 @@ def main() -> None:
   for name, prompt in _PROMPTS.items():
     token_ids = tokenizer_lib.encode_prompt(model.tokenizer, prompt)
     request = ss.Request(token_ids=tuple(token_ids), sampling=_SAMPLING)
-    with status.Status(f'{name}: compiling...', console=screen):
-      for decoder in (plain, auto):
-        streaming.compile_for(decoder, request)
     screen.rule(name)
     screen.print(text.Text(prompt, 'dim'))
     first, second = _race(screen, plain, auto, request)
@@ -91,7 +88,12 @@ def _race(
   auto: ss.Decoder,
   request: ss.Request,
 ) -> tuple[ss.GenerationResult, ss.GenerationResult]:
-  """Decodes one behind the other; beside the second the first is replayed."""
+  """Decodes one behind the other; beside the second the first is replayed.
+
+  Neither is compiled while the other one is timed.
+  """
+  with status.Status('compiling...', console=screen):
+    streaming.compile_for(plain, request)
   with live.Live(
     console=screen, auto_refresh=False, vertical_overflow='visible'
   ) as display:
@@ -100,6 +102,8 @@ def _race(
       display.update(_side_by_side(*texts), refresh=True)
 
     first, track = _decode(plain, request, lambda _, now: show(now, ''))
+    show(track[-1][1], 'compiling...')
+    streaming.compile_for(auto, request)
     second, _ = _decode(
       auto, request, lambda seconds, now: show(_at(track, seconds), now)
     )

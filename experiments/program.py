@@ -15,6 +15,7 @@ import transformers
 from absl import app, flags
 from absl import logging as absl_logging
 
+from experiments.output import pipes
 from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
 
@@ -42,7 +43,8 @@ def run_with_arguments(main: Callable[[list[str]], None]) -> None:
   """Does what `run` does; `main` gets the arguments that are no flags."""
   # Unless the level of the log is chosen, absl would show more than warnings.
   flags.FLAGS['verbosity'].using_default_value = False
-  app.run(functools.partial(_main, main))
+  with pipes.reader_may_go():  # of the help, too
+    app.run(functools.partial(_main, main))
 
 
 def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
@@ -61,9 +63,7 @@ def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     print('\ninterrupted', file=sys.stderr)
     leave(_INTERRUPTED)
   except BrokenPipeError:
-    # The reader, such as `head`, has seen enough. Python's own flush at exit
-    # must not complain about it again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    pipes.silence()
     _tell_others('nobody reads the output any more')
     return _failed()
   except Exception as error:

@@ -83,8 +83,34 @@ class Source(enum.StrEnum):
   """Who proposed a token of an output; the target has approved all of them."""
 
   TARGET = 'target'  # nobody: it is the target's own
-  DRAFT = 'draft'  # a draft model; its trees also hold what lookups find
-  LOOKUP = 'lookup'  # a drafter without a model
+  DRAFT = 'draft'  # a draft model
+  LOOKUP = 'lookup'  # a text; in trees of both, before the model did
+
+
+def source_of(by_model: bool) -> Source:
+  """Returns who proposed a draft token."""
+  return Source.DRAFT if by_model else Source.LOOKUP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftNode:
+  """A draft token that the target has verified.
+
+  Attributes:
+    token_id: token.
+    parent: index of the node before it among those of its step, -1 behind the
+      last known token.
+    source: who proposed it.
+    prob: probability that the drafter gives to it and all nodes above it, None
+      where it gives none.
+    is_accepted: whether the target has chosen it, and all nodes above it.
+  """
+
+  token_id: int
+  parent: int
+  source: Source
+  prob: float | None
+  is_accepted: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,9 +259,11 @@ class Row:
 
   def _sources(self, report: types.StepReport, is_tree: bool) -> list[Source]:
     """Returns who proposed each token of a step, the target's own last."""
-    by_model = (is_tree or self._chains_by_model) and not report.is_looked_up
-    drafted = Source.DRAFT if by_model else Source.LOOKUP
-    return [drafted] * report.num_accepted + [Source.TARGET]
+    by_model = is_tree or self._chains_by_model
+    return [
+      *(source_of(by_model and not x) for x in report.is_looked_up),
+      Source.TARGET,
+    ]
 
   def _note_logprobs(self, logprobs: types.Logprobs, count: int) -> None:
     self._logprobs += logprobs.chosen[:count].tolist()

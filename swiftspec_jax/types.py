@@ -43,24 +43,37 @@ class TreeProposal:
   parents: jax.Array  # i32[B, T] indices, -1 for root and padding
   depths: jax.Array  # i32[B, T] 0 for the root
   size: jax.Array  # i32[B] nodes
+  # What people want to know of a node:
+  is_looked_up: jax.Array  # bool[B, T] came of a text first, not of the draft
+  log_probs: jax.Array  # f32[B, T] sum from the root, -inf for padding
   # How the draft came to it, for the statistics:
   outcome: jax.Array  # i32[B] of the last verdict: tree.MISS, LATE_HIT or HIT
   num_forwards: jax.Array  # i32[B] draft forwards after that verdict
 
   def pack(self) -> jax.Array:
-    """Returns i32[B, 3 T + 3]."""
-    nodes = [self.token_ids, self.parents, self.depths]
+    """Returns i32[B, 5 T + 3]."""
+    nodes = [
+      self.token_ids,
+      self.parents,
+      self.depths,
+      self.is_looked_up.astype(jnp.int32),
+      jax.lax.bitcast_convert_type(self.log_probs, jnp.int32),
+    ]
     counts = [self.size, self.outcome, self.num_forwards]
     return jnp.concatenate([*nodes, *(x[:, None] for x in counts)], axis=1)
 
   @classmethod
   def unpack(cls, packed: jax.Array) -> 'TreeProposal':
     nodes, counts = packed[:, :-3], packed[:, -3:]
-    token_ids, parents, depths = jnp.split(nodes, 3, axis=1)
+    token_ids, parents, depths, is_looked_up, log_probs = jnp.split(
+      nodes, 5, axis=1
+    )
     return cls(
       token_ids=token_ids,
       parents=parents,
       depths=depths,
+      is_looked_up=is_looked_up > 0,
+      log_probs=jax.lax.bitcast_convert_type(log_probs, jnp.float32),
       size=counts[:, 0],
       outcome=counts[:, 1],
       num_forwards=counts[:, 2],
@@ -149,6 +162,7 @@ class StepOutput:
     path: jax.Array | None = None,
   ) -> 'StepOutput':
     """Packs a step; `path` i32[B, T] are the accepted nodes of a tree."""
+    is_looked_up = jnp.zeros_like(verdict.token_ids)
     if isinstance(proposal, Proposal):
       num_drafted = num_levels = proposal.num_drafted
       outcome = jnp.full_like(num_drafted, NO_OUTCOME)
@@ -158,6 +172,7 @@ class StepOutput:
       num_drafted = proposal.size - 1
       num_levels = proposal.depths.max(axis=1)
       outcome, num_forwards = proposal.outcome, proposal.num_forwards
+      is_looked_up = jnp.take_along_axis(proposal.is_looked_up, path, axis=1)
     counts = (
       num_emitted,
       num_drafted,
@@ -166,7 +181,12 @@ class StepOutput:
       outcome,
       num_forwards,
     )
-    packed = [jnp.stack(counts, axis=1), verdict.token_ids, path]
+    packed = [
+      jnp.stack(counts, axis=1),
+      verdict.token_ids,
+      path,
+      is_looked_up.astype(jnp.int32),
+    ]
     return cls(packed=jnp.concatenate(packed, axis=1), logprobs=logprobs)
 
 
@@ -181,13 +201,14 @@ class StepReport:
   outcome: int  # of the verdict before; NO_OUTCOME where there is no tree
   num_forwards: int  # of the draft after that verdict, for a tree
   path: list[int]  # indices of root and accepted nodes, for a tree
-  is_looked_up: bool = False  # drafted by a lookup while a draft model rested
+  # Which accepted draft tokens came of a text, where a model drafts, too.
+  is_looked_up: list[bool]
 
   @classmethod
   def unpack(cls, packed: np.ndarray) -> 'StepReport':
     """Reads a row i32[...] of `StepOutput.packed`."""
     num_emitted, *counts = packed[:_NUM_COUNTS].tolist()
-    token_ids, path = np.split(packed[_NUM_COUNTS:], 2)
+    token_ids, path, is_looked_up = np.split(packed[_NUM_COUNTS:], 3)
     names = (
       'num_drafted',
       'num_levels',
@@ -196,8 +217,10 @@ class StepReport:
       'num_forwards',
     )
     report = dict(zip(names, counts, strict=True))
+    end = report['num_accepted'] + 1
     return cls(
       token_ids=token_ids[:num_emitted].tolist(),
-      path=path[: report['num_accepted'] + 1].tolist(),
+      path=path[:end].tolist(),
+      is_looked_up=is_looked_up[1:end].astype(bool).tolist(),
       **report,
     )

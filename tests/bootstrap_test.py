@@ -85,6 +85,20 @@ def test_installs_only_what_is_missing(project):
   assert 'installing .[docs,test]' in run(project, 'test').stdout
 
 
+def test_uv_installs_if_it_is_named(project):
+  uv = shutil.which('uv')
+  if uv is None:
+    pytest.skip('there is no uv')
+  assert run(project, '--uv', uv, 'test').returncode == 0
+  assert run(project, 'test').stdout == ''
+  (project / 'backend.py').write_text('')
+  failed = run(project, '--uv', uv, 'docs')
+  assert failed.returncode == 1
+  assert failed.stderr.splitlines()[-1] == (
+    'bootstrap: uv failed; its message is above'
+  )
+
+
 def test_an_unreachable_index_is_one_sentence(project, monkeypatch):
   assert run(project).returncode == 0
   stamp = project / 'venv' / 'bootstrap.stamp'

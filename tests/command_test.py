@@ -1,6 +1,7 @@
 """The command `swiftspec`."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -30,9 +31,29 @@ def test_unknown_commands_are_told_those_that_exist():
   status, output, complaints = call('generat', '--prompt=a')
   assert (status, output) == (2, '')
   assert complaints == (
-    "error: there is no command 'generat'; choose one of demo, doctor, "
+    "error: there is no command 'generat'; do you mean 'generate'?\n"
+  )
+  _, _, complaints = call('--prompt=a')
+  assert complaints == (
+    "error: there is no command '--prompt=a'; choose one of demo, doctor, "
     'generate, chat, serve, benchmark, tune, plan, report\n'
   )
+
+
+@pytest.mark.parametrize('arguments', [['--help'], ['report', '--help']])
+def test_a_reader_of_help_may_go(arguments):
+  reading, writing = os.pipe()
+  os.close(reading)
+  done = subprocess.run(
+    [sys.executable, '-m', 'experiments.command', *arguments],
+    cwd=programs.ROOT,
+    stdout=writing,
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
+  os.close(writing)
+  assert (done.returncode, done.stderr) == (0, '')
 
 
 def test_commands_are_the_programs():

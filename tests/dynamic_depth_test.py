@@ -135,6 +135,7 @@ def report(num_tokens, num_forwards):
     outcome=0,
     num_forwards=num_forwards,
     path=[],
+    is_looked_up=[False] * (num_tokens - 1),
   )
 
 

@@ -46,8 +46,9 @@ def num_drafted(engine):
   'ignore::pytest.PytestUnhandledThreadExceptionWarning'
 )
 def test_a_failed_compilation_is_no_silence():
-  engine = make_engine(DRAFTS['lookup'], RandomLengths())
-  programs, compile_fn = engine.programs, engine.programs._compile
+  service = server_cases.make_service(rows=(1, server_cases.NUM_ROWS))
+  engine, programs = service.engine, service.engine.programs
+  compile_fn = programs._compile
 
   def compile_first(program):
     if programs.num_compiled == programs._num_first:
@@ -57,7 +58,11 @@ def test_a_failed_compilation_is_no_silence():
   programs._compile = compile_first
   programs.start()
   assert programs.join(60)
-  engine.submit(random_requests(1)[0])
+  with server_cases.serving(service) as address:
+    status, answer = server_cases.fetch(f'{address}/health')
+  assert status == 503
+  assert 'out of memory' in server_cases.error_of(answer)['message']
+  engine.submit(ss.Request(token_ids=(0,)))
   with pytest.raises(RuntimeError, match='out of memory'):
     engine.step()
 

@@ -1,12 +1,25 @@
 """The page at /, and what streams tell of speculation."""
 
+import dataclasses
 import html.parser
 import http.client
 import json
 import re
 
+import numpy as np
 import pytest
 from server_cases import LENGTH, NAME, fetch, make_service, serving
+from tree_cases import TREE
+
+from swiftspec_jax import testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.server.service import Service
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 
 @pytest.fixture(scope='module')
@@ -144,3 +157,111 @@ def test_stop_strings_cut_pieces_too(address):
   text = ''.join(piece['text'] for piece in pieces)
   assert text == whole[: whole.index(stop)]
   assert len(pieces) == whole.index(stop) + len(stop)
+
+
+def told(answer):
+  """Pieces and draft nodes of the steps of a stream, with their numbers."""
+  return [
+    (s['pieces'], s['draft_nodes'], s['num_drafted'])
+    for s in (choice['speculation'] for choice in answer)
+  ]
+
+
+def check_nodes(steps):
+  for pieces, nodes, num_drafted in steps:
+    assert len(nodes) <= num_drafted
+    assert all(node['parent'] < i for i, node in enumerate(nodes))
+    accepted = [i for i, node in enumerate(nodes) if node['is_accepted']]
+    above = [-1, *accepted[:-1]]
+    assert [nodes[i]['parent'] for i in accepted] == above[: len(accepted)]
+    # The end of the text may cut what was accepted.
+    drafted = [piece for piece in pieces if piece['source'] != 'target']
+    assert drafted == [
+      {'text': nodes[i]['text'], 'source': nodes[i]['source']}
+      for i in accepted[: len(drafted)]
+    ]
+
+
+ALL = {'include_speculation': True, 'include_draft_nodes': True}
+
+
+def test_streams_show_drafts(address):
+  steps = told(choices(address, prompt='aegc', stream_options=ALL))
+  check_nodes(steps)
+  for _, nodes, num_drafted in steps:
+    assert len(nodes) == num_drafted
+    assert [node['parent'] for node in nodes] == [*range(-1, num_drafted - 1)]
+    assert {node['prob'] for node in nodes} <= {None}
+    assert {node['source'] for node in nodes} <= {'lookup'}
+  assert any(nodes for _, nodes, _ in steps)
+  _, text = ask(
+    address,
+    '/v1/completions',
+    {
+      'model': NAME,
+      'prompt': 'a',
+      'stream': True,
+      'stream_options': {'include_draft_nodes': True},
+    },
+  )
+  assert 'needs include_speculation=true' in text
+
+
+def make_tree_service(makes_draft):
+  """The text is abcdeabcde; the draft does not know what follows d and e."""
+  cycle = np.eye(8)[[1, 2, 3, 4, 0, 5, 6, 7]]
+  table = 0.6 * cycle + 0.4 / 8
+  table[[3, 4]] = 0.9 * np.eye(8)[[6, 6]] + 0.1 / 8
+  target = testing.table_model(cycle, name=NAME)
+  engine = PageEngine(
+    target,
+    makes_draft(testing.table_model(table, name='draft')),
+    sizes=ProgramSizes(
+      scheduler=SchedulerConfig(
+        buckets=StepBuckets(
+          rows=(1,),
+          query_tokens=(8,),
+          lengths=(0, 7),
+          draft_steps=(0, 3),
+        ),
+        num_pages=20,
+        max_context=64,
+      ),
+      contexts=(64,),
+    ),
+    policy=FixedLength(7),
+  )
+  return Service(engine, target)
+
+
+TREES = {
+  'tree': lambda model: TreeDraft(model=model, width=4, branching=2),
+  'serial': lambda model: LivingTrees(
+    model=model,
+    tree=dataclasses.replace(TREE, branching=2, prompt_lookup=True),
+  ),
+}
+
+
+@pytest.mark.parametrize('mode', TREES)
+def test_trees_tell_lookups_from_the_draft_model(mode):
+  with serving(make_tree_service(TREES[mode])) as address:
+    steps = told(
+      choices(address, prompt='a', max_tokens=40, stream_options=ALL)
+    )
+  check_nodes(steps)
+  pieces = [piece for own, _, _ in steps for piece in own]
+  assert ''.join(piece['text'] for piece in pieces) == 'bcdea' * 8
+  by_letter = {
+    letter: {p['source'] for p in pieces if p['text'] == letter}
+    for letter in 'abcde'
+  }
+  # Behind d and e the draft is wrong, behind the others right.
+  assert 'draft' not in by_letter['e']
+  assert 'lookup' in by_letter['e']
+  assert 'draft' in by_letter['b'] | by_letter['c']
+  for _, nodes, _ in steps:
+    for node in nodes:
+      assert 0 < node['prob'] <= 1
+      above = nodes[node['parent']]['prob'] if node['parent'] >= 0 else 1
+      assert node['prob'] <= above

@@ -111,12 +111,25 @@ class Game:
   def _check_selection(self, sent, row, selection):
     index = {node: i for i, node in enumerate(selection)}
     expected = [
-      (n.token_id, index[n.parent] if n.parent else -1, n.depth)
+      (
+        n.token_id,
+        index[n.parent] if n.parent else -1,
+        n.depth,
+        n.is_looked_up,
+        n.weight,
+      )
       for n in selection
     ]
     padding = self.sizes.num_nodes - len(expected)
-    expected += [(types.PLACEHOLDER_TOKEN_ID, tree_lib.NO_PARENT, 0)] * padding
-    fields = (sent.token_ids, sent.parents, sent.depths)
+    nothing = types.PLACEHOLDER_TOKEN_ID, tree_lib.NO_PARENT, 0, False, -np.inf
+    expected += [nothing] * padding
+    fields = (
+      sent.token_ids,
+      sent.parents,
+      sent.depths,
+      sent.is_looked_up,
+      sent.log_probs,
+    )
     assert [tuple(f[row, i] for f in fields) for i in range(len(expected))] == (
       expected
     )

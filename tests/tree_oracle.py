@@ -78,6 +78,7 @@ class Node:
   parent: 'Node | None'
   weight: np.float32
   order: int
+  is_looked_up: bool = False
   slot: int = tree_lib.NO_SLOT
   children: list['Node'] = dataclasses.field(default_factory=list)
 
@@ -173,11 +174,13 @@ class HeapTree:
       sums[prefix] = sums[prefix[:-1]] + trie[prefix]
       bases[prefix] = bases[prefix[:-1]]
       weight = np.float32(bases[prefix] + np.float32(sums[prefix]))
-      known[prefix] = self._insert(prefix[-1], known[prefix[:-1]], weight)
+      known[prefix] = self._insert(
+        prefix[-1], known[prefix[:-1]], weight, is_looked_up=True
+      )
     self._drop()
 
-  def _insert(self, token_id, parent, weight):
-    node = Node(token_id, parent, weight, self.num_inserted)
+  def _insert(self, token_id, parent, weight, is_looked_up=False):
+    node = Node(token_id, parent, weight, self.num_inserted, is_looked_up)
     self.num_inserted += 1
     parent.children.append(node)
     self.nodes[node.order] = node

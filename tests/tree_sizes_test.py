@@ -34,6 +34,7 @@ def report(path, num_drafted):
     outcome=0,
     num_forwards=len(path) < 2,  # a miss
     path=path,
+    is_looked_up=[False] * (len(path) - 1),
   )
 
 

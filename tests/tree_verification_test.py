@@ -34,6 +34,8 @@ def proposal_of(num_rows, num_padding):
     token_ids=rows(TOKENS, END),
     parents=rows(PARENTS, -1),
     depths=rows(DEPTHS, 0),
+    is_looked_up=rows([0] * size, 0) > 0,
+    log_probs=rows([0] * size, 0).astype(jnp.float32),
     size=counts + size,
     outcome=counts,
     num_forwards=counts,

@@ -9,11 +9,11 @@ import json
 import os
 import pathlib
 import shutil
+import types
 import uuid
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
@@ -54,6 +54,7 @@ def save(model: Model, directory: str | os.PathLike) -> None:
       f'{model.name} is quantized to {model.config.weight_dtype}; load it '
       'without weight_dtype to save it, and quantize it when it is loaded again'
     )
+  ocp = _orbax()
   partial = directory.with_name(f'.{directory.name}-{uuid.uuid4().hex}')
   try:
     partial.mkdir(parents=True)
@@ -92,7 +93,7 @@ def read_params(
   """
   path = directory.absolute() / _PARAMS
   saved = dataclasses.replace(config, num_shards=1, weight_dtype=None)
-  process = jax.process_index()
+  process, ocp = jax.process_index(), _orbax()
   # Each process reads for itself, and others may read another model.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=process,
@@ -116,3 +117,10 @@ def read_params(
     ) from error
   arrays = jax.tree.map(np.asarray, restored)
   return place(arrays, params_lib.param_specs(config))
+
+
+def _orbax() -> types.ModuleType:
+  """Imports it when it is needed, as that takes long."""
+  import orbax.checkpoint
+
+  return orbax.checkpoint

@@ -224,6 +224,8 @@ def advance(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
     depths=chosen.depths,
+    is_looked_up=chosen.is_looked_up,
+    log_probs=chosen.log_probs,
     size=chosen.size,
     outcome=state.outcome,
     num_forwards=jnp.broadcast_to(num_forwards, chosen.size.shape),

@@ -116,7 +116,11 @@ class Engine(abc.ABC, Generic[JobT]):
     """Takes a job that was cancelled out of the queue or its slot."""
 
   def submit(
-    self, request: Request, *, max_speculative_tokens: int | None = None
+    self,
+    request: Request,
+    *,
+    max_speculative_tokens: int | None = None,
+    shows_drafts: bool = False,
   ) -> Handle:
     """Takes a request.
 
@@ -124,15 +128,17 @@ class Engine(abc.ABC, Generic[JobT]):
       request: prompt, and how to continue it.
       max_speculative_tokens: longest draft for it; 0 for none, None leaves it
         to the engine.
+      shows_drafts: whether updates have `draft_nodes`; those of an engine of
+        rows have none.
 
     Raises:
       UserError: the prompt is empty or too long, a token is outside the
         vocabulary, or the engine has no limit for single requests.
     """
     handle = Handle(next(self._request_ids), self._wait, self._cancel)
-    self._submitted.append(
-      self._make_job(request, handle, max_speculative_tokens)
-    )
+    job = self._make_job(request, handle, max_speculative_tokens)
+    job.shows_drafts = shows_drafts
+    self._submitted.append(job)
     self._has_work.set()
     if self.error is not None:
       handle.fail(self.error)

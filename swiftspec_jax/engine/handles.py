@@ -23,6 +23,8 @@ class Update:
     text: new text that is certain; it can lag behind the tokens.
     pieces: text and source of each token.
     num_drafted: draft tokens that were verified in the step of this news.
+    draft_nodes: these tokens, parents first, if `Engine.submit` was told to
+      show them.
     result: result of the request, in the last news; None before.
   """
 
@@ -32,6 +34,7 @@ class Update:
   text: str = ''
   pieces: tuple[requests.Piece, ...] = ()
   num_drafted: int = 0
+  draft_nodes: tuple[requests.DraftNode, ...] = ()
   result: results.GenerationResult | None = None
 
 

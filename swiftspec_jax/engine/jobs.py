@@ -2,7 +2,7 @@
 
 from swiftspec_jax import types
 from swiftspec_jax.engine.handles import Handle, Update
-from swiftspec_jax.requests import Event, Request, Row
+from swiftspec_jax.requests import DraftNode, Event, Request, Row
 
 
 class Job:
@@ -10,7 +10,10 @@ class Job:
 
   Attributes:
     handle: handle that gets the news.
+    shows_drafts: whether the news have `draft_nodes`.
   """
+
+  shows_drafts = False
 
   def __init__(self, row: Row, handle: Handle):
     """Starts the clock of the first token."""
@@ -50,7 +53,10 @@ class Job:
     self._row.end_prefill()
 
   def push(
-    self, report: types.StepReport, logprobs: types.Logprobs | None
+    self,
+    report: types.StepReport,
+    logprobs: types.Logprobs | None,
+    draft_nodes: tuple[DraftNode, ...] = (),
   ) -> list[int]:
     """Takes what a step says of this row; returns the output's new tokens.
 
@@ -58,10 +64,11 @@ class Job:
       report: outcome of the step for this row.
       logprobs: log-probabilities of this row on the host, without the leading
         axis.
+      draft_nodes: draft tokens of this row, for a user who wants to see them.
     """
     num_before = len(self._row.token_ids)
     event = self._row.push(report, logprobs)
-    self._send(event, num_before, report.num_drafted)
+    self._send(event, num_before, report.num_drafted, draft_nodes)
     return self._row.token_ids[num_before:]
 
   def cancel(self) -> None:
@@ -69,7 +76,11 @@ class Job:
     self._send(self._row.cancel(), len(self._row.token_ids))
 
   def _send(
-    self, event: Event | None, num_before: int, num_drafted: int = 0
+    self,
+    event: Event | None,
+    num_before: int,
+    num_drafted: int = 0,
+    draft_nodes: tuple[DraftNode, ...] = (),
   ) -> None:
     row = self._row
     self.handle.push(
@@ -80,6 +91,7 @@ class Job:
         text='' if event is None else event.text,
         pieces=row.pieces_from(num_before),
         num_drafted=num_drafted,
+        draft_nodes=draft_nodes,
         result=None if event is None else event.result,
       )
     )

@@ -21,6 +21,10 @@ class Programs(Protocol):
   def is_warming_up(self) -> bool:
     """Whether programs stand in for others that are not compiled yet."""
 
+  @property
+  def error(self) -> BaseException | None:
+    """What a compilation in the background has raised; None if nothing."""
+
   def compile_all(self, *, show_progress: bool = False) -> None:
     """Compiles everything, and waits."""
 
@@ -42,6 +46,7 @@ class FewPrograms:
   """Programs that are few enough to compile them all before any request."""
 
   is_warming_up = False
+  error = None
 
   def __init__(self, plan: Callable[[], Sequence[Callable[[], None]]]):
     """Compiles nothing yet.

@@ -1,6 +1,6 @@
 """The types of answers, as OpenAI has them."""
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 # That of `typing` is not good enough for pydantic before Python 3.12.
 from typing_extensions import TypedDict
@@ -15,11 +15,22 @@ class Piece(TypedDict):
   source: Literal['target', 'draft', 'lookup']
 
 
+class DraftNode(TypedDict):
+  """A draft token of a step; its parent comes before it, -1 has none."""
+
+  text: str
+  parent: int
+  source: Literal['draft', 'lookup']
+  prob: float | None  # of this token and all above it, by the drafter
+  is_accepted: bool
+
+
 class Speculation(TypedDict):
   """What a step of a choice did; not in OpenAI's API."""
 
   num_drafted: int
   pieces: list[Piece]
+  draft_nodes: NotRequired[list[DraftNode]]
 
 
 class Usage(TypedDict):

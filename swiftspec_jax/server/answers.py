@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 
 from swiftspec_jax.engine.handles import Update
+from swiftspec_jax.requests import DraftNode
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server import answer_types
 
@@ -31,6 +32,7 @@ class Format:
     tokenizer: transformers.PreTrainedTokenizerFast,
     n: int,
     include_speculation: bool = False,
+    include_draft_nodes: bool = False,
   ):
     """Chooses an id.
 
@@ -39,10 +41,12 @@ class Format:
       tokenizer: tokenizer of the model.
       n: choices of each prompt.
       include_speculation: whether events tell who proposed each token.
+      include_draft_nodes: whether they then have all draft tokens, too.
     """
     self._tokenizer = tokenizer
     self._n = n
     self._include_speculation = include_speculation
+    self._include_draft_nodes = include_draft_nodes
     self._head = {
       'id': f'{self._prefix}{uuid.uuid4().hex}',
       'created': int(time.time()),
@@ -75,7 +79,7 @@ class Format:
     delta = self._delta(update.text)
     choice = self._choice(index, delta, update, update.result)
     if is_told:
-      choice['speculation'] = _speculation(update)
+      choice['speculation'] = self._speculation(update)
     return self._event(choice)
 
   def closing(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
@@ -122,6 +126,25 @@ class Format:
       'prompt_tokens': prompt,
       'completion_tokens': completion,
       'total_tokens': prompt + completion,
+    }
+
+  def _speculation(self, update: Update) -> answer_types.Speculation:
+    pieces = [
+      {'text': piece.text, 'source': piece.source.value}
+      for piece in update.pieces
+    ]
+    found = {'num_drafted': update.num_drafted, 'pieces': pieces}
+    if self._include_draft_nodes:
+      found['draft_nodes'] = [self._node(node) for node in update.draft_nodes]
+    return found
+
+  def _node(self, node: DraftNode) -> answer_types.DraftNode:
+    return {
+      'text': self._tokenizer.decode([node.token_id]),
+      'parent': node.parent,
+      'source': node.source.value,
+      'prob': None if node.prob is None else round(node.prob, 4),
+      'is_accepted': node.is_accepted,
     }
 
   def _message(self, text: str) -> dict[str, Any]:
@@ -197,14 +220,6 @@ class ChatFormat(Format):
       for pair, others in zip(chosen, top or [()] * len(chosen), strict=True)
     ]
     return {'content': content, 'refusal': None}
-
-
-def _speculation(update: Update) -> answer_types.Speculation:
-  pieces = [
-    {'text': piece.text, 'source': piece.source.value}
-    for piece in update.pieces
-  ]
-  return {'num_drafted': update.num_drafted, 'pieces': pieces}
 
 
 def _entry(named: _Named) -> answer_types.TopLogprob:

@@ -1,8 +1,10 @@
 """The endpoints."""
 
 import asyncio
+import functools
 import importlib.resources
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +32,7 @@ _ERRORS = {
 }
 _STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
 
-_PAGE = importlib.resources.files(__package__).joinpath('page.html').read_text()
+_PAGE_FILES = importlib.resources.files(__package__).joinpath('page')
 # The page asks this server alone, and shows what a model says as text.
 _PAGE_HEADERS = {
   'Content-Security-Policy': (
@@ -81,7 +83,21 @@ def make_app(
 )
 async def page():
   """Returns a page to chat with the model."""
-  return responses.HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
+  return responses.HTMLResponse(_whole_page(), headers=_PAGE_HEADERS)
+
+
+@functools.cache
+def _whole_page() -> str:
+  """Returns the page with what it links to inside of it: one answer."""
+  text = _PAGE_FILES.joinpath('page.html').read_text()
+  for pattern, tag in (
+    (r'<link rel="stylesheet" href="(.*)">', 'style'),
+    (r'<script src="(.*)"></script>', 'script'),
+  ):
+    for link in re.finditer(pattern, text):
+      own = _PAGE_FILES.joinpath(link[1]).read_text()
+      text = text.replace(link[0], f'<{tag}>\n{own}</{tag}>')
+  return text
 
 
 @_router.post(
@@ -122,9 +138,10 @@ async def health(http: fastapi.Request):
   service = http.app.state.service
   if service.is_draining:
     raise HTTPException(503, 'the server is shutting down')
-  if service.engine.error is not None:
-    raise HTTPException(503, 'the engine has failed; see the log')
   programs = service.engine.programs
+  error = service.engine.error or programs.error
+  if error is not None:
+    raise HTTPException(503, f'the engine has failed: {error!r}; see the log')
   return {
     'status': 'warming up' if programs.is_warming_up else 'ok',
     'num_programs': programs.num_programs,
@@ -157,9 +174,17 @@ async def _answer(
     for token_ids in await service.encoder.encode(prompts)
     for sampling in samplings
   ]
-  call = service.open(requests, body.max_speculative_tokens)
+  call = service.open(
+    requests,
+    body.max_speculative_tokens,
+    shows_drafts=body.include_draft_nodes,
+  )
   answer = make_format(
-    service.name, service.model.tokenizer, body.n, body.include_speculation
+    service.name,
+    service.model.tokenizer,
+    body.n,
+    body.include_speculation,
+    body.include_draft_nodes,
   )
   if body.stream:
     return _EventStream(call, _events(call, answer, body.include_usage))

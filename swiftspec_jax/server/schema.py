@@ -73,6 +73,16 @@ class StreamOptions(_Object):
     False,
     description='Choices of events then tell who proposed each token.',
   )
+  include_draft_nodes: bool = Field(
+    False,
+    description='They also have all draft tokens of the step, as a tree.',
+  )
+
+  @pydantic.model_validator(mode='after')
+  def _check_draft_nodes(self):
+    if self.include_draft_nodes and not self.include_speculation:
+      raise ValueError('include_draft_nodes needs include_speculation=true')
+    return self
 
 
 class _Body(_Object):
@@ -128,6 +138,12 @@ class _Body(_Object):
     """Whether the events of a stream tell who proposed each token."""
     options = self.stream_options
     return options is not None and options.include_speculation
+
+  @property
+  def include_draft_nodes(self) -> bool:
+    """Whether they also have the draft tokens of each step."""
+    options = self.stream_options
+    return options is not None and options.include_draft_nodes
 
   def samplings(self) -> list[SamplingParams]:
     """Returns the sampling of each choice.

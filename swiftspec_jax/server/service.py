@@ -73,9 +73,13 @@ class Service:
       )
 
   def open(
-    self, requests: Sequence[Request], max_speculative_tokens: int | None
+    self,
+    requests: Sequence[Request],
+    max_speculative_tokens: int | None,
+    *,
+    shows_drafts: bool = False,
   ) -> 'Call':
-    """Submits the requests of a call.
+    """Submits the requests of a call; the arguments are `Engine.submit`'s.
 
     Raises:
       HTTPException: there is no room now.
@@ -94,7 +98,9 @@ class Service:
     try:
       for request in requests:
         handle = self.engine.submit(
-          request, max_speculative_tokens=max_speculative_tokens
+          request,
+          max_speculative_tokens=max_speculative_tokens,
+          shows_drafts=shows_drafts,
         )
         handles.append(handle)
     except errors.UserError:

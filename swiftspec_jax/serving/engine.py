@@ -13,13 +13,11 @@ Legend: R rows of a step, B of them decode, U slots, K longest draft.
 import collections
 import dataclasses
 import time
-from typing import Any
 
 import jax
 import numpy as np
 
 from swiftspec_jax import errors, policies, types
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
@@ -30,12 +28,13 @@ from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
-from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  verdicts_of,
 )
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
@@ -272,8 +271,8 @@ class PageEngine(engine.Engine[PagedJob]):
   def _read(self, unread: _Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed, logprobs, report = jax.device_get(
-      (*unread.output, unread.drafts.report)
+    packed, logprobs, report, shown = jax.device_get(
+      (*unread.output, unread.drafts.report, self._shown(unread))
     )
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
@@ -287,7 +286,9 @@ class PageEngine(engine.Engine[PagedJob]):
     if isinstance(self.policy, LookupOrModel) and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
-    accepted, ended = self._commit(unread, step, is_present, packed, logprobs)
+    accepted, ended = self._commit(
+      unread, step, is_present, packed, (logprobs, shown)
+    )
     verified = packed[view.slots, 0].astype(np.int64)
     self.drafter.commit(view, unread.drafted, unread.verified, verified, rows)
     end = time.perf_counter()
@@ -307,7 +308,7 @@ class PageEngine(engine.Engine[PagedJob]):
       time=end,
       seconds=seconds,
       host_seconds=seconds - waited,
-      **_verdicts(report),
+      **verdicts_of(report),
     )
 
   def _draft(
@@ -338,15 +339,22 @@ class PageEngine(engine.Engine[PagedJob]):
       self._target.sampling.level(step.slots),
     )
 
+  def _shown(self, unread: _Unread) -> draft_nodes.ShownDrafts | None:
+    """Returns the drafts if the user of a request wants to see them."""
+    jobs_of_step = map(self._jobs.get, unread.step.request_ids.tolist())
+    if any(job is not None and job.shows_drafts for job in jobs_of_step):
+      return draft_nodes.shown(unread.drafts)
+    return None
+
   def _commit(
     self,
     unread: _Unread,
     step: StepPlan,
     is_present: np.ndarray,
     packed: np.ndarray,
-    logprobs: types.Logprobs | None,
+    extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Appends what stands to the outputs.
+    """Appends what stands to the outputs; `extras` are for who asked for them.
 
     Args:
       unread: step that was read.
@@ -367,8 +375,8 @@ class PageEngine(engine.Engine[PagedJob]):
       new = job.push_packed(
         packed[slot].tolist(),
         int(step.lengths[i]),
-        jax.tree.map(lambda x, slot=slot: x[slot], logprobs),
-        is_looked_up=unread.plan.looks_up,
+        *jax.tree.map(lambda x, slot=slot: x[slot], extras),
+        looks_up=unread.plan.looks_up,
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())
@@ -410,7 +418,8 @@ class PageEngine(engine.Engine[PagedJob]):
     ranks = None
     if self._takes_trees:
       # Behind two counts, the tokens and the index of the root.
-      path = packed[:, 2 + view.buckets.max_length + 2 :].T
+      num_nodes = view.buckets.max_length + 1
+      path = packed[:, 2 + num_nodes + 1 : 2 + 2 * num_nodes].T
       is_accepted = np.arange(len(path))[:, None] < packed[:, 0]
       ranks = np.where(is_accepted, path - 1, -1)
     self.policy.observe(
@@ -525,17 +534,6 @@ class PageEngine(engine.Engine[PagedJob]):
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)
     return step
-
-
-def _verdicts(report: np.ndarray | None) -> dict[str, Any]:
-  """Returns what `SlotDrafts.report` says, as fields of a record."""
-  if report is None:
-    return {}
-  outcomes, num_forwards = report[report[:, 0] != types.NO_OUTCOME].T
-  return {
-    'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
-    'num_forwards': int(num_forwards.max(initial=0)),
-  }
 
 
 def _check_run_ahead(run_ahead: int, drafter: EngineDrafter) -> None:

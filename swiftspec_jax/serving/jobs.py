@@ -5,6 +5,7 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
+from swiftspec_jax.serving.drafters.draft_nodes import ShownDrafts
 from swiftspec_jax.serving.scheduling import pages
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 from swiftspec_jax.serving.target import choices
@@ -57,6 +58,8 @@ class PagedJob(Job):
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
+    self._num_tokens = longest + 1  # most of a step
+    self._by_model = chains_by_model
 
   @property
   def num_known(self) -> int:
@@ -84,8 +87,9 @@ class PagedJob(Job):
     packed: list[int],
     num_drafted: int,
     logprobs: types.Logprobs | None,
+    shown: ShownDrafts | None,
     *,
-    is_looked_up: bool,
+    looks_up: bool,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
 
@@ -93,19 +97,30 @@ class PagedJob(Job):
       packed: row of the output of `choices.verify`.
       num_drafted: draft tokens that were verified.
       logprobs: those of `push`.
-      is_looked_up: whether a lookup drafted while a draft model rested.
+      shown: drafts of this row, if anybody wants to see some.
+      looks_up: whether a lookup drafted while a draft model rested.
     """
     if not self._row.token_ids:
       self.end_prefill()
-    num_accepted, num_levels, *token_ids = packed
+    num_accepted, num_levels, *rest = packed
+    size, end = self._num_tokens, num_accepted + 1
+    path, is_looked_up = list(range(end)), [looks_up] * end
+    if len(rest) > size:  # a tree
+      path = rest[size:][:end]
+      found = rest[2 * size :][:end]
+      is_looked_up = [looks_up or bool(flag) for flag in found]
     report = types.StepReport(
-      token_ids=token_ids[: num_accepted + 1],
+      token_ids=rest[:end],
       num_drafted=num_drafted,
       num_levels=num_levels,
       num_accepted=num_accepted,
       outcome=types.NO_OUTCOME,
       num_forwards=0,
-      path=[],
-      is_looked_up=is_looked_up,
+      path=path,
+      is_looked_up=is_looked_up[1:],
     )
-    return self.push(report, logprobs)
+    nodes = ()
+    if self.shows_drafts and shown is not None:
+      by_model = self._by_model and not looks_up
+      nodes = shown.nodes(num_drafted, path, by_model)
+    return self.push(report, logprobs, nodes)

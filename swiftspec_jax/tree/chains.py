@@ -49,7 +49,12 @@ def add_chains(
   before = jnp.concatenate([places[:, :, :1], places[:, :, :-1]], axis=2)
   parents = jnp.where(depths <= num_twins + 1, behind_root, before)
   wide = insertion.widen(
-    tree, flat(token_ids), flat(parents), flat(depths), flat(weights)
+    tree,
+    flat(token_ids),
+    flat(parents),
+    flat(depths),
+    flat(weights),
+    is_looked_up=True,
   )
   chains = jnp.arange(num_chains)[None, :, None]
   is_new = is_node & ~has_twin & (leads == chains)

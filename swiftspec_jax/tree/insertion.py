@@ -16,6 +16,8 @@ def widen(
   parents: jax.Array,
   depths: jax.Array,
   log_probs: jax.Array,
+  *,
+  is_looked_up: bool = False,
 ) -> state.DraftTree:
   """Returns the tree with candidates [B, X] behind its N nodes.
 
@@ -35,6 +37,7 @@ def widen(
     log_probs=append(tree.log_probs, log_probs),
     cache_slots=fill(tree.cache_slots, state.NO_SLOT),
     is_sent=fill(tree.is_sent, False),
+    is_looked_up=fill(tree.is_looked_up, is_looked_up),
   )
 
 

@@ -16,6 +16,8 @@ class Selection:
   token_ids: jax.Array  # i32[B, T] PLACEHOLDER_TOKEN_ID for padding
   parents: jax.Array  # i32[B, T] in the selection; NO_PARENT for padding
   depths: jax.Array  # i32[B, T]
+  log_probs: jax.Array  # f32[B, T] -inf for padding
+  is_looked_up: jax.Array  # bool[B, T]
   size: jax.Array  # i32[B]
 
 
@@ -43,6 +45,8 @@ def select(
     ),
     parents=jnp.where(has_parent, parents, state.NO_PARENT),
     depths=jnp.where(is_node, arrays.take(tree.depths, nodes), 0),
+    log_probs=jnp.where(is_node, weights, -jnp.inf),
+    is_looked_up=is_node & arrays.take(tree.is_looked_up, nodes),
     size=arrays.count(is_node),
   )
 

@@ -73,6 +73,11 @@ class Programs:
     """Whether programs stand in for others that are not compiled yet."""
     return self._is_partial
 
+  @property
+  def error(self) -> BaseException | None:
+    """What a compilation in the background has raised; None if nothing."""
+    return self._error
+
   def compile_all(self, *, show_progress: bool = False) -> None:
     """Compiles everything, and waits.
 

@@ -229,11 +229,6 @@ def grow(
 def _best(tree, rows, num_nodes, num_slots):
   """Returns the best nodes of the trees, by slot."""
   chosen = tree_lib.select(tree, num_nodes)
-  weights = jnp.take_along_axis(
-    tree.log_probs, jnp.maximum(chosen.nodes, 0), axis=1
-  )
-  is_node = chosen.nodes != tree_lib.NO_NODE
-  confidences = jnp.where(is_node, jnp.exp(weights), 0.0)
   # Padding belongs to no slot.
   slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
 
@@ -243,8 +238,11 @@ def _best(tree, rows, num_nodes, num_slots):
 
   return Grown(
     token_ids=by_slot(jnp.maximum(chosen.token_ids, 0)[:, 1:], 0),
-    trees=slot_trees.of_parents(by_slot(chosen.parents, tree_lib.NO_PARENT)),
-    confidences=by_slot(confidences[:, 1:], 0.0),
+    trees=slot_trees.of_parents(
+      by_slot(chosen.parents, tree_lib.NO_PARENT),
+      by_slot(chosen.is_looked_up, False),
+    ),
+    confidences=by_slot(jnp.exp(chosen.log_probs)[:, 1:], 0.0),
   )
 
 
@@ -349,6 +347,7 @@ class TreeDrafter(ModelDrafter):
       drafts=policies.Drafts(lengths=lengths, node_confidences=confidences),
       token_ids=found.token_ids,
       trees=found.trees,
+      probs=found.confidences,
     )
 
 

@@ -6,12 +6,13 @@ text.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from swiftspec_jax import policies
+from swiftspec_jax import policies, types
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
@@ -48,6 +49,8 @@ class SlotDrafts:
     drafts: facts about them for the policy.
     token_ids: i32[U, K] by slot, on the host or on the devices.
     trees: shapes of the trees; None where the drafts are chains.
+    probs: f32[U, K] on the devices, what a draft model takes for the
+      probability of each node; None where it is not known.
     takes_in: whether a chunk of late tokens was read before, see `Intake`.
     is_late: bool[B] rows without a draft, as their text is not read yet;
       None if there are none.
@@ -59,9 +62,21 @@ class SlotDrafts:
   drafts: policies.Drafts
   token_ids: np.ndarray | jax.Array
   trees: SlotTrees | None = None
+  probs: jax.Array | None = None
   takes_in: bool = False
   is_late: np.ndarray | None = None
   report: jax.Array | None = None
+
+
+def verdicts_of(report: np.ndarray | None) -> dict[str, Any]:
+  """Returns what `SlotDrafts.report` says, as fields of a step's record."""
+  if report is None:
+    return {}
+  outcomes, num_forwards = report[report[:, 0] != types.NO_OUTCOME].T
+  return {
+    'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
+    'num_forwards': int(num_forwards.max(initial=0)),
+  }
 
 
 def chains_of(

@@ -132,7 +132,7 @@ def _features_at(pages, page_table, positions):
 @jax.jit
 def unpack(
   proposal: jax.Array, verified: types.PackedVerified
-) -> tuple[jax.Array, SlotTrees, jax.Array]:
+) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
   """Returns a packed `TreeProposal` of all slots as an engine takes it.
 
   Args:
@@ -140,8 +140,9 @@ def unpack(
     verified: news that the draft has followed.
 
   Returns:
-    Tokens i32[U, K], the trees, and for the statistics i32[U, 2]: the outcome
-    of that verdict, or NO_OUTCOME, and the draft forwards behind it.
+    Tokens i32[U, K], the trees, the probabilities f32[U, K] of the nodes, and
+    for the statistics i32[U, 2]: the outcome of that verdict, or NO_OUTCOME,
+    and the draft forwards behind it.
   """
   proposal = types.TreeProposal.unpack(proposal)
   packed = verified[0] if isinstance(verified, tuple) else verified
@@ -149,7 +150,8 @@ def unpack(
   outcome = jnp.where(has_news, proposal.outcome, types.NO_OUTCOME)
   return (
     jnp.maximum(proposal.token_ids, 0)[:, 1:],
-    slot_trees.of_parents(proposal.parents),
+    slot_trees.of_parents(proposal.parents, proposal.is_looked_up),
+    jnp.exp(proposal.log_probs)[:, 1:],
     jnp.stack([outcome, proposal.num_forwards], axis=1),
   )
 
@@ -335,7 +337,7 @@ class LivingRows:
     page_table: np.ndarray,
     *,
     follows: bool = True,
-  ) -> tuple[jax.Array, SlotTrees, jax.Array]:
+  ) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
     """Enqueues the next proposals; returns `unpack`'s, for the target.
 
     Args:

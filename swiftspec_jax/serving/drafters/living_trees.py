@@ -225,7 +225,9 @@ class LivingTreeDrafter:
     rows = np.flatnonzero(lengths)
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[view.slots[rows]] = lengths[rows]
-    token_ids, trees, report = self.rows.advance(budgets, texts.page_table)
+    token_ids, trees, probs, report = self.rows.advance(
+      budgets, texts.page_table
+    )
     self._note_read(view, rows)
     self._is_fresh[view.slots[rows]] = False
     self._grows = True
@@ -233,6 +235,7 @@ class LivingTreeDrafter:
       drafts=policies.Drafts(lengths=lengths),
       token_ids=token_ids,
       trees=trees,
+      probs=probs,
       report=report,
     )
 

@@ -24,15 +24,22 @@ class SlotTrees:
   parents: jax.Array  # i32[U, T] -1 for node 0 and padding
   depths: jax.Array  # i32[U, T]
   ancestor_mask: jax.Array  # bool[U, T, T]
+  # bool[U, T] came of a text, where a model drafts the other nodes.
+  is_looked_up: jax.Array
 
 
-def of_parents(parents: jax.Array) -> SlotTrees:
-  """Returns trees of parents i32[U, T]."""
+def of_parents(
+  parents: jax.Array, is_looked_up: jax.Array | None = None
+) -> SlotTrees:
+  """Returns trees of parents i32[U, T] and sources bool[U, T]."""
   mask = tree_lib.ancestor_mask(parents)
+  if is_looked_up is None:
+    is_looked_up = jnp.zeros_like(parents, bool)
   return SlotTrees(
     parents=parents,
     depths=mask.sum(axis=2, dtype=jnp.int32) - 1,
     ancestor_mask=mask,
+    is_looked_up=is_looked_up,
   )
 
 
@@ -48,4 +55,9 @@ def on_host(parents: np.ndarray) -> SlotTrees:
     has_parent = (above != tree_lib.NO_PARENT)[:, None]
     mask[:, node] |= mask[slots, np.maximum(above, 0)] & has_parent
   depths = mask.sum(axis=2, dtype=np.int32) - 1
-  return SlotTrees(parents=parents, depths=depths, ancestor_mask=mask)
+  return SlotTrees(
+    parents=parents,
+    depths=depths,
+    ancestor_mask=mask,
+    is_looked_up=np.zeros(parents.shape, bool),
+  )

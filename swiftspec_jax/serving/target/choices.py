@@ -175,8 +175,8 @@ def verify(
   Returns:
     The texts; i32[B, 2 + T], the number of accepted draft tokens, the longest
     chain among those that were verified, and the tokens; for trees i32[B, 2 +
-    2 T], then come the indices of root and accepted nodes. And the
-    log-probabilities at the tokens, or None.
+    3 T], then come the indices of root and accepted nodes, and which of these
+    were looked up. And the log-probabilities at the tokens, or None.
   """
   packed, logprobs = _judge(
     logits,
@@ -257,7 +257,9 @@ def _follow_trees(choices, logprobs, queries, drafted, trees):
   counts = jnp.stack([num_accepted, num_levels], axis=1)
   rows = jnp.arange(len(path))[:, None]
   logprobs = jax.tree.map(lambda x: x[rows, path], logprobs)
-  return jnp.concatenate([counts, token_ids, path], axis=1), logprobs
+  is_looked_up = trees.is_looked_up[rows, path].astype(jnp.int32)
+  packed = [counts, token_ids, path, is_looked_up]
+  return jnp.concatenate(packed, axis=1), logprobs
 
 
 def _texts_behind(texts, queries, drafted, trees):

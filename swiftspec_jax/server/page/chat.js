@@ -1,116 +1,3 @@
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>swiftspec_jax: chat</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --ink: #1f2937; --paper: #fff; --soft: #566173;
-  --line: #cbd5e1; --card: #f1f5f9; --focus: #1d4ed8; --wrong: #b91c1c;
-  --draft: #1d4ed8; --draft-back: #dbeafe; --lookup: #92400e;
-  --lookup-back: #fdebb3; --target: #64748b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e5e7eb; --paper: #0d1117;
-  --soft: #9aa7b8; --line: #3b4450; --card: #161b22; --focus: #7cb0ff;
-  --wrong: #fca5a5; --draft: #7cb0ff; --draft-back: #17325c; --lookup: #f5c451;
-  --lookup-back: #4d390b; --target: #8b98a9; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 16px 20px; max-width: 60rem; min-height: 100vh;
-  display: flex; flex-direction: column; gap: 12px; background: var(--paper);
-  color: var(--ink);
-  font: 16px/1.5 system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; }
-h1 { font-size: 1.2rem; margin: 0; }
-h2 { font-size: .8rem; margin: 0 0 2px; color: var(--soft); font-weight: 600; }
-header p, footer p { margin: 0; color: var(--soft); }
-:focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; }
-[hidden] { display: none !important; }
-button, input, select, textarea { font: inherit; color: inherit;
-  background: var(--paper); border: 1px solid var(--soft); border-radius: 6px;
-  padding: 6px 10px; }
-button { cursor: pointer; background: var(--card); }
-button:disabled { cursor: default; opacity: .5; }
-label { color: var(--soft); font-size: .85rem; }
-#figures { display: flex; flex-wrap: wrap; gap: 8px; margin: 0; }
-#figures div { background: var(--card); border-radius: 8px; padding: 6px 12px;
-  flex: 1 1 9rem; }
-#figures dt { color: var(--soft); font-size: .8rem; }
-#figures dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
-#legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0; padding: 0;
-  list-style: none; font-size: .9rem; }
-#talk { flex: 1 0 auto; display: flex; flex-direction: column; gap: 12px; }
-article { flex: none; border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; }
-article.user { background: var(--card); margin-left: 15%; }
-article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-article footer { color: var(--soft); font-size: .85rem; }
-.draft { background: var(--draft-back); border-bottom: 2px solid var(--draft); }
-.lookup { background: var(--lookup-back);
-  border-bottom: 2px dashed var(--lookup); }
-.draft, .lookup { border-radius: 2px; box-decoration-break: clone; }
-.steps { display: flex; align-items: flex-end; gap: 2px; margin: 6px 0 2px;
-  overflow: hidden; max-height: 66px; }
-.steps span { display: flex; flex-direction: column-reverse; gap: 1px; }
-.steps i { width: 7px; height: 7px; border: 1px solid var(--line); }
-.steps i.target { background: var(--target); border-color: var(--target); }
-.steps i.draft { background: var(--draft); border-color: var(--draft); }
-.steps i.lookup { background: var(--lookup); border-color: var(--lookup); }
-.wrong { color: var(--wrong); margin: 0; }
-form { display: flex; flex-direction: column; gap: 8px; }
-form.row, form .row { display: flex; flex-direction: row; flex-wrap: wrap;
-  gap: 8px 14px; align-items: end; }
-form .row div, form.row div { display: flex; flex-direction: column; }
-form .row input { width: 6.5rem; }
-textarea { width: 100%; resize: vertical; }
-#ask { position: sticky; bottom: 0; background: var(--paper); padding: 8px 0; }
-.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden;
-  clip-path: inset(50%); white-space: nowrap; }
-</style>
-</head>
-<body>
-<header>
-  <h1>Chat with <span id="model">the model</span></h1>
-  <p>A draft guesses, the target checks. Colours tell who proposed each token;
-    the target has approved every one.</p>
-</header>
-<ul id="legend" aria-label="Who proposed a token">
-  <li><span class="draft">draft model</span> (in trees also what lookups found)</li>
-  <li><span class="lookup">lookup in the text</span></li>
-  <li>target itself</li>
-</ul>
-<section aria-label="Speed of the last answer">
-  <dl id="figures">
-    <div><dt>tokens a second</dt><dd id="speed">-</dd></div>
-    <div><dt>tokens a step</dt><dd id="length">-</dd></div>
-    <div><dt>drafted tokens accepted</dt><dd id="rate">-</dd></div>
-    <div><dt>draft / lookup / target</dt><dd id="counts">-</dd></div>
-  </dl>
-</section>
-<form id="unlock" class="row" hidden>
-  <div><label for="key">API key of this server</label>
-    <input id="key" type="password" autocomplete="off" required></div>
-  <button>Use it</button>
-</form>
-<p id="wrong" class="wrong" role="alert"></p>
-<main id="talk" aria-label="Conversation"></main>
-<p id="said" class="unseen" role="status"></p>
-<form id="ask">
-  <label for="text">Message (Enter sends, Shift+Enter makes a new line, Escape
-    stops the answer)</label>
-  <textarea id="text" rows="2" required></textarea>
-  <div class="row">
-    <button id="send">Send</button>
-    <button id="stop" type="button" disabled>Stop</button>
-    <button id="clear" type="button">New conversation</button>
-    <div><label for="tokens">Most tokens</label>
-      <input id="tokens" type="number" min="1" value="256" required></div>
-    <div><label for="temperature">Temperature</label>
-      <input id="temperature" type="number" min="0" max="2" step="0.1" value="0"
-        required></div>
-    <div id="limit" hidden><label for="drafts">Speculation</label>
-      <select id="drafts"><option value="">as the server decides</option>
-        <option value="0">none: plain decoding</option></select></div>
-  </div>
-</form>
-<script>
 'use strict';
 const at = id => document.getElementById(id);
 const MOST_STEPS = 100;  // columns of the picture below an answer
@@ -186,6 +73,8 @@ class Answer {
     this.steps = this.drafted = this.accepted = this.late = 0;
     this.counts = {draft: 0, lookup: 0, target: 0};
     this.first = this.last = NaN;
+    this.before = '\u2026';  // the last token: at first that of the prompt
+    Drafts.start();
     this.box = make('article', 'model');
     this.body = make('p');
     this.picture = make('div', 'steps');
@@ -214,6 +103,7 @@ class Answer {
     else this.late += speculation.pieces.length;
     this.last = now;
     this.draw(speculation);
+    this.drawDrafts(speculation);
     this.show();
   }
 
@@ -228,6 +118,14 @@ class Answer {
     this.picture.append(column);
     if (this.picture.children.length > MOST_STEPS)
       this.picture.firstChild.remove();
+  }
+
+  drawDrafts({pieces, draft_nodes}) {
+    const last = pieces.at(-1);
+    if (draft_nodes)
+      Drafts.add({before: this.before, nodes: draft_nodes,
+        own: last.source === 'target' ? last.text : undefined});
+    this.before = last.text;
   }
 
   get figures() {
@@ -251,6 +149,7 @@ class Answer {
   end(reason) {
     const {draft, lookup, target} = this.counts, {speed, length, rate} = this.figures;
     this.box.setAttribute('aria-busy', 'false');
+    Drafts.end();
     const drafts = at('limit').hidden ? '' :
       `speculation ${at('drafts').selectedOptions[0].text}; `;
     this.note.textContent = `${drafts}${draft + lookup + target} tokens ` +
@@ -272,7 +171,7 @@ async function send() {
   messages.push({role: 'user', content: text});
   const body = {
     model: model.id, messages, stream: true,
-    stream_options: {include_speculation: true},
+    stream_options: {include_speculation: true, include_draft_nodes: Drafts.isOpen},
     temperature: Number(at('temperature').value),
     max_completion_tokens: Number(at('tokens').value),
   };
@@ -328,6 +227,3 @@ at('clear').addEventListener('click', () => {
   at('text').focus();
 });
 start();
-</script>
-</body>
-</html>
