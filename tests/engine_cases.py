@@ -13,6 +13,7 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -49,6 +50,11 @@ DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
   'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
   'datastore': Datastore(store=STORE, min_prob=0),
+  'phrases': PhraseDraft(
+    lookup=ss.PromptLookup(prompt_lookup_min=1),
+    num_speculative_tokens=2,
+    phrase_length=2,
+  ),
   'itself': TARGET,
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),

@@ -17,6 +17,7 @@ from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -24,6 +25,7 @@ from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
 _DATASTORE = 'datastore'
+_PHRASES = 'phrases'
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -33,6 +35,7 @@ _MODE = flags.DEFINE_enum(
     'prompt_lookup',
     'suffix_lookup',
     _DATASTORE,
+    _PHRASES,
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
@@ -45,7 +48,8 @@ _MODE = flags.DEFINE_enum(
   'trees grow. In mode tree a new one grows for each step. In modes serial and '
   'async they live on, and in async they grow on --draft_devices while the '
   'target verifies. datastore makes trees of what followed the last '
-  'tokens in the text and in those of --datastore. forced, for studies of '
+  'tokens in the text and in those of --datastore. phrases is prompt_lookup '
+  'with drafts that phrases of the target lengthen. forced, for studies of '
   'policies, drafts what equal '
   'requests wrote before, and is right with probability --forced_acceptance.',
 )
@@ -89,6 +93,13 @@ _STORE = flags.DEFINE_string(
   'Mode datastore: texts of experiments.build_store, besides that of the '
   'request itself.',
 )
+_NUM_PHRASES = flags.DEFINE_integer(
+  'num_phrases',
+  PhraseDraft().num_phrases,
+  'Mode phrases: most phrases behind a draft of --num_speculative_tokens, by '
+  f'default {PhraseDraft().num_speculative_tokens}; --max_length bounds all of '
+  'them together.',
+)
 
 _PAGE_SIZE = 16
 _DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
@@ -101,6 +112,7 @@ _HOLDERS = (
   _KV_TOKENS,
   _SHARE_PREFIXES,
   _STORE,
+  _NUM_PHRASES,
 )
 
 
@@ -114,7 +126,7 @@ def mode() -> str:
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
-  return mode() == _DATASTORE or _has_tree_draft()
+  return mode() in (_DATASTORE, _PHRASES) or _has_tree_draft()
 
 
 def _has_tree_draft() -> bool:
@@ -149,6 +161,8 @@ def sizes() -> ProgramSizes:
   _refuse(['depth_priced'], 'give --min_leaf_mass')
   if mode() != _DATASTORE:
     _refuse(['datastore'], f'give --mode={_DATASTORE}')
+  if mode() != _PHRASES:
+    _refuse(['num_phrases'], f'give --mode={_PHRASES}')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -194,6 +208,12 @@ def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
     draft = SuffixLookup()
   elif mode() == _DATASTORE:
     draft = _datastore()
+  elif mode() == _PHRASES:
+    draft = PhraseDraft(
+      lookup=shared_flags.prompt_lookup(),
+      num_phrases=_NUM_PHRASES.value,
+      **shared_flags.num_speculative_tokens(),
+    )
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None

@@ -18,6 +18,7 @@ from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.datastore import Datastore
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
@@ -84,6 +85,9 @@ SYSTEMS = {
   'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
   'sssd': System(
     paper='arXiv 2411.05894', host_draft=Datastore, host_policy=_whole_drafts
+  ),
+  'ouroboros': System(
+    paper='arXiv 2402.13720', host_draft=PhraseDraft, host_policy=_whole_drafts
   ),
 }
 

@@ -83,8 +83,8 @@ class PageEngine(engine.Engine[PagedJob]):
     Args:
       target: model that decides every token of the output.
       draft: source of drafts. A draft model makes chains; in a `TreeDraft` or
-        `LivingTrees` it makes trees. Others are a lookup, a `Datastore` and a
-        `HostDrafter`. None is plain decoding.
+        `LivingTrees` it makes trees. Others are a lookup, a `Datastore`, a
+        `PhraseDraft` and a `HostDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
@@ -258,6 +258,10 @@ class PageEngine(engine.Engine[PagedJob]):
     # The drafter has drafted nothing of what was looked up.
     drafted = drafts.drafts.lengths * (not plan.looks_up)
     self.drafter.commit(view, drafted, verified)
+    if isinstance(self.drafter, HostDrafter):
+      # Behind two counts, the tokens and the path of a tree.
+      chosen = packed[view.slots, 2 + 2 * (view.buckets.max_length + 1) :]
+      self.drafter.learn(view, step.lengths[: view.num_rows], verified, chosen)
     ended = self.scheduler.commit(step, num_accepted, is_ended)
     for request_id in ended.tolist():
       del self._jobs[request_id]
@@ -290,7 +294,8 @@ class PageEngine(engine.Engine[PagedJob]):
     ranks = None
     if self._takes_trees:
       # Behind two counts, the tokens and the index of the root.
-      path = packed[:, 2 + view.buckets.max_length + 2 :].T
+      start = 2 + view.buckets.max_length + 2
+      path = packed[:, start : start + view.buckets.max_length].T
       is_accepted = np.arange(len(path))[:, None] < packed[:, 0]
       ranks = np.where(is_accepted, path - 1, -1)
     self.policy.observe(

@@ -12,12 +12,12 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.serving.drafters import continuations, slot_trees
+from swiftspec_jax.serving.drafters import continuations
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  trees_of,
 )
 from swiftspec_jax.serving.drafters.token_store import MAX_MATCH, TokenStore
 
@@ -69,25 +69,13 @@ class DatastoreDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    size = len(texts.token_ids), view.buckets.max_length
-    token_ids = np.zeros(size, np.int32)
-    parents = np.full((size[0], size[1] + 1), tree_lib.NO_PARENT, np.int32)
-    probs = np.zeros((size[1], view.num_rows))
-    found = np.zeros(view.num_rows, np.int64)
+    found = {}
     for row in np.flatnonzero(lengths).tolist():
-      slot = int(view.slots[row])
       # The last known token is not in the cache yet.
-      text = texts.token_ids[slot, : view.kv_lengths[row] + 1]
-      tree = self.tree(text, int(lengths[row]))
-      count = found[row] = len(tree.token_ids)
-      token_ids[slot, :count] = tree.token_ids
-      parents[slot, 1 : count + 1] = np.array(tree.parents, np.int32) + 1
-      probs[:count, row] = tree.probs
-    return SlotDrafts(
-      drafts=policies.Drafts(lengths=found, node_confidences=probs.copy),
-      token_ids=token_ids,
-      trees=slot_trees.on_host(parents),
-    )
+      end = view.kv_lengths[row] + 1
+      text = texts.token_ids[view.slots[row], :end]
+      found[row] = self.tree(text, int(lengths[row]))
+    return trees_of(view, texts, found)
 
   def tree(self, text: np.ndarray, num_nodes: int) -> continuations.MergedTree:
     """Returns at most `num_nodes` nodes behind a text i32[any]."""

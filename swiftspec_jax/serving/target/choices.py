@@ -169,9 +169,9 @@ def verify(
 
   Returns:
     i32[B, 2 + T], the number of accepted draft tokens, the longest chain among
-    those that were verified, and the tokens; for trees i32[B, 2 + 2 T], then
-    come the indices of root and accepted nodes. And the log-probabilities at
-    the tokens, or None.
+    those that were verified, and the tokens; for trees i32[B, 2 + 3 T], then
+    come the indices of root and accepted nodes, and the choices behind root and
+    nodes. And the log-probabilities at the tokens, or None.
   """
   slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
@@ -229,7 +229,8 @@ def _follow_trees(choices, logprobs, queries, drafted, trees):
   counts = jnp.stack([num_accepted, num_levels], axis=1)
   rows = jnp.arange(len(path))[:, None]
   logprobs = jax.tree.map(lambda x: x[rows, path], logprobs)
-  return jnp.concatenate([counts, token_ids, path], axis=1), logprobs
+  packed = jnp.concatenate([counts, token_ids, path, choices], axis=1)
+  return packed, logprobs
 
 
 def _texts_behind(texts, queries, drafted, trees):

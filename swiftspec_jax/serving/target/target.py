@@ -81,10 +81,10 @@ def commit_nodes(
   Args:
     cache: donated.
     places: i32[B, T] of `place_nodes`.
-    packed: i32[B, 2 + 2 T] of `choices.verify`.
+    packed: i32[B, 2 + 3 T] of `choices.verify`.
   """
   num_nodes = places.shape[1]
-  path = packed[:, -num_nodes:]
+  path = packed[:, 2 + num_nodes :][:, :num_nodes]
   is_accepted = jnp.arange(num_nodes)[None] <= packed[:, :1]
   sources = jnp.take_along_axis(places, path, axis=1)
   targets = jnp.where(is_accepted, places, cache.num_places)
