@@ -14,6 +14,7 @@ from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -56,6 +57,7 @@ DRAFTS = {
     phrase_length=2,
   ),
   'itself': TARGET,
+  'self': SelfDraft(num_sink_tokens=8, window=16),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
   'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),

@@ -18,6 +18,7 @@ from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
 from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -26,6 +27,7 @@ from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 _LIVING = shared_flags.TREE_MODES
 _DATASTORE = 'datastore'
 _PHRASES = 'phrases'
+_SELF = 'self'
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -36,6 +38,7 @@ _MODE = flags.DEFINE_enum(
     'suffix_lookup',
     _DATASTORE,
     _PHRASES,
+    _SELF,
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
@@ -49,7 +52,8 @@ _MODE = flags.DEFINE_enum(
   'async they live on, and in async they grow on --draft_devices while the '
   'target verifies. datastore makes trees of what followed the last '
   'tokens in the text and in those of --datastore. phrases is prompt_lookup '
-  'with drafts that phrases of the target lengthen. forced, for studies of '
+  'with drafts that phrases of the target lengthen. In mode self the target '
+  'drafts for itself over the latest tokens. forced, for studies of '
   'policies, drafts what equal '
   'requests wrote before, and is right with probability --forced_acceptance.',
 )
@@ -100,6 +104,12 @@ _NUM_PHRASES = flags.DEFINE_integer(
   f'default {PhraseDraft().num_speculative_tokens}; --max_length bounds all of '
   'them together.',
 )
+_WINDOW = flags.DEFINE_integer(
+  'window',
+  SelfDraft().window,
+  'Mode self: latest tokens that a draft sees, besides the first '
+  f'{SelfDraft().num_sink_tokens}.',
+)
 
 _PAGE_SIZE = 16
 _DECODER_FLAGS = 'run_ahead', 'adaptive', 'forced_acceptance'
@@ -113,6 +123,7 @@ _HOLDERS = (
   _SHARE_PREFIXES,
   _STORE,
   _NUM_PHRASES,
+  _WINDOW,
 )
 
 
@@ -135,7 +146,7 @@ def _has_tree_draft() -> bool:
 
 def drafts_by_model() -> bool:
   """Returns whether drafts take the time of a model."""
-  return _has_tree_draft() or mode() == 'chain'
+  return _has_tree_draft() or mode() in ('chain', _SELF)
 
 
 def looks_up() -> bool:
@@ -163,6 +174,8 @@ def sizes() -> ProgramSizes:
     _refuse(['datastore'], f'give --mode={_DATASTORE}')
   if mode() != _PHRASES:
     _refuse(['num_phrases'], f'give --mode={_PHRASES}')
+  if mode() != _SELF:
+    _refuse(['window'], f'give --mode={_SELF}')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -173,6 +186,7 @@ def sizes() -> ProgramSizes:
   # A lookup takes the same time whatever it finds.
   most_steps = {
     'chain': lengths[-1],
+    _SELF: lengths[-1],
     shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
@@ -214,6 +228,8 @@ def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
       num_phrases=_NUM_PHRASES.value,
       **shared_flags.num_speculative_tokens(),
     )
+  elif mode() == _SELF:
+    draft = SelfDraft(window=_WINDOW.value)
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None

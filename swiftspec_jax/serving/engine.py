@@ -82,9 +82,10 @@ class PageEngine(engine.Engine[PagedJob]):
 
     Args:
       target: model that decides every token of the output.
-      draft: source of drafts. A draft model makes chains; in a `TreeDraft` or
-        `LivingTrees` it makes trees. Others are a lookup, a `Datastore`, a
-        `PhraseDraft` and a `HostDrafter`. None is plain decoding.
+      draft: source of drafts. A draft model makes chains, and so does
+        `SelfDraft`; in a `TreeDraft` or `LivingTrees` it makes trees. Others
+        are a lookup, a `Datastore`, a `PhraseDraft` and a `HostDrafter`. None
+        is plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.

@@ -29,6 +29,7 @@ from swiftspec_jax.serving.drafters.phrase_draft import (
   PhraseDraft,
   PhraseDrafter,
 )
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft, SelfDrafter
 from swiftspec_jax.serving.drafters.suffix_lookup import (
   SuffixDrafter,
   SuffixLookup,
@@ -40,7 +41,7 @@ from swiftspec_jax.serving.target.target import Target
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | LivingTrees
-Draft = Model | _Trees | _TextTrees | Lookup | None
+Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
 
 
 def makes_trees(draft: Draft) -> bool:
@@ -57,11 +58,13 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   """
   if draft is None or isinstance(draft, Lookup | _TextTrees):
     return None
+  if isinstance(draft, SelfDraft):
+    return target
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup, '
-      f'Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
+      f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
@@ -95,6 +98,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return TreeDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
+  if isinstance(draft, SelfDraft):
+    return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
   return ChainDrafter(draft, sizes, target)
 

@@ -127,6 +127,7 @@ class Target:
 
   Attributes:
     model: model that defines the output.
+    cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
@@ -151,7 +152,7 @@ class Target:
     """
     self.model = model
     config = sizes.scheduler
-    self._cache = paged.init(
+    self.cache = paged.init(
       model.config,
       config.num_pages,
       config.page_size,
@@ -186,14 +187,14 @@ class Target:
     """
     twin = copy.copy(self)
     twin._call = ahead_of_time.compile_only
-    twin._cache = ahead_of_time.abstract(self._cache)
+    twin.cache = ahead_of_time.abstract(self.cache)
     twin.sampling = self._greedy_sampling()
     return twin
 
   @property
   def features(self) -> jax.Array | None:
     """What the draft reads, `PagedCache.features`; the next step takes it."""
-    return self._cache.features
+    return self.cache.features
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
     """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""
@@ -230,10 +231,10 @@ class Target:
       trees = None  # a plain step
     if trees is not None:
       step_input, places = self._call(place_nodes, step_input, trees)
-    self._cache, logits, token_ids = self._call(
+    self.cache, logits, token_ids = self._call(
       query_logits,
       self.model.params,
-      self._cache,
+      self.cache,
       step_input,
       drafted,
       config=self.model.config,
@@ -261,5 +262,5 @@ class Target:
       sharding=self._replicated,
     )
     if trees is not None:
-      self._cache = self._call(commit_nodes, self._cache, places, packed)
+      self.cache = self._call(commit_nodes, self.cache, places, packed)
     return packed, logprobs
