@@ -97,6 +97,12 @@ _STORE = flags.DEFINE_string(
   'Mode datastore: texts of experiments.build_store, besides that of the '
   'request itself.',
 )
+_PAST_TOKENS = flags.DEFINE_integer(
+  'past_tokens',
+  Datastore().num_past_tokens,
+  'Mode datastore: tokens of outputs of ended requests that drafts are looked '
+  'up in, too. Requests may then tell by their speed what others wrote.',
+)
 _NUM_PHRASES = flags.DEFINE_integer(
   'num_phrases',
   PhraseDraft().num_phrases,
@@ -122,6 +128,7 @@ _HOLDERS = (
   _KV_TOKENS,
   _SHARE_PREFIXES,
   _STORE,
+  _PAST_TOKENS,
   _NUM_PHRASES,
   _WINDOW,
 )
@@ -171,7 +178,7 @@ def sizes() -> ProgramSizes:
   shared_flags.check([mode()])
   _refuse(['depth_priced'], 'give --min_leaf_mass')
   if mode() != _DATASTORE:
-    _refuse(['datastore'], f'give --mode={_DATASTORE}')
+    _refuse(['datastore', 'past_tokens'], f'give --mode={_DATASTORE}')
   if mode() != _PHRASES:
     _refuse(['num_phrases'], f'give --mode={_PHRASES}')
   if mode() != _SELF:
@@ -251,9 +258,10 @@ def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
 
 
 def _datastore() -> Datastore:
-  if _STORE.value is None:
-    return Datastore()
-  return Datastore(store=TokenStore.open(pathlib.Path(_STORE.value)))
+  store = None
+  if _STORE.value is not None:
+    store = TokenStore.open(pathlib.Path(_STORE.value))
+  return Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
 
 
 def _forced_draft() -> ForcedDraft:
