@@ -117,7 +117,7 @@ def feed(
   Args:
     params: parameters of the draft.
     config: configuration of the draft.
-    cache: its cache.
+    cache: cache of the draft.
     token_ids: i32[R].
     positions: i32[R].
     is_fed: bool[R]; what is fed for other rows is written nowhere.

@@ -1,9 +1,9 @@
 """The target drafts for itself, over a small part of each row's text.
 
 MagicDec (arXiv 2408.11049). At long contexts and in large batches a step takes
-most of its time to read keys and values. A draft that sees the first tokens of
-a row and the latest ones (an attention sink and a window, as in StreamingLLM)
-reads few of them, and is right most of the time.
+most of its time to read keys and values. A draft reads few of them if it sees
+the first tokens of a row and the latest ones: an attention sink and a window,
+as in StreamingLLM. It is still right most of the time.
 
 The pages are those of the target, and so are the positions: a row has another
 page table, without the pages in the middle. What a draft writes lies where the
