@@ -29,8 +29,8 @@ _PROFILE = flags.DEFINE_string(
 _SELF_DRAFT_TOKENS = flags.DEFINE_integer(
   'self_draft_tokens',
   None,
-  'The target drafts for itself and sees so many tokens of each text: costs of '
-  'its own forwards stand in for those of the draft.',
+  'The target drafts for itself and sees this many tokens of each text: costs '
+  'of its own forwards stand in for those of the draft.',
   lower_bound=1,
 )
 _ACCEPTANCE = flags.DEFINE_list(

@@ -48,8 +48,7 @@ class Replay:
     Args:
       target: seconds of a verification.
       draft: seconds of a draft forward.
-      length: K; a round takes so many draft forwards beside the verification,
-        and a miss as many behind it.
+      length: K, draft forwards beside each verification, and behind a miss.
     """
     num_misses = self.num_rounds - self.num_hits
     step = max(target, length * draft)
