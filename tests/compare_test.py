@@ -81,4 +81,4 @@ def test_bad_flags(tmp_path, flags, message):
 def test_every_system_takes_part_in_something():
   for name, system in systems.SYSTEMS.items():
     assert system.decodes or system.policy, name
-    assert not (system.mode and system.host_draft), name
+    assert not (system.mode and system.engine_draft), name

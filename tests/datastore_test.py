@@ -8,9 +8,13 @@ import numpy as np
 import programs
 import pytest
 import serving_cases as cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.roofline import Roofline
 from swiftspec_jax.serving.drafters import continuations, slot_trees
 from swiftspec_jax.serving.drafters import token_store as token_store_lib
@@ -19,6 +23,7 @@ from swiftspec_jax.serving.drafters.datastore import (
   DatastoreDrafter,
 )
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.serving.drafters.past_texts import PastTexts
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 
 TOKENIZER = engine_cases.TARGET.tokenizer
@@ -111,7 +116,7 @@ def test_merge_is_that_of_all_paths(seed):
   drafter = make_drafter(store=store)
   sources = [
     *continuations.of_own_text(text, 3, 100),
-    *drafter._of_store(text),
+    drafter._of_others(text),
   ]
   best = {}
 
@@ -284,3 +289,49 @@ def test_counts_of_own_text_are_those_of_a_scan():
       followers = [text[place] for place in places]
       for token_id, child in source.counts.children.items():
         assert child.count == followers.count(token_id)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=4),
+  st.lists(st.integers(0, 2), min_size=1, max_size=3),
+)
+def test_past_continuations_are_those_of_a_scan(texts, match):
+  past = PastTexts(1000)
+  for text in texts:
+    past.add(np.array(text, np.int32))
+  expected = [
+    text[place : place + 4]
+    for text in texts
+    for place in range(len(match), len(text))
+    if text[place - len(match) : place] == match
+  ]
+  assert list(past.continuations(match, 4, 1000)) == expected
+  assert list(past.continuations(match, 4, 2)) == expected[-2:]
+
+
+def test_the_oldest_texts_go():
+  past = PastTexts(5)
+  for text in ([1, 2, 3], [1, 4], [1, 5]):
+    past.add(np.array(text, np.int32))
+  assert list(past.continuations([1], 4, 9)) == [[4], [5]]
+  past.add(np.zeros(6, np.int32))
+  assert list(past.continuations([0], 4, 9)) == []
+
+
+def test_a_learning_server_drafts_what_others_wrote():
+  """The second request is as the first one, and nothing else is known."""
+  request = ss.Request(
+    token_ids=(5, 6, 7),
+    sampling=ss.SamplingParams(max_new_tokens=30, ignore_eos=True),
+  )
+  draft = Datastore(num_past_tokens=100, min_prob=0)
+  engine = engine_cases.make_engine(draft, FixedLength(6))
+  first, second = (engine.submit(request).result() for _ in range(2))
+  assert first.token_ids == second.token_ids
+  assert second.stats.num_rounds < first.stats.num_rounds
+  # From 3 tokens of the prompt on.
+  (text,) = engine.drafter.past.continuations([5, 6, 7], 9, 1)
+  assert tuple(text) == first.token_ids[:9]
+  engine.reset_drafters()
+  assert not list(engine.drafter.past.continuations([5, 6, 7], 9, 1))

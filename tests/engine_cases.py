@@ -13,6 +13,8 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -49,7 +51,13 @@ DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
   'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
   'datastore': Datastore(store=STORE, min_prob=0),
+  'phrases': PhraseDraft(
+    lookup=ss.PromptLookup(prompt_lookup_min=1),
+    num_speculative_tokens=2,
+    phrase_length=2,
+  ),
   'itself': TARGET,
+  'self': SelfDraft(num_sink_tokens=8, window=16),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
   'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),

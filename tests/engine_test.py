@@ -101,7 +101,7 @@ def check_load(draft, count, seed=0):
         top, expected.top_logprobs[: len(tokens)], atol=1e-4
       )
   assert cancelled
-  is_lookup = draft in ('lookup', 'suffixes', 'datastore')
+  is_lookup = draft in ('lookup', 'suffixes', 'datastore', 'phrases')
   check_evidence(engine, requests, is_lookup=is_lookup)
   return engine
 

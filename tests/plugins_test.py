@@ -12,7 +12,7 @@ from engine_test import alone
 from experiments.flags import policy_names
 from swiftspec_jax.policies.batch_table import BatchTable
 
-DRAFTS = 'suffixes', 'datastore', 'tree'
+DRAFTS = 'suffixes', 'datastore', 'phrases', 'tree'
 
 
 @functools.cache

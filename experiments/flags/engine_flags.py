@@ -17,6 +17,8 @@ from swiftspec_jax.serving.drafters.datastore import Datastore
 from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
@@ -24,6 +26,8 @@ from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
 _DATASTORE = 'datastore'
+_PHRASES = 'phrases'
+_SELF = 'self'
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -33,6 +37,8 @@ _MODE = flags.DEFINE_enum(
     'prompt_lookup',
     'suffix_lookup',
     _DATASTORE,
+    _PHRASES,
+    _SELF,
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
@@ -45,7 +51,9 @@ _MODE = flags.DEFINE_enum(
   'trees grow. In mode tree a new one grows for each step. In modes serial and '
   'async they live on, and in async they grow on --draft_devices while the '
   'target verifies. datastore makes trees of what followed the last '
-  'tokens in the text and in those of --datastore. forced, for studies of '
+  'tokens in the text and in those of --datastore. phrases is prompt_lookup '
+  'with drafts that phrases of the target lengthen. In mode self the target '
+  'drafts for itself over the latest tokens. forced, for studies of '
   'policies, drafts what equal '
   'requests wrote before, and is right with probability --forced_acceptance.',
 )
@@ -89,6 +97,25 @@ _STORE = flags.DEFINE_string(
   'Mode datastore: texts of experiments.build_store, besides that of the '
   'request itself.',
 )
+_PAST_TOKENS = flags.DEFINE_integer(
+  'past_tokens',
+  Datastore().num_past_tokens,
+  'Mode datastore: tokens of outputs of ended requests that drafts are looked '
+  'up in, too. Requests may then tell by their speed what others wrote.',
+)
+_NUM_PHRASES = flags.DEFINE_integer(
+  'num_phrases',
+  PhraseDraft().num_phrases,
+  'Mode phrases: most phrases behind a draft of --num_speculative_tokens, by '
+  f'default {PhraseDraft().num_speculative_tokens}; --max_length bounds all of '
+  'them together.',
+)
+_WINDOW = flags.DEFINE_integer(
+  'window',
+  SelfDraft().window,
+  'Mode self: latest tokens that a draft sees, besides the first '
+  f'{SelfDraft().num_sink_tokens}.',
+)
 
 _PAGE_SIZE = 16
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
@@ -102,6 +129,9 @@ _HOLDERS = (
   _KV_TOKENS,
   _SHARE_PREFIXES,
   _STORE,
+  _PAST_TOKENS,
+  _NUM_PHRASES,
+  _WINDOW,
 )
 
 
@@ -115,7 +145,7 @@ def mode() -> str:
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
-  return mode() == _DATASTORE or _has_tree_draft()
+  return mode() in (_DATASTORE, _PHRASES) or _has_tree_draft()
 
 
 def _has_tree_draft() -> bool:
@@ -124,7 +154,7 @@ def _has_tree_draft() -> bool:
 
 def drafts_by_model() -> bool:
   """Returns whether drafts take the time of a model."""
-  return _has_tree_draft() or mode() == 'chain'
+  return _has_tree_draft() or mode() in ('chain', _SELF)
 
 
 def looks_up() -> bool:
@@ -149,7 +179,11 @@ def sizes() -> ProgramSizes:
   shared_flags.check([mode()])
   _refuse(['depth_priced'], 'give --min_leaf_mass')
   if mode() != _DATASTORE:
-    _refuse(['datastore'], f'give --mode={_DATASTORE}')
+    _refuse(['datastore', 'past_tokens'], f'give --mode={_DATASTORE}')
+  if mode() != _PHRASES:
+    _refuse(['num_phrases'], f'give --mode={_PHRASES}')
+  if mode() != _SELF:
+    _refuse(['window'], f'give --mode={_SELF}')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -162,6 +196,7 @@ def sizes() -> ProgramSizes:
   # A lookup takes the same time whatever it finds.
   most_steps = {
     'chain': lengths[-1],
+    _SELF: lengths[-1],
     shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
@@ -204,6 +239,14 @@ def make_engine(
     draft = SuffixLookup()
   elif mode() == _DATASTORE:
     draft = _datastore()
+  elif mode() == _PHRASES:
+    draft = PhraseDraft(
+      lookup=shared_flags.prompt_lookup(),
+      num_phrases=_NUM_PHRASES.value,
+      **shared_flags.num_speculative_tokens(),
+    )
+  elif mode() == _SELF:
+    draft = SelfDraft(window=_WINDOW.value)
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
@@ -233,9 +276,10 @@ def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
 
 
 def _datastore() -> Datastore:
-  if _STORE.value is None:
-    return Datastore()
-  return Datastore(store=TokenStore.open(pathlib.Path(_STORE.value)))
+  store = None
+  if _STORE.value is not None:
+    store = TokenStore.open(pathlib.Path(_STORE.value))
+  return Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
 
 
 def _forced_draft() -> ForcedDraft:

@@ -157,11 +157,11 @@ def prompt_lookup() -> ss.PromptLookup:
   return ss.PromptLookup(
     prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
     prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
-    **_num_speculative_tokens(),
+    **num_speculative_tokens(),
   )
 
 
-def _num_speculative_tokens() -> dict[str, int]:
+def num_speculative_tokens() -> dict[str, int]:
   """Returns the argument of a drafter, nothing where it has its own."""
   value = _NUM_SPECULATIVE_TOKENS.value
   return {} if value is None else {'num_speculative_tokens': value}
@@ -292,9 +292,9 @@ def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   if mode == 'prompt_lookup':
     return {'draft': prompt_lookup()}
   if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
-    return {'draft': ss.AdaptiveLookup(**_num_speculative_tokens())}
+    return {'draft': ss.AdaptiveLookup(**num_speculative_tokens())}
   if mode == 'chain':
-    return {'draft': draft, **_num_speculative_tokens()}
+    return {'draft': draft, **num_speculative_tokens()}
   tree = tree_flags.config()
   if mode == AUTO:
     tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)

@@ -10,6 +10,7 @@ from absl import flags
 from experiments.flags import load_flags, policy_names
 from swiftspec_jax import cost_model, errors, policies, simulator
 from swiftspec_jax.cost_model import profiles, storage
+from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.serving.arrivals import Arrivals
@@ -24,6 +25,13 @@ _PROFILE = flags.DEFINE_string(
   'llama-8b-h100',
   f'Costs of a step: {" or ".join(profiles.PROFILES)} (published), or the file '
   'of a measurement.',
+)
+_SELF_DRAFT_TOKENS = flags.DEFINE_integer(
+  'self_draft_tokens',
+  None,
+  'The target drafts for itself and sees this many tokens of each text: costs '
+  'of its own forwards stand in for those of the draft.',
+  lower_bound=1,
 )
 _ACCEPTANCE = flags.DEFINE_list(
   'acceptance',
@@ -66,6 +74,7 @@ _KV_TOKENS = flags.DEFINE_integer(
 _PAGE_SIZE = 16
 _HOLDERS = (
   _PROFILE,
+  _SELF_DRAFT_TOKENS,
   _ACCEPTANCE,
   _ACCEPTANCE_SPREAD,
   _SHARPNESS,
@@ -90,6 +99,8 @@ class SimulatedLoad:
       UserError: the flags make no sense, or a request is longer than the cache.
     """
     self._costs, buckets = _costs_and_buckets()
+    if _SELF_DRAFT_TOKENS.value is not None:
+      self._costs = SelfDraftCosts(self._costs, _SELF_DRAFT_TOKENS.value)
     self._config = SchedulerConfig(
       buckets=buckets,
       num_pages=_KV_TOKENS.value // _PAGE_SIZE,

@@ -18,6 +18,8 @@ from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.datastore import Datastore
+from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
@@ -33,23 +35,23 @@ class System:
     paper: source of the idea.
     mode: one of `shared_flags.MODES`, for prompts; None if none fits.
     tree: changes of the tree that the flags describe.
-    host_draft: makes the drafter of the serving engine, for prompts, in place
+    engine_draft: makes the drafter of the serving engine, for prompts, in place
       of a mode.
-    host_policy: makes the policy of that engine, for its declared sizes.
+    engine_policy: makes the policy of that engine, for its declared sizes.
     policy: name of its policy under load; None if it has none.
   """
 
   paper: str
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  host_draft: Callable[[], Any] | None = None
-  host_policy: Callable[[StepBuckets], policies.Policy] | None = None
+  engine_draft: Callable[[], Any] | None = None
+  engine_policy: Callable[[StepBuckets], policies.Policy] | None = None
   policy: str | None = None
 
   @property
   def decodes(self) -> bool:
     """Whether it takes part in decoding prompts."""
-    return self.mode is not None or self.host_draft is not None
+    return self.mode is not None or self.engine_draft is not None
 
 
 def _goodput(buckets: StepBuckets) -> policies.Policy:
@@ -60,6 +62,12 @@ def _goodput(buckets: StepBuckets) -> policies.Policy:
 def _whole_drafts(buckets: StepBuckets) -> policies.Policy:
   """Returns a policy that verifies all there is: one row leaves much room."""
   return FixedLength(buckets.max_length)
+
+
+def _pairs(buckets: StepBuckets) -> policies.Policy:
+  """Returns a policy of short drafts, which take forwards of the target."""
+  del buckets
+  return FixedLength(2)
 
 
 PLAIN = 'autoregressive'
@@ -77,13 +85,23 @@ SYSTEMS = {
   'su': System(paper='arXiv 2310.18813', policy='table'),
   'smartspec': System(
     paper='arXiv 2406.14066',
-    host_draft=ss.PromptLookup,
-    host_policy=_goodput,
+    engine_draft=ss.PromptLookup,
+    engine_policy=_goodput,
     policy='goodput',
   ),
   'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
   'sssd': System(
-    paper='arXiv 2411.05894', host_draft=Datastore, host_policy=_whole_drafts
+    paper='arXiv 2411.05894',
+    engine_draft=Datastore,
+    engine_policy=_whole_drafts,
+  ),
+  'ouroboros': System(
+    paper='arXiv 2402.13720',
+    engine_draft=PhraseDraft,
+    engine_policy=_whole_drafts,
+  ),
+  'magicdec': System(
+    paper='arXiv 2408.11049', engine_draft=SelfDraft, engine_policy=_pairs
   ),
 }
 
@@ -123,7 +141,7 @@ def make_runner(
     sampling: sampling of the requests.
   """
   system = SYSTEMS[name]
-  if system.host_draft is not None:
+  if system.engine_draft is not None:
     return _engine_runner(system, target, max_context)
   options = shared_flags.speculation(system.mode, draft)
   if system.tree:
@@ -153,8 +171,8 @@ def _engine_runner(
     ),
     contexts=(max_context,),
   )
-  policy = system.host_policy(buckets)
-  engine = PageEngine(target, system.host_draft(), sizes=sizes, policy=policy)
+  policy = system.engine_policy(buckets)
+  engine = PageEngine(target, system.engine_draft(), sizes=sizes, policy=policy)
   engine.warm_up()
   return benchmark_run.Runner(
     decode=lambda request: engine.submit(request).result()

@@ -43,6 +43,7 @@ from swiftspec_jax.serving.target import paged_forward, step_input
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,9 +110,10 @@ class PageEngine(engine.Engine[PagedJob]):
 
     Args:
       target: model that decides every token of the output.
-      draft: source of drafts. A draft model makes chains; in a `TreeDraft` or
-        `LivingTrees` it makes trees. Others are a lookup, a `Datastore` and a
-        `HostDrafter`. None is plain decoding.
+      draft: source of drafts. A draft model makes chains, and so does
+        `SelfDraft`; in a `TreeDraft` or `LivingTrees` it makes trees. Others
+        are a lookup, a `Datastore`, a `PhraseDraft` and a `HostDrafter`. None
+        is plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
@@ -286,17 +288,24 @@ class PageEngine(engine.Engine[PagedJob]):
     if isinstance(self.policy, LookupOrModel) and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
-    accepted, ended = self._commit(
-      unread, step, is_present, packed, (logprobs, shown)
+    verdicts = Verdicts.unpack(
+      packed.astype(np.int64), self.max_draft_tokens + 1
     )
-    verified = packed[view.slots, 0].astype(np.int64)
-    self.drafter.commit(view, unread.drafted, unread.verified, verified, rows)
+    of_view = jax.tree.map(lambda x: x[view.slots], verdicts)
+    if isinstance(self.drafter, HostDrafter):
+      self.drafter.learn(view, lengths, of_view)
+    accepted, ended = self._commit(
+      unread, step, is_present, verdicts, (logprobs, shown)
+    )
+    self.drafter.commit(
+      view, unread.drafted, unread.verified, of_view.num_accepted, rows
+    )
     end = time.perf_counter()
     seconds = end - max(unread.start, self._last_read)
     self._last_read = end
-    self._observe(view, unread, lengths, packed, rows, seconds)
+    self._observe(view, unread, lengths, of_view, rows, seconds)
     if judged is not None:
-      self._judge(view, judged, packed, rows)
+      self._judge(view, judged, of_view, rows)
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_accepted=accepted[: step.num_decoding],
@@ -351,17 +360,17 @@ class PageEngine(engine.Engine[PagedJob]):
     unread: _Unread,
     step: StepPlan,
     is_present: np.ndarray,
-    packed: np.ndarray,
+    verdicts: Verdicts,
     extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Appends what stands to the outputs; `extras` are for who asked for them.
+    """Appends what stands to the outputs.
 
     Args:
       unread: step that was read.
       step: plan of it for the R rows whose requests have not ended before.
       is_present: mask of these among all its rows.
-      packed: numbers and tokens of `choices.verify`.
-      logprobs: those of `choices.verify`.
+      verdicts: verdicts on the drafts of all slots.
+      extras: log-probabilities and drafts of all slots, for who asked for them.
 
     Returns:
       i64[R] draft tokens that are part of the outputs, and the requests i64[F]
@@ -372,10 +381,13 @@ class PageEngine(engine.Engine[PagedJob]):
     for i in np.flatnonzero(step.is_sampled).tolist():
       slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
       known = job.num_known
-      new = job.push_packed(
-        packed[slot].tolist(),
+      verdict, *own = jax.tree.map(
+        lambda x, slot=slot: x[slot], (verdicts, *extras)
+      )
+      new = job.push_verdict(
+        verdict,
         int(step.lengths[i]),
-        *jax.tree.map(lambda x, slot=slot: x[slot], extras),
+        *own,
         looks_up=unread.plan.looks_up,
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
@@ -407,20 +419,19 @@ class PageEngine(engine.Engine[PagedJob]):
     view: policies.StepView,
     unread: _Unread,
     lengths: np.ndarray,
-    packed: np.ndarray,
+    verdicts: Verdicts,
     is_present: np.ndarray,
     seconds: float,
   ) -> None:
     """Tells the policy what became of drafts of i64[B] verified tokens."""
     for_model = self._drafts_by_model and not unread.plan.looks_up
     is_usable = self._target.sampling.is_usable(view.slots, for_model=for_model)
-    packed = packed[view.slots].astype(np.int64)
     ranks = None
     if self._takes_trees:
-      # Behind two counts, the tokens and the index of the root.
-      num_nodes = view.buckets.max_length + 1
-      path = packed[:, 2 + num_nodes + 1 : 2 + 2 * num_nodes].T
-      is_accepted = np.arange(len(path))[:, None] < packed[:, 0]
+      path = np.zeros((0, view.num_rows), np.int64)
+      if verdicts.tree is not None:
+        path = verdicts.tree.path[:, 1:].T
+      is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
       ranks = np.where(is_accepted, path - 1, -1)
     self.policy.observe(
       policies.Outcome(
@@ -428,7 +439,7 @@ class PageEngine(engine.Engine[PagedJob]):
         plan=unread.plan,
         drafts=unread.drafts.drafts,
         lengths=lengths,
-        num_accepted=packed[:, 0],
+        num_accepted=verdicts.num_accepted,
         accepted_ranks=ranks,
         seconds=seconds,
         is_usable=is_usable & is_present,
@@ -439,15 +450,14 @@ class PageEngine(engine.Engine[PagedJob]):
     self,
     view: policies.StepView,
     drafts: SlotDrafts,
-    packed: np.ndarray,
+    verdicts: Verdicts,
     is_present: np.ndarray,
   ) -> None:
     """Tells the policy what would have been accepted of lookups' drafts."""
-    emitted = packed[view.slots, :1] + 1
     chains = drafts.token_ids[view.slots]
     places = np.arange(chains.shape[1])
-    tokens = packed[view.slots, 2 : 2 + len(places)]
-    lengths = np.minimum(drafts.drafts.lengths, emitted[:, 0])
+    tokens = verdicts.token_ids[:, : len(places)]
+    lengths = np.minimum(drafts.drafts.lengths, verdicts.num_accepted + 1)
     is_usable = self._target.sampling.is_usable(view.slots, for_model=False)
     is_right = (chains == tokens) & (places < lengths[:, None])
     self.policy.judge(

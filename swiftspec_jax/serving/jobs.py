@@ -9,6 +9,7 @@ from swiftspec_jax.serving.drafters.draft_nodes import ShownDrafts
 from swiftspec_jax.serving.scheduling import pages
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 from swiftspec_jax.serving.target import choices
+from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
 def check(request: Request, model: Model, config: SchedulerConfig) -> None:
@@ -45,20 +46,18 @@ class PagedJob(Job):
     self.max_new_tokens = _max_new_tokens(request, config)
     self.max_speculative_tokens = max_speculative_tokens
     limit = len(request.token_ids) + self.max_new_tokens
-    longest = config.buckets.max_length
     row = Row(
       handle.request_id,
       request,
       limit,
       model,
-      longest,
+      config.buckets.max_length,
       chains_by_model=chains_by_model,
     )
     super().__init__(row, handle)
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
-    self._num_tokens = longest + 1  # most of a step
     self._by_model = chains_by_model
 
   @property
@@ -82,9 +81,9 @@ class PagedJob(Job):
     self._last_key = keys[-1]
     return keys
 
-  def push_packed(
+  def push_verdict(
     self,
-    packed: list[int],
+    verdict: Verdicts,
     num_drafted: int,
     logprobs: types.Logprobs | None,
     shown: ShownDrafts | None,
@@ -94,7 +93,7 @@ class PagedJob(Job):
     """Takes the verdict of a step; returns the new tokens of the output.
 
     Args:
-      packed: row of the output of `choices.verify`.
+      verdict: verdict on the drafts of the slot.
       num_drafted: draft tokens that were verified.
       logprobs: those of `push`.
       shown: drafts of this row, if anybody wants to see some.
@@ -102,18 +101,16 @@ class PagedJob(Job):
     """
     if not self._row.token_ids:
       self.end_prefill()
-    num_accepted, num_levels, *rest = packed
-    size, end = self._num_tokens, num_accepted + 1
+    end = int(verdict.num_accepted) + 1
     path, is_looked_up = list(range(end)), [looks_up] * end
-    if len(rest) > size:  # a tree
-      path = rest[size:][:end]
-      found = rest[2 * size :][:end]
-      is_looked_up = [looks_up or bool(flag) for flag in found]
+    if verdict.tree is not None:
+      path = verdict.tree.path[:end].tolist()
+      is_looked_up = (looks_up | verdict.tree.is_looked_up[:end]).tolist()
     report = types.StepReport(
-      token_ids=rest[:end],
+      token_ids=verdict.token_ids[:end].tolist(),
       num_drafted=num_drafted,
-      num_levels=num_levels,
-      num_accepted=num_accepted,
+      num_levels=int(verdict.num_levels),
+      num_accepted=end - 1,
       outcome=types.NO_OUTCOME,
       num_forwards=0,
       path=path,

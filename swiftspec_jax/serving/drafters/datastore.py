@@ -1,8 +1,8 @@
 """Drafts without a model: the row's own text and a store of others, as a tree.
 
-SSSD (arXiv 2411.05894). Everything happens on the host, and nothing is kept of
-a request, so no text gets from one request to another. The store is what its
-owner put there.
+SSSD (arXiv 2411.05894). Everything happens on the host. Unless it is asked to
+learn, nothing is kept of a request, so no text gets from one request to
+another. The store is what its owner put there.
 
 Legend: B rows of a view, U slots, K longest draft, T = K + 1 nodes.
 """
@@ -12,16 +12,18 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.serving.drafters import continuations, slot_trees
+from swiftspec_jax.serving.drafters import continuations
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
+  trees_of,
 )
+from swiftspec_jax.serving.drafters.past_texts import PastTexts
 from swiftspec_jax.serving.drafters.token_store import MAX_MATCH, TokenStore
 
 _ENOUGH = 50  # continuations, for which no shorter match is looked up
+_NUM_BEFORE = 3  # tokens of a prompt that are kept with the output
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Datastore:
     max_depth: most tokens of a continuation.
     max_places: places of a match that are looked at, in either text.
     min_prob: nodes that are less probable are not drafted.
+    num_past_tokens: tokens of outputs of ended requests that are kept and
+      looked up, too, the latest ones.
   """
 
   store: TokenStore | None = None
@@ -41,6 +45,7 @@ class Datastore:
   max_depth: int = 8
   max_places: int = 100
   min_prob: float = 0.01
+  num_past_tokens: int = 0
 
   def __post_init__(self):
     checks = {
@@ -48,15 +53,22 @@ class Datastore:
       'max_depth': (self.max_depth >= 1, 'at least 1'),
       'max_places': (self.max_places >= 1, 'at least 1'),
       'min_prob': (0 <= self.min_prob < 1, 'in [0, 1)'),
+      'num_past_tokens': (self.num_past_tokens >= 0, '0 or more'),
     }
     errors.check_fields(self, checks)
 
 
 class DatastoreDrafter(HostDrafter):
-  """Trees of what followed the last tokens elsewhere."""
+  """Trees of what followed the last tokens elsewhere.
+
+  Attributes:
+    past: outputs of ended requests.
+  """
 
   def __init__(self, datastore: Datastore):
     self._datastore = datastore
+    self._outputs: dict[int, np.ndarray] = {}
+    self.reset()
 
   @property
   def name(self) -> str:
@@ -69,25 +81,24 @@ class DatastoreDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    size = len(texts.token_ids), view.buckets.max_length
-    token_ids = np.zeros(size, np.int32)
-    parents = np.full((size[0], size[1] + 1), tree_lib.NO_PARENT, np.int32)
-    probs = np.zeros((size[1], view.num_rows))
-    found = np.zeros(view.num_rows, np.int64)
+    found = {}
     for row in np.flatnonzero(lengths).tolist():
-      slot = int(view.slots[row])
       # The last known token is not in the cache yet.
-      text = texts.token_ids[slot, : view.kv_lengths[row] + 1]
-      tree = self.tree(text, int(lengths[row]))
-      count = found[row] = len(tree.token_ids)
-      token_ids[slot, :count] = tree.token_ids
-      parents[slot, 1 : count + 1] = np.array(tree.parents, np.int32) + 1
-      probs[:count, row] = tree.probs
-    return SlotDrafts(
-      drafts=policies.Drafts(lengths=found, node_confidences=probs.copy),
-      token_ids=token_ids,
-      trees=slot_trees.on_host(parents),
-    )
+      end = view.kv_lengths[row] + 1
+      text = texts.token_ids[view.slots[row], :end]
+      found[row] = self.tree(text, int(lengths[row]))
+      if self._datastore.num_past_tokens:
+        start = max(end - view.num_output[row] - _NUM_BEFORE, 0)
+        self._outputs[int(view.request_ids[row])] = text[start:].copy()
+    return trees_of(view, texts, found)
+
+  def forget(self, request_id: int) -> None:
+    output = self._outputs.pop(request_id, None)
+    if output is not None:
+      self.past.add(output)
+
+  def reset(self) -> None:
+    self.past = PastTexts(self._datastore.num_past_tokens)
 
   def tree(self, text: np.ndarray, num_nodes: int) -> continuations.MergedTree:
     """Returns at most `num_nodes` nodes behind a text i32[any]."""
@@ -96,21 +107,21 @@ class DatastoreDrafter(HostDrafter):
       *continuations.of_own_text(
         text, datastore.max_depth, datastore.max_places
       ),
-      *self._of_store(text),
+      self._of_others(text),
     ]
     return continuations.merge(sources, num_nodes, datastore.min_prob)
 
-  def _of_store(self, text: np.ndarray) -> list[continuations.Source]:
-    """Returns what the store knows; shorter matches help out."""
+  def _of_others(self, text: np.ndarray) -> continuations.Source:
+    """Returns what other texts know; shorter matches help out."""
     datastore = self._datastore
-    if datastore.store is None:
-      return []
     counts = continuations.Counts()
     match = text[-datastore.max_match :].tolist()
+    options = datastore.max_depth, datastore.max_places
     while match and counts.count < _ENOUGH:
-      for found in datastore.store.continuations(
-        match, datastore.max_depth, datastore.max_places
-      ):
+      if datastore.store is not None:
+        for found in datastore.store.continuations(match, *options):
+          counts.add(found)
+      for found in self.past.continuations(match, *options):
         counts.add(found)
       match = match[1:]
-    return [continuations.Source(counts=counts)]
+    return continuations.Source(counts=counts)

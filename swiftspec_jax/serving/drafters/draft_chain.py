@@ -22,12 +22,12 @@ from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.drafters.draft_forward import (
   DraftRows,
+  feed,
   noise_of_outputs,
 )
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target import choices, paged_forward
-from swiftspec_jax.serving.target.flat_batch import FlatBatch
+from swiftspec_jax.serving.target import choices
 
 
 @functools.partial(
@@ -63,9 +63,7 @@ def chains(
   Returns:
     The cache, and the drafts i32[U, K].
   """
-  num_slots, num_places = sampling.seeds.shape[0], cache.num_places
-  index = jnp.arange(len(logits))
-
+  num_slots = sampling.seeds.shape[0]
   noise = noise_of_outputs(params, config, noise)
 
   def choose(logits, step):
@@ -81,24 +79,18 @@ def chains(
 
   def body(step, carry):
     cache, hidden, newest, drafted = carry
-    positions = rows.positions[:, step]
-    pages = rows.page_table[index, positions // cache.page_size]
-    places = pages * cache.page_size + positions % cache.page_size
     # The last token of a draft has no page: it is not fed.
     is_fed = step + 1 < rows.lengths
-    batch = FlatBatch(
-      positions=positions,
-      places=jnp.where(is_fed, places, num_places),
-      block_tokens=index[:, None],
-      block_lengths=is_fed.astype(jnp.int32),
-      block_pages=rows.page_table,
-      block_places=index,
+    hidden, cache, logits = feed(
+      params,
+      config,
+      cache,
+      newest,
+      rows.positions[:, step],
+      is_fed,
+      rows,
+      hidden if config.reads_features else None,
     )
-    before = hidden if config.reads_features else None
-    hidden, cache = paged_forward.forward(
-      params, config, newest, batch, cache, before
-    )
-    logits = decoder.unembed(params, config, hidden[None])[0]
     newest = choose(logits, step + 1)
     drafted = drafted.at[targets, step + 1].set(newest, mode='drop')
     return cache, hidden, newest, drafted

@@ -10,6 +10,7 @@ Legend:
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from swiftspec_jax.cache import paged
@@ -29,6 +30,8 @@ class DraftRows:
   positions: jax.Array  # i32[R, D] behind the last known token
   lengths: jax.Array  # i32[R]
   page_table: jax.Array  # i32[R, C]
+  # i32[R] as `FlatBatch.num_skipped`, None where the tables are whole.
+  num_skipped: jax.Array | None
   texts: jax.Array | None  # i32[R, C * Z] known tokens, if drafts look at them
 
 
@@ -97,6 +100,52 @@ def first_logits(
   hidden, cache = _forward(params, cache, batch, token_ids, features, config)
   hidden = hidden[rows.last]
   return cache, hidden, decoder.unembed(params, config, hidden[None])[0]
+
+
+def feed(
+  params: Params,
+  config: ModelConfig,
+  cache: paged.PagedCache,
+  token_ids: jax.Array,
+  positions: jax.Array,
+  is_fed: jax.Array,
+  rows: DraftRows,
+  features_before: jax.Array | None = None,
+) -> tuple[jax.Array, paged.PagedCache, jax.Array]:
+  """Feeds a token of each row.
+
+  Args:
+    params: parameters of the draft.
+    config: configuration of the draft.
+    cache: cache of the draft.
+    token_ids: i32[R].
+    positions: i32[R].
+    is_fed: bool[R]; what is fed for other rows is written nowhere.
+    rows: rows of the tokens.
+    features_before: same as in `paged_forward.forward`.
+
+  Returns:
+    Hidden states [R, E], the cache, and logits f32[R, V'].
+  """
+  index = jnp.arange(len(token_ids))
+  places = positions
+  if rows.num_skipped is not None:
+    places = places - rows.num_skipped
+  pages = rows.page_table[index, places // cache.page_size]
+  places = pages * cache.page_size + places % cache.page_size
+  batch = FlatBatch(
+    positions=positions,
+    places=jnp.where(is_fed, places, cache.num_places),
+    block_tokens=index[:, None],
+    block_lengths=is_fed.astype(jnp.int32),
+    block_pages=rows.page_table,
+    block_places=index,
+    num_skipped=rows.num_skipped,
+  )
+  hidden, cache = paged_forward.forward(
+    params, config, token_ids, batch, cache, features_before
+  )
+  return hidden, cache, decoder.unembed(params, config, hidden[None])[0]
 
 
 def _forward(params, cache, batch, token_ids, features, config):

@@ -13,8 +13,11 @@ import numpy as np
 
 from swiftspec_jax import policies, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.serving.drafters import slot_trees
+from swiftspec_jax.serving.drafters.continuations import MergedTree
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +104,36 @@ def chains_of(
     lengths[row] = len(chain)
   drafts = policies.Drafts(lengths=lengths, confidences=confidences)
   return SlotDrafts(drafts=drafts, token_ids=token_ids)
+
+
+def trees_of(
+  view: policies.StepView,
+  texts: SlotTexts,
+  found: Mapping[int, MergedTree],
+) -> SlotDrafts:
+  """Returns trees that were found on the host.
+
+  Args:
+    view: view of the step.
+    texts: texts of all slots.
+    found: trees for rows of the view; the others have no draft.
+  """
+  size = len(texts.token_ids), view.buckets.max_length
+  token_ids = np.zeros(size, np.int32)
+  parents = np.full((size[0], size[1] + 1), tree_lib.NO_PARENT, np.int32)
+  probs = np.zeros((size[1], view.num_rows))
+  lengths = np.zeros(view.num_rows, np.int64)
+  for row, tree in found.items():
+    slot = view.slots[row]
+    count = lengths[row] = len(tree.token_ids)
+    token_ids[slot, :count] = tree.token_ids
+    parents[slot, 1 : count + 1] = np.array(tree.parents, np.int32) + 1
+    probs[:count, row] = tree.probs
+  return SlotDrafts(
+    drafts=policies.Drafts(lengths=lengths, node_confidences=probs.copy),
+    token_ids=token_ids,
+    trees=slot_trees.on_host(parents),
+  )
 
 
 class EngineDrafter(Protocol):
@@ -204,6 +237,18 @@ class HostDrafter:
 
   def commit(self, view, drafted, verified, accepted, is_present) -> None:
     del view, drafted, verified, accepted, is_present
+
+  def learn(
+    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
+  ) -> None:
+    """Learns what the target would write, also behind what it rejected.
+
+    Args:
+      view: view of the step.
+      lengths: i64[B] draft tokens that were verified.
+      verdicts: verdicts on them, of the B rows.
+    """
+    del view, lengths, verdicts
 
   def forget(self, request_id) -> None:
     del request_id

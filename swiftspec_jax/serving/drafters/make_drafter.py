@@ -25,6 +25,11 @@ from swiftspec_jax.serving.drafters.living_trees import (
   LivingTrees,
 )
 from swiftspec_jax.serving.drafters.lookup import LookupDrafter
+from swiftspec_jax.serving.drafters.phrase_draft import (
+  PhraseDraft,
+  PhraseDrafter,
+)
+from swiftspec_jax.serving.drafters.self_draft import SelfDraft, SelfDrafter
 from swiftspec_jax.serving.drafters.suffix_lookup import (
   SuffixDrafter,
   SuffixLookup,
@@ -34,13 +39,14 @@ from swiftspec_jax.serving.target.target import Target
 
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
+_TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | LivingTrees
-Draft = Model | _Trees | Lookup | None
+Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
 
 
 def makes_trees(draft: Draft) -> bool:
   """Returns whether drafts are trees, not chains."""
-  return isinstance(draft, _Trees | Datastore)
+  return isinstance(draft, _Trees | _TextTrees)
 
 
 def model_of(draft: Draft, target: Model) -> Model | None:
@@ -50,13 +56,15 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     UserError: it is no draft, has another vocabulary, lies on other devices,
       or reads features that the target does not have.
   """
-  if draft is None or isinstance(draft, Lookup | Datastore):
+  if draft is None or isinstance(draft, Lookup | _TextTrees):
     return None
+  if isinstance(draft, SelfDraft):
+    return target
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, TreeDraft, PromptLookup, SuffixLookup, '
-      f'Datastore or a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
+      f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
@@ -81,6 +89,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     if draft.store is not None:
       draft.store.check(target.model.name, target.model.tokenizer)
     return DatastoreDrafter(draft)
+  if isinstance(draft, PhraseDraft):
+    return PhraseDrafter(draft, make_lookup(draft.lookup))
   if isinstance(draft, Lookup):
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
@@ -88,6 +98,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return TreeDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
+  if isinstance(draft, SelfDraft):
+    return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
   return ChainDrafter(draft, sizes, target)
 

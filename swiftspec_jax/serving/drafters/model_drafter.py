@@ -248,16 +248,17 @@ class ModelDrafter:
         texts.token_ids[slots], sizes.num_rows, sizes.context
       )
     rows = DraftRows(
-      slots=_padded(slots, sizes.num_rows),
-      last=_padded(np.cumsum(counts) - 1, sizes.num_rows),
-      positions=_padded(starts + counts, sizes.num_rows)[:, None]
+      slots=padded(slots, sizes.num_rows),
+      last=padded(np.cumsum(counts) - 1, sizes.num_rows),
+      positions=padded(starts + counts, sizes.num_rows)[:, None]
       + np.arange(self._num_forwards, dtype=np.int32)[None],
-      lengths=_padded(lengths, sizes.num_rows),
+      lengths=padded(lengths, sizes.num_rows),
       page_table=_padded_rows(
         texts.page_table[slots],
         sizes.num_rows,
         sizes.context // self._sizes.scheduler.page_size,
       ),
+      num_skipped=None,
       texts=known,
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
@@ -293,7 +294,7 @@ class ModelDrafter:
     positions = batch.positions[: len(owners)]
     token_ids = texts.token_ids[slots[owners], positions]
     places = self._places_before(sizes, tables, owners, positions)
-    fed = batch, _padded(token_ids, sizes.num_tokens), places
+    fed = batch, padded(token_ids, sizes.num_tokens), places
     batch, token_ids, places = jax.device_put(fed, self._replicated)
     features = None
     if places is not None:
@@ -344,7 +345,7 @@ class ModelDrafter:
     places = flat_batch.places_of(
       tables, rows, positions - 1, config.page_size, config.num_pages
     )
-    return _padded(places, sizes.num_tokens)
+    return padded(places, sizes.num_tokens)
 
   @property
   def _reads_texts(self) -> bool:
@@ -394,10 +395,11 @@ class ModelDrafter:
     raise NotImplementedError
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
-  padded = np.zeros(size, np.int32)
-  padded[: len(values)] = values
-  return padded
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+  """Returns i32[size, ...] of i64[r, ...], filled with zeros."""
+  found = np.zeros((size, *values.shape[1:]), np.int32)
+  found[: len(values)] = values
+  return found
 
 
 def _padded_rows(values: np.ndarray, num_rows: int, size: int) -> np.ndarray:

@@ -32,6 +32,7 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.serving.target.verdicts import TreePart, Verdicts
 from swiftspec_jax.verification import matching
 
 _MAX_FORCED = 16
@@ -173,12 +174,10 @@ def verify(
     sharding: static sharding of any array on the same devices.
 
   Returns:
-    The texts; i32[B, 2 + T], the number of accepted draft tokens, the longest
-    chain among those that were verified, and the tokens; for trees i32[B, 2 +
-    3 T], then come the indices of root and accepted nodes, and which of these
-    were looked up. And the log-probabilities at the tokens, or None.
+    The texts; the packed `Verdicts` of the B slots; and the log-probabilities
+    at the tokens, or None.
   """
-  packed, logprobs = _judge(
+  verdicts, logprobs = _judge(
     logits,
     noise,
     token_ids,
@@ -189,19 +188,19 @@ def verify(
     trees,
     devices={'kernels': kernels, 'sharding': sharding},
   )
-  num_emitted = jnp.minimum(packed[:, 0] + 1, rows.room)
+  num_emitted = jnp.minimum(verdicts.num_accepted + 1, rows.room)
   rows = spec_step.append_tokens(
     rows,
-    packed[:, 2 : 2 + queries.index.shape[1]],
+    verdicts.token_ids,
     jnp.where(queries.is_sampled, num_emitted, 0),
   )
-  return rows, packed, logprobs
+  return rows, verdicts.pack(), logprobs
 
 
 def _judge(
   logits, noise, token_ids, queries, drafted, sampling, rows, trees, devices
 ):
-  """Returns the verdict of `verify`; with `rows` its sampling reads texts."""
+  """Returns what `verify` packs; with `rows` its sampling reads texts."""
   slots, positions = queries.slots, queries.positions[:, 0]
   own = jax.tree.map(lambda x: x[slots], sampling)
   adjusted = logits[:, None]
@@ -235,12 +234,17 @@ def _judge(
     num_drafted=queries.num_drafted,
   )
   verdict = matching.verify(proposal, choices)
-  counts = jnp.stack([verdict.num_accepted, queries.num_drafted], axis=1)
-  return jnp.concatenate([counts, verdict.token_ids], axis=1), logprobs
+  verdicts = Verdicts(
+    num_accepted=verdict.num_accepted,
+    num_levels=queries.num_drafted,
+    token_ids=verdict.token_ids,
+    tree=None,
+  )
+  return verdicts, logprobs
 
 
 def _follow_trees(choices, logprobs, queries, drafted, trees):
-  """Does what `verify` says for trees, with choices i32[B, T]."""
+  """Does what `_judge` says for trees, with choices i32[B, T]."""
   # A tree may have fewer nodes than were asked for, such as behind a draft
   # whose logits are NaN: what is no node matches no choice.
   is_node = trees.parents[:, 1:] != tree_lib.NO_PARENT
@@ -254,12 +258,19 @@ def _follow_trees(choices, logprobs, queries, drafted, trees):
     trees.ancestor_mask,
   )
   num_levels = jnp.where(queries.is_node, trees.depths, 0).max(axis=1)
-  counts = jnp.stack([num_accepted, num_levels], axis=1)
   rows = jnp.arange(len(path))[:, None]
   logprobs = jax.tree.map(lambda x: x[rows, path], logprobs)
-  is_looked_up = trees.is_looked_up[rows, path].astype(jnp.int32)
-  packed = [counts, token_ids, path, is_looked_up]
-  return jnp.concatenate(packed, axis=1), logprobs
+  verdicts = Verdicts(
+    num_accepted=num_accepted,
+    num_levels=num_levels,
+    token_ids=token_ids,
+    tree=TreePart(
+      path=path,
+      is_looked_up=trees.is_looked_up[rows, path],
+      choices=choices,
+    ),
+  )
+  return verdicts, logprobs
 
 
 def _texts_behind(texts, queries, drafted, trees):

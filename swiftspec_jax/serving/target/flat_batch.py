@@ -56,6 +56,9 @@ class FlatBatch:
   # bool[X, W, W] which tokens of its block a token sees, besides all in front
   # of the block; None where blocks are chains.
   block_mask: jax.Array | None = None
+  # i32[X] tokens of the row whose pages are left out of the middle of
+  # `block_pages`; None where there are none.
+  num_skipped: jax.Array | None = None
 
 
 def pack(

@@ -91,6 +91,8 @@ def forward(
     Hidden states [N, D] before the final norm, and the cache.
   """
   positions = batch.positions[batch.block_tokens]
+  if batch.num_skipped is not None:
+    positions -= batch.num_skipped[:, None]  # among the pages that are there
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):

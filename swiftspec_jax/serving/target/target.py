@@ -26,6 +26,7 @@ from swiftspec_jax.serving.target import choices, paged_forward, row_state
 from swiftspec_jax.serving.target import step_input as step_input_lib
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.step_input import PlacedStep, StepInput
+from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
 @functools.partial(jax.jit, donate_argnames='cache')
@@ -37,12 +38,12 @@ def commit_nodes(
   Args:
     cache: donated.
     places: i32[B, T] of the nodes, as `FlatBatch.places`.
-    packed: i32[B, 2 + 3 T] of `choices.verify`.
+    packed: packed `Verdicts` on trees.
   """
   num_nodes = places.shape[1]
-  path = packed[:, 2 + num_nodes : 2 + 2 * num_nodes]
-  is_accepted = jnp.arange(num_nodes)[None] <= packed[:, :1]
-  sources = jnp.take_along_axis(places, path, axis=1)
+  verdicts = Verdicts.unpack(packed, num_nodes)
+  is_accepted = jnp.arange(num_nodes)[None] <= verdicts.num_accepted[:, None]
+  sources = jnp.take_along_axis(places, verdicts.tree.path, axis=1)
   targets = jnp.where(is_accepted, places, cache.num_places)
   return paged.move(cache, sources[:, 1:].ravel(), targets[:, 1:].ravel())
 
@@ -77,6 +78,7 @@ class Target:
   Attributes:
     model: model that defines the output.
     rows: texts of the slots, on the devices.
+    cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
@@ -101,7 +103,7 @@ class Target:
     """
     self.model = model
     config = sizes.scheduler
-    self._cache = paged.init(
+    self.cache = paged.init(
       model.config,
       config.num_pages,
       config.page_size,
@@ -149,7 +151,7 @@ class Target:
     """
     twin = copy.copy(self)
     twin._call = ahead_of_time.compile_only
-    twin._cache = ahead_of_time.abstract(self._cache)
+    twin.cache = ahead_of_time.abstract(self.cache)
     twin.rows = ahead_of_time.abstract(self.rows)
     twin.sampling = self._greedy_sampling()
     return twin
@@ -157,7 +159,7 @@ class Target:
   @property
   def features(self) -> jax.Array | None:
     """What the draft reads, `PagedCache.features`; the next step takes it."""
-    return self._cache.features
+    return self.cache.features
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
     """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""
@@ -208,10 +210,10 @@ class Target:
       trees,
       **self._page_sizes,
     )
-    self._cache, logits, token_ids = self._call(
+    self.cache, logits, token_ids = self._call(
       query_logits,
       self.model.params,
-      self._cache,
+      self.cache,
       step,
       config=self.model.config,
     )
@@ -239,7 +241,7 @@ class Target:
       sharding=self._replicated,
     )
     if trees is not None:
-      self._cache = self._call(
-        commit_nodes, self._cache, step.node_places, packed
+      self.cache = self._call(
+        commit_nodes, self.cache, step.node_places, packed
       )
     return packed, logprobs
