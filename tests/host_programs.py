@@ -1,7 +1,10 @@
 """Runs a program of `experiments` in several processes that join each other."""
 
+import contextlib
 import json
+import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -84,6 +87,14 @@ class Together:
   def output(self, i):
     """What process `i` has written to standard output."""
     return self._paths[i][0].read_text(errors='replace')
+
+  def kill(self):
+    """Ends those that still run."""
+    if self._parent.poll() is None:
+      for process_id in self.process_ids:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(process_id, signal.SIGKILL)
+      self._parent.communicate(timeout=60)
 
   def finish(self):
     """Waits for all; returns exit status, output and errors of each."""

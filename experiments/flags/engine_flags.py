@@ -180,6 +180,11 @@ def sizes() -> ProgramSizes:
   )
 
 
+def files() -> list[str]:
+  """Returns the paths of files that the engine reads besides models."""
+  return [] if _STORE.value is None else [_STORE.value]
+
+
 def make_engine(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
   """Loads the models; returns an engine, not compiled yet, and its target."""
   target = shared_flags.load_target()

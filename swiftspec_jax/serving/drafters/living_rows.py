@@ -311,8 +311,7 @@ class LivingRows:
       tree_config=self._compiled_tree,
       num_nodes=self._tree.num_nodes,
     )
-    to_target = sharding_lib.replicated(self._target.model.mesh)
-    proposal = ahead_of_time.put(proposal, to_target)
+    proposal = ahead_of_time.replicate(proposal, self._target.model.mesh)
     has_news = self._target.put(news.verified[:, -1] > 0)
     return self._call(unpack, proposal, has_news)
 
@@ -339,7 +338,7 @@ class LivingRows:
       return None
     pages = self._target.features
     found = self._call(features_at, pages, self._target.put(places))
-    return ahead_of_time.put(found, sharding_lib.replicated(self._model.mesh))
+    return ahead_of_time.replicate(found, self._model.mesh)
 
   def _put(self, values: Any) -> Any:
     """Returns arrays on the draft's devices."""

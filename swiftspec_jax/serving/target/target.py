@@ -203,7 +203,7 @@ class Target:
 
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""
-    return jax.device_put(tree, self._replicated)
+    return sharding.replicate(tree, self.model.mesh)
 
   def dispatch(
     self,
