@@ -16,6 +16,7 @@ import pytest
 import server_cases
 
 import swiftspec_jax as ss
+from experiments.output import configuration
 from swiftspec_jax import hosts, policies, testing
 from swiftspec_jax.policies import of_first
 from swiftspec_jax.serving import news
@@ -174,7 +175,6 @@ def test_two_hosts_share_the_target(model, tmp_path):
 @pytest.mark.parametrize(
   ('count', 'flags'),
   [
-    (2, ('--mode=serial', *TREE)),
     (2, ('--mode=tree', *TREE)),
     (2, ('--mode=chain', '--max_length=2', '--policy=fixed_2')),
     (2, ('--mode=async', *TREE)),
@@ -187,5 +187,18 @@ def test_drafts_of_a_model(model, tmp_path, count, flags):
     together,
     client,
   ):
+    check(client, model)
+    stop(together)
+
+
+@pytest.mark.ci
+def test_sizes_of_a_configuration(model, tmp_path):
+  sizes = {'mode': 'serial', 'num_nodes': 4, 'width': 2, 'num_draft_steps': 2}
+  path = tmp_path / 'config.json'
+  configuration.write(path, sizes, [], device_kind=None)
+  flags = f'--config={path}', f'--draft={model}', '--branching=2'
+  with serving(tmp_path, model, *flags, count=2) as (together, client):
+    (served,) = client.models.list().data
+    assert served.speculation['max_tokens'] == 3
     check(client, model)
     stop(together)
