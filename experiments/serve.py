@@ -140,6 +140,7 @@ def _serve(
   )
   host_flags.before_end(server.give_up)
   host, port = listener.getsockname()[:2]
+  listener.listen()  # whoever reads the next line may connect
   print(f'{service.name} at http://{host}:{port}/v1', flush=True)
   server.serve_on(listener)
 

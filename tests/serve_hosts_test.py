@@ -100,8 +100,9 @@ def serving(folder, model, *flags, count):
     address = re.search('tiny at (http://.*)/v1$', together.output(0), re.M)[1]
     with server_cases.client_of(address) as client:
       yield together, client
-  finally:
-    together.kill()
+  except BaseException as error:
+    error.add_note(str(together.kill()))
+    raise
 
 
 def complete(client, **options):
@@ -202,3 +203,20 @@ def test_sizes_of_a_configuration(model, tmp_path):
     assert served.speculation['max_tokens'] == 3
     check(client, model)
     stop(together)
+
+
+@pytest.mark.ci
+def test_requests_are_answered_where_the_target_is(model, tmp_path):
+  results = host_programs.Together(
+    tmp_path,
+    'serve',
+    f'--target={model}',
+    f'--draft={model}',
+    '--mode=async',
+    '--target_processes=1',
+    '--draft_processes=0',
+    environments=[{}] * 2,
+  ).finish()
+  for status, output, complaints in results:
+    assert (status, output) == (1, '')
+    assert complaints.startswith('error: --target_processes=1 must contain 0')

@@ -37,6 +37,7 @@ _JOIN_TIMEOUT = flags.DEFINE_integer(
   lower_bound=1,
 )
 _PLACES = (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
+_before_end: list[Callable[[str], None]] = []
 
 
 def initialize(*own_flags: str) -> None:
@@ -71,8 +72,7 @@ def initialize(*own_flags: str) -> None:
 
 def before_end(call: Callable[[str], None]) -> None:
   """Has `call` called with the reason when another's end ends this process."""
-  global _before_end
-  _before_end = call
+  _before_end.append(call)
 
 
 def _facts(own_flags: Collection[str]) -> dict[str, Any]:
@@ -95,14 +95,8 @@ def _facts(own_flags: Collection[str]) -> dict[str, Any]:
 
 
 def _end(reason: str) -> NoReturn:
-  _before_end(reason)
+  for call in _before_end:
+    call(reason)
   print('error:', reason, file=sys.__stderr__)
   sys.__stderr__.flush()
   program.leave(1)
-
-
-def _do_nothing(reason: str) -> None:
-  del reason
-
-
-_before_end: Callable[[str], None] = _do_nothing

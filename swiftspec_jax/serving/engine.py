@@ -167,7 +167,8 @@ class PageEngine(engine.Engine[PagedJob]):
     output = self._dispatch(step, drafts)
     self.drafter.overlap()
     judged = None
-    if hasattr(self.policy, 'judge') and not plan.looks_up:
+    judges = self.lookup is not None and hasattr(self.policy, 'judge')
+    if judges and not plan.looks_up:
       judged = self.lookup.draft(view, view.limits, self._texts)
     dispatched = time.perf_counter()
     packed, logprobs, report = jax.device_get(
