@@ -8,7 +8,8 @@ Predicted times of the forwards give its rounds a price: for each split of the
 chips, serial and asynchronous, with stock and with fused kernels. Nothing is
 measured on the chips. The directory gets rows.jsonl (the best sizes of each
 plan), search.jsonl (all sizes), rounds.jsonl, validation.jsonl (predictions
-beside published figures), summary.json, speed.png and report.html.
+beside published figures), summary.json, speed.png and report.html. The best
+plan is in config.json, which tune, serve and the others take as --config.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from configs.deployment import Deployment
 from experiments import program
 from experiments.output import (
   benchmark_output,
+  configuration,
   provenance,
   report_page,
   result_folder,
@@ -144,6 +146,13 @@ def _write(directory, tables, summary, picture) -> None:
     text = ''.join(f'{json.dumps(line)}\n' for line in lines)
     benchmark_output.write(directory / f'{name}.jsonl', text.encode())
   benchmark_output.write_json(directory / 'summary.json', summary)
+  best = summary['best']
+  configuration.write(
+    directory / 'config.json',
+    plan_search.flags_of(best),
+    [best],
+    device_kind=None,
+  )
   benchmark_output.write_pictures(directory, {'speed': picture})
   page = report_page.render([result_folder.read(directory)])
   benchmark_output.write(directory / 'report.html', page.encode())

@@ -10,16 +10,30 @@ SIGTERM end it when what runs is done; a second one at once. Needs the extra
 `serve`. docs/start/serve.md has more.
 """
 
+import importlib
 import os
+import signal
 import socket
+from collections.abc import Sequence
 
 from absl import flags
 
 import swiftspec_jax as ss
 from experiments import program
-from experiments.flags import cost_flags, engine_flags, policy_names
-from swiftspec_jax import errors
-from swiftspec_jax.engine.engine import Engine
+from experiments.flags import (
+  config_file,
+  cost_flags,
+  device_flags,
+  engine_flags,
+  host_flags,
+  policy_names,
+  shared_flags,
+)
+from swiftspec_jax import errors, hosts, sharding
+from swiftspec_jax.engine import background
+from swiftspec_jax.policies.of_first import OfFirst
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.engine import PageEngine
 
 _PATIENCE = 5.0  # seconds, at the end, for what is being compiled
 _API_KEY_VARIABLE = 'SWIFTSPEC_API_KEY'
@@ -70,8 +84,7 @@ _SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed')
 def main() -> None:
   """Runs the program."""
   try:
-    from swiftspec_jax.server import run
-    from swiftspec_jax.server.service import Service
+    importlib.import_module('swiftspec_jax.server.run')
   except ImportError as error:
     raise errors.UserError(
       f"{error}; the server needs: pip install 'swiftspec_jax[serve]'"
@@ -81,26 +94,67 @@ def main() -> None:
       raise errors.UserError(
         f'--{name} has no effect on a server: its clients say what they want'
       )
+  config_file.apply()
+  host_flags.initialize(_API_KEY.name)
+  device_flags.spread([engine_flags.mode()])
   api_keys = _api_keys()
-  engine, target, listener = _make()
+  declared = engine_flags.sizes()
+  cost_flags.check([_POLICY.value])
+  listener = None
+  if sharding.is_first_process():
+    listener = _bind()  # it is found out early, as loading takes long
+  engine, target = _make(declared)
   if _WARM_UP.value == 'full':
     engine.programs.compile_all(show_progress=True)
   else:
     engine.programs.start()
+  if listener is None:
+    _follow(engine)
+    hosts.leave()
+  else:
+    _serve(engine, target, listener, api_keys)
+    hosts.leave()
+    hosts.wait_for_others()
+  if not engine.programs.join(_PATIENCE) or hosts.is_together():
+    program.leave()
+
+
+def _serve(
+  engine: PageEngine,
+  target: ss.Model,
+  listener: socket.socket,
+  api_keys: Sequence[str],
+) -> None:
+  """Answers requests until a signal comes."""
+  from swiftspec_jax.server import run
+  from swiftspec_jax.server.service import Service
+
   service = Service(
     engine,
     target,
     name=_SERVED_MODEL_NAME.value,
     max_waiting=_MAX_WAITING.value,
   )
-  host, port = listener.getsockname()[:2]
-  print(f'{service.name} at http://{host}:{port}/v1', flush=True)
   server = run.Server(
     service, api_keys=api_keys, max_body_bytes=_MAX_BODY_BYTES.value
   )
+  host_flags.before_end(server.give_up)
+  host, port = listener.getsockname()[:2]
+  listener.listen()  # whoever reads the next line may connect
+  print(f'{service.name} at http://{host}:{port}/v1', flush=True)
   server.serve_on(listener)
-  if not engine.programs.join(_PATIENCE):
-    program.leave()
+
+
+def _follow(engine: PageEngine) -> None:
+  """Works for process 0 until that ends, whatever signal comes first."""
+
+  def ignore_once(number: int, _) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, ignore_once)
+  background.follow(engine)
+  engine.programs.stop()
 
 
 def _api_keys() -> list[str]:
@@ -114,15 +168,28 @@ def _api_keys() -> list[str]:
   return keys
 
 
-def _make() -> tuple[Engine, ss.Model, socket.socket]:
-  """Returns the engine, its target, and a socket with the address."""
-  declared = engine_flags.sizes()
-  cost_flags.check([_POLICY.value])
-  listener = _bind()  # it is found out early, as loading takes long
+def _make(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
+  """Returns the engine and its target."""
+  if hosts.is_together():
+    _check_processes()
   engine, target = engine_flags.make_engine(declared)
   policies = cost_flags.Policies(engine, target, declared)
   engine.policy = policies.make(_POLICY.value)
-  return engine, target, listener
+  if hosts.is_together():
+    engine.policy = OfFirst(engine.policy)
+  return engine, target
+
+
+def _check_processes() -> None:
+  """Raises UserError if processes cannot serve together."""
+  processes = {x.process_index for x in device_flags.target_devices()}
+  if 0 not in processes:
+    raise errors.UserError(
+      f'--target_processes={",".join(map(str, sorted(processes)))} must '
+      'contain 0, which answers the requests'
+    )
+  files = engine_flags.files() + cost_flags.files()
+  shared_flags.compare_files([engine_flags.mode()], *files)
 
 
 def _bind() -> socket.socket:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import tqdm
 from absl import flags
 
@@ -33,6 +34,7 @@ from experiments.measuring import (
   references,
   step_times,
 )
+from experiments.output import configuration
 from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 
@@ -226,7 +228,12 @@ def main() -> None:
   }
   if _MODE.value == 'serial':
     settings['draft_devices'] = None
-  config_file.write(path, settings, [dataclasses.asdict(t) for t in trials])
+  configuration.write(
+    path,
+    settings,
+    [dataclasses.asdict(t) for t in trials],
+    jax.devices()[0].device_kind,
+  )
   print(_table(trials))
   print(_explain(tuner, tree))
   print(f'written to {path}')
@@ -251,7 +258,10 @@ def _tune_splits(
         tuner.draft_seconds(tree)
     devices = '+'.join(map(str, split)) if _MODE.value == 'async' else split[0]
     print(f'on {devices} devices\n{tuner.describe_steps()}\n', flush=True)
-    tree, tried = tuner.compare('draft forwards', tuner.with_steps(base))
+    trees = tuner.with_steps(base)
+    if tree_flags.is_given('num_draft_steps'):
+      trees = [base, *trees]
+    tree, tried = tuner.compare('draft forwards', trees)
     trials += tried
     speed = max(t.tokens_per_second for t in tried if t.chosen)
     if best is None or speed > best[0]:

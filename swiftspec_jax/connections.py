@@ -36,6 +36,10 @@ class Place:
   process_id: int
 
 
+class FirstHasLeftError(Exception):
+  """Process 0 has done its work, and sends nothing any more."""
+
+
 class Connections:
   """The connections of process 0 with the others, or of another with it.
 
@@ -53,6 +57,8 @@ class Connections:
     # Of each other process that this one is connected with.
     self._sockets: dict[int, socket.socket] = {}
     self._inboxes: dict[int, queue.SimpleQueue] = {}
+    self._of_first: queue.SimpleQueue = queue.SimpleQueue()
+    self._threads: list[threading.Thread] = []
     self._failure = threading.Lock()  # held for ever by who reports one
     self._is_sending = threading.Lock()
 
@@ -77,9 +83,11 @@ class Connections:
       raise
     for process_id, connection in self._sockets.items():
       self._inboxes[process_id] = queue.SimpleQueue()
-      threading.Thread(
+      thread = threading.Thread(
         target=self._listen, args=(process_id, connection), daemon=True
-      ).start()
+      )
+      thread.start()
+      self._threads.append(thread)
     return port
 
   def _meet_first(self, facts, deadline) -> int:
@@ -190,6 +198,18 @@ class Connections:
     self._send_all({'values': values})
     return values
 
+  def of_first(self, make: Callable[[], Any]) -> Any:
+    """Does what `hosts.of_first` says."""
+    if not self._place.process_id:
+      value = make()
+      self._send_all({'of_first': value})
+      return value
+    message = self._of_first.get()
+    if 'end' in message:
+      self._of_first.put(message)  # for those that ask again
+      raise FirstHasLeftError
+    return message['of_first']
+
   def leave(self, error: str | None) -> None:
     """Tells the others that this process ends; None if its work is done."""
     if error is not None:
@@ -202,23 +222,33 @@ class Connections:
     for connection in self._sockets.values():
       connection.close()
 
+  def wait_for_others(self, timeout: float) -> None:
+    """Waits until the others have gone, at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    for thread in self._threads:
+      thread.join(max(deadline - time.monotonic(), 0))
+
   def _listen(self, process_id: int, connection: socket.socket) -> None:
     """Takes messages of a process until it ends."""
     reason = f'process {process_id} has ended; its own messages say why'
+    is_done = False
     try:
       with connection.makefile(encoding='utf-8') as lines:
         for line in lines:
           message = json.loads(line)
-          if 'end' not in message:
+          if message.get('end') is not None:
+            reason, is_done = message['end'], False
+            break
+          if 'end' in message:
+            is_done = True
+            self._of_first.put(message)
+          elif 'of_first' in message:
+            self._of_first.put(message)
+          else:
             self._inboxes[process_id].put(message)
-            continue
-          if message['end'] is None:
-            return
-          reason = message['end']
-          break
     except (OSError, ValueError):
       pass  # broken off
-    if self._failure.acquire(blocking=False):
+    if not is_done and self._failure.acquire(blocking=False):
       self._send_all({'end': reason})
       self._on_end(reason)
 

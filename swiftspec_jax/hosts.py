@@ -18,6 +18,7 @@ from swiftspec_jax.connections import Connections, Place
 
 _SAMPLE_BYTES = 1 << 16  # of a file, at its start, middle and end
 _SECONDS_TO_END = 5  # for the news of an end to arrive
+_SECONDS_TO_GO = 15
 
 
 def find_place(
@@ -137,6 +138,20 @@ def exchange(value: Any) -> list[Any]:
   return [value]
 
 
+def of_first(make: Callable[[], Any]) -> Any:
+  """Returns a JSON value of process 0, which waits for nobody.
+
+  All must call it, in the same order and from one thread of each.
+
+  Args:
+    make: function that returns the value; only process 0 calls it.
+
+  Raises:
+    FirstHasLeftError: process 0 has left, as its work is done.
+  """
+  return make() if _group is None else _group.of_first(make)
+
+
 def agree(facts: Mapping[str, Any]) -> None:
   """Compares facts, as `join` does; all must call it.
 
@@ -157,6 +172,15 @@ def leave(error: str | None = None) -> None:
   """
   if _group is not None:
     _group.leave(error)
+
+
+def wait_for_others() -> None:
+  """Has process 0, behind `leave`, wait a moment until the others have gone.
+
+  Without JAX's service, which runs in process 0, they would be aborted.
+  """
+  if _group is not None:
+    _group.wait_for_others(_SECONDS_TO_GO)
 
 
 def wait_for_end() -> None:

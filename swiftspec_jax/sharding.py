@@ -88,14 +88,15 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
   sharding = replicated(mesh)
   if jax.process_count() == 1:
     return jax.device_put(tree, sharding)
-  return jax.tree.map(
-    lambda x: (
-      _send(x, mesh)
-      if isinstance(x, jax.Array) and x.committed
-      else put(x, sharding)
-    ),
-    tree,
-  )
+
+  def copy(x):
+    if not (isinstance(x, jax.Array) and x.committed):
+      return put(x, sharding)
+    if x.sharding.is_equivalent_to(sharding, x.ndim):
+      return x  # is there
+    return _send(x, mesh)
+
+  return jax.tree.map(copy, tree)
 
 
 def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
@@ -125,7 +126,9 @@ def everywhere(tree: Any) -> Any:
   return jax.tree.map(_readable, tree)
 
 
-def _readable(array: jax.Array) -> jax.Array:
+def _readable(array: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+  if isinstance(array, np.ndarray):
+    return array
   readable = array
   holders = _processes(array.sharding)
   for process in range(jax.process_count()):

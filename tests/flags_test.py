@@ -187,11 +187,11 @@ def test_config_stands_in_for_what_is_not_given(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'flags', 'message'),
   [
-    ({}, {'target': 'other'}, '--target=other, but .* was tuned for '),
+    ({}, {'target': 'other'}, '--target=other, but .* was made for '),
     (
       {},
       {'target_devices': 3},
-      '--target_devices=3, but .* tuned for',
+      '--target_devices=3, but .* made for',
     ),
     ({'speed': 1}, {}, "unknown key 'speed'; there are target, dtype"),
     ({'width': 'wide'}, {}, "tuned.json: width: .*'wide'"),
@@ -226,6 +226,15 @@ def test_files_that_are_no_config(tmp_path, text, message):
     pytest.raises(errors.UserError, match=message),
   ):
     config_file.apply()
+
+
+def test_config_that_was_measured_nowhere(tmp_path):
+  """A plan's split is the only one to tune."""
+  path = write_config(tmp_path / 'config.json', device_kind=None)
+  with given(config=path):
+    config_file.apply()
+    config_file.check_device()
+    assert device_flags.splits() == [(2, 1)]
 
 
 def test_config_of_another_machine(tmp_path):

@@ -1,7 +1,10 @@
 """Runs a program of `experiments` in several processes that join each other."""
 
+import contextlib
 import json
+import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -79,18 +82,28 @@ class Together:
     self._parent.stdin.write(json.dumps([f'experiments.{program}', calls]))
     self._parent.stdin.write('\n')
     self._parent.stdin.flush()
+    self._statuses = None
     self.process_ids = json.loads(self._parent.stdout.readline())
 
   def output(self, i):
     """What process `i` has written to standard output."""
     return self._paths[i][0].read_text(errors='replace')
 
+  def kill(self):
+    """Does what `finish` does, but ends those that still run."""
+    for process_id in self.process_ids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(process_id, signal.SIGKILL)
+    return self.finish()
+
   def finish(self):
     """Waits for all; returns exit status, output and errors of each."""
-    statuses, _ = self._parent.communicate(timeout=600)
+    if self._statuses is None:
+      statuses, _ = self._parent.communicate(timeout=600)
+      self._statuses = json.loads(statuses)
     return [
       (status, *(path.read_text(errors='replace') for path in paths))
-      for status, paths in zip(json.loads(statuses), self._paths, strict=True)
+      for status, paths in zip(self._statuses, self._paths, strict=True)
     ]
 
 

@@ -270,6 +270,24 @@ def test_values_are_exchanged_and_an_end_reaches_all():
     group.close()
 
 
+def test_values_of_the_first_come_until_it_leaves():
+  groups = meet(*((i, 3, FACTS) for i in range(3)))
+  for value in (None, {'a': [1.5]}):
+    assert groups[0].of_first(lambda value=value: value) == value
+    for group in groups[1:]:
+      assert group.of_first(None) == value
+  groups[0].leave(None)
+  for _ in range(2):
+    for group in groups[1:]:
+      with pytest.raises(connections.FirstHasLeftError):
+        group.of_first(None)
+  for group in groups[1:]:
+    group.leave(None)
+    group.close()
+  groups[0].wait_for_others(10)
+  groups[0].close()
+
+
 def test_others_that_connect_are_turned_away():
   """Something on the network that is no process of this program."""
   port = connections.free_port()

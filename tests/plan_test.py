@@ -182,6 +182,18 @@ def test_program_plans(tmp_path):
   assert any('table 7' in row['source'] for row in validation)
   summary = json.loads((directory / 'summary.json').read_text())
   assert summary['provenance']['git_sha']
+  best = summary['best']
+  assert (best['mode'], best['weight_dtype']) == ('async', 'int4')
+  config = json.loads((directory / 'config.json').read_text())
+  assert {k: v for k, v in config['flags'].items() if v is not None} == {
+    'mode': 'async',
+    'weight_dtype': 'int4',
+    'target_devices': best['target_chips'],
+    'draft_devices': best['draft_chips'],
+    'num_nodes': 4,
+    'width': 8,
+    'num_draft_steps': best['num_draft_steps'],
+  }
   assert set(summary['what_if']) > {'twice the memory bandwidth'}
   assert 'above the goal of 150: int4 ' in output
   assert 'validation.jsonl' in (directory / 'report.html').read_text()

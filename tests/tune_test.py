@@ -9,6 +9,8 @@ from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
 from experiments.measuring import step_times
+from experiments.output import configuration
+from experiments.planning import plan_search
 from swiftspec_jax import testing
 
 
@@ -25,17 +27,21 @@ def test_steps_are_timed():
   'mode', ['serial', pytest.param('async', marks=pytest.mark.ci)]
 )
 def test_configuration_is_made_and_used(model, tmp_path, mode):
-  path = tmp_path / 'tuned.json'
+  path, start = tmp_path / 'tuned.json', tmp_path / 'config.json'
+  planned = {'mode': mode, 'num_nodes': 4, 'width': 8, 'num_draft_steps': 3}
+  chips = {'target_chips': 1, 'draft_chips': 1, 'weight_dtype': 'bfloat16'}
+  settings = plan_search.flags_of({**planned, **chips})
+  configuration.write(start, settings, [], device_kind=None)
   status, output, complaints = programs.run(
     'tune',
+    f'--config={start}',
     f'--target={model}',
     f'--draft={model}',
     '--draft_layers=1',
-    f'--mode={mode}',
     '--limit=1',
     '--repeats=1',
     '--max_new_tokens=12',
-    '--try_num_nodes=4',
+    '--try_num_nodes=8',
     '--try_width=',
     f'--output={path}',
   )
@@ -55,6 +61,8 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   assert values['provenance']['versions']['jax']
   tried = {trial['num_nodes'] for trial in values['trials']}
   assert tried == {4, 8}
+  first = values['trials'][0]
+  assert [first[name] for name in planned if name != 'mode'] == [4, 8, 3]
   assert re.search('draft +8 +[0-9.]+', output)
   assert 'One target forward takes' in output
 
@@ -65,10 +73,11 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=12)
   assert output == f'{expected.text}\n'
   assert 'late hits' in complaints
-  error = programs.error_of(
-    'generate', f'--config={path}', '--target=other', '--prompt=hello'
-  )
-  assert f'--target=other, but {path} was tuned for --target={model}' in error
+  for program, *flags in (('generate', '--prompt=hello'), ('serve',)):
+    error = programs.error_of(
+      program, f'--config={path}', '--target=other', *flags
+    )
+    assert f'--target=other, but {path} was made for --target={model}' in error
 
 
 @pytest.mark.parametrize(

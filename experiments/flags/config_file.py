@@ -1,66 +1,21 @@
-"""The file of --config: settings that `experiments.tune` found best."""
+"""The file of --config: settings that were found best."""
 
 import json
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 from absl import flags
 
-from experiments.output import benchmark_output, provenance
+from experiments.output import configuration
 from swiftspec_jax import errors
 
 _CONFIG = flags.DEFINE_string(
   'config',
   None,
-  'File of experiments.tune. Its settings stand in for the flags that are not '
-  'given.',
+  'File of experiments.tune, or config.json of experiments.plan. Its settings '
+  'stand in for the flags that are not given.',
 )
-
-# What the settings were tuned for, and what was tuned.
-_FIXED = (
-  'target',
-  'dtype',
-  'weight_dtype',
-  'draft',
-  'draft_layers',
-  'draft_weight_dtype',
-  'target_devices',
-  'draft_devices',
-)
-_TUNED = (
-  'mode',
-  'num_nodes',
-  'width',
-  'num_draft_steps',
-  'branching',
-  'num_restart_steps',
-  'coverage',
-  'adaptive',
-  'run_ahead',
-)
-_ENTRIES = ('flags', 'device_kind', 'forced_acceptance', 'provenance', 'trials')
-
-
-def write(
-  path: pathlib.Path, settings: Mapping[str, Any], trials: list[dict[str, Any]]
-) -> None:
-  """Makes or replaces a configuration.
-
-  Args:
-    path: path of the file.
-    settings: values of flags, by name; None stands for the default.
-    trials: trials that led to them, for the record.
-  """
-  values = {
-    'flags': {name: settings.get(name) for name in _FIXED + _TUNED},
-    'device_kind': jax.devices()[0].device_kind,
-    'forced_acceptance': settings.get('forced_acceptance'),
-    'provenance': provenance.collect(),
-    'trials': trials,
-  }
-  benchmark_output.write_json(path, values)
 
 
 def apply() -> None:
@@ -84,20 +39,21 @@ def apply() -> None:
       raise errors.UserError(f'{path}: {name}: {error}') from error
     if not holder.present:
       holder.value = value
-    elif name in _FIXED and holder.value != value:
+      holder.using_default_value = False
+    elif name in configuration.FIXED and holder.value != value:
       raise errors.UserError(
-        f'--{name}={holder.value}, but {path} was tuned for --{name}={value}; '
-        'tune for that with experiments.tune'
+        f'--{name}={holder.value}, but {path} was made for --{name}={value}; '
+        'make another with experiments.tune'
       )
 
 
 def check_device() -> None:
-  """Raises UserError if --config was made on another kind of device."""
+  """Raises UserError if --config was tuned on another kind of device."""
   if _CONFIG.value is None:
     return
   path = pathlib.Path(_CONFIG.value)
   tuned, found = _load(path).get('device_kind'), jax.devices()[0].device_kind
-  if tuned != found:
+  if tuned not in (None, found):  # plans are tuned nowhere
     raise errors.UserError(
       f'{path} was tuned on {tuned} devices, here they are {found}; run '
       'experiments.tune here'
@@ -110,7 +66,10 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
   settings = values.get('flags')
   if not isinstance(settings, dict):
     raise errors.UserError(f"{path} is no configuration: 'flags' is missing")
-  for found, known in ((values, _ENTRIES), (settings, _FIXED + _TUNED)):
+  for found, known in (
+    (values, configuration.ENTRIES),
+    (settings, configuration.FIXED + configuration.TUNED),
+  ):
     for name in found:
       if name not in known:
         raise errors.UserError(

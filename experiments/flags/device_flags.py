@@ -183,11 +183,11 @@ def choose(target_number: int, draft_number: int) -> None:
 def splits() -> list[tuple[int, int]]:
   """Returns numbers of devices for target and draft of mode async.
 
-  The one of the flags, if they are given; else all that use every device, of
-  many devices with an even number for the target.
+  The one of the flags or of --config, if they have one; else all that use
+  every device, of many devices with an even number for the target.
   """
-  if any(
-    flags.FLAGS[holder.name].present
+  if not all(
+    flags.FLAGS[holder.name].using_default_value
     for holder in (_TARGET_DEVICES, _DRAFT_DEVICES)
   ):
     return [(_TARGET_DEVICES.value, _DRAFT_DEVICES.value)]

@@ -218,6 +218,11 @@ def sizes() -> ProgramSizes:
   )
 
 
+def files() -> list[str]:
+  """Returns the paths of files that the engine reads besides models."""
+  return [] if _STORE.value is None else [_STORE.value]
+
+
 def make_engine(
   declared: ProgramSizes, *, runs_ahead: bool = True
 ) -> tuple[PageEngine, ss.Model]:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import jax
@@ -36,10 +37,14 @@ _JOIN_TIMEOUT = flags.DEFINE_integer(
   lower_bound=1,
 )
 _PLACES = (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
+_before_end: list[Callable[[str], None]] = []
 
 
-def initialize() -> None:
+def initialize(*own_flags: str) -> None:
   """Joins the other hosts; call it before anything asks JAX for devices.
+
+  Args:
+    *own_flags: names of flags that may differ, and are told to nobody.
 
   Raises:
     UserError: the flags contradict each other or those of other processes, or
@@ -55,7 +60,7 @@ def initialize() -> None:
     return
   timeout = _JOIN_TIMEOUT.value
   place = hosts.find_place(*(flag.value for flag in _PLACES), timeout)
-  hosts.join(place, _facts(), timeout=timeout, on_end=_end)
+  hosts.join(place, _facts(own_flags), timeout=timeout, on_end=_end)
   if place.process_id:
     # Process 0 says it all; errors go where standard error was.
     sys.stdout = sys.stderr = open(os.devnull, 'w')  # noqa: SIM115
@@ -65,7 +70,12 @@ def initialize() -> None:
   os.dup2(2, 1)
 
 
-def _facts() -> dict[str, Any]:
+def before_end(call: Callable[[str], None]) -> None:
+  """Has `call` called with the reason when another's end ends this process."""
+  _before_end.append(call)
+
+
+def _facts(own_flags: Collection[str]) -> dict[str, Any]:
   """Returns what must be the same in all processes."""
   code = [pathlib.Path(x.__file__).parent for x in (ss, kernels_pallas)]
   values = {
@@ -73,7 +83,7 @@ def _facts() -> dict[str, Any]:
     for module, found in flags.FLAGS.flags_by_module_dict().items()
     if not module.startswith('absl')
     for flag in found
-    if flag.name != _PROCESS_ID.name
+    if flag.name not in (_PROCESS_ID.name, *own_flags)
   }
   return {
     **values,
@@ -85,6 +95,8 @@ def _facts() -> dict[str, Any]:
 
 
 def _end(reason: str) -> NoReturn:
+  for call in _before_end:
+    call(reason)
   print('error:', reason, file=sys.__stderr__)
   sys.__stderr__.flush()
   program.leave(1)

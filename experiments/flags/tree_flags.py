@@ -107,6 +107,11 @@ def config() -> ss.TreeConfig:
   )
 
 
+def is_given(name: str) -> bool:
+  """Returns whether the command line or a --config has a flag."""
+  return not flags.FLAGS[name].using_default_value
+
+
 def run_ahead() -> int:
   """Returns how many rounds are dispatched before one is read."""
   return _RUN_AHEAD.value

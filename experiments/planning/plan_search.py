@@ -19,6 +19,7 @@ from swiftspec_jax.planning.rounds import Times
 # Kernels that choose leaves, put children in the tree, re-root and select.
 # Assumed, not measured.
 _TREE_KERNELS = 20
+_WIDE = 'bfloat16'  # of matrices that are not quantized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,12 +193,13 @@ def row(
   """Returns a line of rows.jsonl; with `ratios` it has an interval."""
   tree = plan.recording.tree
   values = {
-    'weight_dtype': plan.weight_dtype or 'bfloat16',
+    'weight_dtype': plan.weight_dtype or _WIDE,
     'mode': plan.recording.mode,
     'target_chips': plan.target_chips,
     'draft_chips': plan.draft_chips,
     'kernels': plan.kernels,
     'num_nodes': tree.num_nodes,
+    'width': tree.width,
     'num_draft_steps': tree.num_draft_steps,
     'acceptance_length': plan.recording.rounds.acceptance_length,
     'target_step_seconds': plan.times.target,
@@ -213,6 +215,18 @@ def row(
       'published': known[0].tokens_per_second if known else None,
     }
   return {**values, 'limit': plan.limit}
+
+
+def flags_of(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values of flags that a row stands for, by name."""
+  weight_dtype, is_async = row['weight_dtype'], row['mode'] == 'async'
+  return {
+    'mode': row['mode'],
+    'weight_dtype': None if weight_dtype == _WIDE else weight_dtype,
+    'target_devices': row['target_chips'],
+    'draft_devices': row['draft_chips'] if is_async else None,
+    **{name: row[name] for name in ('num_nodes', 'width', 'num_draft_steps')},
+  }
 
 
 def is_of(plan: Plan, published: Published) -> bool:

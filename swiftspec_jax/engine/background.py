@@ -4,6 +4,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from swiftspec_jax import hosts
+from swiftspec_jax.connections import FirstHasLeftError
 from swiftspec_jax.engine.engine import Engine, StepRecord
 
 
@@ -50,4 +52,12 @@ def _run(
         on_step(record)
   except BaseException as error:
     engine.fail(error)
+    hosts.wait_for_end()  # what it may be a consequence of
     raise
+
+
+def follow(engine: Engine) -> None:
+  """Repeats the steps of process 0 in another one, until that has left."""
+  with contextlib.suppress(FirstHasLeftError):
+    while True:
+      engine.step()

@@ -167,11 +167,21 @@ class Engine(abc.ABC, Generic[JobT]):
   def _take_news(self) -> None:
     """Learns what was submitted and cancelled since the last step."""
     self._has_work.clear()
-    while self._submitted:
+    self._take(*self._count_news())
+
+  def _count_news(self) -> tuple[int, int]:
+    """Returns the numbers of requests submitted and cancelled so far."""
+    # In this order: what is cancelled has been submitted before.
+    num_cancelled = len(self._cancelled)
+    return len(self._submitted), num_cancelled
+
+  def _take(self, num_submitted: int, num_cancelled: int) -> None:
+    """Learns of the first ones."""
+    for _ in range(num_submitted):
       job = self._submitted.popleft()
       self._jobs[job.request_id] = job
       self._queue(job)
-    while self._cancelled:
+    for _ in range(num_cancelled):
       # One that is not known has ended already.
       job = self._jobs.pop(self._cancelled.popleft(), None)
       if job is not None:

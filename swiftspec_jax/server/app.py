@@ -201,10 +201,14 @@ async def _events(
   """Yields server-sent events."""
   for event in answer.opening(len(call.handles)):
     yield _encode(event)
-  async for index, update in call.updates():
-    event = answer.news(index, update)
-    if event is not None:
-      yield _encode(event)
+  try:
+    async for index, update in call.updates():
+      event = answer.news(index, update)
+      if event is not None:
+        yield _encode(event)
+  except handles.EngineError as error:
+    yield _encode(refusals.body(500, _failure(error)))
+    return
   if include_usage:
     yield _encode(answer.closing([handle.result() for handle in call.handles]))
   yield 'data: [DONE]\n\n'
@@ -279,7 +283,11 @@ async def _on_user_error(_, error: errors.UserError) -> fastapi.Response:
 
 
 async def _on_failure(_, error: Exception) -> fastapi.Response:
-  return refusals.answer(500, f'{error}; see the log')
+  return refusals.answer(500, _failure(error))
+
+
+def _failure(error: Exception) -> str:
+  return f'{error}; see the log'
 
 
 async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:

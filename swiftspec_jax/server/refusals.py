@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import Response
 
@@ -30,17 +31,29 @@ def answer(
     code: reason, for programs.
     headers: besides the usual ones.
   """
-  default = 'invalid_request_error' if status < 500 else 'server_error'
-  error = {
-    'message': message,
-    'type': _TYPES.get(status, default),
-    'param': param,
-    'code': code,
-  }
   return Response(
     # Not JSONResponse: what is quoted need not be valid Unicode.
-    json.dumps({'error': error}),
+    json.dumps(body(status, message, param=param, code=code)),
     status,
     headers,
     'application/json',
   )
+
+
+def body(
+  status: int,
+  message: str,
+  *,
+  param: str | None = None,
+  code: str | None = None,
+) -> dict[str, Any]:
+  """Returns what the answer says; the arguments are those of `answer`."""
+  default = 'invalid_request_error' if status < 500 else 'server_error'
+  return {
+    'error': {
+      'message': message,
+      'type': _TYPES.get(status, default),
+      'param': param,
+      'code': code,
+    }
+  }

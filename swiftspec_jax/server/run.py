@@ -1,6 +1,7 @@
 """Runs a server until it is told to stop."""
 
 import socket
+import time
 from collections.abc import Sequence
 from types import FrameType
 
@@ -13,6 +14,7 @@ from swiftspec_jax.server.service import Service
 # Clients drop idle connections after about 5 seconds. If the server did so,
 # too, a request could meet a connection that is being closed.
 _KEEP_ALIVE = 30  # seconds
+_SECONDS_TO_ANSWER, _SECONDS_TO_SEND = 2.0, 0.1
 
 
 class Server(uvicorn.Server):
@@ -61,6 +63,17 @@ class Server(uvicorn.Server):
     """Ends when all calls have been answered."""
     self._service.engine.programs.stop()
     self._service.drain(self._exit)
+
+  def give_up(self, reason: str) -> None:
+    """Has all calls answered with an error, and waits for that a moment.
+
+    For the thread that learns that another process of the engine has ended.
+    """
+    self._service.engine.fail(RuntimeError(reason))
+    deadline = time.monotonic() + _SECONDS_TO_ANSWER
+    while self._service.num_open and time.monotonic() < deadline:
+      time.sleep(_SECONDS_TO_SEND)
+    time.sleep(_SECONDS_TO_SEND)
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """Takes a signal; not as uvicorn, which would raise it again at the end."""

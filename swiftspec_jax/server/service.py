@@ -35,6 +35,7 @@ class Service:
     created: time at which this was made, in seconds since 1970.
     metrics: figures of everything that is served.
     is_draining: no more calls are taken.
+    num_open: number of requests that have not been answered.
   """
 
   def __init__(
@@ -61,7 +62,7 @@ class Service:
     self.metrics = Metrics(engine, self.name)
     self.is_draining = False
     self._capacity = engine.max_rows + max_waiting
-    self._num_open = 0
+    self.num_open = 0
     self._on_idle: Callable[[], None] | None = None
 
   def check_number(self, num_requests: int) -> None:
@@ -87,10 +88,10 @@ class Service:
     """
     if self.is_draining:
       raise fastapi.HTTPException(503, 'the server is shutting down')
-    if self._num_open + len(requests) > self._capacity:
+    if self.num_open + len(requests) > self._capacity:
       raise fastapi.HTTPException(
         429,
-        f'{self._num_open} requests are running or waiting, of at most '
+        f'{self.num_open} requests are running or waiting, of at most '
         f'{self._capacity}; try again later',
         _RETRY_AFTER,
       )
@@ -107,19 +108,19 @@ class Service:
       for handle in handles:
         handle.cancel()
       raise
-    self._num_open += len(handles)
+    self.num_open += len(handles)
     return Call(handles, self._close, self.metrics)
 
   def drain(self, on_idle: Callable[[], None]) -> None:
     """Takes no more calls; has `on_idle` called when those that run end."""
     self._on_idle = on_idle
     self.is_draining = True
-    if self._num_open == 0:
+    if self.num_open == 0:
       on_idle()
 
   def _close(self, num_requests: int) -> None:
-    self._num_open -= num_requests
-    if self.is_draining and self._num_open == 0:
+    self.num_open -= num_requests
+    if self.is_draining and self.num_open == 0:
       self._on_idle()
 
 

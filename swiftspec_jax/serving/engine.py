@@ -13,18 +13,18 @@ Legend: R rows of a step, B of them decode, U slots, K longest draft.
 import collections
 import dataclasses
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies, types
+from swiftspec_jax import errors, hosts, policies, sharding, types
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
-from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs
+from swiftspec_jax.serving import jobs, news
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
@@ -71,7 +71,8 @@ class _Unread:
   plan: policies.DraftPlan
   step: StepPlan
   drafts: SlotDrafts
-  output: tuple[jax.Array, types.Logprobs | None]
+  # Verdicts, log-probabilities, report of the drafts, and those to be shown.
+  output: tuple[Any, ...]
   start: float
 
   @property
@@ -179,7 +180,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   @policy.setter
   def policy(self, policy: policies.Policy) -> None:
-    if isinstance(policy, LookupOrModel) and self.lookup is None:
+    if hasattr(policy, 'judge') and self.lookup is None:
       raise _no_lookup()
     self._policy = policy
 
@@ -201,7 +202,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Returns:
       What the step did; None if there is nothing to do.
     """
-    self._take_news()
+    self._take_news_of_first()
     if not self._jobs:
       self._unread.clear()
     while len(self._unread) <= self._run_ahead and self._enqueue():
@@ -231,7 +232,13 @@ class PageEngine(engine.Engine[PagedJob]):
       plan=plan,
       step=step,
       drafts=drafts,
-      output=self._dispatch(step, drafts),
+      output=sharding.everywhere(
+        (
+          *self._dispatch(step, drafts),
+          drafts.report,
+          self._shown(step, drafts),
+        )
+      ),
       start=start,
     )
     self.drafter.overlap(view, unread.drafted, unread.verified)
@@ -273,9 +280,7 @@ class PageEngine(engine.Engine[PagedJob]):
   def _read(self, unread: _Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed, logprobs, report, shown = jax.device_get(
-      (*unread.output, unread.drafts.report, self._shown(unread))
-    )
+    packed, logprobs, report, shown = jax.device_get(unread.output)
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)
@@ -285,7 +290,7 @@ class PageEngine(engine.Engine[PagedJob]):
     )
     rows = is_present[decoding]
     judged = None
-    if isinstance(self.policy, LookupOrModel) and not unread.plan.looks_up:
+    if hasattr(self.policy, 'judge') and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = Verdicts.unpack(
@@ -320,6 +325,33 @@ class PageEngine(engine.Engine[PagedJob]):
       **verdicts_of(report),
     )
 
+  def _take_news_of_first(self) -> None:
+    """Takes the news of process 0, which is this one if it is alone."""
+    self._has_work.clear()
+    num_submitted, num_cancelled = self._count_news()
+    found = hosts.of_first(
+      lambda: news.to_json(
+        [self._submitted[i] for i in range(num_submitted)],
+        [self._cancelled[i] for i in range(num_cancelled)],
+        self.programs.num_ready,
+      )
+    )
+    if not sharding.is_first_process():
+      self._submitted.extend(map(self._job_of, found['submitted']))
+      self._cancelled.extend(found['cancelled'])
+    self._take(len(found['submitted']), len(found['cancelled']))
+    self.programs.take(found['num_ready'])
+
+  def _job_of(self, submitted: dict[str, Any]) -> PagedJob:
+    """Returns the job of an entry of `news.to_json`."""
+    job = self._make_job(
+      news.request_of(submitted['request']),
+      Handle(submitted['request_id'], self._wait, self._cancel),
+      submitted['max_speculative_tokens'],
+    )
+    job.shows_drafts = submitted['shows_drafts']
+    return job
+
   def _draft(
     self, view: policies.StepView, plan: policies.DraftPlan
   ) -> SlotDrafts:
@@ -348,12 +380,12 @@ class PageEngine(engine.Engine[PagedJob]):
       self._target.sampling.level(step.slots),
     )
 
-  def _shown(self, unread: _Unread) -> draft_nodes.ShownDrafts | None:
+  def _shown(
+    self, step: StepPlan, drafts: SlotDrafts
+  ) -> draft_nodes.ShownDrafts | None:
     """Returns the drafts if the user of a request wants to see them."""
-    jobs_of_step = map(self._jobs.get, unread.step.request_ids.tolist())
-    if any(job is not None and job.shows_drafts for job in jobs_of_step):
-      return draft_nodes.shown(unread.drafts)
-    return None
+    wants = (self._jobs[i].shows_drafts for i in step.request_ids.tolist())
+    return draft_nodes.shown(drafts) if any(wants) else None
 
   def _commit(
     self,

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from swiftspec_jax import sharding as sharding_lib
+
 
 def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Runs a jitted function."""
@@ -41,8 +43,8 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding | None = None) -> Any:
   )
 
 
-def put(array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Enqueues a transfer of an array, unless it is abstract."""
+def replicate(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
+  """Does what `sharding.replicate` does, but to abstract arrays nothing."""
   if isinstance(array, jax.ShapeDtypeStruct):
-    return abstract(array, sharding)
-  return jax.device_put(array, sharding)
+    return abstract(array, sharding_lib.replicated(mesh))
+  return sharding_lib.replicate(array, mesh)

@@ -14,7 +14,7 @@ import threading
 
 import tqdm
 
-from swiftspec_jax import policies
+from swiftspec_jax import hosts, policies
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
@@ -53,7 +53,8 @@ class Programs:
     self._drafter = drafter.compiling()
     self._programs, self._num_first = _in_order(sizes, drafter.has_programs)
     self._num_compiled = 0
-    self._is_partial = False  # steps have to do with what is compiled
+    self._is_partial = False  # not all are compiled
+    self._num_ready: int | None = None
     self._error: BaseException | None = None  # of the thread
     self._is_stopped = threading.Event()
     self._thread = threading.Thread(target=self._compile_rest, daemon=True)
@@ -78,6 +79,15 @@ class Programs:
     """What a compilation in the background has raised; None if nothing."""
     return self._error
 
+  @property
+  def num_ready(self) -> int | None:
+    """How many of them, the first ones, steps may take now; None for all."""
+    return self._num_compiled if self._is_partial else None
+
+  def take(self, num_ready: int | None) -> None:
+    """Lets steps take a `num_ready` that this or another process has had."""
+    self._num_ready = num_ready
+
   def compile_all(self, *, show_progress: bool = False) -> None:
     """Compiles everything, and waits.
 
@@ -97,6 +107,7 @@ class Programs:
     for program in self._programs[: self._num_first]:
       self._compile(program)
     self._is_partial = True
+    self.take(self.num_ready)
     self._thread.start()
 
   def stop(self) -> None:
@@ -124,17 +135,17 @@ class Programs:
     """
     if self._error is not None:
       raise self._error
-    if not self._is_partial:
+    if self._num_ready is None:
       return flat
-    compiled = self._programs[: self._num_compiled]
+    ready = self._programs[: self._num_ready]
     return min(
-      (p.flat for p in compiled if not p.is_draft and _covers(p.flat, flat)),
+      (p.flat for p in ready if not p.is_draft and _covers(p.flat, flat)),
       key=lambda found: (found.num_tokens, found.context, found.num_rows),
     )
 
   def can_draft(self, view: policies.StepView) -> bool:
     """Returns whether all programs of steps with drafts are there."""
-    if not (self._is_partial and view.num_rows):
+    if self._num_ready is None or not view.num_rows:
       return True
     config = self._sizes.scheduler
     longest = int((view.kv_lengths + view.num_ahead).max()) + 1
@@ -143,7 +154,7 @@ class Programs:
     num_rows = config.buckets.pad_rows(view.num_rows)
     return not any(
       program.flat.num_rows <= num_rows and program.flat.context <= context
-      for program in self._programs[self._num_compiled :]
+      for program in self._programs[self._num_ready :]
     )
 
   def _compile_rest(self) -> None:
@@ -168,6 +179,7 @@ class Programs:
       step = warm_up.made_up_step(flat, longest)
       for level in choices.Level:
         warm_up.run_step(self._sizes, self._target, flat, step, level)
+    hosts.exchange(None)  # no process may take it before all have it
     self._num_compiled += 1
 
 

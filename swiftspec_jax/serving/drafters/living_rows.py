@@ -370,8 +370,7 @@ class LivingRows:
       tree_config=self._compiled_tree,
       num_nodes=self._tree.num_nodes,
     )
-    to_target = sharding_lib.replicated(self._target.model.mesh)
-    proposal = ahead_of_time.put(proposal, to_target)
+    proposal = ahead_of_time.replicate(proposal, self._target.model.mesh)
     return self._call(unpack, proposal, verified)
 
   def grow(self) -> None:
@@ -395,8 +394,9 @@ class LivingRows:
 
   def _to_draft(self, values: Any) -> Any:
     """Enqueues transfers to the draft's devices."""
-    on_draft = sharding_lib.replicated(self._model.mesh)
-    return jax.tree.map(lambda x: ahead_of_time.put(x, on_draft), values)
+    return jax.tree.map(
+      lambda x: ahead_of_time.replicate(x, self._model.mesh), values
+    )
 
   def _put(self, values: Any) -> Any:
     """Returns arrays on the draft's devices."""

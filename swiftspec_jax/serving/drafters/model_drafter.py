@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import policies, sharding
+from swiftspec_jax import policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.model import Model
@@ -68,7 +68,7 @@ class ModelDrafter:
     self.cache = paged.init(
       model.config, config.num_pages, config.page_size, model.dtype, model.mesh
     )
-    self._replicated = sharding.replicated(model.mesh)
+    self._put = target.put  # the devices are the same
     self._intake = Intake(config.buckets)
     self._call = ahead_of_time.call
 
@@ -262,7 +262,7 @@ class ModelDrafter:
       texts=known,
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = jax.device_put(rows, self._replicated)
+    rows = self._put(rows)
     self.cache, hidden, logits = self._call(
       first_logits,
       self._model.params,
@@ -295,7 +295,7 @@ class ModelDrafter:
     token_ids = texts.token_ids[slots[owners], positions]
     places = self._places_before(sizes, tables, owners, positions)
     fed = batch, padded(token_ids, sizes.num_tokens), places
-    batch, token_ids, places = jax.device_put(fed, self._replicated)
+    batch, token_ids, places = self._put(fed)
     features = None
     if places is not None:
       features = TargetFeatures(pages=self._target.features, places=places)
@@ -327,8 +327,7 @@ class ModelDrafter:
         rows.positions,
         vocab_size=self._model.config.vocab_size,
       )
-    num_steps = np.int32(self._num_steps(longest))
-    num_steps = jax.device_put(num_steps, self._replicated)
+    num_steps = self._put(np.int32(self._num_steps(longest)))
     return self._propose(hidden, logits, noise, rows, num_steps, sampling)
 
   def _places_before(

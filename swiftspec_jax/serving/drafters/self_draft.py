@@ -20,7 +20,7 @@ import functools
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies, sharding
+from swiftspec_jax import errors, policies
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
@@ -126,7 +126,7 @@ class SelfDrafter(ChainDrafter):
     self._model = target.model
     self._sizes = sizes
     self._target = target
-    self._replicated = sharding.replicated(target.model.mesh)
+    self._put = target.put
     self._call = ahead_of_time.call
     self._warm_rows: set[int] = set()
     page_size = sizes.scheduler.page_size
@@ -200,11 +200,10 @@ class SelfDrafter(ChainDrafter):
       'num_skipped': num_skipped,
     }
     token_ids = texts.token_ids[slots, kv_lengths]
-    fed, columns = jax.device_put(
+    fed, columns = self._put(
       jax.tree.map(
         functools.partial(padded, size=num_rows), (token_ids, columns)
-      ),
-      self._replicated,
+      )
     )
     rows = DraftRows(**columns, texts=None)
     self.cache, hidden, logits = self._call(
@@ -222,9 +221,14 @@ class SelfDrafter(ChainDrafter):
     return 0
 
   def commit(
-    self, view: policies.StepView, drafted: np.ndarray, accepted: np.ndarray
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
   ) -> None:
-    del view, drafted, accepted
+    del view, drafted, verified, accepted, is_present
 
   def compiling(self) -> 'SelfDrafter':
     twin = copy.copy(self)

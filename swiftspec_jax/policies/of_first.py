@@ -1,0 +1,56 @@
+"""Choices of process 0, for an engine that several processes run together."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import hosts, policies, sharding
+
+
+class OfFirst:
+  """A policy that is asked, and learns, in process 0 alone.
+
+  Hosts measure different times, and their floating point may differ, too. Two
+  choices would mean programs in two orders, which wait for each other for ever.
+  """
+
+  def __init__(self, policy: policies.Policy):
+    """Takes the policy, which must be the same in all processes."""
+    self._policy = policy
+    if hasattr(policy, 'judge'):  # as in `LookupOrModel`
+      self.judge = self._judge
+
+  def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    values = hosts.of_first(lambda: _to_json(self._policy.plan_draft(view)))
+    arrays = {'lengths': np.array(values['lengths'], np.int64)}
+    if values['is_probe'] is not None:
+      arrays['is_probe'] = np.array(values['is_probe'], bool)
+    return policies.DraftPlan(**{**values, **arrays})
+
+  def plan_verify(
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    drafts: policies.Drafts,
+  ) -> np.ndarray:
+    lengths = hosts.of_first(
+      lambda: self._policy.plan_verify(view, plan, drafts).tolist()
+    )
+    return np.array(lengths, np.int64)
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    if sharding.is_first_process():
+      self._policy.observe(outcome)
+
+  def _judge(self, outcome: policies.Outcome) -> None:
+    if sharding.is_first_process():
+      self._policy.judge(outcome)
+
+
+def _to_json(plan: policies.DraftPlan) -> dict[str, Any]:
+  return {
+    field.name: value.tolist() if isinstance(value, np.ndarray) else value
+    for field in dataclasses.fields(plan)
+    for value in [getattr(plan, field.name)]
+  }
