@@ -95,7 +95,7 @@ def test_logits_are_those_of_the_weights(tmp_path, num_devices):
     ('gptq', {'rotation': 'h'}, "rotation='h' is not .* not understood"),
     ('gptq', {'group_size': 0}, 'group_size=0 is not supported'),
     ('gptq', {'group_size': 40}, 'no multiple of group_size=40'),
-    ('gptq', {'quant_method': 'fp8'}, 'quantization_config='),
+    ('gptq', {'quant_method': 'hqq'}, 'quantization_config='),
   ],
 )
 def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):

@@ -11,20 +11,20 @@ Legend: K inputs, N outputs, C groups of inputs.
 """
 
 import dataclasses
-import json
+import functools
 import pathlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import quantization_config
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import MIDDLE, StoredMatrix
 
-_KEY = 'quantization_config'
 _SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
 # Where a word of AWQ has its first output, its second, and so on.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -103,24 +103,20 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   Raises:
     UserError: an entry is not understood, or says what is not supported.
   """
-  options = values.get(_KEY)
-  method = options.get('quant_method') if isinstance(options, dict) else None
+  options = quantization_config.options_of(values)
+  method = options.get('quant_method')
   if method not in _SUPPORTED:
     return None
-  supported = {**_COMMON, **_SUPPORTED[method]}
-  for key, value in options.items():
-    if key in supported:
-      if value not in supported[key]:
-        choices = ' or '.join(map(json.dumps, supported[key]))
-        _refuse(path, key, value, f'it must be {choices}')
-    elif key not in _IGNORED:
-      _refuse(path, key, value, 'it is not understood')
+  refuse = functools.partial(quantization_config.refuse, path)
+  quantization_config.check(
+    path, options, {**_COMMON, **_SUPPORTED[method]}, _IGNORED
+  )
   group_size = options.get('group_size')
   is_whole = isinstance(group_size, int) and group_size >= 1
   if not is_whole and group_size != -1:
-    _refuse(path, 'group_size', group_size, 'it must be -1 or at least 1')
+    refuse('group_size', group_size, 'it must be -1 or at least 1')
   if values.get('model_type') == 'qwen3_moe':
-    _refuse(path, 'quant_method', method, 'experts cannot be int4 yet')
+    refuse('quant_method', method, 'experts cannot be int4 yet')
   is_version_2 = 'gptq_v2' in (
     options.get('checkpoint_format'),
     options.get('format'),
@@ -129,17 +125,6 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
     is_awq=method == 'awq',
     group_size=group_size,
     zero_shift=int(method == 'gptq' and not is_version_2),
-  )
-
-
-def without_packing(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the entries of config.json that describe the model alone."""
-  return {key: value for key, value in values.items() if key != _KEY}
-
-
-def _refuse(path: pathlib.Path, key: str, value: Any, reason: str) -> NoReturn:
-  raise errors.UserError(
-    f'{path}: {_KEY}.{key}={value!r} is not supported; {reason}'
   )
 
 
