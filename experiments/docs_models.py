@@ -18,6 +18,7 @@ _MODELS = {
   'qwen2': 'Qwen 2, 2.5',
   'qwen3': 'Qwen 3',
   'qwen3_moe': 'Qwen 3 30B-A3B, 235B-A22B',
+  'gpt_oss': 'gpt-oss 20b, 120b',
   'gemma3_text': 'Gemma 3 270m, 1b',
 }
 

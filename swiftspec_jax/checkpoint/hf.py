@@ -17,6 +17,7 @@ from absl import logging
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import (
   float8,
+  mxfp4,
   packed_int4,
   quantization_config,
   torch_file,
@@ -51,7 +52,7 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
   path = directory / 'config.json'
   is_int4 = packed_int4.packing_of(path, values) is not None
-  if is_int4 or float8.block_of(path, values) is not None:
+  if is_int4 or _is_widened(path, values):
     values = quantization_config.without(values)
   config = config_of(path, values)
   return dataclasses.replace(config, weight_dtype='int4') if is_int4 else config
@@ -110,14 +111,13 @@ def read_params(
   family = families.FAMILIES[config.family]
   path = directory / 'config.json'
   values = read_json(path)
-  block = float8.block_of(path, values)
-  if block is not None:
+  if _is_widened(path, values):
     logging.warning(
-      '%s: float8 weights are widened as they are loaded; in bfloat16 they '
-      'take two bytes each.',
+      '%s: weights of float8 and MXFP4 are widened as they are loaded; in '
+      'bfloat16 they take two bytes each.',
       directory,
     )
-  get, names = open_tensors(directory, block)
+  get, names = open_tensors(directory, float8.block_of(path, values))
   packing = packed_int4.packing_of(path, values)
   read_matrices = None
   if packing is not None:
@@ -127,6 +127,11 @@ def read_params(
   return families.params_from_hf(
     get, config, family.norm_offset, place, read_matrices
   )
+
+
+def _is_widened(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
+  is_float8 = float8.block_of(path, values) is not None
+  return is_float8 or mxfp4.is_used(path, values)
 
 
 def open_tensors(
@@ -167,13 +172,12 @@ def open_tensors(
       return np.memmap(**places[name], mode='r')
     return files[name].get_tensor(name)
 
-  get = functools.partial(
-    float8.dequantized,
-    _getter(directory, read, files),
-    lambda name: _stored_name(name, files) is not None,
-    block,
-  )
-  return get, list(files)
+  def has(name: str) -> bool:
+    return _stored_name(name, files) is not None
+
+  get = _getter(directory, read, files)
+  get = functools.partial(float8.dequantized, get, has, block)
+  return functools.partial(mxfp4.widened, get, has), list(files)
 
 
 def _getter(

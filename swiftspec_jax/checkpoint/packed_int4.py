@@ -115,7 +115,7 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   is_whole = isinstance(group_size, int) and group_size >= 1
   if not is_whole and group_size != -1:
     refuse('group_size', group_size, 'it must be -1 or at least 1')
-  if values.get('model_type') == 'qwen3_moe':
+  if values.get('num_experts') or values.get('num_local_experts'):
     refuse('quant_method', method, 'experts cannot be int4 yet')
   is_version_2 = 'gptq_v2' in (
     options.get('checkpoint_format'),

@@ -106,21 +106,12 @@ def param_specs(config: ModelConfig) -> Params:
     )
 
   def layer(i: int) -> Params:
-    attends_with = 'pair' if c.eagle3 and i == 0 else 'embed'
     specs = {
       'attention_norm': spec('embed'),
-      'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
-      'attention_out': matrix(
-        ('kv_heads', 'query_groups', 'head_dim'), 'embed'
-      ),
+      **_attention_specs(c, i, spec, matrix),
       'ffw_norm': spec('embed'),
       **_feed_forward_specs(c, i, spec, matrix),
     }
-    if c.use_qkv_bias:
-      specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
-    if c.use_qk_norm:
-      specs['query_norm'] = spec('head_dim')
-      specs['key_norm'] = spec('head_dim')
     if c.use_post_norms:
       specs['post_attention_norm'] = spec('embed')
       specs['post_ffw_norm'] = spec('embed')
@@ -151,6 +142,30 @@ def param_specs(config: ModelConfig) -> Params:
   return specs
 
 
+def _attention_specs(
+  config: ModelConfig,
+  layer: int,
+  spec: Callable[..., ParamSpec],
+  matrix: Callable[..., ParamSpec],
+) -> Params:
+  c = config
+  attends_with = 'pair' if c.eagle3 and layer == 0 else 'embed'
+  specs = {
+    'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
+    'attention_out': matrix(('kv_heads', 'query_groups', 'head_dim'), 'embed'),
+  }
+  if c.use_qkv_bias:
+    specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
+  if c.use_output_bias:
+    specs['attention_out_bias'] = spec('embed', scale=0.02)
+  if c.use_sinks:
+    specs['sinks'] = spec('kv_heads', 'query_groups', scale=1.0)
+  if c.use_qk_norm:
+    specs['query_norm'] = spec('head_dim')
+    specs['key_norm'] = spec('head_dim')
+  return specs
+
+
 def _feed_forward_specs(
   config: ModelConfig,
   layer: int,
@@ -163,12 +178,21 @@ def _feed_forward_specs(
       'down': matrix(('ffw',), 'embed'),
     }
   inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
-  return {
+  specs = {
     'router': spec('experts', 'embed', scale=inner),
     'experts_gate': spec('experts', 'embed', 'expert_ffw', scale=inner),
     'experts_up': spec('experts', 'embed', 'expert_ffw', scale=inner),
     'experts_down': spec('experts', 'expert_ffw', 'embed', scale=outer),
   }
+  if config.experts.use_bias:
+    bias = functools.partial(spec, 'experts', scale=0.02)
+    specs |= {
+      'router_bias': bias(),
+      'experts_gate_bias': bias('expert_ffw'),
+      'experts_up_bias': bias('expert_ffw'),
+      'experts_down_bias': bias('embed'),
+    }
+  return specs
 
 
 def _feature_specs(
