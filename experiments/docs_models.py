@@ -44,14 +44,14 @@ def render(page: str) -> str:
 def _row(family: str) -> list[str]:
   is_in_gguf = family in gguf.FAMILIES.values() or family == 'mistral'
   config = hf.config_of(PAGE, {'model_type': family})
-  can_be_int4 = _yes(config.experts is None)
+  is_dense = config.experts is None
   return [
     f'`{family}`',
     _MODELS[family],
     'yes',
     _yes(is_in_gguf),
-    can_be_int4,
-    can_be_int4,
+    _yes(is_dense),
+    'yes' if is_dense else 'int8',
   ]
 
 

@@ -141,10 +141,10 @@ class ModelConfig:
         f'weight_dtype={self.weight_dtype!r} must be one of '
         f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
       )
-    if self.weight_dtype and self.experts:
+    if self.experts and self.weight_dtype not in (None, 'int8'):
       raise errors.UserError(
         f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
-        'experts; leave it out'
+        'experts; take int8 or leave it out'
       )
 
   @property

@@ -103,10 +103,12 @@ def test_experts_are_those_of_the_loop(num_active, is_normalized, gate_limit):
 
 
 def test_outputs_are_those_of_plain_decoding():
-  """Of trees and pages, where the draft has experts and sinks, too."""
+  """Of trees and pages, where the draft has experts, too: of int8."""
   target = testing.random_model(GPT_OSS, devices=jax.devices()[:2])
   draft = testing.random_model(
-    GPT_OSS.with_layers(1), devices=jax.devices()[:2], name='draft'
+    dataclasses.replace(GPT_OSS.with_layers(1), weight_dtype='int8'),
+    devices=jax.devices()[:2],
+    name='draft',
   )
   requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
   plain = run(ss.Decoder(target), requests)
@@ -121,6 +123,21 @@ def test_outputs_are_those_of_plain_decoding():
   )
   handles = [engine.submit(request) for request in requests]
   assert_same([handle.result() for handle in handles], plain)
+
+
+def test_int8_is_the_same_on_two_devices():
+  config = dataclasses.replace(GPT_OSS, weight_dtype='int8')
+  one = testing.random_model(config)
+  two = testing.random_model(config, devices=jax.devices()[:2])
+  for layer, other in zip(
+    one.params['layers'], two.params['layers'], strict=True
+  ):
+    for name in ('experts_gate', 'experts_up', 'experts_down'):
+      whole, parts = layer[name], other[name]
+      np.testing.assert_array_equal(parts.values, whole.values)
+      np.testing.assert_array_equal(parts.scales, whole.scales)
+      shard = parts.values.sharding.shard_shape(parts.values.shape)
+      assert np.prod(shard) * 2 == whole.values.nbytes
 
 
 def test_a_saved_model_comes_back(tmp_path):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from kernels_pallas import products
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax.architecture import Experts
+from swiftspec_jax.models.int8_experts import Int8Experts
 from swiftspec_jax.models.params import Params
 
 
@@ -54,20 +55,22 @@ def feed_forward(
   # Rows of one expert lie side by side.
   order = jnp.argsort(chosen, stable=True)
   sizes = jnp.bincount(chosen, length=experts.num_experts)
-  rows = x[order // experts.num_active]
+  rows, chosen = x[order // experts.num_active], chosen[order]
 
-  def product(rows, name, dtype=None):
-    result = jax.lax.ragged_dot(
-      rows, layer[name], sizes, preferred_element_type=dtype
-    )
-    if experts.use_bias:
-      result = result + layer[f'{name}_bias'][chosen[order]].astype(
-        result.dtype
+  def product(rows, name, dtype):
+    weight = layer[name]
+    if isinstance(weight, Int8Experts):
+      result = weight.multiply(rows, sizes, chosen).astype(dtype)
+    else:
+      result = jax.lax.ragged_dot(
+        rows, weight, sizes, preferred_element_type=dtype
       )
+    if experts.use_bias:
+      result = result + layer[f'{name}_bias'][chosen].astype(dtype)
     return result
 
-  gate = product(rows, 'experts_gate')
-  up = product(rows, 'experts_up')
+  gate = product(rows, 'experts_gate', x.dtype)
+  up = product(rows, 'experts_up', x.dtype)
   if experts.gate_limit is None:
     hidden = swiglu_reference.gated_activation(gate, up, activation)
   else:

@@ -18,9 +18,15 @@ from jax.sharding import Mesh
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import int8_dynamic, quantization, transposed
+from swiftspec_jax.models import (
+  int8_dynamic,
+  int8_experts,
+  quantization,
+  transposed,
+)
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
+Scheme = quantization.Scheme | int8_dynamic.Scheme | int8_experts.Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class ParamSpec:
   init_scale: float | None
   is_index: bool = False
   num_in_axes: int = 0
-  scheme: quantization.Scheme | int8_dynamic.Scheme | None = None
+  scheme: Scheme | None = None
 
   @property
   def is_norm(self) -> bool:
@@ -178,11 +184,17 @@ def _feed_forward_specs(
       'down': matrix(('ffw',), 'embed'),
     }
   inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
+  scheme = int8_experts.Scheme() if config.weight_dtype == 'int8' else None
+
+  def stacked(*axes, scale):
+    array = spec('experts', *axes, scale=scale)
+    return dataclasses.replace(array, scheme=scheme)
+
   specs = {
     'router': spec('experts', 'embed', scale=inner),
-    'experts_gate': spec('experts', 'embed', 'expert_ffw', scale=inner),
-    'experts_up': spec('experts', 'embed', 'expert_ffw', scale=inner),
-    'experts_down': spec('experts', 'expert_ffw', 'embed', scale=outer),
+    'experts_gate': stacked('embed', 'expert_ffw', scale=inner),
+    'experts_up': stacked('embed', 'expert_ffw', scale=inner),
+    'experts_down': stacked('expert_ffw', 'embed', scale=outer),
   }
   if config.experts.use_bias:
     bias = functools.partial(spec, 'experts', scale=0.02)
