@@ -33,7 +33,14 @@ def render(page: str) -> str:
   before, _, rest = page.partition(_START)
   _, _, after = rest.partition(_END)
   header = [
-    ['`model_type`', 'models', 'safetensors', 'GGUF', 'AWQ, GPTQ', 'quantized'],
+    [
+      '`model_type`',
+      'models',
+      'safetensors',
+      'GGUF',
+      'int4 as published',
+      'quantized',
+    ],
     ['---'] * 6,
   ]
   rows = [*header, *map(_row, families.FAMILIES)]

@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import quantization_config
+from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
 
 # Numbers of outputs and inputs that share a scale; None is all.
 Block = tuple[int | None, int | None]
@@ -34,56 +34,31 @@ _DTYPES = {'F8_E4M3': _NUMBER, 'F8_E8M0': ml_dtypes.float8_e8m0fnu}
 # All numbers by their bits: faster than a conversion.
 _NUMBERS = np.arange(256, dtype=np.uint8).view(_NUMBER).astype(np.float32)
 _SCALES = ('_scale_inv', '_scale')
+_METHOD = 'fp8'
 _SUPPORTED = {
-  'fp8': {
-    'expert_dtype': ('fp8',),
-    'fmt': ('e4m3',),
-    'scale_fmt': ('float', 'ue8m0'),
-  },
-  'compressed-tensors': {
-    'format': ('float-quantized', 'naive-quantized'),
-    'transform_config': (None, {}),
-  },
+  'expert_dtype': ('fp8',),
+  'fmt': ('e4m3',),
+  'scale_fmt': ('float', 'ue8m0'),
 }
 # Entries that say how it was made or is run, or which matrices are not float8:
 # each tensor says that itself.
 _IGNORED = (
   'activation_scheme',
-  'config_groups',
   'dequantize',
-  'global_compression_ratio',
-  'ignore',
   'ignored_layers',
   'kv_cache_scheme',
   'modules_to_convert',
   'modules_to_not_convert',
   'quant_method',
-  'quantization_status',
-  'run_compressed',
-  'sparsity_config',
-  'version',
   'weight_block_size',
 )
-_OF_GROUPS = {
-  'format': (None, *_SUPPORTED['compressed-tensors']['format']),
-  'output_activations': (None,),
-}
-_OF_WEIGHTS = {
-  'actorder': (None,),
-  'dynamic': (False,),
+_FORMATS = ('float-quantized', 'naive-quantized')
+_SUPPORTED_WEIGHTS = {
   'num_bits': (8,),
   'strategy': ('tensor', 'channel', 'group', 'block'),
   'symmetric': (True,),
   'type': ('float',),
 }
-_IGNORED_OF_WEIGHTS = (
-  'block_structure',
-  'group_size',
-  'observer',
-  'observer_kwargs',
-  'scale_dtype',
-  'zp_dtype',
-)
 
 
 def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
@@ -98,47 +73,21 @@ def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
   """
   options = quantization_config.options_of(values)
   method = options.get('quant_method')
-  if method not in _SUPPORTED:
-    return None
-  quantization_config.check(path, options, _SUPPORTED[method], _IGNORED)
-  if method == 'fp8':
+  if method == _METHOD:
+    quantization_config.check(path, options, _SUPPORTED, _IGNORED)
     size = options.get('weight_block_size')
     return _checked(path, 'weight_block_size', size or (None, None))
-  sparsity = options.get('sparsity_config') or {}
-  if sparsity.get('format', 'dense') != 'dense':
-    quantization_config.refuse(
-      path, 'sparsity_config', sparsity, 'its format must be "dense"'
-    )
-  groups = options.get('config_groups') or {}
-  blocks = {_block_of_group(path, *group) for group in groups.items()}
-  if len(blocks) != 1:
-    quantization_config.refuse(
-      path, 'config_groups', groups, 'all must share scales in the same way'
-    )
-  return blocks.pop()
-
-
-def _block_of_group(
-  path: pathlib.Path, name: str, group: Mapping[str, Any]
-) -> Block:
-  prefix = f'config_groups.{name}.'
-  quantization_config.check(
-    path, group, _OF_GROUPS, ('input_activations', 'targets', 'weights'), prefix
+  is_packed = options.get('format') == compressed_tensors.PACKED
+  if method != compressed_tensors.METHOD or is_packed:
+    return None
+  weights = compressed_tensors.weights_of(
+    path, options, _FORMATS, _SUPPORTED_WEIGHTS
   )
-  weights = group.get('weights') or {}
-  prefix += 'weights.'
-  required = dict.fromkeys(('num_bits', 'strategy', 'type')) | weights
-  quantization_config.check(
-    path, required, _OF_WEIGHTS, _IGNORED_OF_WEIGHTS, prefix
-  )
-  strategy = weights['strategy']
-  if strategy == 'block':
-    key = 'block_structure'
-    return _checked(path, prefix + key, weights.get(key))
-  if strategy == 'group':
-    key = 'group_size'
-    return _checked(path, prefix + key, (1, weights.get(key)))
-  return (None if strategy == 'tensor' else 1), None
+  if weights['strategy'] == 'block':
+    return _checked(path, 'block_structure', weights.get('block_structure'))
+  if weights['strategy'] == 'group':
+    return _checked(path, 'group_size', (1, weights.get('group_size')))
+  return (None if weights['strategy'] == 'tensor' else 1), None
 
 
 def _checked(path: pathlib.Path, key: str, block: Any) -> Block:
