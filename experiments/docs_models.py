@@ -18,6 +18,7 @@ _MODELS = {
   'qwen2': 'Qwen 2, 2.5',
   'qwen3': 'Qwen 3',
   'qwen3_moe': 'Qwen 3 30B-A3B, 235B-A22B',
+  'gpt_oss': 'gpt-oss 20b, 120b',
   'gemma3_text': 'Gemma 3 270m, 1b',
 }
 
@@ -32,7 +33,14 @@ def render(page: str) -> str:
   before, _, rest = page.partition(_START)
   _, _, after = rest.partition(_END)
   header = [
-    ['`model_type`', 'models', 'safetensors', 'GGUF', 'AWQ, GPTQ', 'quantized'],
+    [
+      '`model_type`',
+      'models',
+      'safetensors',
+      'GGUF',
+      'int4 as published',
+      'quantized',
+    ],
     ['---'] * 6,
   ]
   rows = [*header, *map(_row, families.FAMILIES)]
@@ -43,14 +51,14 @@ def render(page: str) -> str:
 def _row(family: str) -> list[str]:
   is_in_gguf = family in gguf.FAMILIES.values() or family == 'mistral'
   config = hf.config_of(PAGE, {'model_type': family})
-  can_be_int4 = _yes(config.experts is None)
+  is_dense = config.experts is None
   return [
     f'`{family}`',
     _MODELS[family],
     'yes',
     _yes(is_in_gguf),
-    can_be_int4,
-    can_be_int4,
+    _yes(is_dense),
+    'yes' if is_dense else 'int8',
   ]
 
 

@@ -9,8 +9,17 @@ from swiftspec_jax import errors
 class RopeScaling:
   """How rotary frequencies are stretched for long contexts.
 
-  `kind` is 'linear' (all frequencies divided by `factor`) or 'llama3' (only
-  the low ones; Llama 3.1 model card).
+  Attributes:
+    kind: name of the method: 'linear' (all frequencies are divided), 'llama3'
+      (only the low ones are; Llama 3.1 model card) or 'yarn' (too, and queries
+      and keys get a factor; YaRN paper, section 3).
+    factor: number by which frequencies are divided.
+    low_freq_factor: turns in the original context up to which a frequency is
+      divided by the whole factor ('llama3', 'yarn').
+    high_freq_factor: turns from which it is kept.
+    original_max_context: tokens of the original context.
+    attention_factor: factor of rotated queries and keys ('yarn').
+    is_truncated: whether the blended frequencies are whole ones ('yarn').
   """
 
   kind: str
@@ -18,6 +27,8 @@ class RopeScaling:
   low_freq_factor: float = 1.0
   high_freq_factor: float = 4.0
   original_max_context: int = 8192
+  attention_factor: float = 1.0
+  is_truncated: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,11 @@ class Experts:
     ffw_dim: width inside each.
     is_normalized: whether the shares of a token's experts sum to one.
     dense_layers: layers that have an ordinary feed-forward.
+    use_bias: whether router and experts have biases (gpt-oss).
+    gate_limit: bound of the products with gate and up; behind it the activation
+      is `gate * sigmoid(gate_slope * gate) * (up + 1)` (gpt-oss model card,
+      section 2.1). None is the model's own activation.
+    gate_slope: factor inside of that sigmoid.
   """
 
   num_experts: int
@@ -65,6 +81,9 @@ class Experts:
   ffw_dim: int
   is_normalized: bool = True
   dense_layers: tuple[int, ...] = ()
+  use_bias: bool = False
+  gate_limit: float | None = None
+  gate_slope: float = 1.702
 
   def __post_init__(self):
     checks = {

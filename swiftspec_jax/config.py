@@ -64,7 +64,9 @@ class ModelConfig:
   rope_scaling: RopeScaling | None = None
   tie_embeddings: bool = True
   activation: str = 'silu'  # or 'gelu_tanh'
-  use_qkv_bias: bool = False  # Qwen 2
+  use_qkv_bias: bool = False  # Qwen 2, gpt-oss
+  use_output_bias: bool = False  # of the attention (gpt-oss)
+  use_sinks: bool = False  # scores that take a share of attention (gpt-oss)
   use_qk_norm: bool = False  # Qwen 3, Gemma 3
   use_post_norms: bool = False  # Gemma: norms also behind each block
   embed_scale: float = 1.0  # Gemma: sqrt(embed_dim)
@@ -74,7 +76,7 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
-  experts: Experts | None = None  # Qwen 3 MoE
+  experts: Experts | None = None  # Qwen 3 MoE, gpt-oss
   # Of a draft that can propose only some of the tokens: their number. Its
   # parameter `output_token_ids` names them.
   output_vocab_size: int | None = None
@@ -139,10 +141,10 @@ class ModelConfig:
         f'weight_dtype={self.weight_dtype!r} must be one of '
         f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
       )
-    if self.weight_dtype and self.experts:
+    if self.experts and self.weight_dtype not in (None, 'int8'):
       raise errors.UserError(
         f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
-        'experts; leave it out'
+        'experts; take int8 or leave it out'
       )
 
   @property

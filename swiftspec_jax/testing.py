@@ -91,6 +91,27 @@ _CHANGES = {
     'norm_topk_prob': True,
     'mlp_only_layers': [1],
   },
+  'gpt_oss': {
+    'model_type': 'gpt_oss',
+    'head_dim': 16,
+    'intermediate_size': 20,
+    'num_local_experts': 6,
+    'num_experts_per_tok': 3,
+    'attention_bias': True,
+    'sliding_window': 16,
+    'layer_types': ['sliding_attention', 'full_attention'],
+    # So low that it binds.
+    'swiglu_limit': 0.7,
+    'rope_scaling': {
+      'rope_type': 'yarn',
+      'factor': 8.0,
+      'beta_fast': 32.0,
+      'beta_slow': 1.0,
+      'truncate': False,
+      # Of the eight frequencies one is kept, two blended, five stretched.
+      'original_max_position_embeddings': 128,
+    },
+  },
   'gemma3_text': {
     'model_type': 'gemma3_text',
     'num_hidden_layers': 3,
@@ -180,6 +201,9 @@ def _tensor_shapes(
       if c['model_type'] == 'qwen2' or c.get('attention_bias'):
         yield f'{prefix}.self_attn.{name}_proj.bias', (size,)
     yield f'{prefix}.self_attn.o_proj.weight', (embed, sizes['q'])
+    if c['model_type'] == 'gpt_oss':
+      yield f'{prefix}.self_attn.o_proj.bias', (embed,)
+      yield f'{prefix}.self_attn.sinks', (c['num_attention_heads'],)
     if c['model_type'] in ('qwen3', 'qwen3_moe', 'gemma3_text'):
       for name in ('q_norm', 'k_norm'):
         yield f'{prefix}.self_attn.{name}.weight', (head_dim,)
@@ -191,6 +215,15 @@ def _feed_forward_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   c, prefix = config, f'model.layers.{layer}.mlp'
   embed, parts = c['hidden_size'], {prefix: c['intermediate_size']}
+  if c['model_type'] == 'gpt_oss':
+    num, ffw = c['num_local_experts'], c['intermediate_size']
+    yield f'{prefix}.router.weight', (num, embed)
+    yield f'{prefix}.router.bias', (num,)
+    yield f'{prefix}.experts.gate_up_proj', (num, embed, 2 * ffw)
+    yield f'{prefix}.experts.gate_up_proj_bias', (num, 2 * ffw)
+    yield f'{prefix}.experts.down_proj', (num, ffw, embed)
+    yield f'{prefix}.experts.down_proj_bias', (num, embed)
+    return
   is_period = (layer + 1) % c.get('decoder_sparse_step', 1) == 0
   is_dense = layer in c.get('mlp_only_layers', ())
   if c['model_type'] == 'qwen3_moe' and is_period and not is_dense:
@@ -217,6 +250,8 @@ def _weights(
     return norm_mean + 0.2 * unit
   if name.endswith('bias'):
     return 0.5 * unit
+  if name.endswith('sinks'):
+    return unit
   return unit / np.float32(shape[-1] ** 0.5)
 
 

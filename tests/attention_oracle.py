@@ -21,7 +21,16 @@ def ancestor_mask(parents, tree_size):
 
 
 def oracle(
-  queries, keys, values, lengths, masks, positions, scale, window, soft_cap
+  queries,
+  keys,
+  values,
+  lengths,
+  masks,
+  positions,
+  scale,
+  window,
+  soft_cap,
+  sinks=None,
 ):
   """Plain Python over tokens and rows, in float64."""
   queries, keys, values = (
@@ -40,6 +49,9 @@ def oracle(
       scores = keys[b, g, rows] @ queries[b, t, g, q] * scale
       if soft_cap is not None:
         scores = soft_cap * np.tanh(scores / soft_cap)
-      weights = np.exp(scores - scores.max())
-      out[b, t, g, q] = weights @ values[b, g, rows] / weights.sum()
+      sink = -np.inf if sinks is None else sinks[g, q]
+      best = max(scores.max(), sink)
+      weights = np.exp(scores - best)
+      total = weights.sum() + np.exp(sink - best)
+      out[b, t, g, q] = weights @ values[b, g, rows] / total
   return out

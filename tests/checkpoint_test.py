@@ -253,8 +253,8 @@ def test_options_of_configurations(family, changes, expected, tmp_path):
     ),
     (
       'llama',
-      {'quantization_config': {'quant_method': 'fp8'}},
-      'quantization_config=.*fp8',
+      {'quantization_config': {'quant_method': 'bitsandbytes'}},
+      'quantization_config=.*bitsandbytes',
     ),
     ('llama', {'num_hidden_layers': 'two'}, "'num_hidden_layers' .*'two'"),
     ('llama', {'num_key_value_heads': 3}, 'num_kv_heads=3'),

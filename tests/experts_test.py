@@ -19,6 +19,15 @@ from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = Experts(num_experts=5, num_active=3, ffw_dim=6)
 MOE = dataclasses.replace(CONFIG, experts=SIZES)
+GPT_OSS = dataclasses.replace(
+  CONFIG,
+  experts=dataclasses.replace(SIZES, use_bias=True, gate_limit=0.5),
+  use_qkv_bias=True,
+  use_output_bias=True,
+  use_sinks=True,
+  sliding_window=40,
+  sliding_layers=(True, False),
+)
 
 
 def random_layer(seed=0):
@@ -32,14 +41,23 @@ def random_layer(seed=0):
     'experts_gate': random(5, 4, 6),
     'experts_up': random(5, 4, 6),
     'experts_down': random(5, 6, 4),
+    'router_bias': random(5),
+    'experts_gate_bias': random(5, 6),
+    'experts_up_bias': random(5, 6),
+    'experts_down_bias': random(5, 4),
   }
 
 
 def oracle(x, layer, sizes):
   """Token by token, expert by expert."""
+  if not sizes.use_bias:
+    layer = {
+      name: np.zeros_like(array) if name.endswith('bias') else array
+      for name, array in layer.items()
+    }
   outputs = []
   for token in x.astype(np.float64):
-    scores = layer['router'] @ token
+    scores = layer['router'] @ token + layer['router_bias']
     probs = np.exp(scores) / np.exp(scores).sum()
     chosen = sorted(range(len(probs)), key=lambda i: -probs[i])
     chosen = chosen[: sizes.num_active]
@@ -47,20 +65,31 @@ def oracle(x, layer, sizes):
     output = 0
     for i in chosen:
       gate, up = (
-        token @ layer['experts_gate'][i],
-        token @ layer['experts_up'][i],
+        token @ layer[f'experts_{name}'][i] + layer[f'experts_{name}_bias'][i]
+        for name in ('gate', 'up')
       )
       hidden = gate / (1 + np.exp(-gate)) * up
-      output += probs[i] / total * (hidden @ layer['experts_down'][i])
+      if sizes.gate_limit:
+        gate = np.minimum(gate, sizes.gate_limit)
+        up = np.clip(up, -sizes.gate_limit, sizes.gate_limit)
+        slope = sizes.gate_slope
+        hidden = gate / (1 + np.exp(-slope * gate)) * (up + 1)
+      down = hidden @ layer['experts_down'][i] + layer['experts_down_bias'][i]
+      output += probs[i] / total * down
     outputs.append(output)
   return np.array(outputs)
 
 
+@pytest.mark.parametrize('gate_limit', [None, 0.5])
 @pytest.mark.parametrize('is_normalized', [False, True])
 @pytest.mark.parametrize('num_active', [1, 3, 5])
-def test_experts_are_those_of_the_loop(num_active, is_normalized):
+def test_experts_are_those_of_the_loop(num_active, is_normalized, gate_limit):
   sizes = dataclasses.replace(
-    SIZES, num_active=num_active, is_normalized=is_normalized
+    SIZES,
+    num_active=num_active,
+    is_normalized=is_normalized,
+    gate_limit=gate_limit,
+    use_bias=gate_limit is not None,
   )
   layer = random_layer()
   x = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
@@ -74,10 +103,12 @@ def test_experts_are_those_of_the_loop(num_active, is_normalized):
 
 
 def test_outputs_are_those_of_plain_decoding():
-  """Of trees and pages, where the draft has experts, too."""
-  target = testing.random_model(MOE, devices=jax.devices()[:2])
+  """Of trees and pages, where the draft has experts, too: of int8."""
+  target = testing.random_model(GPT_OSS, devices=jax.devices()[:2])
   draft = testing.random_model(
-    MOE.with_layers(1), devices=jax.devices()[:2], name='draft'
+    dataclasses.replace(GPT_OSS.with_layers(1), weight_dtype='int8'),
+    devices=jax.devices()[:2],
+    name='draft',
   )
   requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
   plain = run(ss.Decoder(target), requests)
@@ -92,6 +123,21 @@ def test_outputs_are_those_of_plain_decoding():
   )
   handles = [engine.submit(request) for request in requests]
   assert_same([handle.result() for handle in handles], plain)
+
+
+def test_int8_is_the_same_on_two_devices():
+  config = dataclasses.replace(GPT_OSS, weight_dtype='int8')
+  one = testing.random_model(config)
+  two = testing.random_model(config, devices=jax.devices()[:2])
+  for layer, other in zip(
+    one.params['layers'], two.params['layers'], strict=True
+  ):
+    for name in ('experts_gate', 'experts_up', 'experts_down'):
+      whole, parts = layer[name], other[name]
+      np.testing.assert_array_equal(parts.values, whole.values)
+      np.testing.assert_array_equal(parts.scales, whole.scales)
+      shard = parts.values.sharding.shard_shape(parts.values.shape)
+      assert np.prod(shard) * 2 == whole.values.nbytes
 
 
 def test_a_saved_model_comes_back(tmp_path):
@@ -130,6 +176,8 @@ def test_what_experts_cannot_do_yet_is_refused(tmp_path):
     ss.load(tmp_path, weight_dtype='int4')
   with pytest.raises(errors.UserError, match='a dense draft'):
     StudentConfig(init_layers=(0,)).model_config(MOE)
-  assert StudentConfig(num_layers=1).model_config(MOE).experts is None
+  student = StudentConfig(num_layers=1).model_config(GPT_OSS)
+  assert student.experts is None
+  assert not student.use_sinks
   with pytest.raises(errors.UserError, match='name a dense model'):
     Forward(config=MOE, num_chips=1, num_tokens=1, context=1)

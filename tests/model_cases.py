@@ -45,6 +45,17 @@ CASES = {
       'num_experts_per_tok': 3,
     },
   ),
+  'gpt_oss': ('gpt_oss', {}),
+  'qwen3_yarn': (
+    'qwen3',
+    {
+      'rope_scaling': {
+        'rope_type': 'yarn',
+        'factor': 4.0,
+        'original_max_position_embeddings': 256,
+      }
+    },
+  ),
   'gemma3_text': ('gemma3_text', {}),
   'gemma3_text_linear_rope': (
     'gemma3_text',

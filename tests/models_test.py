@@ -186,7 +186,7 @@ def axis_sizes(model):
 
 @pytest.mark.parametrize('num_devices', [2, 4, 6])
 @pytest.mark.parametrize(
-  'name', ['llama_odd_sizes', 'qwen2', 'gemma3_text', 'qwen3_moe']
+  'name', ['llama_odd_sizes', 'qwen2', 'gemma3_text', 'qwen3_moe', 'gpt_oss']
 )
 def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
@@ -310,6 +310,18 @@ def test_tiny_checkpoints_of_unknown_kind(tmp_path):
     testing.write_tiny_checkpoint(tmp_path, 'gpt2')
   with pytest.raises(ss.UserError, match='at least 262, got 256'):
     testing.write_tiny_checkpoint(tmp_path, vocab_size=256)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('name', ['gpt_oss', 'qwen3_moe'])
+def test_what_transformers_saves_is_read(name, tmp_path):
+  """A model that is made and saved by their code, in steps with their cache."""
+  record_models = pytest.importorskip('golden.record_models')
+  load_case(name, tmp_path)
+  peer = record_models.save_random(tmp_path)
+  np.testing.assert_allclose(
+    chain(ss.load(tmp_path), 1), record_models.step_logits(peer, IDS), atol=1e-4
+  )
 
 
 @pytest.mark.peers

@@ -25,6 +25,13 @@ OPTIONS = {
     'damp_percent': 0.01,
   },
 }
+COMPRESSED = 'compressed-tensors'
+OPTIONS[COMPRESSED] = {
+  'quant_method': COMPRESSED,
+  'format': 'pack-quantized',
+  'quantization_status': 'compressed',
+  'ignore': ['lm_head'],
+}
 OPTIONS['gptq_v2'] = OPTIONS['gptq'] | {'checkpoint_format': 'gptq_v2'}
 
 
@@ -45,8 +52,35 @@ def pack_rows(matrix, order=range(8)):
   )
 
 
+def options_of(kind, group_size, is_symmetric=False):
+  """What config.json says."""
+  if kind != COMPRESSED:
+    return OPTIONS[kind] | {'group_size': group_size}
+  weights = {
+    'num_bits': 4,
+    'type': 'int',
+    'symmetric': is_symmetric,
+    'strategy': 'channel' if group_size == -1 else 'group',
+    'group_size': None if group_size == -1 else group_size,
+    'actorder': 'weight',
+    'dynamic': False,
+  }
+  group = {'targets': ['Linear'], 'weights': weights}
+  return OPTIONS[kind] | {'config_groups': {'group_0': group}}
+
+
 def pack(kind, integers, zeros, scales):
   """Tensors of a matrix: integers [K, N], zero points and scales [C, N]."""
+  if kind == COMPRESSED:
+    tensors = {
+      'weight_packed': pack_rows(integers.T),
+      'weight_scale': np.ascontiguousarray(scales.T),
+      'weight_shape': np.array(integers.T.shape),
+    }
+    if (zeros != 8).any():
+      packed = np.ascontiguousarray(pack_rows(zeros).T)
+      tensors['weight_zero_point'] = packed
+    return tensors
   if kind == 'awq':
     words, zeros = pack_rows(integers, AWQ_ORDER), pack_rows(zeros, AWQ_ORDER)
   else:
@@ -87,7 +121,7 @@ def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
     for part, tensor in pack(kind, integers, zeros, scales).items():
       stored[f'{base}.{part}'] = tensor
     group_of = np.arange(num_inputs) // size
-    if kind != 'awq':
+    if kind.startswith('gptq'):
       stored[f'{base}.g_idx'] = group_of.astype(np.int32)
     weights[name] = np.ascontiguousarray(
       ((integers - zeros[group_of]) * scales[group_of].astype(np.float32)).T,
@@ -96,7 +130,7 @@ def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
   safetensors_numpy.save_file(stored, packed / 'model.safetensors')
   safetensors_numpy.save_file(weights, plain / 'model.safetensors')
   change_config(
-    packed, quantization_config=OPTIONS[kind] | {'group_size': group_size}
+    packed, quantization_config=options_of(kind, group_size, is_symmetric)
   )
   return packed, plain
 

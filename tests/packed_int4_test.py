@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ and GPTQ against the weights that they stand for."""
+"""Published checkpoints of int4 against the weights that they stand for."""
 
 import jax
 import jax.numpy as jnp
@@ -95,14 +95,20 @@ def test_logits_are_those_of_the_weights(tmp_path, num_devices):
     ('gptq', {'rotation': 'h'}, "rotation='h' is not .* not understood"),
     ('gptq', {'group_size': 0}, 'group_size=0 is not supported'),
     ('gptq', {'group_size': 40}, 'no multiple of group_size=40'),
-    ('gptq', {'quant_method': 'fp8'}, 'quantization_config='),
+    (cases.COMPRESSED, {'format': 'int-quantized'}, "mat='int-quantized' is"),
+    (
+      cases.COMPRESSED,
+      {'config_groups': {'all': {'weights': {'num_bits': 8}}}},
+      'config_groups.all.weights.num_bits=8 is not .* must be 4',
+    ),
+    ('gptq', {'quant_method': 'hqq'}, 'quantization_config='),
   ],
 )
 def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
   packed, _ = cases.write(
     tmp_path, kind, 'llama', group_size=16, num_hidden_layers=1
   )
-  options = cases.OPTIONS[kind] | {'group_size': 16} | changes
+  options = cases.options_of(kind, 16) | changes
   cases.change_config(packed, quantization_config=options)
   with pytest.raises(errors.UserError, match=message):
     ss.load(packed)

@@ -26,7 +26,11 @@ FEATURE_LAYERS = (1, 0)
 
 @pytest.fixture(scope='module', params=[None, 12], ids=['full', 'sliding'])
 def target(request):
-  config = dataclasses.replace(CONFIG, sliding_window=request.param)
+  """With a window it has attention sinks, too."""
+  window = request.param
+  config = dataclasses.replace(
+    CONFIG, sliding_window=window, use_sinks=window is not None
+  )
   return testing.random_model(config, name='tiny')
 
 

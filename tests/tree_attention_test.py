@@ -243,6 +243,26 @@ def test_chain_is_the_lower_triangle():
   np.testing.assert_array_equal(with_mask, without)
 
 
+@pytest.mark.parametrize('name', ['reference', 'auto'])
+def test_sinks_take_a_share(name):
+  """Heads whose sink is far below, beside and far above the scores."""
+  case = CASES['edges']
+  arrays = arguments(case)
+  arrays = (*arrays[:4], arrays[4].at[0].set(False), arrays[5])
+  sinks = np.array([[-50, 0, 2], [1, 60, 3]], np.float32)
+  options = {'scale': 0.125, 'window': 90}
+  got = api.tree_attention(*arrays, **options, sinks=sinks, implementation=name)
+  want = oracle(*arrays, **options, soft_cap=None, sinks=sinks)
+  np.testing.assert_allclose(got, want, atol=2e-6)
+  newest = dispatch.choices()[-1]
+  assert newest.shape.endswith('window 90, sinks')
+  for kernels in IMPLEMENTATIONS.keys() & {'pallas_tpu', 'pallas_gpu'}:
+    with pytest.raises(NotImplementedError, match='has no attention sinks'):
+      api.tree_attention(
+        *arrays, **options, sinks=sinks, implementation=kernels
+      )
+
+
 def test_each_device_takes_its_heads():
   """The TPU kernel on two simulated devices that share the heads."""
   case = CASES['one_token']

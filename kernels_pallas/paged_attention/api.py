@@ -18,6 +18,7 @@ from kernels_pallas.paged_attention import (
   pallas_tpu,
   reference,
 )
+from kernels_pallas.tree_attention import reference as tree_reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -35,6 +36,7 @@ def paged_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -59,6 +61,7 @@ def paged_attention(
     scale: factor of the scores.
     window: a token sees no row of `position - window` or less.
     soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+    sinks: [G, Q] or None, as in `tree_attention.api`.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: placement of keys and values, whose last axis alone may be
       sharded, by kv heads; None is JAX's default device.
@@ -71,14 +74,14 @@ def paged_attention(
   """
   options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
   chosen = _choose(
-    queries, keys, page_table.shape[1], options, implementation, sharding
+    queries, keys, page_table.shape[1], options, sinks, implementation, sharding
   )
   call = functools.partial(
     _BACKENDS.get(chosen, reference).paged_attention, **options
   )
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   if chosen == dispatch.REFERENCE:
-    return call(queries, *arrays, tree_mask, positions)
+    return call(queries, *arrays, tree_mask, positions, sinks=sinks)
   if tree_mask is None:
     num_blocks, size = positions.shape
     chain = jnp.tri(size, dtype=bool)[None]
@@ -100,7 +103,9 @@ def paged_attention(
   return call(queries, *arrays, tree_mask, positions)
 
 
-def _choose(queries, keys, num_columns, options, implementation, sharding):
+def _choose(
+  queries, keys, num_columns, options, sinks, implementation, sharding
+):
   """Returns the name of the implementation."""
   num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
   pages = keys.shape
@@ -110,7 +115,8 @@ def _choose(queries, keys, num_columns, options, implementation, sharding):
   local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
   spec = arg_specs.ArgSpec(
     name=f'queries {queries.dtype}{list(local)}, pages {list(pages)}, '
-    f'{num_columns} of a row, window {options["window"]}',
+    f'{num_columns} of a row, window {options["window"]}'
+    f'{"" if sinks is None else ", sinks"}',
     # An engine has programs for many numbers of blocks.
     batch_size=call_spec.MOST_ROWS,
     num_tokens=size,
@@ -124,16 +130,19 @@ def _choose(queries, keys, num_columns, options, implementation, sharding):
     soft_cap=options['soft_cap'],
     page_size=pages[1],
   )
+  checks = {
+    name: functools.partial(
+      backend.check, local, pages, num_columns, queries.dtype
+    )
+    for name, backend in _BACKENDS.items()
+  }
+  if sinks is not None:
+    checks = dict.fromkeys(_BACKENDS, tree_reference.refuse_sinks)
   return dispatch.choose(
     'paged_attention',
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      name: functools.partial(
-        backend.check, local, pages, num_columns, queries.dtype
-      )
-      for name, backend in _BACKENDS.items()
-    },
+    checks,
     trial=functools.partial(trials.verdict, 'paged_attention', spec, sharding),
   )

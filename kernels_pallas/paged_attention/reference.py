@@ -26,6 +26,7 @@ def paged_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Tree attention to copies of the pages; see `api.paged_attention`."""
   num_kv_heads = queries.shape[2]
@@ -43,6 +44,7 @@ def paged_attention(
     scale=scale,
     window=window,
     soft_cap=soft_cap,
+    sinks=sinks,
   )
   return padding.zero(attended, num_tokens)
 

@@ -39,6 +39,7 @@ def tree_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -57,6 +58,9 @@ def tree_attention(
       of `position - window` or less. None means all.
     soft_cap: bound of the scores, which become
       `soft_cap * tanh(scores / soft_cap)`. None means no bound.
+    sinks: [G, Q] score of each query head that takes a share of the softmax
+      and has no value (gpt-oss model card, section 2.2); None means none. No
+      kernel has them.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of keys and values, whose first two axes alone may be
@@ -70,11 +74,13 @@ def tree_attention(
   """
   options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  chosen = _choose(queries, keys, tree_mask, options, implementation, sharding)
+  chosen = _choose(
+    queries, keys, tree_mask, options, sinks, implementation, sharding
+  )
   if chosen == dispatch.REFERENCE:
     is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
     backend = filled if is_on_cpu else reference
-    return backend.tree_attention(*arrays, **options)
+    return backend.tree_attention(*arrays, **options, sinks=sinks)
   if tree_mask is None:
     batch, num_tokens = positions.shape
     chain = jnp.tri(num_tokens, dtype=bool)[None]
@@ -100,7 +106,7 @@ def tree_attention(
   return call(queries, keys, values, prefix_lengths, tree_mask, positions)
 
 
-def _choose(queries, keys, tree_mask, options, implementation, sharding):
+def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
   """Returns the name of the implementation."""
   shape = _local_shape(keys.shape, sharding)
   tokens = (shape[0], queries.shape[1], shape[1], *queries.shape[3:])
@@ -111,9 +117,12 @@ def _choose(queries, keys, tree_mask, options, implementation, sharding):
     )
     for name, backend in _BACKENDS.items()
   }
+  if sinks is not None:
+    checks = dict.fromkeys(_BACKENDS, reference.refuse_sinks)
   spec = arg_specs.ArgSpec(
     name=f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
-    f'{tree_size} tree rows, window {options["window"]}',
+    f'{tree_size} tree rows, window {options["window"]}'
+    f'{"" if sinks is None else ", sinks"}',
     batch_size=min(shape[0], call_spec.MOST_ROWS),
     num_tokens=queries.shape[1],
     num_kv_heads=shape[1],

@@ -29,6 +29,7 @@ def tree_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Attention of new tokens to a prefix, seen by all, and a tree behind it.
 
@@ -45,7 +46,9 @@ def tree_attention(
     # Rows of the prefix and of a chain lie at their position; a tree is
     # shallower than the window (the caller checks).
     visible &= positions[:, :, None] - rows < window
-  return masked_attention(queries, keys, values, visible, scale, soft_cap)
+  return masked_attention(
+    queries, keys, values, visible, scale, soft_cap, sinks
+  )
 
 
 def visible_rows(
@@ -74,6 +77,7 @@ def masked_attention(
   visible: jax.Array,
   scale: float,
   soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Softmax attention with any mask, scores in float32.
 
@@ -84,6 +88,7 @@ def masked_attention(
     visible: bool[B, T, S], True where a query may attend.
     scale: factor of the scores.
     soft_cap: bound of the scores; None means no bound.
+    sinks: [G, Q] or None, as in `api.tree_attention`.
 
   Returns:
     [B, T, G, Q, E]; zeros for a token that sees nothing.
@@ -103,7 +108,7 @@ def masked_attention(
   if soft_cap is not None:
     scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(visible[:, None, None], scores, MASKED_SCORE)
-  probs = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  probs = _softmax(scores, sinks).astype(values.dtype)
   output = products.einsum(
     'bgns,bgse->bgne',
     probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
@@ -113,3 +118,19 @@ def masked_attention(
   sees_any = visible.any(axis=2)[:, None, None, :, None]
   output = jnp.where(sees_any, output, jnp.zeros((), output.dtype))
   return jnp.moveaxis(output, 3, 1)
+
+
+def _softmax(scores, sinks):
+  """Returns the weights of scores f32[B, G, Q, T, S] over their last axis."""
+  if sinks is None:
+    return jax.nn.softmax(scores, axis=-1)
+  sinks = sinks.astype(jnp.float32)[None, :, :, None, None]
+  best = jnp.maximum(scores.max(axis=-1, keepdims=True), sinks)
+  weights = jnp.exp(scores - best)
+  total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - best)
+  return weights / total
+
+
+def refuse_sinks() -> None:
+  """Raises NotImplementedError, as no kernel has attention sinks."""
+  raise NotImplementedError('it has no attention sinks')

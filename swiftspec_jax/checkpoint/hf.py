@@ -1,6 +1,7 @@
 """Reads model directories in Hugging Face layout."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Container, Mapping
@@ -11,9 +12,16 @@ import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
 import safetensors
 import transformers
+from absl import logging
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import packed_int4, torch_file
+from swiftspec_jax.checkpoint import (
+  float8,
+  mxfp4,
+  packed_int4,
+  quantization_config,
+  torch_file,
+)
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.params import Params
@@ -43,10 +51,11 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     eos = read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
   path = directory / 'config.json'
-  if packed_int4.packing_of(path, values) is None:
-    return config_of(path, values)
-  config = config_of(path, packed_int4.without_packing(values))
-  return dataclasses.replace(config, weight_dtype='int4')
+  is_int4 = packed_int4.packing_of(path, values) is not None
+  if is_int4 or _is_widened(path, values):
+    values = quantization_config.without(values)
+  config = config_of(path, values)
+  return dataclasses.replace(config, weight_dtype='int4') if is_int4 else config
 
 
 def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
@@ -100,9 +109,16 @@ def read_params(
     UserError: missing, cut or contradicting weights.
   """
   family = families.FAMILIES[config.family]
-  get, names = open_tensors(directory)
   path = directory / 'config.json'
-  packing = packed_int4.packing_of(path, read_json(path))
+  values = read_json(path)
+  if _is_widened(path, values):
+    logging.warning(
+      '%s: weights of float8 and MXFP4 are widened as they are loaded; in '
+      'bfloat16 they take two bytes each.',
+      directory,
+    )
+  get, names = open_tensors(directory, float8.block_of(path, values))
+  packing = packed_int4.packing_of(path, values)
   read_matrices = None
   if packing is not None:
     read_matrices = packed_int4.Reader(
@@ -113,10 +129,19 @@ def read_params(
   )
 
 
+def _is_widened(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
+  is_float8 = float8.block_of(path, values) is not None
+  return is_float8 or mxfp4.is_used(path, values)
+
+
 def open_tensors(
-  directory: pathlib.Path,
+  directory: pathlib.Path, block: float8.Block | None = None
 ) -> tuple[Callable[[str], np.ndarray], list[str]]:
   """Returns a function from tensor name to array, and all names.
+
+  Args:
+    directory: folder of the checkpoint.
+    block: sizes of what shares a scale, where tensors are stored as float8.
 
   Raises:
     UserError: files are missing or cut; so does the function, of a tensor.
@@ -130,7 +155,7 @@ def open_tensors(
     if not isinstance(weight_map, dict):
       raise errors.UserError(f'{directory / _INDEX} has no weight_map')
     names = set(weight_map.values())
-  files = {}
+  files, places = {}, {}
   for name in sorted(names):
     path = directory / name
     try:
@@ -140,11 +165,19 @@ def open_tensors(
         f'{path} is missing or cut short ({error}); download it again'
       ) from error
     files.update(dict.fromkeys(file.keys(), file))
+    places.update(float8.places_in(path))
 
   def read(name: str) -> np.ndarray:
+    if name in places:
+      return np.memmap(**places[name], mode='r')
     return files[name].get_tensor(name)
 
-  return _getter(directory, read, files), list(files)
+  def has(name: str) -> bool:
+    return _stored_name(name, files) is not None
+
+  get = _getter(directory, read, files)
+  get = functools.partial(float8.dequantized, get, has, block)
+  return functools.partial(mxfp4.widened, get, has), list(files)
 
 
 def _getter(
@@ -155,13 +188,18 @@ def _getter(
   """Returns `read` that looks for other names and raises UserErrors."""
 
   def get(name: str) -> np.ndarray:
-    # Some checkpoints of a bare decoder lack the prefix.
-    for candidate in (name, name.removeprefix('model.')):
-      if candidate in names:
-        return read(candidate)
-    raise errors.UserError(
-      f'{directory}: tensor {name} is missing; the weights are not complete '
-      'or belong to another architecture'
-    )
+    stored_name = _stored_name(name, names)
+    if stored_name is None:
+      raise errors.UserError(
+        f'{directory}: tensor {name} is missing; the weights are not complete '
+        'or belong to another architecture'
+      )
+    return read(stored_name)
 
   return get
+
+
+def _stored_name(name: str, names: Container[str]) -> str | None:
+  # Some checkpoints of a bare decoder lack the prefix.
+  candidates = (name, name.removeprefix('model.'))
+  return next((name for name in candidates if name in names), None)

@@ -58,9 +58,10 @@ def load(
       plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels, 'mosaic_gpu'
       on those for Hopper where there is one.
     weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
-      int4 that an AWQ or GPTQ checkpoint has. 'int8' quantizes them with a
-      scale for each output; 'int4' with one for each output and group of up to
-      128 inputs. Embedding, unembedding and norms stay as they are.
+      int4 that a published checkpoint has. 'int8' quantizes them with a
+      scale for each output, also mixtures of experts, which the others refuse;
+      'int4' with one for each output and group of up to 128 inputs. Embedding,
+      unembedding and norms stay as they are.
       'int8_dynamic' multiplies int8 by int8, for CPUs: the matrices of the
       layers and the unembedding have a scale for each output, and the
       activations are rounded with a scale for each token. 'int8_dynamic16' is

@@ -1,30 +1,32 @@
-"""Reads the int4 matrices of AWQ and GPTQ checkpoints as they are published.
+"""Reads int4 matrices as AWQ, GPTQ and llm-compressor publish them.
 
-Both store, for groups of inputs, `(integer - zero point) * scale` of integers
+All store, for groups of inputs, `(integer - zero point) * scale` of integers
 from 0 to 15, eight in a word of 32 bits. They differ in what a word holds:
 
 - AWQ ('gemm'): eight outputs of one input, in the order 0 2 4 6 1 3 5 7;
 - GPTQ: eight inputs of one output, and eight zero points of one group, all in
   their order. Zero points are stored less one, but for 'gptq_v2'.
+- 'compressed-tensors' ('pack-quantized'): eight inputs of one output, and the
+  zero points of eight outputs, all in their order. Tensors have outputs first.
 
 Legend: K inputs, N outputs, C groups of inputs.
 """
 
 import dataclasses
-import json
+import functools
 import pathlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import MIDDLE, StoredMatrix
 
-_KEY = 'quantization_config'
 _SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
 # Where a word of AWQ has its first output, its second, and so on.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -44,6 +46,12 @@ _AWQ, _GPTQ = ('gemm', 'GEMM'), ('gptq', 'gptq_v2')
 _SUPPORTED = {
   'awq': {'version': _AWQ, 'zero_point': (True,), 'format': _AWQ},
   'gptq': {'format': _GPTQ, 'checkpoint_format': _GPTQ},
+}
+_SUPPORTED_WEIGHTS = {
+  'num_bits': (4,),
+  'strategy': ('group', 'channel'),
+  'symmetric': (True, False),
+  'type': ('int',),
 }
 # Entries that say how it was made, what to run it with, or which matrices are
 # not packed: those of layers would be found missing.
@@ -83,18 +91,18 @@ class Packing:
   """How the matrices of a checkpoint are stored.
 
   Attributes:
-    is_awq: whether it is AWQ; else it is GPTQ.
+    method: name of the format in config.json; it says what a word holds.
     group_size: inputs that share a scale; -1 is all.
-    zero_shift: number that is added to zero points.
+    zero_shift: number that is added to zero points; None if there are none.
   """
 
-  is_awq: bool
+  method: str
   group_size: int
-  zero_shift: int
+  zero_shift: int | None
 
 
 def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
-  """Returns how matrices are stored; None if they are neither AWQ nor GPTQ.
+  """Returns how matrices are stored; None if they are not int4.
 
   Args:
     path: file that the values are from, for messages.
@@ -103,44 +111,30 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   Raises:
     UserError: an entry is not understood, or says what is not supported.
   """
-  options = values.get(_KEY)
-  method = options.get('quant_method') if isinstance(options, dict) else None
-  if method not in _SUPPORTED:
+  options = quantization_config.options_of(values)
+  method, kind = options.get('quant_method'), options.get('format')
+  if method == compressed_tensors.METHOD and kind == compressed_tensors.PACKED:
+    weights = compressed_tensors.weights_of(
+      path, options, (kind,), _SUPPORTED_WEIGHTS
+    )
+    is_grouped = weights['strategy'] == 'group'
+    group_size = weights.get('group_size') if is_grouped else -1
+    zero_shift = None if weights['symmetric'] else 0
+  elif method in _SUPPORTED:
+    supported = {**_COMMON, **_SUPPORTED[method]}
+    quantization_config.check(path, options, supported, _IGNORED)
+    group_size = options.get('group_size')
+    is_version_2 = 'gptq_v2' in (options.get('checkpoint_format'), kind)
+    zero_shift = int(method == 'gptq' and not is_version_2)
+  else:
     return None
-  supported = {**_COMMON, **_SUPPORTED[method]}
-  for key, value in options.items():
-    if key in supported:
-      if value not in supported[key]:
-        choices = ' or '.join(map(json.dumps, supported[key]))
-        _refuse(path, key, value, f'it must be {choices}')
-    elif key not in _IGNORED:
-      _refuse(path, key, value, 'it is not understood')
-  group_size = options.get('group_size')
+  refuse = functools.partial(quantization_config.refuse, path)
   is_whole = isinstance(group_size, int) and group_size >= 1
   if not is_whole and group_size != -1:
-    _refuse(path, 'group_size', group_size, 'it must be -1 or at least 1')
-  if values.get('model_type') == 'qwen3_moe':
-    _refuse(path, 'quant_method', method, 'experts cannot be int4 yet')
-  is_version_2 = 'gptq_v2' in (
-    options.get('checkpoint_format'),
-    options.get('format'),
-  )
-  return Packing(
-    is_awq=method == 'awq',
-    group_size=group_size,
-    zero_shift=int(method == 'gptq' and not is_version_2),
-  )
-
-
-def without_packing(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the entries of config.json that describe the model alone."""
-  return {key: value for key, value in values.items() if key != _KEY}
-
-
-def _refuse(path: pathlib.Path, key: str, value: Any, reason: str) -> NoReturn:
-  raise errors.UserError(
-    f'{path}: {_KEY}.{key}={value!r} is not supported; {reason}'
-  )
+    refuse('group_size', group_size, 'it must be -1 or at least 1')
+  if values.get('num_experts') or values.get('num_local_experts'):
+    refuse('quant_method', method, 'experts cannot be int4 yet')
+  return Packing(method=method, group_size=group_size, zero_shift=zero_shift)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,21 +205,55 @@ class Reader:
     self._check_order(name, size, num_inputs)
     self._check_bias(name, num_outputs)
 
+    read = self._transposed if self._is_compressed else self._plain
+    integers, scales, zeros = read(name, num_inputs, num_outputs, num_groups)
+    scales = scales.astype(np.float32)
+    return integers - np.int8(MIDDLE), scales, (MIDDLE - zeros) * scales
+
+  @property
+  def _is_compressed(self) -> bool:
+    return self.packing.method == compressed_tensors.METHOD
+
+  def _plain(
+    self, name: str, num_inputs: int, num_outputs: int, num_groups: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns integers [K, N], scales [C, N] and zero points [C, N]."""
+
     def get(kind, *shape):
       return families.get_checked(self.get, f'{name}.{kind}', *shape)
 
     zeros = get('qzeros', num_groups, num_outputs // 8)
-    if self.packing.is_awq:
+    if self.packing.method == 'awq':
       words = get('qweight', num_inputs, num_outputs // 8)
       integers, zeros = (_unpacked(x)[..., _AWQ_PLACES] for x in (words, zeros))
     else:
       words = get('qweight', num_inputs // 8, num_outputs)
       integers = np.swapaxes(_unpacked(words), 1, 2)
       zeros = _unpacked(zeros)
-    integers = integers.reshape(num_inputs, num_outputs)
-    zeros = zeros.reshape(num_groups, num_outputs) + self.packing.zero_shift
-    scales = get('scales', num_groups, num_outputs).astype(np.float32)
-    return integers - np.int8(MIDDLE), scales, (MIDDLE - zeros) * scales
+    return (
+      integers.reshape(num_inputs, num_outputs),
+      get('scales', num_groups, num_outputs),
+      zeros.reshape(num_groups, num_outputs) + self.packing.zero_shift,
+    )
+
+  def _transposed(
+    self, name: str, num_inputs: int, num_outputs: int, num_groups: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the same of compressed-tensors."""
+
+    def get(kind, *shape):
+      return families.get_checked(self.get, f'{name}.weight_{kind}', *shape)
+
+    words = get('packed', num_outputs, num_inputs // 8)
+    zeros = np.full((num_groups, num_outputs), MIDDLE)
+    if self.packing.zero_shift is not None:
+      packed = get('zero_point', num_outputs // 8, num_groups)
+      zeros = np.moveaxis(_unpacked(packed), 1, 0).reshape(zeros.shape)
+    return (
+      _unpacked(words).reshape(num_outputs, num_inputs).T,
+      get('scale', num_outputs, num_groups).T,
+      zeros,
+    )
 
   def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
     name = f'{name}.g_idx'

@@ -29,6 +29,7 @@ _ARCHITECTURES = {
   'qwen2': 'Qwen2ForCausalLM',
   'qwen3': 'Qwen3ForCausalLM',
   'qwen3_moe': 'Qwen3MoeForCausalLM',
+  'gpt_oss': 'GptOssForCausalLM',
   'gemma3_text': 'Gemma3ForCausalLM',
 }
 FORMATS = ('speculators',)
@@ -219,5 +220,13 @@ def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
       'low_freq_factor': scaling.low_freq_factor,
       'high_freq_factor': scaling.high_freq_factor,
       'original_max_position_embeddings': scaling.original_max_context,
+    }
+  if scaling.kind == 'yarn':
+    values |= {
+      'beta_slow': scaling.low_freq_factor,
+      'beta_fast': scaling.high_freq_factor,
+      'original_max_position_embeddings': scaling.original_max_context,
+      'attention_factor': scaling.attention_factor,
+      'truncate': scaling.is_truncated,
     }
   return values

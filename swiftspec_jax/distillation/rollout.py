@@ -308,6 +308,7 @@ def _forward(params, config, prefix, state, feature_layers):
       (prefix.keys[i], prefix.values[i]),
       (keys[i], values[i]),
       *visible[config.is_sliding(i)],
+      params['layers'][i].get('sinks'),
     )
     return attended.transpose(0, 2, 1, 3, 4).reshape(queries.shape)
 
@@ -324,7 +325,7 @@ def _forward(params, config, prefix, state, feature_layers):
   return state, logits, None if features is None else _stored(features[:, 0])
 
 
-def _attention(queries, prefix, own, in_prefix, in_own):
+def _attention(queries, prefix, own, in_prefix, in_own, sinks):
   """Attends to the shared prefix and to the rows' own tokens.
 
   Args:
@@ -333,6 +334,7 @@ def _attention(queries, prefix, own, in_prefix, in_own):
     own: keys [B, G, E, N] and values [B, G, N, E].
     in_prefix: bool[F, C or 1, P] visible, to each row or to all.
     in_own: bool[B, N] visible.
+    sinks: [G, Q] or None, as in `tree_attention.api`.
 
   Returns:
     [F, G, C, Q, E].
@@ -371,11 +373,16 @@ def _attention(queries, prefix, own, in_prefix, in_own):
   best = jnp.maximum(
     to_prefix.max(-1).reshape(shape), from_rows(to_own.max(-1, keepdims=True))
   )
+  if sinks is not None:
+    sinks = sinks.astype(jnp.float32)[None, :, None, :, None]
+    best = jnp.maximum(best, sinks)
   to_prefix = jnp.exp(to_prefix - best.reshape(*to_prefix.shape[:3], 1))
   to_own = jnp.exp(to_own - to_rows(best))
   total = to_prefix.sum(-1).reshape(shape) + from_rows(
     to_own.sum(-1, keepdims=True)
   )
+  if sinks is not None:
+    total += jnp.exp(sinks - best)
   dtype = queries.dtype
   attended = products.einsum(
     'fgnp,fgpe->fgne', to_prefix.astype(dtype), prefix[1]

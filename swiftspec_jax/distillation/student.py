@@ -95,6 +95,7 @@ class StudentConfig:
       sliding_window=target.sliding_window if any(sliding) else None,
       tie_embeddings=False,
       experts=None,
+      use_sinks=False,
       output_vocab_size=self.output_vocab_size,
       feature_layers=self.feature_layers,
       feature_dim=len(self.feature_layers) * target.embed_dim,

@@ -107,6 +107,7 @@ def forward_with_features(
       seen_from,
       scale=query_scale(config),
       window=window,
+      sinks=params['layers'][i].get('sinks'),
     )
 
   x, features = run_layers(
@@ -268,6 +269,8 @@ def _layer(x, layer, config, attend, products, angles, pair=None):
     normed = jnp.concatenate([normed, feature], axis=-1)
   attended = _attention_block(normed, layer, config, attend, angles)
   attended = _project(attended, layer['attention_out'], products)
+  if config.use_output_bias:
+    attended = attended + layer['attention_out_bias'][None, None]
   if config.use_post_norms:
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps

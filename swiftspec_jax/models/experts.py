@@ -12,23 +12,27 @@ import jax.numpy as jnp
 from kernels_pallas import products
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax.architecture import Experts
+from swiftspec_jax.models.int8_experts import Int8Experts
 from swiftspec_jax.models.params import Params
 
 
 def route(
-  x: jax.Array, router: jax.Array, experts: Experts
+  x: jax.Array, layer: Params, experts: Experts
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the experts of each token, and their shares in its output.
 
   Args:
     x: [N, D].
-    router: [X, D].
+    layer: parameters of the layer.
     experts: static sizes of the experts.
 
   Returns:
     Numbers i32[N, K] and shares f32[N, K].
   """
-  probs = jax.nn.softmax(products.look_up_scores(x, router), axis=-1)
+  scores = products.look_up_scores(x, layer['router'])
+  if experts.use_bias:
+    scores = scores + layer['router_bias'].astype(scores.dtype)[None]
+  probs = jax.nn.softmax(scores, axis=-1)
   shares, chosen = jax.lax.top_k(probs, experts.num_active)
   if experts.is_normalized:
     shares = shares / shares.sum(axis=-1, keepdims=True)
@@ -46,20 +50,41 @@ def feed_forward(
     experts: static sizes of the experts.
     activation: static name of the activation, see `ModelConfig`.
   """
-  chosen, shares = route(x, layer['router'], experts)
+  chosen, shares = route(x, layer, experts)
   chosen = chosen.reshape(-1)
   # Rows of one expert lie side by side.
   order = jnp.argsort(chosen, stable=True)
   sizes = jnp.bincount(chosen, length=experts.num_experts)
-  rows = x[order // experts.num_active]
-  gate = jax.lax.ragged_dot(rows, layer['experts_gate'], sizes)
-  up = jax.lax.ragged_dot(rows, layer['experts_up'], sizes)
-  hidden = swiglu_reference.gated_activation(gate, up, activation)
-  outputs = jax.lax.ragged_dot(
-    hidden,
-    layer['experts_down'],
-    sizes,
-    preferred_element_type=jnp.float32,
-  )
+  rows, chosen = x[order // experts.num_active], chosen[order]
+
+  def product(rows, name, dtype):
+    weight = layer[name]
+    if isinstance(weight, Int8Experts):
+      result = weight.multiply(rows, sizes, chosen).astype(dtype)
+    else:
+      result = jax.lax.ragged_dot(
+        rows, weight, sizes, preferred_element_type=dtype
+      )
+    if experts.use_bias:
+      result = result + layer[f'{name}_bias'][chosen].astype(dtype)
+    return result
+
+  gate = product(rows, 'experts_gate', x.dtype)
+  up = product(rows, 'experts_up', x.dtype)
+  if experts.gate_limit is None:
+    hidden = swiglu_reference.gated_activation(gate, up, activation)
+  else:
+    hidden = _clamped_activation(gate, up, experts)
+  outputs = product(hidden, 'experts_down', jnp.float32)
   outputs = outputs[jnp.argsort(order)].reshape(len(x), -1, x.shape[1])
   return (outputs * shares[:, :, None]).sum(axis=1).astype(x.dtype)
+
+
+def _clamped_activation(gate, up, experts):
+  """Returns what `Experts.gate_limit` describes, of [N, F] twice."""
+  limit, slope = (
+    jnp.asarray(x, gate.dtype) for x in (experts.gate_limit, experts.gate_slope)
+  )
+  gate = jnp.minimum(gate, limit)
+  up = jnp.clip(up, -limit, limit)
+  return gate * jax.nn.sigmoid(slope * gate) * (up + 1)

@@ -7,6 +7,7 @@ ModelConfig and how its named tensors become the parameter tree.
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,7 +81,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     'eos_token_ids': _as_tuple(values.get('eos_token_id')),
     'norm_eps': values['rms_norm_eps'],
     'rope_theta': rope['rope_theta'],
-    'rope_scaling': _rope_scaling(rope),
+    'rope_scaling': _rope_scaling(rope, values['max_position_embeddings']),
     'tie_embeddings': values['tie_word_embeddings'],
     'activation': _activation(values),
   }
@@ -102,7 +103,9 @@ def _as_tuple(token_ids: int | list[int] | None) -> tuple[int, ...]:
   return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+def _rope_scaling(
+  rope: Mapping[str, Any], max_context: int
+) -> RopeScaling | None:
   kind = rope.get('rope_type', 'default')
   if kind == 'default':
     return None
@@ -116,8 +119,34 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
       high_freq_factor=rope['high_freq_factor'],
       original_max_context=rope['original_max_position_embeddings'],
     )
+  if kind == 'yarn':
+    return _yarn(rope, max_context)
   raise errors.UserError(
-    f'unknown rope scaling {kind!r}; supported: default, linear, llama3'
+    f'unknown rope scaling {kind!r}; supported: default, linear, llama3, yarn'
+  )
+
+
+def _yarn(rope: Mapping[str, Any], max_context: int) -> RopeScaling:
+  original = rope['original_max_position_embeddings']
+  factor = rope.get('factor') or max_context / original
+
+  def magnitude(slope):
+    return 1 + 0.1 * slope * math.log(max(factor, 1))
+
+  attention_factor = rope.get('attention_factor')
+  slopes = rope.get('mscale'), rope.get('mscale_all_dim')
+  if attention_factor is None and all(slopes):
+    attention_factor = magnitude(slopes[0]) / magnitude(slopes[1])
+  elif attention_factor is None:
+    attention_factor = magnitude(1)
+  return RopeScaling(
+    kind='yarn',
+    factor=factor,
+    low_freq_factor=rope.get('beta_slow') or 1.0,
+    high_freq_factor=rope.get('beta_fast') or 32.0,
+    original_max_context=original,
+    attention_factor=attention_factor,
+    is_truncated=rope.get('truncate', True),
   )
 
 
@@ -162,6 +191,23 @@ def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _gpt_oss(values: Mapping[str, Any]) -> dict[str, Any]:
+  return {
+    **_sliding(values),
+    'use_qkv_bias': values['attention_bias'],
+    'use_output_bias': values['attention_bias'],
+    'use_sinks': True,
+    'experts': Experts(
+      num_experts=values['num_local_experts'],
+      num_active=values['num_experts_per_tok'],
+      ffw_dim=values['intermediate_size'],
+      use_bias=True,
+      gate_limit=values.get('swiglu_limit', 7.0),
+      gate_slope=values.get('swiglu_alpha', 1.702),
+    ),
+  }
+
+
 # By the `model_type` of config.json; more may be added.
 FAMILIES: dict[str, Family] = {
   'llama': Family(unsupported_options=('attention_bias', 'mlp_bias')),
@@ -178,6 +224,7 @@ FAMILIES: dict[str, Family] = {
   'qwen3_moe': Family(
     fields=_qwen3_moe, unsupported_options=('attention_bias',)
   ),
+  'gpt_oss': Family(fields=_gpt_oss),
   'gemma3_text': Family(
     fields=_gemma3,
     unsupported_options=(
@@ -307,11 +354,17 @@ def layer_from_hf(
       'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
       # [D, heads * E] -> [G, Q, E, D]
       'attention_out': out.T.reshape(*grouped, c.embed_dim),
-      **_feed_forward(linear, c, layer),
+      **_feed_forward(get, c, layer, f'{prefix}mlp'),
     }
 
   arrays = read_matrices(prefix) if read_matrices else matrices()
   arrays['attention_norm'] = norm('input_layernorm')
+  if c.use_output_bias:
+    name = f'{prefix}self_attn.o_proj.bias'
+    arrays['attention_out_bias'] = get(name, c.embed_dim)
+  if c.use_sinks:
+    sinks = get(f'{prefix}self_attn.sinks', c.num_heads)
+    arrays['sinks'] = sinks.reshape(c.num_kv_heads, -1)
   if c.use_qkv_bias:
     arrays['qkv_bias'] = heads('bias')
   if c.use_qk_norm:
@@ -327,29 +380,57 @@ def layer_from_hf(
 
 
 def _feed_forward(
-  linear: Callable[[str, int, int], np.ndarray], config: ModelConfig, layer: int
+  get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
 ) -> Params:
   """Returns the matrices behind the attention; see `params.param_specs`."""
-  if not config.has_experts(layer):
-    gate = linear('mlp.gate_proj', config.ffw_dim, config.embed_dim)
-    up = linear('mlp.up_proj', config.ffw_dim, config.embed_dim)
+  c = config
+
+  def linear(name, num_out, num_in):
+    return get(f'{start}.{name}.weight', num_out, num_in)
+
+  if not c.has_experts(layer):
+    gate = linear('gate_proj', c.ffw_dim, c.embed_dim)
+    up = linear('up_proj', c.ffw_dim, c.embed_dim)
     return {
       # [2, F, D] -> [D, 2, F]
       'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
-      'down': linear('mlp.down_proj', config.embed_dim, config.ffw_dim).T,
+      'down': linear('down_proj', c.embed_dim, c.ffw_dim).T,
     }
-  sizes = config.experts
+  if c.family == 'gpt_oss':
+    return _stacked_experts(get, c, start)
+  sizes = c.experts
 
   def stacked(name, num_out, num_in):
     matrices = [
-      linear(f'mlp.experts.{i}.{name}', num_out, num_in)
+      linear(f'experts.{i}.{name}', num_out, num_in)
       for i in range(sizes.num_experts)
     ]
     return np.swapaxes(np.stack(matrices), 1, 2)
 
   return {
-    'router': linear('mlp.gate', sizes.num_experts, config.embed_dim),
-    'experts_gate': stacked('gate_proj', sizes.ffw_dim, config.embed_dim),
-    'experts_up': stacked('up_proj', sizes.ffw_dim, config.embed_dim),
-    'experts_down': stacked('down_proj', config.embed_dim, sizes.ffw_dim),
+    'router': linear('gate', sizes.num_experts, c.embed_dim),
+    'experts_gate': stacked('gate_proj', sizes.ffw_dim, c.embed_dim),
+    'experts_up': stacked('up_proj', sizes.ffw_dim, c.embed_dim),
+    'experts_down': stacked('down_proj', c.embed_dim, sizes.ffw_dim),
+  }
+
+
+def _stacked_experts(
+  get: Callable[..., np.ndarray], config: ModelConfig, start: str
+) -> Params:
+  """Returns those of gpt-oss, where gate and up take turns in one tensor."""
+  num, ffw = config.num_experts, config.expert_ffw_dim
+  embed = config.embed_dim
+  gate_up, down = (f'{start}.experts.{x}_proj' for x in ('gate_up', 'down'))
+  matrices = get(gate_up, num, embed, 2 * ffw)
+  biases = get(f'{gate_up}_bias', num, 2 * ffw)
+  return {
+    'router': get(f'{start}.router.weight', num, embed),
+    'router_bias': get(f'{start}.router.bias', num),
+    'experts_gate': matrices[..., ::2],
+    'experts_gate_bias': biases[..., ::2],
+    'experts_up': matrices[..., 1::2],
+    'experts_up_bias': biases[..., 1::2],
+    'experts_down': get(down, num, ffw, embed),
+    'experts_down_bias': get(f'{down}_bias', num, embed),
   }

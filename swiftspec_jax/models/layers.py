@@ -3,6 +3,8 @@
 Legend: B rows, T tokens, E head_dim.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -47,8 +49,11 @@ def rope_frequencies(
     return frequencies
   if scaling.kind == 'linear':
     return frequencies / scaling.factor
-  # Llama 3.1: long wavelengths are stretched, short ones kept, and those in
-  # between blended.
+  # Long wavelengths are stretched, short ones kept, and those in between
+  # blended.
+  if scaling.kind == 'yarn':
+    kept = _kept_by_yarn(head_dim, theta, scaling)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
   wavelengths = 2 * jnp.pi / frequencies
   blend = jnp.clip(
     (scaling.original_max_context / wavelengths - scaling.low_freq_factor)
@@ -59,18 +64,41 @@ def rope_frequencies(
   return frequencies * (blend + (1 - blend) / scaling.factor)
 
 
+def _kept_by_yarn(
+  head_dim: int, theta: float, scaling: RopeScaling
+) -> jax.Array:
+  """Returns f32[E / 2], 1 where a frequency is kept and 0 where stretched."""
+
+  def index_of(turns):
+    wavelength = scaling.original_max_context / turns
+    return head_dim / 2 * math.log(wavelength / (2 * math.pi)) / math.log(theta)
+
+  first = index_of(scaling.high_freq_factor)
+  last = index_of(scaling.low_freq_factor)
+  if scaling.is_truncated:
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, head_dim - 1)
+  places = jnp.arange(head_dim // 2, dtype=jnp.float32)
+  return 1 - jnp.clip((places - first) / max(last - first, 0.001), 0, 1)
+
+
 def rope_angles(
   positions: jax.Array, config: ModelConfig, *, is_sliding: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns cos and sin, f32[B, T, E / 2], for one kind of layer."""
+  """Returns cos and sin, f32[B, T, E / 2], for one kind of layer.
+
+  YaRN multiplies both.
+  """
   is_local = is_sliding and config.local_rope_theta is not None
+  scaling = None if is_local else config.rope_scaling
   frequencies = rope_frequencies(
     config.head_dim,
     config.local_rope_theta if is_local else config.rope_theta,
-    None if is_local else config.rope_scaling,
+    scaling,
   )
   angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None]
-  return jnp.cos(angles), jnp.sin(angles)
+  factor = scaling.attention_factor if scaling else 1.0
+  return factor * jnp.cos(angles), factor * jnp.sin(angles)
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -18,9 +18,15 @@ from jax.sharding import Mesh
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import int8_dynamic, quantization, transposed
+from swiftspec_jax.models import (
+  int8_dynamic,
+  int8_experts,
+  quantization,
+  transposed,
+)
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
+Scheme = quantization.Scheme | int8_dynamic.Scheme | int8_experts.Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class ParamSpec:
   init_scale: float | None
   is_index: bool = False
   num_in_axes: int = 0
-  scheme: quantization.Scheme | int8_dynamic.Scheme | None = None
+  scheme: Scheme | None = None
 
   @property
   def is_norm(self) -> bool:
@@ -106,21 +112,12 @@ def param_specs(config: ModelConfig) -> Params:
     )
 
   def layer(i: int) -> Params:
-    attends_with = 'pair' if c.eagle3 and i == 0 else 'embed'
     specs = {
       'attention_norm': spec('embed'),
-      'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
-      'attention_out': matrix(
-        ('kv_heads', 'query_groups', 'head_dim'), 'embed'
-      ),
+      **_attention_specs(c, i, spec, matrix),
       'ffw_norm': spec('embed'),
       **_feed_forward_specs(c, i, spec, matrix),
     }
-    if c.use_qkv_bias:
-      specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
-    if c.use_qk_norm:
-      specs['query_norm'] = spec('head_dim')
-      specs['key_norm'] = spec('head_dim')
     if c.use_post_norms:
       specs['post_attention_norm'] = spec('embed')
       specs['post_ffw_norm'] = spec('embed')
@@ -151,6 +148,30 @@ def param_specs(config: ModelConfig) -> Params:
   return specs
 
 
+def _attention_specs(
+  config: ModelConfig,
+  layer: int,
+  spec: Callable[..., ParamSpec],
+  matrix: Callable[..., ParamSpec],
+) -> Params:
+  c = config
+  attends_with = 'pair' if c.eagle3 and layer == 0 else 'embed'
+  specs = {
+    'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
+    'attention_out': matrix(('kv_heads', 'query_groups', 'head_dim'), 'embed'),
+  }
+  if c.use_qkv_bias:
+    specs['qkv_bias'] = spec('kv_heads', 'qkv', 'head_dim', scale=0.02)
+  if c.use_output_bias:
+    specs['attention_out_bias'] = spec('embed', scale=0.02)
+  if c.use_sinks:
+    specs['sinks'] = spec('kv_heads', 'query_groups', scale=1.0)
+  if c.use_qk_norm:
+    specs['query_norm'] = spec('head_dim')
+    specs['key_norm'] = spec('head_dim')
+  return specs
+
+
 def _feed_forward_specs(
   config: ModelConfig,
   layer: int,
@@ -163,12 +184,27 @@ def _feed_forward_specs(
       'down': matrix(('ffw',), 'embed'),
     }
   inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
-  return {
+  scheme = int8_experts.Scheme() if config.weight_dtype == 'int8' else None
+
+  def stacked(*axes, scale):
+    array = spec('experts', *axes, scale=scale)
+    return dataclasses.replace(array, scheme=scheme)
+
+  specs = {
     'router': spec('experts', 'embed', scale=inner),
-    'experts_gate': spec('experts', 'embed', 'expert_ffw', scale=inner),
-    'experts_up': spec('experts', 'embed', 'expert_ffw', scale=inner),
-    'experts_down': spec('experts', 'expert_ffw', 'embed', scale=outer),
+    'experts_gate': stacked('embed', 'expert_ffw', scale=inner),
+    'experts_up': stacked('embed', 'expert_ffw', scale=inner),
+    'experts_down': stacked('expert_ffw', 'embed', scale=outer),
   }
+  if config.experts.use_bias:
+    bias = functools.partial(spec, 'experts', scale=0.02)
+    specs |= {
+      'router_bias': bias(),
+      'experts_gate_bias': bias('expert_ffw'),
+      'experts_up_bias': bias('expert_ffw'),
+      'experts_down_bias': bias('embed'),
+    }
+  return specs
 
 
 def _feature_specs(

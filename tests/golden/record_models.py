@@ -27,6 +27,33 @@ def load_peer(directory: pathlib.Path) -> modeling_utils.PreTrainedModel:
 
 
 @torch.no_grad()
+def save_random(directory: pathlib.Path) -> modeling_utils.PreTrainedModel:
+  """Replaces the weights of a checkpoint; returns the model of them."""
+  config = transformers.AutoConfig.from_pretrained(directory)
+  peer = transformers.AutoModelForCausalLM.from_config(
+    config, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  torch.manual_seed(0)
+  for parameter in peer.parameters():
+    parameter.normal_(std=0.3)
+  peer.save_pretrained(directory)
+  return peer
+
+
+@torch.no_grad()
+def step_logits(peer, token_ids: np.ndarray) -> np.ndarray:
+  """Returns f32[tokens, V], computed one by one."""
+  cache, logits = None, []
+  for token_id in token_ids.tolist():
+    output = peer(
+      torch.tensor([[token_id]]), past_key_values=cache, use_cache=True
+    )
+    cache = output.past_key_values
+    logits.append(output.logits[0, 0].numpy())
+  return np.stack(logits)
+
+
+@torch.no_grad()
 def chain_logits(peer, token_ids: np.ndarray) -> np.ndarray:
   """Returns f32[tokens, V]."""
   return peer(torch.tensor(token_ids)[None].long()).logits[0].numpy()

@@ -117,6 +117,7 @@ def forward(
       seen_from,
       scale=decoder.query_scale(config),
       window=window,
+      sinks=params['layers'][i].get('sinks'),
       implementation=config.kernels,
       sharding=cache.sharding,
     )

@@ -1,0 +1,78 @@
+"""What config.json of llm-compressor says: a scheme for groups of matrices."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from swiftspec_jax.checkpoint import quantization_config
+
+METHOD = 'compressed-tensors'
+PACKED = 'pack-quantized'  # several integers in a word
+# Entries that say how it was made or is run, or which matrices are not stored
+# so: each tensor says that itself.
+_IGNORED = (
+  'config_groups',
+  'global_compression_ratio',
+  'ignore',
+  'kv_cache_scheme',
+  'quant_method',
+  'quantization_status',
+  'run_compressed',
+  'sparsity_config',
+  'version',
+)
+_IGNORED_OF_GROUPS = ('input_activations', 'targets', 'weights')
+# Inputs lie in their order, also where they were rounded in another.
+_ORDERS = (None, False, 'weight', 'static')
+_IGNORED_OF_WEIGHTS = (
+  'block_structure',
+  'group_size',
+  'observer',
+  'observer_kwargs',
+  'scale_dtype',
+  'zp_dtype',
+)
+
+
+def weights_of(
+  path: pathlib.Path,
+  options: Mapping[str, Any],
+  formats: tuple[str, ...],
+  supported: Mapping[str, tuple[Any, ...]],
+) -> dict[str, Any]:
+  """Returns the entries that say how the weights of all groups are stored.
+
+  Args:
+    path: file that the entries are from, for messages.
+    options: entries of quantization_config.
+    formats: values that `format` may have.
+    supported: values that entries of weights may have, by their names.
+
+  Raises:
+    UserError: an entry is not understood, says what is not supported, or
+      differs between groups.
+  """
+  of_all = {'format': formats, 'transform_config': (None, {})}
+  quantization_config.check(path, options, of_all, _IGNORED)
+  sparsity = options.get('sparsity_config') or {}
+  if sparsity.get('format', 'dense') != 'dense':
+    quantization_config.refuse(
+      path, 'sparsity_config', sparsity, 'its format must be "dense"'
+    )
+  groups = options.get('config_groups') or {}
+  of_group = {'format': (None, *formats), 'output_activations': (None,)}
+  of_weights = {'actorder': _ORDERS, 'dynamic': (False,), **supported}
+  found = []
+  for name, group in groups.items():
+    prefix = f'config_groups.{name}.'
+    quantization_config.check(path, group, of_group, _IGNORED_OF_GROUPS, prefix)
+    required = dict.fromkeys(('num_bits', 'strategy', 'symmetric', 'type'))
+    found.append(required | (group.get('weights') or {}))
+    quantization_config.check(
+      path, found[-1], of_weights, _IGNORED_OF_WEIGHTS, f'{prefix}weights.'
+    )
+  if not found or any(weights != found[0] for weights in found):
+    quantization_config.refuse(
+      path, 'config_groups', groups, 'the weights of all must be stored alike'
+    )
+  return found[0]

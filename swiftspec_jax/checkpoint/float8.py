@@ -1,0 +1,179 @@
+"""Reads matrices of float8 (e4m3) as they are published, with their scales.
+
+A weight is `number * scale`, and a scale is that of a block of outputs and
+inputs:
+
+- 'fp8' (Qwen, DeepSeek): blocks of 128 x 128 in `weight_scale_inv`, which is no
+  inverse but the factor itself, or one for the matrix;
+- 'compressed-tensors' (llm-compressor): one for the matrix, one for each
+  output, or blocks, in `weight_scale`.
+
+Both may round activations while they run. Here activations stay as they are.
+
+Legend: N outputs, K inputs.
+"""
+
+import json
+import math
+import pathlib
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+
+# Numbers of outputs and inputs that share a scale; None is all.
+Block = tuple[int | None, int | None]
+
+_NUMBER = ml_dtypes.float8_e4m3fn
+_DTYPES = {'F8_E4M3': _NUMBER, 'F8_E8M0': ml_dtypes.float8_e8m0fnu}
+# All numbers by their bits: faster than a conversion.
+_NUMBERS = np.arange(256, dtype=np.uint8).view(_NUMBER).astype(np.float32)
+_SCALES = ('_scale_inv', '_scale')
+_METHOD = 'fp8'
+_SUPPORTED = {
+  'expert_dtype': ('fp8',),
+  'fmt': ('e4m3',),
+  'scale_fmt': ('float', 'ue8m0'),
+}
+# Entries that say how it was made or is run, or which matrices are not float8:
+# each tensor says that itself.
+_IGNORED = (
+  'activation_scheme',
+  'dequantize',
+  'ignored_layers',
+  'kv_cache_scheme',
+  'modules_to_convert',
+  'modules_to_not_convert',
+  'quant_method',
+  'weight_block_size',
+)
+_FORMATS = ('float-quantized', 'naive-quantized')
+_SUPPORTED_WEIGHTS = {
+  'num_bits': (8,),
+  'strategy': ('tensor', 'channel', 'group', 'block'),
+  'symmetric': (True,),
+  'type': ('float',),
+}
+
+
+def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
+  """Returns what shares a scale; None if the checkpoint has no float8.
+
+  Args:
+    path: file that the values are from, for messages.
+    values: entries of config.json.
+
+  Raises:
+    UserError: an entry is not understood, or says what is not supported.
+  """
+  options = quantization_config.options_of(values)
+  method = options.get('quant_method')
+  if method == _METHOD:
+    quantization_config.check(path, options, _SUPPORTED, _IGNORED)
+    size = options.get('weight_block_size')
+    return _checked(path, 'weight_block_size', size or (None, None))
+  is_packed = options.get('format') == compressed_tensors.PACKED
+  if method != compressed_tensors.METHOD or is_packed:
+    return None
+  weights = compressed_tensors.weights_of(
+    path, options, _FORMATS, _SUPPORTED_WEIGHTS
+  )
+  if weights['strategy'] == 'block':
+    return _checked(path, 'block_structure', weights.get('block_structure'))
+  if weights['strategy'] == 'group':
+    return _checked(path, 'group_size', (1, weights.get('group_size')))
+  return (None if weights['strategy'] == 'tensor' else 1), None
+
+
+def _checked(path: pathlib.Path, key: str, block: Any) -> Block:
+  """Returns a block if it is one."""
+  is_block = isinstance(block, list | tuple) and len(block) == 2
+  if not is_block or not all(
+    size is None or (isinstance(size, int) and size >= 1) for size in block
+  ):
+    quantization_config.refuse(
+      path, key, block, 'it must be two whole numbers of at least 1'
+    )
+  return tuple(block)
+
+
+def places_in(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """Returns by name what maps the tensors of float8 in a file: of np.memmap.
+
+  The library that reads the others has no such dtypes for numpy.
+
+  Args:
+    path: file in the format of safetensors, which has been checked.
+  """
+  with path.open('rb') as file:
+    (size,) = struct.unpack('<Q', file.read(8))
+    header = json.loads(file.read(size))
+  return {
+    name: {
+      'filename': path,
+      'dtype': _DTYPES[entry['dtype']],
+      'shape': tuple(entry['shape']),
+      'offset': 8 + size + entry['data_offsets'][0],
+    }
+    for name, entry in header.items()
+    if entry.get('dtype') in _DTYPES
+  }
+
+
+def dequantized(
+  get: Callable[[str], np.ndarray],
+  has: Callable[[str], bool],
+  block: Block | None,
+  name: str,
+) -> np.ndarray:
+  """Returns a tensor, in float32 where it is stored as float8.
+
+  Args:
+    get: function that returns the tensor of a name as it is stored.
+    has: function that says whether there is a tensor of a name.
+    block: sizes of what shares a scale; None if the config does not say.
+    name: name of the tensor.
+
+  Raises:
+    UserError: there is no scale, or not one for each block.
+  """
+  weight = get(name)
+  if weight.dtype not in _DTYPES.values():
+    return weight
+  scale_names = [name + suffix for suffix in _SCALES if has(name + suffix)]
+  is_matrix = weight.dtype == _NUMBER and weight.ndim == 2
+  if not (is_matrix and block and scale_names):
+    raise errors.UserError(
+      f'tensor {name} is {weight.dtype} without a scale that '
+      'quantization_config describes; take another checkpoint'
+    )
+  (num_outputs, num_inputs), (scale_name, *_) = weight.shape, scale_names
+  rows, columns = block[0] or num_outputs, block[1] or num_inputs
+  shape = -(-num_outputs // rows), -(-num_inputs // columns)
+  scales = _checked_scales(get(scale_name), scale_name, shape)
+  scales = scales.repeat(rows, axis=0)[:num_outputs]
+  scales = scales.repeat(columns, axis=1)[:, :num_inputs]
+  return _NUMBERS[weight.view(np.uint8)] * scales
+
+
+def _checked_scales(
+  scales: np.ndarray, name: str, shape: tuple[int, int]
+) -> np.ndarray:
+  """Returns the scales f32[*shape] of the blocks of a matrix."""
+  if scales.dtype.kind in 'biu':
+    raise errors.UserError(
+      f'tensor {name} is {scales.dtype}, no dtype of scales; take another '
+      'checkpoint'
+    )
+  # One for the whole matrix may have any shape.
+  if scales.shape != shape and not scales.size == math.prod(shape) == 1:
+    raise errors.UserError(
+      f'tensor {name} has shape {scales.shape}, the config says {shape}: '
+      'weights and config do not belong together'
+    )
+  return scales.astype(np.float32).reshape(shape)

@@ -1,0 +1,88 @@
+"""Reads the experts of gpt-oss as they are published, in MXFP4.
+
+A tensor NAME is stored as two. `NAME_blocks` has two numbers of four bits
+(e2m1) in a byte, the first in the low bits. `NAME_scales` has the exponent of a
+power of two, plus 127, for each 16 bytes (OCP Microscaling Formats, section 5).
+
+Legend: X experts, N outputs, K inputs.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import quantization_config
+
+_METHOD = 'mxfp4'
+_BYTES = 16  # with the same scale
+_POSITIVE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_BIAS = 127
+# Entries that say which tensors are not stored so, or how it is run.
+_IGNORED = ('dequantize', 'modules_to_not_convert', 'quant_method')
+
+
+def is_used(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
+  """Whether a checkpoint has experts in MXFP4.
+
+  Args:
+    path: file that the values are from, for messages.
+    values: entries of config.json.
+
+  Raises:
+    UserError: an entry is not understood, or the family has no such layout.
+  """
+  options = quantization_config.options_of(values)
+  if options.get('quant_method') != _METHOD:
+    return False
+  quantization_config.check(path, options, {}, _IGNORED)
+  family = values.get('model_type')
+  if family != 'gpt_oss':
+    quantization_config.refuse(
+      path, 'quant_method', _METHOD, f'it is read for gpt_oss, not for {family}'
+    )
+  return True
+
+
+def widened(
+  get: Callable[[str], np.ndarray], has: Callable[[str], bool], name: str
+) -> np.ndarray:
+  """Returns a tensor, bf16[X, K, N] where it is stored as MXFP4: exactly.
+
+  Args:
+    get: function that returns the tensor of a name as it is stored.
+    has: function that says whether there is a tensor of a name.
+    name: name of the tensor.
+
+  Raises:
+    UserError: blocks and scales are of other shapes or dtypes.
+  """
+  if not has(f'{name}_blocks'):
+    return get(name)
+  blocks, scales = get(f'{name}_blocks'), get(f'{name}_scales')
+  is_mxfp4 = blocks.dtype == scales.dtype == np.uint8
+  if not is_mxfp4 or blocks.shape != (*scales.shape, _BYTES):
+    raise errors.UserError(
+      f'tensors {name}_blocks and _scales are {blocks.dtype}{blocks.shape} and '
+      f'{scales.dtype}{scales.shape}; MXFP4 is uint8 with {_BYTES} bytes for '
+      'each scale'
+    )
+  pairs = _PAIRS[scales[..., None], blocks]
+  numbers = pairs.view(ml_dtypes.bfloat16)
+  return np.swapaxes(numbers.reshape(*scales.shape[:-1], -1), -1, -2)
+
+
+def _make_pairs() -> np.ndarray:
+  """Returns words u32[256, 256]: two numbers of bf16 by scale and by byte."""
+  numbers = np.concatenate([_POSITIVE, -_POSITIVE])
+  both = np.stack(np.meshgrid(numbers, numbers), axis=-1).reshape(-1, 2)
+  exponents = np.arange(256)[:, None, None] - _BIAS
+  with np.errstate(over='ignore'):
+    scaled = np.ldexp(both[None], exponents).astype(ml_dtypes.bfloat16)
+  return scaled.view(np.uint32)[..., 0]
+
+
+_PAIRS = _make_pairs()

@@ -1,0 +1,219 @@
+"""Checkpoints of float8 against the weights that they stand for."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from models_test import IDS, chain
+from packed_int4_cases import change_config
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+
+FP8 = {
+  'quant_method': 'fp8',
+  'fmt': 'e4m3',
+  'activation_scheme': 'dynamic',
+  'weight_block_size': [20, 12],
+  'modules_to_not_convert': ['lm_head'],
+}
+WEIGHTS = {
+  'num_bits': 8,
+  'type': 'float',
+  'strategy': 'channel',
+  'symmetric': True,
+  'dynamic': False,
+  'group_size': None,
+  'observer': 'minmax',
+}
+# Name: the config, outputs and inputs of a block, suffix and dtype of scales.
+CASES = {
+  'blocks': (FP8, (20, 12), '_scale_inv', ml_dtypes.bfloat16),
+  'blocks_e8m0': (
+    FP8 | {'scale_fmt': 'ue8m0'},
+    (20, 12),
+    '_scale_inv',
+    ml_dtypes.float8_e8m0fnu,
+  ),
+  'tensor': (
+    {'quant_method': 'fp8', 'activation_scheme': 'static'},
+    (None, None),
+    '_scale',
+    np.float32,
+  ),
+}
+
+
+def compressed(**weights):
+  return {
+    'quant_method': 'compressed-tensors',
+    'format': 'float-quantized',
+    'quantization_status': 'compressed',
+    'config_groups': {
+      'group_0': {
+        'targets': ['Linear'],
+        'input_activations': {'num_bits': 8, 'dynamic': True},
+        'output_activations': None,
+        'weights': WEIGHTS | weights,
+      }
+    },
+    'kv_cache_scheme': None,
+    'sparsity_config': {},
+    'transform_config': {},
+    'ignore': ['lm_head'],
+  }
+
+
+CASES |= {
+  'even_blocks': (
+    FP8 | {'weight_block_size': [16, 8]},
+    (16, 8),
+    '_scale_inv',
+    np.float32,
+  ),
+  'channels': (compressed(), (1, None), '_scale', ml_dtypes.bfloat16),
+  'groups': (
+    compressed(strategy='group', group_size=16),
+    (1, 16),
+    '_scale',
+    np.float32,
+  ),
+  'compressed_blocks': (
+    compressed(strategy='block', block_structure=[20, 12]),
+    (20, 12),
+    '_scale',
+    np.float32,
+  ),
+}
+
+
+def write(directory, case, family, changes=None, **config):
+  """Writes a checkpoint of float8, and beside it one of the same weights.
+
+  Args:
+    directory: folder for both.
+    case: key of CASES.
+    family: name of the family.
+    changes: tensors of the first in the place of others; None for none.
+    **config: entries of config.json.
+
+  Returns:
+    Both directories.
+  """
+  options, block, suffix, dtype = CASES[case]
+  stored, plain = directory / 'stored', directory / 'plain'
+  for path in (stored, plain):
+    testing.write_tiny_checkpoint(path, family, **config)
+  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
+  generator = np.random.default_rng(0)
+  tensors = dict(weights)
+  for name in sorted(weights):
+    if not name.endswith('_proj.weight'):
+      continue
+    shape = weights[name].shape
+    size = [part or whole for part, whole in zip(block, shape, strict=True)]
+    counts = [-(-n // part) for n, part in zip(shape, size, strict=True)]
+    scales = generator.uniform(0.5, 1.5, counts).astype(dtype)
+    numbers = weights[name].astype(ml_dtypes.float8_e4m3fn)
+    # A loop over blocks is hard to get wrong.
+    wide = numbers.astype(np.float32)
+    for i, j in np.ndindex(*counts):
+      rows = slice(i * size[0], (i + 1) * size[0])
+      columns = slice(j * size[1], (j + 1) * size[1])
+      wide[rows, columns] *= np.float32(scales[i, j])
+    # Some write the scale of a matrix without axes.
+    if counts == [1, 1] and 'q_proj' not in name:
+      scales = scales.reshape(())
+    tensors |= {name: numbers, name + suffix: scales}
+    weights[name] = wide
+  tensors |= changes or {}
+  tensors = {name: x for name, x in tensors.items() if x is not None}
+  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
+  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
+  change_config(stored, quantization_config=options)
+  return stored, plain
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_weights_are_those_of_the_format(tmp_path, case):
+  """Exactly, also where blocks do not divide a matrix."""
+  family = 'qwen3_moe' if case == 'blocks' else 'llama'
+  stored, plain = write(tmp_path, case, family)
+  model, wide = ss.load(stored), ss.load(plain)
+  assert model.config == wide.config
+  jax.tree.map(np.testing.assert_array_equal, model.params, wide.params)
+
+
+def test_a_rounded_model_is_close(tmp_path):
+  """On two devices, in bfloat16 and as int8."""
+  stored, plain = write(tmp_path, 'blocks', 'llama')
+  expected = chain(ss.load(plain), 8)
+  for options in (
+    {'dtype': 'bfloat16', 'devices': jax.devices()[:2]},
+    {'weight_dtype': 'int8'},
+  ):
+    difference = np.abs(chain(ss.load(stored, **options), 8) - expected)
+    assert 0 < difference.max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (FP8 | {'fmt': 'e5m2'}, "quantization_config.fmt='e5m2' .* must be"),
+    (FP8 | {'expert_dtype': 'fp4'}, "expert_dtype='fp4' is not supported"),
+    (FP8 | {'rotation': 'h'}, "rotation='h' is not .* not understood"),
+    (FP8 | {'weight_block_size': [128]}, r'weight_block_size=\[128\] is not'),
+    (
+      FP8 | {'weight_block_size': [15, 12]},
+      r'weight_scale_inv has shape \(2, 3\), the config says \(3, 3\)',
+    ),
+    (compressed() | {'format': 'mxfp8-quantized'}, "format='mxfp8-quantized'"),
+    (compressed() | {'transform_config': {'R1': {}}}, 'transform_config='),
+    (compressed() | {'sparsity_config': {'format': 'bitmask'}}, 'sparsity_con'),
+    (compressed() | {'config_groups': {}}, 'config_groups={} is not supported'),
+    (compressed(num_bits=4), 'group_0.weights.num_bits=4 is not'),
+    (compressed(type='int'), "weights.type='int' is not supported"),
+    (compressed(strategy='tensor_group'), 'strategy=.*tensor_group'),
+    (compressed(strategy='block'), 'block_structure=None is not'),
+    (compressed(symmetric=False), 'weights.symmetric=False is not'),
+    (None, r'_proj.weight is float8_e4m3fn without a scale that'),
+  ],
+)
+def test_what_is_not_understood_is_named(tmp_path, options, message):
+  stored, _ = write(tmp_path, 'blocks', 'llama', num_hidden_layers=1)
+  path = stored / 'config.json'
+  config = json.loads(path.read_text())
+  path.write_text(json.dumps(config | {'quantization_config': options}))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(stored)
+
+
+@pytest.mark.parametrize(
+  ('tensor', 'message'),
+  [
+    (None, 'up_proj.weight is float8_e4m3fn without a scale'),
+    (np.ones((3, 3), np.uint8), 'up_proj.weight_scale_inv is uint8, no dtype'),
+    (np.ones((1, 3), np.float32), r'has shape \(1, 3\), the config says'),
+  ],
+)
+def test_scales_that_do_not_fit_are_named(tmp_path, tensor, message):
+  name = 'model.layers.0.mlp.up_proj.weight_scale_inv'
+  stored, _ = write(tmp_path, 'blocks', 'llama', {name: tensor})
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(stored)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('family', ['qwen3', 'qwen3_moe'])
+def test_equals_transformers_live(tmp_path, family):
+  record_models = pytest.importorskip('golden.record_models')
+  stored, _ = write(tmp_path, 'even_blocks', family, moe_intermediate_size=32)
+  peer = record_models.load_peer(stored)
+  np.testing.assert_allclose(
+    chain(ss.load(stored), len(IDS)),
+    record_models.chain_logits(peer, IDS),
+    atol=1e-4,
+  )
