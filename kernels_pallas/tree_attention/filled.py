@@ -18,6 +18,8 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  *,
+  window: int | None = None,
   **options,
 ) -> jax.Array:
   """See `api.tree_attention`.
@@ -29,15 +31,17 @@ def tree_attention(
   num_new = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
   sizes = _sizes(keys.shape[2], keys.dtype)
   num_filled = jnp.max(prefix_lengths) + num_new
+  # Outside of the branches, where all layers share it.
+  visible = reference.seen_rows(
+    prefix_lengths, tree_mask, positions, keys.shape[2], window
+  )
 
-  def attend(size, queries, keys, values):
-    return reference.tree_attention(
+  def attend(size, queries, keys, values, visible):
+    return reference.masked_attention(
       queries,
       keys[:, :, :size],
       values[:, :, :size],
-      prefix_lengths,
-      tree_mask,
-      positions,
+      visible[:, :, :size],
       **options,
     )
 
@@ -47,6 +51,7 @@ def tree_attention(
     queries,
     keys,
     values,
+    visible,
   )
 
 

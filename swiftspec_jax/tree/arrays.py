@@ -21,10 +21,16 @@ def indices_of(flags: jax.Array, size: int) -> jax.Array:
   return put(empty, ranks(flags), indices, flags)
 
 
-def take(values: jax.Array, indices: jax.Array) -> jax.Array:
-  """Returns values[b, indices[b, i]]; beyond the ends, the nearest value."""
-  indices = jnp.clip(indices, 0, values.shape[1] - 1)
-  return jnp.take_along_axis(values, indices, axis=1)
+def take(values: jax.Array, indices: jax.Array, axis: int = 1) -> jax.Array:
+  """Returns values[b, indices[b, i]]; beyond the ends, the nearest value.
+
+  `indices` has the axes of `values`, as for `jnp.take_along_axis`. Without the
+  promise each lookup has 20 operations more, which all have to be compiled.
+  """
+  indices = jax.lax.clamp(0, indices, values.shape[axis] - 1)
+  return jnp.take_along_axis(
+    values, indices, axis=axis, mode='promise_in_bounds'
+  )
 
 
 def put(
@@ -33,4 +39,6 @@ def put(
   """Sets values[b, indices[b, i]] to new[b, i] where is_used[b, i]."""
   batch = jnp.arange(values.shape[0])[:, None]
   indices = jnp.where(is_used, indices, values.shape[1])
-  return values.at[batch, indices].set(new, mode='drop')
+  return values.at[batch, indices].set(
+    new, mode='drop', wrap_negative_indices=False
+  )
