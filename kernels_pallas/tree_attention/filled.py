@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from kernels_pallas.tree_attention import reference
 
 
+# All layers share what is traced and lowered.
+@functools.partial(jax.jit, static_argnames=('scale', 'window', 'soft_cap'))
 def tree_attention(
   queries: jax.Array,
   keys: jax.Array,
@@ -19,8 +21,9 @@ def tree_attention(
   tree_mask: jax.Array | None,
   positions: jax.Array,
   *,
+  scale: float,
   window: int | None = None,
-  **options,
+  soft_cap: float | None = None,
 ) -> jax.Array:
   """See `api.tree_attention`.
 
@@ -42,7 +45,8 @@ def tree_attention(
       keys[:, :, :size],
       values[:, :, :size],
       visible[:, :, :size],
-      **options,
+      scale,
+      soft_cap,
     )
 
   return jax.lax.switch(
