@@ -23,7 +23,7 @@ from swiftspec_jax.verification import matching
 
 @functools.partial(
   jax.jit,
-  static_argnames=('config', 'max_nodes', 'feature_layers'),
+  static_argnames=('config', 'num_nodes', 'feature_layers'),
   donate_argnames='state',
 )
 def verify_step(
@@ -32,7 +32,7 @@ def verify_step(
   proposal: jax.Array,
   *,
   config: ModelConfig,
-  max_nodes: int,
+  num_nodes: int,
   feature_layers: tuple[int, ...] = (),
 ) -> tuple[types.DecodeState, types.PackedVerified, types.StepOutput]:
   """Emits 1 to T tokens for each row that is below its limit.
@@ -40,17 +40,19 @@ def verify_step(
   Args:
     params: parameters of the target.
     state: donated; its draft state is not used.
-    proposal: a packed `TreeProposal` of T nodes, whose root is the last known
-      token.
+    proposal: a packed `TreeProposal`, whose root is the last known token. No
+      row has more than T nodes. There may be room for more, and the results
+      are padded to as many, so that the draft's programs do not depend on T.
     config: configuration of the target; static.
-    max_nodes: static length to which the results are padded from T, so that
-      the draft's programs do not depend on T.
+    num_nodes: T; static.
     feature_layers: static indices of layers whose outputs the draft reads.
 
   Returns:
     The state, what the draft has to follow, and what the host reads.
   """
   proposal = types.TreeProposal.unpack(proposal)
+  max_nodes = proposal.token_ids.shape[1]
+  proposal = proposal.first(num_nodes)
   is_chain = proposal.token_ids.shape[1] == 1
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   positions = state.lengths[:, None] + proposal.depths
@@ -136,7 +138,8 @@ def pause_step(
     state: donated; its draft state is that of the drafter.
     config: configuration of the target; static.
     drafter: static drafter that proposes less than `max_nodes` tokens.
-    max_nodes: same as in `verify_step`.
+    max_nodes: static length to which the results are padded: that of the
+      proposals of `verify_step`.
     feature_layers: same as in `verify_step`.
 
   Returns:

@@ -79,6 +79,14 @@ class TreeProposal:
       num_forwards=counts[:, 2],
     )
 
+  def first(self, num_nodes: int) -> 'TreeProposal':
+    """Returns the first nodes; no row may have more."""
+    return self.replace(
+      token_ids=self.token_ids[:, :num_nodes],
+      parents=self.parents[:, :num_nodes],
+      depths=self.depths[:, :num_nodes],
+    )
+
 
 @struct.dataclass(frozen=True, kw_only=True)
 class Verdict:

@@ -32,7 +32,7 @@ DEVICES = {
 # Right drafts pay, wrong ones do not, whatever the machine.
 STEP_TIMES = tree_sizes.StepTimes(
   target_seconds={4: 1.1, 8: 1.2, 16: 1.3},
-  pause_seconds={0: 1.0, 1: 1.0, 3: 1.1, 7: 1.2},
+  pause_seconds={0: 1.0, 3: 1.1, 7: 1.2},
   draft_seconds=0.2,
   advance_seconds=0.2,
   catch_up_seconds=0.1,

@@ -62,7 +62,7 @@ def _verify(config, num_devices, target, params):
     _decode_state(config, mesh, params),
     _integers(mesh, 1, 3 * num_nodes + 3),
     config=config,
-    max_nodes=num_nodes,
+    num_nodes=num_nodes,
   )
 
 

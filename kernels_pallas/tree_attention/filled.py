@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from kernels_pallas.tree_attention import reference
 
 
+# All layers share what is traced and lowered.
+@functools.partial(jax.jit, static_argnames=('scale', 'window', 'soft_cap'))
 def tree_attention(
   queries: jax.Array,
   keys: jax.Array,
@@ -18,7 +20,11 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
-  **options,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """See `api.tree_attention`.
 
@@ -29,16 +35,20 @@ def tree_attention(
   num_new = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
   sizes = _sizes(keys.shape[2], keys.dtype)
   num_filled = jnp.max(prefix_lengths) + num_new
+  # Outside of the branches, where all layers share it.
+  visible = reference.seen_rows(
+    prefix_lengths, tree_mask, positions, keys.shape[2], window
+  )
 
-  def attend(size, queries, keys, values):
-    return reference.tree_attention(
+  def attend(size, queries, keys, values, visible, sinks):
+    return reference.masked_attention(
       queries,
       keys[:, :, :size],
       values[:, :, :size],
-      prefix_lengths,
-      tree_mask,
-      positions,
-      **options,
+      visible[:, :, :size],
+      scale,
+      soft_cap,
+      sinks,
     )
 
   return jax.lax.switch(
@@ -47,6 +57,8 @@ def tree_attention(
     queries,
     keys,
     values,
+    visible,
+    sinks,
   )
 
 

@@ -36,19 +36,36 @@ def tree_attention(
   SwiftSpec paper, section 3.3: the mask covers the tree alone. The arguments
   are those of `api.tree_attention`.
   """
-  rows = jnp.arange(keys.shape[2])[None, None]
+  visible = seen_rows(
+    prefix_lengths, tree_mask, positions, keys.shape[2], window
+  )
+  return masked_attention(
+    queries, keys, values, visible, scale, soft_cap, sinks
+  )
+
+
+def seen_rows(
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  num_rows: int,
+  window: int | None,
+) -> jax.Array:
+  """Returns bool[B, T, S], the rows of S that each token attends to.
+
+  The arguments are those of `tree_attention`.
+  """
+  rows = jnp.arange(num_rows)[None, None]
   if tree_mask is None:
-    chain = jnp.arange(queries.shape[1])[None] + prefix_lengths[:, None]
+    chain = jnp.arange(positions.shape[1])[None] + prefix_lengths[:, None]
     visible = rows <= chain[:, :, None]
   else:
-    visible = visible_rows(prefix_lengths, tree_mask, keys.shape[2])
+    visible = visible_rows(prefix_lengths, tree_mask, num_rows)
   if window is not None:
     # Rows of the prefix and of a chain lie at their position; a tree is
     # shallower than the window (the caller checks).
     visible &= positions[:, :, None] - rows < window
-  return masked_attention(
-    queries, keys, values, visible, scale, soft_cap, sinks
-  )
+  return visible
 
 
 def visible_rows(
@@ -64,7 +81,10 @@ def visible_rows(
   offsets = jnp.arange(num_rows)[None] - prefix_lengths[:, None]
   size = tree_mask.shape[2]
   behind = jnp.take_along_axis(
-    tree_mask, jnp.clip(offsets, 0, size - 1)[:, None], axis=2
+    tree_mask,
+    jnp.clip(offsets, 0, size - 1)[:, None],
+    axis=2,
+    mode='promise_in_bounds',
   )
   is_behind = (offsets >= 0) & (offsets < size)
   return (offsets < 0)[:, None] | (behind & is_behind[:, None])

@@ -44,10 +44,14 @@ class AdaptiveLookup:
 
   @property
   def lengths(self) -> tuple[int, ...]:
-    """Lengths to choose from: one less than powers of two, and K."""
+    """Lengths to choose from: 0, 3, 7 and so on, and K.
+
+    With the root those are powers of two. Two tokens are none of them: they
+    take as long as four, and have to be compiled, too.
+    """
     longest = self.num_speculative_tokens
-    shorter = [2**n - 1 for n in range(longest) if 2**n - 1 < longest]
-    return *shorter, longest
+    shorter = [2**n - 1 for n in range(2, longest) if 2**n - 1 < longest]
+    return 0, *shorter, longest
 
   def forcing(self, length: int) -> np.ndarray:
     """Returns the parameters with which every draft has this length."""

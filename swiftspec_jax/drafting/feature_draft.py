@@ -214,7 +214,7 @@ def _path(moved, num_tokens, is_read, root_row):
 
 def _take(values, indices):
   """Returns values [B, n, D] at i32[B, m]."""
-  return jnp.take_along_axis(values, indices[:, :, None], axis=1)
+  return arrays.take(values, indices[:, :, None])
 
 
 def _put(values, new, starts):

@@ -197,7 +197,7 @@ def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:
   for chains, sizes in _by_kind(lookup):
     is_node = _is_node(chains, sizes)
     is_right = (chains == wanted[:, None]) & is_node
-    is_right = jnp.cumprod(is_right.astype(jnp.int32), axis=2) > 0
+    is_right = arrays.all_up_to(is_right)
     is_tried = _before(is_right, (sizes > 0)[:, :, None]) & is_node
     size = jnp.max(jnp.where(is_tried, sizes[:, :, None], 0), axis=1) + steps
     bucket = _buckets(size)[:, :, None] == buckets
@@ -259,7 +259,7 @@ def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
     # and sorts all else.)
     score = size * size.shape[1] + jnp.arange(size.shape[1])[None]
     _, places = jax.lax.top_k(score.astype(jnp.float32), kind.num_chains)
-    size = jnp.take_along_axis(size, places, axis=1)
+    size = arrays.take(size, places)
     sizes.append(size)
     chains.append(
       text_match.continuations(
@@ -289,15 +289,14 @@ def _log_probs(chains, sizes, rates):
   steps = jnp.arange(chains.shape[2])[None, None]
   size = jnp.max(jnp.where(was_same, sizes[:, None, :, None], 0), axis=2)
   flat = _buckets(size + steps).reshape(chains.shape[0], -1)
-  rate = jnp.take_along_axis(rates, flat, axis=1).reshape(chains.shape)
+  rate = arrays.take(rates, flat).reshape(chains.shape)
   shares = jnp.sum(is_same, axis=2) / jnp.maximum(jnp.sum(was_same, axis=2), 1)
   return jnp.where(is_node, jnp.log(rate * shares), -jnp.inf)
 
 
 def _is_node(chains, sizes):
   """Returns bool[B, C, D]: up to what the target does not write."""
-  is_written = jnp.cumprod((chains >= 0).astype(jnp.int32), axis=2) > 0
-  return is_written & (sizes > 0)[:, :, None]
+  return arrays.all_up_to(chains >= 0) & (sizes > 0)[:, :, None]
 
 
 def _before(flags, first):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swiftspec_jax import types
+from swiftspec_jax.tree import arrays
 
 
 def match_lengths(
@@ -33,9 +34,7 @@ def match_lengths(
     constant_values=types.PLACEHOLDER_TOKEN_ID,
   )
   for back in range(longest):
-    last = jnp.take_along_axis(
-      token_ids, jnp.maximum(lengths[:, None] - 1 - back, 0), axis=1
-    )
+    last = arrays.take(token_ids, lengths[:, None] - 1 - back)
     start = longest - back
     matches &= (padded[:, start : start + size] == last) & (last >= 0)
     sizes += matches.astype(jnp.int32)
@@ -59,4 +58,4 @@ def continuations(
   steps = jnp.arange(num_tokens)[None, None]
   sources = places[:, :, None] + 1 + steps % jnp.maximum(period, 1)
   flat = sources.reshape(sources.shape[0], -1)
-  return jnp.take_along_axis(token_ids, flat, axis=1).reshape(sources.shape)
+  return arrays.take(token_ids, flat).reshape(sources.shape)

@@ -286,8 +286,8 @@ def _follow(params, state, verified, waits, config, tree_config):
 
 def _before_roots(state, verified, num_missing):
   """Returns i32[B] the `before` of a state that has followed a verdict."""
-  index = jnp.maximum(verified.num_tokens - 2, 0)[:, None]
-  before = jnp.take_along_axis(verified.token_ids, index, axis=1)[:, 0]
+  index = verified.num_tokens[:, None] - 2
+  before = arrays.take(verified.token_ids, index)[:, 0]
   before = jnp.where(num_missing > 0, before, types.PLACEHOLDER_TOKEN_ID)
   return jnp.where(verified.num_tokens > 0, before, state.before)
 

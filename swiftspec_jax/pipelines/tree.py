@@ -94,6 +94,7 @@ class TreePipeline:
       _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
     )
     self._count = functools.cache(self._count)
+    self._budgets = functools.cache(self._budgets)
     self._mass = functools.cache(self._mass)
     self._measure_steps = functools.cache(self._measure_steps)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
@@ -206,19 +207,27 @@ class TreePipeline:
     dispatched = time.perf_counter()
     common = {
       'config': self._target.config,
-      'max_nodes': self._tree_config.num_nodes,
       'feature_layers': self._draft.config.feature_layers,
     }
     params, state = self._target.params, self._target_rows.state
     if self._proposal is None:
       after = None
       state, verified, output = tree_step.pause_step(
-        params, self._pause_params, state, drafter=self._pause_drafter, **common
+        params,
+        self._pause_params,
+        state,
+        drafter=self._pause_drafter,
+        max_nodes=self._tree_config.num_nodes,
+        **common,
       )
     else:
       after = 'proposal'
       state, verified, output = tree_step.verify_step(
-        params, state, self._proposal, **common
+        params,
+        state,
+        self._proposal,
+        num_nodes=self._next.num_nodes,
+        **common,
       )
     self._target_rows.state = state
     self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
@@ -314,10 +323,11 @@ class TreePipeline:
       verified,
       *(self._count(n) for n in steps),
       self._count(self._waits),
-      min_mass=self._min_mass(),
+      self._budgets(num_nodes - 1),
+      self._min_mass(),
       config=self._draft.config,
       tree_config=self._compiled_config,
-      num_nodes=num_nodes,
+      num_nodes=self._tree_config.num_nodes,
     )
     return proposal
 
@@ -452,6 +462,10 @@ class TreePipeline:
 
   def _count(self, value: int) -> jax.Array:
     return sharding_lib.replicate(np.int32(value), self._draft.mesh)
+
+  def _budgets(self, value: int) -> jax.Array:
+    budgets = np.full(self._batch_size, value, np.int32)
+    return sharding_lib.replicate(budgets, self._draft.mesh)
 
   def _on_target(self, values: np.ndarray) -> jax.Array:
     return sharding_lib.replicate(values, self._target.mesh)

@@ -39,7 +39,7 @@ def add_chains(
   behind_root = jnp.concatenate(
     [jnp.full_like(twins[:, :, :1], state.ROOT_INDEX), twins[:, :, :-1]], axis=2
   )
-  last_twin = jnp.take_along_axis(
+  last_twin = arrays.take(
     jnp.concatenate([behind_root, twins[:, :, -1:]], axis=2), num_twins, axis=2
   )
   sums = jnp.cumsum(jnp.where(is_node & ~has_twin, log_probs, 0.0), axis=2)
@@ -68,7 +68,7 @@ def _trie(token_ids, log_probs):
     The tokens, the best log-probabilities of equal prefixes, where there are
     any bool[B, C, D], and the first chain i32[B, C, D] with the same prefix.
   """
-  is_node = jnp.cumprod((log_probs > -jnp.inf).astype(jnp.int32), axis=2) > 0
+  is_node = arrays.all_up_to(log_probs > -jnp.inf)
   is_same = same_prefixes(token_ids, is_node)
   best = jnp.max(
     jnp.where(is_same, log_probs[:, None], -jnp.inf), axis=2, initial=-jnp.inf
@@ -86,7 +86,7 @@ def same_prefixes(token_ids: jax.Array, is_node: jax.Array) -> jax.Array:
   """
   is_equal = token_ids[:, :, None] == token_ids[:, None]
   is_equal &= is_node[:, :, None] & is_node[:, None]
-  return jnp.cumprod(is_equal.astype(jnp.int32), axis=3) > 0
+  return arrays.all_up_to(is_equal)
 
 
 def _twins(tree, token_ids):

@@ -65,8 +65,8 @@ def best_candidates(
   is_leaf = (weights > -jnp.inf) & (slots < tree.num_cache_rows)
   # A root as leaf finds row 0 in place of a parent's: no row is in use yet.
   parents = arrays.take(tree.parents, nodes)
-  parent_slots = jnp.maximum(arrays.take(tree.cache_slots, parents), 0)
-  above = jnp.take_along_axis(tree.row_mask, parent_slots[:, :, None], axis=1)
+  parent_slots = arrays.take(tree.cache_slots, parents)
+  above = arrays.take(tree.row_mask, parent_slots[:, :, None])
   own = slots[:, :, None] == jnp.arange(tree.num_cache_rows)[None, None]
   mask = above | own
   if tree.chain_length > 1:
@@ -173,9 +173,7 @@ def _twins(tree, leaves, child_token_ids):
   leaf = arrays.put(nobody, leaves.nodes, ranks, is_leaf)
   has_parent = tree.parents != state.NO_PARENT
   leaf = jnp.where(has_parent, arrays.take(leaf, tree.parents), width)
-  children = jnp.take_along_axis(
-    child_token_ids, jnp.minimum(leaf, width - 1)[:, :, None], axis=1
-  )
+  children = arrays.take(child_token_ids, leaf[:, :, None])
   is_equal = children == tree.token_ids[:, :, None]
   is_twin = jnp.any(is_equal, axis=2) & (leaf < width)
   nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], is_twin.shape)

@@ -60,9 +60,8 @@ def reroot(
     is_path & (tree.depths < num_tokens[:, None]),
     slots != state.NO_SLOT,
   )
-  sees_root = jnp.take_along_axis(
-    tree.row_mask, jnp.maximum(root_slot, 0)[:, :, None], axis=2
-  )[:, :, 0]
+  sees_root = arrays.take(tree.row_mask, root_slot[:, :, None], axis=2)
+  sees_root = sees_root[:, :, 0]
   is_surviving = sees_root & is_hit[:, None]
 
   last = arrays.take(token_ids, num_tokens[:, None] - 1)[:, 0]
@@ -115,8 +114,8 @@ def _subtree(tree, root, is_surviving, survivors):
   """
   rows = jnp.arange(tree.num_cache_rows)[None]
   is_row = rows < arrays.count(is_surviving)[:, None]
-  row_mask = jnp.take_along_axis(tree.row_mask, survivors[:, :, None], axis=1)
-  row_mask = jnp.take_along_axis(row_mask, survivors[:, None], axis=2)
+  row_mask = arrays.take(tree.row_mask, survivors[:, :, None])
+  row_mask = arrays.take(row_mask, survivors[:, None], axis=2)
   # Candidates go with the nearest row above them.
   is_expanded = tree.cache_slots != state.NO_SLOT
   slots = state.slots_above(tree)

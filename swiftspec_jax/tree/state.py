@@ -197,7 +197,7 @@ def ancestor_mask(parents: jax.Array) -> jax.Array:
 
   def double(_, carry):
     mask, jumps = carry
-    above = jnp.take_along_axis(mask, jumps[:, :, None], axis=1)
+    above = arrays.take(mask, jumps[:, :, None])
     return mask | above, arrays.take(jumps, jumps)
 
   num_doublings = (num_nodes - 1).bit_length()
