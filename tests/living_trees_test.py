@@ -164,7 +164,7 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
     engine.step()
     drafter, scheduler = engine.drafter, engine.scheduler
     texts = jax.device_get(engine._target.rows)
-    cache, pages = drafter.rows.state.cache, engine._target._cache
+    cache, pages = drafter.rows.state.cache, engine._target.cache
     for slot in np.flatnonzero(scheduler.request_ids >= 0):
       is_new = drafter._num_tenants[slot] != scheduler.num_tenants[slot]
       if is_new or drafter._num_read[slot] < 2:
