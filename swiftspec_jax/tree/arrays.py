@@ -41,8 +41,8 @@ def indices_of(flags: jax.Array, size: int) -> jax.Array:
 def take(values: jax.Array, indices: jax.Array, axis: int = 1) -> jax.Array:
   """Returns values[b, indices[b, i]]; beyond the ends, the nearest value.
 
-  `indices` has the axes of `values`, as for `jnp.take_along_axis`. Without the
-  promise each lookup has 20 operations more, which all have to be compiled.
+  Both arrays have all axes, as in `jnp.take_along_axis`. Without the promise
+  each lookup has 20 operations more, which all have to be compiled.
   """
   indices = jax.lax.clamp(0, indices, values.shape[axis] - 1)
   return jnp.take_along_axis(
