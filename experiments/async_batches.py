@@ -6,8 +6,8 @@ Decodes all prompts in batches of several sizes: in serial mode; in asynchronous
 mode where all rows wait for the new trees of rows that missed; and where such
 rows send the root alone (`TreeConfig.waits_for_misses`). With
 --forced_acceptance a tiny pair decodes instead, as in `experiments.plan`. What
-the rounds take is predicted for the chips of --deployment, those of a batch for its
-size, with the best split of the chips. The directory gets rows.jsonl,
+the rounds of a batch take is predicted for the chips of --deployment, with the
+best split of the chips. The directory gets rows.jsonl,
 provenance.json and async_batches.png.
 """
 

@@ -101,7 +101,8 @@ def read_at(
     [1, C, H] or None; and `num_read` afterwards.
   """
   places = start + jnp.arange(size)
-  end = jnp.minimum(start + size, rows.lengths[slot])
+  # An invented text, of which a time is measured, has no tokens.
+  end = jnp.clip(rows.lengths[slot], start + 1, start + size)
   token_ids = rows.token_ids.at[slot, places].get(mode='fill', fill_value=0)
   chunk = jnp.concatenate([token_ids, jnp.stack([start, end])])[None]
   num_read = num_read.at[slot].set(end)
