@@ -30,7 +30,8 @@ _EXTRAS = {
   'rich': 'experiments',
   'uvicorn': 'serve',
 }
-_USAGE = 2  # exit status of a wrong command line, as absl has it
+# Exit statuses: of a wrong command line as absl has it, of Ctrl-C as shells.
+_USAGE, _INTERRUPTED = 2, 130
 
 
 def main() -> None:
@@ -78,6 +79,9 @@ def _run(module: str) -> None:
       file=sys.stderr,
     )
     sys.exit(1)
+  except KeyboardInterrupt:  # amid the imports, which take seconds
+    print('\ninterrupted', file=sys.stderr)
+    sys.exit(_INTERRUPTED)
 
 
 if __name__ == '__main__':

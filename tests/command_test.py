@@ -75,20 +75,30 @@ def test_a_command_has_the_flags_of_its_program():
   assert 'no-such-folder' in complaints
 
 
-def test_missing_packages_are_explained(tmp_path):
-  """As after an installation without extras."""
-  (tmp_path / 'matplotlib.py').write_text(
-    "raise ModuleNotFoundError('no matplotlib', name='matplotlib')"
-  )
-  done = subprocess.run(
+def call_with_matplotlib(folder, code):
+  """Has matplotlib do something else as it is imported."""
+  (folder / 'matplotlib.py').write_text(code)
+  return subprocess.run(
     [sys.executable, '-m', 'experiments.command', 'report'],
     cwd=programs.ROOT,
-    env={'PYTHONPATH': str(tmp_path)},
+    env={'PYTHONPATH': str(folder)},
     capture_output=True,
     text=True,
     check=False,
+  )
+
+
+def test_missing_packages_are_explained(tmp_path):
+  """As after an installation without extras."""
+  done = call_with_matplotlib(
+    tmp_path, "raise ModuleNotFoundError('no matplotlib', name='matplotlib')"
   )
   assert done.returncode == 1
   assert done.stderr.splitlines()[-1] == (
     "error: no matplotlib; it needs: pip install 'swiftspec_jax[experiments]'"
   )
+
+
+def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):
+  done = call_with_matplotlib(tmp_path, 'raise KeyboardInterrupt')
+  assert (done.returncode, done.stderr) == (130, '\ninterrupted\n')

@@ -325,6 +325,7 @@ def test_other_mistakes_are_explained(client, address):
     status, answer = fetch(url, body)
     assert status == 400
     assert error_of(answer)['message']
+  assert 'Content-Type' in error_of(fetch(url, b'[]')[1])['message']
   status, answer = fetch(url)
   assert (status, error_of(answer)['message']) == (405, 'Method Not Allowed')
 

@@ -229,7 +229,7 @@ def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
   monkeypatch.setattr(jax, 'device_put', spy)
   with jax.transfer_guard('disallow'):
     pipeline.dispatch()
-  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (3 * TREE.num_nodes + 3)
+  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
   assert moved == [('int32', verdict), ('int32', proposal)]
 
 

@@ -250,8 +250,10 @@ def _download(repo_id: str) -> pathlib.Path:
   ) as error:
     builtins = ', '.join((*builtin.BUILTIN_MODELS, *builtin.BUILTIN_DRAFTS))
     reason = ' '.join(str(error).split())
+    if isinstance(error, huggingface_hub.errors.HFValidationError):
+      reason = 'its ids have the form owner/name'
     raise errors.UserError(
-      f'no model {repo_id!r}: not a built-in name ({builtins}), not a path, '
-      f'and not to be had from the Hugging Face hub: {reason}'
+      f'no model {repo_id!r}: not a built-in name ({builtins}), not a file or '
+      f'directory, and not to be had from the Hugging Face hub: {reason}'
     ) from error
   return directory

@@ -299,6 +299,8 @@ async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
   message = found['msg']
   if found['type'] == 'json_invalid':
     where, message = '', f'the body is not JSON: {found["ctx"]["error"]}'
+  elif found['type'] == 'model_attributes_type' and not where:
+    message = 'send a JSON object, with Content-Type: application/json'
   elif found['type'] == 'extra_forbidden':
     message = 'not supported by this server'
   elif found['type'] == 'value_error':
