@@ -41,6 +41,7 @@ def test_hits_are_as_probable_as_the_outcomes(acceptance):
   assert found.hit_rate == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.ci
 def test_program(tmp_path):
   status, output, complaints = programs.run(
     'prepared_outcomes',

@@ -2,6 +2,7 @@
 
 import engine_cases
 import numpy as np
+import programs
 import pytest
 from serving_cases import Oracle, linear_costs, make_view, unpadded
 
@@ -32,20 +33,22 @@ def test_golden_streaming(num_known, seen, place):
   assert pages[0, : place + 1].tolist() == [*seen, num_known]
 
 
-@pytest.mark.parametrize('num_known', range(1, 80))
-def test_window_and_draft_are_seen(num_known):
-  """In pages of 8 tokens; rows are their own page table."""
+def test_window_and_draft_are_seen():
+  """In pages of 8 tokens, of which row after row has one more token."""
   page_size, num_sinks, window = 8, 1, 16
   num_pages = num_sinks + -(-(window + LENGTH - 1) // page_size) + 1
+  num_known = np.arange(1, 80)
   last = num_known - 1 + LENGTH
+  tables = np.broadcast_to(np.arange(11), (len(last), 11))
   pages, num_skipped = sparse_pages(
-    np.arange(11)[None], np.array([last]), page_size, num_pages, num_sinks
+    tables, last, page_size, num_pages, num_sinks
   )
-  places = pages[0, :, None] * page_size + np.arange(page_size)
-  seen = places.ravel()[: last + 1 - num_skipped[0]].tolist()
-  latest = range(max(num_known - window, 0), last + 1)
-  assert set(latest) | set(range(min(page_size, last + 1))) <= set(seen)
-  assert seen == sorted(set(seen))
+  places = pages[:, :, None] * page_size + np.arange(page_size)
+  for row, end in enumerate(last.tolist()):
+    seen = places[row].ravel()[: end + 1 - num_skipped[row]].tolist()
+    latest = range(max(num_known[row] - window, 0), end + 1)
+    assert {*latest, *range(min(page_size, end + 1))} <= {*seen}
+    assert seen == sorted({*seen})
 
 
 def requests_of(lengths, seed=0, **options):
@@ -128,6 +131,21 @@ def test_goodput_drafts_where_it_pays(num_rows, context):
   view = make_view(num_rows, buckets, kv_length=context)
   lengths = policy.plan_draft(view).lengths
   assert (lengths > 0).all() == (speedup(num_rows, context) > 1)
+
+
+@pytest.mark.parametrize(
+  ('flag', 'mode'),
+  [
+    ('window=9', 'self'),
+    ('num_phrases=2', 'phrases'),
+    ('past_tokens=9', 'datastore'),
+  ],
+)
+def test_flags_belong_to_modes(tmp_path, flag, mode):
+  found = programs.error_of(
+    'serve_load', f'--{flag}', f'--output_dir={tmp_path}'
+  )
+  assert f'give --mode={mode}' in found
 
 
 def test_bad_options_are_refused():
