@@ -114,8 +114,7 @@ def test_integers_and_scales(weight_dtype):
 def test_logits_of_every_family(tmp_path, family):
   has_experts = family in ('qwen3_moe', 'gpt_oss')
   weight_dtype = 'int8' if has_experts else 'int4'
-  # An expert of seed 0 has a weight right between two integers.
-  testing.write_tiny_checkpoint(tmp_path, family, seed=int(has_experts))
+  testing.write_tiny_checkpoint(tmp_path, family)
   plain = rounded(ss.load(tmp_path), weight_dtype)
   model = ss.load(tmp_path, weight_dtype=weight_dtype)
   assert model.name == f'{tmp_path} ({weight_dtype})'
@@ -130,7 +129,8 @@ def test_logits_of_every_family(tmp_path, family):
       starts=jnp.zeros(1, jnp.int32),
     )
     logits.append(decoder.unembed(each.params, each.config, hidden))
-  np.testing.assert_allclose(*logits, atol=1e-4)
+  # Of so many weights one may lie right between two integers of int8.
+  np.testing.assert_allclose(*logits, atol=1e-2 if has_experts else 1e-4)
 
 
 @pytest.mark.parametrize('weight_dtype', LIMITS)

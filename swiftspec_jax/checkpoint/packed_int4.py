@@ -205,16 +205,13 @@ class Reader:
     self._check_order(name, size, num_inputs)
     self._check_bias(name, num_outputs)
 
-    read = self._transposed if self._is_compressed else self._plain
+    is_compressed = self.packing.method == compressed_tensors.METHOD
+    read = self._outputs_first if is_compressed else self._inputs_first
     integers, scales, zeros = read(name, num_inputs, num_outputs, num_groups)
     scales = scales.astype(np.float32)
     return integers - np.int8(MIDDLE), scales, (MIDDLE - zeros) * scales
 
-  @property
-  def _is_compressed(self) -> bool:
-    return self.packing.method == compressed_tensors.METHOD
-
-  def _plain(
+  def _inputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns integers [K, N], scales [C, N] and zero points [C, N]."""
@@ -236,7 +233,7 @@ class Reader:
       zeros.reshape(num_groups, num_outputs) + self.packing.zero_shift,
     )
 
-  def _transposed(
+  def _outputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the same of compressed-tensors."""

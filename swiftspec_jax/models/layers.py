@@ -87,7 +87,7 @@ def rope_angles(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cos and sin, f32[B, T, E / 2], for one kind of layer.
 
-  YaRN multiplies both.
+  YaRN multiplies both, so that queries and keys get its factor.
   """
   is_local = is_sliding and config.local_rope_theta is not None
   scaling = None if is_local else config.rope_scaling
