@@ -10,11 +10,15 @@ class Job:
 
   Attributes:
     handle: handle that gets the news.
+    max_speculative_tokens: longest draft that the user wants, None for any.
   """
 
-  def __init__(self, row: Row, handle: Handle):
+  def __init__(
+    self, row: Row, handle: Handle, max_speculative_tokens: int | None = None
+  ):
     """Starts the clock of the first token."""
     self.handle = handle
+    self.max_speculative_tokens = max_speculative_tokens
     self._row = row
     row.start()
 

@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, hosts, policies, sharding, types
+from swiftspec_jax import errors, policies, sharding, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs, news
+from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
@@ -143,7 +143,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   def step(self) -> PagedStepRecord | None:
     """Runs a step; returns None if there is nothing to do."""
-    self._take_news_of_first()
+    self.programs.take(self._take_news_of_first(self.programs.num_ready))
     view = self.scheduler.begin_step()
     if view is None:
       return None
@@ -167,13 +167,11 @@ class PageEngine(engine.Engine[PagedJob]):
     output = self._dispatch(step, drafts)
     self.drafter.overlap()
     judged = None
-    judges = self.lookup is not None and hasattr(self.policy, 'judge')
-    if judges and not plan.looks_up:
+    if self.lookup and hasattr(self.policy, 'judge') and not plan.looks_up:
       judged = self.lookup.draft(view, view.limits, self._texts)
     dispatched = time.perf_counter()
-    packed, logprobs, report = jax.device_get(
-      sharding.everywhere((*output, drafts.report))
-    )
+    output = sharding.everywhere((*output, drafts.report))
+    packed, logprobs, report = jax.device_get(output)
     waited = time.perf_counter() - dispatched
     accepted, ended = self._commit(view, plan, step, drafts, packed, logprobs)
     end = time.perf_counter()
@@ -192,31 +190,6 @@ class PageEngine(engine.Engine[PagedJob]):
       seconds=end - start,
       host_seconds=end - start - waited,
       **_verdicts(report),
-    )
-
-  def _take_news_of_first(self) -> None:
-    """Takes the news of process 0, which is this one if it is alone."""
-    self._has_work.clear()
-    num_submitted, num_cancelled = self._count_news()
-    found = hosts.of_first(
-      lambda: news.to_json(
-        [self._submitted[i] for i in range(num_submitted)],
-        [self._cancelled[i] for i in range(num_cancelled)],
-        self.programs.num_ready,
-      )
-    )
-    if not sharding.is_first_process():
-      self._submitted.extend(map(self._job_of, found['submitted']))
-      self._cancelled.extend(found['cancelled'])
-    self._take(len(found['submitted']), len(found['cancelled']))
-    self.programs.take(found['num_ready'])
-
-  def _job_of(self, submitted: dict[str, Any]) -> PagedJob:
-    """Returns the job of an entry of `news.to_json`."""
-    return self._make_job(
-      news.request_of(submitted['request']),
-      Handle(submitted['request_id'], self._wait, self._cancel),
-      submitted['max_speculative_tokens'],
     )
 
   def _draft(

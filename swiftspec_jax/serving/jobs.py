@@ -27,7 +27,6 @@ class PagedJob(Job):
 
   Attributes:
     max_new_tokens: number of tokens at which the output must end.
-    max_speculative_tokens: longest draft that the user wants, None for any.
   """
 
   def __init__(
@@ -42,7 +41,6 @@ class PagedJob(Job):
   ):
     """Starts the clock of the first token."""
     self.max_new_tokens = _max_new_tokens(request, config)
-    self.max_speculative_tokens = max_speculative_tokens
     limit = len(request.token_ids) + self.max_new_tokens
     longest = config.buckets.max_length
     row = Row(
@@ -53,7 +51,7 @@ class PagedJob(Job):
       longest,
       chains_by_model=chains_by_model,
     )
-    super().__init__(row, handle)
+    super().__init__(row, handle, max_speculative_tokens)
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
