@@ -18,8 +18,8 @@ import server_cases
 import swiftspec_jax as ss
 from experiments.output import configuration
 from swiftspec_jax import hosts, policies, testing
+from swiftspec_jax.engine import news
 from swiftspec_jax.policies import of_first
-from swiftspec_jax.serving import news
 
 TREE = ('--num_nodes=4', '--width=2', '--num_draft_steps=2', '--branching=2')
 PROMPT = 'hello hello hello'
@@ -219,4 +219,6 @@ def test_requests_are_answered_where_the_target_is(model, tmp_path):
   ).finish()
   for status, output, complaints in results:
     assert (status, output) == (1, '')
-    assert complaints.startswith('error: --target_processes=1 must contain 0')
+    assert complaints.startswith('error: ')
+    assert '--target_processes=1 must contain 0' in complaints
+    assert complaints.count('\n') == 1

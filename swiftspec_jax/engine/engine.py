@@ -5,11 +5,12 @@ import collections
 import dataclasses
 import itertools
 import threading
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from swiftspec_jax import tree
+from swiftspec_jax import hosts, sharding, tree
+from swiftspec_jax.engine import news
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.programs import Programs
@@ -168,6 +169,37 @@ class Engine(abc.ABC, Generic[JobT]):
     """Learns what was submitted and cancelled since the last step."""
     self._has_work.clear()
     self._take(*self._count_news())
+
+  def _take_news_of_first(self, fact: Any) -> Any:
+    """Takes the news of process 0, which is this one if it is alone.
+
+    Returns:
+      Its `fact`, a JSON value.
+    """
+    self._has_work.clear()
+    num_submitted, num_cancelled = self._count_news()
+    found = hosts.of_first(
+      lambda: news.to_json(
+        [self._submitted[i] for i in range(num_submitted)],
+        [self._cancelled[i] for i in range(num_cancelled)],
+        fact,
+      )
+    )
+    if not sharding.is_first_process():
+      self._submitted.extend(map(self._job_of, found['submitted']))
+      self._cancelled.extend(found['cancelled'])
+    self._take(len(found['submitted']), len(found['cancelled']))
+    return found['fact']
+
+  def _job_of(self, submitted: dict[str, Any]) -> JobT:
+    """Returns the job of an entry of `news.to_json`."""
+    job = self._make_job(
+      news.request_of(submitted['request']),
+      Handle(submitted['request_id'], self._wait, self._cancel),
+      submitted['max_speculative_tokens'],
+    )
+    job.shows_drafts = submitted['shows_drafts']
+    return job
 
   def _count_news(self) -> tuple[int, int]:
     """Returns the numbers of requests submitted and cancelled so far."""

@@ -10,14 +10,18 @@ class Job:
 
   Attributes:
     handle: handle that gets the news.
+    max_speculative_tokens: longest draft that the user wants, None for any.
     shows_drafts: whether the news have `draft_nodes`.
   """
 
   shows_drafts = False
 
-  def __init__(self, row: Row, handle: Handle):
+  def __init__(
+    self, row: Row, handle: Handle, max_speculative_tokens: int | None = None
+  ):
     """Starts the clock of the first token."""
     self.handle = handle
+    self.max_speculative_tokens = max_speculative_tokens
     self._row = row
     row.start()
 

@@ -18,13 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, hosts, policies, sharding, types
+from swiftspec_jax import errors, policies, sharding, types
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs, news
+from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
@@ -202,7 +202,7 @@ class PageEngine(engine.Engine[PagedJob]):
     Returns:
       What the step did; None if there is nothing to do.
     """
-    self._take_news_of_first()
+    self.programs.take(self._take_news_of_first(self.programs.num_ready))
     if not self._jobs:
       self._unread.clear()
     while len(self._unread) <= self._run_ahead and self._enqueue():
@@ -324,33 +324,6 @@ class PageEngine(engine.Engine[PagedJob]):
       host_seconds=seconds - waited,
       **verdicts_of(report),
     )
-
-  def _take_news_of_first(self) -> None:
-    """Takes the news of process 0, which is this one if it is alone."""
-    self._has_work.clear()
-    num_submitted, num_cancelled = self._count_news()
-    found = hosts.of_first(
-      lambda: news.to_json(
-        [self._submitted[i] for i in range(num_submitted)],
-        [self._cancelled[i] for i in range(num_cancelled)],
-        self.programs.num_ready,
-      )
-    )
-    if not sharding.is_first_process():
-      self._submitted.extend(map(self._job_of, found['submitted']))
-      self._cancelled.extend(found['cancelled'])
-    self._take(len(found['submitted']), len(found['cancelled']))
-    self.programs.take(found['num_ready'])
-
-  def _job_of(self, submitted: dict[str, Any]) -> PagedJob:
-    """Returns the job of an entry of `news.to_json`."""
-    job = self._make_job(
-      news.request_of(submitted['request']),
-      Handle(submitted['request_id'], self._wait, self._cancel),
-      submitted['max_speculative_tokens'],
-    )
-    job.shows_drafts = submitted['shows_drafts']
-    return job
 
   def _draft(
     self, view: policies.StepView, plan: policies.DraftPlan

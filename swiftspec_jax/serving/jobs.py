@@ -29,7 +29,6 @@ class PagedJob(Job):
 
   Attributes:
     max_new_tokens: number of tokens at which the output must end.
-    max_speculative_tokens: longest draft that the user wants, None for any.
   """
 
   def __init__(
@@ -44,7 +43,6 @@ class PagedJob(Job):
   ):
     """Starts the clock of the first token."""
     self.max_new_tokens = _max_new_tokens(request, config)
-    self.max_speculative_tokens = max_speculative_tokens
     limit = len(request.token_ids) + self.max_new_tokens
     row = Row(
       handle.request_id,
@@ -54,7 +52,7 @@ class PagedJob(Job):
       config.buckets.max_length,
       chains_by_model=chains_by_model,
     )
-    super().__init__(row, handle)
+    super().__init__(row, handle, max_speculative_tokens)
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''

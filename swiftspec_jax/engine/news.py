@@ -9,21 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving.jobs import PagedJob
 
 
 def to_json(
-  submitted: Sequence[PagedJob],
-  cancelled: Sequence[int],
-  num_ready: int | None,
+  submitted: Sequence[Job], cancelled: Sequence[int], fact: Any
 ) -> dict[str, Any]:
   """Returns what has happened since the last step.
 
   Args:
     submitted: new requests.
     cancelled: ids of requests that nobody wants any more.
-    num_ready: number of programs that the step may take, None for all.
+    fact: JSON value that the engine needs besides.
   """
   return {
     'submitted': [
@@ -36,7 +34,7 @@ def to_json(
       for job in submitted
     ],
     'cancelled': cancelled,
-    'num_ready': num_ready,
+    'fact': fact,
   }
 
 
