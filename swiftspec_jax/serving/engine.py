@@ -13,7 +13,6 @@ Legend: R rows of a step, B of them decode, U slots, K longest draft.
 import collections
 import dataclasses
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,13 +23,12 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs
+from swiftspec_jax.serving import jobs, steps
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
-  EngineDrafter,
   HostDrafter,
   SlotDrafts,
   SlotTexts,
@@ -39,51 +37,12 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.steps import PagedStepRecord, Unread
 from swiftspec_jax.serving.target import paged_forward, step_input
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.target import Target
 from swiftspec_jax.serving.target.verdicts import Verdicts
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PagedStepRecord(engine.StepRecord):
-  """What a step did.
-
-  Attributes:
-    draft_plan: plan of the policy, late rows left out.
-    takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
-    step: plan that was run; rows that decode lead.
-    ended: i64[F] requests whose output is complete.
-  """
-
-  draft_plan: policies.DraftPlan
-  takes_in: bool
-  step: StepPlan
-  ended: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Unread:
-  """A step that was enqueued at `start`."""
-
-  view: policies.StepView
-  plan: policies.DraftPlan
-  step: StepPlan
-  drafts: SlotDrafts
-  # Verdicts, log-probabilities, report of the drafts, and those to be shown.
-  output: tuple[Any, ...]
-  start: float
-
-  @property
-  def drafted(self) -> np.ndarray:
-    """i64[B] tokens of the drafter, which does not know what is looked up."""
-    return self.drafts.drafts.lengths * (not self.plan.looks_up)
-
-  @property
-  def verified(self) -> np.ndarray:
-    """i64[B] draft tokens."""
-    return self.step.lengths[: self.step.num_decoding]
 
 
 class PageEngine(engine.Engine[PagedJob]):
@@ -155,8 +114,8 @@ class PageEngine(engine.Engine[PagedJob]):
       self.lookup = make_drafter.make_lookup(lookup)
     self.policy = policy or NoSpeculation()
     self._run_ahead = run_ahead
-    _check_run_ahead(run_ahead, self.drafter)
-    self._unread: collections.deque[_Unread] = collections.deque()
+    make_drafter.check_run_ahead(run_ahead, self.drafter)
+    self._unread: collections.deque[Unread] = collections.deque()
     self._last_read = 0.0  # time
     # A plan that waits until all steps are read, with its view.
     self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
@@ -227,7 +186,7 @@ class PageEngine(engine.Engine[PagedJob]):
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
-    unread = _Unread(
+    unread = Unread(
       view=view,
       plan=plan,
       step=step,
@@ -277,7 +236,7 @@ class PageEngine(engine.Engine[PagedJob]):
       plan = plan.for_view(asked, view)
     return policies.fit(view, plan)
 
-  def _read(self, unread: _Unread) -> PagedStepRecord:
+  def _read(self, unread: Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
     packed, logprobs, report, shown = jax.device_get(unread.output)
@@ -308,9 +267,21 @@ class PageEngine(engine.Engine[PagedJob]):
     end = time.perf_counter()
     seconds = end - max(unread.start, self._last_read)
     self._last_read = end
-    self._observe(view, unread, lengths, of_view, rows, seconds)
+    self.policy.observe(
+      steps.outcome(
+        dataclasses.replace(unread, view=view),
+        lengths,
+        of_view,
+        seconds,
+        self._is_usable(view, rows, looks_up=unread.plan.looks_up),
+        takes_trees=self._takes_trees,
+      )
+    )
     if judged is not None:
-      self._judge(view, judged, of_view, rows)
+      is_usable = self._is_usable(view, rows, looks_up=True)
+      self.policy.judge(
+        steps.outcome_of_lookup(view, judged, of_view, is_usable)
+      )
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_accepted=accepted[: step.num_decoding],
@@ -362,7 +333,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   def _commit(
     self,
-    unread: _Unread,
+    unread: Unread,
     step: StepPlan,
     is_present: np.ndarray,
     verdicts: Verdicts,
@@ -419,63 +390,13 @@ class PageEngine(engine.Engine[PagedJob]):
     if self.lookup is not None:
       self.lookup.reset()
 
-  def _observe(
-    self,
-    view: policies.StepView,
-    unread: _Unread,
-    lengths: np.ndarray,
-    verdicts: Verdicts,
-    is_present: np.ndarray,
-    seconds: float,
-  ) -> None:
-    """Tells the policy what became of drafts of i64[B] verified tokens."""
-    for_model = self._drafts_by_model and not unread.plan.looks_up
+  def _is_usable(
+    self, view: policies.StepView, is_present: np.ndarray, *, looks_up: bool
+  ) -> np.ndarray:
+    """Returns bool[B]: which rows tell about the drafter."""
+    for_model = self._drafts_by_model and not looks_up
     is_usable = self._target.sampling.is_usable(view.slots, for_model=for_model)
-    ranks = None
-    if self._takes_trees:
-      path = np.zeros((0, view.num_rows), np.int64)
-      if verdicts.tree is not None:
-        path = verdicts.tree.path[:, 1:].T
-      is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
-      ranks = np.where(is_accepted, path - 1, -1)
-    self.policy.observe(
-      policies.Outcome(
-        view=view,
-        plan=unread.plan,
-        drafts=unread.drafts.drafts,
-        lengths=lengths,
-        num_accepted=verdicts.num_accepted,
-        accepted_ranks=ranks,
-        seconds=seconds,
-        is_usable=is_usable & is_present,
-      )
-    )
-
-  def _judge(
-    self,
-    view: policies.StepView,
-    drafts: SlotDrafts,
-    verdicts: Verdicts,
-    is_present: np.ndarray,
-  ) -> None:
-    """Tells the policy what would have been accepted of lookups' drafts."""
-    chains = drafts.token_ids[view.slots]
-    places = np.arange(chains.shape[1])
-    tokens = verdicts.token_ids[:, : len(places)]
-    lengths = np.minimum(drafts.drafts.lengths, verdicts.num_accepted + 1)
-    is_usable = self._target.sampling.is_usable(view.slots, for_model=False)
-    is_right = (chains == tokens) & (places < lengths[:, None])
-    self.policy.judge(
-      policies.Outcome(
-        view=view,
-        plan=policies.DraftPlan(lengths=view.limits, looks_up=True),
-        drafts=drafts.drafts,
-        lengths=lengths,
-        num_accepted=is_right.cumprod(axis=1).sum(axis=1),
-        seconds=float('nan'),
-        is_usable=is_usable & is_present,
-      )
-    )
+    return is_usable & is_present
 
   def _make_job(
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
@@ -549,17 +470,6 @@ class PageEngine(engine.Engine[PagedJob]):
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)
     return step
-
-
-def _check_run_ahead(run_ahead: int, drafter: EngineDrafter) -> None:
-  """Raises UserError for steps ahead that a drafter cannot follow."""
-  if run_ahead < 0:
-    raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
-  if run_ahead and not drafter.runs_ahead:
-    raise errors.UserError(
-      f'run_ahead={run_ahead} needs LivingTrees or no draft: {drafter.name} '
-      'drafts behind texts that the host has read; take run_ahead=0'
-    )
 
 
 def _no_lookup() -> errors.UserError:

@@ -113,3 +113,14 @@ def make_lookup(lookup: Lookup) -> HostDrafter:
   if isinstance(lookup, ForcedDraft):
     return ForcedDrafter(lookup)
   return lookup
+
+
+def check_run_ahead(run_ahead: int, drafter: EngineDrafter) -> None:
+  """Raises UserError for steps ahead that a drafter cannot follow."""
+  if run_ahead < 0:
+    raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
+  if run_ahead and not drafter.runs_ahead:
+    raise errors.UserError(
+      f'run_ahead={run_ahead} needs LivingTrees or no draft: {drafter.name} '
+      'drafts behind texts that the host has read; take run_ahead=0'
+    )

@@ -1,0 +1,124 @@
+"""Steps of an engine between being enqueued and being told of.
+
+Legend: B rows that decode, F requests that have ended.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import policies
+from swiftspec_jax.engine import engine
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.target.verdicts import Verdicts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PagedStepRecord(engine.StepRecord):
+  """What a step did.
+
+  Attributes:
+    draft_plan: plan of the policy, late rows left out.
+    takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
+    step: plan that was run; rows that decode lead.
+    ended: i64[F] requests whose output is complete.
+  """
+
+  draft_plan: policies.DraftPlan
+  takes_in: bool
+  step: StepPlan
+  ended: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Unread:
+  """A step that was enqueued at `start`."""
+
+  view: policies.StepView
+  plan: policies.DraftPlan
+  step: StepPlan
+  drafts: SlotDrafts
+  # Packed verdicts, log-probabilities, report of the drafts, and those to show.
+  output: tuple[Any, ...]
+  start: float
+
+  @property
+  def drafted(self) -> np.ndarray:
+    """i64[B] tokens of the drafter, which does not know what is looked up."""
+    return self.drafts.drafts.lengths * (not self.plan.looks_up)
+
+  @property
+  def verified(self) -> np.ndarray:
+    """i64[B] draft tokens."""
+    return self.step.lengths[: self.step.num_decoding]
+
+
+def outcome(
+  unread: Unread,
+  lengths: np.ndarray,
+  verdicts: Verdicts,
+  seconds: float,
+  is_usable: np.ndarray,
+  *,
+  takes_trees: bool,
+) -> policies.Outcome:
+  """Returns what a policy is told of a step.
+
+  Args:
+    unread: step, with the view of where its rows were.
+    lengths: i64[B] draft tokens that were verified.
+    verdicts: verdicts on the drafts of the B rows.
+    seconds: duration of the step.
+    is_usable: bool[B] as in `policies.Outcome`.
+    takes_trees: whether the target takes trees.
+  """
+  view = unread.view
+  ranks = None
+  if takes_trees:
+    path = np.zeros((0, view.num_rows), np.int64)
+    if verdicts.tree is not None:
+      path = verdicts.tree.path[:, 1:].T
+    is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
+    ranks = np.where(is_accepted, path - 1, -1)
+  return policies.Outcome(
+    view=view,
+    plan=unread.plan,
+    drafts=unread.drafts.drafts,
+    lengths=lengths,
+    num_accepted=verdicts.num_accepted,
+    accepted_ranks=ranks,
+    seconds=seconds,
+    is_usable=is_usable,
+  )
+
+
+def outcome_of_lookup(
+  view: policies.StepView,
+  drafts: SlotDrafts,
+  verdicts: Verdicts,
+  is_usable: np.ndarray,
+) -> policies.Outcome:
+  """Returns what would have been accepted of a lookup's drafts.
+
+  Args:
+    view: view of where the rows were.
+    drafts: drafts that were no part of the step.
+    verdicts: same as in `outcome`.
+    is_usable: same as in `outcome`.
+  """
+  chains = drafts.token_ids[view.slots]
+  places = np.arange(chains.shape[1])
+  tokens = verdicts.token_ids[:, : len(places)]
+  lengths = np.minimum(drafts.drafts.lengths, verdicts.num_accepted + 1)
+  is_right = (chains == tokens) & (places < lengths[:, None])
+  return policies.Outcome(
+    view=view,
+    plan=policies.DraftPlan(lengths=view.limits, looks_up=True),
+    drafts=drafts.drafts,
+    lengths=lengths,
+    num_accepted=is_right.cumprod(axis=1).sum(axis=1),
+    seconds=float('nan'),
+    is_usable=is_usable,
+  )
