@@ -23,7 +23,7 @@ from experiments.flags import shared_flags
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
 from swiftspec_jax.distillation import shards
-from swiftspec_jax.serving.drafters import token_store
+from swiftspec_jax.serving.drafters.texts import token_store
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the store.', required=True

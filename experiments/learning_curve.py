@@ -24,7 +24,7 @@ from experiments import prompts as prompts_lib
 from experiments.flags import shared_flags
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output, provenance
-from swiftspec_jax.serving.drafters.datastore import (
+from swiftspec_jax.serving.drafters.texts.datastore import (
   Datastore,
   DatastoreDrafter,
 )

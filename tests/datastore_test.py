@@ -16,15 +16,16 @@ from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.roofline import Roofline
-from swiftspec_jax.serving.drafters import continuations, slot_trees
-from swiftspec_jax.serving.drafters import token_store as token_store_lib
-from swiftspec_jax.serving.drafters.datastore import (
+from swiftspec_jax.serving.drafters import slot_trees
+from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.serving.drafters.texts import continuations
+from swiftspec_jax.serving.drafters.texts import token_store as token_store_lib
+from swiftspec_jax.serving.drafters.texts.datastore import (
   Datastore,
   DatastoreDrafter,
 )
-from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.past_texts import PastTexts
-from swiftspec_jax.serving.drafters.token_store import TokenStore
+from swiftspec_jax.serving.drafters.texts.past_texts import PastTexts
+from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])

@@ -11,12 +11,12 @@ from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.datastore import Datastore
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.drafters.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
-from swiftspec_jax.serving.drafters.token_store import TokenStore
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.texts.datastore import Datastore
+from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 

@@ -11,7 +11,7 @@ from tree_cases import CONFIG, requests_of
 
 from swiftspec_jax import errors, testing
 from swiftspec_jax.models import decoder
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 
 

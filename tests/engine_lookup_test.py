@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftspec_jax as ss
-from swiftspec_jax.serving.drafters.lookup import NgramIndex
+from swiftspec_jax.serving.drafters.texts.lookup import NgramIndex
 
 
 @settings(max_examples=100, deadline=None)

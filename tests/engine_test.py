@@ -36,7 +36,7 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 from swiftspec_jax.serving.target import choices

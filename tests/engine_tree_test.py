@@ -18,7 +18,7 @@ from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 

@@ -11,7 +11,7 @@ from decoding_cases import run
 import swiftspec_jax as ss
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.drafters.intake import Intake
+from swiftspec_jax.serving.drafters.models.intake import Intake
 from swiftspec_jax.serving.engine import PageEngine
 
 TENANTS = np.ones(4, np.int64)

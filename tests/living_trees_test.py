@@ -19,7 +19,7 @@ from swiftspec_jax.engine import handles as engine_handles
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.requests import Source
-from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = {

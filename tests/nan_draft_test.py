@@ -14,7 +14,7 @@ from tree_cases import DEVICES, TREE
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 
 SIZE = 5

@@ -8,13 +8,14 @@ from serving_cases import unpadded
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters import make_drafter, phrase_pool
+from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.phrase_draft import (
+from swiftspec_jax.serving.drafters.texts import phrase_pool
+from swiftspec_jax.serving.drafters.texts.phrase_draft import (
   PhraseDraft,
   PhraseDrafter,
 )
-from swiftspec_jax.serving.drafters.phrase_pool import PhrasePool
+from swiftspec_jax.serving.drafters.texts.phrase_pool import PhrasePool
 from swiftspec_jax.serving.target.verdicts import TreePart, Verdicts
 
 DRAFT = PhraseDraft(phrase_length=3)

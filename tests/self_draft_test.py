@@ -11,7 +11,10 @@ from swiftspec_jax import errors
 from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.drafters.self_draft import SelfDraft, sparse_pages
+from swiftspec_jax.serving.drafters.models.self_draft import (
+  SelfDraft,
+  sparse_pages,
+)
 
 LENGTH = 3
 

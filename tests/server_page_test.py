@@ -16,8 +16,8 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.server.service import Service
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 

@@ -10,7 +10,7 @@ from scheduler_test import make
 
 from swiftspec_jax import errors
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.suffix_lookup import (
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import (
   Followers,
   SuffixDrafter,
   SuffixLookup,

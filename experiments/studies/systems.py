@@ -17,9 +17,9 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.datastore import Datastore
-from swiftspec_jax.serving.drafters.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.drafters.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.texts.datastore import Datastore
+from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 

@@ -9,7 +9,7 @@ from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.drafters.intake import Intake
+from swiftspec_jax.serving.drafters.models.intake import Intake
 from swiftspec_jax.serving.scheduling.scheduler import (
   Scheduler,
   SchedulerConfig,

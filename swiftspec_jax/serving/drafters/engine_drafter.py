@@ -14,8 +14,8 @@ import numpy as np
 from swiftspec_jax import policies, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.drafters.continuations import MergedTree
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.drafters.texts.continuations import MergedTree
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.verdicts import Verdicts
 

@@ -5,12 +5,6 @@ from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.datastore import (
-  Datastore,
-  DatastoreDrafter,
-)
-from swiftspec_jax.serving.drafters.draft_chain import ChainDrafter
-from swiftspec_jax.serving.drafters.draft_tree import TreeDraft, TreeDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
@@ -20,17 +14,29 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
-from swiftspec_jax.serving.drafters.living_trees import (
+from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters.models.draft_tree import (
+  TreeDraft,
+  TreeDrafter,
+)
+from swiftspec_jax.serving.drafters.models.living_trees import (
   LivingTreeDrafter,
   LivingTrees,
 )
-from swiftspec_jax.serving.drafters.lookup import LookupDrafter
-from swiftspec_jax.serving.drafters.phrase_draft import (
+from swiftspec_jax.serving.drafters.models.self_draft import (
+  SelfDraft,
+  SelfDrafter,
+)
+from swiftspec_jax.serving.drafters.texts.datastore import (
+  Datastore,
+  DatastoreDrafter,
+)
+from swiftspec_jax.serving.drafters.texts.lookup import LookupDrafter
+from swiftspec_jax.serving.drafters.texts.phrase_draft import (
   PhraseDraft,
   PhraseDrafter,
 )
-from swiftspec_jax.serving.drafters.self_draft import SelfDraft, SelfDrafter
-from swiftspec_jax.serving.drafters.suffix_lookup import (
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import (
   SuffixDrafter,
   SuffixLookup,
 )

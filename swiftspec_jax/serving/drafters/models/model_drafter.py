@@ -26,14 +26,14 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.draft_forward import (
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   TargetFeatures,
   first_logits,
   take_in,
 )
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.intake import Intake, IntakePlan
+from swiftspec_jax.serving.drafters.models.intake import Intake, IntakePlan
 from swiftspec_jax.serving.target import choices, flat_batch
 from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
 from swiftspec_jax.serving.target.target import Target

@@ -20,13 +20,13 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.drafters.draft_forward import (
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
+from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   feed,
   noise_of_outputs,
 )
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
-from swiftspec_jax.serving.drafters.model_drafter import ModelDrafter
+from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.serving.target import choices
 
 

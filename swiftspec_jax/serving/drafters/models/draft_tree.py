@@ -38,12 +38,12 @@ from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.drafters.draft_forward import (
+from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
+from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   noise_of_outputs,
 )
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
-from swiftspec_jax.serving.drafters.model_drafter import ModelDrafter
+from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.target import choices
 from swiftspec_jax.serving.target.target import Target

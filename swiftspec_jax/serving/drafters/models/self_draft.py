@@ -26,10 +26,10 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.draft_chain import ChainDrafter
-from swiftspec_jax.serving.drafters.draft_forward import DraftRows, feed
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.model_drafter import padded
+from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows, feed
+from swiftspec_jax.serving.drafters.models.model_drafter import padded
 from swiftspec_jax.serving.target import choices
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.target import Target

@@ -15,16 +15,16 @@ import numpy as np
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
-from swiftspec_jax.serving.drafters import continuations, phrase_pool
-from swiftspec_jax.serving.drafters.continuations import MergedTree
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
   trees_of,
 )
-from swiftspec_jax.serving.drafters.phrase_pool import Phrase, PhrasePool
-from swiftspec_jax.serving.drafters.suffix_lookup import SuffixLookup
+from swiftspec_jax.serving.drafters.texts import continuations, phrase_pool
+from swiftspec_jax.serving.drafters.texts.continuations import MergedTree
+from swiftspec_jax.serving.drafters.texts.phrase_pool import Phrase, PhrasePool
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 # What nodes are worth until policies know better: tokens of a lookup that says

@@ -28,7 +28,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import tree_checks
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.living_rows import Chunk, LivingRows
+from swiftspec_jax.serving.drafters.models.living_rows import Chunk, LivingRows
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.target import Target
 

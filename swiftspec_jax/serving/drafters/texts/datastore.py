@@ -12,15 +12,18 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.serving.drafters import continuations
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
   trees_of,
 )
-from swiftspec_jax.serving.drafters.past_texts import PastTexts
-from swiftspec_jax.serving.drafters.token_store import MAX_MATCH, TokenStore
+from swiftspec_jax.serving.drafters.texts import continuations
+from swiftspec_jax.serving.drafters.texts.past_texts import PastTexts
+from swiftspec_jax.serving.drafters.texts.token_store import (
+  MAX_MATCH,
+  TokenStore,
+)
 
 _ENOUGH = 50  # continuations, for which no shorter match is looked up
 _NUM_BEFORE = 3  # tokens of a prompt that are kept with the output

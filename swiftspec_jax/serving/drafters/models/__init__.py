@@ -1,0 +1,1 @@
+"""Drafters that are models, on the devices."""

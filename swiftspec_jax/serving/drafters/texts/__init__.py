@@ -1,0 +1,1 @@
+"""Drafters that know texts alone."""
