@@ -277,7 +277,7 @@ def test_what_crosses_the_meshes(monkeypatch):
   monkeypatch.setattr(jax, 'device_put', spy)
   with jax.transfer_guard('disallow'):
     pipeline.dispatch()
-  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (3 * TREE.num_nodes + 3)
+  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
   features = 2 * TREE.num_nodes * len(FEATURE_LAYERS) * CONFIG.embed_dim
   assert moved == [
     ('int32', verdict),

@@ -60,7 +60,7 @@ def _verify(config, num_devices, target, params):
   return tree_step.verify_step.lower(
     params_lib.abstract_params(config, _DTYPE, mesh),
     _decode_state(config, mesh, params),
-    _integers(mesh, 1, 3 * num_nodes + 3),
+    _integers(mesh, 1, 5 * num_nodes + 3),
     config=config,
     num_nodes=num_nodes,
   )
