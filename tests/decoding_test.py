@@ -8,7 +8,7 @@ import pytest
 from decoding_cases import CONFIG, requests_of, run
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, errors, profiling, testing
+from swiftspec_jax import buckets, errors, prefill, profiling, testing
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 # The same weights draft perfectly, others hardly ever.
@@ -386,3 +386,12 @@ def test_generate_and_stream():
 def test_bad_input_is_refused_before_any_work(call, message):
   with pytest.raises(ss.UserError, match=message):
     call()
+
+
+def test_prompts_are_read_by_the_same_programs_whoever_drafts():
+  request = requests_of(1)
+  run(ss.Decoder(TARGET), request)
+  num_programs = prefill.prefill_chunk._cache_size()
+  for draft in ('prompt_lookup', 'adaptive_lookup', 'perfect_draft'):
+    run(ss.Decoder(TARGET, DRAFTS[draft]), request)
+  assert prefill.prefill_chunk._cache_size() == num_programs

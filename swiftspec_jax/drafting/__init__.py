@@ -35,11 +35,18 @@ class Drafter(Protocol):
     draft_state: Any,
     token_ids: jax.Array,
     starts: jax.Array,
+    num_kept: jax.Array,
     context: int,
   ) -> Any:
-    """Reads a chunk i32[B, C] of the prompt at positions `starts` i32[B].
+    """Reads a chunk of a prompt; enqueues programs of its own, if any.
 
-    `context` is static: no position of the chunk lies at or behind it.
+    Args:
+      params: parameters of the drafter.
+      draft_state: donated.
+      token_ids: i32[B, C].
+      starts: i32[B] position of the first of them.
+      num_kept: i32[B] known tokens behind the chunk; the rest is padding.
+      context: positions of the chunk are below it.
     """
 
   def propose(
@@ -58,5 +65,5 @@ class StatelessDrafter:
   def init(self, batch_size, capacity, mesh):
     del batch_size, capacity, mesh
 
-  def prefill(self, params, draft_state, token_ids, starts, context):
-    del params, draft_state, token_ids, starts, context
+  def prefill(self, params, draft_state, token_ids, starts, num_kept, context):
+    del params, draft_state, token_ids, starts, num_kept, context

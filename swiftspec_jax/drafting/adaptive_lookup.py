@@ -64,9 +64,9 @@ class AdaptiveLookup:
     )
     return sharding_lib.replicate(rows, mesh)
 
-  def prefill(self, params, draft_state, token_ids, starts, context):
+  def prefill(self, params, draft_state, token_ids, starts, num_kept, context):
     """Leaves the state empty: `propose` reads a new row's whole text."""
-    del params, token_ids, starts, context
+    del params, token_ids, starts, num_kept, context
     return draft_state
 
   def propose(self, params, state):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swiftspec_jax import errors, types
+from swiftspec_jax import prefill as prefill_lib
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
@@ -46,13 +47,14 @@ class DraftModel:
       self.config, batch_size, capacity, self.dtype_name
     ).init(mesh)
 
-  def prefill(self, params, draft_state, token_ids, starts, context):
-    _, cache = decoder.forward(
+  def prefill(self, params, draft_state, token_ids, starts, num_kept, context):
+    cache, _ = prefill_lib.prefill_chunk(
       params,
-      self.config,
-      token_ids,
       draft_state,
-      starts=starts,
+      token_ids,
+      starts,
+      num_kept,
+      config=self.config,
       context=context,
     )
     return cache

@@ -1,4 +1,4 @@
-"""A tree draft reads the prompt, chunk by chunk.
+"""A draft that reads features reads the prompt, chunk by chunk.
 
 Legend: B rows, C tokens of a chunk, S tokens, D embed, H features of the
 target.
@@ -18,34 +18,9 @@ from swiftspec_jax.models.params import Params
 @functools.partial(
   jax.jit,
   static_argnames=('config', 'context'),
-  donate_argnames='cache',
-)
-def take_in(
-  params: Params,
-  cache: dense.KVCache,
-  token_ids: jax.Array,
-  starts: jax.Array,
-  num_kept: jax.Array,
-  *,
-  config: ModelConfig,
-  context: int,
-) -> dense.KVCache:
-  """Takes a chunk i32[B, C] of known tokens into the draft's cache.
-
-  `starts`, `num_kept` and `context` are those of `spec_step.prefill_chunk`.
-  """
-  _, cache = decoder.forward(
-    params, config, token_ids, cache, starts=starts, context=context
-  )
-  return cache.replace(kv_lengths=num_kept)
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'context'),
   donate_argnames=('cache', 'features_before'),
 )
-def take_in_with_features(
+def prefill_chunk(
   params: Params,
   cache: dense.KVCache,
   features_before: jax.Array,
@@ -57,7 +32,7 @@ def take_in_with_features(
   config: ModelConfig,
   context: int,
 ) -> tuple[dense.KVCache, jax.Array, jax.Array]:
-  """Does what `take_in` does, for a draft that reads features.
+  """Does what `prefill.prefill_chunk` does, for such a draft.
 
   Args:
     params: parameters of the draft.
@@ -66,8 +41,8 @@ def take_in_with_features(
       known; that of the first token is 0. Donated.
     token_ids: i32[B, C].
     features: [B, C, H] of these tokens, of the target.
-    starts: same as in `take_in`.
-    num_kept: same as in `take_in`.
+    starts: same as in `prefill_chunk`.
+    num_kept: same as in `prefill_chunk`.
     config: static configuration of the model.
     context: static bound: starts + C is at most this.
 

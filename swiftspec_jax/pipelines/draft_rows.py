@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, spec_step, types
+from swiftspec_jax import buckets, prefill, spec_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
@@ -136,20 +136,18 @@ class DraftRows:
         'context': buckets.context_of(start + size, cache.capacity),
       }
       if found is None:
-        cache = draft_prefill.take_in(
+        cache, _ = prefill.prefill_chunk(
           self._draft.params, cache, token_ids, *counts, **sizes
         )
       else:
-        cache, self._features_before, before_next = (
-          draft_prefill.take_in_with_features(
-            self._draft.params,
-            cache,
-            self._features_before,
-            token_ids,
-            self._on_mesh(found),
-            *counts,
-            **sizes,
-          )
+        cache, self._features_before, before_next = draft_prefill.prefill_chunk(
+          self._draft.params,
+          cache,
+          self._features_before,
+          token_ids,
+          self._on_mesh(found),
+          *counts,
+          **sizes,
         )
     state = self._row_state.features
     if state is None:

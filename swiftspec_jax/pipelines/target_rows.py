@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, spec_step, types
+from swiftspec_jax import buckets, prefill, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
@@ -58,7 +58,8 @@ class TargetRows:
     """Makes all rows idle; allocates if they have another capacity."""
     # Of no request yet, as the states are made.
     self._features = []
-    num_scratch = math.ceil((self._num_query_tokens + 1) / 8) * 8
+    # As many for plain decoding as for short drafts: they share programs.
+    num_scratch = max(math.ceil((self._num_query_tokens + 1) / 8) * 8, 16)
     capacity = buckets.power_of_two(limit) + num_scratch
     if capacity != self.capacity or is_lost((self.state, self._row_state)):
       self.capacity = capacity
@@ -105,19 +106,27 @@ class TargetRows:
     )
     found = []
     for start, size, num_kept in chunks:
-      state, chunk_features = spec_step.prefill_chunk(
+      chunk = self._on_mesh(
+        (
+          token_ids[:, start : start + size],
+          np.full(1, start, np.int32),
+          np.full(1, num_kept, np.int32),
+        )
+      )
+      context = buckets.context_of(start + size, self.capacity)
+      cache, features = prefill.prefill_chunk(
         self._target.params,
-        self._draft_params,
-        state,
-        self._on_mesh(np.full(1, start, np.int32)),
-        self._on_mesh(np.full(1, num_kept, np.int32)),
+        state.target_cache,
+        *chunk,
         config=self._target.config,
-        drafter=self._drafter,
-        chunk_size=size,
-        context=buckets.context_of(start + size, self.capacity),
+        context=context,
         feature_layers=self._feature_layers,
       )
-      found.append(chunk_features)
+      draft_state = self._drafter.prefill(
+        self._draft_params, state.draft_state, *chunk, context
+      )
+      state = state.replace(target_cache=cache, draft_state=draft_state)
+      found.append(features)
     self._row_state = state
     self._limits[slot] = limit
     self._sampling[slot] = request.sampling
