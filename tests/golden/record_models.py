@@ -43,12 +43,10 @@ def save_random(directory: pathlib.Path) -> modeling_utils.PreTrainedModel:
 @torch.no_grad()
 def step_logits(peer, token_ids: np.ndarray) -> np.ndarray:
   """Returns f32[tokens, V], computed one by one."""
-  cache, logits = None, []
+  cache, logits = transformers.DynamicCache(config=peer.config), []
   for token_id in token_ids.tolist():
-    output = peer(
-      torch.tensor([[token_id]]), past_key_values=cache, use_cache=True
-    )
-    cache = output.past_key_values
+    # By position, as the name of the cache has changed in 5.24.
+    output = peer(torch.tensor([[token_id]]), None, None, cache, use_cache=True)
     logits.append(output.logits[0, 0].numpy())
   return np.stack(logits)
 
