@@ -85,6 +85,8 @@ class TreeProposal:
       token_ids=self.token_ids[:, :num_nodes],
       parents=self.parents[:, :num_nodes],
       depths=self.depths[:, :num_nodes],
+      is_looked_up=self.is_looked_up[:, :num_nodes],
+      log_probs=self.log_probs[:, :num_nodes],
     )
 
 

@@ -129,7 +129,7 @@ def test_logits_of_every_family(tmp_path, family):
       starts=jnp.zeros(1, jnp.int32),
     )
     logits.append(decoder.unembed(each.params, each.config, hidden))
-  # Of so many weights one may lie right between two integers of int8.
+  # One of the weights may lie right between two integers of int8.
   np.testing.assert_allclose(*logits, atol=1e-2 if has_experts else 1e-4)
 
 

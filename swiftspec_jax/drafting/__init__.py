@@ -45,7 +45,8 @@ class Drafter(Protocol):
       draft_state: donated.
       token_ids: i32[B, C].
       starts: i32[B] position of the first of them.
-      num_kept: i32[B] known tokens behind the chunk; the rest is padding.
+      num_kept: i32[B] tokens of the prompt that have been read afterwards. What
+        the chunk has behind them is padding.
       context: positions of the chunk are below it.
     """
 

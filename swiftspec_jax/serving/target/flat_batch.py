@@ -85,15 +85,10 @@ def pack(
   own = starts[rows] + index
   num_blocks = -(-num_tokens // width)
   blocks = _before(num_blocks)[rows] + index // width
-  positions = np.zeros(sizes.num_tokens, np.int32)
-  positions[:total] = own
-  places = np.full(sizes.num_tokens, num_pages * page_size, np.int32)
-  places[:total] = places_of(page_table, rows, own, page_size, num_pages)
+  places = places_of(page_table, rows, own, page_size, num_pages)
   block_tokens = np.zeros((sizes.num_blocks, width), np.int32)
   block_tokens[blocks, index % width] = np.arange(total)
   block_lengths = np.bincount(blocks, minlength=sizes.num_blocks)
-  block_places = np.zeros(sizes.num_tokens, np.int32)
-  block_places[:total] = blocks * width + index % width
   # No longer than the context, which may be more than a row can have.
   num_columns = min(sizes.context // page_size, page_table.shape[1])
   block_pages = np.zeros(
@@ -104,12 +99,12 @@ def pack(
     block_rows, :num_columns
   ]
   return FlatBatch(
-    positions=positions,
-    places=places,
+    positions=padded(own, sizes.num_tokens),
+    places=padded(places, sizes.num_tokens, num_pages * page_size),
     block_tokens=block_tokens,
     block_lengths=block_lengths.astype(np.int32),
     block_pages=block_pages,
-    block_places=block_places,
+    block_places=padded(blocks * width + index % width, sizes.num_tokens),
   )
 
 
@@ -132,6 +127,13 @@ def places_of(
   pages = page_table[rows, positions // page_size]
   places = pages * page_size + positions % page_size
   return np.where(positions < 0, num_pages * page_size, places)
+
+
+def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
+  """Returns i32[size, ...] of i64[r, ...], with `fill` behind them."""
+  found = np.full((size, *values.shape[1:]), fill, np.int32)
+  found[: len(values)] = values
+  return found
 
 
 def _before(counts: np.ndarray) -> np.ndarray:

@@ -184,11 +184,13 @@ def pack(
       config.page_size,
       config.num_pages,
     ),
-    slots=_padded(slots, flat.num_tokens, num_slots),
-    draft_index=_padded(
+    slots=flat_batch.padded(slots, flat.num_tokens, num_slots),
+    draft_index=flat_batch.padded(
       np.where(offsets > 0, draft_index, -1), flat.num_tokens, -1
     ),
-    query_index=_padded(np.flatnonzero(is_query), sizes.num_logits(flat), 0),
+    query_index=flat_batch.padded(
+      np.flatnonzero(is_query), sizes.num_logits(flat)
+    ),
     index=index,
     num_known=by_slot(
       decoding, step.starts[: len(decoding)] + 1, np.int32(_AS_PACKED)
@@ -205,9 +207,3 @@ def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
   if step.num_query_tokens.max() == 1:
     return sizes.plain(step.padded_rows, longest)
   return sizes.mixed(step.padded_rows, step.padded_query_tokens, longest)
-
-
-def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
-  padded = np.full(size, fill, np.int32)
-  padded[: len(values)] = values
-  return padded

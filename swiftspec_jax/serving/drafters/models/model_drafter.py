@@ -248,11 +248,11 @@ class ModelDrafter:
         texts.token_ids[slots], sizes.num_rows, sizes.context
       )
     rows = DraftRows(
-      slots=padded(slots, sizes.num_rows),
-      last=padded(np.cumsum(counts) - 1, sizes.num_rows),
-      positions=padded(starts + counts, sizes.num_rows)[:, None]
+      slots=flat_batch.padded(slots, sizes.num_rows),
+      last=flat_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
+      positions=flat_batch.padded(starts + counts, sizes.num_rows)[:, None]
       + np.arange(self._num_forwards, dtype=np.int32)[None],
-      lengths=padded(lengths, sizes.num_rows),
+      lengths=flat_batch.padded(lengths, sizes.num_rows),
       page_table=_padded_rows(
         texts.page_table[slots],
         sizes.num_rows,
@@ -294,7 +294,7 @@ class ModelDrafter:
     positions = batch.positions[: len(owners)]
     token_ids = texts.token_ids[slots[owners], positions]
     places = self._places_before(sizes, tables, owners, positions)
-    fed = batch, padded(token_ids, sizes.num_tokens), places
+    fed = batch, flat_batch.padded(token_ids, sizes.num_tokens), places
     batch, token_ids, places = self._put(fed)
     features = None
     if places is not None:
@@ -344,7 +344,7 @@ class ModelDrafter:
     places = flat_batch.places_of(
       tables, rows, positions - 1, config.page_size, config.num_pages
     )
-    return padded(places, sizes.num_tokens)
+    return flat_batch.padded(places, sizes.num_tokens)
 
   @property
   def _reads_texts(self) -> bool:
@@ -392,13 +392,6 @@ class ModelDrafter:
       found: result of `_propose`.
     """
     raise NotImplementedError
-
-
-def padded(values: np.ndarray, size: int) -> np.ndarray:
-  """Returns i32[size, ...] of i64[r, ...], filled with zeros."""
-  found = np.zeros((size, *values.shape[1:]), np.int32)
-  found[: len(values)] = values
-  return found
 
 
 def _padded_rows(values: np.ndarray, num_rows: int, size: int) -> np.ndarray:

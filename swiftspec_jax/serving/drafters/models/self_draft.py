@@ -29,9 +29,8 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows, feed
-from swiftspec_jax.serving.drafters.models.model_drafter import padded
 from swiftspec_jax.serving.target import choices
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.serving.target.flat_batch import FlatSizes, padded
 from swiftspec_jax.serving.target.target import Target
 
 
