@@ -349,9 +349,6 @@ class SamplingParams:
           )
 
 
-_CATCH_UP = 64  # tokens
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
   """How a draft model grows its token tree, and what it sends of it.
@@ -440,8 +437,3 @@ class TreeConfig:
       ),
     }
     errors.check_fields(self, checks)
-
-  @property
-  def num_catch_up(self) -> int:
-    """Tokens that a draft reads at once after a pause."""
-    return max(min(_CATCH_UP, self.num_cache_rows), 2 * self.num_nodes)

@@ -2,13 +2,12 @@
 
 Target and draft read it with the same program, whatever drafts afterwards.
 
-Legend: B rows, C tokens of a chunk, H features of the target.
+Legend: B rows, C tokens of a chunk.
 """
 
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
@@ -17,9 +16,7 @@ from swiftspec_jax.models.params import Params
 
 
 @functools.partial(
-  jax.jit,
-  static_argnames=('config', 'context', 'feature_layers'),
-  donate_argnames='cache',
+  jax.jit, static_argnames=('config', 'context'), donate_argnames='cache'
 )
 def prefill_chunk(
   params: Params,
@@ -30,8 +27,7 @@ def prefill_chunk(
   *,
   config: ModelConfig,
   context: int,
-  feature_layers: tuple[int, ...] = (),
-) -> tuple[dense.KVCache, jax.Array | None]:
+) -> dense.KVCache:
   """Takes a chunk of known tokens into a cache.
 
   Args:
@@ -43,10 +39,6 @@ def prefill_chunk(
     num_kept: i32[B] committed tokens afterwards.
     config: configuration of the model; static.
     context: static bound: starts + C is at most this.
-    feature_layers: static indices of layers whose outputs are returned.
-
-  Returns:
-    The cache, and the features bf16[B, C, H] of the chunk, or None.
   """
   _, features, cache = decoder.forward_with_features(
     params,
@@ -55,8 +47,7 @@ def prefill_chunk(
     cache,
     starts=starts,
     context=context,
-    feature_layers=feature_layers,
+    feature_layers=cache.feature_layers,
   )
-  if features is not None:
-    features = features.astype(jnp.bfloat16)
-  return cache.replace(kv_lengths=num_kept), features
+  cache = dense.write_features(cache, features, starts)
+  return cache.replace(kv_lengths=num_kept)

@@ -39,50 +39,17 @@ def decode_step(
     config: configuration of the target; static.
     drafter: static drafter.
   """
-  state, _, _, output = decode(
-    target_params, draft_params, state, config=config, drafter=drafter
-  )
-  return state, output
-
-
-def decode(
-  target_params: Params,
-  draft_params: Any,
-  state: types.DecodeState,
-  *,
-  config: ModelConfig,
-  drafter: Drafter,
-  feature_layers: tuple[int, ...] = (),
-) -> tuple[
-  types.DecodeState, types.VerifiedTokens, jax.Array | None, types.StepOutput
-]:
-  """Takes the step of `decode_step`.
-
-  Args:
-    target_params: parameters of the target.
-    draft_params: parameters of the drafter; None where it has none.
-    state: state of all rows.
-    config: configuration of the target; static.
-    drafter: static drafter.
-    feature_layers: static indices of the target's layers whose outputs are
-      returned.
-
-  Returns:
-    The state; what was emitted; the features [B, T, H] of root and draft
-    tokens, or None; and what the host reads.
-  """
   with jax.named_scope('draft'):
     proposal, draft_state = drafter.propose(draft_params, state)
   state = state.replace(draft_state=draft_state)
-  verify = functools.partial(
-    _verify, target_params, config, feature_layers, state
-  )
+  verify = functools.partial(_verify, target_params, config, state)
   if len(drafter.lengths) > 1:
     verify = functools.partial(_verify_shortest, verify, drafter.lengths)
   cache, verdict, features, logprobs = verify(state.target_cache, proposal)
   with jax.named_scope('commit'):
     num_emitted = count_emitted(state, verdict)
     state = append_tokens(state, verdict.token_ids, num_emitted)
+    cache = dense.write_features(cache, features, cache.kv_lengths)
     state = state.replace(target_cache=dense.extend(cache, num_emitted))
   output = types.StepOutput.pack(
     num_emitted=num_emitted,
@@ -90,13 +57,10 @@ def decode(
     verdict=verdict,
     logprobs=logprobs,
   )
-  verified = types.VerifiedTokens(
-    token_ids=verdict.token_ids, num_tokens=num_emitted
-  )
-  return state, verified, features, output
+  return state, output
 
 
-def _verify(params, config, feature_layers, state, cache, proposal):
+def _verify(params, config, state, cache, proposal):
   """Target forward over root and drafts, and the verdict."""
   root = jnp.take_along_axis(
     state.token_ids, jnp.maximum(state.lengths[:, None] - 1, 0), axis=1
@@ -109,7 +73,7 @@ def _verify(params, config, feature_layers, state, cache, proposal):
       token_ids,
       cache,
       starts=cache.kv_lengths,
-      feature_layers=feature_layers,
+      feature_layers=cache.feature_layers,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):

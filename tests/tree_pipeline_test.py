@@ -11,7 +11,7 @@ from decoding_cases import run
 from tree_cases import DEVICES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, testing
+from swiftspec_jax import buckets, testing, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
@@ -141,13 +141,13 @@ def test_draft_catches_up_after_a_pause(mode, num_rounds):
   """Also where it was longer than what is taken in at once."""
   pipeline = start(mode)
   tree_sizes = Sizes(num_nodes=8, num_steps=3)
-  pipeline.follow(sizes=tree_sizes)
-  verified, _ = pipeline.verify()
+  pipeline.follow(tree_sizes)
+  pipeline.verify()
   for _ in range(num_rounds):
-    pipeline.follow(verified, PAUSE)
-    verified, _ = pipeline.verify()
+    pipeline.follow(PAUSE)
+    pipeline.verify()
   for _ in range(2):
-    pipeline.follow(verified, tree_sizes)
+    pipeline.follow(tree_sizes)
     state = jax.device_get(pipeline._target_rows.state)
     draft_state = jax.device_get(pipeline._draft_rows.state)
     length = int(state.lengths[0])
@@ -157,17 +157,17 @@ def test_draft_catches_up_after_a_pause(mode, num_rounds):
     assert draft_state.cache.kv_lengths[0] == length - 1
     check_cache(pipeline._draft, draft_state.cache, text, {})
     assert path_tokens(draft_state.tree, 0) == text[-1:]
-    verified, _ = pipeline.verify()
+    pipeline.verify()
 
 
 def test_plain_rounds_leave_the_draft_alone():
   pipeline = start('async')
-  pipeline.follow(sizes=PAUSE)
+  pipeline.follow(PAUSE)
   before = pipeline._draft_rows.state
   for _ in range(5):
-    verified, output = pipeline.verify()
+    output = pipeline.verify()
     assert int(output.packed[0, 0]) == 1  # token
-    pipeline.follow(verified, PAUSE)
+    pipeline.follow(PAUSE)
   assert pipeline._draft_rows.state is before
 
 
@@ -199,15 +199,19 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   pipeline.follow()
   seen = set()
   for _ in range(60):
-    verified, _ = pipeline.verify()
+    output = pipeline.verify()
     pipeline.grow()
+    tokens = types.StepReport.unpack(np.asarray(output.packed)[0]).token_ids
+    verified = np.pad(tokens, (0, tree.num_nodes - len(tokens)))[None]
     after, moved = tree_lib.reroot(
       pipeline.tree,
-      jax.device_put(verified[:, :-1], jax.devices()[1]),
-      jax.device_put(verified[:, -1], jax.devices()[1]),
+      *jax.device_put(
+        (verified.astype(np.int32), np.array([len(tokens)], np.int32)),
+        jax.devices()[1],
+      ),
     )
     outcome, size = int(moved.outcome[0]), int(after.size[0])
-    pipeline.follow(verified)
+    pipeline.follow()
     num_forwards = int(np.asarray(pipeline._proposal)[0, -1])
     is_free = outcome == tree_lib.HIT and size >= tree.num_nodes
     assert (num_forwards == 0) == is_free

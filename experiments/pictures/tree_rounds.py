@@ -95,13 +95,13 @@ def collect(
   )
   rounds = []
   while len(rounds) < num_rounds and len(known) < limit:
-    verified, output = pipeline.verify()
+    output = pipeline.verify()
     if pipeline.is_async:
       pipeline.grow()
     # Before the next program takes the arrays over.
     tree = jax.device_get(pipeline.tree)
     report = types.StepReport.unpack(jax.device_get(output.packed)[0])
-    pipeline.follow(verified)
+    pipeline.follow()
     rounds.append(_make_round(target.tokenizer, tree, known, report))
     known += report.token_ids
     if set(report.token_ids) & set(eos_token_ids):

@@ -6,7 +6,10 @@ rows by length. Nothing is ever cleared: rows at or beyond `kv_lengths` are
 simply not visible. Behind the last row that can ever be committed a cache
 needs as many scratch rows as one step writes.
 
-Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers.
+A cache may also keep features of its tokens, for a draft that reads them.
+
+Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers, H
+features.
 """
 
 import dataclasses
@@ -39,6 +42,9 @@ class KVCache:
   capacity: int = struct.field(pytree_node=False)  # S
   # Of keys and values; None is JAX's default device.
   sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
+  # bf16[B, S, H] outputs of layers; None if there are none to keep.
+  features: jax.Array | None = None
+  feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,8 @@ class KVCacheConfig:
   batch_size: int
   capacity: int
   dtype: jax.typing.DTypeLike
+  feature_layers: tuple[int, ...] = ()  # whose outputs are kept
+  feature_dim: int = 0  # H
 
   @classmethod
   def of_model(
@@ -59,6 +67,7 @@ class KVCacheConfig:
     batch_size: int,
     capacity: int,
     dtype: jax.typing.DTypeLike,
+    feature_layers: tuple[int, ...] = (),
   ) -> 'KVCacheConfig':
     return cls(
       num_layers=config.num_layers,
@@ -67,6 +76,8 @@ class KVCacheConfig:
       batch_size=batch_size,
       capacity=capacity,
       dtype=dtype,
+      feature_layers=feature_layers,
+      feature_dim=len(feature_layers) * config.embed_dim,
     )
 
   def init(self, mesh: Mesh) -> KVCache:
@@ -79,12 +90,20 @@ class KVCacheConfig:
     def zeros(shape, dtype, device):
       return jnp.zeros(shape, dtype, device=device)
 
+    features = None
+    if self.feature_layers:
+      # Rounding costs a little acceptance at most, and halves what travels.
+      features = zeros(
+        (self.batch_size, capacity, self.feature_dim), jnp.bfloat16, replicated
+      )
     return KVCache(
       keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
       capacity=capacity,
       sharding=rows,
+      features=features,
+      feature_layers=self.feature_layers,
     )
 
 
@@ -112,6 +131,23 @@ def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   if new.shape[2] == 1:
     new = jnp.concatenate([new, new], axis=2)
   return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
+
+
+def write_features(
+  cache: KVCache, features: jax.Array | None, starts: jax.Array
+) -> KVCache:
+  """Returns the cache with the features of a block of tokens.
+
+  Args:
+    cache: cache to write into.
+    features: [B, T, H]; None where the cache keeps none.
+    starts: i32[B] first row of each block, as in `write`.
+  """
+  if features is None:
+    return cache
+  # As the rows of a single head.
+  rows = write(cache.features[:, None], features[:, :, None], starts)
+  return cache.replace(features=rows[:, 0])
 
 
 def _write_block(rows, new, start):

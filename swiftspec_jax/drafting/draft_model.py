@@ -48,7 +48,7 @@ class DraftModel:
     ).init(mesh)
 
   def prefill(self, params, draft_state, token_ids, starts, num_kept, context):
-    cache, _ = prefill_lib.prefill_chunk(
+    return prefill_lib.prefill_chunk(
       params,
       draft_state,
       token_ids,
@@ -57,7 +57,6 @@ class DraftModel:
       config=self.config,
       context=context,
     )
-    return cache
 
   def propose(self, params, state):
     """Drafts K tokens with K forwards.

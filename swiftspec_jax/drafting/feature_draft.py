@@ -62,19 +62,6 @@ def check_layers(draft: Model, target: Model) -> None:
     )
 
 
-def put_behind(
-  features_before: jax.Array, features: jax.Array, starts: jax.Array
-) -> jax.Array:
-  """Notes the features [B, C, D] of a chunk for the tokens behind them.
-
-  Args:
-    features_before: [B, S, D] of the token before each one.
-    features: [B, C, D] of tokens.
-    starts: i32[B] where the first of those tokens stands.
-  """
-  return _put(features_before, features, starts + 1)
-
-
 def take_chunk(values: jax.Array, starts: jax.Array, size: int) -> jax.Array:
   """Returns [B, size, D] of [B, S, D], from i32[B] on."""
   return jax.vmap(

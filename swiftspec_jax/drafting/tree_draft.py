@@ -70,11 +70,7 @@ def init(
   """
   # Besides the tree, there must be room for a forward whose leaves are padding,
   # and for one that reads verified tokens.
-  num_read = 0
-  if config.reads_features:
-    num_read = tree_config.num_nodes
-    if tree_config.is_adaptive:
-      num_read = tree_config.num_catch_up
+  num_read = tree_config.num_nodes if config.reads_features else 0
   num_scratch = tree_config.num_cache_rows + max(tree_config.width, num_read, 2)
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype

@@ -243,14 +243,14 @@ class RowEngine(engine.Engine[Job]):
     start = time.perf_counter()
     packed, logprobs = jax.device_get((output.packed, output.logprobs))
     arrived, work = time.perf_counter(), time.thread_time()
-    read = []
+    read, reports = [], {}
     for slot, job in enumerate(jobs):
       if job is None or job.is_finished:
         continue
-      report = types.StepReport.unpack(packed[slot])
+      reports[slot] = report = types.StepReport.unpack(packed[slot])
       own = jax.tree.map(lambda x, slot=slot: x[slot], logprobs)
       read.append((job.handle, report, len(job.push(report, own))))
-    self.pipeline.observe([report for _, report, _ in read])
+    self.pipeline.observe(reports)
     self.host_seconds += time.thread_time() - work
     self._note('wait', start, arrived)
     self._note('read', arrived, time.perf_counter())

@@ -1,6 +1,6 @@
 """What runs on the devices for a batch of rows, behind one interface."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from swiftspec_jax import buckets, types
@@ -48,5 +48,5 @@ class Pipeline(Protocol):
   def dispatch(self) -> types.StepOutput:
     """Enqueues one round; does not wait for its output."""
 
-  def observe(self, reports: Sequence[types.StepReport]) -> None:
-    """Learns what became of a round: a report for each busy row."""
+  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
+    """Learns what became of a round: the report of each busy row."""

@@ -1,7 +1,7 @@
 """Chains: drafting and verifying are one program on the same devices."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -75,23 +75,23 @@ class ChainPipeline:
     )
     return output
 
-  def observe(self, reports: Sequence[types.StepReport]) -> None:
+  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
     del reports
 
   def _measure_steps(self, capacity: int) -> jax.Array:
     """Times steps of idle rows, which stay idle, by the length of the draft."""
-    del capacity  # is that of the rows
 
     def step(length):
       self._draft_params = self._on_mesh(self._drafter.forcing(length))
       return self.dispatch
 
-    self._rows.fill()
+    # As long as the shortest texts that need this capacity.
+    self._rows.fill(capacity // 2)
     seconds = step_timing.median_seconds(
       {n: functools.partial(step, n) for n in self._drafter.lengths},
       lambda: self._rows.state,
     )
-    self._rows.empty()
+    self._rows.fill(0)
     return self._on_mesh(np.array([*seconds.values()], np.float32))
 
   def _on_mesh(self, seconds: np.ndarray) -> jax.Array:

@@ -81,12 +81,8 @@ class TargetRows:
     request: Request,
     limit: int,
     chunks: Iterable[buckets.Chunk],
-  ) -> list[jax.Array | None]:
-    """Prefills a request on its own and puts it into a row.
-
-    Returns:
-      For each chunk the features bf16[1, C, H], if the draft reads them.
-    """
+  ) -> None:
+    """Prefills a request on its own and puts it into a row."""
     prompt = np.asarray(request.token_ids, np.int32)
     token_ids = np.zeros((1, self.capacity), np.int32)
     token_ids[0, : len(prompt)] = prompt
@@ -104,7 +100,6 @@ class TargetRows:
         kv_lengths=self._on_mesh(np.zeros(1, np.int32))
       )
     )
-    found = []
     for start, size, num_kept in chunks:
       chunk = self._on_mesh(
         (
@@ -114,19 +109,17 @@ class TargetRows:
         )
       )
       context = buckets.context_of(start + size, self.capacity)
-      cache, features = prefill.prefill_chunk(
+      cache = prefill.prefill_chunk(
         self._target.params,
         state.target_cache,
         *chunk,
         config=self._target.config,
         context=context,
-        feature_layers=self._feature_layers,
       )
       draft_state = self._drafter.prefill(
         self._draft_params, state.draft_state, *chunk, context
       )
       state = state.replace(target_cache=cache, draft_state=draft_state)
-      found.append(features)
     self._row_state = state
     self._limits[slot] = limit
     self._sampling[slot] = request.sampling
@@ -139,7 +132,6 @@ class TargetRows:
       state.replace(sampling=self._sampling_state([request.sampling])),
       self._on_mesh(np.int32(slot)),
     )
-    return found
 
   def _add_features(self, sampling: SamplingParams) -> bool:
     """Takes note of what a request uses; returns whether that is new."""
@@ -156,19 +148,12 @@ class TargetRows:
       max_lengths=self._on_mesh(self._limits.copy())
     )
 
-  def fill(self) -> None:
-    """Makes rows as long as the shortest texts that need this capacity.
+  def fill(self, length: int) -> None:
+    """Pretends that idle rows know texts of `length` tokens; 0 undoes it.
 
-    For measuring with idle rows: the longer the text, the more time tokens
-    beside the first one take.
+    For measuring: the longer the text, the more time tokens beside the first
+    one take.
     """
-    self._set_lengths(self.capacity // 2)
-
-  def empty(self) -> None:
-    """Undoes `fill`."""
-    self._set_lengths(0)
-
-  def _set_lengths(self, length: int) -> None:
     # Both are donated, so each needs an array of its own.
     lengths, kv_lengths = (
       self._on_mesh(np.full(self._batch_size, length, np.int32))
@@ -180,7 +165,11 @@ class TargetRows:
   def _init_state(self, batch_size: int) -> types.DecodeState:
     config, mesh = self._target.config, self._target.mesh
     cache = dense.KVCacheConfig.of_model(
-      config, batch_size, self.capacity, self._target.dtype
+      config,
+      batch_size,
+      self.capacity,
+      self._target.dtype,
+      self._feature_layers,
     )
 
     def zeros(*shape):

@@ -6,32 +6,35 @@ Between them go two small integer arrays a round, and the target's features of
 the verified tokens if the draft reads them; the host waits for none.
 """
 
-import dataclasses
+import collections
 import functools
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import buckets, tree_step, types
+from swiftspec_jax import buckets, spec_step, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.drafting import catch_up, tree_draft
+from swiftspec_jax.drafting import (
+  feature_draft,
+  forced_acceptance,
+  tree_checks,
+)
 from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
+from swiftspec_jax.drafting.draft_rows import DraftRows
 from swiftspec_jax.drafting.no_draft import NoDraft
+from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import step_timing, tree_checks, tree_sizes
+from swiftspec_jax.pipelines import step_timing, tree_sizes
 from swiftspec_jax.pipelines.depth_price import DepthPrice
-from swiftspec_jax.pipelines.draft_lag import DraftLag
-from swiftspec_jax.pipelines.draft_rows import DraftRows
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
 _PAUSE_TOKENS = 8  # most of a round without the draft
+_CATCH_UP = 32  # tokens, behind a short pause
 
 
 class TreePipeline:
@@ -61,22 +64,9 @@ class TreePipeline:
     """
     self.is_async = tree_checks.are_disjoint(target, draft)
     tree_checks.check_sizes(draft, tree_config)
-    tree_checks.check_features(target, draft, tree_config)
+    feature_draft.check_layers(draft, target)
     self._target, self._draft = target, draft
-    self._batch_size = batch_size
     self._tree_config = tree_config
-    # What the host decides must not be compiled in.
-    self._compiled_config = dataclasses.replace(
-      tree_config,
-      num_draft_steps=0,
-      num_restart_steps=0,
-      waits_for_misses=False,
-      is_adaptive=False,
-      min_leaf_mass=0.0,
-      is_depth_priced=False,
-    )
-    # Where the two take turns, nothing grows while the target verifies.
-    self._waits = int(tree_config.waits_for_misses or not self.is_async)
     self._timeline = timeline
     # Drafts on the target's devices while the draft pauses.
     self._pause_drafter = _pause_drafter(tree_config)
@@ -89,13 +79,11 @@ class TreePipeline:
       num_query_tokens=tree_config.num_nodes,
       feature_layers=draft.config.feature_layers,
     )
-    self._draft_rows = DraftRows(draft, tree_config, batch_size)
-    self._no_news = sharding_lib.replicate(
-      _no_news(draft, batch_size, tree_config.num_nodes), draft.mesh
+    self._draft_rows: DraftRows | None = None
+    # Whole rows are the pages of the texts.
+    self._row_pages = sharding_lib.replicate(
+      np.arange(batch_size, dtype=np.int32)[:, None], target.mesh
     )
-    self._count = functools.cache(self._count)
-    self._budgets = functools.cache(self._budgets)
-    self._mass = functools.cache(self._mass)
     self._measure_steps = functools.cache(self._measure_steps)
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     self._price: DepthPrice | None = None
@@ -109,9 +97,14 @@ class TreePipeline:
     # needs none.
     self._next: tree_sizes.Sizes | None = None
     self._proposal: jax.Array | None = None
-    self._lag = DraftLag()
-    # Their verdicts, on the target's devices, if the draft reads features.
-    self._missed: types.PackedVerified | None = None
+    self._is_busy = np.zeros(batch_size, bool)
+    # Tokens of the texts that the host knows, and that the draft has read at
+    # least; and the most tokens of a row in rounds that were not read, and in
+    # rounds that the draft was not told of.
+    self._num_known = np.zeros(batch_size, np.int64)
+    self._num_read = np.zeros(batch_size, np.int64)
+    self._unread: collections.deque[int] = collections.deque()
+    self._num_missed = 0
 
   @property
   def num_speculative_tokens(self) -> int:
@@ -139,19 +132,27 @@ class TreePipeline:
 
   def prepare(self, limit: int, sampling: Sequence[SamplingParams]) -> None:
     self._target_rows.prepare(limit, sampling)
-    self._draft_rows.prepare(limit)
+    self._prepare_draft(buckets.power_of_two(limit))
+    self._is_busy[:] = False
     self._sizes.reset()
-    if self._tree_config.is_adaptive and self._draft.config.reads_features:
-      self._missed = sharding_lib.replicate(
-        _no_news(self._draft, self._batch_size, self._tree_config.num_catch_up),
-        self._target.mesh,
-      )
     if self._tree_config.is_adaptive:
       self._adapt(self._measure_steps(self.capacity))
     if self._price is not None:
       self._price.start(self._measure_steps(self.capacity))
-    self._forget_proposal()
-    self._lag = DraftLag()
+    self._forget_rounds()
+
+  def _prepare_draft(self, max_context: int) -> None:
+    rows = self._draft_rows
+    if rows is None or rows.is_lost or rows.max_context != max_context:
+      self._draft_rows = rows = None  # free it first
+      self._draft_rows = DraftRows(
+        self._draft,
+        self._tree_config,
+        self._target,
+        num_rows=len(self._is_busy),
+        max_context=max_context,
+        timeline=self._timeline,
+      )
 
   def admit(
     self,
@@ -161,28 +162,35 @@ class TreePipeline:
     chunks: Iterable[buckets.Chunk],
   ) -> None:
     chunks = list(chunks)
-    outputs = self._target_rows.admit(slot, request, limit, chunks)
-    self._draft_rows.admit(slot, request, chunks, outputs)
+    self._target_rows.admit(slot, request, limit, chunks)
+    reference = None
+    if self._tree_config.forced_acceptance is not None:
+      reference = forced_acceptance.make_reference(
+        request.token_ids + request.reference_token_ids,
+        request.sampling.seed,
+        self._draft_rows.max_context,
+      )
+    self._draft_rows.put_text(slot, request.token_ids, reference)
+    # It reads the root, too, even where that is the whole prompt.
+    for start, size, _ in chunks or buckets.plan_prefill(1, self.capacity):
+      self._read(slot, start, size)
+    self._num_known[slot] = self._num_read[slot] = len(request.token_ids)
+    self._is_busy[slot] = True
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
     self._forget_proposal()  # has the row's former tree
-    self._forget_missed([slot])
 
   def stop(self, slot: int) -> None:
     self._target_rows.stop(slot)
-    self._draft_rows.stop(slot)
+    self._is_busy[slot] = False
 
   def warmup(self) -> None:
-    compiled = self._compiled_sizes()
-    for sizes in compiled:
-      self.follow(sizes=sizes)
-      verified, _ = self.verify()
+    for sizes in self._compiled_sizes():
+      self.follow(sizes)
+      self.verify()
       if self.is_async:
         self.grow()
-    if tree_sizes.PAUSE in compiled:
-      self._note_missed(verified)
-      self._catch_up()
     jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
-    self._forget_proposal()
+    self._forget_rounds()
 
   def dispatch(self) -> types.StepOutput:
     if self._timeline is not None:
@@ -190,105 +198,72 @@ class TreePipeline:
     if self._next is None:
       self.follow()
     self._sizes.note_verified(self._next)
-    verified, output = self.verify()
+    output = self.verify()
     if self.is_async and self._next != tree_sizes.PAUSE:
       self.grow()
-    self.follow(verified)
+    self.follow()
     return output
 
-  def observe(self, reports: Sequence[types.StepReport]) -> None:
-    self._sizes.observe(reports)
+  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
+    self._unread.popleft()
+    for slot, report in reports.items():
+      self._num_known[slot] += len(report.token_ids)
+    self._sizes.observe(list(reports.values()))
     if self._price is not None:
-      self._price.observe(reports)
-    self._lag.read([len(report.token_ids) for report in reports])
+      self._price.observe(list(reports.values()))
 
-  def verify(self) -> tuple[types.PackedVerified, types.StepOutput]:
-    """Enqueues the target's part; returns what goes to draft and host."""
+  def verify(self) -> types.StepOutput:
+    """Enqueues the target's part."""
     dispatched = time.perf_counter()
-    common = {
-      'config': self._target.config,
-      'feature_layers': self._draft.config.feature_layers,
-    }
-    params, state = self._target.params, self._target_rows.state
+    config, params = self._target.config, self._target.params
     if self._proposal is None:
       after = None
-      state, verified, output = tree_step.pause_step(
+      self._target_rows.state, output = spec_step.decode_step(
         params,
         self._pause_params,
-        state,
+        self._target_rows.state,
+        config=config,
         drafter=self._pause_drafter,
-        max_nodes=self._tree_config.num_nodes,
-        **common,
       )
     else:
       after = 'proposal'
-      state, verified, output = tree_step.verify_step(
+      self._target_rows.state, output = tree_step.verify_step(
         params,
-        state,
+        self._target_rows.state,
         self._proposal,
+        config=config,
         num_nodes=self._next.num_nodes,
-        **common,
       )
-    self._target_rows.state = state
-    self._note(timeline_lib.TARGET, 'verify', dispatched, verified, after)
-    return verified, output
+    self._unread.append(self._most_tokens(self._next))
+    self._num_missed += self._most_tokens(self._next)
+    if self._timeline is not None:
+      self._timeline.program(
+        timeline_lib.TARGET, 'verify', dispatched, output.packed, after
+      )
+    return output
 
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
     self._grow(self._sizes.current.num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
-    """Enqueues forwards, at most `num_steps`; returns how many ran."""
-    dispatched = time.perf_counter()
-    self._draft_rows.state, num_forwards = tree_draft.grow(
-      self._draft.params,
-      self._draft_rows.state,
-      self._count(num_steps),
-      self._min_mass(),
-      config=self._draft.config,
-      tree_config=self._compiled_config,
-    )
-    self._note(timeline_lib.DRAFT, 'grow', dispatched, num_forwards)
-    return num_forwards
+    return self._draft_rows.grow(num_steps, self._min_mass())
 
-  def follow(
-    self,
-    verified: types.PackedVerified | None = None,
-    sizes: tree_sizes.Sizes | None = None,
-  ) -> None:
-    """Enqueues the programs that make the next proposal.
+  def follow(self, sizes: tree_sizes.Sizes | None = None) -> None:
+    """Enqueues that the draft follows the texts, and makes the next proposal.
 
     Args:
-      verified: verdict from `verify`; None before the first one.
       sizes: sizes of the proposal; by default what the rounds before suggest.
     """
-    sizes = sizes or self._sizes.next()
-    is_pause = sizes == tree_sizes.PAUSE
-    self._note_round(verified, is_missed=is_pause or self._lag.bound > 0)
-    self._next = sizes
-    if self._lag.bound and not is_pause:
+    self._next = sizes or self._sizes.next()
+    self._proposal = None
+    if self._next == tree_sizes.PAUSE:
+      return
+    if self._num_missed > self._tree_config.num_nodes:
       self._catch_up()
-      self._lag.note_caught_up()
-      verified = None  # has been read
-    elif (
-      self._lag.bound
-      > self._tree_config.num_catch_up - self._tree_config.num_nodes
-    ):  # the next verdict must fit
-      self._catch_up()
-      self._lag.note_caught_up(1)  # but for the root
-    self._proposal = None if is_pause else self._advance(verified)
-
-  def _note_round(
-    self, verified: types.PackedVerified | None, is_missed: bool
-  ) -> None:
-    """Notes whether the draft will follow the verdict, or miss it."""
-    if verified is None:
-      self._lag.bound += is_missed  # the root
-    elif is_missed:
-      self._lag.note_missed(self._most_tokens(self._next))
-      self._note_missed(verified)
-    else:
-      self._lag.note_followed()
+    self._num_missed = 0
+    self._num_read[:] = self._num_known
+    self._proposal = self._advance(self._is_busy)
 
   def _most_tokens(self, sizes: tree_sizes.Sizes) -> int:
     """Returns how many tokens a row can emit in a round."""
@@ -296,89 +271,44 @@ class TreePipeline:
       return self._pause_drafter.num_speculative_tokens + 1
     return sizes.num_nodes
 
-  def _advance(self, verified: types.PackedVerified | None) -> jax.Array:
+  def _advance(self, is_busy: np.ndarray, *, follows: bool = True) -> jax.Array:
     """Enqueues the draft's part and both transfers; returns the proposal."""
     sizes = self._next
-    verified = self._no_news if verified is None else verified
-    verified = self._send('verdict', verified, self._draft, 'verify')
-    dispatched = time.perf_counter()
-    steps = (0, self._tree_config.num_restart_steps)
-    if not self.is_async:
-      # The restart is one, too.
-      steps = (sizes.num_steps, max(sizes.num_steps - 1, 0))
-    proposal = self._follow_verdict(verified, steps, sizes.num_nodes)
-    self._note(timeline_lib.DRAFT, 'advance', dispatched, proposal, 'verdict')
-    return self._send('proposal', proposal, self._target, 'advance')
-
-  def _follow_verdict(
-    self,
-    verified: types.PackedVerified,
-    steps: tuple[int, int],
-    num_nodes: int,
-  ) -> jax.Array:
-    """Enqueues `tree_draft.advance`; returns the proposal."""
-    self._draft_rows.state, proposal = tree_draft.advance(
-      self._draft.params,
-      self._draft_rows.state,
-      verified,
-      *(self._count(n) for n in steps),
-      self._count(self._waits),
-      self._budgets(num_nodes - 1),
-      self._min_mass(),
-      config=self._draft.config,
-      tree_config=self._compiled_config,
-      num_nodes=self._tree_config.num_nodes,
+    proposal, _ = self._draft_rows.advance(
+      self._texts(),
+      is_busy,
+      np.full(len(is_busy), sizes.num_nodes - 1, np.int32),
+      num_steps=sizes.num_steps,
+      min_mass=self._min_mass(),
+      follows=follows,
     )
     return proposal
 
-  def _send(self, name: str, values: Any, model: Model, after: str) -> Any:
-    """Enqueues a transfer to the devices of a model."""
-    dispatched = time.perf_counter()
-    values = sharding_lib.replicate(values, model.mesh)
-    self._note(timeline_lib.TRANSFER, name, dispatched, values, after)
-    return values
+  def _catch_up(self) -> None:
+    """Enqueues that the draft reads what it has missed of the texts."""
+    ends = self._num_known + sum(self._unread)
+    # The last token that was read has no keys and values yet.
+    starts = self._num_read - 1
+    for slot in np.flatnonzero(self._is_busy).tolist():
+      first, end = int(starts[slot]), int(ends[slot])
+      chunks = buckets.plan_prefill(end - first, self._draft_rows.capacity)
+      for start, size, _ in chunks:
+        self._read(slot, first + start, size)
 
-  def _note_missed(self, verified: types.PackedVerified) -> None:
-    """Enqueues that a verdict is kept for the draft, with its features."""
-    if self._missed is not None:
-      self._missed = catch_up.join(self._missed, verified)
+  def _read(self, slot: int, start: int, size: int) -> None:
+    """Enqueues that the draft reads a part of a text."""
+    rows = self._draft_rows
+    rows.read(rows.chunk(slot, start, size, self._texts()))
 
-  def _forget_missed(self, slots: Sequence[int]) -> None:
-    if self._missed is not None:
-      is_forgotten = np.zeros(self._batch_size, bool)
-      is_forgotten[slots] = True
-      is_forgotten = sharding_lib.replicate(is_forgotten, self._target.mesh)
-      self._missed = catch_up.forget(self._missed, is_forgotten)
-
-  def _read_missed(self) -> jax.Array:
-    """Enqueues that the draft follows the verdicts that it missed."""
-    verified = self._send('missed', self._missed, self._draft, 'verify')
-    dispatched = time.perf_counter()
-    proposal = self._follow_verdict(verified, steps=(0, 0), num_nodes=1)
-    self._note(timeline_lib.DRAFT, 'catch_up', dispatched, proposal, 'missed')
-    self._forget_missed(range(self._batch_size))
-    return proposal
-
-  def _catch_up(self) -> jax.Array:
-    """Enqueues that the draft reads the end of each text."""
-    if self._missed is not None:
-      return self._read_missed()
-    recent = catch_up.recent_tokens(
-      self._target_rows.state.token_ids,
-      self._target_rows.state.lengths,
-      size=self._tree_config.num_catch_up,
+  def _texts(self) -> Texts:
+    state = self._target_rows.state
+    features = state.target_cache.features
+    return Texts(
+      token_ids=state.token_ids,
+      lengths=state.lengths,
+      features=features,
+      page_table=None if features is None else self._row_pages,
     )
-    recent = self._send('text', recent, self._draft, 'verify')
-    dispatched = time.perf_counter()
-    self._draft_rows.state, outcome = catch_up.catch_up(
-      self._draft.params,
-      self._draft_rows.state,
-      recent,
-      config=self._draft.config,
-      tree_config=self._compiled_config,
-    )
-    self._note(timeline_lib.DRAFT, 'catch_up', dispatched, outcome, 'text')
-    return outcome
 
   def _compiled_sizes(self) -> list[tree_sizes.Sizes]:
     """Returns sizes that need all programs of a round."""
@@ -393,33 +323,39 @@ class TreePipeline:
 
   def _measure_steps(self, capacity: int) -> tree_sizes.StepTimes:
     """Times the programs of this capacity on idle rows, which stay idle."""
-    del capacity  # is that of the rows
     compiled = self._compiled_sizes()
     trees = [sizes for sizes in compiled if sizes != tree_sizes.PAUSE]
-    drafter = self._pause_drafter
+    drafter, rows = self._pause_drafter, self._draft_rows
+    is_busy, num_known = np.ones_like(self._is_busy), capacity // 2
 
     def pause(length):
       if isinstance(drafter, AdaptiveLookup):
         self._pause_params = self._on_target(drafter.forcing(length))
-      self.follow(sizes=tree_sizes.PAUSE)
+      self.follow(tree_sizes.PAUSE)
       return self.verify
 
     def verify(sizes):
-      self.follow(sizes=sizes)
+      self.follow(sizes)
       return verify_beside_growth if self.is_async else self.verify
 
     def verify_beside_growth():  # devices may share a processor
-      verified, _ = self.verify()
+      output = self.verify()
       self._grow(self._tree_config.num_draft_steps)
-      return verified
+      return output
 
     def grow():
-      self._draft_rows.clear_trees()
+      rows.begin_trial(len(is_busy), num_known)
       return lambda: self._grow(1)
 
     def advance():
-      self._draft_rows.clear_trees()
-      return lambda: self.follow(sizes=compiled[:2][-1]) or self._proposal
+      rows.begin_trial(len(is_busy), num_known)
+      self._next = compiled[:2][-1]
+      return lambda: self._advance(is_busy, follows=False)
+
+    def catch_up():
+      for slot in range(len(is_busy)):
+        self._read(slot, num_known - _CATCH_UP, _CATCH_UP)
+      return rows.state
 
     programs = {
       **{sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees},
@@ -428,17 +364,14 @@ class TreePipeline:
     }
     lengths = drafter.lengths if self._tree_config.is_adaptive else ()
     if lengths:  # else the draft never pauses
-      programs['catch_up'] = lambda: self._catch_up
+      programs['catch_up'] = lambda: catch_up
       for n in lengths:
         programs['pause', n] = functools.partial(pause, n)
-    self._target_rows.fill()
+    self._target_rows.fill(num_known)
     seconds = step_timing.median_seconds(
-      programs,
-      lambda: (self._target_rows.state, self._draft_rows.state),
+      programs, lambda: (self._target_rows.state, rows.state)
     )
-    self._target_rows.empty()
-    self._catch_up()  # the draft's rows have followed
-    self._draft_rows.make_idle()
+    self._target_rows.fill(0)
     return tree_sizes.StepTimes(
       target_seconds={x.num_nodes: seconds[x.num_nodes] for x in trees},
       pause_seconds={n: seconds['pause', n] for n in lengths},
@@ -447,33 +380,22 @@ class TreePipeline:
       catch_up_seconds=seconds.get('catch_up', 0.0),
     )
 
+  def _forget_rounds(self) -> None:
+    self._unread.clear()
+    self._num_missed = 0
+    self._forget_proposal()
+
   def _forget_proposal(self) -> None:
     self._next = self._proposal = None
 
-  def _min_mass(self) -> jax.Array | None:
+  def _min_mass(self) -> float | None:
     """Returns what the leaves of a forward must hold, if that is asked."""
     if self._price is not None:
-      return self._mass(round(self._price.min_mass, 3))
-    least = self._tree_config.min_leaf_mass
-    return self._mass(least) if least else None
-
-  def _mass(self, value: float) -> jax.Array:
-    return sharding_lib.replicate(np.float32(value), self._draft.mesh)
-
-  def _count(self, value: int) -> jax.Array:
-    return sharding_lib.replicate(np.int32(value), self._draft.mesh)
-
-  def _budgets(self, value: int) -> jax.Array:
-    budgets = np.full(self._batch_size, value, np.int32)
-    return sharding_lib.replicate(budgets, self._draft.mesh)
+      return self._price.min_mass
+    return self._tree_config.min_leaf_mass or None
 
   def _on_target(self, values: np.ndarray) -> jax.Array:
     return sharding_lib.replicate(values, self._target.mesh)
-
-  def _note(self, track, name, dispatched, marker, after=None) -> None:
-    if self._timeline is not None:
-      marker = jax.tree.leaves(marker)[-1]
-      self._timeline.program(track, name, dispatched, marker, after)
 
 
 def _pause_drafter(tree_config: TreeConfig) -> AdaptiveLookup | NoDraft:
@@ -482,12 +404,3 @@ def _pause_drafter(tree_config: TreeConfig) -> AdaptiveLookup | NoDraft:
   if not (tree_config.is_adaptive and tree_config.prompt_lookup and longest):
     return NoDraft()
   return AdaptiveLookup(num_speculative_tokens=longest)
-
-
-def _no_news(draft: Model, batch_size: int, num_nodes: int) -> Any:
-  """Host arrays of a verdict without tokens."""
-  packed = np.zeros((batch_size, num_nodes + 1), np.int32)
-  if not draft.config.reads_features:
-    return packed
-  shape = (batch_size, num_nodes, draft.config.feature_dim)
-  return packed, np.zeros(shape, jnp.bfloat16)

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import policies, sharding, types
+from swiftspec_jax import ahead_of_time, policies, sharding, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
@@ -160,6 +160,20 @@ class Target:
   def features(self) -> jax.Array | None:
     """What the draft reads, `PagedCache.features`; the next step takes it."""
     return self.cache.features
+
+  def texts(self, page_table: np.ndarray) -> Texts:
+    """Returns what a draft may read; the next step takes it.
+
+    Args:
+      page_table: i32[B, any] pages of the slots.
+    """
+    has_features = self.features is not None
+    return Texts(
+      token_ids=self.rows.token_ids,
+      lengths=self.rows.lengths,
+      features=self.features,
+      page_table=self.put(page_table.copy()) if has_features else None,
+    )
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
     """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""

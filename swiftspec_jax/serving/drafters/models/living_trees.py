@@ -12,27 +12,60 @@ that a row may have got. A row that was left out, or is new, reads its text in
 chunks, beside the steps of the others. The last chunk comes right before its
 first tree.
 
-Legend: B rows of a view.
+Legend: B rows of a view, U slots, K longest draft.
 """
 
 import copy
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import errors, policies
+from swiftspec_jax import ahead_of_time, errors, policies, types
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.drafting import text_lookup, tree_checks
+from swiftspec_jax.drafting.draft_rows import Chunk, DraftRows
+from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import tree_checks
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.models.living_rows import Chunk, LivingRows
+from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.scheduling.page_table import NO_PAGE
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
+# Tokens of a chunk, at least and at most.
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 32, 512
+
+
+@jax.jit
+def unpack(
+  proposal: jax.Array, verified: types.PackedVerified
+) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
+  """Returns a packed `TreeProposal` of all slots as an engine takes it.
+
+  Args:
+    proposal: i32[U, any].
+    verified: news that the draft has followed.
+
+  Returns:
+    Tokens i32[U, K], the trees, the probabilities f32[U, K] of the nodes, and
+    for the statistics i32[U, 2]: the outcome of that verdict, or NO_OUTCOME,
+    and the draft forwards behind it.
+  """
+  proposal = types.TreeProposal.unpack(proposal)
+  packed = verified[0] if isinstance(verified, tuple) else verified
+  has_news = types.VerifiedTokens.unpack(packed).num_tokens > 0
+  outcome = jnp.where(has_news, proposal.outcome, types.NO_OUTCOME)
+  return (
+    jnp.maximum(proposal.token_ids, 0)[:, 1:],
+    slot_trees.of_parents(proposal.parents, proposal.is_looked_up),
+    jnp.exp(proposal.log_probs)[:, 1:],
+    jnp.stack([outcome, proposal.num_forwards], axis=1),
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +124,25 @@ class LivingTreeDrafter:
     self._draft = draft
     self._target = target
     self._budget = config.buckets.max_query_tokens
-    is_async = tree_checks.are_disjoint(target.model, draft.model)
-    self.rows = LivingRows(draft.model, tree, config, target, is_async)
     num_slots = config.buckets.max_rows
+    self.rows = DraftRows(
+      draft.model,
+      tree,
+      target.model,
+      num_rows=num_slots,
+      max_context=config.max_context,
+    )
+    self._chunk_size = min(
+      max(_SMALLEST_CHUNK, self._budget), _LARGEST_CHUNK, self.rows.capacity
+    )
+    num_pages = -(-config.max_context // config.page_size)
+    self._no_pages = np.full((num_slots, num_pages), NO_PAGE, np.int32)
+    self._max_context = config.max_context
+    self._growth = {
+      'num_steps': tree.num_draft_steps,
+      'min_mass': tree.min_leaf_mass or None,
+    }
+    self._call = ahead_of_time.call
     # By slot: who has it; tokens that the draft has read at least, the last of
     # which is the root; the most tokens behind them; the step in which it read
     # or followed the text to its end; whether it has followed no verdict since;
@@ -129,7 +178,8 @@ class LivingTreeDrafter:
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
     late = np.flatnonzero(self._is_late(view) & (lengths > 0))
-    self._take_in(view, late, texts)
+    if len(late):
+      self._take_in(view, late, texts)
     is_late = self._is_late(view) & (lengths > 0)
     lengths = np.where(is_late, 0, lengths)
     drafts = self._target.without_drafts(lengths)
@@ -149,8 +199,8 @@ class LivingTreeDrafter:
     for chunk in self._chunks:
       self.rows.read(chunk)
     self._chunks = []
-    if self._grows:
-      self.rows.grow()
+    if self._grows and self.rows.is_async:
+      self.rows.grow(**self._growth)
     self._grows = False
 
   def commit(
@@ -175,30 +225,49 @@ class LivingTreeDrafter:
   def compiling(self) -> 'LivingTreeDrafter':
     twin = copy.copy(self)
     twin.rows = self.rows.compiling()
+    twin._target = self._target.compiling()
+    twin._call = ahead_of_time.compile_only
     return twin
 
   def warm_up(self, flat: FlatSizes) -> None:
     del flat  # the rows of the draft are always as many, and as long
-    if not self._is_compiled:
-      self.rows.warm_up()
-      self._is_compiled = True
+    if self._is_compiled:
+      return
+    texts, size = self._target.texts(self._no_pages), self._chunk_size
+    starts = range(self._max_context)
+    for start in {self.rows.context(x, size): x for x in starts}.values():
+      self.rows.read(self.rows.chunk(0, start, size, texts))
+    self.rows.put_text(0, ())
+    self._advance(np.zeros(len(self._num_read), np.int32), texts)
+    if self.rows.is_async:
+      self.rows.grow(**self._growth)
+    self._is_compiled = True
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[:num_rows] = length
-    self.rows.begin_trial(num_rows, num_known)
-    page_table = self.rows.no_pages()
-    proposals = self.rows.advance(budgets, page_table, follows=False)
-    jax.block_until_ready(proposals)
+    clears_trees = not self.rows.is_async
+    self.rows.begin_trial(num_rows, num_known, clears_trees=clears_trees)
+    texts = self._target.texts(self._no_pages)
+    jax.block_until_ready(self._advance(budgets, texts, follows=False))
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
     del num_rows  # one after the other
-    size = self.rows.chunk_size
-    start = max(num_known - size, 0)
-    chunk = self.rows.chunk(0, start, self.rows.no_pages())
+    size = self._chunk_size
+    texts = self._target.texts(self._no_pages)
+    chunk = self.rows.chunk(0, max(num_known - size, 0), size, texts)
     for _ in range(-(-self._budget // size)):
       self.rows.read(chunk)
     jax.block_until_ready(self.rows.state)
+
+  def _advance(
+    self, budgets: np.ndarray, texts: Texts, *, follows: bool = True
+  ) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
+    """Enqueues proposals of i32[U] nodes, 0 for rows to leave."""
+    proposal, verified = self.rows.advance(
+      texts, budgets > 0, budgets, **self._growth, follows=follows
+    )
+    return self._call(unpack, proposal, verified)
 
   def _num_unread(self, view: policies.StepView) -> np.ndarray:
     """Returns i64[B], the most tokens that the draft has not read."""
@@ -225,8 +294,8 @@ class LivingTreeDrafter:
     rows = np.flatnonzero(lengths)
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[view.slots[rows]] = lengths[rows]
-    token_ids, trees, probs, report = self.rows.advance(
-      budgets, texts.page_table
+    token_ids, trees, probs, report = self._advance(
+      budgets, self._target.texts(texts.page_table)
     )
     self._note_read(view, rows)
     self._is_fresh[view.slots[rows]] = False
@@ -246,7 +315,8 @@ class LivingTreeDrafter:
 
     The last chunk of a row is read now, others while the target verifies.
     """
-    room, size = self._budget, self.rows.chunk_size
+    room, size = self._budget, self._chunk_size
+    of_target = self._target.texts(texts.page_table)
     order = np.argsort(self._num_unread(view)[rows], kind='stable')
     for row in rows[order].tolist():
       slot, num_known = int(view.slots[row]), int(view.kv_lengths[row]) + 1
@@ -259,7 +329,7 @@ class LivingTreeDrafter:
         is_last = most - start <= size
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
-        chunk = self.rows.chunk(slot, start, texts.page_table)
+        chunk = self.rows.chunk(slot, start, size, of_target)
         if is_last:
           self.rows.read(chunk)
           self._note_read(view, np.array([row]))

@@ -20,11 +20,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import policies
+from swiftspec_jax import ahead_of_time, policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.drafters.models.draft_forward import (

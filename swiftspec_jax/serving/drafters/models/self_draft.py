@@ -20,11 +20,10 @@ import functools
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies
+from swiftspec_jax import ahead_of_time, errors, policies
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.compilation import ahead_of_time
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter

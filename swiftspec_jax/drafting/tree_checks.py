@@ -1,8 +1,7 @@
 """Which models and sizes go together in a tree pipeline."""
 
-from swiftspec_jax import buckets, errors
+from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.model import Model
 
 
@@ -26,12 +25,6 @@ def are_disjoint(target: Model, draft: Model) -> bool:
 
 def check_sizes(draft: Model, tree_config: TreeConfig) -> None:
   """Raises UserError if a size does not fit the draft."""
-  most = buckets.SMALLEST // 2
-  if tree_config.is_adaptive and tree_config.num_nodes > most:
-    raise errors.UserError(
-      f'num_nodes={tree_config.num_nodes} must be at most {most} where sizes '
-      'adapt'
-    )
   if tree_config.branching > draft.config.num_logits:
     raise errors.UserError(
       f'branching={tree_config.branching} is more than the '
@@ -42,19 +35,4 @@ def check_sizes(draft: Model, tree_config: TreeConfig) -> None:
     raise errors.UserError(
       f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
       f'sliding window of {window} of {draft.name}'
-    )
-
-
-def check_features(
-  target: Model, draft: Model, tree_config: TreeConfig
-) -> None:
-  """Raises UserError if the draft reads what the target does not have."""
-  if not draft.config.reads_features:
-    return
-  feature_draft.check_layers(draft, target)
-  fewest = 2 * tree_config.num_nodes
-  if tree_config.is_adaptive and tree_config.num_cache_rows < fewest:
-    raise errors.UserError(
-      f'num_cache_rows={tree_config.num_cache_rows} must be at least {fewest} '
-      'where sizes adapt and the draft reads features'
     )
