@@ -14,6 +14,10 @@ from swiftspec_jax.generate import generate, stream
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.results import GenerationResult, GenerationStats
+from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.texts.datastore import Datastore
+from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.timeline import Timeline
 
 __version__ = '0.2.0'
@@ -22,6 +26,7 @@ __all__ = [
   'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
   'AdaptiveLookup',
+  'Datastore',
   'Decoder',
   'DraftModel',
   'Event',
@@ -29,9 +34,12 @@ __all__ = [
   'GenerationStats',
   'Model',
   'ModelConfig',
+  'PhraseDraft',
   'PromptLookup',
   'Request',
   'SamplingParams',
+  'SelfDraft',
+  'SuffixLookup',
   'Timeline',
   'TreeConfig',
   'UserError',

@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
-from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import errors, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import Drafter
@@ -12,18 +12,21 @@ from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import Pipeline
 from swiftspec_jax.requests import Event, Request
+from swiftspec_jax.serving.closed_batch import ClosedBatch
+from swiftspec_jax.serving.drafters import make_drafter
 
 
 class Decoder:
   """Decodes requests with one target, one drafter and `batch_size` rows.
 
-  A `RowEngine` whose caches are as large as the requests at hand need.
+  The caches are as large as the requests at hand need. Models and drafters that
+  run on the devices draft in a `RowEngine`, those of serving in a `PageEngine`.
   """
 
   def __init__(
     self,
     target: Model,
-    draft: Model | Drafter | None = None,
+    draft: Model | Drafter | make_drafter.PagedDraft | None = None,
     *,
     num_speculative_tokens: int | None = None,
     tree: TreeConfig | None = None,
@@ -36,15 +39,16 @@ class Decoder:
     Args:
       target: model that defines the output.
       draft: model or drafter, such as `PromptLookup()`, that speculates; None
-        for plain decoding.
-      num_speculative_tokens: length of a draft model's chain; a drafter has
-        its own.
+        for plain decoding. It may be what only a `PageEngine` has, such as
+        `SuffixLookup()`.
+      num_speculative_tokens: length of a draft model's chain, or most draft
+        tokens of a round in a `PageEngine`; other drafters have their own.
       tree: sizes of the token tree that a draft model grows instead of a
         chain. On the target's devices the two take turns. On others the tree
         grows while the target verifies.
       batch_size: rows that decode together (B).
       run_ahead: rounds that are dispatched before one is read; 0 waits for
-        each.
+        each, and so does a `PageEngine` whose drafts need the text.
       timeline: timeline that notes when the programs of a tree's rounds ran.
 
     Raises:
@@ -52,6 +56,20 @@ class Decoder:
         is out of range.
     """
     self._lock = threading.Lock()  # held by who uses the rows
+    self._engine: RowEngine | ClosedBatch
+    if isinstance(draft, make_drafter.PagedDraft):
+      for name, value in (('tree', tree), ('timeline', timeline)):
+        if value is not None:
+          raise errors.UserError(
+            f'{name} is for draft models, and the draft is {draft!r}'
+          )
+      self._engine = ClosedBatch(
+        target,
+        draft,
+        num_speculative_tokens=num_speculative_tokens,
+        batch_size=batch_size,
+      )
+      return
     self._engine = RowEngine(
       target,
       draft,
@@ -90,14 +108,20 @@ class Decoder:
   def _run(self, requests: Sequence[Request], limit: int) -> Iterator[Event]:
     with self._own_rows():
       self._engine.prepare(limit, [request.sampling for request in requests])
-      handles = [self._engine.submit(request) for request in requests]
-      index_of = {handle: i for i, handle in enumerate(handles)}
-      while self._engine.num_requests:
-        record = self._engine.step()
-        for handle in record.handles if record else ():
-          text, result = handle.latest.text, handle.latest.result
-          if text or result is not None:
-            yield Event(index=index_of[handle], text=text, result=result)
+      waiting = {
+        index: (self._engine.submit(request), 0)
+        for index, request in enumerate(requests)
+      }
+      while waiting:
+        self._engine.step()
+        for index, (handle, num_seen) in list(waiting.items()):
+          if handle.num_updates > num_seen:
+            waiting[index] = handle, handle.num_updates
+            text, result = handle.latest.text, handle.latest.result
+            if result is not None:
+              del waiting[index]
+            if text or result is not None:
+              yield Event(index=index, text=text, result=result)
 
   @contextlib.contextmanager
   def _own_rows(self) -> Iterator[None]:
@@ -132,14 +156,6 @@ class Decoder:
     Raises:
       UserError: an iterator of this decoder has not ended.
     """
-    limit = min(max_total_tokens, self._engine.max_context)
-    capacity = buckets.SMALLEST
     with self._own_rows():
-      while capacity < limit:
-        self._warm_up_capacity(capacity, sampling)
-        capacity *= 2
-      self._warm_up_capacity(limit, sampling)
-
-  def _warm_up_capacity(self, limit: int, sampling: SamplingParams) -> None:
-    for run in self._engine.warm_up_steps(limit, sampling):
-      run()
+      limit = min(max_total_tokens, self._engine.max_context)
+      self._engine.warm_up_to(limit, sampling)

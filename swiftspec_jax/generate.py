@@ -9,6 +9,7 @@ from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
+from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 
 Prompt = str | Sequence[tokenizer_lib.Message] | Sequence[int]
 
@@ -17,7 +18,7 @@ def generate(
   target: Model,
   prompts: str | Sequence[Prompt],
   *,
-  draft: Model | Drafter | None = None,
+  draft: Model | Drafter | PagedDraft | None = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
   sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -33,7 +34,8 @@ def generate(
       or token id sequences.
     draft: model or drafter, such as `PromptLookup()`, that speculates; None
       for plain decoding. The output is the same.
-    num_speculative_tokens: length of a draft model's chain.
+    num_speculative_tokens: length of a draft model's chain, or as `Decoder`
+      says.
     tree: sizes of the token tree that a draft model grows instead of a chain.
       If it lies on devices of its own, it does so while the target verifies.
     sampling: parameters for all prompts, or one for each. Greedy by default.
@@ -73,7 +75,7 @@ def stream(
   target: Model,
   prompt: Prompt,
   *,
-  draft: Model | Drafter | None = None,
+  draft: Model | Drafter | PagedDraft | None = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
   sampling: SamplingParams | None = None,

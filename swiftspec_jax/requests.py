@@ -64,6 +64,17 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
   request.sampling.check_vocabulary(vocab_size)
 
 
+def limit_of(request: Request, target: Model, max_context: int) -> int:
+  """Returns the length, prompt and output, at which a request must end.
+
+  Raises:
+    UserError: it cannot be decoded.
+  """
+  check(request, target, max_context, target.name)
+  max_new_tokens = request.sampling.max_new_tokens or max_context
+  return min(len(request.token_ids) + max_new_tokens, max_context)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
   """News of one request.

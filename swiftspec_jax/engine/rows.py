@@ -6,7 +6,6 @@ in rounds that were on their way is never emitted.
 """
 
 import collections
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -27,17 +26,6 @@ from swiftspec_jax.engine.programs import FewPrograms
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines.make import make_pipeline
 from swiftspec_jax.requests import Request
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRecord(engine.StepRecord):
-  """What a round did.
-
-  Attributes:
-    handles: handles of the B rows; each has got an update.
-  """
-
-  handles: tuple[Handle, ...]
 
 
 class RowEngine(engine.Engine[Job]):
@@ -156,10 +144,27 @@ class RowEngine(engine.Engine[Job]):
 
   def _plan_warm_up(self) -> list[Callable[[], None]]:
     limit = self.max_context
-    steps = self.warm_up_steps(limit, SamplingParams())
+    steps = self._warm_up_steps(limit, SamplingParams())
     return [*steps, functools.partial(self.prepare, limit)]
 
-  def warm_up_steps(
+  def warm_up_to(self, limit: int, sampling: SamplingParams) -> None:
+    """Compiles all that requests of up to `limit` tokens need.
+
+    Args:
+      limit: most tokens of a request, prompt and output together.
+      sampling: parameters that use the same features as the requests to come.
+    """
+    capacity = buckets.SMALLEST
+    while capacity < limit:
+      self._warm_up_capacity(capacity, sampling)
+      capacity *= 2
+    self._warm_up_capacity(limit, sampling)
+
+  def _warm_up_capacity(self, limit: int, sampling: SamplingParams) -> None:
+    for run in self._warm_up_steps(limit, sampling):
+      run()
+
+  def _warm_up_steps(
     self, limit: int, sampling: SamplingParams
   ) -> list[Callable[[], None]]:
     """Returns what runs every program that requests of `limit` tokens need.
@@ -182,7 +187,7 @@ class RowEngine(engine.Engine[Job]):
       self.pipeline.warmup,
     ]
 
-  def step(self) -> RoundRecord | None:
+  def step(self) -> engine.StepRecord | None:
     """Reads a round, behind those that are enqueued for the rows at hand.
 
     Returns:
@@ -208,8 +213,7 @@ class RowEngine(engine.Engine[Job]):
       for handle, report, _ in read
       if report.outcome != types.NO_OUTCOME and handle.num_updates > 1
     ]
-    return RoundRecord(
-      handles=tuple(handle for handle, _, _ in read),
+    return engine.StepRecord(
       lengths=np.array([r.num_drafted for r in reports], np.int64),
       num_accepted=np.array([max(n - 1, 0) for _, _, n in read], np.int64),
       time=end,
@@ -297,10 +301,7 @@ class RowEngine(engine.Engine[Job]):
     Raises:
       UserError: it cannot be served.
     """
-    name = self._target.name
-    requests_lib.check(request, self._target, self.max_context, name)
-    max_new_tokens = request.sampling.max_new_tokens or self.max_context
-    return min(len(request.token_ids) + max_new_tokens, self.max_context)
+    return requests_lib.limit_of(request, self._target, self.max_context)
 
   def _queue(self, job: Job) -> None:
     self._waiting.append(job)

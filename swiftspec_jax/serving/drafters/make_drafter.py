@@ -48,6 +48,10 @@ Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | LivingTrees
 Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
+# That draft on the host, or in pages.
+PagedDraft = (
+  SelfDraft | TreeDraft | _TextTrees | SuffixLookup | ForcedDraft | HostDrafter
+)
 
 
 def makes_trees(draft: Draft) -> bool:

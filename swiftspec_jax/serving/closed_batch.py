@@ -1,0 +1,132 @@
+"""An engine over pages for requests that are all known at the start."""
+
+from collections.abc import Sequence
+
+from swiftspec_jax import buckets, errors, requests
+from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import StepRecord
+from swiftspec_jax.engine.handles import Handle
+from swiftspec_jax.model import Model
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.requests import Request
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+
+_LENGTH = 7  # draft tokens, unless the user says how many
+_CHUNK = 128  # tokens of a prompt in a step
+_PAGE_SIZE = 16
+
+
+class ClosedBatch:
+  """Decodes with a `PageEngine` that is as large as the requests need.
+
+  Attributes:
+    max_context: most tokens of a request, prompt and output together.
+    host_seconds: work of the host so far, waits excluded.
+  """
+
+  def __init__(
+    self,
+    target: Model,
+    draft: make_drafter.PagedDraft,
+    *,
+    num_speculative_tokens: int | None,
+    batch_size: int,
+  ):
+    """Allocates nothing yet.
+
+    Args:
+      target: model that defines the output.
+      draft: source of drafts, as `PageEngine` takes it.
+      num_speculative_tokens: most tokens of a draft, or nodes of a tree without
+        its root; 7 by default.
+      batch_size: most rows that decode together.
+
+    Raises:
+      UserError: the draft does not fit the target.
+    """
+    if batch_size < 1:
+      raise errors.UserError(f'batch_size must be at least 1, got {batch_size}')
+    make_drafter.model_of(draft, target)
+    self.max_context = target.config.max_context
+    self.host_seconds = 0.0
+    self._target, self._draft = target, draft
+    self._length = num_speculative_tokens or _LENGTH
+    self._batch_size = batch_size
+    self._engine: PageEngine | None = None
+
+  @property
+  def num_requests(self) -> int:
+    """Requests that have not ended."""
+    return self._engine.num_requests
+
+  def check(self, request: Request) -> int:
+    """Returns the length at which a request must end.
+
+    Raises:
+      UserError: it cannot be served.
+    """
+    return requests.limit_of(request, self._target, self.max_context)
+
+  def prepare(
+    self, limit: int, sampling: Sequence[SamplingParams] = ()
+  ) -> None:
+    """Makes room for requests of `limit` tokens; only without requests.
+
+    What past requests have taught a drafter is lost where there is not enough.
+    """
+    del sampling  # any are served
+    if self._engine is None or self._engine.max_context < limit:
+      self._engine = None  # free its memory first
+      self._engine = self._make(
+        min(buckets.power_of_two(limit), self.max_context)
+      )
+
+  def _make(self, max_context: int) -> PageEngine:
+    num_rows = self._batch_size
+    # Some sizes between the rows alone and a chunk of a prompt beside them.
+    drafts = num_rows * (self._length + 1)
+    query_tokens = {num_rows, drafts, drafts + _CHUNK}
+    return PageEngine(
+      self._target,
+      self._draft,
+      sizes=ProgramSizes(
+        scheduler=SchedulerConfig(
+          buckets=StepBuckets(
+            rows=(num_rows,),
+            query_tokens=tuple(sorted(query_tokens)),
+            lengths=tuple(range(self._length + 1)),
+          ),
+          num_pages=num_rows * -(-max_context // _PAGE_SIZE),
+          max_context=max_context,
+          page_size=_PAGE_SIZE,
+        ),
+        contexts=(max_context,),
+      ),
+      policy=FixedLength(self._length),
+    )
+
+  def warm_up_to(self, limit: int, sampling: SamplingParams) -> None:
+    """Compiles all that requests of up to `limit` tokens need."""
+    self.prepare(limit, [sampling])
+    self._engine.warm_up()
+
+  def submit(self, request: Request) -> Handle:
+    """Takes a request."""
+    return self._engine.submit(request)
+
+  def step(self) -> StepRecord | None:
+    """Runs a step; returns None if there is nothing to do."""
+    record = self._engine.step()
+    self.host_seconds += record.host_seconds if record else 0.0
+    return record
+
+  def cancel_all(self) -> None:
+    """Cancels what has not ended."""
+    self._engine.cancel_all()
+
+  def drain(self) -> None:
+    """Does nothing: no step is on its way."""
