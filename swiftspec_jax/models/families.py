@@ -59,8 +59,9 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   if name == LLAVA:
     return _llava(values)
   if name not in FAMILIES:
+    supported = ', '.join((*FAMILIES, LLAVA))
     raise errors.UserError(
-      f'unknown architecture {name!r}; supported: {", ".join((*FAMILIES, LLAVA))}'
+      f'unknown architecture {name!r}; supported: {supported}'
     )
   family = FAMILIES[name]
   for option in ('quantization_config', *family.unsupported_options):

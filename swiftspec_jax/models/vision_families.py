@@ -89,13 +89,14 @@ def preprocessing_from_hf(
       f'preprocessor_config.json lacks a usable entry: {error}'
     ) from error
   names = {'shortest_edge'} if crops else {'height', 'width'}
-  is_usual = isinstance(size, int) or set(size) == names
-  sides = _sides(size) | (_sides(values.get('crop_size')) if crops else set())
+  is_usual = not isinstance(size, Mapping) or set(size) == names
+  crop_size = values.get('crop_size')
+  sides = _sides(size) | (_sides(crop_size) if crops else set())
   if not is_usual or sides != {image_size}:
     raise errors.UserError(
-      f'preprocessor_config.json has size={size!r} and '
-      f'crop_size={values.get("crop_size")!r}; with do_center_crop={crops} they '
-      f'must have {" and ".join(sorted(names))} of {image_size} pixels'
+      f'preprocessor_config.json has size={size!r}, crop_size={crop_size!r}, '
+      f'do_center_crop={crops}; with these the sizes must have '
+      f'{" and ".join(sorted(names))} of {image_size} pixels'
     )
   if values.get('do_pad'):
     raise errors.UserError('do_pad=True is not supported for images')

@@ -91,7 +91,7 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
 
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
-      kernels that cannot read its pages, or the drafter cannot leave out images.
+      kernels that cannot read its pages, or images cannot be left out.
   """
   if draft is None:
     return NoDrafter()
@@ -99,8 +99,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return _make(target, draft, sizes)
   if isinstance(draft, LivingTrees):
     raise errors.UserError(
-      f'LivingTrees cannot leave out the images that {target.model.name} reads; '
-      'take TreeDraft, or the draft model alone (--mode=tree or chain)'
+      f'LivingTrees cannot leave out the images of {target.model.name}; take '
+      'TreeDraft, or the draft model alone (--mode=tree or chain)'
     )
   model = model_of(draft, target.model)
   if model is not None and model.config.reads_features:
