@@ -96,6 +96,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.max_rows = config.buckets.max_rows
     self.max_context = config.max_context
     self.max_draft_tokens = config.buckets.max_length
+    self.max_images = sizes.max_images
     self.scheduler = Scheduler(config)
     self._model = target
     self._sizes = sizes
@@ -402,7 +403,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
   ) -> PagedJob:
     config = self._sizes.scheduler
-    jobs.check(request, self._model, config, self._sizes.max_images)
+    jobs.check(request, self._model, config, self.max_images)
     return PagedJob(
       request,
       handle,
