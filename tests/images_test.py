@@ -1,15 +1,19 @@
 """Targets that read images, and drafts that read text alone."""
 
 import dataclasses
+import io
 import json
 import pathlib
 
+import chex
 import engine_cases
 import image_cases
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 from engine_cases import CHAINS, TREES, RandomLengths, make_sizes
+from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, images, testing
@@ -42,10 +46,10 @@ def models(tmp_path_factory):
   return found
 
 
-def engine_of(target, draft=None, policy=None, **options):
+def engine_of(target, draft=None, policy=None, max_images=2, **options):
   drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
   sizes = make_sizes(drafts=drafts, **options)
-  sizes = dataclasses.replace(sizes, max_images=2)
+  sizes = dataclasses.replace(sizes, max_images=max_images)
   return PageEngine(target, draft, sizes=sizes, policy=policy)
 
 
@@ -251,3 +255,110 @@ def test_other_models_and_drafts_refuse_images(models):
     engine_of(
       models['clip'], LivingTrees(model=models['text'], tree=ss.TreeConfig())
     )
+
+
+@pytest.mark.parametrize(
+  'names',
+  [
+    {
+      'language_model.model.': 'model.language_model.',
+      'language_model.lm': 'lm',
+    },
+    {'vision_tower.vision_model.': 'vision_tower.'},
+    {
+      'vision_tower.': 'model.vision_tower.',
+      'multi_modal': 'model.multi_modal',
+    },
+  ],
+)
+def test_other_layouts_of_checkpoints(models, names, tmp_path):
+  image_cases.write(tmp_path)
+  path = tmp_path / 'model.safetensors'
+  weights = {}
+  for name, array in safetensors_numpy.load_file(path).items():
+    for old, new in names.items():
+      if name.startswith(old):
+        name = new + name.removeprefix(old)
+    weights[name] = array
+  safetensors_numpy.save_file(weights, path)
+  found = ss.load(tmp_path)
+  assert found.config == models['clip'].config
+  chex.assert_trees_all_equal(found.params, models['clip'].params)
+
+
+def test_saved_models_have_their_tower(models, tmp_path):
+  ss.save(models['clip'], tmp_path / 'saved')
+  found = ss.load(tmp_path / 'saved')
+  assert found.config == models['clip'].config
+  chex.assert_trees_all_equal(found.params, models['clip'].params)
+
+
+@pytest.mark.parametrize(
+  ('file', 'change', 'message'),
+  [
+    ('config.json', {'vision_feature_layer': [-2, -1]}, 'must be one layer'),
+    ('config.json', {'vision_feature_layer': -5}, 'of the 3 of the tower'),
+    ('config.json', {'projector_hidden_act': 'relu'}, "hidden_act='relu'"),
+    ('config.json', {'multimodal_projector_bias': False}, 'bias=False is not'),
+    ('preprocessor_config.json', {'do_pad': True}, 'do_pad=True'),
+    ('preprocessor_config.json', {'image_mean': None}, 'lacks a usable entry'),
+    (
+      'preprocessor_config.json',
+      {'size': {'shortest_edge': 14}},
+      "size={'shortest_edge': 14}, .* must have shortest_edge of 12 pixels",
+    ),
+  ],
+)
+def test_unknown_towers_are_refused(file, change, message, tmp_path):
+  image_cases.write(tmp_path)
+  values = json.loads((tmp_path / file).read_text())
+  (tmp_path / file).write_text(json.dumps({**values, **change}))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('family', ['llama', 'qwen2'])
+@pytest.mark.parametrize('tower', image_cases.TOWERS)
+def test_equals_transformers_live(tower, family, tmp_path):
+  record_images = pytest.importorskip('golden.record_images')
+  seeds, parts = (3, 4, 3), (None, 'Why ', None, ' and ', None, '?')
+  image_cases.write(tmp_path, tower, seed=5, family=family)
+  request = request_of(*parts, seeds=seeds)
+  normed = [record_images.normed(image_cases.pixels(seed)) for seed in seeds]
+  _, _, token_ids = record_images.run_peer(tmp_path, request.token_ids, normed)
+  engine = engine_of(ss.load(tmp_path), LOOKUP, FixedLength(3), max_images=3)
+  [found] = tokens_of(engine, [request])
+  assert list(found) == token_ids
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('tower', image_cases.TOWERS)
+def test_what_transformers_saves_is_read(tower, tmp_path):
+  record_images = pytest.importorskip('golden.record_images')
+  image_cases.write(tmp_path, tower)
+  record_images.save_random(tmp_path)
+  request = golden_request()
+  normed = [
+    record_images.normed(image_cases.pixels(seed)) for seed in image_cases.SEEDS
+  ]
+  _, _, token_ids = record_images.run_peer(tmp_path, request.token_ids, normed)
+  [found] = tokens_of(engine_of(ss.load(tmp_path)), [request])
+  assert list(found) == token_ids
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('shape', [(40, 90), (90, 41), (20, 20), (300, 200)])
+@pytest.mark.parametrize('tower', image_cases.TOWERS)
+def test_pixels_are_those_of_transformers(tower, shape, tmp_path):
+  record_images = pytest.importorskip('golden.record_images')
+  image_cases.write(tmp_path, tower)
+  raw = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+  file = io.BytesIO()
+  PIL.Image.fromarray(raw).save(file, 'png')
+  found = images.read(file.getvalue(), ss.load(tmp_path).config.vision)
+  np.testing.assert_allclose(
+    record_images.normed(found.pixels),
+    record_images.preprocessed(tmp_path, tower, raw),
+    atol=1e-5,
+  )

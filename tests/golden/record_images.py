@@ -49,6 +49,29 @@ def run_peer(
   return torch.stack(list(embeddings)).numpy(), logits, new
 
 
+@torch.no_grad()
+def save_random(directory: pathlib.Path) -> None:
+  """Replaces the weights of a checkpoint, as their code saves them."""
+  config = transformers.AutoConfig.from_pretrained(directory)
+  peer = transformers.LlavaForConditionalGeneration(config)
+  torch.manual_seed(0)
+  for parameter in peer.parameters():
+    parameter.normal_(std=0.3)
+  peer.save_pretrained(directory)
+
+
+def preprocessed(
+  directory: pathlib.Path, tower: str, pixels: np.ndarray
+) -> np.ndarray:
+  """Returns f32[P, P, 3] normed pixels of an image u8[any, any, 3]."""
+  kinds = {
+    'clip': transformers.CLIPImageProcessorPil,
+    'siglip': transformers.SiglipImageProcessorPil,
+  }
+  found = kinds[tower].from_pretrained(directory)(pixels)['pixel_values'][0]
+  return np.asarray(found).transpose(1, 2, 0)
+
+
 def normed(pixels: np.ndarray) -> np.ndarray:
   """Returns f32[P, P, 3] with the mean and deviation of image_cases."""
   mean, std = np.array([[0.48, 0.46, 0.41], [0.27, 0.26, 0.28]], np.float32)
