@@ -12,19 +12,25 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
-from engine_cases import CHAINS, TREES, RandomLengths, make_sizes
+import serving_cases
+from engine_cases import CHAINS, NUM_PAGES, TREES, RandomLengths, make_sizes
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, images, testing
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters import engine_drafter, make_drafter
+from swiftspec_jax.serving.drafters import (
+  engine_drafter,
+  make_drafter,
+  text_only,
+)
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
@@ -48,9 +54,9 @@ def models(tmp_path_factory):
 
 def engine_of(target, draft=None, policy=None, max_images=2, **options):
   drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
-  sizes = make_sizes(drafts=drafts, **options)
+  sizes = make_sizes(options.pop('num_pages', NUM_PAGES), drafts=drafts)
   sizes = dataclasses.replace(sizes, max_images=max_images)
-  return PageEngine(target, draft, sizes=sizes, policy=policy)
+  return PageEngine(target, draft, sizes=sizes, policy=policy, **options)
 
 
 def request_of(*parts, seeds=(), **sampling):
@@ -128,6 +134,17 @@ def plain_outputs(models):
   return requests, outputs
 
 
+def test_steps_ahead_and_more_devices_change_no_output(models, tmp_path):
+  image_cases.write(tmp_path)
+  target = ss.load(tmp_path, devices=jax.devices()[:2])
+  engine = engine_of(target, run_ahead=1)
+  found = tokens_of(
+    engine, [golden_request(), request_of('A'), golden_request()]
+  )
+  for i in (0, 2):
+    assert list(found[i]) == GOLDEN['clip']['token_ids']
+
+
 @pytest.mark.parametrize(
   'name', ['lookup', 'datastore', 'chain', 'tree', 'self']
 )
@@ -173,6 +190,27 @@ def test_a_draft_is_told_of_the_text_alone(models, parts, seeds):
   for told in listener.texts:
     assert told == [*text, *output][: len(told)]
     assert len(told) > len(text)
+
+
+def test_golden_example():
+  """A prompt of 4 text, 576 image and 5 text places; two drafts stand."""
+  config = SchedulerConfig(
+    buckets=serving_cases.unpadded(1, 3), num_pages=40, max_context=640
+  )
+  is_image = np.zeros((1, 640), bool)
+  is_image[0, 4:580] = True
+  texts = engine_drafter.SlotTexts(
+    token_ids=np.arange(640, dtype=np.int32)[None],
+    num_tenants=np.ones(1, np.int64),
+    page_table=np.zeros((1, 40), np.int32),
+  )
+  listener = Listener()
+  drafter = text_only.TextOnlyHost(listener, config, is_image)
+  for kv_length in (585, 588):
+    view = serving_cases.make_view(1, config.buckets, kv_length=kv_length)
+    drafter.draft(view, np.array([3]), texts)
+  first = [0, 1, 2, 3, 580, 581, 582, 583, 584, 585]
+  assert listener.texts == [first, [*first, 586, 587, 588]]
 
 
 def test_a_draft_model_has_positions_of_its_own(models):

@@ -115,7 +115,7 @@ def _without_images(
   kind = text_only.TextOnly
   if isinstance(drafter, HostDrafter):
     kind = text_only.TextOnlyHost
-  return kind(drafter, sizes.scheduler, target)
+  return kind(drafter, sizes.scheduler, target.is_image)
 
 
 def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:

@@ -22,7 +22,6 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
 )
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.target import Target
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
@@ -42,17 +41,18 @@ class TextOnly:
   """A drafter that is told of texts without images."""
 
   def __init__(
-    self, drafter: EngineDrafter, config: SchedulerConfig, target: Target
+    self, drafter: EngineDrafter, config: SchedulerConfig, is_image: np.ndarray
   ):
     """Starts with empty slots.
 
     Args:
       drafter: drafter that has `sizes_of_draft`, if it has a cache.
       config: sizes of the engine.
-      target: target, which knows the places of images.
+      is_image: bool[U, S] places of images in the target's texts; the target
+        writes it.
     """
     self._drafter = drafter
-    self._target = target
+    self._is_image = is_image
     shape = config.buckets.max_rows, _pages_of_slot(config)
     pages = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     self._texts = SlotTexts(
@@ -72,7 +72,7 @@ class TextOnly:
     ends = (view.kv_lengths + 1).tolist()
     for slot, end in zip(view.slots.tolist(), ends, strict=True):
       start = int(self._num_read[slot])
-      is_image = self._target.is_image[slot, start:end]
+      is_image = self._is_image[slot, start:end]
       new = texts.token_ids[slot, start:end][~is_image]
       place = start - int(own.num_left_out[slot])
       own.token_ids[slot, place : place + len(new)] = new
