@@ -119,7 +119,7 @@ class Vision:
     projector_activation: function between the projections, one of these.
     keeps_class_token: whether the class token becomes an embedding, too.
     mean: red, green and blue that become 0, of channels from 0 to 1.
-    std: their differences from the mean that become 1.
+    std: differences from the mean that become 1.
     crops: whether the middle of an image is cut out; if not, it is squeezed.
     resample: filter of the resizing, by its number in Pillow.
   """

@@ -105,7 +105,7 @@ def check_places(
 
   Args:
     token_ids: tokens of the prompt.
-    images: its images.
+    images: images of the prompt.
     vision: tower of the model.
   """
   is_place = np.equal(token_ids, vision.image_token_id)
@@ -136,7 +136,7 @@ def distinct(
 
   Args:
     token_ids: tokens of a prompt that `check_places` has accepted.
-    images: its images.
+    images: images of the prompt.
     vision: tower of the model.
   """
   found = np.zeros((len(token_ids), 1 + _DIGEST_WORDS), np.int32)

@@ -81,7 +81,7 @@ def check(
   if len(request.images) > max_images:
     raise errors.UserError(
       f'the prompt has {len(request.images)} images; {who} takes at most '
-      f'{max_images} (max_images)'
+      f'{max_images}, and a PageEngine the max_images of its sizes'
     )
   if vision is not None:
     images.check_places(request.token_ids, request.images, vision)

@@ -78,16 +78,30 @@ def tokens_of(engine, requests):
   return [handle.result().token_ids for handle in handles]
 
 
+def embed(model, pixels):
+  run = jax.jit(vision.embed, static_argnums=1)
+  return run(model.params['vision'], model.config.vision, pixels)
+
+
 @pytest.mark.parametrize('tower', image_cases.TOWERS)
 def test_embeddings_are_those_of_transformers(models, tower):
-  model = models[tower]
-  found = jax.jit(vision.embed, static_argnums=1)(
-    model.params['vision'], model.config.vision, image_cases.pixels(1)
-  )
+  found = embed(models[tower], image_cases.pixels(1))
   assert found.shape == (9, 32)
   np.testing.assert_allclose(
     found[::4, ::5], GOLDEN[tower]['embeddings'], atol=1e-5
   )
+
+
+def test_towers_of_bfloat16_are_about_the_same(tmp_path):
+  image_cases.write(tmp_path)
+  model = ss.load(tmp_path, dtype='bfloat16')
+  found = embed(model, image_cases.pixels(1))
+  assert found.dtype == 'bfloat16'
+  np.testing.assert_allclose(
+    found[::4, ::5].astype(np.float32), GOLDEN['clip']['embeddings'], atol=0.1
+  )
+  [output] = tokens_of(engine_of(model), [golden_request()])
+  assert len(output) == image_cases.NUM_NEW_TOKENS
 
 
 @pytest.mark.parametrize('tower', image_cases.TOWERS)
@@ -289,6 +303,8 @@ def test_bad_requests(models, change, message):
 def test_other_models_and_drafts_refuse_images(models):
   with pytest.raises(errors.UserError, match='reads no images'):
     engine_of(models['text']).submit(golden_request())
+  with pytest.raises(errors.UserError, match='takes at most 0, and a PageEng'):
+    list(ss.Decoder(models['clip']).run([golden_request()]))
   with pytest.raises(errors.UserError, match='LivingTrees cannot leave out'):
     engine_of(
       models['clip'], LivingTrees(model=models['text'], tree=ss.TreeConfig())
