@@ -9,6 +9,7 @@ import functools
 import hashlib
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,28 +50,8 @@ def read(data: bytes, vision: Vision) -> Image:
     UserError: it is no such file, it has more than `MAX_PIXELS`, or Pillow is
       not installed.
   """
-  try:
-    import PIL.Image
-  except ImportError as error:
-    raise errors.UserError(
-      'images need Pillow; run: pip install -e ".[images]"'
-    ) from error
-  try:
-    with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
-      width, height = file.size
-      if width * height > MAX_PIXELS:
-        raise errors.UserError(
-          f'the image has {width} x {height} pixels; at most {MAX_PIXELS} are '
-          'read, make it smaller'
-        )
-      image = file.convert('RGB')
-  except (OSError, SyntaxError, ValueError) as error:
-    if isinstance(error, errors.UserError):
-      raise
-    raise errors.UserError(
-      f'the image cannot be read ({error}); it must be a PNG, JPEG, WebP or GIF'
-    ) from error
-  size = vision.image_size
+  image = _decoded(data)
+  size, (width, height) = vision.image_size, image.size
   if vision.crops:
     shape = tuple(size * side // min(width, height) for side in (width, height))
     if shape[0] * shape[1] > MAX_PIXELS:
@@ -83,6 +64,32 @@ def read(data: bytes, vision: Vision) -> Image:
   else:
     image = image.resize((size, size), vision.resample)
   return Image(pixels=np.asarray(image))
+
+
+def _decoded(data: bytes) -> Any:
+  """Returns the image of Pillow, upright and of three colours."""
+  try:
+    import PIL.Image
+    import PIL.ImageOps
+  except ImportError as error:
+    raise errors.UserError(
+      'images need Pillow; run: pip install -e ".[images]"'
+    ) from error
+  try:
+    with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+      width, height = file.size
+      if width * height <= MAX_PIXELS:
+        return PIL.ImageOps.exif_transpose(file).convert('RGB')
+  except PIL.Image.DecompressionBombError as error:
+    raise errors.UserError(f'the image is too large: {error}') from error
+  except (OSError, SyntaxError, ValueError) as error:
+    raise errors.UserError(
+      f'the image cannot be read ({error}); it must be a PNG, JPEG, WebP or GIF'
+    ) from error
+  raise errors.UserError(
+    f'the image has {width} x {height} pixels; at most {MAX_PIXELS} are read, '
+    'make it smaller'
+  )
 
 
 def expand(token_ids: Sequence[int], vision: Vision) -> tuple[int, ...]:

@@ -1,9 +1,13 @@
 """Images over HTTP."""
 
 import base64
+import contextlib
 import io
 import json
 import re
+import struct
+import warnings
+import zlib
 
 import image_cases
 import numpy as np
@@ -175,3 +179,34 @@ def test_large_images_are_refused():
   with pytest.raises(errors.UserError, match='1 pixels is too long'):
     images.read(data, tower(crops=True, size=336))
   assert images.read(data, tower(crops=False)).pixels.shape == (12, 12, 3)
+  header = struct.pack('>IIBBBBB', 2**16, 2**16, 8, 2, 0, 0, 0)
+  bomb = b'\x89PNG\r\n\x1a\n'
+  for name, content in ((b'IHDR', header), (b'IDAT', b'')):
+    check = struct.pack('>I', zlib.crc32(name + content))
+    bomb += struct.pack('>I', len(content)) + name + content + check
+  with pytest.raises(errors.UserError, match='the image is too large: '):
+    images.read(bomb, tower(crops=False))
+
+
+def test_photographs_are_upright():
+  pixels = image_cases.pixels(1)
+  exif, file = PIL.Image.Exif(), io.BytesIO()
+  exif[0x0112] = 6  # to be turned to the right
+  PIL.Image.fromarray(pixels).save(file, 'png', exif=exif)
+  found = images.read(file.getvalue(), tower(crops=True)).pixels
+  assert (found == np.rot90(pixels, -1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['png', 'jpeg', 'webp', 'gif'])
+def test_broken_images_are_read_or_refused(kind):
+  file, random = io.BytesIO(), np.random.default_rng(0)
+  PIL.Image.fromarray(image_cases.pixels(1)).save(file, kind)
+  whole = np.frombuffer(file.getvalue(), np.uint8)
+  for _ in range(3000):
+    data = whole[: random.integers(1, len(whole) + 1)].copy()
+    places = random.integers(0, len(data), random.integers(0, 5))
+    data[places] = random.integers(0, 256, len(places))
+    with warnings.catch_warnings(), contextlib.suppress(errors.UserError):
+      warnings.simplefilter('ignore')
+      images.read(data.tobytes(), tower(crops=True))

@@ -40,10 +40,8 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     UserError: a missing or unreadable config, or an unknown architecture.
   """
   values = read_json(directory / 'config.json')
-  kind, supported = (
-    values.get('model_type'),
-    (*families.FAMILIES, families.LLAVA),
-  )
+  kind = values.get('model_type')
+  supported = *families.FAMILIES, families.LLAVA
   if kind not in supported:
     raise errors.UserError(
       f'{directory}: unknown architecture {kind!r}; supported: '
