@@ -354,7 +354,8 @@ def test_saved_models_have_their_tower(models, tmp_path):
     ('config.json', {'vision_feature_layer': -5}, 'of the 3 of the tower'),
     ('config.json', {'projector_hidden_act': 'relu'}, "hidden_act='relu'"),
     ('config.json', {'multimodal_projector_bias': False}, 'bias=False is not'),
-    ('preprocessor_config.json', {'do_pad': True}, 'do_pad=True'),
+    ('preprocessor_config.json', {'do_pad': True}, 'do_pad=True in'),
+    ('preprocessor_config.json', {'do_rescale': False}, 'do_rescale=False in'),
     ('preprocessor_config.json', {'image_mean': None}, 'lacks a usable entry'),
     (
       'preprocessor_config.json',

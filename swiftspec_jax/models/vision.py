@@ -30,9 +30,8 @@ def embed(params: Params, config: Vision, pixels: jax.Array) -> jax.Array:
     if config.kind == 'clip':
       x = _norm(x, params, 'norm', config)
     for layer in params['layers']:
-      x = x + _attention(
-        _norm(x, layer, 'attention_norm', config), layer, config
-      )
+      normed = _norm(x, layer, 'attention_norm', config)
+      x = x + _attention(normed, layer, config)
       hidden = _linear(_norm(x, layer, 'ffw_norm', config), layer, 'up')
       x = x + _linear(_activated(hidden, config.activation), layer, 'down')
     if config.kind == 'clip' and not config.keeps_class_token:
@@ -72,9 +71,8 @@ def _norm(x: jax.Array, params: Params, name: str, config: Vision) -> jax.Array:
   wide -= wide.mean(axis=-1, keepdims=True)
   variance = (wide * wide).mean(axis=-1, keepdims=True)
   normed = wide * jax.lax.rsqrt(variance + config.norm_eps)
-  return (normed * params[name][None]).astype(x.dtype) + params[f'{name}_bias'][
-    None
-  ]
+  scale, bias = params[name][None], params[f'{name}_bias'][None]
+  return (normed * scale).astype(x.dtype) + bias
 
 
 def _activated(x: jax.Array, name: str) -> jax.Array:

@@ -15,6 +15,13 @@ _ACTIVATIONS = {
   'gelu': 'gelu',
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
+# Of the preprocessing.
+_STEPS = {
+  'do_resize': True,
+  'do_rescale': True,
+  'do_normalize': True,
+  'do_pad': False,
+}
 
 
 def vision_from_hf(values: Mapping[str, Any]) -> Vision:
@@ -98,8 +105,11 @@ def preprocessing_from_hf(
       f'do_center_crop={crops}; with these the sizes must have '
       f'{" and ".join(sorted(names))} of {image_size} pixels'
     )
-  if values.get('do_pad'):
-    raise errors.UserError('do_pad=True is not supported for images')
+  for name, expected in _STEPS.items():
+    if bool(values.get(name, expected)) != expected:
+      raise errors.UserError(
+        f'{name}={values[name]!r} in preprocessor_config.json is not supported'
+      )
   return fields
 
 
