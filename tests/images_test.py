@@ -112,12 +112,18 @@ def test_output_is_that_of_transformers(models, tower):
 
 
 def drafts_of(models):
+  reading = dataclasses.replace(
+    models['text'].config, feature_layers=(0, 1), feature_dim=64
+  )
   return {
     'lookup': LOOKUP,
     'datastore': Datastore(min_prob=0),
     'chain': models['text'],
     'tree': TreeDraft(
       model=models['text'], width=3, branching=3, suffix_lookup=True
+    ),
+    'features': TreeDraft(
+      model=testing.random_model(reading), width=3, branching=3
     ),
     'self': SelfDraft(num_sink_tokens=8, window=16),
   }
@@ -160,7 +166,7 @@ def test_steps_ahead_and_more_devices_change_no_output(models, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name', ['lookup', 'datastore', 'chain', 'tree', 'self']
+  'name', ['lookup', 'datastore', 'chain', 'tree', 'features', 'self']
 )
 def test_drafts_change_no_output(models, plain_outputs, name):
   requests, outputs = plain_outputs

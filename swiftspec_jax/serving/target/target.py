@@ -171,7 +171,7 @@ class Target:
     shape = num_images, config.vision.num_tokens, config.embed_dim
     return self.put(
       SlotImages(
-        embeddings=jnp.zeros(shape, self.model.dtype),
+        embeddings=np.zeros(shape, self.model.dtype),
         index=np.full((self._num_slots, max_context), -1, np.int32),
       )
     )
