@@ -94,3 +94,58 @@ class Experts:
       'ffw_dim': (self.ffw_dim >= 1, '>= 1'),
     }
     errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vision:
+  """A tower that turns an image into embeddings (LLaVA, arXiv 2310.03744).
+
+  Its layers are those of a vision transformer, and two projections bring what
+  the last of them gives for each patch to the width of the decoder.
+
+  Attributes:
+    kind: name of the tower: 'clip' (with a class token, and a norm in front of
+      the layers) or 'siglip' (neither of them).
+    image_token_id: token that stands in prompts for each embedding.
+    image_size: pixels of a side of an image.
+    patch_size: pixels of a side of a patch.
+    num_layers: number of layers that are run.
+    embed_dim: width of the tower.
+    num_heads: number of attention heads.
+    ffw_dim: width inside a feed-forward.
+    norm_eps: epsilon of the norms.
+    activation: function of the feed-forwards: 'quick_gelu' (x times the sigmoid
+      of 1.702 x), 'gelu' or 'gelu_tanh'.
+    projector_activation: function between the projections, one of these.
+    keeps_class_token: whether the class token becomes an embedding, too.
+    mean: red, green and blue that become 0, of channels from 0 to 1.
+    std: differences from the mean that become 1.
+    crops: whether the middle of an image is cut out; if not, it is squeezed.
+    resample: filter of the resizing, by its number in Pillow.
+  """
+
+  kind: str
+  image_token_id: int
+  image_size: int
+  patch_size: int
+  num_layers: int
+  embed_dim: int
+  num_heads: int
+  ffw_dim: int
+  norm_eps: float
+  activation: str
+  projector_activation: str
+  keeps_class_token: bool = False
+  mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+  std: tuple[float, ...] = (0.5, 0.5, 0.5)
+  crops: bool = False
+  resample: int = 3
+
+  @property
+  def num_patches(self) -> int:
+    return (self.image_size // self.patch_size) ** 2
+
+  @property
+  def num_tokens(self) -> int:
+    """Embeddings of an image."""
+    return self.num_patches + self.keeps_class_token

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels_pallas import dispatch
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Eagle3, Experts, RopeScaling
+from swiftspec_jax.architecture import Eagle3, Experts, RopeScaling, Vision
 
 _POSITIVE = (
   'vocab_size',
@@ -77,6 +77,7 @@ class ModelConfig:
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
   experts: Experts | None = None  # Qwen 3 MoE, gpt-oss
+  vision: Vision | None = None  # LLaVA
   # Of a draft that can propose only some of the tokens: their number. Its
   # parameter `output_token_ids` names them.
   output_vocab_size: int | None = None
@@ -249,6 +250,9 @@ class ModelConfig:
       values['experts'] = Experts(
         **{**values['experts'], 'dense_layers': dense_layers}
       )
+    if values.get('vision') is not None:
+      colours = {k: tuple(values['vision'][k]) for k in ('mean', 'std')}
+      values['vision'] = Vision(**{**values['vision'], **colours})
     for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
       values[field] = tuple(values.get(field, ()))
     return cls(**values)

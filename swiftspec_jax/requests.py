@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import errors, results, types
+from swiftspec_jax import errors, images, results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.images import Image
 from swiftspec_jax.model import Model
 
 
@@ -25,12 +26,15 @@ class Request:
       the draft know it; else not used.
     slo_tpot: promised seconds per output token after the first one, for
       policies that mind promises; None for no promise.
+    images: images of the prompt, in their order, for a model that reads some.
+      `images.expand` makes room for them among the tokens.
   """
 
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
   reference_token_ids: tuple[int, ...] = ()
   slo_tpot: float | None = None
+  images: tuple[Image, ...] = ()
 
   def __post_init__(self):
     slo = self.slo_tpot
@@ -39,7 +43,13 @@ class Request:
     errors.check_fields(self, {'slo_tpot': (is_valid, requirement)})
 
 
-def check(request: Request, target: Model, max_context: int, who: str) -> None:
+def check(
+  request: Request,
+  target: Model,
+  max_context: int,
+  who: str,
+  max_images: int = 0,
+) -> None:
   """Raises UserError for a request that cannot be decoded.
 
   Args:
@@ -47,6 +57,7 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
     target: model that the tokens are for.
     max_context: most tokens, prompt and output together.
     who: name of what has that limit, for the message.
+    max_images: most images.
   """
   length, vocab_size = len(request.token_ids), target.config.vocab_size
   if length == 0:
@@ -62,6 +73,18 @@ def check(request: Request, target: Model, max_context: int, who: str) -> None:
         f'the prompt has token {token_id}; ids are 0 to {vocab_size - 1}'
       )
   request.sampling.check_vocabulary(vocab_size)
+  vision = target.config.vision
+  if request.images and vision is None:
+    raise errors.UserError(
+      f'{target.name} reads no images; leave them out, or take a LLaVA'
+    )
+  if len(request.images) > max_images:
+    raise errors.UserError(
+      f'the prompt has {len(request.images)} images; {who} takes at most '
+      f'{max_images}, and a PageEngine the max_images of its sizes'
+    )
+  if vision is not None:
+    images.check_places(request.token_ids, request.images, vision)
 
 
 def limit_of(request: Request, target: Model, max_context: int) -> int:

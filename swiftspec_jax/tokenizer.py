@@ -1,6 +1,7 @@
 """From a prompt to token ids, and from token ids to text as they come in."""
 
 import operator
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ def encode_prompt(
   prompt: str | Sequence[Message] | Sequence[int],
   *,
   use_chat_template: bool | None = None,
+  takes_parts: bool = False,
 ) -> list[int]:
   """Returns the token ids that a model is to continue.
 
@@ -30,6 +32,8 @@ def encode_prompt(
     use_chat_template: whether a text is the user's turn of a conversation;
       None is yes if the tokenizer has a chat template. Any other text gets
       the tokenizer's own special tokens, such as BOS.
+    takes_parts: whether the content of messages may be a list of parts, as the
+      chat templates of models that read images want it.
 
   Raises:
     UserError: the prompt is empty or malformed, or needs a chat template that
@@ -49,7 +53,7 @@ def encode_prompt(
   if isinstance(prompt, str):
     prompt = [{'role': 'user', 'content': prompt}]
   # The template writes BOS where the model wants it.
-  text = _render(tokenizer, prompt)
+  text = _render(tokenizer, prompt, str | list if takes_parts else str)
   return _encode_text(tokenizer, text, add_special_tokens=False)
 
 
@@ -68,11 +72,17 @@ def _check_id(token_id: Any, vocab_size: int) -> int:
   return operator.index(token_id)
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+def _render(
+  tokenizer: Tokenizer,
+  messages: Sequence[Message],
+  kind: type | types.UnionType,
+) -> str:
   """Returns the text of a conversation up to the model's turn."""
   for message in messages:
-    if not isinstance(message, Mapping) or not all(
-      isinstance(message.get(key), str) for key in ('role', 'content')
+    if not (
+      isinstance(message, Mapping)
+      and isinstance(message.get('role'), str)
+      and isinstance(message.get('content'), kind)
     ):
       raise errors.UserError(
         f"each message needs the strings 'role' and 'content', got {message!r}"

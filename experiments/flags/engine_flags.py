@@ -90,7 +90,13 @@ _SHARE_PREFIXES = flags.DEFINE_bool(
   'Requests that begin alike share what is in the cache. Not so by default, as '
   'the runs of a sweep have the same prompts.',
 )
-
+_MAX_IMAGES = flags.DEFINE_integer(
+  'max_images',
+  1,
+  'Most images of a request, where the target reads images; each row has room '
+  'for them.',
+  lower_bound=1,
+)
 _STORE = flags.DEFINE_string(
   'datastore',
   None,
@@ -128,6 +134,7 @@ _HOLDERS = (
   _CONTEXTS,
   _KV_TOKENS,
   _SHARE_PREFIXES,
+  _MAX_IMAGES,
   _STORE,
   _PAST_TOKENS,
   _NUM_PHRASES,
@@ -215,6 +222,7 @@ def sizes() -> ProgramSizes:
       shares_prefixes=_SHARE_PREFIXES.value,
     ),
     contexts=contexts,
+    max_images=_MAX_IMAGES.value,
   )
 
 

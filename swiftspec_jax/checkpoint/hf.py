@@ -23,7 +23,7 @@ from swiftspec_jax.checkpoint import (
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -41,10 +41,11 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   """
   values = read_json(directory / 'config.json')
   kind = values.get('model_type')
-  if kind not in families.FAMILIES:
+  supported = *families.FAMILIES, families.LLAVA
+  if kind not in supported:
     raise errors.UserError(
       f'{directory}: unknown architecture {kind!r}; supported: '
-      f'{", ".join(families.FAMILIES)}'
+      f'{", ".join(supported)}'
     )
   generation = directory / 'generation_config.json'
   if generation.exists():
@@ -55,6 +56,13 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   if is_int4 or _is_widened(path, values):
     values = quantization_config.without(values)
   config = config_of(path, values)
+  if config.vision:
+    preprocessing = vision_families.preprocessing_from_hf(
+      read_json(directory / 'preprocessor_config.json'),
+      config.vision.image_size,
+    )
+    vision = dataclasses.replace(config.vision, **preprocessing)
+    config = dataclasses.replace(config, vision=vision)
   return dataclasses.replace(config, weight_dtype='int4') if is_int4 else config
 
 
@@ -200,6 +208,16 @@ def _getter(
 
 
 def _stored_name(name: str, names: Container[str]) -> str | None:
-  # Some checkpoints of a bare decoder lack the prefix.
-  candidates = (name, name.removeprefix('model.'))
+  # Some checkpoints of a bare decoder lack the prefix, those of one that reads
+  # images have more, in two layouts.
+  bare, tower = name.removeprefix('model.'), 'vision_tower.'
+  candidates = (
+    name,
+    bare,
+    f'language_model.{name}',
+    f'model.language_model.{bare}',
+    name.replace(tower, f'{tower}vision_model.'),
+    f'model.{name}',
+    f'model.{name}'.replace(tower, f'{tower}vision_model.'),
+  )
   return next((name for name in candidates if name in names), None)

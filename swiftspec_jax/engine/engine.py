@@ -62,6 +62,7 @@ class Engine(abc.ABC, Generic[JobT]):
   max_rows: int  # requests that decode together
   max_context: int  # tokens of a request, prompt and output together
   max_draft_tokens: int  # that a row can accept in a step
+  max_images: int = 0  # of a request
   programs: Programs
   limits_drafts: bool  # whether `max_speculative_tokens` may be below that
 

@@ -173,6 +173,7 @@ def run_layers(
   products: Products = Products(),
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
+  images: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
@@ -188,6 +189,8 @@ def run_layers(
       model reads features. It is `project_features` of the target's outputs, or
       the model's own hidden state; zeros for the first token of a text.
     feature_layers: indices of layers whose outputs are features.
+    images: embeddings [B, T, D], and bool[B, T] which tokens have these in the
+      place of their own; None if none has.
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
@@ -200,6 +203,9 @@ def run_layers(
   }
   x = _take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
+  if images is not None:
+    embeddings, is_image = images
+    x = jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
   pair = None
   if config.reads_features:
     with jax.named_scope('fuse_features'):

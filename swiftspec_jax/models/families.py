@@ -17,12 +17,14 @@ from swiftspec_jax import errors
 from swiftspec_jax.architecture import Experts, RopeScaling
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models import vision_families
 from swiftspec_jax.models.params import Params
 
 # Puts a part of the parameters, described by the specs, on the devices.
 Place = Callable[[Params, Params], Params]
 
 _NUM_THREADS = 8  # that read layers; each holds one in memory
+LLAVA = 'llava'  # a vision tower around a decoder of one of the families
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
@@ -54,9 +56,12 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     UserError: a family, activation or option that the decoder lacks.
   """
   name = values.get('model_type')
+  if name == LLAVA:
+    return _llava(values)
   if name not in FAMILIES:
+    supported = ', '.join((*FAMILIES, LLAVA))
     raise errors.UserError(
-      f'unknown architecture {name!r}; supported: {", ".join(FAMILIES)}'
+      f'unknown architecture {name!r}; supported: {supported}'
     )
   family = FAMILIES[name]
   for option in ('quantization_config', *family.unsupported_options):
@@ -86,6 +91,17 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     'activation': _activation(values),
   }
   return ModelConfig(**{**fields, **family.fields(values)})
+
+
+def _llava(values: Mapping[str, Any]) -> ModelConfig:
+  """The decoder that lies in it, with a vision tower."""
+  vision = vision_families.vision_from_hf(values)
+  eos = values.get('eos_token_id')
+  own = {'tie_word_embeddings': values['tie_word_embeddings']}
+  if eos is not None:
+    own['eos_token_id'] = eos
+  config = config_from_hf({**values['text_config'], **own})
+  return dataclasses.replace(config, vision=vision)
 
 
 def _activation(values: Mapping[str, Any]) -> str:
@@ -282,11 +298,15 @@ def params_from_hf(
     # The largest first.
     tables = pool.map(table, names)
     layers = pool.map(layer, range(c.num_layers))
-    return {
+    params = {
       **dict(zip(names, tables, strict=True)),
       'layers': list(layers),
       'final_norm': place(final_norm, specs['final_norm']),
     }
+  if c.vision:
+    tower = vision_families.params_from_hf(get, c.vision, c.embed_dim)
+    params['vision'] = place(tower, specs['vision'])
+  return params
 
 
 def get_checked(

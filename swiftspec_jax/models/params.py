@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
+from swiftspec_jax.architecture import Vision
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
   int8_dynamic,
@@ -133,6 +134,8 @@ def param_specs(config: ModelConfig) -> Params:
   }
   if c.reads_features:
     specs |= _feature_specs(c, spec, table)
+  if c.vision:
+    specs['vision'] = _vision_specs(c.vision, c.embed_dim)
   if not is_tied:
     specs['unembedding'] = table('outputs', 'embed', in_axis=1)
   if c.output_vocab_size:
@@ -222,6 +225,52 @@ def _feature_specs(
     specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
   elif config.eagle3.norm_before_fc or config.eagle3.fc_norm:
     specs['target_feature_norm'] = spec('features')
+  return specs
+
+
+def _vision_specs(vision: Vision, embed_dim: int) -> Params:
+  """Returns those of a vision tower, which every device holds whole."""
+  width, ffw = vision.embed_dim, vision.ffw_dim
+
+  def array(*shape: int, scale: float | None) -> ParamSpec:
+    return ParamSpec(
+      shape=shape,
+      padded_shape=shape,
+      axes=(None,) * len(shape),
+      init_scale=scale,
+    )
+
+  def linear(name: str, num_in: int, num_out: int) -> Params:
+    return {
+      name: array(num_in, num_out, scale=num_in**-0.5),
+      f'{name}_bias': array(num_out, scale=0.02),
+    }
+
+  def norm(name: str) -> Params:
+    bias = array(width, scale=0.02)
+    return {name: array(width, scale=None), f'{name}_bias': bias}
+
+  layer = {
+    **norm('attention_norm'),
+    **linear('qkv', width, 3 * width),
+    **linear('attention_out', width, width),
+    **norm('ffw_norm'),
+    **linear('up', width, ffw),
+    **linear('down', ffw, width),
+  }
+  is_clip = vision.kind == 'clip'
+  num_positions = vision.num_patches + is_clip
+  patches = linear('patches', 3 * vision.patch_size**2, width)
+  specs = {
+    **patches,
+    'positions': array(num_positions, width, scale=0.02),
+    'layers': [layer] * vision.num_layers,
+    **linear('projection_in', width, embed_dim),
+    **linear('projection_out', embed_dim, embed_dim),
+  }
+  if is_clip:
+    del specs['patches_bias']
+    specs |= {'class_token': array(width, scale=0.02), **norm('norm')}
   return specs
 
 

@@ -115,8 +115,13 @@ async def completions(body: schema.CompletionRequest, http: fastapi.Request):
 )
 async def chat_completions(body: schema.ChatRequest, http: fastapi.Request):
   """Answers a conversation."""
-  messages = [message.to_template() for message in body.messages]
-  return await _answer(http, body, [messages], answers.ChatFormat)
+  vision = http.app.state.service.model.config.vision
+  messages = [
+    message.to_template(reads_images=vision is not None)
+    for message in body.messages
+  ]
+  urls = [url for message in body.messages for url in message.image_urls]
+  return await _answer(http, body, [messages], answers.ChatFormat, urls)
 
 
 @_router.get('/v1/models', response_model=answer_types.Models)
@@ -163,14 +168,21 @@ async def _answer(
   body: schema.CompletionRequest | schema.ChatRequest,
   prompts: Sequence[prompt_lib.Prompt],
   make_format: type[answers.Format],
+  image_urls: Sequence[str] = (),
 ) -> Any:
-  """Decodes prompts, and answers at once or in parts."""
+  """Decodes prompts with the same images; answers at once or in parts."""
   service = http.app.state.service
   _check_model(body.model, service)
   samplings = body.samplings()
   service.check_number(len(prompts) * len(samplings))
+  images = await service.encoder.read(image_urls)
   requests = [
-    ss.Request(token_ids=token_ids, sampling=sampling, slo_tpot=body.slo_tpot)
+    ss.Request(
+      token_ids=token_ids,
+      sampling=sampling,
+      slo_tpot=body.slo_tpot,
+      images=images,
+    )
     for token_ids in await service.encoder.encode(prompts)
     for sampling in samplings
   ]

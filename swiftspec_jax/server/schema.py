@@ -210,18 +210,57 @@ class TextPart(_Object):
   text: str
 
 
+class ImageUrl(_Object):
+  """An image."""
+
+  url: str = Field(description='data:image/...;base64,...; none is fetched.')
+  detail: Literal['auto'] = 'auto'
+
+
+class ImagePart(_Object):
+  """An image in a message."""
+
+  type: Literal['image_url']
+  image_url: ImageUrl
+
+
+_Part = Annotated[TextPart | ImagePart, Field(discriminator='type')]
+
+
 class Message(_Object):
   """A message of a conversation."""
 
   role: Literal['developer', 'system', 'user', 'assistant']
-  content: str | list[TextPart]
+  content: str | list[_Part]
 
-  def to_template(self) -> dict[str, str]:
-    """Returns the message as chat templates want it."""
-    content = self.content
-    if not isinstance(content, str):
-      content = '\n'.join(part.text for part in content)
-    return {'role': self.role, 'content': content}
+  @property
+  def image_urls(self) -> list[str]:
+    """The images, in their order."""
+    if isinstance(self.content, str):
+      return []
+    parts = (p for p in self.content if isinstance(p, ImagePart))
+    return [part.image_url.url for part in parts]
+
+  def to_template(self, *, reads_images: bool) -> dict[str, Any]:
+    """Returns the message as chat templates want it.
+
+    Args:
+      reads_images: whether the model does; its template then gets parts.
+    """
+    parts = self.content
+    if isinstance(parts, str):
+      parts = [TextPart(type='text', text=parts)]
+    if reads_images:
+      found = [
+        {'type': 'text', 'text': part.text}
+        if isinstance(part, TextPart)
+        else {'type': 'image'}
+        for part in parts
+        if part != TextPart(type='text', text='')
+      ]
+      return {'role': self.role, 'content': found}
+    text = '\n'.join(part.text for part in parts if isinstance(part, TextPart))
+    return {'role': self.role, 'content': text}
 
 
 class ChatRequest(_Body):

@@ -57,7 +57,12 @@ class Service:
     self.engine = engine
     self.model = model
     self.name = name or model.name
-    self.encoder = PromptEncoder(model.tokenizer, engine.max_context)
+    self.encoder = PromptEncoder(
+      model.tokenizer,
+      engine.max_context,
+      model.config.vision,
+      engine.max_images,
+    )
     self.created = int(time.time())
     self.metrics = Metrics(engine, self.name)
     self.is_draining = False

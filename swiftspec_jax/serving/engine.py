@@ -96,6 +96,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.max_rows = config.buckets.max_rows
     self.max_context = config.max_context
     self.max_draft_tokens = config.buckets.max_length
+    self.max_images = sizes.max_images
     self.scheduler = Scheduler(config)
     self._model = target
     self._sizes = sizes
@@ -111,7 +112,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.drafter = make_drafter.make(self._target, draft, sizes)
     self.lookup: HostDrafter | None = None
     if lookup is not None:
-      self.lookup = make_drafter.make_lookup(lookup)
+      self.lookup = make_drafter.make_second(self._target, lookup, sizes)
     self.policy = policy or NoSpeculation()
     self._run_ahead = run_ahead
     make_drafter.check_run_ahead(run_ahead, self.drafter)
@@ -402,7 +403,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
   ) -> PagedJob:
     config = self._sizes.scheduler
-    jobs.check(request, self._model, config)
+    jobs.check(request, self._model, config, self.max_images)
     return PagedJob(
       request,
       handle,
@@ -443,6 +444,7 @@ class PageEngine(engine.Engine[PagedJob]):
       num_prompt_tokens = len(job.request.token_ids)
       counts[:, slot] = job.num_known, num_prompt_tokens, job.limit
       self._target.sampling.set(slot, job.request.sampling)
+      self._target.seat_images(slot, job.request)
     lengths, prompt_lengths, max_lengths = counts
     rows = RowState(
       # What is enqueued must not see later changes.

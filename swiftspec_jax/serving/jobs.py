@@ -1,6 +1,9 @@
 """Requests whose caches lie in pages."""
 
-from swiftspec_jax import requests, types
+import jax
+import numpy as np
+
+from swiftspec_jax import errors, images, requests, types
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.model import Model
@@ -12,9 +15,16 @@ from swiftspec_jax.serving.target import choices
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
-def check(request: Request, model: Model, config: SchedulerConfig) -> None:
+def check(
+  request: Request, model: Model, config: SchedulerConfig, max_images: int = 0
+) -> None:
   """Raises UserError for a request that an engine cannot serve."""
-  requests.check(request, model, config.max_context, 'this engine')
+  requests.check(request, model, config.max_context, 'this engine', max_images)
+  if request.images and jax.process_count() > 1:
+    raise errors.UserError(
+      f'images are not sent to the {jax.process_count()} processes of this '
+      'engine; serve models that read images from one'
+    )
   choices.check(request.sampling)
   config.check(len(request.token_ids), _max_new_tokens(request, config))
 
@@ -57,6 +67,7 @@ class PagedJob(Job):
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
     self._by_model = chains_by_model
+    self._vision = model.config.vision
 
   @property
   def num_known(self) -> int:
@@ -73,11 +84,22 @@ class PagedJob(Job):
       return []
     if self.num_known - self._num_paged < self._page_size:
       return []
-    token_ids = self.known_tokens()[self._num_paged :]
+    token_ids = self._distinct_tokens()[self._num_paged :]
     keys = pages.keys_of(token_ids, self._page_size, self._last_key)
     self._num_paged += len(keys) * self._page_size
     self._last_key = keys[-1]
     return keys
+
+  def _distinct_tokens(self) -> list[int] | np.ndarray:
+    """Returns prompt and output; the places of other images are different."""
+    if self._vision is None:
+      return self.known_tokens()
+    prompt = images.distinct(
+      self.request.token_ids, self.request.images, self._vision
+    )
+    rest = np.zeros((len(self._row.token_ids), prompt.shape[1]), np.int32)
+    rest[:, 0] = self._row.token_ids
+    return np.concatenate([prompt, rest])
 
   def push_verdict(
     self,

@@ -27,12 +27,15 @@ class ProgramSizes:
     scheduler: rows, query tokens and lengths; pages.
     contexts: numbers of tokens under the attention, ascending. A step takes
       the smallest one that its longest row fits into.
+    max_images: most images of a request, where the target reads images.
   """
 
   scheduler: SchedulerConfig
   contexts: tuple[int, ...] = ()
+  max_images: int = 1
 
   def __post_init__(self):
+    errors.check_fields(self, {'max_images': (self.max_images >= 1, '>= 1')})
     page_size = self.scheduler.page_size
     longest = _ceil(self.scheduler.max_context, page_size)
     contexts = self.contexts or _doubled(longest)

@@ -29,11 +29,14 @@ class SlotTexts:
     num_tenants: i64[U] how often each slot was given to a request; its caches
       are empty when this changes.
     page_table: i32[U, any].
+    num_left_out: i64[U] tokens of the target's texts that these lack; None if
+      they are the same.
   """
 
   token_ids: np.ndarray
   num_tenants: np.ndarray
   page_table: np.ndarray
+  num_left_out: np.ndarray | None = None
 
   def known_from(
     self, view: policies.StepView, row: int, start: int

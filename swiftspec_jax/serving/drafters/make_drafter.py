@@ -5,6 +5,7 @@ from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters import text_only
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
@@ -89,12 +90,39 @@ def model_of(draft: Draft, target: Model) -> Model | None:
 def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """Returns the drafter that `draft` stands for.
 
+  One that reads no features of a target that reads images is told of the text
+  alone.
+
   Raises:
-    UserError: trees are smaller than the declared lengths, or the model insists
-      on kernels that cannot read its pages.
+    UserError: trees are smaller than the declared lengths, the model insists on
+      kernels that cannot read its pages, or images cannot be left out.
   """
   if draft is None:
     return NoDrafter()
+  if target.images is None or isinstance(draft, SelfDraft):
+    return _make(target, draft, sizes)
+  if isinstance(draft, LivingTrees):
+    raise errors.UserError(
+      f'LivingTrees cannot leave out the images of {target.model.name}; take '
+      'TreeDraft, or the draft model alone (--mode=tree or chain)'
+    )
+  model = model_of(draft, target.model)
+  if model is not None and model.config.reads_features:
+    return _make(target, draft, sizes)
+  drafter = _make(target, draft, text_only.sizes_of_draft(sizes))
+  return _without_images(drafter, target, sizes)
+
+
+def _without_images(
+  drafter: EngineDrafter, target: Target, sizes: ProgramSizes
+) -> text_only.TextOnly:
+  kind = text_only.TextOnly
+  if isinstance(drafter, HostDrafter):
+    kind = text_only.TextOnlyHost
+  return kind(drafter, sizes.scheduler, target.is_image)
+
+
+def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   if isinstance(draft, Datastore):
     if draft.store is not None:
       draft.store.check(target.model.name, target.model.tokenizer)
@@ -112,6 +140,16 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
   return ChainDrafter(draft, sizes, target)
+
+
+def make_second(
+  target: Target, lookup: Lookup, sizes: ProgramSizes
+) -> HostDrafter:
+  """Returns the drafter of a lookup beside a model, told of the text alone."""
+  drafter = make_lookup(lookup)
+  if target.images is None:
+    return drafter
+  return _without_images(drafter, target, sizes)
 
 
 def make_lookup(lookup: Lookup) -> HostDrafter:

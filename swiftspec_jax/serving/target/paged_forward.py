@@ -75,6 +75,7 @@ def forward(
   batch: FlatBatch,
   cache: paged.PagedCache,
   features_before: jax.Array | None = None,
+  images: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, paged.PagedCache]:
   """Runs the model over tokens and writes what the cache keeps of them.
 
@@ -85,6 +86,8 @@ def forward(
     batch: rows and places of the tokens.
     cache: cache of all rows.
     features_before: [N, D], where the model reads features; same as in
+      `decoder.run_layers`.
+    images: embeddings [N, D] and bool[N], where prompts have images; same as in
       `decoder.run_layers`.
 
   Returns:
@@ -129,6 +132,8 @@ def forward(
     products = decoder.products_on(cache.sharding, config.kernels)
   if features_before is not None:
     features_before = features_before[None]
+  if images is not None:
+    images = images[0][None], images[1][None]
   hidden, features = decoder.run_layers(
     params,
     config,
@@ -138,6 +143,7 @@ def forward(
     products=products,
     features_before=features_before,
     feature_layers=cache.feature_layers,
+    images=images,
   )
   if features is not None:
     features = paged.write(cache.features, features[0], batch.places)

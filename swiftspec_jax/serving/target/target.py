@@ -1,6 +1,7 @@
 """The target on its devices: its paged cache, and the forwards of steps.
 
-Legend: M queries, B slots, K longest draft, T = K + 1, V vocabulary.
+Legend: M queries, B slots, K longest draft, T = K + 1, V vocabulary, S tokens
+of the longest text.
 """
 
 import copy
@@ -18,13 +19,20 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.requests import Request
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.target import choices, paged_forward, row_state
+from swiftspec_jax.serving.target import (
+  choices,
+  paged_forward,
+  row_state,
+  slot_images,
+)
 from swiftspec_jax.serving.target import step_input as step_input_lib
 from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.serving.target.slot_images import SlotImages
 from swiftspec_jax.serving.target.step_input import PlacedStep, StepInput
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
@@ -53,6 +61,7 @@ def query_logits(
   params: Params,
   cache: paged.PagedCache,
   step: PlacedStep,
+  images: tuple[SlotImages, jax.Array] | None = None,
   *,
   config: ModelConfig,
 ) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
@@ -62,10 +71,15 @@ def query_logits(
     params: parameters of the target.
     cache: donated.
     step: tokens that are fed, and where.
+    images: images of the slots, and slots i32[N] of the tokens; None where the
+      model reads none.
     config: static configuration of the model.
   """
+  found = None
+  if images is not None:
+    found = images[0].of_tokens(images[1], step.batch.positions)
   hidden, cache = paged_forward.forward(
-    params, config, step.token_ids, step.batch, cache
+    params, config, step.token_ids, step.batch, cache, images=found
   )
   hidden = hidden[step.query_index]
   logits = paged_forward.logits_of(params, config, hidden)
@@ -83,6 +97,8 @@ class Target:
     no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
       are trees.
     chains: trees of which each is a chain, if drafts are trees.
+    images: images of the slots, on the devices; None if the model reads none.
+    is_image: bool[B, S] which tokens of prompts stand for images, on the host.
   """
 
   def __init__(
@@ -124,6 +140,9 @@ class Target:
         max_lengths=slots,
       )
     )
+    self._max_images = sizes.max_images
+    self.images = self._no_images(config.max_context)
+    self.is_image = np.zeros((self._num_slots, config.max_context), bool)
     self._page_sizes = {
       'page_size': config.page_size,
       'num_pages': config.num_pages,
@@ -144,6 +163,19 @@ class Target:
       self._num_slots, self.model.config.vocab_size, self.put
     )
 
+  def _no_images(self, max_context: int) -> SlotImages | None:
+    config = self.model.config
+    if config.vision is None:
+      return None
+    num_images = self._num_slots * self._max_images
+    shape = num_images, config.vision.num_tokens, config.embed_dim
+    return self.put(
+      SlotImages(
+        embeddings=np.zeros(shape, self.model.dtype),
+        index=np.full((self._num_slots, max_context), -1, np.int32),
+      )
+    )
+
   def compiling(self) -> 'Target':
     """Returns a target that compiles its programs instead of running them.
 
@@ -153,6 +185,7 @@ class Target:
     twin._call = ahead_of_time.compile_only
     twin.cache = ahead_of_time.abstract(self.cache)
     twin.rows = ahead_of_time.abstract(self.rows)
+    twin.images = ahead_of_time.abstract(self.images)
     twin.sampling = self._greedy_sampling()
     return twin
 
@@ -190,10 +223,44 @@ class Target:
     new, is_new = self.put((rows, is_new))
     self.rows = self._call(row_state.seat, self.rows, new, is_new)
 
+  def seat_images(self, slot: int, request: Request) -> None:
+    """Enqueues that a slot has the images of another request from now on."""
+    if self.images is None:
+      return
+    token_id = self.model.config.vision.image_token_id
+    is_image = np.zeros(self.is_image.shape[1], bool)
+    is_image[: len(request.token_ids)] = np.equal(request.token_ids, token_id)
+    self.is_image[slot] = is_image
+    first = slot * self._max_images
+    num_before = first * self.model.config.vision.num_tokens
+    index = np.where(is_image, num_before - 1 + np.cumsum(is_image), -1)
+    for i, image in enumerate(request.images):
+      self._see(image.pixels, first + i)
+    self._seat_index(slot, index.astype(np.int32))
+
+  def _seat_index(self, slot: int, index: np.ndarray) -> None:
+    slot, index = self.put((np.int32(slot), index))
+    self.images = self._call(slot_images.seat, self.images, slot, index)
+
+  def _see(self, pixels: np.ndarray, place: int) -> None:
+    pixels, place = self.put((pixels, np.int32(place)))
+    self.images = self._call(
+      slot_images.see,
+      self.model.params['vision'],
+      self.images,
+      pixels,
+      place,
+      config=self.model.config.vision,
+    )
+
   def warm_up(self) -> None:
-    """Goes through the program that no step has."""
+    """Goes through the programs that no step has."""
     none = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.rows)
     self.seat(none, np.zeros(self._num_slots, bool))
+    if self.images is not None:
+      size = self.model.config.vision.image_size
+      self._see(np.zeros((size, size, 3), np.uint8), 0)
+      self._seat_index(0, np.zeros(self.is_image.shape[1], np.int32))
 
   def dispatch(
     self,
@@ -214,6 +281,9 @@ class Target:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
     step_input = self.put(step_input)
+    images = None
+    if self.images is not None:
+      images = self.images, step_input.slots
     if step_input.index.shape[1] == 1:
       trees = None  # a plain step
     step = self._call(
@@ -229,6 +299,7 @@ class Target:
       self.model.params,
       self.cache,
       step,
+      images,
       config=self.model.config,
     )
     sampling, noise = self.sampling.state(level), None

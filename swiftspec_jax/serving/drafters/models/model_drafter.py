@@ -246,11 +246,15 @@ class ModelDrafter:
       known = _padded_rows(
         texts.token_ids[slots], sizes.num_rows, sizes.context
       )
+    ends, left_out = starts + counts, texts.num_left_out
+    steps = np.arange(self._num_forwards, dtype=np.int32)[None]
+    ends_of_target = ends if left_out is None else ends + left_out[slots]
     rows = DraftRows(
       slots=flat_batch.padded(slots, sizes.num_rows),
       last=flat_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
-      positions=flat_batch.padded(starts + counts, sizes.num_rows)[:, None]
-      + np.arange(self._num_forwards, dtype=np.int32)[None],
+      positions=flat_batch.padded(ends, sizes.num_rows)[:, None] + steps,
+      noise_positions=flat_batch.padded(ends_of_target, sizes.num_rows)[:, None]
+      + steps,
       lengths=flat_batch.padded(lengths, sizes.num_rows),
       page_table=_padded_rows(
         texts.page_table[slots],
@@ -323,7 +327,9 @@ class ModelDrafter:
         choices.make_noise,
         sampling.seeds,
         rows.slots,
-        rows.positions,
+        rows.positions
+        if rows.noise_positions is None
+        else rows.noise_positions,
         vocab_size=self._model.config.vocab_size,
       )
     num_steps = self._put(np.int32(self._num_steps(longest)))
