@@ -60,6 +60,37 @@ class Eagle3:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """How a draft proposes a block of tokens in one forward (DFlash).
+
+  The block is the last known token, with masks behind it. Its layers see the
+  text as features of the target, which each of them makes keys and values of
+  (DFlash, arXiv 2602.06036).
+
+  Attributes:
+    size: tokens of the block, the known one included.
+    mask_token_id: token that stands for those to be drafted.
+    causal_layers: layers in which a token sees none behind it in the block.
+  """
+
+  size: int
+  mask_token_id: int
+  causal_layers: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    checks = {
+      'size': (self.size >= 2, 'at least 2'),
+      'mask_token_id': (self.mask_token_id >= 0, '>= 0'),
+    }
+    errors.check_fields(self, checks)
+
+  @property
+  def num_drafts(self) -> int:
+    """Tokens that a forward drafts."""
+    return self.size - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
   """A mixture of experts in the place of a feed-forward.
 

@@ -107,7 +107,7 @@ def rms_norm(x, scale):
   return x / np.sqrt(mean + SIZES['rms_norm_eps']) * scale
 
 
-def _rotate(x, positions):
+def rotate(x, positions):
   """Rotates [T, heads, E]."""
   half = x.shape[-1] // 2
   frequencies = SIZES['rope_theta'] ** -(np.arange(half) / half)
@@ -165,7 +165,7 @@ def forward(weights, embeddings, features, *, first=0, before=False):
     (pair @ get(f'self_attn.{name}_proj').T).reshape(size, -1, heads)
     for name in 'qkv'
   )
-  queries, keys = _rotate(queries, positions), _rotate(keys, positions)
+  queries, keys = rotate(queries, positions), rotate(keys, positions)
   keys, values = (np.repeat(x, 2, axis=1) for x in (keys, values))
   scores = np.einsum('the,she->hts', queries, keys) / np.sqrt(heads)
   scores = np.where(np.tri(size, dtype=bool), scores, -np.inf)

@@ -51,6 +51,7 @@ def check_features(
   """Raises UserError if the draft reads what the target does not have."""
   if not draft.config.reads_features:
     return
+  feature_draft.check_lives(draft)
   feature_draft.check_layers(draft, target)
   fewest = 2 * tree_config.num_nodes
   if tree_config.is_adaptive and tree_config.num_cache_rows < fewest:

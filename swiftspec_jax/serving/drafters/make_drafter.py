@@ -14,6 +14,10 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
+from swiftspec_jax.serving.drafters.models.draft_block import (
+  BlockDrafter,
+  BlockTreeDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.models.draft_tree import (
   TreeDraft,
@@ -72,6 +76,8 @@ def model_of(draft: Draft, target: Model) -> Model | None:
       'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
       f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
     )
+  if isinstance(draft, LivingTrees):
+    feature_draft.check_lives(model)
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
   if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
@@ -101,13 +107,16 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
     paged_forward.check_kernels(draft.model, sizes)
-    return TreeDrafter(draft, sizes, target)
+    of_blocks = draft.model.config.block is not None
+    kind = BlockTreeDrafter if of_blocks else TreeDrafter
+    return kind(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
-  return ChainDrafter(draft, sizes, target)
+  kind = BlockDrafter if draft.config.block else ChainDrafter
+  return kind(draft, sizes, target)
 
 
 def make_lookup(lookup: Lookup) -> HostDrafter:
