@@ -68,10 +68,11 @@ def make_weights(width, num_features, vocab_size=None):
 
 def write(directory, layout, weights, *, layers, vocab_size, sizes=(), **extra):
   """Writes a draft that reads the outputs of the target's `layers`."""
-  width = weights['norm.weight'].shape[0]
   sizes = {
     **SIZES,
-    'hidden_size': width,
+    'hidden_size': weights['fc.weight'].shape[0]
+    if 'fc.weight' in weights
+    else 32,
     'vocab_size': vocab_size,
     **dict(sizes),
   }
@@ -96,13 +97,16 @@ def write(directory, layout, weights, *, layers, vocab_size, sizes=(), **extra):
         'target_layer_ids': list(layers),
       },
     }
+  values |= extra
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'config.json').write_text(json.dumps({**values, **extra}))
+  (directory / 'config.json').write_text(json.dumps(values))
   safetensors_numpy.save_file(weights, directory / 'model.safetensors')
   return directory
 
 
-def block_hidden(weights, table, features, anchor, *, window=None, causal=False):
+def block_hidden(
+  weights, table, features, anchor, *, window=None, causal=False
+):
   """Hidden states [b, D] of a block behind features [T, layers * D].
 
   Args:

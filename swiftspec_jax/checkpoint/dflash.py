@@ -188,14 +188,27 @@ def _feature_layers(
   entries: Mapping[str, Any], target: Model, refuse: Callable[..., NoReturn]
 ) -> tuple[int, ...]:
   """Returns the layers of the target whose outputs the draft reads."""
-  name = _LAYERS if _KIND in entries else 'target_layer_ids'
-  stored = entries.get(name)
-  if not stored:
-    refuse(name, stored, 'it must list the layers of the target')
-  layers = tuple(i - 1 if _KIND in entries else i for i in stored)
-  if not all(0 <= layer < target.config.num_layers for layer in layers):
+  num_layers = target.config.num_layers
+  if _KIND in entries:
+    name, stored = _LAYERS, entries.get(_LAYERS)
+    if not stored:
+      refuse(name, stored, 'it must list layers of the target')
+    layers = tuple(i - 1 for i in stored)
+  else:
+    name, stored = 'target_layer_ids', entries.get('target_layer_ids')
+    default = default_layers(num_layers, entries['num_hidden_layers'])
+    layers = tuple(stored or default)
+  if not all(0 <= layer < num_layers for layer in layers):
     refuse(name, stored, f'{target.name} has no outputs of layers {layers}')
   return layers
+
+
+def default_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+  """Returns the layers that a draft of some layers reads if it does not say."""
+  if num_layers == 1:
+    return (num_target_layers // 2,)
+  step = (num_target_layers - 4) / (num_layers - 1)
+  return tuple(round(1 + i * step) for i in range(num_layers))
 
 
 def _block(
