@@ -61,33 +61,31 @@ class Eagle3:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-  """How a draft proposes a block of tokens in one forward (DFlash).
+  """How a draft proposes a block of tokens in one forward.
 
-  The block is the last known token, with masks behind it. Its layers see the
-  text as features of the target, which each of them makes keys and values of
-  (DFlash, arXiv 2602.06036).
+  Masks stand behind the last known token. In DFlash (arXiv 2602.06036) each
+  drafts the token in its own place, and all see each other. The layers see the
+  text as features of the target, which each makes keys and values of. In an
+  EAGLE-3 head (P-EAGLE) the known token and the masks draft the next one each,
+  and a learned feature comes before a mask.
 
   Attributes:
-    size: tokens of the block, the known one included.
+    num_drafts: most tokens that a forward drafts.
     mask_token_id: token that stands for those to be drafted.
-    causal_layers: layers in which a token sees none behind it in the block.
+    causal_layers: layers of DFlash in which a token of the block sees none
+      behind it.
   """
 
-  size: int
+  num_drafts: int
   mask_token_id: int
   causal_layers: tuple[int, ...] = ()
 
   def __post_init__(self):
     checks = {
-      'size': (self.size >= 2, 'at least 2'),
+      'num_drafts': (self.num_drafts >= 1, 'at least 1'),
       'mask_token_id': (self.mask_token_id >= 0, '>= 0'),
     }
     errors.check_fields(self, checks)
-
-  @property
-  def num_drafts(self) -> int:
-    """Tokens that a forward drafts."""
-    return self.size - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -132,15 +132,12 @@ class ModelConfig:
         'features and no window'
       )
     if self.block and (
-      not self.feature_layers
-      or self.eagle3
-      or self.block.mask_token_id >= self.vocab_size
+      not self.feature_layers or self.block.mask_token_id >= self.vocab_size
     ):
       raise errors.UserError(
-        f'a draft of blocks with feature_layers={self.feature_layers}, '
-        f'eagle3={self.eagle3} and mask_token_id={self.block.mask_token_id} is '
-        'not supported; it needs features, no EAGLE-3 head and a mask among '
-        f'the {self.vocab_size} tokens'
+        f'a draft of blocks with feature_layers={self.feature_layers} and '
+        f'mask_token_id={self.block.mask_token_id} is not supported; it needs '
+        f'features and a mask among the {self.vocab_size} tokens'
       )
     if bool(self.feature_layers) != bool(self.feature_dim):
       raise errors.UserError(
@@ -168,7 +165,8 @@ class ModelConfig:
   @property
   def reads_features_before(self) -> bool:
     """Whether each token is read with the feature of the one before it."""
-    return self.reads_features and self.block is None
+    is_dflash = self.block is not None and self.eagle3 is None
+    return self.reads_features and not is_dflash
 
   @property
   def num_query_groups(self) -> int:

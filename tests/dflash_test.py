@@ -294,9 +294,9 @@ def test_what_cannot_be_drafted_is_refused(directory):
   target, _, draft = pair(directory)
   with pytest.raises(errors.UserError, match='drafts 4; declare lengths of at'):
     serve(target, draft, [], None, range(6))
-  with pytest.raises(errors.UserError, match='alone .mode chain. or in a Tree'):
+  with pytest.raises(errors.UserError, match='engine alone'):
     PageEngine(target, LivingTrees(model=draft, tree=TREE), sizes=make_sizes())
-  with pytest.raises(errors.UserError, match='alone .mode chain. or in a Tree'):
+  with pytest.raises(errors.UserError, match='engine alone'):
     ss.Decoder(target, draft, tree=TREE)
   with pytest.raises(errors.UserError, match='`serve` in mode chain or tree'):
     ss.Decoder(target, draft)
@@ -316,7 +316,7 @@ BAD_ENTRIES = [
   ({'num_target_layers': 36}, 'num_target_layers=36 .* target is 2'),
   ({'vocab_size': 300}, 'vocab_size=300 .* target is 262'),
   ({'block_size': None}, 'block_size=None .* must be a number'),
-  ({'block_size': 1}, 'size must be at least 2, got 1'),
+  ({'block_size': 1}, 'num_drafts must be at least 1, got 0'),
   (
     {'dflash_config': {'mask_token_id': 262, 'target_layer_ids': [0]}},
     'one of the 262 tokens',

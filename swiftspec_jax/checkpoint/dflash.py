@@ -229,7 +229,7 @@ def _block(
     reason = f'it must be one of the {config.vocab_size} tokens'
     refuse('mask_token_id', entries['mask_token_id'], reason)
   return Block(
-    size=entries['block_size'],
+    num_drafts=entries['block_size'] - 1,
     mask_token_id=entries['mask_token_id'],
     causal_layers=tuple(np.flatnonzero(is_causal_layer).tolist()),
   )

@@ -15,7 +15,7 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDrafter,
 )
 from swiftspec_jax.serving.drafters.models.draft_block import (
-  BlockDrafter,
+  BlockChainDrafter,
   BlockTreeDrafter,
 )
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
@@ -115,7 +115,7 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
-  kind = BlockDrafter if draft.config.block else ChainDrafter
+  kind = BlockChainDrafter if draft.config.block else ChainDrafter
   return kind(draft, sizes, target)
 
 
