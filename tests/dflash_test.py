@@ -283,6 +283,7 @@ def test_without_drafts_it_decodes_plainly(directory, lengths):
 
 
 def test_devices_that_share(directory):
+  pair(directory)  # writes it
   target = target_of(2, (0, 2))
   devices = jax.devices()[:2]
   draft = ss.load(directory / 'z-lab', draft_of=target, devices=devices)

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Eagle3
+from swiftspec_jax.architecture import Block, Eagle3
 from swiftspec_jax.checkpoint import draft_tensors, hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
@@ -32,6 +32,7 @@ from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 
 _KIND = 'speculators_model_type'
+_PARALLEL = 'peagle'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
 _SWITCHES = tuple(field.name for field in dataclasses.fields(Eagle3))
 # Entries, and the only value that they may have.
@@ -43,6 +44,8 @@ _FIXED = {
   'parallel_draft_step': 1,
 }
 _FAMILIES = ('llama', 'qwen3')
+# Tokens that P-EAGLE heads draft if it is not said.
+_NUM_DRAFTS = 8
 _EMBEDDING = 'embed_tokens.weight'
 
 
@@ -131,6 +134,7 @@ def open_head(directory: pathlib.Path, target: Model | None) -> Head:
     tie_embeddings=False,
     output_vocab_size=values.get('draft_vocab_size') or config.vocab_size,
     eagle3=eagle3,
+    block=_block(values, config, refuse),
     **features,
   )
   return Head(directory, head, target, config.vocab_size)
@@ -141,8 +145,8 @@ def _checked(
 ) -> tuple[Eagle3, dict[str, Any]]:
   """Returns the switches of a head, and the config of its layers."""
   kind = values.get(_KIND, 'eagle3')
-  if kind != 'eagle3':
-    refuse(_KIND, kind, 'eagle3 and dflash are known')
+  if kind not in ('eagle3', _PARALLEL):
+    refuse(_KIND, kind, f'eagle3, {_PARALLEL} and dflash are known')
   entries = {**values, **(values.get('eagle_config') or {})}
   for name, only in _FIXED.items():
     if entries.get(name) not in (None, only):
@@ -161,6 +165,22 @@ def _checked(
   if 'sliding_attention' in kinds or (is_llama and sizes.get('sliding_window')):
     refuse('sliding_window', sizes.get('sliding_window'), 'leave it out')
   return eagle3, sizes
+
+
+def _block(
+  values: Mapping[str, Any],
+  config: ModelConfig,
+  refuse: Callable[..., NoReturn],
+) -> Block | None:
+  """Returns how a P-EAGLE head drafts; None for others."""
+  if values.get(_KIND) != _PARALLEL:
+    return None
+  mask, size = values.get('mask_token_id'), config.vocab_size
+  if not isinstance(mask, int) or not 0 <= mask < size:
+    refuse('mask_token_id', mask, f'it must be one of the {size} tokens')
+  methods = (values.get('speculators_config') or {}).get('proposal_methods')
+  num_drafts = methods[0].get('speculative_tokens') if methods else None
+  return Block(num_drafts=num_drafts or _NUM_DRAFTS, mask_token_id=mask)
 
 
 def _features_of(
@@ -218,6 +238,9 @@ def _arrays(
     arrays['target_feature_norm'] = np.concatenate(
       [norm(f'fc_norm.{i}.weight', width) for i in range(num_layers)]
     )
+  if c.block:
+    mask = tensors.get('mask_hidden', 1, 1, c.feature_dim)
+    arrays['mask_feature'] = mask.reshape(-1)
   return arrays
 
 

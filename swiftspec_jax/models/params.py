@@ -224,6 +224,8 @@ def _feature_specs(
     config.eagle3.norm_before_fc or config.eagle3.fc_norm
   ):
     specs['target_feature_norm'] = spec('features')
+  if config.eagle3 and config.block:
+    specs['mask_feature'] = spec('features', scale=1.0)
   return specs
 
 

@@ -1,5 +1,7 @@
 """From what the user names to a drafter of the engine."""
 
+from typing import Any
+
 from swiftspec_jax import errors
 from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
@@ -19,6 +21,10 @@ from swiftspec_jax.serving.drafters.models.draft_block import (
   BlockTreeDrafter,
 )
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters.models.draft_masks import (
+  MaskChainDrafter,
+  MaskTreeDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_tree import (
   TreeDraft,
   TreeDrafter,
@@ -107,16 +113,22 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
     paged_forward.check_kernels(draft.model, sizes)
-    of_blocks = draft.model.config.block is not None
-    kind = BlockTreeDrafter if of_blocks else TreeDrafter
-    return kind(draft, sizes, target)
+    return _kind_of(draft.model)[1](draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
-  kind = BlockChainDrafter if draft.config.block else ChainDrafter
-  return kind(draft, sizes, target)
+  return _kind_of(draft)[0](draft, sizes, target)
+
+
+def _kind_of(model: Model) -> tuple[Any, Any]:
+  """Returns the drafters that make chains and trees of a model."""
+  if model.config.block is None:
+    return ChainDrafter, TreeDrafter
+  if model.config.eagle3 is None:
+    return BlockChainDrafter, BlockTreeDrafter
+  return MaskChainDrafter, MaskTreeDrafter
 
 
 def make_lookup(lookup: Lookup) -> HostDrafter:
