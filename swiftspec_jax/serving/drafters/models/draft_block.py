@@ -6,9 +6,11 @@ values of the target's features; those stay in the pages of the draft, under the
 numbers of the target's. Those of the block go to spare pages and are dropped.
 The block is always whole, as in training, however few of its tokens are wanted.
 
-Legend: R rows, r of them no padding, N tokens, b tokens of a block, D places
-that are drafted for, V' tokens that the draft can propose, P pages, Z tokens of
-one, C pages of a row, S spare ones, H width of the features.
+Legend:
+- R rows, r of them no padding, N tokens, b tokens of a block
+- D places that are drafted for, V' tokens that the draft can propose
+- P pages, Z tokens of one, C pages of a row, S spare ones of it
+- H width of the features
 """
 
 import functools

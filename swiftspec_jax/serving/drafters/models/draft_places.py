@@ -3,8 +3,10 @@
 The tokens do not know of each other, so that a tree takes no more forwards than
 a chain: below each node are the best tokens of the next place.
 
-Legend: B rows of a view, R rows, U slots, K longest draft, T = K + 1 nodes, D
-places that are drafted for, V vocabulary, V' of it what the draft can propose.
+Legend:
+- B rows of a view, R rows, U slots
+- K longest draft, T = K + 1 nodes, D places that are drafted for
+- V vocabulary, V' of it what the draft can propose
 """
 
 import functools
