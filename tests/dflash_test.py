@@ -14,16 +14,17 @@ from engine_feature_test import record_drafts
 from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors
+from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
 from swiftspec_jax.checkpoint import dflash
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models import draft_block
+from swiftspec_jax.serving.drafters.models import draft_block, draft_places
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.target import choices
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 LAYERS = (0, 1)
@@ -78,13 +79,25 @@ def oracle_of(target, weights, text, **options):
   return cases.draft(weights, table, table, text, features, **options)
 
 
-def serve(target, draft, requests, policy, lengths=range(LENGTH + 1), **sizes):
+def serve(
+  target,
+  draft,
+  requests,
+  policy,
+  lengths=range(LENGTH + 1),
+  is_warm=False,
+  **sizes,
+):
   drafts = {'rows': (4,), 'lengths': tuple(lengths), **sizes}
   sizes = make_sizes(drafts=drafts)
   engine = PageEngine(target, draft, sizes=sizes, policy=policy)
+  if is_warm:
+    engine.warm_up()
   found = record_drafts(engine)
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  with profiling.count_compilations() as compilations:
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+  assert not (is_warm and compilations.count)
   assert_empty(engine)
   return [result.token_ids for result in results], found, results
 
@@ -221,6 +234,36 @@ TREES = {
 }
 
 
+def test_golden_tree():
+  """Two places, with two tokens each."""
+  slots = choices.SlotSampling(1, vocab_size=2, put=lambda x: x)
+  rows = DraftRows(
+    slots=jnp.zeros(1, jnp.int32),
+    last=None,
+    positions=jnp.array([[9, 10]]),
+    lengths=jnp.array([4]),
+    page_table=None,
+    num_skipped=None,
+    texts=None,
+  )
+  grown = draft_places.grow(
+    {},
+    jnp.log(jnp.array([[[0.6, 0.4], [0.7, 0.3]]])),
+    None,
+    rows,
+    jnp.array(1),
+    slots.state(choices.Level.GREEDY),
+    config=CONFIG,
+    num_nodes=5,
+    sizes=(4, 2),
+    kinds=(),
+    min_leaf_mass=0.0,
+  )
+  assert grown.token_ids[0].tolist() == [0, 0, 1, 0]
+  assert grown.trees.parents[0].tolist() == [-1, 0, 1, 0, 3]
+  np.testing.assert_allclose(grown.confidences[0], [0.6, 0.42, 0.4, 0.28])
+
+
 def test_trees_are_the_best_of_independent_places(directory):
   target, weights, draft = pair(directory)
   tree = TreeDraft(model=draft, prompt_lookup=False)
@@ -245,7 +288,10 @@ def test_sampled_output_is_that_of_plain_decoding(directory, makes_trees):
   expected, _, _ = serve(target, None, SAMPLED, None)
   sizes = TREES if makes_trees else {}
   draft = TreeDraft(model=draft) if makes_trees else draft
-  tokens, found, _ = serve(target, draft, SAMPLED, RandomLengths(1), **sizes)
+  policy, is_warm = RandomLengths(1), not makes_trees
+  tokens, found, _ = serve(
+    target, draft, SAMPLED, policy, is_warm=is_warm, **sizes
+  )
   assert tokens == expected
   assert len(found) > 20
 

@@ -76,7 +76,10 @@ def test_sampled_output_is_that_of_plain_decoding(directory, makes_trees):
   expected, _, _ = serve(target, None, SAMPLED, None)
   sizes = TREES if makes_trees else {}
   draft = TreeDraft(model=head) if makes_trees else head
-  tokens, found, _ = serve(target, draft, SAMPLED, RandomLengths(1), **sizes)
+  policy, is_warm = RandomLengths(1), not makes_trees
+  tokens, found, _ = serve(
+    target, draft, SAMPLED, policy, is_warm=is_warm, **sizes
+  )
   assert tokens == expected
   assert len(found) > 20
 
