@@ -109,10 +109,17 @@ def grow(
   log_probs = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
   def draft_fn(carry, leaves):
-    def below(values):
-      return jnp.take_along_axis(values, leaves.depths[:, :, None], axis=1)
+    def below(values, fill):
+      # Leaves that were looked up may be deeper than what was drafted for.
+      return jnp.take_along_axis(
+        values,
+        leaves.depths[:, :, None],
+        axis=1,
+        mode='fill',
+        fill_value=fill,
+      )
 
-    return below(token_ids), below(log_probs), carry
+    return below(token_ids, 0), below(log_probs, -jnp.inf), carry
 
   return draft_tree.grown(
     (token_ids[:, :1], log_probs[:, :1]),
