@@ -14,6 +14,7 @@ from engine_feature_test import record_drafts
 from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
+from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
 from swiftspec_jax.checkpoint import dflash
@@ -194,6 +195,30 @@ def logits_of(target, draft, texts, first_parts):
     **call,
   )
   return logits
+
+
+@pytest.mark.parametrize('kernel', [pallas_tpu, pallas_gpu])
+def test_kernels_take_blocks_that_see_each_other(kernel):
+  """In their interpreters; the second row is padding."""
+  generator = np.random.default_rng(0)
+
+  def random(*shape):
+    return jnp.array(generator.normal(size=shape), jnp.float32)
+
+  prefix_lengths = jnp.array([17, 0])
+  args = (
+    random(2, 8, 2, 2, 128),
+    random(4, 16, 256),
+    random(4, 16, 256),
+    jnp.array([[3, 1], [0, 2]]),
+    prefix_lengths,
+    jnp.array([8, 0]),
+    jnp.ones((2, 8, 8), bool),
+    prefix_lengths[:, None] + jnp.arange(8)[None],
+  )
+  found = kernel.paged_attention(*args, scale=0.1, interpret=True)
+  expected = reference.paged_attention(*args, scale=0.1)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_tables_are_those_of_the_target(directory):
