@@ -60,6 +60,35 @@ class Eagle3:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """How a draft proposes a block of tokens in one forward.
+
+  Masks stand behind the last known token. In DFlash (arXiv 2602.06036) each
+  drafts the token in its own place, and all see each other. The layers see the
+  text as features of the target, which each makes keys and values of. In an
+  EAGLE-3 head (P-EAGLE) the known token and the masks draft the next one each,
+  and a learned feature comes before a mask.
+
+  Attributes:
+    num_drafts: most tokens that a forward drafts.
+    mask_token_id: token that stands for those to be drafted.
+    causal_layers: layers of DFlash in which a token of the block sees none
+      behind it.
+  """
+
+  num_drafts: int
+  mask_token_id: int
+  causal_layers: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    checks = {
+      'num_drafts': (self.num_drafts >= 1, 'at least 1'),
+      'mask_token_id': (self.mask_token_id >= 0, '>= 0'),
+    }
+    errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
   """A mixture of experts in the place of a feed-forward.
 

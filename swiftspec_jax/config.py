@@ -11,7 +11,13 @@ from typing import Any
 
 from kernels_pallas import dispatch
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Eagle3, Experts, RopeScaling, Vision
+from swiftspec_jax.architecture import (
+  Block,
+  Eagle3,
+  Experts,
+  RopeScaling,
+  Vision,
+)
 
 _POSITIVE = (
   'vocab_size',
@@ -91,6 +97,8 @@ class ModelConfig:
   # How it reads them where it is an EAGLE-3 head; None: they are added to the
   # embedding.
   eagle3: Eagle3 | None = None
+  # How it reads them where it drafts a block in one forward.
+  block: Block | None = None
   num_shards: int = 1
   kernels: str = 'auto'
   weight_dtype: str | None = None
@@ -130,6 +138,14 @@ class ModelConfig:
         f'sliding_window={self.sliding_window} is not supported; it needs '
         'features and no window'
       )
+    if self.block and (
+      not self.feature_layers or self.block.mask_token_id >= self.vocab_size
+    ):
+      raise errors.UserError(
+        f'a draft of blocks with feature_layers={self.feature_layers} and '
+        f'mask_token_id={self.block.mask_token_id} is not supported; it needs '
+        f'features and a mask among the {self.vocab_size} tokens'
+      )
     if bool(self.feature_layers) != bool(self.feature_dim):
       raise errors.UserError(
         f'feature_layers={self.feature_layers} and '
@@ -152,6 +168,12 @@ class ModelConfig:
   def reads_features(self) -> bool:
     """Whether it is a draft that reads outputs of its target's layers."""
     return bool(self.feature_layers)
+
+  @property
+  def reads_features_before(self) -> bool:
+    """Whether each token is read with the feature of the one before it."""
+    is_dflash = self.block is not None and self.eagle3 is None
+    return self.reads_features and not is_dflash
 
   @property
   def num_query_groups(self) -> int:
@@ -245,6 +267,11 @@ class ModelConfig:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
+    if values.get('block') is not None:
+      causal_layers = tuple(values['block']['causal_layers'])
+      values['block'] = Block(
+        **{**values['block'], 'causal_layers': causal_layers}
+      )
     if values.get('experts') is not None:
       dense_layers = tuple(values['experts']['dense_layers'])
       values['experts'] = Experts(

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import numpy as safetensors_numpy
 
 LAYOUTS = ('safeailab', 'sglang', 'speculators')
+MASK = 261
 SIZES = {
   'model_type': 'llama',
   'num_hidden_layers': 1,
@@ -65,6 +66,8 @@ def make_weights(width, vocab_size, num_features, **switches):
   }
   if switches.get('norm_before_fc'):
     weights['input_norm.weight'] = norm(num_features * width)
+  if switches.get('is_parallel'):
+    weights['mask_hidden'] = random(1, 1, num_features * width)
   if switches.get('fc_norm'):
     for i in range(num_features):
       weights[f'fc_norm.{i}.weight'] = norm(width)
@@ -75,6 +78,7 @@ def write(directory, layout, weights, *, inputs=None, vocab_size, **switches):
   """Writes a head that reads what goes into the layers `inputs`."""
   width = weights['norm.weight'].shape[0]
   sizes = {**SIZES, 'hidden_size': width, 'vocab_size': vocab_size}
+  is_parallel = switches.pop('is_parallel', False)
   values = {'draft_vocab_size': NUM_OUTPUTS, **switches}
   key = 'eagle_aux_hidden_state_layer_ids'
   if layout == 'speculators':
@@ -87,6 +91,8 @@ def write(directory, layout, weights, *, inputs=None, vocab_size, **switches):
       'transformer_layer_config': sizes,
       key: inputs,
     }
+    if is_parallel:
+      values |= {'speculators_model_type': 'peagle', 'mask_token_id': MASK}
   else:
     values |= sizes
     values['architectures'] = ['LlamaForCausalLMEagle3']
@@ -107,7 +113,7 @@ def rms_norm(x, scale):
   return x / np.sqrt(mean + SIZES['rms_norm_eps']) * scale
 
 
-def _rotate(x, positions):
+def rotate(x, positions):
   """Rotates [T, heads, E]."""
   half = x.shape[-1] // 2
   frequencies = SIZES['rope_theta'] ** -(np.arange(half) / half)
@@ -165,7 +171,7 @@ def forward(weights, embeddings, features, *, first=0, before=False):
     (pair @ get(f'self_attn.{name}_proj').T).reshape(size, -1, heads)
     for name in 'qkv'
   )
-  queries, keys = _rotate(queries, positions), _rotate(keys, positions)
+  queries, keys = rotate(queries, positions), rotate(keys, positions)
   keys, values = (np.repeat(x, 2, axis=1) for x in (keys, values))
   scores = np.einsum('the,she->hts', queries, keys) / np.sqrt(heads)
   scores = np.where(np.tri(size, dtype=bool), scores, -np.inf)
@@ -209,3 +215,17 @@ def draft(weights, table, text, features, length, **switches):
     out = rms_norm(out, weights['norm.weight']) if norm_output else out
     before = np.concatenate([before, out[-1:]])
   return known[len(text) :], np.array(found)
+
+
+def draft_at_once(weights, table, text, features, length, **switches):
+  """The same of a head that drafts with masks, in one forward (P-EAGLE)."""
+  ids = np.arange(NUM_OUTPUTS) + weights['d2t']
+  masks = weights['mask_hidden'][0].repeat(length - 1, axis=0)
+  _, logits = forward(
+    weights,
+    table[[*text[1:], *[MASK] * (length - 1)]],
+    project(weights, np.concatenate([features, masks])),
+    before=switches.get('norm_before_residual'),
+  )
+  logits = logits[-length:]
+  return ids[logits.argmax(axis=1)].tolist(), logits

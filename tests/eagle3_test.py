@@ -170,7 +170,7 @@ def test_d2t_may_hold_ids(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'speculators_model_type': 'dflash'}, "type='dflash' is not supported"),
+    ({'speculators_model_type': 'dspark'}, "type='dspark' is not supported"),
     ({'model_type': 'gpt_oss'}, "model_type='gpt_oss' is not supported"),
     ({'target_hidden_size': 64}, 'target_hidden_size=64 .* 32 wide'),
     ({'sliding_window': 16}, 'sliding_window=16 is not supported'),

@@ -46,7 +46,8 @@ _MODE = flags.DEFINE_enum(
   ],
   'What drafts; auto is serial if there is a draft model, else prompt_lookup; '
   'with a draft model, policy goodput may let it rest and look drafts up. '
-  'Modes chain, tree, serial and async take --draft. --width, --branching, '
+  'Modes chain, tree, serial and async take --draft; DFlash drafts and P-EAGLE '
+  'heads are for chain and tree. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
   'trees grow. In mode tree a new one grows for each step. In modes serial and '
   'async they live on, and in async they grow on --draft_devices while the '

@@ -24,15 +24,15 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Eagle3
-from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.architecture import Block, Eagle3
+from swiftspec_jax.checkpoint import draft_tensors, hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
 
 _KIND = 'speculators_model_type'
+_PARALLEL = 'peagle'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
 _SWITCHES = tuple(field.name for field in dataclasses.fields(Eagle3))
 # Entries, and the only value that they may have.
@@ -44,8 +44,8 @@ _FIXED = {
   'parallel_draft_step': 1,
 }
 _FAMILIES = ('llama', 'qwen3')
-# Tensors that nothing is lost without: t2d follows from d2t.
-_IGNORED = ('t2d',)
+# Tokens that P-EAGLE heads draft if it is not said.
+_NUM_DRAFTS = 8
 _EMBEDDING = 'embed_tokens.weight'
 
 
@@ -79,27 +79,22 @@ class Head:
     Raises:
       UserError: missing, cut, unknown or contradicting weights.
     """
-    tensors = _Tensors(self.directory)
+    tensors = draft_tensors.Tensors(self.directory)
     specs = params_lib.param_specs(config)
     arrays = _arrays(tensors, config)
     arrays['embedding'] = self._embedding(tensors)
-    unknown = tensors.unread() - set(_IGNORED)
-    if unknown:
-      raise errors.UserError(
-        f'{self.directory}: tensor {min(unknown)} is not of an EAGLE-3 head '
-        'that is supported'
-      )
+    tensors.check_all_read('an EAGLE-3 head')
     return place(arrays, specs)
 
-  def _embedding(self, tensors: '_Tensors') -> np.ndarray | jax.Array:
+  def _embedding(
+    self, tensors: draft_tensors.Tensors
+  ) -> np.ndarray | jax.Array:
     """Returns [V, D]; that of the target, padded, where the head has none."""
     c = self.config
     if _EMBEDDING in tensors:
       table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
       return np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
-    table = self.target.params['embedding']
-    if isinstance(table, Int8Matrix):
-      table = table.dequantized()
+    table = draft_tensors.table_of(self.target, 'embedding')
     if table.shape[1] != c.embed_dim:
       raise errors.UserError(
         f'{self.directory} has no {_EMBEDDING}, and that of '
@@ -123,7 +118,7 @@ def open_head(directory: pathlib.Path, target: Model | None) -> Head:
     )
   path = directory / 'config.json'
   values = hf.read_json(path)
-  refuse = functools.partial(_refuse, path)
+  refuse = functools.partial(draft_tensors.refuse, path)
   eagle3, sizes = _checked(values, refuse)
   config = hf.config_of(path, sizes)
   features = _features_of(values, config, target, refuse)
@@ -139,13 +134,10 @@ def open_head(directory: pathlib.Path, target: Model | None) -> Head:
     tie_embeddings=False,
     output_vocab_size=values.get('draft_vocab_size') or config.vocab_size,
     eagle3=eagle3,
+    block=_block(values, config, refuse),
     **features,
   )
   return Head(directory, head, target, config.vocab_size)
-
-
-def _refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
-  raise errors.UserError(f'{path}: {name}={value!r} is not supported; {reason}')
 
 
 def _checked(
@@ -153,8 +145,8 @@ def _checked(
 ) -> tuple[Eagle3, dict[str, Any]]:
   """Returns the switches of a head, and the config of its layers."""
   kind = values.get(_KIND, 'eagle3')
-  if kind != 'eagle3':
-    refuse(_KIND, kind, 'the only kind is eagle3')
+  if kind not in ('eagle3', _PARALLEL):
+    refuse(_KIND, kind, f'eagle3, {_PARALLEL} and dflash are known')
   entries = {**values, **(values.get('eagle_config') or {})}
   for name, only in _FIXED.items():
     if entries.get(name) not in (None, only):
@@ -173,6 +165,22 @@ def _checked(
   if 'sliding_attention' in kinds or (is_llama and sizes.get('sliding_window')):
     refuse('sliding_window', sizes.get('sliding_window'), 'leave it out')
   return eagle3, sizes
+
+
+def _block(
+  values: Mapping[str, Any],
+  config: ModelConfig,
+  refuse: Callable[..., NoReturn],
+) -> Block | None:
+  """Returns how a P-EAGLE head drafts; None for others."""
+  if values.get(_KIND) != _PARALLEL:
+    return None
+  mask, size = values.get('mask_token_id'), config.vocab_size
+  if not isinstance(mask, int) or not 0 <= mask < size:
+    refuse('mask_token_id', mask, f'it must be one of the {size} tokens')
+  methods = (values.get('speculators_config') or {}).get('proposal_methods')
+  num_drafts = methods[0].get('speculative_tokens') if methods else None
+  return Block(num_drafts=num_drafts or _NUM_DRAFTS, mask_token_id=mask)
 
 
 def _features_of(
@@ -201,48 +209,12 @@ def _features_of(
   }
 
 
-class _Tensors:
-  """The tensors of a head by the names of `families.layer_from_hf`."""
-
-  def __init__(self, directory: pathlib.Path):
-    self.directory = directory
-    get, names = hf.open_tensors(directory)
-    self._get = get
-    self._by_name = {
-      name.replace('midlayer.', 'layers.0.'): name for name in names
-    }
-    self._unread = set(self._by_name)
-
-  def __contains__(self, name: str) -> bool:
-    return name in self._by_name
-
-  def unread(self) -> set[str]:
-    """Returns the names of tensors that nobody has asked for."""
-    return self._unread
-
-  def mask(self, name: str) -> np.ndarray:
-    """Returns a bool tensor of any length."""
-    return np.asarray(self._get(self._by_name[name]), bool)
-
-  def get(self, name: str, *shape: int) -> np.ndarray:
-    """Returns a tensor of that shape.
-
-    Raises:
-      UserError: it is missing, or has another.
-    """
-    if name not in self:
-      raise errors.UserError(
-        f'{self.directory}: tensor {name} is missing; the weights are not '
-        'complete or belong to another kind of draft'
-      )
-    self._unread.discard(name)
-    return families.get_checked(self._get, self._by_name[name], *shape)
-
-
-def _arrays(tensors: _Tensors, config: ModelConfig) -> params_lib.Params:
+def _arrays(
+  tensors: draft_tensors.Tensors, config: ModelConfig
+) -> params_lib.Params:
   """Returns host arrays as `params.param_specs` says, but the embedding."""
   c = config
-  outputs = _output_token_ids(tensors, c)
+  outputs = draft_tensors.output_token_ids(tensors, c)
 
   def norm(name: str, size: int = c.embed_dim) -> np.ndarray:
     return tensors.get(name, size).astype(np.float32)
@@ -266,38 +238,16 @@ def _arrays(tensors: _Tensors, config: ModelConfig) -> params_lib.Params:
     arrays['target_feature_norm'] = np.concatenate(
       [norm(f'fc_norm.{i}.weight', width) for i in range(num_layers)]
     )
+  if c.block:
+    mask = tensors.get('mask_hidden', 1, 1, c.feature_dim)
+    arrays['mask_feature'] = mask.reshape(-1)
   return arrays
 
 
-def _layer(tensors: _Tensors, config: ModelConfig, i: int) -> params_lib.Params:
+def _layer(
+  tensors: draft_tensors.Tensors, config: ModelConfig, i: int
+) -> params_lib.Params:
   width = config.embed_dim * (1 if i else 2)
   return families.layer_from_hf(
     tensors.get, config, 0.0, i, '', attention_width=width
-  )
-
-
-def _output_token_ids(tensors: _Tensors, config: ModelConfig) -> np.ndarray:
-  """Returns i32[V'] ascending token ids of the logits.
-
-  `d2t` holds what is added to the number of a logit; some files hold the ids
-  themselves. `t2d`, the mask of these ids, tells which.
-  """
-  size = config.num_logits
-  if 'd2t' not in tensors:
-    if size != config.vocab_size:
-      tensors.get('d2t', size)  # it is missing
-    return np.arange(size, dtype=np.int32)
-  stored = tensors.get('d2t', size).astype(np.int64)
-  candidates = [stored + np.arange(size), stored]
-  if 't2d' in tensors:
-    expected = np.flatnonzero(tensors.mask('t2d'))
-    candidates = [ids for ids in candidates if np.array_equal(ids, expected)]
-  for ids in candidates:
-    is_ascending = (np.diff(ids) > 0).all()
-    if is_ascending and ids[0] >= 0 and ids[-1] < config.vocab_size:
-      return ids.astype(np.int32)
-  raise errors.UserError(
-    f'{tensors.directory}: d2t does not name {size} ascending tokens of '
-    f'{config.vocab_size}, those of t2d; the file is damaged or belongs to '
-    'another vocabulary'
   )

@@ -83,6 +83,11 @@ def _check(draft: Model, target: Model, format: str) -> Eagle3:
     raise errors.UserError(
       f'{draft.name} is no EAGLE-3 head; {format} has no layout for it'
     )
+  if config.block is not None:
+    raise errors.UserError(
+      f'{draft.name} drafts all tokens in one forward (P-EAGLE), and such '
+      'heads are only read; copy its files'
+    )
   if config.num_shards != 1 or config.weight_dtype is not None:
     raise errors.UserError(
       f'{draft.name} is on {config.num_shards} devices and its weights are '

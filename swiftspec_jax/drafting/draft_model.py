@@ -28,6 +28,11 @@ class DraftModel:
   num_speculative_tokens: int = 4
 
   def __post_init__(self):
+    if self.config.block is not None:
+      raise errors.UserError(
+        'a draft of blocks drafts in the serving engine alone; give it to '
+        '`serve` in mode chain or tree'
+      )
     if self.config.reads_features:
       raise errors.UserError(
         'a draft that reads features of the target cannot draft chains; give '

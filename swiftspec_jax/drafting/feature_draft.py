@@ -62,6 +62,16 @@ def check_layers(draft: Model, target: Model) -> None:
     )
 
 
+def check_lives(draft: Model) -> None:
+  """Raises UserError if the draft has no hidden states for a living tree."""
+  if draft.config.block is not None:
+    raise errors.UserError(
+      f'{draft.name} drafts a whole block in one forward, so that no tree of '
+      'it lives on; give it to an engine alone (mode chain) or in a TreeDraft '
+      '(mode tree)'
+    )
+
+
 def take_chunk(values: jax.Array, starts: jax.Array, size: int) -> jax.Array:
   """Returns [B, size, D] of [B, S, D], from i32[B] on."""
   return jax.vmap(

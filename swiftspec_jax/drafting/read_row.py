@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swiftspec_jax import spec_step, types
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafting import feature_draft, text_lookup, tree_draft
 from swiftspec_jax.models import decoder
@@ -72,7 +73,8 @@ def read_row(
     tree=tree_draft.new_tree(
       tree_config, jnp.take_along_axis(token_ids, last[:, None], axis=1)[:, 0]
     ),
-    outcome=jnp.full_like(row.outcome, types.NO_OUTCOME),
+    # Nothing of another tree is left, as behind a miss.
+    outcome=jnp.full_like(row.outcome, tree_lib.MISS),
     before=jnp.full_like(row.before, types.PLACEHOLDER_TOKEN_ID),
     lookup=lookup,
     features=feature_state,

@@ -207,7 +207,7 @@ def run_layers(
     embeddings, is_image = images
     x = jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
   pair = None
-  if config.reads_features:
+  if config.reads_features_before:
     with jax.named_scope('fuse_features'):
       normed = layers.rms_norm(
         features_before, params['feature_norm'], config.norm_eps
@@ -256,6 +256,43 @@ def project_features(
     ]
     features = jnp.concatenate(parts, axis=-1)
   return _product(features.astype(table.dtype), table)
+
+
+def keys_and_values(
+  params: Params,
+  config: ModelConfig,
+  features: jax.Array,
+  positions: jax.Array,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+  """Returns what the layers of a draft of blocks see of a text.
+
+  Each layer makes keys and values of the same normed features, with the weights
+  that it has for its own tokens (DFlash, arXiv 2602.06036).
+
+  Args:
+    params: parameters of the draft.
+    config: configuration of the draft.
+    features: [B, T, H] outputs of the target's layers.
+    positions: i32[B, T] RoPE positions.
+
+  Returns:
+    Keys, rotated, and values, each [B, T, G, E] for each layer.
+  """
+  context = project_features(params, config, features)
+  context = layers.rms_norm(context, params['feature_norm'], config.norm_eps)
+  keys, values = [], []
+
+  def attend(queries, new_keys, new_values):
+    keys.append(new_keys)
+    values.append(new_values)
+    return queries
+
+  for i, layer in enumerate(params['layers']):
+    angles = layers.rope_angles(
+      positions, config, is_sliding=config.is_sliding(i)
+    )
+    _attention_block(context, layer, config, attend, angles)
+  return keys, values
 
 
 def query_scale(config: ModelConfig) -> float:

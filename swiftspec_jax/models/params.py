@@ -221,10 +221,14 @@ def _feature_specs(
     'feature_projection': spec('features', 'embed', scale=scale, in_axis=0),
     'feature_norm': spec('embed'),
   }
-  if config.eagle3 is None:
+  if config.eagle3 is None and config.block is None:
     specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
-  elif config.eagle3.norm_before_fc or config.eagle3.fc_norm:
+  elif config.eagle3 and (
+    config.eagle3.norm_before_fc or config.eagle3.fc_norm
+  ):
     specs['target_feature_norm'] = spec('features')
+  if config.eagle3 and config.block:
+    specs['mask_feature'] = spec('features', scale=1.0)
   return specs
 
 
@@ -348,6 +352,8 @@ def place_params(
   def place(path, spec: ParamSpec, array: np.ndarray | jax.Array) -> Any:
     if isinstance(array, quantization.StoredMatrix):
       return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
+    if isinstance(array, jax.Array) and _is_placed(array, spec, dtype, mesh):
+      return array
     if isinstance(array, jax.Array):
       array = sharding.to_host(array, mesh)[tuple(map(slice, spec.shape))]
     if array.shape != spec.shape:
@@ -369,6 +375,21 @@ def place_params(
     return _quantized(placed, spec, mesh)
 
   return jax.tree_util.tree_map_with_path(place, specs, arrays)
+
+
+def _is_placed(
+  array: jax.Array,
+  spec: ParamSpec,
+  dtype: jax.typing.DTypeLike,
+  mesh: Mesh,
+) -> bool:
+  """Whether another model's array can be shared as it lies."""
+  return (
+    spec.scheme is None
+    and array.shape == spec.padded_shape
+    and array.dtype == spec.dtype(dtype)
+    and array.sharding == sharding.sharding_of(mesh, spec.axes)
+  )
 
 
 def absent(config: ModelConfig) -> tuple[Params, Params]:

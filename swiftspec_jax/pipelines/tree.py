@@ -64,6 +64,7 @@ class TreePipeline:
     """
     self.is_async = tree_checks.are_disjoint(target, draft)
     tree_checks.check_sizes(draft, tree_config)
+    feature_draft.check_lives(draft)
     feature_draft.check_layers(draft, target)
     self._target, self._draft = target, draft
     self._tree_config = tree_config

@@ -1,5 +1,7 @@
 """From what the user names to a drafter of the engine."""
 
+from typing import Any
+
 from swiftspec_jax import errors
 from swiftspec_jax.drafting import feature_draft, shared_vocabulary
 from swiftspec_jax.drafting.prompt_lookup import PromptLookup
@@ -15,7 +17,15 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
+from swiftspec_jax.serving.drafters.models.draft_block import (
+  BlockChainDrafter,
+  BlockTreeDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
+from swiftspec_jax.serving.drafters.models.draft_masks import (
+  MaskChainDrafter,
+  MaskTreeDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_tree import (
   TreeDraft,
   TreeDrafter,
@@ -77,6 +87,8 @@ def model_of(draft: Draft, target: Model) -> Model | None:
       'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
       f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
     )
+  if isinstance(draft, LivingTrees):
+    feature_draft.check_lives(model)
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
   if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
@@ -133,13 +145,22 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
     paged_forward.check_kernels(draft.model, sizes)
-    return TreeDrafter(draft, sizes, target)
+    return _kind_of(draft.model)[1](draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
-  return ChainDrafter(draft, sizes, target)
+  return _kind_of(draft)[0](draft, sizes, target)
+
+
+def _kind_of(model: Model) -> tuple[Any, Any]:
+  """Returns the drafters that make chains and trees of a model."""
+  if model.config.block is None:
+    return ChainDrafter, TreeDrafter
+  if model.config.eagle3 is None:
+    return BlockChainDrafter, BlockTreeDrafter
+  return MaskChainDrafter, MaskTreeDrafter
 
 
 def make_second(

@@ -61,7 +61,7 @@ def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
     return forward(params, config, token_ids, batch, cache, features_before)
 
   before = None
-  if config.reads_features:
+  if config.reads_features_before:
     shape = flat.num_tokens, config.embed_dim
     before = jax.ShapeDtypeStruct(shape, model.dtype)
   token_ids = jax.ShapeDtypeStruct((flat.num_tokens,), jnp.int32)
@@ -109,6 +109,8 @@ def forward(
         mask &= positions[:, :, None] - positions[:, None] < window
     elif config.eagle3:  # as in `decoder.forward_with_features`
       seen_from, window = jnp.ones_like(positions), 1
+    if config.block and i in config.block.causal_layers and mask is not None:
+      mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
     attended = attention_api.paged_attention(
       queries[0][batch.block_tokens],
       keys[i],

@@ -150,13 +150,20 @@ def feed(
   return hidden, cache, decoder.unembed(params, config, hidden[None])[0]
 
 
+def features_before(
+  params: Params, config: ModelConfig, features: TargetFeatures
+) -> jax.Array:
+  """Returns what the draft reads with each token, [N, E]."""
+  flat = features.pages.reshape(-1, features.pages.shape[-1])
+  before = flat.at[features.places].get(mode='fill', fill_value=0)
+  return decoder.project_features(params, config, before[None])[0]
+
+
 def _forward(params, cache, batch, token_ids, features, config):
   """Returns hidden states [N, E] and the cache."""
   before = None
   if features is not None:
-    flat = features.pages.reshape(-1, features.pages.shape[-1])
-    before = flat.at[features.places].get(mode='fill', fill_value=0)
-    before = decoder.project_features(params, config, before[None])[0]
+    before = features_before(params, config, features)
   return paged_forward.forward(params, config, token_ids, batch, cache, before)
 
 

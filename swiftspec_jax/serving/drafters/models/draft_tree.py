@@ -17,6 +17,7 @@ Legend:
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,15 +156,6 @@ def grow(
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
-  length = num_nodes - 1
-  num_found = sum(kind.num_chains for kind in kinds) * length
-  tree = tree_lib.new_tree(
-    jnp.zeros_like(rows.slots),
-    capacity=1 + num_rows * branching + num_found,
-    num_cache_rows=num_rows,
-    chain_length=1 + length if kinds else 1,
-  )
-
   noise = noise_of_outputs(params, config, noise)
 
   def children(logits, depths):
@@ -175,15 +167,8 @@ def grow(
     token_ids = decoder.token_ids_of(params, config, index)
     return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
-  leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
-  found = children(logits[:, None], leaves.depths)
-  tree = tree_lib.expand(tree, leaves, *found)
-  known = rows.positions[:, 0]
-  if kinds:
-    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
-    tree = tree_lib.add_chains(tree, *chains)
   # The root lies where its row of the tree is: right behind the others.
-  lengths = known - 1
+  lengths = rows.positions[:, 0] - 1
   of_rows = None
   if config.reads_features:
     of_rows = jnp.zeros((len(hidden), num_rows + width, config.embed_dim))
@@ -217,13 +202,73 @@ def grow(
     num_rows + width,
     sharding,
   )
+  return grown(
+    children(logits[:, None], jnp.zeros_like(rows.slots)[:, None]),
+    (cache, of_rows),
+    draft_fn,
+    rows,
+    num_steps,
+    num_forwards=num_forwards,
+    num_nodes=num_nodes,
+    sizes=sizes,
+    kinds=kinds,
+    min_leaf_mass=min_leaf_mass,
+    num_slots=sampling.seeds.shape[0],
+  )
+
+
+def grown(
+  first: tuple[jax.Array, jax.Array],
+  carry: Any,
+  draft_fn: tree_lib.DraftFn,
+  rows: DraftRows,
+  num_steps: jax.Array,
+  *,
+  num_forwards: int,
+  num_nodes: int,
+  sizes: tuple[int, int],
+  kinds: tuple[text_lookup.Kind, ...],
+  min_leaf_mass: float,
+  num_slots: int,
+) -> Grown:
+  """Returns trees whose roots have children already.
+
+  Args:
+    first: tokens [R, 1, children] and their log-probabilities.
+    carry: same as in `tree_lib.grow`.
+    draft_fn: same as in `tree_lib.grow`.
+    rows: same as in `grow`.
+    num_steps: same as in `grow`.
+    num_forwards: same as in `grow`.
+    num_nodes: same as in `grow`.
+    sizes: same as in `grow`.
+    kinds: same as in `grow`.
+    min_leaf_mass: same as in `grow`.
+    num_slots: U.
+  """
+  width, branching = sizes
+  num_rows = 1 + (num_forwards - 1) * width
+  length = num_nodes - 1
+  num_found = sum(kind.num_chains for kind in kinds) * length
+  tree = tree_lib.new_tree(
+    jnp.zeros_like(rows.slots),
+    capacity=1 + num_rows * branching + num_found,
+    num_cache_rows=num_rows,
+    chain_length=1 + length if kinds else 1,
+  )
+  leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
+  tree = tree_lib.expand(tree, leaves, *first)
+  if kinds:
+    known = rows.positions[:, 0]
+    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+    tree = tree_lib.add_chains(tree, *chains)
   stop = {}
   if min_leaf_mass:
     stop = {'num_nodes': rows.lengths + 1, 'min_mass': min_leaf_mass}
   tree, _ = tree_lib.grow(
-    tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width, **stop
+    tree, carry, draft_fn, num_steps=num_steps, width=width, **stop
   )
-  return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
+  return _best(tree, rows, num_nodes, num_slots)
 
 
 def _best(tree, rows, num_nodes, num_slots):

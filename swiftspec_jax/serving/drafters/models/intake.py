@@ -37,8 +37,15 @@ class IntakePlan:
 class Intake:
   """Counts the tokens of each slot that a draft model has in its cache."""
 
-  def __init__(self, buckets: StepBuckets):
-    """Starts with empty slots."""
+  def __init__(self, buckets: StepBuckets, num_unread: int = 0):
+    """Starts with empty slots.
+
+    Args:
+      buckets: declared sizes.
+      num_unread: last known tokens that a draft leaves nothing of in the cache.
+    """
+    self._longest = buckets.max_length + num_unread
+    self._num_unread = num_unread
     self._budget = buckets.max_query_tokens
     self._num_cached = np.zeros(buckets.max_rows, np.int64)
     self._num_tenants = np.zeros(buckets.max_rows, np.int64)
@@ -80,7 +87,7 @@ class Intake:
 
   def take(self, view: policies.StepView, plan: IntakePlan) -> None:
     """Notes that a plan was carried out, first forward included."""
-    num_known = view.kv_lengths + 1
+    num_known = view.kv_lengths + 1 - self._num_unread
     taken = plan.starts + plan.chunks
     self._num_cached[view.slots] = np.where(plan.is_ready, num_known, taken)
 
@@ -104,4 +111,4 @@ class Intake:
     fits = np.zeros(len(missing), bool)
     room = self._budget - len(missing)
     fits[order] = np.cumsum(missing[order]) <= room
-    return (missing > view.buckets.max_length) | ~fits
+    return (missing > self._longest) | ~fits

@@ -64,11 +64,16 @@ class ModelDrafter:
     self._sizes = sizes
     self._target = target
     config = sizes.scheduler
+    num_spare = config.buckets.max_rows * self._num_spare_pages
     self.cache = paged.init(
-      model.config, config.num_pages, config.page_size, model.dtype, model.mesh
+      model.config,
+      config.num_pages + num_spare,
+      config.page_size,
+      model.dtype,
+      model.mesh,
     )
     self._put = target.put  # the devices are the same
-    self._intake = Intake(config.buckets)
+    self._intake = Intake(config.buckets, self._num_unread)
     self._call = ahead_of_time.call
 
   @property
@@ -241,6 +246,28 @@ class ModelDrafter:
     Returns:
       The rows, and hidden states and logits as `first_logits`.
     """
+    fed = self._fed(sizes, slots, starts, counts, texts)
+    rows = self._put(self._rows(sizes, slots, starts, counts, lengths, texts))
+    self.cache, hidden, logits = self._call(
+      first_logits,
+      self._model.params,
+      self.cache,
+      *fed,
+      rows,
+      config=self._model.config,
+    )
+    return rows, hidden, logits
+
+  def _rows(
+    self,
+    sizes: FlatSizes,
+    slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    lengths: np.ndarray,
+    texts: SlotTexts,
+  ) -> DraftRows:
+    """Returns rows as in `_first_forward`, on the host."""
     known = None
     if self._reads_texts:
       known = _padded_rows(
@@ -249,7 +276,7 @@ class ModelDrafter:
     ends, left_out = starts + counts, texts.num_left_out
     steps = np.arange(self._num_forwards, dtype=np.int32)[None]
     ends_of_target = ends if left_out is None else ends + left_out[slots]
-    rows = DraftRows(
+    return DraftRows(
       slots=flat_batch.padded(slots, sizes.num_rows),
       last=flat_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
       positions=flat_batch.padded(ends, sizes.num_rows)[:, None] + steps,
@@ -264,17 +291,6 @@ class ModelDrafter:
       num_skipped=None,
       texts=known,
     )
-    fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = self._put(rows)
-    self.cache, hidden, logits = self._call(
-      first_logits,
-      self._model.params,
-      self.cache,
-      *fed,
-      rows,
-      config=self._model.config,
-    )
-    return rows, hidden, logits
 
   def _fed(
     self,
@@ -355,6 +371,16 @@ class ModelDrafter:
   def _reads_texts(self) -> bool:
     """Whether drafts look at the known tokens."""
     return False
+
+  @property
+  def _num_unread(self) -> int:
+    """Last known tokens that a draft leaves nothing of in the cache."""
+    return 0
+
+  @property
+  def _num_spare_pages(self) -> int:
+    """Pages of the cache for each row, besides those of the target."""
+    return 0
 
   @property
   def _num_forwards(self) -> int:

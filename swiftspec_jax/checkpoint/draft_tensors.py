@@ -1,0 +1,98 @@
+"""Files of drafts as others publish them: tensors by name, and refusals."""
+
+import pathlib
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
+
+# Tensors that nothing is lost without: t2d follows from d2t.
+_IGNORED = ('t2d',)
+
+
+def refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
+  """Raises UserError for an entry of the file at `path`."""
+  raise errors.UserError(f'{path}: {name}={value!r} is not supported; {reason}')
+
+
+def table_of(target: Model, name: str) -> jax.Array:
+  """Returns the embedding or unembedding [V, D] of a target, padded."""
+  table = target.params[name]
+  return table.dequantized() if isinstance(table, Int8Matrix) else table
+
+
+class Tensors:
+  """The tensors of a draft by the names of `families.layer_from_hf`."""
+
+  def __init__(self, directory: pathlib.Path):
+    self.directory = directory
+    get, names = hf.open_tensors(directory)
+    self._get = get
+    self._by_name = {
+      name.replace('midlayer.', 'layers.0.'): name for name in names
+    }
+    self._unread = set(self._by_name)
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._by_name
+
+  def check_all_read(self, kind: str) -> None:
+    """Raises UserError if there are tensors that nobody has asked for."""
+    unknown = self._unread - set(_IGNORED)
+    if unknown:
+      raise errors.UserError(
+        f'{self.directory}: tensor {min(unknown)} is not of {kind} that is '
+        'supported'
+      )
+
+  def mask(self, name: str) -> np.ndarray:
+    """Returns a bool tensor of any length."""
+    return np.asarray(self._get(self._by_name[name]), bool)
+
+  def get(self, name: str, *shape: int) -> np.ndarray:
+    """Returns a tensor of that shape.
+
+    Raises:
+      UserError: it is missing, or has another.
+    """
+    if name not in self:
+      raise errors.UserError(
+        f'{self.directory}: tensor {name} is missing; the weights are not '
+        'complete or belong to another kind of draft'
+      )
+    self._unread.discard(name)
+    return families.get_checked(self._get, self._by_name[name], *shape)
+
+
+def output_token_ids(tensors: Tensors, config: ModelConfig) -> np.ndarray:
+  """Returns i32[V'] ascending token ids of the logits.
+
+  `d2t` holds what is added to the number of a logit; some files hold the ids
+  themselves. `t2d`, the mask of these ids, tells which.
+  """
+  size = config.num_logits
+  if 'd2t' not in tensors:
+    if size != config.vocab_size:
+      tensors.get('d2t', size)  # it is missing
+    return np.arange(size, dtype=np.int32)
+  stored = tensors.get('d2t', size).astype(np.int64)
+  candidates = [stored + np.arange(size), stored]
+  if 't2d' in tensors:
+    expected = np.flatnonzero(tensors.mask('t2d'))
+    candidates = [ids for ids in candidates if np.array_equal(ids, expected)]
+  for ids in candidates:
+    is_ascending = (np.diff(ids) > 0).all()
+    if is_ascending and ids[0] >= 0 and ids[-1] < config.vocab_size:
+      return ids.astype(np.int32)
+  raise errors.UserError(
+    f'{tensors.directory}: d2t does not name {size} ascending tokens of '
+    f'{config.vocab_size}, those of t2d; the file is damaged or belongs to '
+    'another vocabulary'
+  )

@@ -1,0 +1,423 @@
+"""DFlash drafts: loaded, compared with an oracle, exact in engines."""
+
+import functools
+import heapq
+
+import dflash_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eagle3_test import TEXT, features_of, target_of
+from engine_cases import RandomLengths, assert_empty, make_sizes
+from engine_feature_test import record_drafts
+from tree_cases import CONFIG, TREE, requests_of
+
+import swiftspec_jax as ss
+from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
+from swiftspec_jax import errors, profiling
+from swiftspec_jax.cache import paged
+from swiftspec_jax.checkpoint import dflash
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters.models import draft_block, draft_places
+from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.target import choices
+
+VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
+LAYERS = (0, 1)
+LENGTH = cases.BLOCK - 1
+SLIDING = {
+  'use_sliding_window': True,
+  'sliding_window': 8,
+  'layer_types': ['sliding_attention'] * 2,
+}
+KINDS = {
+  'z-lab': ({'layout': 'z-lab'}, {}),
+  'speculators': ({'layout': 'speculators'}, {}),
+  'reduced': ({'layout': 'speculators', 'is_reduced': True}, {}),
+  'sliding': (
+    {'layout': 'z-lab', 'sizes': SLIDING},
+    {'window': 8, 'causal': True},
+  ),
+  'non_causal': (
+    {
+      'layout': 'speculators',
+      'sizes': SLIDING,
+      'sliding_window_non_causal': True,
+    },
+    {'window': 8},
+  ),
+}
+
+
+def load(directory, target, weights, layout='z-lab', **options):
+  options = {'layers': LAYERS, 'vocab_size': VOCAB_SIZE, **options}
+  cases.write(directory, layout, weights, **options)
+  return ss.load(directory, draft_of=target)
+
+
+@functools.cache
+def pair(directory, kind='z-lab'):
+  """A target, the weights of a draft, and the draft."""
+  target, options = target_of(2), {**KINDS[kind][0]}
+  is_reduced = options.pop('is_reduced', False)
+  weights = cases.make_weights(WIDTH, 2, VOCAB_SIZE if is_reduced else None)
+  return target, weights, load(directory / kind, target, weights, **options)
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+  return tmp_path_factory.mktemp('drafts')
+
+
+def oracle_of(target, weights, text, **options):
+  table = np.asarray(target.params['embedding'])
+  features = features_of(target, text[:-1], LAYERS)
+  return cases.draft(weights, table, table, text, features, **options)
+
+
+def serve(
+  target,
+  draft,
+  requests,
+  policy,
+  lengths=range(LENGTH + 1),
+  is_warm=False,
+  **sizes,
+):
+  drafts = {'rows': (4,), 'lengths': tuple(lengths), **sizes}
+  sizes = make_sizes(drafts=drafts)
+  engine = PageEngine(target, draft, sizes=sizes, policy=policy)
+  if is_warm:
+    engine.warm_up()
+  found = record_drafts(engine)
+  with profiling.count_compilations() as compilations:
+    handles = [engine.submit(request) for request in requests]
+    results = [handle.result() for handle in handles]
+  assert not (is_warm and compilations.count)
+  assert_empty(engine)
+  return [result.token_ids for result in results], found, results
+
+
+REQUESTS = requests_of(6, max_new_tokens=30, ignore_eos=True)
+
+
+@functools.cache
+def plain():
+  return serve(target_of(2), None, REQUESTS, None)[0]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_drafts_are_those_of_the_published_forward(directory, kind):
+  """Of an engine with preemption and steps without drafts; greedy."""
+  target, weights, draft = pair(directory, kind)
+  tokens, found, _ = serve(target, draft, REQUESTS, RandomLengths(0))
+  assert tokens == plain()
+  generator = np.random.default_rng(0)
+  for i in generator.choice(len(found), 15, replace=False):
+    text, drafted = found[i]
+    expected, _ = oracle_of(target, weights, text, **KINDS[kind][1])
+    assert drafted == expected[: len(drafted)]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_logits_are_those_of_the_published_forward(directory, kind):
+  """Of two rows of one batch, whose texts are read in two parts."""
+  target, weights, draft = pair(directory, kind)
+  texts = [TEXT[:11], TEXT[3:9]]
+  logits = logits_of(target, draft, texts, first_parts=(7, 2))
+  for found, text in zip(logits, texts, strict=True):
+    _, expected = oracle_of(target, weights, text, **KINDS[kind][1])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    _, other = oracle_of(target, weights, text[1:], **KINDS[kind][1])
+    assert np.abs(other - found).max() > 0.05
+
+
+def logits_of(target, draft, texts, first_parts):
+  """What our forward makes of texts: f32[R, D, V']."""
+  page_size, num_spare = 4, 2
+  num_pages = 4 * len(texts)
+  table = np.arange(num_pages).reshape(len(texts), 4)
+  lengths = np.array([len(text) - 1 for text in texts])
+  features = np.zeros((num_pages * page_size, 2 * WIDTH), np.float32)
+  for row, text in enumerate(texts):
+    pages = table[row].repeat(page_size) * page_size
+    places = (pages + np.arange(16) % page_size)[: lengths[row]]
+    features[places] = features_of(target, text[:-1], LAYERS)
+  cache = paged.init(
+    draft.config,
+    num_pages + num_spare * len(texts),
+    page_size,
+    draft.dtype,
+    draft.mesh,
+  )
+
+  def context(starts, ends):
+    rows = np.repeat(np.arange(len(texts)), ends - starts)
+    parts = zip(starts, ends, strict=True)
+    positions = np.concatenate([np.arange(*part) for part in parts])
+    places = table[rows, positions // page_size] * page_size
+    return draft_block.Context(
+      pages=jnp.array(features).reshape(num_pages, page_size, -1),
+      positions=jnp.array(positions, jnp.int32),
+      places=jnp.array(places + positions % page_size, jnp.int32),
+    )
+
+  first_parts = np.array(first_parts)
+  call = {'params': draft.params, 'config': draft.config}
+  cache = draft_block.take_in(
+    cache=cache, context=context(0 * lengths, first_parts), **call
+  )
+  tables = np.pad(table, ((0, 0), (0, num_spare)))
+  for row, start in enumerate(-(-lengths // page_size)):
+    spare = num_pages + row * num_spare
+    tables[row, start : start + num_spare] = [spare, spare + 1]
+  rows = DraftRows(
+    slots=jnp.arange(len(texts)),
+    last=None,
+    positions=jnp.array(lengths[:, None] + 1 + np.arange(LENGTH), jnp.int32),
+    lengths=jnp.full(len(texts), LENGTH),
+    page_table=jnp.array(tables, jnp.int32),
+    num_skipped=None,
+    texts=None,
+  )
+  last = jnp.array([text[-1] for text in texts], jnp.int32)
+  _, logits = draft_block.block_logits(
+    cache=cache,
+    context=context(first_parts, lengths),
+    token_ids=last,
+    rows=rows,
+    length=LENGTH,
+    **call,
+  )
+  return logits
+
+
+@pytest.mark.parametrize('kernel', [pallas_tpu, pallas_gpu])
+def test_kernels_take_blocks_that_see_each_other(kernel):
+  """In their interpreters; the second row is padding."""
+  generator = np.random.default_rng(0)
+
+  def random(*shape):
+    return jnp.array(generator.normal(size=shape), jnp.float32)
+
+  prefix_lengths = jnp.array([17, 0])
+  args = (
+    random(2, 8, 2, 2, 128),
+    random(4, 16, 256),
+    random(4, 16, 256),
+    jnp.array([[3, 1], [0, 2]]),
+    prefix_lengths,
+    jnp.array([8, 0]),
+    jnp.ones((2, 8, 8), bool),
+    prefix_lengths[:, None] + jnp.arange(8)[None],
+  )
+  found = kernel.paged_attention(*args, scale=0.1, interpret=True)
+  expected = reference.paged_attention(*args, scale=0.1)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_tables_are_those_of_the_target(directory):
+  target, _, draft = pair(directory)
+  assert draft.params['embedding'] is target.params['embedding']
+  assert ModelConfig.from_json(draft.config.to_json()) == draft.config
+
+
+def test_golden_layers():
+  """Those of published drafts of five layers."""
+  assert dflash.default_layers(36, 5) == (1, 9, 17, 25, 33)
+  assert dflash.default_layers(28, 5) == (1, 7, 13, 19, 25)
+  assert dflash.default_layers(28, 1) == (14,)
+
+
+def best_tree(logits, num_nodes):
+  """Tokens of nodes, and their parents, of the most probable paths."""
+  probs = np.exp(logits - logits.max(-1, keepdims=True))
+  log_probs = np.log(probs / probs.sum(-1, keepdims=True))
+  found, waiting = [], []
+
+  def wait(score, parent, depth):
+    if depth < len(log_probs):
+      for token, more in enumerate(log_probs[depth].tolist()):
+        heapq.heappush(waiting, (score - more, parent, depth, token))
+
+  wait(0.0, 0, 0)
+  for node in range(1, num_nodes + 1):
+    score, parent, depth, token = heapq.heappop(waiting)
+    found.append((token, parent))
+    wait(score, node, depth + 1)
+  return found
+
+
+TREES = {
+  'lengths': range(9),
+  'draft_steps': (0, 1, 2, *(3,) * 6),
+}
+
+
+def test_golden_tree():
+  """Two places, with two tokens each."""
+  slots = choices.SlotSampling(1, vocab_size=2, put=lambda x: x)
+  rows = DraftRows(
+    slots=jnp.zeros(1, jnp.int32),
+    last=None,
+    positions=jnp.array([[9, 10]]),
+    lengths=jnp.array([4]),
+    page_table=None,
+    num_skipped=None,
+    texts=None,
+  )
+  grown = draft_places.grow(
+    {},
+    jnp.log(jnp.array([[[0.6, 0.4], [0.7, 0.3]]])),
+    None,
+    rows,
+    jnp.array(1),
+    slots.state(choices.Level.GREEDY),
+    config=CONFIG,
+    num_nodes=5,
+    sizes=(4, 2),
+    kinds=(),
+    min_leaf_mass=0.0,
+  )
+  assert grown.token_ids[0].tolist() == [0, 0, 1, 0]
+  assert grown.trees.parents[0].tolist() == [-1, 0, 1, 0, 3]
+  np.testing.assert_allclose(grown.confidences[0], [0.6, 0.42, 0.4, 0.28])
+
+
+def test_trees_are_the_best_of_independent_places(directory):
+  target, weights, draft = pair(directory)
+  tree = TreeDraft(model=draft, prompt_lookup=False)
+  tokens, found, _ = serve(target, tree, REQUESTS, FixedLength(8), **TREES)
+  assert tokens == plain()
+  for text, drafted in found[::20]:
+    _, logits = oracle_of(target, weights, text)
+    expected = best_tree(logits, 8)
+    assert drafted == [token for token, _ in expected][: len(drafted)]
+
+
+SAMPLED = [
+  *requests_of(2, max_new_tokens=20),
+  *requests_of(2, max_new_tokens=20, temperature=1.0),
+  *requests_of(2, max_new_tokens=20, temperature=0.7, top_k=20, top_p=0.9),
+]
+
+
+@pytest.mark.parametrize('makes_trees', [False, True])
+def test_sampled_output_is_that_of_plain_decoding(directory, makes_trees):
+  target, _, draft = pair(directory, 'z-lab' if makes_trees else 'reduced')
+  expected, _, _ = serve(target, None, SAMPLED, None)
+  sizes = TREES if makes_trees else {}
+  draft = TreeDraft(model=draft) if makes_trees else draft
+  policy, is_warm = RandomLengths(1), not makes_trees
+  tokens, found, _ = serve(
+    target, draft, SAMPLED, policy, is_warm=is_warm, **sizes
+  )
+  assert tokens == expected
+  assert len(found) > 20
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.05])
+def test_right_drafts_are_accepted(tmp_path, temperature):
+  """A draft that always proposes what the target is made to write."""
+  target = target_of(2)
+  weights = cases.make_weights(WIDTH, 2)
+  for name in weights:
+    if 'o_proj' in name or 'down_proj' in name:
+      weights[name] *= 0  # hidden states are those of the mask
+  draft = load(tmp_path, target, weights)
+  constant = oracle_of(target, weights, TEXT)[0][0]
+  requests = requests_of(
+    3,
+    max_new_tokens=30,
+    ignore_eos=True,
+    temperature=temperature,
+    logit_bias={constant: 100.0},
+  )
+  tokens, _, results = serve(target, draft, requests, FixedLength(LENGTH))
+  assert tokens == [(constant,) * 30] * 3
+  for result in results:
+    assert result.stats.num_accepted == result.stats.num_drafted > 20
+
+
+@pytest.mark.parametrize('lengths', [(0,), range(LENGTH + 1)])
+def test_without_drafts_it_decodes_plainly(directory, lengths):
+  target, _, draft = pair(directory)
+  policy = FixedLength(0)
+  tokens, found, _ = serve(target, draft, REQUESTS, policy, lengths)
+  assert tokens == plain()
+  assert not found
+
+
+def test_devices_that_share(directory):
+  pair(directory)  # writes it
+  target = target_of(2, (0, 2))
+  devices = jax.devices()[:2]
+  draft = ss.load(directory / 'z-lab', draft_of=target, devices=devices)
+  tokens, _, _ = serve(target, draft, REQUESTS[:2], FixedLength(LENGTH))
+  assert tokens == plain()[:2]
+
+
+def test_what_cannot_be_drafted_is_refused(directory):
+  target, _, draft = pair(directory)
+  with pytest.raises(errors.UserError, match='drafts 4; declare lengths of at'):
+    serve(target, draft, [], None, range(6))
+  with pytest.raises(errors.UserError, match='engine alone'):
+    PageEngine(target, LivingTrees(model=draft, tree=TREE), sizes=make_sizes())
+  with pytest.raises(errors.UserError, match='engine alone'):
+    ss.Decoder(target, draft, tree=TREE)
+  with pytest.raises(errors.UserError, match='`serve` in mode chain or tree'):
+    ss.Decoder(target, draft)
+  with pytest.raises(errors.UserError, match='load it with draft_of=target'):
+    ss.load(directory / 'z-lab')
+  with pytest.raises(errors.UserError, match='is no EAGLE-3 head'):
+    ss.save_draft(draft, directory / 'saved', target=target)
+
+
+BAD_ENTRIES = [
+  ({'architectures': ['DFlash2DraftModel']}, "'DFlash2DraftModel' is not supp"),
+  ({'speculators_model_type': 'dflash2'}, "type='dflash2' is not supported"),
+  ({'sample_from_anchor': True}, 'sample_from_anchor=True .* must be false'),
+  ({'final_logit_softcapping': 30.0}, 'softcapping=30.0 is not supported'),
+  ({'model_type': 'llama'}, "model_type='llama' .* layers are of qwen3"),
+  ({'hidden_size': 64}, 'hidden_size=64 .* of target is 32'),
+  ({'num_target_layers': 36}, 'num_target_layers=36 .* target is 2'),
+  ({'vocab_size': 300}, 'vocab_size=300 .* target is 262'),
+  ({'block_size': None}, 'block_size=None .* must be a number'),
+  ({'block_size': 1}, 'num_drafts must be at least 1, got 0'),
+  (
+    {'dflash_config': {'mask_token_id': 262, 'target_layer_ids': [0]}},
+    'one of the 262 tokens',
+  ),
+  (
+    {'dflash_config': {'mask_token_id': 1, 'target_layer_ids': [2]}},
+    'has no outputs of layers',
+  ),
+  ({'quantization_config': {'bits': 4}}, 'quantization_config='),
+]
+
+
+@pytest.mark.parametrize(('changes', 'message'), BAD_ENTRIES)
+def test_what_is_not_understood_is_named(tmp_path, changes, message):
+  target = target_of(2)
+  with pytest.raises(errors.UserError, match=message):
+    load(tmp_path, target, cases.make_weights(WIDTH, 2), **changes)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'fc.weight': None}, 'tensor fc.weight is missing'),
+    ({'layers.0.extra.weight': np.ones(3)}, 'extra.weight is not of a DFlash'),
+    ({'norm.weight': np.ones(3)}, 'norm.weight has shape'),
+  ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, changes, message):
+  weights = {**cases.make_weights(WIDTH, 2), **changes}
+  weights = {k: v for k, v in weights.items() if v is not None}
+  with pytest.raises(errors.UserError, match=message):
+    load(tmp_path, target_of(2), weights, sizes={'hidden_size': WIDTH})

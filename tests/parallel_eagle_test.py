@@ -1,0 +1,126 @@
+"""EAGLE-3 heads that draft with masks, all tokens in one forward (P-EAGLE)."""
+
+import functools
+import json
+
+import eagle3_cases as cases
+import jax
+import numpy as np
+import pytest
+from dflash_test import LAYERS, LENGTH, REQUESTS, SAMPLED, TREES, plain, serve
+from eagle3_test import features_of, target_of
+from engine_cases import RandomLengths, make_sizes
+from tree_cases import CONFIG, TREE
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.engine import PageEngine
+
+SWITCHES = ({}, {'norm_before_residual': True, 'fc_norm': True})
+
+
+def load(directory, target, changes=(), **switches):
+  switches = {**switches, 'is_parallel': True}
+  weights = cases.make_weights(
+    CONFIG.embed_dim, CONFIG.vocab_size, 2, **switches
+  )
+  cases.write(
+    directory,
+    'speculators',
+    weights,
+    inputs=[i + 1 for i in LAYERS],
+    vocab_size=CONFIG.vocab_size,
+    **switches,
+  )
+  path = directory / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **dict(changes)}))
+  return weights, ss.load(directory, draft_of=target)
+
+
+@functools.cache
+def pair(directory, index=0):
+  target = target_of(2)
+  directory = directory / str(index)
+  return target, *load(directory, target, **SWITCHES[index])
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+  return tmp_path_factory.mktemp('heads')
+
+
+@pytest.mark.parametrize('index', [0, 1])
+def test_drafts_are_those_of_the_published_forward(directory, index):
+  """Of an engine with preemption and steps without drafts; greedy."""
+  target, weights, head = pair(directory, index)
+  tokens, found, _ = serve(target, head, REQUESTS, RandomLengths(0))
+  assert tokens == plain()
+  table = np.asarray(target.params['embedding'])
+  generator = np.random.default_rng(0)
+  for i in generator.choice(len(found), 15, replace=False):
+    text, drafted = found[i]
+    features = features_of(target, text[:-1], LAYERS)
+    expected, _ = cases.draft_at_once(
+      weights, table, text, features, LENGTH, **SWITCHES[index]
+    )
+    assert drafted == expected[: len(drafted)]
+
+
+@pytest.mark.parametrize('makes_trees', [False, True])
+def test_sampled_output_is_that_of_plain_decoding(directory, makes_trees):
+  target, _, head = pair(directory)
+  expected, _, _ = serve(target, None, SAMPLED, None)
+  sizes = TREES if makes_trees else {}
+  draft = TreeDraft(model=head) if makes_trees else head
+  policy, is_warm = RandomLengths(1), not makes_trees
+  tokens, found, _ = serve(
+    target, draft, SAMPLED, policy, is_warm=is_warm, **sizes
+  )
+  assert tokens == expected
+  assert len(found) > 20
+
+
+def test_drafts_of_one_token_need_no_mask(directory):
+  target, _, head = pair(directory)
+  tokens, found, _ = serve(target, head, REQUESTS, FixedLength(1), (0, 1))
+  assert tokens == plain()
+  assert found
+
+
+def test_devices_that_share(directory):
+  pair(directory)  # writes it
+  target = target_of(2, (0, 2))
+  devices = jax.devices()[:2]
+  head = ss.load(directory / '0', draft_of=target, devices=devices)
+  tokens, _, _ = serve(target, head, REQUESTS[:2], FixedLength(LENGTH))
+  assert tokens == plain()[:2]
+
+
+def test_what_cannot_be_drafted_is_refused(directory):
+  target, _, head = pair(directory)
+  assert ModelConfig.from_json(head.config.to_json()) == head.config
+  with pytest.raises(errors.UserError, match='drafts 8; declare lengths of at'):
+    serve(target, head, [], None, range(10))
+  with pytest.raises(errors.UserError, match='engine alone'):
+    PageEngine(target, LivingTrees(model=head, tree=TREE), sizes=make_sizes())
+  with pytest.raises(
+    errors.UserError, match='drafts all tokens in one forward'
+  ):
+    ss.save_draft(head, directory / 'saved', target=target)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'mask_token_id': None}, 'mask_token_id=None .* one of the 262 tokens'),
+    ({'mask_token_id': 262}, 'mask_token_id=262 .* one of the 262 tokens'),
+    ({'speculators_model_type': 'eagle3'}, 'mask_hidden is not of an EAGLE-3'),
+  ],
+)
+def test_what_is_not_understood_is_named(tmp_path, changes, message):
+  with pytest.raises(errors.UserError, match=message):
+    load(tmp_path, target_of(2), changes)
