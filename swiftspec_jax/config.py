@@ -203,8 +203,9 @@ class ModelConfig:
 
   def _least_multiple(self, size: int) -> int:
     # A device has whole groups.
-    is_wide = self.weight_dtype is None
-    return 1 if is_wide else group_size(size, self.weight_dtype)
+    if self.weight_dtype is None:
+      return 1
+    return group_size(size, self.weight_dtype)
 
   def _padded(self, size: int, multiple: int = 1) -> int:
     unit = self.num_shards * multiple
