@@ -79,8 +79,7 @@ def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
     quantization_config.check(path, options, _SUPPORTED, _IGNORED)
     size = options.get('weight_block_size')
     return _checked(path, 'weight_block_size', size or (None, None))
-  is_packed = options.get('format') == compressed_tensors.PACKED
-  if method != compressed_tensors.METHOD or is_packed:
+  if compressed_tensors.kind_of(options) != 'float8':
     return None
   weights = compressed_tensors.weights_of(
     path, options, _FORMATS, _SUPPORTED_WEIGHTS

@@ -15,6 +15,7 @@ import transformers
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import (
+  compressed_int8,
   float8,
   mxfp4,
   packed_int4,
@@ -136,6 +137,7 @@ def read_params(
 def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
   kinds = {
+    'int8': compressed_int8.is_used(path, values),
     'int4': packed_int4.packing_of(path, values) is not None,
     'float8': float8.block_of(path, values) is not None,
     'mxfp4': mxfp4.is_used(path, values),
@@ -157,6 +159,8 @@ def _reader(
       get=get, names=frozenset(names), packing=packing, config=config
     ).read
   has = functools.partial(_is_in, names)
+  if compressed_int8.is_used(path, values):
+    return functools.partial(compressed_int8.stored, get, has)
   block = float8.block_of(path, values)
   return functools.partial(float8.stored, get, has, block)
 

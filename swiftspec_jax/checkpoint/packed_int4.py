@@ -112,7 +112,7 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   """
   options = quantization_config.options_of(values)
   method, kind = options.get('quant_method'), options.get('format')
-  if method == compressed_tensors.METHOD and kind == compressed_tensors.PACKED:
+  if compressed_tensors.kind_of(options) == 'int4':
     weights = compressed_tensors.weights_of(
       path, options, (kind,), _SUPPORTED_WEIGHTS
     )
