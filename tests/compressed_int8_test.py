@@ -131,6 +131,10 @@ def test_scales_that_do_not_fit_are_named(tmp_path):
     errors.UserError, match=r'up_proj.weight_scale has sha.*7'
   ):
     ss.load(stored)
+  table = np.ones((272, 64), np.int8)
+  stored, _ = write(tmp_path, 'channel', **{'model.embed_tokens.weight': table})
+  with pytest.raises(errors.UserError, match='weight is int8, which is'):
+    ss.load(stored)
   with pytest.raises(
     errors.UserError, match='stored as int8 and cannot become'
   ):

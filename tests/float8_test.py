@@ -215,6 +215,23 @@ def test_logits_over_devices(tmp_path, num_devices):
   np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
 
 
+def test_a_head_of_float8_is_widened(tmp_path):
+  name = 'lm_head.weight'
+  numbers = np.arange(272 * 32, dtype=np.float32).reshape(272, 32) % 7
+  stored, _ = write(
+    tmp_path,
+    'channels',
+    'llama',
+    {
+      name: numbers.astype(ml_dtypes.float8_e4m3fn),
+      f'{name}_scale': np.full((272, 1), 3, np.float32),
+    },
+    tie_word_embeddings=False,
+  )
+  params = ss.load(stored).params
+  np.testing.assert_array_equal(params['unembedding'], 3 * numbers)
+
+
 def test_what_is_not_converted_stays_as_it_is(tmp_path):
   """The matrices of a layer are; parts of one are refused."""
   name = 'model.layers.0.mlp.down_proj.weight'

@@ -45,6 +45,25 @@ def is_used(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
   return True
 
 
+def refused(get: Callable[[str], np.ndarray], name: str) -> np.ndarray:
+  """Returns a tensor that is no matrix of a layer.
+
+  Args:
+    get: function that returns the tensor of a name as it is stored.
+    name: name of the tensor.
+
+  Raises:
+    UserError: it is int8.
+  """
+  tensor = get(name)
+  if tensor.dtype == np.int8:
+    raise errors.UserError(
+      f'tensor {name} is int8, which is supported in layers only; take a '
+      'checkpoint that names it under "ignore"'
+    )
+  return tensor
+
+
 def stored(
   get: Callable[[str], np.ndarray],
   has: Callable[[str], bool],

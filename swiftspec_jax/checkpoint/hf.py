@@ -111,20 +111,22 @@ def read_params(
   """
   path = directory / 'config.json'
   values = read_json(path)
+  # What is not a matrix of a layer is widened.
+  get, _ = open_tensors(directory, float8.block_of(path, values))
   read_matrices = None
   stored = _stored_dtype(path, values)
   if stored is not None and stored == config.weight_dtype:
     place = stored_layers.place_as_stored(place)
-    get, names = _open_stored(directory)
+    get_stored, names = _open_stored(directory)
     if stored == 'mxfp4':
-      has = functools.partial(_is_in, names)
-      get = functools.partial(mxfp4.stored, get, has)
-    else:
-      read_matrices = functools.partial(
-        stored_layers.read, config, _reader(path, values, config, get, names)
+      get = functools.partial(
+        mxfp4.stored, get_stored, functools.partial(_is_in, names)
       )
-  else:
-    get, _ = open_tensors(directory, float8.block_of(path, values))
+    else:
+      read = _reader(path, values, config, get_stored, names)
+      read_matrices = functools.partial(stored_layers.read, config, read)
+    if stored == 'int8':
+      get = functools.partial(compressed_int8.refused, get)
   return families.params_from_hf(
     get,
     config,

@@ -29,7 +29,7 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
     layer: number of the layer.
 
   Raises:
-    UserError: only some parts of a matrix are quantized.
+    UserError: only some parts of a matrix are quantized, or a router is.
   """
   c = config
   query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
@@ -79,13 +79,20 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
       ),
     }
 
+  router = read(f'{prefix}mlp.gate', c.embed_dim, c.num_experts)
+  if isinstance(router, StoredMatrix):
+    raise errors.UserError(
+      f'the router {prefix}mlp.gate is quantized, which is not supported; '
+      "float8 loads with weight_dtype='wide'"
+    )
+
   def experts(name, num_inputs, num_outputs):
     names = (f'mlp.experts.{i}.{name}' for i in range(c.num_experts))
     outputs = dict.fromkeys(names, num_outputs)
     return joined(np.concatenate, None, num_inputs, outputs)
 
   return matrices | {
-    'router': read(f'{prefix}mlp.gate', c.embed_dim, c.num_experts).T,
+    'router': router.T,
     'experts_gate': experts('gate_proj', c.embed_dim, c.expert_ffw_dim),
     'experts_up': experts('up_proj', c.embed_dim, c.expert_ffw_dim),
     'experts_down': experts('down_proj', c.expert_ffw_dim, c.embed_dim),
@@ -111,7 +118,7 @@ def _joined(
   if any(is_stored):
     raise errors.UserError(
       f'of {", ".join(parts)} only some are quantized, which is not '
-      "supported; load the model with weight_dtype='wide'"
+      "supported; float8 loads with weight_dtype='wide'"
     )
   joined = join([matrix[None] for matrix in matrices])
   # [P, K, N] -> [K, P, N]
