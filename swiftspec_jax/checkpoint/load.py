@@ -151,8 +151,8 @@ def _weight_dtype(
 ) -> str | None:
   """Returns that of the matrices, which a checkpoint may have already."""
   stored = config.weight_dtype
-  is_exact = stored in (None, 'float8', 'mxfp4')
-  if not is_exact and weight_dtype not in (None, stored):
+  can_change = stored in (None, 'float8', 'mxfp4')
+  if not can_change and weight_dtype not in (None, stored):
     raise errors.UserError(
       f'{name} is stored as {stored} and cannot become {weight_dtype}; leave '
       'out weight_dtype'
