@@ -58,7 +58,7 @@ def _row(family: str) -> list[str]:
     'yes',
     _yes(is_in_gguf),
     _yes(is_dense),
-    'yes' if is_dense else 'int8',
+    'yes' if is_dense else 'int8, float8, mxfp4',
   ]
 
 

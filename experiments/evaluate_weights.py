@@ -26,7 +26,9 @@ from experiments.output import benchmark_output, provenance
 from swiftspec_jax import config, errors, scoring
 
 _WEIGHT_DTYPES = flags.DEFINE_list(
-  'weight_dtypes', list(config.WEIGHT_DTYPES), 'Kinds of quantized weights.'
+  'weight_dtypes',
+  [kind for kind in config.WEIGHT_DTYPES if kind != 'mxfp4'],  # of experts
+  'Kinds of quantized weights.',
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'

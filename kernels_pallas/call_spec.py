@@ -93,6 +93,8 @@ class CallSpec(abc.ABC):
 
 
 def _random(key, abstract):
+  if abstract.dtype == jnp.float8_e4m3fn:
+    return jax.random.normal(key, abstract.shape).astype(abstract.dtype)
   if jnp.issubdtype(abstract.dtype, jnp.floating):
     return jax.random.normal(key, abstract.shape, abstract.dtype)
   if abstract.dtype == jnp.bool_:

@@ -31,15 +31,18 @@ _POSITIVE = (
 )
 # How many integers of int8 an activation becomes in the layers.
 DYNAMIC_TERMS = {'int8_dynamic': 1, 'int8_dynamic16': 2}
-WEIGHT_DTYPES = ('int8', 'int4', *DYNAMIC_TERMS)
+WEIGHT_DTYPES = ('int8', 'int4', 'float8', 'mxfp4', *DYNAMIC_TERMS)
+WIDE = 'wide'  # what makes `load` widen a checkpoint of few bits
+_OF_EXPERTS = ('int8', 'float8', 'mxfp4')
 
 
-def group_size(num_inputs: int) -> int:
-  """Returns how many inputs of an int4 matrix share their scales.
+def group_size(num_inputs: int, weight_dtype: str = 'int4') -> int:
+  """Returns how many inputs of a matrix share their scales.
 
-  It is the largest power of two up to 128 that divides the inputs.
+  It is the largest power of two up to 128, or 32 of mxfp4, that divides the
+  inputs.
   """
-  return math.gcd(num_inputs, 128)
+  return math.gcd(num_inputs, 32 if weight_dtype == 'mxfp4' else 128)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,10 +161,15 @@ class ModelConfig:
         f'weight_dtype={self.weight_dtype!r} must be one of '
         f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
       )
-    if self.experts and self.weight_dtype not in (None, 'int8'):
+    if self.experts and self.weight_dtype not in (None, *_OF_EXPERTS):
       raise errors.UserError(
         f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
-        'experts; take int8 or leave it out'
+        f'experts; take {", ".join(_OF_EXPERTS)} or leave it out'
+      )
+    if not self.experts and self.weight_dtype == 'mxfp4':
+      raise errors.UserError(
+        f'weight_dtype={self.weight_dtype!r} is for mixtures of experts, and '
+        f'{self.family} has none; take float8 or int4'
       )
 
   @property
@@ -186,9 +194,7 @@ class ModelConfig:
 
   @property
   def padded_ffw_dim(self) -> int:
-    # A device has whole groups.
-    multiple = 1 if self.weight_dtype is None else group_size(self.ffw_dim)
-    return self._padded(self.ffw_dim, multiple)
+    return self._padded(self.ffw_dim, self._least_multiple(self.ffw_dim))
 
   @property
   def num_experts(self) -> int:
@@ -202,7 +208,8 @@ class ModelConfig:
 
   @property
   def padded_expert_ffw_dim(self) -> int:
-    return self._padded(self.expert_ffw_dim)
+    size = self.expert_ffw_dim
+    return self._padded(size, self._least_multiple(size))
 
   @property
   def padded_vocab_size(self) -> int:
@@ -216,6 +223,12 @@ class ModelConfig:
   @property
   def padded_num_logits(self) -> int:
     return self._padded(self.num_logits)
+
+  def _least_multiple(self, size: int) -> int:
+    # A device has whole groups.
+    if self.weight_dtype is None:
+      return 1
+    return group_size(size, self.weight_dtype)
 
   def _padded(self, size: int, multiple: int = 1) -> int:
     unit = self.num_shards * multiple

@@ -1,17 +1,21 @@
 """Checkpoints of float8 against the weights that they stand for."""
 
 import json
+import math
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from models_test import IDS, chain
+from models_test import IDS, chain, tree
 from packed_int4_cases import change_config
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
+from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors, testing
+from swiftspec_jax.models import transposed
 
 FP8 = {
   'quant_method': 'fp8',
@@ -28,6 +32,15 @@ WEIGHTS = {
   'dynamic': False,
   'group_size': None,
   'observer': 'minmax',
+}
+MATRICES = {
+  'qkv',
+  'attention_out',
+  'gate_up',
+  'down',
+  'experts_gate',
+  'experts_up',
+  'experts_down',
 }
 # Name: the config, outputs and inputs of a block, suffix and dtype of scales.
 CASES = {
@@ -143,16 +156,112 @@ def test_weights_are_those_of_the_format(tmp_path, case):
   family = 'qwen3_moe' if case == 'blocks' else 'llama'
   stored, plain = write(tmp_path, case, family)
   model, wide = ss.load(stored), ss.load(plain)
-  assert model.config == wide.config
-  jax.tree.map(np.testing.assert_array_equal, model.params, wide.params)
+  assert model.config.weight_dtype == 'float8'
+  params = transposed.undone(wide.params)
+  for layer, other in zip(
+    model.params['layers'], params['layers'], strict=True
+  ):
+    for name in other.keys() & MATRICES:
+      matrix, expected = layer[name], np.asarray(other[name])
+      weights = reference.widened(matrix.values, matrix.scales)
+      if 'experts' not in name:
+        weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
+      np.testing.assert_array_equal(weights, expected)
+  widened = ss.load(stored, weight_dtype='wide')
+  assert widened.config == wide.config
+  jax.tree.map(np.testing.assert_array_equal, widened.params, wide.params)
+
+
+def test_products_are_those_of_the_weights(tmp_path):
+  """To the last bit in float32, and in bfloat16."""
+  stored, plain = write(tmp_path, 'even_blocks', 'llama')
+  model, wide = ss.load(stored), ss.load(plain)
+  for name, num_in_axes in (('qkv', 1), ('attention_out', 3), ('down', 1)):
+    weight = transposed.undone(wide.params)['layers'][1][name]
+    shape = math.prod(weight.shape[:num_in_axes]), -1
+    for dtype in ('float32', 'bfloat16'):
+      rows = jax.random.normal(jax.random.key(0), (5, shape[0]), dtype)
+      product = jax.jit(type(model.params['layers'][1][name]).multiply)(
+        model.params['layers'][1][name], rows
+      )
+      expected = jax.jit(jnp.dot)(rows, weight.reshape(shape).astype(dtype))
+      np.testing.assert_array_equal(product.reshape(5, -1), expected)
+
+
+@pytest.mark.parametrize('family', ['llama', 'qwen3_moe'])
+def test_memory_of_the_matrices_is_that_of_the_files(tmp_path, family):
+  """One byte a weight, and four for the scale of a group of inputs."""
+  stored, plain = write(tmp_path, 'channels', family)
+  sizes = [
+    sum(
+      x.nbytes
+      for layer in model.params['layers']
+      for x in jax.tree.leaves(
+        [layer[name] for name in layer.keys() & MATRICES]
+      )
+    )
+    for model in (ss.load(stored), ss.load(plain, dtype='bfloat16'))
+  ]
+  assert 0.5 < sizes[0] / sizes[1] < 0.6
+
+
+@pytest.mark.parametrize('num_devices', [2, 4])
+def test_logits_over_devices(tmp_path, num_devices):
+  """Of blocks that devices do not divide, in chunks and in a tree."""
+  stored, plain = write(tmp_path, 'blocks', 'qwen3_moe')
+  model = ss.load(stored, devices=jax.devices()[:num_devices])
+  wide = ss.load(plain)
+  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
+  np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
+
+
+def test_a_head_of_float8_is_widened(tmp_path):
+  name = 'lm_head.weight'
+  numbers = np.arange(272 * 32, dtype=np.float32).reshape(272, 32) % 7
+  stored, _ = write(
+    tmp_path,
+    'channels',
+    'llama',
+    {
+      name: numbers.astype(ml_dtypes.float8_e4m3fn),
+      f'{name}_scale': np.full((272, 1), 3, np.float32),
+    },
+    tie_word_embeddings=False,
+  )
+  params = ss.load(stored).params
+  np.testing.assert_array_equal(params['unembedding'], 3 * numbers)
+
+
+def test_what_is_not_converted_stays_as_it_is(tmp_path):
+  """The matrices of a layer are; parts of one are refused."""
+  name = 'model.layers.0.mlp.down_proj.weight'
+  weight = np.ones((32, 48), np.float32)
+  stored, _ = write(
+    tmp_path, 'channels', 'llama', {name: weight, f'{name}_scale': None}
+  )
+  model = ss.load(stored)
+  np.testing.assert_array_equal(
+    transposed.undone(model.params)['layers'][0]['down'], weight.T
+  )
+  name = name.replace('down', 'up')
+  stored, _ = write(
+    tmp_path,
+    'channels',
+    'llama',
+    {name: np.ones((48, 32), np.float32), f'{name}_scale': None},
+  )
+  with pytest.raises(errors.UserError, match='up_proj only some are quantized'):
+    ss.load(stored)
+  ss.load(stored, weight_dtype='wide')
 
 
 def test_a_rounded_model_is_close(tmp_path):
-  """On two devices, in bfloat16 and as int8."""
+  """On two devices, in bfloat16, as it is, widened and as int8."""
   stored, plain = write(tmp_path, 'blocks', 'llama')
   expected = chain(ss.load(plain), 8)
   for options in (
     {'dtype': 'bfloat16', 'devices': jax.devices()[:2]},
+    {'dtype': 'bfloat16', 'weight_dtype': 'wide'},
     {'weight_dtype': 'int8'},
   ):
     difference = np.abs(chain(ss.load(stored, **options), 8) - expected)

@@ -1,13 +1,20 @@
 """The experts of gpt-oss in MXFP4 against the numbers that they stand for."""
 
+import dataclasses
+import math
+
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from experts_test import GPT_OSS
 from models_test import IDS, chain, tree
 from packed_int4_cases import change_config
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
+from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint import mxfp4
 
@@ -73,16 +80,58 @@ def test_numbers_by_hand():
 
 
 def test_weights_are_those_of_the_format(tmp_path):
-  """Exactly, in bfloat16, too."""
+  """Exactly, as they are stored and widened to bfloat16."""
   stored, plain = write(tmp_path)
-  model, expected = ss.load(stored), ss.load(plain)
-  assert model.config == expected.config
-  jax.tree.map(np.testing.assert_array_equal, model.params, expected.params)
-  narrow = ss.load(stored, dtype='bfloat16')
-  for layer, other in zip(
-    narrow.params['layers'], expected.params['layers'], strict=True
+  expected = ss.load(plain)
+  wide = ss.load(stored, weight_dtype='wide')
+  assert wide.config == expected.config
+  jax.tree.map(np.testing.assert_array_equal, wide.params, expected.params)
+  half = ss.load(stored, dtype='bfloat16', weight_dtype='wide')
+  narrow = ss.load(stored)
+  assert narrow.config.weight_dtype == 'mxfp4'
+  for layers in zip(
+    *(model.params['layers'] for model in (narrow, half, expected)),
+    strict=True,
   ):
-    np.testing.assert_array_equal(layer['experts_up'], other['experts_up'])
+    for name in ('experts_gate', 'experts_up', 'experts_down'):
+      matrix, *weights = (layer[name] for layer in layers)
+      np.testing.assert_array_equal(
+        reference.widened(matrix.values, matrix.scales), weights[1]
+      )
+      np.testing.assert_array_equal(*weights)
+      # Four bits and a byte for 32 of them; CPUs have a byte for each four.
+      assert matrix.values.dtype == jnp.float4_e2m1fn
+      assert matrix.scales.nbytes * 32 == matrix.values.size
+
+
+@pytest.mark.parametrize('num_devices', [1, 2, 4])
+def test_logits_are_those_of_the_weights(tmp_path, num_devices):
+  """In chunks and in a tree, over devices that share one block, too."""
+  stored, plain = write(tmp_path)
+  model = ss.load(stored, devices=jax.devices()[:num_devices])
+  wide = ss.load(plain)
+  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
+  np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
+
+
+def test_a_model_becomes_mxfp4():
+  """By section 6.3 of OCP: the highest number of a block is 4 to 6 scales."""
+  config = dataclasses.replace(GPT_OSS, weight_dtype='mxfp4')
+  plain, model = testing.random_model(GPT_OSS), testing.random_model(config)
+  weights = np.asarray(plain.params['layers'][0]['experts_up'])
+  matrix = model.params['layers'][0]['experts_up']
+  num_experts, num_inputs, num_outputs = weights.shape
+  size = math.gcd(num_inputs, 32)
+  for x, n, c in np.ndindex(num_experts, num_outputs, num_inputs // size):
+    block = weights[x, c * size : (c + 1) * size, n]
+    scale = 2.0 ** (math.floor(math.log2(np.abs(block).max())) - 2)
+    assert float(matrix.scales[x, c, n]) == scale
+    numbers = np.clip(block / scale, -6, 6)
+    nearest = numbers.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    values = np.asarray(matrix.values[x, c * size : (c + 1) * size, n])
+    # XLA rounds to bfloat16 first.
+    off = np.abs(values.astype(np.float32) - numbers)
+    assert (off <= np.abs(nearest - numbers) + 2**-5).all()
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def arguments(case, unseen, missing=-1, is_chain=False):
   )
 
 
-def expected(case, arrays):
+def expected(case, arrays, sinks=None):
   """Rows are put behind each other one by one; padding gives zeros."""
   queries, keys, values, table, lengths, num_tokens, masks, positions = (
     np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)
@@ -164,6 +164,7 @@ def expected(case, arrays):
     masks & is_token[:, None],
     positions,
     **case.options,
+    sinks=sinks,
   )
   return np.where(is_token[:, :, None, None, None], want, 0)
 
@@ -192,6 +193,19 @@ def test_equals_oracle(name, case):
       atol=tolerance,
       rtol=tolerance,
     )
+
+
+@pytest.mark.parametrize('case', ['trees', 'one_token', 'window'])
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_sinks_take_a_share(name, case):
+  """Heads whose sink is far below, beside and far above the scores."""
+  case = CASES[case]
+  arrays = arguments(case, unseen=1e4)
+  shape = case.num_kv_heads, case.num_groups
+  sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), shape)
+  got = compiled(name, case)(*arrays, jnp.asarray(sinks))
+  want = expected(case, arrays, sinks)
+  np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -227,6 +241,7 @@ def test_each_device_takes_its_heads_of_a_chain():
   placed = [jax.device_put(x, whole) for x in arrays]
   placed[1:3] = [jax.device_put(x, pages) for x in arrays[1:3]]
   placed[6] = None  # the mask of a chain
+  sinks = jnp.arange(12.0).reshape(case.num_kv_heads, case.num_groups) - 6
   results = {}
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
     for name in ('pallas_tpu', 'reference'):
@@ -235,9 +250,10 @@ def test_each_device_takes_its_heads_of_a_chain():
         **case.options,
         implementation=name,
         sharding=pages,
+        sinks=sinks,
       )
       results[name] = jax.jit(call)(*placed)
-  want = expected(case, arrays)
+  want = expected(case, arrays, sinks)
   for got in results.values():
     np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
 
@@ -281,6 +297,7 @@ def test_a_comparison_agrees_in_the_interpreter():
     window=None,
     batch_size=2,
     page_size=16,
+    has_sinks=True,
   )
   with pltpu.force_tpu_interpret_mode():
     found = comparison.compare('paged_attention', 'pallas_tpu', spec)

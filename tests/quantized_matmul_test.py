@@ -20,6 +20,7 @@ from kernels_pallas.quantized_matmul import (
   pallas_gpu,
   pallas_tpu,
   reference,
+  tiles,
 )
 from swiftspec_jax import sharding
 
@@ -40,7 +41,7 @@ IMPLEMENTATIONS = {
   ),
 }
 NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS = 2, 192, 144  # not of whole tiles of 128
-WEIGHTS = {'int8': 1, 'int4': 3}  # groups
+WEIGHTS = {'int8': 1, 'int4': 3, 'float8_e4m3fn': 3}  # groups
 # Of the sum of absolute products. float32: the order of sums. bfloat16: the
 # result is rounded by 2**-9 of itself, and in the reference each weight, too.
 TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}
@@ -53,7 +54,7 @@ def compiled(name):
 
 def arguments(seed, num_rows, dtype, weight_dtype):
   random = np.random.default_rng(seed)
-  highest = 2 ** (jnp.iinfo(weight_dtype).bits - 1)
+  highest = 2 ** (tiles.BITS[weight_dtype] - 1)
   num_groups = WEIGHTS[weight_dtype]
   values = random.integers(
     -highest, highest, (NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS)

@@ -10,6 +10,7 @@ import re
 import decoding_cases
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import model_cases
 import numpy as np
 import pytest
@@ -19,15 +20,16 @@ from flags_test import given
 
 import swiftspec_jax as ss
 from experiments.flags import shared_flags
+from kernels_pallas.quantized_matmul import tiles
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import student
-from swiftspec_jax.models import decoder, transposed
+from swiftspec_jax.models import decoder, quantization, transposed
 from swiftspec_jax.serving.engine import PageEngine
 
 # The highest weight lies almost half a step behind the last integer.
-LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001}
+LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001, 'float8': 448 / 1.001}
 CONFIG = decoding_cases.CONFIG
 # Two devices do not divide the kv heads, nor the groups of ffw.
 ODD = dataclasses.replace(
@@ -37,14 +39,18 @@ REQUESTS = requests_of(3, max_new_tokens=24)
 
 
 def oracle(weight, weight_dtype, group_size):
-  """Returns integers and scales f32 of a matrix [K, N]."""
+  """Returns values and scales f32 of a matrix [K, N]."""
   size = len(weight) if weight_dtype == 'int8' else group_size
   groups = weight.reshape(-1, size, weight.shape[1]).astype(np.float32)
   limit = np.float32(LIMITS[weight_dtype])
   highest = np.abs(groups).max(axis=1)
   scales = np.where(highest == 0, 1, highest / limit)
-  integers = np.rint(groups / scales[:, None])
-  return integers.reshape(weight.shape), scales
+  values = groups / scales[:, None]
+  if weight_dtype == 'float8':
+    values = values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  else:
+    values = np.rint(values)
+  return values.reshape(weight.shape), scales
 
 
 def rounded(model, weight_dtype):
@@ -99,14 +105,16 @@ def test_integers_and_scales(weight_dtype):
   weight = np.array(transposed.undone(plain.params)['layers'][1]['down'])
   matrix = model.params['layers'][1]['down']
   integers, scales = oracle(weight, weight_dtype, 64)
-  assert matrix.values.dtype == jnp.dtype(weight_dtype)
-  np.testing.assert_array_equal(np.asarray(matrix.values[0], int), integers)
+  assert matrix.values.dtype == quantization.VALUE_DTYPES[weight_dtype]
+  np.testing.assert_array_equal(matrix.values[0].astype(jnp.float32), integers)
   np.testing.assert_allclose(matrix.scales[0], scales, rtol=1e-6)
   saved = plain.num_bytes - model.num_bytes
   num_weights = 2 * 32 * (8 * 8 + 4 * 8 + 3 * 64)
   # Scales take the rest: four bytes for 32 or 64 inputs.
   assert (
-    0.8 < saved / (num_weights * (4 - jnp.iinfo(weight_dtype).bits / 8)) < 1
+    0.8
+    < saved / (num_weights * (4 - tiles.BITS[matrix.values.dtype.name] / 8))
+    < 1
   )
 
 
@@ -168,8 +176,10 @@ def test_sharded_models_are_the_same(config, weight_dtype):
   for name in ('qkv', 'attention_out', 'gate_up', 'down'):
     whole, parts = (m.params['layers'][0][name] for m in (one, two))
     size = tuple(slice(n) for n in whole.values.shape)
-    padded = np.asarray(parts.values.astype(jnp.int8))
-    np.testing.assert_array_equal(padded[size], whole.values.astype(jnp.int8))
+    padded = np.asarray(parts.values.astype(jnp.float32))
+    np.testing.assert_array_equal(
+      padded[size], whole.values.astype(jnp.float32)
+    )
     shard = parts.values.sharding.shard_shape(parts.values.shape)
     assert np.prod(shard) * 2 == parts.values.size
   assert_same(results_of(two), results_of(one))
@@ -178,7 +188,7 @@ def test_sharded_models_are_the_same(config, weight_dtype):
 def test_what_is_refused(tmp_path, model):
   with pytest.raises(
     ss.UserError,
-    match="weight_dtype='int3' must be one of int8, int4, int8_dynamic, ",
+    match="weight_dtype='int3' must be one of int8, int4, float8, mxfp4, ",
   ):
     ss.load(model, weight_dtype='int3')
   with pytest.raises(

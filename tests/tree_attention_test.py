@@ -58,6 +58,10 @@ class Case:
   window: int | None = None
   soft_cap: float | None = None
 
+  @property
+  def num_heads(self):
+    return self.num_kv_heads, self.num_groups
+
 
 CASES = {
   # Trees that end before, at and behind the edge of a tile, and an empty
@@ -243,24 +247,38 @@ def test_chain_is_the_lower_triangle():
   np.testing.assert_array_equal(with_mask, without)
 
 
-@pytest.mark.parametrize('name', ['reference', 'auto'])
-def test_sinks_take_a_share(name):
-  """Heads whose sink is far below, beside and far above the scores."""
-  case = CASES['edges']
+@pytest.mark.parametrize('case', ['edges', 'one_token', 'window', 'bfloat16'])
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_sinks_take_a_share(name, case):
+  """Heads whose sink is far below, beside and far above the scores.
+
+  Tokens that see nothing are zeros still.
+  """
+  case = CASES[case]
   arrays = arguments(case)
   arrays = (*arrays[:4], arrays[4].at[0].set(False), arrays[5])
-  sinks = np.array([[-50, 0, 2], [1, 60, 3]], np.float32)
-  options = {'scale': 0.125, 'window': 90}
-  got = api.tree_attention(*arrays, **options, sinks=sinks, implementation=name)
-  want = oracle(*arrays, **options, soft_cap=None, sinks=sinks)
-  np.testing.assert_allclose(got, want, atol=2e-6)
-  newest = dispatch.choices()[-1]
-  assert newest.shape.endswith('window 90, sinks')
-  for kernels in IMPLEMENTATIONS.keys() & {'pallas_tpu', 'pallas_gpu'}:
-    with pytest.raises(NotImplementedError, match='has no attention sinks'):
-      api.tree_attention(
-        *arrays, **options, sinks=sinks, implementation=kernels
-      )
+  sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
+  options = {
+    'scale': case.head_dim**-0.5,
+    'window': case.window,
+    'soft_cap': case.soft_cap,
+  }
+  call = functools.partial(IMPLEMENTATIONS[name], **options)
+  got = jax.jit(call)(*arrays, jnp.asarray(sinks, case.dtype))
+  want = oracle(*arrays, **options, sinks=sinks)
+  tolerance = TOLERANCES[case.dtype]
+  np.testing.assert_allclose(
+    got.astype(jnp.float32), want, atol=tolerance, rtol=tolerance
+  )
+
+
+def test_sinks_change_the_choice():
+  arrays = arguments(CASES['edges'])
+  options = {'scale': 0.125, 'sinks': jnp.zeros(CASES['edges'].num_heads)}
+  api.tree_attention(*arrays, **options)
+  assert dispatch.choices()[-1].shape.endswith('window None, sinks')
+  with pytest.raises(NotImplementedError, match='has no attention sinks'):
+    api.tree_attention(*arrays, **options, implementation='mosaic_gpu')
 
 
 def test_each_device_takes_its_heads():
@@ -272,6 +290,7 @@ def test_each_device_takes_its_heads():
   placed = [
     jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for x in arrays
   ]
+  sinks = jnp.arange(8.0).reshape(case.num_heads)
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
     got = jax.jit(
       functools.partial(
@@ -280,8 +299,8 @@ def test_each_device_takes_its_heads():
         implementation='pallas_tpu',
         sharding=sharding,
       )
-    )(*placed)
-  want = reference.tree_attention(*arrays, scale=0.125)
+    )(*placed, sinks=sinks)
+  want = reference.tree_attention(*arrays, sinks, scale=0.125)
   np.testing.assert_allclose(got, want, atol=2e-6)
 
 

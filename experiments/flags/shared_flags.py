@@ -95,15 +95,16 @@ _DTYPE = flags.DEFINE_enum(
 _WEIGHT_DTYPE = flags.DEFINE_enum(
   'weight_dtype',
   None,
-  config.WEIGHT_DTYPES,
+  (*config.WEIGHT_DTYPES, config.WIDE),
   'Quantize the matrices of the layers of --target and --draft; '
   'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
-  'Default: as --dtype.',
+  'wide: widen the float8 or mxfp4 of a checkpoint to --dtype. Default: as '
+  'stored.',
 )
 _DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
   'draft_weight_dtype',
   None,
-  config.WEIGHT_DTYPES,
+  (*config.WEIGHT_DTYPES, config.WIDE),
   'The same for --draft alone, which need not be exact: the output stays that '
   'of --target. Default: as --weight_dtype; of the built-in draft on CPUs, '
   'where it is faster, int8_dynamic.',

@@ -18,7 +18,6 @@ from kernels_pallas.paged_attention import (
   pallas_tpu,
   reference,
 )
-from kernels_pallas.tree_attention import reference as tree_reference
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -87,6 +86,9 @@ def paged_attention(
     chain = jnp.tri(size, dtype=bool)[None]
     tree_mask = jnp.broadcast_to(chain, (num_blocks, size, size))
   call = tuning.tuned('paged_attention', chosen, call, sharding)
+  arrays = (queries, *arrays, tree_mask, positions)
+  if sinks is not None:
+    arrays = (*arrays, sinks)
   if sharding is not None:
     heads = (*sharding.spec, None, None, None)[2]
     call = jax.shard_map(
@@ -96,11 +98,12 @@ def paged_attention(
         P(None, None, heads),
         *(P(None, None, heads),) * 2,
         *(P(),) * 5,
-      ),
+        P(heads),
+      )[: len(arrays)],
       out_specs=P(None, None, heads),
       check_vma=False,
     )
-  return call(queries, *arrays, tree_mask, positions)
+  return call(*arrays)
 
 
 def _choose(
@@ -129,6 +132,7 @@ def _choose(
     window=options['window'],
     soft_cap=options['soft_cap'],
     page_size=pages[1],
+    has_sinks=sinks is not None,
   )
   checks = {
     name: functools.partial(
@@ -136,8 +140,6 @@ def _choose(
     )
     for name, backend in _BACKENDS.items()
   }
-  if sinks is not None:
-    checks = dict.fromkeys(_BACKENDS, tree_reference.refuse_sinks)
   return dispatch.choose(
     'paged_attention',
     spec.name,

@@ -39,7 +39,7 @@ class ArgSpec(tree_specs.ArgSpec):
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `paged_attention`."""
-    queries, _, _, lengths, mask, positions = super().arrays()
+    queries, _, _, lengths, mask, positions, *sinks = super().arrays()
     table = (self.batch_size, self.capacity // self.page_size)
     width = self.num_kv_heads * self.head_dim
     # As many as the blocks have, though caches have more.
@@ -47,7 +47,8 @@ class ArgSpec(tree_specs.ArgSpec):
       (math.prod(table), self.page_size, width), self.dtype
     )
     table = jax.ShapeDtypeStruct(table, jnp.int32)
-    return queries, pages, pages, table, lengths, lengths, mask, positions
+    by_block = (table, lengths, lengths, mask, positions)
+    return queries, pages, pages, *by_block, *sinks
 
   def suits(self, implementation):
     """Whether it can; TPUs take pages of whole lanes."""
@@ -62,23 +63,24 @@ class ArgSpec(tree_specs.ArgSpec):
 
   def with_meaning(self, *arrays):
     """Pages lie apart, and the last block has padding, which nobody sees."""
-    *stores, table, lengths, num_tokens, mask, positions = arrays
-    *stores, lengths, mask, positions = super().with_meaning(
-      *stores, lengths, mask, positions
+    queries, *stores, table, lengths, num_tokens, mask, positions = arrays[:8]
+    queries, *stores, lengths, mask, positions = super().with_meaning(
+      queries, *stores, lengths, mask, positions
     )
     pages = jnp.arange(table.size, dtype=jnp.int32).reshape(table.T.shape)
     num_tokens = jnp.full_like(num_tokens, self.num_tokens)
     num_tokens = num_tokens.at[-1].set((self.num_tokens + 1) // 2)
     mask, _ = padding.hide(num_tokens, mask, positions)
-    return *stores, pages.T, lengths, num_tokens, mask, positions
+    by_block = (pages.T, lengths, num_tokens, mask, positions)
+    return queries, *stores, *by_block, *arrays[8:]
 
   def with_prefix(self, arrays, length):
     """With as many rows in front of the blocks."""
-    *before, lengths, num_tokens, mask, positions = arrays
+    *before, lengths, num_tokens, mask, positions = arrays[:8]
     lengths, positions = (
       jnp.full_like(x, length) for x in (lengths, positions)
     )
-    return *before, lengths, num_tokens, mask, positions
+    return *before, lengths, num_tokens, mask, positions, *arrays[8:]
 
 
 def arg_specs() -> list[ArgSpec]:

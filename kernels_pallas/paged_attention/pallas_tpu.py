@@ -77,6 +77,7 @@ def paged_attention(
   num_tokens: jax.Array,
   tree_mask: jax.Array,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
@@ -101,19 +102,21 @@ def paged_attention(
   num_heads = _num_heads(
     config.num_heads, grouped, keys.dtype.itemsize, block_kv
   )
+  sinks = tpu_blocks.group_sinks(sinks, num_rows, size)
   rows_spec = pl.BlockSpec(
     (None, num_heads, num_rows, head_dim), lambda b, g, *_: (b, g, 0, 0)
   )
   block = (2, block_kv, num_heads * head_dim)
+  kernel = functools.partial(
+    _kernel,
+    num_columns=num_columns,
+    block_kv=block_kv,
+    scale=scale,
+    has_window=window is not None,
+    soft_cap=soft_cap,
+  )
   out = pl.pallas_call(
-    functools.partial(
-      _kernel,
-      num_columns=num_columns,
-      block_kv=block_kv,
-      scale=scale,
-      has_window=window is not None,
-      soft_cap=soft_cap,
-    ),
+    tpu_blocks.with_sinks(kernel, 8) if sinks else kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=4,
       grid=(num_blocks, num_kv_heads // num_heads),
@@ -122,6 +125,10 @@ def paged_attention(
         pl.BlockSpec((None, *words.shape[1:]), lambda b, g, *_: (b, 0, 0)),
         pl.BlockSpec(memory_space=pltpu.HBM),
         pl.BlockSpec(memory_space=pltpu.HBM),
+        *(
+          pl.BlockSpec((num_heads, num_rows, 1), lambda b, g, *_: (g, 0, 0))
+          for _ in sinks
+        ),
       ],
       out_specs=rows_spec,
       scratch_shapes=[
@@ -146,6 +153,7 @@ def paged_attention(
     words,
     keys,
     values,
+    *sinks,
   )
   out = tpu_blocks.ungroup(out, size, num_groups)
   return padding.zero(out, num_tokens)

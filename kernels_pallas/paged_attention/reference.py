@@ -22,11 +22,11 @@ def paged_attention(
   num_tokens: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Tree attention to copies of the pages; see `api.paged_attention`."""
   num_kv_heads = queries.shape[2]

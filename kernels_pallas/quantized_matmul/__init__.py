@@ -1,1 +1,1 @@
-"""Product with a weight of int8 or int4, read once as it is stored."""
+"""Product with a weight of int8, int4 or float8, read once as it is stored."""

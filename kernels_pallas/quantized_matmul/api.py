@@ -32,8 +32,8 @@ def quantized_matmul(
 
   Args:
     x: [T, K] bfloat16 or float32.
-    values: int8 or int4 [P, K, N]. The P parts multiply the same rows, as gate
-      and up do.
+    values: int8, int4 or float8_e4m3fn [P, K, N]. The P parts multiply the
+      same rows, as gate and up do.
     scales: f32[P, C, N], one for each output and group of K / C successive
       inputs.
     implementation: name of the code to run, one of

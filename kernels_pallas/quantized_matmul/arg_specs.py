@@ -28,9 +28,9 @@ class ArgSpec(call_spec.CallSpec):
     num_parts: P.
     num_inputs: K.
     num_outputs: N.
-    group_size: inputs of a group, where the weight is int4.
+    group_size: inputs of a group, where the weight is not int8.
     dtype: dtype of the rows.
-    weight_dtype: dtype of the weight, int8 or int4.
+    weight_dtype: dtype of the weight, one of `tiles.BITS`.
   """
 
   num_tokens: int
@@ -47,7 +47,7 @@ class ArgSpec(call_spec.CallSpec):
     x, values, scales = self.arrays()
     result = self.num_tokens * self.num_parts * self.num_outputs
     return (
-      values.size * jnp.iinfo(values.dtype).bits // 8
+      values.size * tiles.BITS[self.weight_dtype] // 8
       + scales.size * scales.dtype.itemsize
       + (x.size + result) * x.dtype.itemsize
     )
@@ -60,7 +60,7 @@ class ArgSpec(call_spec.CallSpec):
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `quantized_matmul`."""
-    is_grouped = self.weight_dtype == 'int4'
+    is_grouped = self.weight_dtype != 'int8'
     num_groups = self.num_inputs // self.group_size if is_grouped else 1
     parts, outputs = self.num_parts, self.num_outputs
     return (
@@ -80,7 +80,7 @@ def arg_specs() -> list[ArgSpec]:
 def _all() -> Iterator[tuple[str, ArgSpec]]:
   """Yields users and their shapes, the same ones several times."""
   for model, shards, weight_dtype in itertools.product(
-    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, ('int8', 'int4')
+    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):
     for name, sizes in _matrices(model, shards).items():
       user = f'{model.name}/tp{shards}/{name}'

@@ -1,7 +1,7 @@
 """Product with a quantized weight as a Pallas Triton kernel for NVIDIA GPUs.
 
 A program multiplies some chunks of inputs with one tile of outputs. It reads
-the integers as they are stored and widens them in registers; a chunk has one
+the numbers as they are stored and widens them in registers; a chunk has one
 scale for each output, which multiplies the few sums instead of the many
 weights. Several programs share the inputs of a tile, so that a small weight
 occupies the device, too; the one that ends last adds their sums.
@@ -81,7 +81,7 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
 
   Args:
     x: rows [T, K], of which shape and dtype are read.
-    values: integers [P, K, N], of which shape and dtype are read.
+    values: weight [P, K, N], of which shape and dtype are read.
     scales: scales [P, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
@@ -171,7 +171,7 @@ def quantized_matmul(
 def _kernel(
   # Inputs:
   x,  # [T, K]
-  values,  # int8 or int4 [K, W]
+  values,  # int8, int4 or float8_e4m3fn [K, W]
   scales,  # f32[C, W]
   _,  # i32[1] zero, the same memory as num_done
   # Outputs:

@@ -1,6 +1,6 @@
 """Product with a quantized weight as a Pallas kernel for TPUs.
 
-A program makes one tile of outputs. The integers of all inputs come to VMEM as
+A program makes one tile of outputs. The numbers of all inputs come to VMEM as
 they are stored, over the double-buffered copies of the pipeline, and are
 widened chunk by chunk on their way to the matrix unit. A chunk has one scale
 for each output, which multiplies the few sums instead of the many weights.
@@ -26,7 +26,7 @@ _MOST_INPUTS = 512  # of a chunk
 _UNROLL = 8
 _MOST_TILES = 4  # of 128 outputs, whose sums stay in registers
 # Chunks are whole tiles of memory.
-_CHUNK_MULTIPLE = {'int8': 32, 'int4': 64}
+_CHUNK_MULTIPLE = {'int8': 32, 'int4': 64, 'float8_e4m3fn': 32}
 _VMEM_BYTES = 14 * 2**20  # of 16 MiB
 
 
@@ -56,9 +56,11 @@ def default_config(
   Args:
     num_inputs: K.
     num_outputs: N.
-    values_dtype: int8 or int4.
+    values_dtype: dtype of the weight.
   """
-  tile_bytes = num_inputs * _LANES * jnp.iinfo(values_dtype).bits // 8
+  tile_bytes = (
+    num_inputs * _LANES * tiles.BITS[jnp.dtype(values_dtype).name] // 8
+  )
   most = min(_MOST_TILES, pl.cdiv(num_outputs, _LANES))
   num_tiles = min(max(2**20 // tile_bytes, 1), most)
   return Config(block_outputs=num_tiles * _LANES)
@@ -69,7 +71,7 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
 
   Args:
     x: rows [T, K], of which shape and dtype are read.
-    values: integers [P, K, N], of which shape and dtype are read.
+    values: weight [P, K, N], of which shape and dtype are read.
     scales: scales [P, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
@@ -82,7 +84,7 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     )
   config = default_config(num_inputs, values.shape[2], values.dtype)
   weight_bytes = num_inputs * config.block_outputs
-  weight_bytes = weight_bytes * jnp.iinfo(values.dtype).bits // 8
+  weight_bytes = weight_bytes * tiles.BITS[values.dtype.name] // 8
   row_bytes = _padded_rows(x.shape[0]) * num_inputs * x.dtype.itemsize
   # Both are buffered twice.
   if 2 * (weight_bytes + row_bytes) > _VMEM_BYTES:
@@ -139,7 +141,7 @@ def quantized_matmul(
 def _kernel(
   # Inputs:
   chunks,  # [H, T, J]
-  values,  # int8 or int4 [K, W]
+  values,  # int8, int4 or float8_e4m3fn [K, W]
   scales,  # f32[C, W]
   # Output:
   out,  # [T, W]

@@ -22,12 +22,24 @@ def quantized_matmul(
 
 def _product(x, values, scales):
   """x [T, K] times values [K, N] with scales f32[C, N]."""
-  num_groups, num_outputs = scales.shape
-  if num_groups == 1:
+  if scales.shape[0] == 1 and jnp.issubdtype(values.dtype, jnp.integer):
     product = jnp.dot(
       x, values.astype(x.dtype), preferred_element_type=jnp.float32
     )
     return (product * scales).astype(x.dtype)
-  grouped = values.astype(jnp.float32).reshape(num_groups, -1, num_outputs)
-  weight = (grouped * scales[:, None]).reshape(values.shape)
-  return jnp.dot(x, weight.astype(x.dtype))
+  return jnp.dot(x, widened(values, scales).astype(x.dtype))
+
+
+def widened(values: jax.Array, scales: jax.Array) -> jax.Array:
+  """Returns the weights f32[..., K, N].
+
+  Args:
+    values: integers or floats [..., K, N].
+    scales: [..., C, N], one for each output and group of inputs.
+  """
+  *leading, num_groups, num_outputs = scales.shape
+  grouped = values.astype(jnp.float32).reshape(
+    *leading, num_groups, -1, num_outputs
+  )
+  scales = scales.astype(jnp.float32)[..., None, :]
+  return (grouped * scales).reshape(values.shape)

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 
 MOST_ROWS = 64
+# Of a number, by dtype of the weight.
+BITS = {'int8': 8, 'int4': 4, 'float8_e4m3fn': 8}
 
 
 def check(
@@ -16,10 +18,10 @@ def check(
     raise NotImplementedError(f'{num_rows} rows, more than {MOST_ROWS}')
   if dtype not in (jnp.bfloat16, jnp.float32):
     raise NotImplementedError(f'{dtype} is neither bfloat16 nor float32')
-  if values_dtype not in (jnp.int8, jnp.int4):
-    raise NotImplementedError(f'{values_dtype} is neither int8 nor int4')
+  if jnp.dtype(values_dtype).name not in BITS:
+    raise NotImplementedError(f'{values_dtype} is not one of {", ".join(BITS)}')
 
 
 def precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
-  """Returns that of products with rows of `dtype`: integers are exact."""
+  """Returns that of products with rows of `dtype`: few bits are exact."""
   return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None

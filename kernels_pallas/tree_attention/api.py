@@ -59,8 +59,7 @@ def tree_attention(
     soft_cap: bound of the scores, which become
       `soft_cap * tanh(scores / soft_cap)`. None means no bound.
     sinks: [G, Q] score of each query head that takes a share of the softmax
-      and has no value (gpt-oss model card, section 2.2); None means none. No
-      kernel has them.
+      and has no value (gpt-oss model card, section 2.2); None means none.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of keys and values, whose first two axes alone may be
@@ -87,6 +86,9 @@ def tree_attention(
     tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
   call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
   call = tuning.tuned('tree_attention', chosen, call, sharding)
+  arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
+  if sinks is not None:
+    arrays = (*arrays, sinks)
   if sharding is not None:
     rows, heads = (*sharding.spec, None, None)[:2]
     call = jax.shard_map(
@@ -99,11 +101,12 @@ def tree_attention(
         P(rows),
         P(rows),
         P(rows),
-      ),
+        P(heads),
+      )[: len(arrays)],
       out_specs=P(rows, None, heads),
       check_vma=False,
     )
-  return call(queries, keys, values, prefix_lengths, tree_mask, positions)
+  return call(*arrays)
 
 
 def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
@@ -118,7 +121,7 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
     for name, backend in _BACKENDS.items()
   }
   if sinks is not None:
-    checks = dict.fromkeys(_BACKENDS, reference.refuse_sinks)
+    checks['mosaic_gpu'] = mosaic_gpu.refuse_sinks
   spec = arg_specs.ArgSpec(
     name=f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
     f'{tree_size} tree rows, window {options["window"]}'
@@ -133,6 +136,7 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
     dtype=queries.dtype.name,
     window=options['window'],
     soft_cap=options['soft_cap'],
+    has_sinks=sinks is not None,
   )
   return dispatch.choose(
     'tree_attention',

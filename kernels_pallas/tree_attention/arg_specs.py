@@ -35,6 +35,7 @@ class ArgSpec(call_spec.CallSpec):
     window: window of a sliding layer in tokens; None means all.
     batch_size: B.
     soft_cap: bound of the scores; None means no bound.
+    has_sinks: whether query heads have sinks.
   """
 
   ROUNDED = ('batch_size', 'num_tokens', 'context', 'tree_size')
@@ -48,6 +49,7 @@ class ArgSpec(call_spec.CallSpec):
   window: int | None
   batch_size: int = 1
   soft_cap: float | None = None
+  has_sinks: bool = False
 
   @property
   def capacity(self) -> int:
@@ -87,7 +89,13 @@ class ArgSpec(call_spec.CallSpec):
       jax.ShapeDtypeStruct((batch,), jnp.int32),
       jax.ShapeDtypeStruct((batch, tokens, self.tree_size), jnp.bool_),
       jax.ShapeDtypeStruct((batch, tokens), jnp.int32),
+      *self._sinks(),
     )
+
+  def _sinks(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    shape = (self.num_kv_heads, self.num_groups)
+    sinks = jax.ShapeDtypeStruct(shape, self.dtype)
+    return (sinks,) if self.has_sinks else ()
 
   def options(self) -> dict[str, float | int | None]:
     """Returns the keyword arguments."""
@@ -110,7 +118,9 @@ class ArgSpec(call_spec.CallSpec):
       'tiles': math.gcd(self.capacity // _ROW_TILE, 12),
     }
 
-  def with_meaning(self, queries, keys, values, lengths, mask, positions):
+  def with_meaning(
+    self, queries, keys, values, lengths, mask, positions, *sinks
+  ):
     """Each token sees itself, and stands right behind the prefix."""
     rows = jnp.arange(self.tree_size - self.num_tokens, self.tree_size)
     own = jnp.arange(self.tree_size)[None] == rows[:, None]
@@ -121,6 +131,7 @@ class ArgSpec(call_spec.CallSpec):
       jnp.full_like(lengths, self.context),
       mask | own[None],
       jnp.full_like(positions, self.context),
+      *sinks,
     )
 
   def draws(self, key):
@@ -132,11 +143,11 @@ class ArgSpec(call_spec.CallSpec):
 
   def with_prefix(self, arrays, length):
     """With as many rows in front of the tree."""
-    *before, lengths, mask, positions = arrays
+    queries, keys, values, lengths, mask, positions, *sinks = arrays
     lengths, positions = (
       jnp.full_like(x, length) for x in (lengths, positions)
     )
-    return *before, lengths, mask, positions
+    return queries, keys, values, lengths, mask, positions, *sinks
 
 
 def arg_specs() -> list[ArgSpec]:

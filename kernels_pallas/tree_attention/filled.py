@@ -20,11 +20,11 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """See `api.tree_attention`.
 

@@ -81,6 +81,7 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
@@ -117,11 +118,12 @@ def tree_attention(
     has_window=window is not None,
     soft_cap=soft_cap,
   )
+  sinks = tpu_blocks.group_sinks(sinks, num_rows, num_tokens)
   rows_spec = pl.BlockSpec(
     (None, num_heads, num_rows, head_dim), lambda b, g, *_: (b, g, 0, 0)
   )
   out = pl.pallas_call(
-    kernel,
+    tpu_blocks.with_sinks(kernel, 7) if sinks else kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=3,
       grid=(batch, num_kv_heads // num_heads),
@@ -130,6 +132,10 @@ def tree_attention(
         pl.BlockSpec((None, *words.shape[1:]), lambda b, g, *_: (b, 0, 0)),
         pl.BlockSpec(memory_space=pltpu.HBM),
         pl.BlockSpec(memory_space=pltpu.HBM),
+        *(
+          pl.BlockSpec((num_heads, num_rows, 1), lambda b, g, *_: (g, 0, 0))
+          for _ in sinks
+        ),
       ],
       out_specs=rows_spec,
       scratch_shapes=[
@@ -145,7 +151,7 @@ def tree_attention(
     ),
     interpret=interpret,
     name='tree_attention',
-  )(prefix_lengths, first_rows, ends, grouped, words, keys, values)
+  )(prefix_lengths, first_rows, ends, grouped, words, keys, values, *sinks)
   return tpu_blocks.ungroup(out, num_tokens, num_groups)
 
 

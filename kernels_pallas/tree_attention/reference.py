@@ -25,11 +25,11 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Attention of new tokens to a prefix, seen by all, and a tree behind it.
 
@@ -149,8 +149,3 @@ def _softmax(scores, sinks):
   weights = jnp.exp(scores - best)
   total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - best)
   return weights / total
-
-
-def refuse_sinks() -> None:
-  """Raises NotImplementedError, as no kernel has attention sinks."""
-  raise NotImplementedError('it has no attention sinks')

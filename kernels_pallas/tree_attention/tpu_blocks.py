@@ -45,6 +45,33 @@ def group(queries: jax.Array) -> jax.Array:
   return grouped.reshape(batch, num_kv_heads, num_rows, head_dim)
 
 
+def group_sinks(
+  sinks: jax.Array | None, num_rows: int, num_tokens: int
+) -> list[jax.Array]:
+  """Returns sinks [G, Q] as f32[G, N, 1], as `group` lays rows; or nothing.
+
+  Args:
+    sinks: [G, Q] or None, as in `api.tree_attention`.
+    num_rows: N.
+    num_tokens: T.
+  """
+  if sinks is None:
+    return []
+  token_rows = _token_rows(num_tokens)
+  padding = num_rows // token_rows - sinks.shape[1]
+  sinks = jnp.pad(sinks.astype(jnp.float32), ((0, 0), (0, padding)))
+  return [jnp.repeat(sinks, token_rows, axis=1)[:, :, None]]
+
+
+def with_sinks(kernel: Callable[..., None], place: int) -> Callable[..., None]:
+  """Returns a kernel with `sinks` as one more input, its `place`-th ref."""
+
+  def kernel_with_sinks(*refs):
+    kernel(*refs[:place], *refs[place + 1 :], sinks=refs[place])
+
+  return kernel_with_sinks
+
+
 def ungroup(out: jax.Array, num_tokens: int, num_groups: int) -> jax.Array:
   """Returns what `group` has grouped: [B, T, G, Q, E]."""
   token_rows = _token_rows(num_tokens)
@@ -128,6 +155,7 @@ def attend(
   scale: float,
   has_window: bool,
   soft_cap: float | None,
+  sinks=None,
 ):
   """Attends from one row's tokens to its visible rows.
 
@@ -149,6 +177,7 @@ def attend(
     scale: factor of the scores.
     has_window: whether `words` have first rows.
     soft_cap: limit of the scores, or None.
+    sinks: f32[H, N, 1], or None.
   """
   maxima, sums, totals = state
   first_block = jax.lax.div(first_row, block_kv)
@@ -186,8 +215,13 @@ def attend(
       visible &= rows >= first_visible
     add_block(block, visible, True)
 
-  maxima[...] = jnp.full_like(maxima, reference.MASKED_SCORE)
-  sums[...] = jnp.zeros_like(sums)
+  if sinks is None:
+    maxima[...] = jnp.full_like(maxima, reference.MASKED_SCORE)
+    sums[...] = jnp.zeros_like(sums)
+  else:
+    # Each takes the weight of a score without a value.
+    maxima[...] = jnp.broadcast_to(sinks[...], maxima.shape)
+    sums[...] = jnp.ones_like(sums)
   totals[...] = jnp.zeros_like(totals)
 
   @pl.when(first_block < end_block)

@@ -40,6 +40,7 @@ def launch(
   keys: jax.Array,
   values: jax.Array,
   store_spec: pl.BlockSpec,
+  sinks: jax.Array | None,
   *,
   config: Any,
   name: str,
@@ -58,6 +59,7 @@ def launch(
     keys: keys; `store_spec` takes a part of them.
     values: values, as keys.
     store_spec: part of keys and values that a program has.
+    sinks: [G, Q] or None, as in `api.tree_attention`.
     config: tiles.
     name: name of the kernel.
     interpret: whether it is interpreted.
@@ -93,6 +95,8 @@ def launch(
     ((1,), jnp.int32),
   ]
   heads = (batch, num_kv_heads)
+  # One more input, which `attend` finds in front of the results.
+  by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
   out, *_ = pl.pallas_call(
     functools.partial(kernel, config=config, interpret=interpret, **options),
     grid=(*heads, num_splits),
@@ -103,6 +107,10 @@ def launch(
       whole_row(num_tokens),
       store_spec,
       store_spec,
+      *(
+        pl.BlockSpec((None, num_groups), lambda b, g, p: (g, 0))
+        for _ in by_head
+      ),
       whole_head(1),
     ],
     out_specs=[
@@ -116,7 +124,7 @@ def launch(
         for shape, dtype in partial_shapes
       ),
     ],
-    input_output_aliases={len(by_row) + 5: 4},
+    input_output_aliases={len(by_row) + 5 + len(by_head): 4},
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
@@ -129,6 +137,7 @@ def launch(
     positions,
     keys,
     values,
+    *by_head,
     jnp.zeros((*heads, 1), jnp.int32),
   )
   return out
@@ -160,9 +169,9 @@ def attend(
     positions: i32[T].
     keys: keys of the kv head, which `place_fn` points into.
     values: values, as keys.
-    results: the counter, which is the same memory as the last one; then refs
-      of [T, Q, E], partial results f32[P, N, E], f32[P, N] and f32[P, N], and
-      of the counter i32[1].
+    results: sinks f32[Q], where there are any; the counter, which is the same
+      memory as the last one; then refs of [T, Q, E], partial results
+      f32[P, N, E], f32[P, N] and f32[P, N], and of the counter i32[1].
     prefix_length: i32[] rows that every token sees.
     end: i32[] rows that any token may see.
     place_fn: function that returns where the rows of a block lie, of its number
@@ -175,7 +184,7 @@ def attend(
     interpret: whether it is interpreted.
     token_count: i32[] tokens that are no padding, which gives zeros.
   """
-  _, out, totals, maxima, sums, num_done = results
+  *sinks, _, out, totals, maxima, sums, num_done = results
   num_tokens, num_groups, head_dim = queries.shape
   num_rows = num_rows_of(num_tokens, num_groups)
   split = pl.program_id(2)
@@ -230,7 +239,12 @@ def attend(
     last_program.is_last(num_done, config.num_splits, interpret=interpret)
   )
   def _():
-    combined = _combine(maxima, sums, totals, config.num_splits)
+    nothing = _nothing(num_rows, head_dim)
+    if sinks:
+      # Each takes the weight of a score without a value.
+      sink = plgpu.load(sinks[0].at[index % num_groups])
+      nothing = (sink, jnp.ones_like(sink), nothing[2])
+    combined = _combine(maxima, sums, totals, config.num_splits, nothing)
     if token_count is not None:
       combined = jnp.where((token < token_count)[:, None], combined, 0.0)
     plgpu.store(
@@ -333,8 +347,8 @@ def _add_block(
   )
 
 
-def _combine(maxima, sums, totals, num_splits):
-  """Returns f32[N, E] of all partial results."""
+def _combine(maxima, sums, totals, num_splits, carry):
+  """Returns f32[N, E] of all partial results and what `carry` has so far."""
 
   def add(split, carry):
     maximum, total_weight, total = carry
@@ -349,7 +363,6 @@ def _combine(maxima, sums, totals, num_splits):
       total * decay[:, None] + added,
     )
 
-  nothing = _nothing(*totals.shape[1:])
-  _, total_weight, total = jax.lax.fori_loop(0, num_splits, add, nothing)
+  _, total_weight, total = jax.lax.fori_loop(0, num_splits, add, carry)
   # A row that sees nothing gives zeros.
   return total / jnp.where(total_weight == 0, 1.0, total_weight)[:, None]

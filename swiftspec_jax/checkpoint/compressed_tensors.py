@@ -8,6 +8,7 @@ from swiftspec_jax.checkpoint import quantization_config
 
 METHOD = 'compressed-tensors'
 PACKED = 'pack-quantized'  # several integers in a word
+INT = 'int-quantized'
 # Entries that say how it was made or is run, or which matrices are not stored
 # so: each tensor says that itself.
 _IGNORED = (
@@ -32,6 +33,21 @@ _IGNORED_OF_WEIGHTS = (
   'scale_dtype',
   'zp_dtype',
 )
+
+
+def kind_of(options: Mapping[str, Any]) -> str | None:
+  """Returns the `weight_dtype` that entries of quantization_config speak of.
+
+  It is None where they are not llm-compressor's, and 'float8' where their
+  format is not that of integers.
+  """
+  if options.get('quant_method') != METHOD:
+    return None
+  if options.get('format') == PACKED:
+    groups = (options.get('config_groups') or {}).values()
+    bits = [(group.get('weights') or {}).get('num_bits') for group in groups]
+    return 'int8' if 8 in bits else 'int4'
+  return 'int8' if options.get('format') == INT else 'float8'
 
 
 def weights_of(

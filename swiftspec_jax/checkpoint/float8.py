@@ -25,6 +25,8 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+from swiftspec_jax.models import families
+from swiftspec_jax.models.quantization import StoredMatrix
 
 # Numbers of outputs and inputs that share a scale; None is all.
 Block = tuple[int | None, int | None]
@@ -77,8 +79,7 @@ def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
     quantization_config.check(path, options, _SUPPORTED, _IGNORED)
     size = options.get('weight_block_size')
     return _checked(path, 'weight_block_size', size or (None, None))
-  is_packed = options.get('format') == compressed_tensors.PACKED
-  if method != compressed_tensors.METHOD or is_packed:
+  if compressed_tensors.kind_of(options) != 'float8':
     return None
   weights = compressed_tensors.weights_of(
     path, options, _FORMATS, _SUPPORTED_WEIGHTS
@@ -145,6 +146,54 @@ def dequantized(
   weight = get(name)
   if weight.dtype not in _DTYPES.values():
     return weight
+  scales, (rows, columns) = _scales_of(weight, get, has, block, name)
+  num_outputs, num_inputs = weight.shape
+  scales = scales.repeat(rows, axis=0)[:num_outputs]
+  scales = scales.repeat(columns, axis=1)[:, :num_inputs]
+  return _NUMBERS[weight.view(np.uint8)] * scales
+
+
+def stored(
+  get: Callable[[str], np.ndarray],
+  has: Callable[[str], bool],
+  block: Block | None,
+  name: str,
+  num_inputs: int,
+  num_outputs: int,
+) -> StoredMatrix | np.ndarray:
+  """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
+
+  Args:
+    get: function as in `dequantized`.
+    has: function as in `dequantized`.
+    block: sizes as in `dequantized`.
+    name: name of the tensor without `.weight`.
+    num_inputs: K.
+    num_outputs: N.
+
+  Raises:
+    UserError: as in `dequantized`, or the matrix has another shape.
+  """
+  name = f'{name}.weight'
+  weight = families.get_checked(get, name, num_outputs, num_inputs)
+  if weight.dtype not in _DTYPES.values():
+    return weight.T
+  scales, (rows, columns) = _scales_of(weight, get, has, block, name)
+  # Groups of inputs are of one size.
+  size = math.gcd(columns, num_inputs)
+  scales = scales[np.arange(num_outputs) // rows]
+  scales = scales[:, np.arange(0, num_inputs, size) // columns]
+  return StoredMatrix(values=weight.T[None], scales=scales.T[None])
+
+
+def _scales_of(
+  weight: np.ndarray,
+  get: Callable[[str], np.ndarray],
+  has: Callable[[str], bool],
+  block: Block | None,
+  name: str,
+) -> tuple[np.ndarray, tuple[int, int]]:
+  """Returns scales f32, one for each block, and the sizes of a block."""
   scale_names = [name + suffix for suffix in _SCALES if has(name + suffix)]
   is_matrix = weight.dtype == _NUMBER and weight.ndim == 2
   if not (is_matrix and block and scale_names):
@@ -156,9 +205,7 @@ def dequantized(
   rows, columns = block[0] or num_outputs, block[1] or num_inputs
   shape = -(-num_outputs // rows), -(-num_inputs // columns)
   scales = _checked_scales(get(scale_name), scale_name, shape)
-  scales = scales.repeat(rows, axis=0)[:num_outputs]
-  scales = scales.repeat(columns, axis=1)[:, :num_inputs]
-  return _NUMBERS[weight.view(np.uint8)] * scales
+  return scales, (rows, columns)
 
 
 def _checked_scales(

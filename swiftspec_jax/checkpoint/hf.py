@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import huggingface_hub
@@ -12,14 +12,15 @@ import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
 import safetensors
 import transformers
-from absl import logging
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import (
+  compressed_int8,
   float8,
   mxfp4,
   packed_int4,
   quantization_config,
+  stored_layers,
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
@@ -52,8 +53,8 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     eos = read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
   path = directory / 'config.json'
-  is_int4 = packed_int4.packing_of(path, values) is not None
-  if is_int4 or _is_widened(path, values):
+  weight_dtype = _stored_dtype(path, values)
+  if weight_dtype is not None:
     values = quantization_config.without(values)
   config = config_of(path, values)
   if config.vision:
@@ -63,7 +64,7 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     )
     vision = dataclasses.replace(config.vision, **preprocessing)
     config = dataclasses.replace(config, vision=vision)
-  return dataclasses.replace(config, weight_dtype='int4') if is_int4 else config
+  return dataclasses.replace(config, weight_dtype=weight_dtype)
 
 
 def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
@@ -116,30 +117,62 @@ def read_params(
   Raises:
     UserError: missing, cut or contradicting weights.
   """
-  family = families.FAMILIES[config.family]
   path = directory / 'config.json'
   values = read_json(path)
-  if _is_widened(path, values):
-    logging.warning(
-      '%s: weights of float8 and MXFP4 are widened as they are loaded; in '
-      'bfloat16 they take two bytes each.',
-      directory,
-    )
-  get, names = open_tensors(directory, float8.block_of(path, values))
-  packing = packed_int4.packing_of(path, values)
+  # What is not a matrix of a layer is widened.
+  get, _ = open_tensors(directory, float8.block_of(path, values))
   read_matrices = None
-  if packing is not None:
-    read_matrices = packed_int4.Reader(
-      get=get, names=frozenset(names), packing=packing, config=config
-    ).layer
+  stored = _stored_dtype(path, values)
+  if stored is not None and stored == config.weight_dtype:
+    place = stored_layers.place_as_stored(place)
+    get_stored, names = _open_stored(directory)
+    if stored == 'mxfp4':
+      get = functools.partial(
+        mxfp4.stored, get_stored, functools.partial(_is_in, names)
+      )
+    else:
+      read = _reader(path, values, config, get_stored, names)
+      read_matrices = functools.partial(stored_layers.read, config, read)
+    if stored == 'int8':
+      get = functools.partial(compressed_int8.refused, get)
   return families.params_from_hf(
-    get, config, family.norm_offset, place, read_matrices
+    get,
+    config,
+    families.FAMILIES[config.family].norm_offset,
+    place,
+    read_matrices,
   )
 
 
-def _is_widened(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
-  is_float8 = float8.block_of(path, values) is not None
-  return is_float8 or mxfp4.is_used(path, values)
+def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
+  """Returns the `weight_dtype` of a checkpoint; None if it has none."""
+  kinds = {
+    'int8': compressed_int8.is_used(path, values),
+    'int4': packed_int4.packing_of(path, values) is not None,
+    'float8': float8.block_of(path, values) is not None,
+    'mxfp4': mxfp4.is_used(path, values),
+  }
+  return next((kind for kind, is_used in kinds.items() if is_used), None)
+
+
+def _reader(
+  path: pathlib.Path,
+  values: Mapping[str, Any],
+  config: ModelConfig,
+  get: Callable[[str], np.ndarray],
+  names: Collection[str],
+) -> stored_layers.Read:
+  """Returns what reads the matrices of layers as they are stored."""
+  packing = packed_int4.packing_of(path, values)
+  if packing is not None:
+    return packed_int4.Reader(
+      get=get, names=frozenset(names), packing=packing, config=config
+    ).read
+  has = functools.partial(_is_in, names)
+  if compressed_int8.is_used(path, values):
+    return functools.partial(compressed_int8.stored, get, has)
+  block = float8.block_of(path, values)
+  return functools.partial(float8.stored, get, has, block)
 
 
 def open_tensors(
@@ -154,6 +187,16 @@ def open_tensors(
   Raises:
     UserError: files are missing or cut; so does the function, of a tensor.
   """
+  get, names = _open_stored(directory)
+  has = functools.partial(_is_in, names)
+  get = functools.partial(float8.dequantized, get, has, block)
+  return functools.partial(mxfp4.widened, get, has), names
+
+
+def _open_stored(
+  directory: pathlib.Path,
+) -> tuple[Callable[[str], np.ndarray], list[str]]:
+  """Returns what `open_tensors` does, with tensors as they are stored."""
   if not list(directory.glob('*.safetensors')) and torch_file.is_in(directory):
     files = torch_file.read(directory)
     return _getter(directory, files.__getitem__, files), list(files)
@@ -180,12 +223,7 @@ def open_tensors(
       return np.memmap(**places[name], mode='r')
     return files[name].get_tensor(name)
 
-  def has(name: str) -> bool:
-    return _stored_name(name, files) is not None
-
-  get = _getter(directory, read, files)
-  get = functools.partial(float8.dequantized, get, has, block)
-  return functools.partial(mxfp4.widened, get, has), list(files)
+  return _getter(directory, read, files), list(files)
 
 
 def _getter(
@@ -205,6 +243,10 @@ def _getter(
     return read(stored_name)
 
   return get
+
+
+def _is_in(names: Container[str], name: str) -> bool:
+  return _stored_name(name, names) is not None
 
 
 def _stored_name(name: str, names: Container[str]) -> str | None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import transformers
 
 from kernels_pallas import dispatch, tuning
+from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import (
@@ -65,10 +66,12 @@ def load(
       plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels, 'mosaic_gpu'
       on those for Hopper where there is one.
     weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
-      int4 that a published checkpoint has. 'int8' quantizes them with a
-      scale for each output, also mixtures of experts, which the others refuse;
-      'int4' with one for each output and group of up to 128 inputs. Embedding,
-      unembedding and norms stay as they are.
+      int8, int4, float8 or mxfp4 that a published checkpoint has. 'wide' widens
+      float8 and mxfp4 to `dtype`. 'int8' quantizes with a scale for each
+      output; 'int4' and 'float8' with one for each output and group of up to
+      128 inputs; 'mxfp4', only of experts, with a power of two for each output
+      and 32 inputs. Embedding, unembedding and norms stay as they are. Mixtures
+      of experts take int8, float8 and mxfp4.
       'int8_dynamic' multiplies int8 by int8, for CPUs: the matrices of the
       layers and the unembedding have a scale for each output, and the
       activations are rounded with a scale for each token. 'int8_dynamic16' is
@@ -155,12 +158,13 @@ def _weight_dtype(
 ) -> str | None:
   """Returns that of the matrices, which a checkpoint may have already."""
   stored = config.weight_dtype
-  if stored is not None and weight_dtype not in (None, stored):
+  can_change = stored in (None, 'float8', 'mxfp4')
+  if not can_change and weight_dtype not in (None, stored):
     raise errors.UserError(
       f'{name} is stored as {stored} and cannot become {weight_dtype}; leave '
       'out weight_dtype'
     )
-  return weight_dtype or stored
+  return None if weight_dtype == config_lib.WIDE else weight_dtype or stored
 
 
 def _fit(source: _Source, name: str, target: Model) -> _Source:

@@ -16,6 +16,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import quantization_config
+from swiftspec_jax.models.quantization import StoredMatrix
 
 _METHOD = 'mxfp4'
 _BYTES = 16  # with the same scale
@@ -62,6 +63,40 @@ def widened(
   """
   if not has(f'{name}_blocks'):
     return get(name)
+  blocks, scales = _tensors(get, name)
+  pairs = _PAIRS[scales[..., None], blocks]
+  numbers = pairs.view(ml_dtypes.bfloat16)
+  return np.swapaxes(numbers.reshape(*scales.shape[:-1], -1), -1, -2)
+
+
+def stored(
+  get: Callable[[str], np.ndarray], has: Callable[[str], bool], name: str
+) -> StoredMatrix | np.ndarray:
+  """Returns a tensor, as a matrix [X, K, N] where it is stored as MXFP4.
+
+  Args:
+    get: function as in `widened`.
+    has: function as in `widened`.
+    name: name of the tensor.
+
+  Raises:
+    UserError: as in `widened`.
+  """
+  if not has(f'{name}_blocks'):
+    return get(name)
+  blocks, scales = _tensors(get, name)
+  codes = np.stack([blocks & 15, blocks >> 4], axis=-1)
+  codes = codes.reshape(*scales.shape[:-1], -1)
+  return StoredMatrix(
+    values=np.swapaxes(codes.view(ml_dtypes.float4_e2m1fn), -1, -2),
+    scales=np.swapaxes(scales.view(ml_dtypes.float8_e8m0fnu), -1, -2),
+  )
+
+
+def _tensors(
+  get: Callable[[str], np.ndarray], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns blocks u8[X, N, K / 32, 16] and scales u8[X, N, K / 32]."""
   blocks, scales = get(f'{name}_blocks'), get(f'{name}_scales')
   is_mxfp4 = blocks.dtype == scales.dtype == np.uint8
   if not is_mxfp4 or blocks.shape != (*scales.shape, _BYTES):
@@ -70,9 +105,7 @@ def widened(
       f'{scales.dtype}{scales.shape}; MXFP4 is uint8 with {_BYTES} bytes for '
       'each scale'
     )
-  pairs = _PAIRS[scales[..., None], blocks]
-  numbers = pairs.view(ml_dtypes.bfloat16)
-  return np.swapaxes(numbers.reshape(*scales.shape[:-1], -1), -1, -2)
+  return blocks, scales
 
 
 def _make_pairs() -> np.ndarray:

@@ -52,7 +52,8 @@ def save(model: Model, directory: str | os.PathLike) -> None:
   if model.config.weight_dtype is not None:
     raise errors.UserError(
       f'{model.name} is quantized to {model.config.weight_dtype}; load it '
-      'without weight_dtype to save it, and quantize it when it is loaded again'
+      'without weight_dtype to save it (as "wide" if the checkpoint is of few '
+      'bits), and quantize it when it is loaded again'
     )
   ocp = _orbax()
   partial = directory.with_name(f'.{directory.name}-{uuid.uuid4().hex}')

@@ -24,7 +24,6 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
-from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import MIDDLE, StoredMatrix
 
 _SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
@@ -113,7 +112,7 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   """
   options = quantization_config.options_of(values)
   method, kind = options.get('quant_method'), options.get('format')
-  if method == compressed_tensors.METHOD and kind == compressed_tensors.PACKED:
+  if compressed_tensors.kind_of(options) == 'int4':
     weights = compressed_tensors.weights_of(
       path, options, (kind,), _SUPPORTED_WEIGHTS
     )
@@ -153,48 +152,13 @@ class Reader:
   packing: Packing
   config: ModelConfig
 
-  def layer(self, prefix: str) -> Params:
-    """Returns the matrices of the layer whose names begin so.
+  def read(self, name: str, num_inputs: int, num_outputs: int) -> StoredMatrix:
+    """Returns the matrix of a name: [1, K, N].
 
     Raises:
       UserError: a tensor is missing or has another shape, or says something
         that the packing does not.
     """
-    c = self.config
-    query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-
-    def by_kv_head(arrays):
-      parts = [
-        x.reshape(len(x), c.num_kv_heads, -1, c.head_dim) for x in arrays
-      ]
-      return np.concatenate(parts, axis=2).reshape(1, len(arrays[0]), -1)
-
-    def joined(join, num_inputs, outputs):
-      fields = [
-        self._matrix(f'{prefix}{name}', num_inputs, num_outputs)
-        for name, num_outputs in outputs.items()
-      ]
-      return StoredMatrix(*map(join, zip(*fields, strict=True)))
-
-    qkv = {
-      'self_attn.q_proj': query,
-      'self_attn.k_proj': key,
-      'self_attn.v_proj': key,
-    }
-    gate_up = {'mlp.gate_proj': c.ffw_dim, 'mlp.up_proj': c.ffw_dim}
-    return {
-      'qkv': joined(by_kv_head, c.embed_dim, qkv),
-      'attention_out': joined(
-        np.stack, query, {'self_attn.o_proj': c.embed_dim}
-      ),
-      'gate_up': joined(np.stack, c.embed_dim, gate_up),
-      'down': joined(np.stack, c.ffw_dim, {'mlp.down_proj': c.embed_dim}),
-    }
-
-  def _matrix(
-    self, name: str, num_inputs: int, num_outputs: int
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns integers int8[K, N], scales f32[C, N] and offsets f32[C, N]."""
     size = self.packing.group_size
     size = num_inputs if size == -1 else size
     if num_inputs % size:
@@ -209,7 +173,11 @@ class Reader:
     read = self._outputs_first if is_compressed else self._inputs_first
     integers, scales, zeros = read(name, num_inputs, num_outputs, num_groups)
     scales = scales.astype(np.float32)
-    return integers - np.int8(MIDDLE), scales, (MIDDLE - zeros) * scales
+    return StoredMatrix(
+      values=(integers - np.int8(MIDDLE))[None],
+      scales=scales[None],
+      offsets=((MIDDLE - zeros) * scales)[None],
+    )
 
   def _inputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int

@@ -61,7 +61,8 @@ class StudentConfig:
     if target.weight_dtype is not None:
       raise errors.UserError(
         f'the target is quantized to {target.weight_dtype}; load it without '
-        'weight_dtype to train a draft'
+        'weight_dtype to train a draft (as "wide" if the checkpoint is of few '
+        'bits)'
       )
     if target.experts and self.init_layers:
       raise errors.UserError(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from kernels_pallas import products
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax.architecture import Experts
-from swiftspec_jax.models.int8_experts import Int8Experts
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantized_experts import QuantizedExperts
 
 
 def route(
@@ -59,7 +59,7 @@ def feed_forward(
 
   def product(rows, name, dtype):
     weight = layer[name]
-    if isinstance(weight, Int8Experts):
+    if isinstance(weight, QuantizedExperts):
       result = weight.multiply(rows, sizes, chosen).astype(dtype)
     else:
       result = jax.lax.ragged_dot(

@@ -259,7 +259,7 @@ def params_from_hf(
   config: ModelConfig,
   norm_offset: float,
   place: Place,
-  read_matrices: Callable[[str], Params] | None = None,
+  read_matrices: Callable[[str, int], Params] | None = None,
 ) -> Params:
   """Assembles the parameter tree from tensors with Hugging Face names.
 
@@ -329,7 +329,7 @@ def layer_from_hf(
   layer: int,
   start: str,
   attention_width: int | None = None,
-  read_matrices: Callable[[str], Params] | None = None,
+  read_matrices: Callable[[str, int], Params] | None = None,
 ) -> Params:
   """Returns the unpadded numpy arrays of one layer.
 
@@ -343,8 +343,9 @@ def layer_from_hf(
     layer: number of the layer.
     start: beginning of all names.
     attention_width: inputs of queries, keys and values; None is D.
-    read_matrices: function from the start of a layer's names to its matrices,
-      where they are stored in another way than as tensors of weights.
+    read_matrices: function from the start of a layer's names and its number to
+      its matrices, where they are stored in another way than as tensors of
+      weights.
   """
   c, prefix = config, f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
@@ -377,7 +378,7 @@ def layer_from_hf(
       **_feed_forward(get, c, layer, f'{prefix}mlp'),
     }
 
-  arrays = read_matrices(prefix) if read_matrices else matrices()
+  arrays = read_matrices(prefix, layer) if read_matrices else matrices()
   arrays['attention_norm'] = norm('input_layernorm')
   if c.use_output_bias:
     name = f'{prefix}self_attn.o_proj.bias'

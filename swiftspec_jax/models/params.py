@@ -21,13 +21,13 @@ from swiftspec_jax.architecture import Vision
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
   int8_dynamic,
-  int8_experts,
   quantization,
+  quantized_experts,
   transposed,
 )
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
-Scheme = quantization.Scheme | int8_dynamic.Scheme | int8_experts.Scheme
+Scheme = quantization.Scheme | int8_dynamic.Scheme | quantized_experts.Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,10 +187,15 @@ def _feed_forward_specs(
       'down': matrix(('ffw',), 'embed'),
     }
   inner, outer = config.embed_dim**-0.5, config.expert_ffw_dim**-0.5
-  scheme = int8_experts.Scheme() if config.weight_dtype == 'int8' else None
 
   def stacked(*axes, scale):
     array = spec('experts', *axes, scale=scale)
+    scheme = None
+    if config.weight_dtype is not None:
+      scheme = quantized_experts.Scheme(
+        weight_dtype=config.weight_dtype,
+        group_size=config_lib.group_size(array.shape[1], config.weight_dtype),
+      )
     return dataclasses.replace(array, scheme=scheme)
 
   specs = {
@@ -291,7 +296,7 @@ def _scheme(
   config: ModelConfig, in_sizes: list[int], outputs: tuple[str, ...]
 ) -> quantization.Scheme | int8_dynamic.Scheme | None:
   """Returns how a matrix with inputs of these axes is quantized."""
-  if config.weight_dtype is None:
+  if config.weight_dtype in (None, 'mxfp4'):
     return None
   if config.weight_dtype in config_lib.DYNAMIC_TERMS:
     return int8_dynamic.Scheme(
@@ -339,7 +344,7 @@ def place_params(
 
   Args:
     arrays: tree of numpy arrays with the unpadded shapes of `specs`, of
-      matrices that are int4 already, or of another model's padded arrays.
+      matrices that are quantized already, or of another model's padded arrays.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: dtype of the weights; norm scales stay float32.

@@ -1,10 +1,10 @@
-"""Matrices stored as integers with scales.
+"""Matrices stored in few bits with scales.
 
-int8 has one scale for each output, int4 one for each output and group of
-inputs. Only weights are quantized. What we quantize is symmetric: all sums are
-those of `values * scales`. Published matrices of int4 have zero points, too,
-which become an offset for each output and group. `int8_dynamic` is where
-activations are quantized, too.
+int8 has one scale for each output, int4 and float8 one for each output and
+group of inputs. Only weights are quantized. What we quantize is symmetric: all
+sums are those of `values * scales`. Published matrices of int4 have zero
+points, too, which become an offset for each output and group. `int8_dynamic` is
+where activations are quantized, too.
 
 Legend: P parts, K inputs, N outputs, C groups of inputs.
 """
@@ -24,6 +24,13 @@ from kernels_pallas import dispatch
 from kernels_pallas.quantized_matmul import api, tiles
 from swiftspec_jax import sharding as sharding_lib
 
+# By `ModelConfig.weight_dtype`.
+VALUE_DTYPES = {
+  'int8': 'int8',
+  'int4': 'int4',
+  'float8': 'float8_e4m3fn',
+  'mxfp4': 'float4_e2m1fn',
+}
 MIDDLE = 8  # of the 16 integers of int4: what becomes zero
 # qwix puts the highest weight right between the last integer and the one
 # behind it, where the last bit decides and compilers differ. So a bit lower.
@@ -37,7 +44,7 @@ class QuantizedMatrix:
   Parts are matrices of the same inputs, each sharded for itself: gate and up.
   """
 
-  values: jax.Array  # int8 or int4 [P, K, N]
+  values: jax.Array  # int8, int4 or float8_e4m3fn [P, K, N]
   scales: jax.Array  # f32[P, C, N]
   # f32[P, C, N], what is added to `values * scales`; None is nothing.
   offsets: jax.Array | None = None
@@ -78,17 +85,78 @@ class QuantizedMatrix:
 
 @dataclasses.dataclass(frozen=True)
 class StoredMatrix:
-  """A matrix of int4 as a checkpoint has it, on the host and without padding.
+  """A matrix as a checkpoint has it, on the host and without padding.
 
   Attributes:
-    values: int8[P, K, N] from -8 to 7.
-    scales: f32[P, C, N].
-    offsets: f32[P, C, N].
+    values: int8, int8 from -8 to 7 for int4, float8_e4m3fn or float4_e2m1fn
+      [P, K, N]. Of a mixture of experts, the parts are experts.
+    scales: f32[P, C, N], or float8_e8m0fnu for float4.
+    offsets: f32[P, C, N]; None is nothing.
   """
 
   values: np.ndarray
   scales: np.ndarray
-  offsets: np.ndarray
+  offsets: np.ndarray | None = None
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.values.shape
+
+  @classmethod
+  def join(
+    cls,
+    join: Callable[[list[np.ndarray]], np.ndarray],
+    matrices: Sequence['StoredMatrix'],
+  ) -> 'StoredMatrix':
+    """Returns what `join` makes of each of the arrays of some matrices."""
+    fields = zip(*(matrix._arrays for matrix in matrices), strict=True)
+    return cls(*(x[0] if x[0] is None else join(x) for x in fields))
+
+  def __getitem__(self, index) -> 'StoredMatrix':
+    """Returns the matrix of some outputs, by an index `[..., outputs]`."""
+    return StoredMatrix(*(x if x is None else x[index] for x in self._arrays))
+
+  @property
+  def _arrays(self):
+    return self.values, self.scales, self.offsets
+
+  def put(
+    self,
+    shape: tuple[int, int],
+    group_size: int | None,
+    shardings: tuple[NamedSharding, NamedSharding],
+    dtype: jax.typing.DTypeLike,
+  ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns values, scales and offsets on devices, padded with zeros.
+
+    Args:
+      shape: K and N with padding.
+      group_size: number of inputs that no group may have more of, as they may
+        be those of two devices; None where all inputs share a scale.
+      shardings: shardings of values, and of scales and offsets.
+      dtype: dtype of the values.
+    """
+    num_inputs, num_outputs = shape
+    stored_size = self.values.shape[1] // self.scales.shape[1]
+    size = math.gcd(stored_size, group_size) if group_size else stored_size
+    num_groups = num_inputs // size if group_size else 1
+
+    def padded(array, num_rows, sharding):
+      # Bytes of zero, as float8_e8m0fnu has no zero but the lowest number.
+      result = np.zeros((len(array), num_rows, num_outputs), array.dtype)
+      result[:, : array.shape[1], : array.shape[2]] = array
+      return sharding_lib.put(result, sharding)
+
+    def groups(array):
+      array = np.repeat(array, stored_size // size, axis=1)
+      return padded(array, num_groups, shardings[1])
+
+    has_offsets = self.offsets is not None and self.offsets.any()
+    return (
+      padded(self.values.astype(dtype), num_inputs, shardings[0]),
+      groups(self.scales),
+      groups(self.offsets) if has_offsets else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,10 +164,10 @@ class Scheme:
   """How a parameter becomes a QuantizedMatrix.
 
   Attributes:
-    weight_dtype: 'int8' or 'int4'.
+    weight_dtype: 'int8', 'int4' or 'float8'.
     num_in_axes: number of axes that are inputs, the first of the parameter.
     num_part_axes: number of axes that are parts, those behind the inputs.
-    group_size: number of inputs that share the scales of int4.
+    group_size: number of inputs that share a scale of int4 or float8.
     kernels: name of the code to run, one of
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
@@ -124,7 +192,7 @@ class Scheme:
         or the first output behind the parts.
       mesh: devices of the matrix.
     """
-    shardings = self._shardings(axes, mesh)
+    shardings = self._shardings(axes, mesh, self.weight_dtype != 'int8')
     values, scales = run(_program(self, shardings), array, shardings)
     return QuantizedMatrix(
       values=values,
@@ -141,45 +209,40 @@ class Scheme:
     axes: tuple[str | None, ...],
     mesh: Mesh,
   ) -> QuantizedMatrix:
-    """Returns the integers of a checkpoint on a mesh.
+    """Returns the matrix of a checkpoint on a mesh.
 
     Args:
-      stored: matrix of int4.
+      stored: matrix of this kind.
       shape: sizes of the axes of the parameter, with padding.
       axes: logical names of these axes.
       mesh: devices of the matrix.
     """
-    num_inputs = math.prod(shape[: self.num_in_axes])
     out_shape = shape[self.num_in_axes :]
-    num_outputs = math.prod(out_shape[self.num_part_axes :])
-    stored_size = stored.values.shape[1] // stored.scales.shape[1]
-    # No group may be that of two devices.
-    size = math.gcd(stored_size, self.group_size)
-    values_sharding, sharding = self._shardings(axes, mesh)
-
-    def put(array, num_rows, sharding):
-      missing = num_rows - array.shape[1], num_outputs - array.shape[2]
-      array = np.pad(array, ((0, 0), *((0, size) for size in missing)))
-      return sharding_lib.put(array, sharding)
-
-    def put_groups(array):
-      array = np.repeat(array, stored_size // size, axis=1)
-      return put(array, num_inputs // size, sharding)
-
+    # The scales of int4 are always those of groups, as its kernels have them.
+    is_grouped = self.weight_dtype == 'int4' or stored.scales.shape[1] > 1
+    shardings = self._shardings(axes, mesh, is_grouped)
+    values, scales, offsets = stored.put(
+      (
+        math.prod(shape[: self.num_in_axes]),
+        math.prod(out_shape[self.num_part_axes :]),
+      ),
+      self.group_size if is_grouped else None,
+      shardings,
+      VALUE_DTYPES[self.weight_dtype],
+    )
     return QuantizedMatrix(
-      values=put(stored.values.astype(jnp.int4), num_inputs, values_sharding),
-      scales=put_groups(stored.scales),
-      offsets=put_groups(stored.offsets) if stored.offsets.any() else None,
+      values=values,
+      scales=scales,
+      offsets=offsets,
       out_shape=out_shape,
-      sharding=values_sharding,
+      sharding=shardings[0],
       kernels=self.kernels,
     )
 
   def _shardings(
-    self, axes: tuple[str | None, ...], mesh: Mesh
+    self, axes: tuple[str | None, ...], mesh: Mesh, is_grouped: bool
   ) -> tuple[NamedSharding, NamedSharding]:
     """Returns those of values and of scales."""
-    is_grouped = self.weight_dtype == 'int4'
     outputs = axes[self.num_in_axes + self.num_part_axes]
     values, scales = (
       sharding_lib.sharding_of(mesh, (None, inputs, outputs))
@@ -200,9 +263,12 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
       math.prod(array.shape[parts_axis:outputs_axis]),
       -1,
     )
-    tiled = {1: scheme.group_size} if scheme.weight_dtype == 'int4' else {}
+    tiled = {1: scheme.group_size} if scheme.weight_dtype != 'int8' else {}
     return round_weights(
-      jnp.moveaxis(matrices, 1, 0), scheme.weight_dtype, (0, 2), tiled
+      jnp.moveaxis(matrices, 1, 0),
+      VALUE_DTYPES[scheme.weight_dtype],
+      (0, 2),
+      tiled,
     )
 
   return jax.jit(quantize, out_shardings=shardings)
@@ -214,7 +280,7 @@ def round_weights(
   channelwise_axes: tuple[int, ...],
   tiled_axes: Mapping[int, int],
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns integers and scales f32 of an array f32, as qwix has them."""
+  """Returns numbers and scales f32 of an array f32, as qwix has them."""
   # Here, as it takes long to import and few programs need it.
   import qwix
 

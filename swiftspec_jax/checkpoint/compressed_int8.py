@@ -1,0 +1,107 @@
+"""Reads matrices of int8 as llm-compressor publishes them.
+
+A weight is `integer * scale`, and a scale is that of the matrix, of an output,
+or of an output and a group of inputs. The integers are a tensor of int8
+('int-quantized'), or lie plus 128 in words of four ('pack-quantized').
+Activations, which others round while they run, stay as they are here.
+
+Legend: N outputs, K inputs, C groups of inputs.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+from swiftspec_jax.models import families
+from swiftspec_jax.models.quantization import StoredMatrix
+
+_FORMATS = (compressed_tensors.INT, compressed_tensors.PACKED)
+_SUPPORTED = {
+  'num_bits': (8,),
+  'strategy': ('tensor', 'channel', 'group'),
+  'symmetric': (True,),
+  'type': ('int',),
+}
+
+
+def is_used(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
+  """Whether a checkpoint has matrices of int8.
+
+  Args:
+    path: file that the values are from, for messages.
+    values: entries of config.json.
+
+  Raises:
+    UserError: an entry is not understood, or says what is not supported.
+  """
+  options = quantization_config.options_of(values)
+  if compressed_tensors.kind_of(options) != 'int8':
+    return False
+  compressed_tensors.weights_of(path, options, _FORMATS, _SUPPORTED)
+  return True
+
+
+def refused(get: Callable[[str], np.ndarray], name: str) -> np.ndarray:
+  """Returns a tensor that is no matrix of a layer.
+
+  Args:
+    get: function that returns the tensor of a name as it is stored.
+    name: name of the tensor.
+
+  Raises:
+    UserError: it is int8.
+  """
+  tensor = get(name)
+  if tensor.dtype == np.int8:
+    raise errors.UserError(
+      f'tensor {name} is int8, which is supported in layers only; take a '
+      'checkpoint that names it under "ignore"'
+    )
+  return tensor
+
+
+def stored(
+  get: Callable[[str], np.ndarray],
+  has: Callable[[str], bool],
+  name: str,
+  num_inputs: int,
+  num_outputs: int,
+) -> StoredMatrix | np.ndarray:
+  """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
+
+  Args:
+    get: function that returns the tensor of a name as it is stored.
+    has: function that says whether there is a tensor of a name.
+    name: name of the tensor without `.weight`.
+    num_inputs: K.
+    num_outputs: N.
+
+  Raises:
+    UserError: a tensor has another shape than the config or the others say.
+  """
+
+  def checked(kind, *shape):
+    return families.get_checked(get, f'{name}.{kind}', *shape)
+
+  if has(f'{name}.weight_packed'):
+    words = checked('weight_packed', num_outputs, -(-num_inputs // 4))
+    integers = (words.view(np.uint8) ^ 128).view(np.int8)[:, :num_inputs]
+  else:
+    integers = checked('weight', num_outputs, num_inputs)
+    if integers.dtype != np.int8:
+      return integers.T
+  scales = get(f'{name}.weight_scale').astype(np.float32)
+  if scales.size == 1:
+    scales = np.broadcast_to(scales.reshape(1, 1), (num_outputs, 1))
+  num_groups = scales.shape[-1]
+  if scales.shape != (num_outputs, num_groups) or num_inputs % num_groups:
+    raise errors.UserError(
+      f'tensor {name}.weight_scale has shape {scales.shape}, which are no '
+      f'groups of {num_inputs} inputs of {num_outputs} outputs: weights and '
+      'config do not belong together'
+    )
+  return StoredMatrix(values=integers.T[None], scales=scales.T[None])

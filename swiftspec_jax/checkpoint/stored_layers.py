@@ -1,0 +1,137 @@
+"""The matrices of a layer, joined from those that a checkpoint has quantized.
+
+Legend: P parts, K inputs, N outputs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import families
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import StoredMatrix
+
+# From name, K and N to the matrix of one part: [1, K, N], or a plain [K, N].
+Read = Callable[[str, int, int], StoredMatrix | np.ndarray]
+
+
+def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
+  """Returns the matrices of a layer; see `params.param_specs`.
+
+  Args:
+    config: the model's.
+    read: function that reads one matrix of the checkpoint.
+    prefix: start of the names of the layer.
+    layer: number of the layer.
+
+  Raises:
+    UserError: only some parts of a matrix are quantized, or a router is.
+  """
+  c = config
+  query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+
+  def by_kv_head(arrays):
+    parts = [
+      x.reshape(x.shape[1], c.num_kv_heads, -1, c.head_dim) for x in arrays
+    ]
+    return np.concatenate(parts, axis=2).reshape(1, arrays[0].shape[1], -1)
+
+  def joined(join, shape, num_inputs, outputs: Mapping[str, int]):
+    parts = {
+      name: read(f'{prefix}{name}', num_inputs, num_outputs)
+      for name, num_outputs in outputs.items()
+    }
+    return _joined(parts, join, shape)
+
+  def one(name, shape, num_inputs, num_outputs):
+    return joined(np.concatenate, shape, num_inputs, {name: num_outputs})
+
+  grouped = c.num_kv_heads, -1, c.head_dim
+  matrices = {
+    'qkv': joined(
+      by_kv_head,
+      (c.embed_dim, *grouped),
+      c.embed_dim,
+      {
+        'self_attn.q_proj': query,
+        'self_attn.k_proj': key,
+        'self_attn.v_proj': key,
+      },
+    ),
+    'attention_out': one(
+      'self_attn.o_proj', (*grouped, c.embed_dim), query, c.embed_dim
+    ),
+  }
+  if not c.has_experts(layer):
+    return matrices | {
+      'gate_up': joined(
+        np.concatenate,
+        (c.embed_dim, 2, c.ffw_dim),
+        c.embed_dim,
+        {'mlp.gate_proj': c.ffw_dim, 'mlp.up_proj': c.ffw_dim},
+      ),
+      'down': one(
+        'mlp.down_proj', (c.ffw_dim, c.embed_dim), c.ffw_dim, c.embed_dim
+      ),
+    }
+
+  router = read(f'{prefix}mlp.gate', c.embed_dim, c.num_experts)
+  if isinstance(router, StoredMatrix):
+    raise errors.UserError(
+      f'the router {prefix}mlp.gate is quantized, which is not supported; '
+      "float8 loads with weight_dtype='wide'"
+    )
+
+  def experts(name, num_inputs, num_outputs):
+    names = (f'mlp.experts.{i}.{name}' for i in range(c.num_experts))
+    outputs = dict.fromkeys(names, num_outputs)
+    return joined(np.concatenate, None, num_inputs, outputs)
+
+  return matrices | {
+    'router': router.T,
+    'experts_gate': experts('gate_proj', c.embed_dim, c.expert_ffw_dim),
+    'experts_up': experts('up_proj', c.embed_dim, c.expert_ffw_dim),
+    'experts_down': experts('down_proj', c.expert_ffw_dim, c.embed_dim),
+  }
+
+
+def _joined(
+  parts: Mapping[str, StoredMatrix | np.ndarray],
+  join: Callable[[list[np.ndarray]], np.ndarray],
+  shape: tuple[int, ...] | None,
+) -> StoredMatrix | np.ndarray:
+  """Returns parts as one matrix.
+
+  Args:
+    parts: matrices by their names.
+    join: function from arrays [1, K, N] to one [P, K, N].
+    shape: shape of the result where parts are plain; None is [P, K, N].
+  """
+  matrices = list(parts.values())
+  is_stored = [isinstance(matrix, StoredMatrix) for matrix in matrices]
+  if all(is_stored):
+    return StoredMatrix.join(join, matrices)
+  if any(is_stored):
+    raise errors.UserError(
+      f'of {", ".join(parts)} only some are quantized, which is not '
+      "supported; float8 loads with weight_dtype='wide'"
+    )
+  joined = join([matrix[None] for matrix in matrices])
+  # [P, K, N] -> [K, P, N]
+  return joined if shape is None else np.moveaxis(joined, 0, 1).reshape(shape)
+
+
+def place_as_stored(place: families.Place) -> families.Place:
+  """Returns `place` that quantizes nothing that is not quantized already."""
+
+  def as_stored(array, spec):
+    is_stored = isinstance(array, StoredMatrix)
+    return spec if is_stored else dataclasses.replace(spec, scheme=None)
+
+  return lambda arrays, specs: place(
+    arrays, jax.tree.map(as_stored, arrays, specs)
+  )

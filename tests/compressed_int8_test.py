@@ -1,0 +1,141 @@
+"""Checkpoints of int8 by llm-compressor against the weights they stand for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models_test import chain, tree
+from packed_int4_cases import change_config
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from kernels_pallas.quantized_matmul import reference
+from swiftspec_jax import errors, testing
+from swiftspec_jax.models import transposed
+
+SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
+
+
+def options_of(**weights):
+  """What config.json says of W8A8 and W8A16."""
+  return {
+    'quant_method': 'compressed-tensors',
+    'format': 'int-quantized',
+    'config_groups': {
+      'group_0': {
+        'targets': ['Linear'],
+        'input_activations': {'num_bits': 8, 'strategy': 'token'},
+        'weights': {
+          'num_bits': 8,
+          'type': 'int',
+          'symmetric': True,
+          'strategy': 'channel',
+          **weights,
+        },
+      }
+    },
+    'ignore': ['lm_head'],
+  }
+
+
+# Name: inputs that share a scale (None: all, 0: outputs, too), whether packed.
+CASES = {'channel': (None, False), 'tensor': (0, False), 'group': (16, True)}
+
+
+def write(directory, case, family='llama', **changes):
+  """Writes a checkpoint of int8, and beside it one of the same weights."""
+  size, is_packed = CASES[case]
+  stored, plain = directory / 'stored', directory / 'plain'
+  for path in (stored, plain):
+    testing.write_tiny_checkpoint(path, family, **SIZES)
+  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
+  generator = np.random.default_rng(0)
+  tensors = dict(weights)
+  for name in sorted(weights):
+    if not name.endswith('_proj.weight'):
+      continue
+    num_outputs, num_inputs = weights[name].shape
+    num_groups = num_inputs // size if size else 1
+    integers = generator.integers(-128, 128, weights[name].shape)
+    shape = (1,) if size == 0 else (num_outputs, num_groups)
+    scales = generator.uniform(0.5, 1.5, shape).astype(np.float16) / 1024
+    wide = np.broadcast_to(scales.astype(np.float32), (num_outputs, num_groups))
+    wide = integers * wide.repeat(num_inputs // num_groups, axis=1)
+    weights[name] = wide.astype(np.float32)
+    tensors[name] = integers.astype(np.int8)
+    tensors[f'{name}_scale'] = scales
+    if is_packed:
+      del tensors[name]
+      tensors[f'{name}_packed'] = np.array(
+        [
+          [
+            sum(int(row[i + j] + 128) << 8 * j for j in range(4))
+            for i in range(0, num_inputs, 4)
+          ]
+          for row in integers
+        ],
+        np.uint32,
+      ).view(np.int32)
+  tensors |= changes
+  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
+  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
+  options = options_of(strategy=case, group_size=size)
+  if is_packed:
+    options['format'] = 'pack-quantized'
+  change_config(stored, quantization_config=options)
+  return stored, plain
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_weights_are_those_of_the_format(tmp_path, case):
+  """Exactly, and so are products, on two devices, too."""
+  family = 'qwen3_moe' if case == 'group' else 'llama'
+  stored, plain = write(tmp_path, case, family)
+  model, wide = ss.load(stored), ss.load(plain)
+  assert model.config.weight_dtype == 'int8'
+  layer = model.params['layers'][0]
+  for name, expected in transposed.undone(wide.params)['layers'][0].items():
+    if not hasattr(layer[name], 'values'):
+      np.testing.assert_array_equal(layer[name], expected)
+      continue
+    assert layer[name].values.dtype == jnp.int8
+    weights = reference.widened(layer[name].values, layer[name].scales)
+    if 'experts' not in name:
+      weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
+    np.testing.assert_array_equal(weights, expected)
+  two = ss.load(stored, devices=jax.devices()[:2])
+  for each in (model, two):
+    np.testing.assert_allclose(chain(each, 8), chain(wide, 8), atol=1e-4)
+  np.testing.assert_allclose(tree(two), tree(wide), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('weights', 'message'),
+  [
+    ({'symmetric': False}, 'weights.symmetric=False is not'),
+    ({'num_bits': 6}, 'weights.num_bits=6 is not'),
+    ({'strategy': 'block'}, "weights.strategy='block' is not"),
+  ],
+)
+def test_what_is_not_understood_is_named(tmp_path, weights, message):
+  stored, _ = write(tmp_path, 'channel')
+  change_config(stored, quantization_config=options_of(**weights))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(stored)
+
+
+def test_scales_that_do_not_fit_are_named(tmp_path):
+  name = 'model.layers.0.mlp.up_proj.weight_scale'
+  stored, _ = write(tmp_path, 'channel', **{name: np.ones((96, 7))})
+  with pytest.raises(
+    errors.UserError, match=r'up_proj.weight_scale has sha.*7'
+  ):
+    ss.load(stored)
+  table = np.ones((272, 64), np.int8)
+  stored, _ = write(tmp_path, 'channel', **{'model.embed_tokens.weight': table})
+  with pytest.raises(errors.UserError, match='weight is int8, which is'):
+    ss.load(stored)
+  with pytest.raises(
+    errors.UserError, match='stored as int8 and cannot become'
+  ):
+    ss.load(stored, weight_dtype='wide')
