@@ -64,7 +64,7 @@ def read_at(
   *,
   size: int,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-  """Returns a part of a text as `catch_up.read_row` takes it.
+  """Returns a part of a text as `read_row` takes it.
 
   Args:
     texts: texts of the rows.

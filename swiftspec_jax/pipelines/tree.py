@@ -358,16 +358,14 @@ class TreePipeline:
         self._read(slot, num_known - _CATCH_UP, _CATCH_UP)
       return rows.state
 
+    lengths = drafter.lengths if self._tree_config.is_adaptive else ()
     programs = {
       **{sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees},
+      **{('pause', n): functools.partial(pause, n) for n in lengths},
       'draft': grow,
       'advance': advance,
+      'catch_up': lambda: catch_up,
     }
-    lengths = drafter.lengths if self._tree_config.is_adaptive else ()
-    if lengths:  # else the draft never pauses
-      programs['catch_up'] = lambda: catch_up
-      for n in lengths:
-        programs['pause', n] = functools.partial(pause, n)
     self._target_rows.fill(num_known)
     seconds = step_timing.median_seconds(
       programs, lambda: (self._target_rows.state, rows.state)
@@ -378,7 +376,7 @@ class TreePipeline:
       pause_seconds={n: seconds['pause', n] for n in lengths},
       draft_seconds=seconds['draft'],
       advance_seconds=seconds['advance'],
-      catch_up_seconds=seconds.get('catch_up', 0.0),
+      catch_up_seconds=seconds['catch_up'],
     )
 
   def _forget_rounds(self) -> None:

@@ -129,9 +129,6 @@ def forward(
     attended = attended.reshape(-1, *attended.shape[2:])
     return attended[batch.block_places][None]
 
-  products = decoder.Products()
-  if len(token_ids) <= _MOST_KERNEL_TOKENS:
-    products = decoder.products_on(cache.sharding, config.kernels)
   if features_before is not None:
     features_before = features_before[None]
   if images is not None:
@@ -142,7 +139,7 @@ def forward(
     token_ids[None],
     batch.positions[None],
     attend,
-    products=products,
+    products=_products(len(token_ids), config, cache),
     features_before=features_before,
     feature_layers=cache.feature_layers,
     images=images,
@@ -150,6 +147,12 @@ def forward(
   if features is not None:
     features = paged.write(cache.features, features[0], batch.places)
   return hidden[0], cache.replace(keys=keys, values=values, features=features)
+
+
+def _products(num_tokens, config, cache) -> decoder.Products:
+  if num_tokens > _MOST_KERNEL_TOKENS:
+    return decoder.Products()
+  return decoder.products_on(cache.sharding, config.kernels)
 
 
 def logits_of(
