@@ -83,7 +83,15 @@ class Decoder:
   @property
   def pipeline(self) -> Pipeline:
     """The states on the devices, and the programs of a round."""
-    return self._engine.pipeline
+    return self._row_engine.pipeline
+
+  @property
+  def _row_engine(self) -> RowEngine:
+    if not isinstance(self._engine, RowEngine):
+      raise errors.UserError(
+        'a decoder over pages enqueues no rounds by itself; use `run`'
+      )
+    return self._engine
 
   @property
   def host_seconds(self) -> float:
@@ -140,7 +148,7 @@ class Decoder:
 
   def dispatch(self) -> types.StepOutput:
     """Enqueues one round, as `RowEngine.dispatch` does."""
-    return self._engine.dispatch()
+    return self._row_engine.dispatch()
 
   def warmup(
     self,
