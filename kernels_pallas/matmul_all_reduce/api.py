@@ -45,12 +45,18 @@ def matmul_all_reduce(
   if sharding is None or math.prod(sharding.mesh.devices.shape) == 1:
     return reference.matmul_all_reduce(x, weight)
   axis = sharding.spec[0]
-  num_devices = sharding.mesh.shape[axis]
+  axes = axis if isinstance(axis, tuple) else (axis,)
+  num_devices = math.prod(sharding.mesh.shape[name] for name in axes)
   rows = (x.shape[0] * x.shape[1], x.shape[2] // num_devices)
+
+  def check_axes():
+    if len(axes) > 1:
+      raise NotImplementedError('it adds up over one axis of the mesh')
 
   def check_tpu():
     if implementation == 'auto':
       raise NotImplementedError('it has not been run on devices; ask for it')
+    check_axes()
     pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
 
   def no_triton():
@@ -59,6 +65,7 @@ def matmul_all_reduce(
     )
 
   def check_mosaic():
+    check_axes()
     mosaic_gpu.check(sharding.mesh.size, num_devices)
 
   chosen = dispatch.choose(
