@@ -1,44 +1,91 @@
-"""Devices that share the tokens of a sequence: equal numbers, no KV moves."""
+"""Devices that share the tokens of a sequence: equal tokens, no KV moves."""
 
-import dataclasses
 import functools
-import re
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from engine_cases import TREES, make_sizes
-from decoding_cases import CONFIG
+from decoding_cases import CONFIG, requests_of, run
+from engine_cases import TARGET, TREES, make_sizes
 
 import swiftspec_jax as ss
-from kernels_pallas.paged_attention import api, reference
+from experiments.aot import long_context, rows, targets
 from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 
-# Devices, and how many of them share tokens.
-SPLITS = [(2, 2), (4, 2), (8, 8)]
+
+@functools.cache
+def shared(num_devices, num_sharing):
+  return testing.random_model(
+    CONFIG, devices=jax.devices()[:num_devices], sequence_devices=num_sharing
+  )
 
 
-@pytest.mark.parametrize(('num_devices', 'num_parts'), SPLITS)
-def test_parts_make_up_the_attention(num_devices, num_parts):
-  pass
+@functools.cache
+def expected():
+  """Prompts of several chunks, decoded by one device."""
+  requests = requests_of(3, max_new_tokens=24)
+  decoder = ss.Decoder(TARGET, batch_size=3)
+  return [result.token_ids for result in run(decoder, requests)]
 
 
-def run(model, draft):
-  rng = np.random.default_rng(0)
-  sizes = make_sizes(drafts=TREES) if isinstance(draft, TreeDraft) else make_sizes()
+@pytest.mark.parametrize(
+  ('drafts', 'num_devices', 'num_sharing'),
+  [('none', 8, 8), ('lookup', 4, 2), ('tree', 4, 2)],
+)
+def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
+  model = shared(num_devices, num_sharing)
+  draft = {
+    'none': None,
+    'lookup': ss.PromptLookup(prompt_lookup_min=1),
+    'tree': TreeDraft(model=model, width=3, branching=3),
+  }[drafts]
+  sizes = make_sizes(drafts=TREES) if drafts == 'tree' else make_sizes()
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
-  handles = [engine.submit(ss.Request(token_ids=tuple(rng.integers(0,250,n).tolist()), sampling=ss.SamplingParams(max_new_tokens=30))) for n in (100, 7, 60)]
-  return [h.result().token_ids for h in handles]
+  requests = requests_of(3, max_new_tokens=24)
+  handles = [engine.submit(request) for request in requests]
+  assert [x.result().token_ids for x in handles] == expected()
 
-@pytest.mark.parametrize(('num_devices', 'num_parts'), SPLITS)
-@pytest.mark.parametrize('mode', ['none', 'lookup', 'model', 'tree'])
-def test_same(num_devices, num_parts, mode):
-  want = run(testing.random_model(CONFIG), None)
-  model = testing.random_model(CONFIG, devices=jax.devices()[:num_devices], sequence_devices=num_parts)
-  draft = {'none': None, 'lookup': ss.PromptLookup(prompt_lookup_min=1), 'model': model, 'tree': TreeDraft(model=model, width=3, branching=3)}[mode]
-  assert run(model, draft) == want
+
+class Devices(targets.Target):
+  """The simulated devices of this process."""
+
+  @property
+  def devices(self):
+    return jax.devices()
+
+
+@pytest.mark.parametrize(
+  ('step', 'num_sharing'), [('decode', 8), ('tree', 2), ('prompt', 8)]
+)
+def test_no_keys_or_values_are_exchanged(step, num_sharing):
+  """What the largest collective carries is less than a device's part of them.
+
+  That is the logits, whatever the context.
+  """
+  host = Devices(name='host', platform='cpu', topology='', bytes_per_device=1)
+  context = 8192
+  program = long_context.lower(
+    CONFIG, num_sharing, host, *long_context.STEPS[step], context=context
+  )
+  heads = max(CONFIG.num_kv_heads // (8 // num_sharing), 1)
+  part = context // num_sharing * heads * CONFIG.head_dim * 2
+  found = rows.largest_collective(program.compile().as_text())
+  assert 0 < found < part
+
+
+def test_a_page_is_shared_evenly():
+  mesh = sharding.make_mesh(jax.devices()[:4], 2)
+  config = shared(4, 2).config
+  cache = paged.init(config, 3, 8, 'float32', mesh)
+  assert cache.sharding.shard_shape(cache.keys[0].shape) == (3, 4, 8)
+  with pytest.raises(errors.UserError, match='page_size=7 is no multiple of'):
+    paged.init(config, 3, 7, 'float32', mesh)
+
+
+def test_tokens_are_shared_by_a_part_of_the_devices():
+  for number in (0, 3):
+    with pytest.raises(errors.UserError, match=f'={number} does not divide'):
+      sharding.make_mesh(jax.devices()[:4], number)

@@ -29,14 +29,10 @@ def paged_attention(
 ) -> jax.Array:
   """What one device does; no keys or values are exchanged.
 
-  Each device attends to its rows of all pages. What is sent are the results
-  and the sums of the softmax. Arguments that are not named here are those of
-  `api.paged_attention`, the same on all devices but for the heads.
-
-  Args:
-    keys: [P, Z / N, G * E] the device's rows of each page.
-    values: [P, Z / N, G * E].
-    axis_name: axis of the mesh with the N devices.
+  It attends to its rows of all pages: keys and values are [P, Z / N, G * E].
+  What is exchanged are the results and the sums of the softmax, along the axis
+  `axis_name` of the mesh. The other arguments are those of
+  `api.paged_attention`.
   """
   num_parts = jax.lax.axis_size(axis_name)
   num_blocks, num_columns = page_table.shape

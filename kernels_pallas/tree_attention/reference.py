@@ -113,9 +113,9 @@ def masked_attention(
   Returns:
     [B, T, G, Q, E]; zeros for a token that sees nothing.
   """
-  return attention_part(
-    queries, keys, values, visible, scale, soft_cap, sinks
-  )[0]
+  return attention_part(queries, keys, values, visible, scale, soft_cap, sinks)[
+    0
+  ]
 
 
 def attention_part(
@@ -153,7 +153,9 @@ def attention_part(
   probs, log_sums = _softmax(scores, sinks)
   output = products.einsum(
     'bgns,bgse->bgne',
-    probs.astype(values.dtype).reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
+    probs.astype(values.dtype).reshape(
+      batch, num_kv_heads, num_groups * num_tokens, -1
+    ),
     values,
   )
   output = output.reshape(batch, num_kv_heads, num_groups, num_tokens, head_dim)
