@@ -1,7 +1,7 @@
 """Paged attention where devices share the tokens of each page.
 
-Legend: X blocks, T tokens of a block, P pages, Z rows of a page, N devices, C
-pages of a table, G kv heads, Q query heads for each kv head, E head_dim.
+Legend: X blocks, T tokens of a block, P pages, Z rows of a page, C pages of a
+table, N devices. G kv heads, E head_dim.
 """
 
 import jax

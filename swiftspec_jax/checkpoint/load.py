@@ -75,7 +75,8 @@ def load(
     UserError: there is nothing by that name; the checkpoint is broken or
       unknown; its vocabulary is not that of `draft_of`; it has fewer layers
       than `num_layers`; the kernels are for other devices; `weight_dtype` is
-      unknown; or the environment names a bad file of tiles
+      unknown; `sequence_devices` does not divide the number of devices; or the
+      environment names a bad file of tiles
       (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
