@@ -114,8 +114,7 @@ def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
     # XLA CPU copies the whole cache to write a single row; the second one is
     # written nowhere.
     new = jnp.concatenate([new, new])
-    nowhere = jnp.full_like(places, pages.shape[0] * pages.shape[1])
-    places = jnp.concatenate([places, nowhere])
+    places = jnp.append(places, pages.shape[0] * pages.shape[1])
   # Pages are not merged: devices may share the tokens of each.
   index = jnp.divmod(places, pages.shape[1])
   return pages.at[index].set(new.astype(pages.dtype), mode='drop')
@@ -131,6 +130,11 @@ def move(
     sources: i32[N] page * Z + offset.
     targets: i32[N]; P * Z or more is written nowhere.
   """
+  if len(sources) == 1:
+    # XLA for GPUs slices a single row, and to slice what devices share it first
+    # gathers all of it; the second row is written nowhere.
+    sources = jnp.append(sources, 0)
+    targets = jnp.append(targets, cache.num_places)
 
   def moved(pages):
     rows = pages[jnp.divmod(sources, pages.shape[1])]
