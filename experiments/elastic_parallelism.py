@@ -36,7 +36,6 @@ _PARAMETERS, _LAYERS, _WIDTH = 6.74e9, 32, 4096
 _KV_BYTES = 4 * _LAYERS * _WIDTH
 # Shortest and longest prompts and outputs, log-uniform; prompts as published.
 LAWS = {
-  'short (ShareGPT)': ((4, 2_300), (4, 2_300)),
   'long (L-Eval)': ((2_700, 210_000), (10, 500)),
   'longest (LV-Eval)': ((15_000, 490_000), (10, 500)),
   'mixed': ((100, 200_000), (10, 1_000)),

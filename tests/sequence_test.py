@@ -49,6 +49,14 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
   assert [x.result().token_ids for x in handles] == expected()
 
 
+def test_dense_caches_are_not_shared_and_give_the_same_tokens():
+  model = shared(4, 2)
+  decoder = ss.Decoder(model, model, tree=ss.TreeConfig(num_nodes=4, width=2))
+  requests = requests_of(3, max_new_tokens=24)
+  found = [result.token_ids for result in run(decoder, requests)]
+  assert found == expected()
+
+
 class Devices(targets.Target):
   """The simulated devices of this process."""
 
