@@ -22,7 +22,7 @@ SEQUENCE_AXIS = 'sequence'
 
 # Logical axis -> mesh axes. Axes that are not named here are replicated. Heads
 # and tokens share the devices in attention; other products have no tokens to
-# share, so that all devices share their weights (Helix Parallelism, section 2).
+# share, so that all devices share their weights (Helix, arXiv 2507.07120).
 RULES = {
   'batch': (DATA_AXIS,),
   'vocab': (MODEL_AXIS, SEQUENCE_AXIS),
@@ -76,13 +76,12 @@ def sequence_devices(mesh: Mesh) -> int:
 
 def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
   """Returns the sharding of an array with the logical `axes`."""
-  names = [
-    tuple(name for name in RULES.get(axis, ()) if name in mesh.shape)
-    for axis in axes
-  ]
-  return NamedSharding(
-    mesh, PartitionSpec(*(x if len(x) > 1 else (*x, None)[0] for x in names))
-  )
+
+  def mesh_axes(axis):
+    names = tuple(name for name in RULES.get(axis, ()) if name in mesh.shape)
+    return names if len(names) > 1 else next(iter(names), None)
+
+  return NamedSharding(mesh, PartitionSpec(*map(mesh_axes, axes)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
