@@ -49,9 +49,11 @@ def group_size(num_inputs: int, weight_dtype: str = 'int4') -> int:
 class ModelConfig:
   """Sizes and switches of one decoder-only transformer.
 
-  `num_shards` is the number of devices on the 'model' axis. Heads, widths and
-  vocabulary that it does not divide are padded with zeros: the `padded_*` sizes
-  are those of the arrays, the plain ones those of the model. `kernels` is one
+  `num_shards` is the number of devices. Heads, widths and vocabulary that it
+  does not divide are padded with zeros: the `padded_*` sizes are those of the
+  arrays, the plain ones those of the model. `num_sequence_shards` is the number
+  of devices that share the tokens of the same heads, so that the heads are on
+  `num_shards // num_sequence_shards`. `kernels` is one
   of `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
   `WEIGHT_DTYPES`, or None for matrices in the dtype of the other weights. Those
   of `DYNAMIC_TERMS` hold for all matrices that activations meet, the others for
@@ -103,6 +105,7 @@ class ModelConfig:
   # How it reads them where it drafts a block in one forward.
   block: Block | None = None
   num_shards: int = 1
+  num_sequence_shards: int = 1
   kernels: str = 'auto'
   weight_dtype: str | None = None
 
@@ -190,7 +193,8 @@ class ModelConfig:
 
   @property
   def padded_kv_heads(self) -> int:
-    return self._padded(self.num_kv_heads)
+    unit = self.num_shards // self.num_sequence_shards
+    return math.ceil(self.num_kv_heads / unit) * unit
 
   @property
   def padded_ffw_dim(self) -> int:

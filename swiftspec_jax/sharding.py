@@ -18,38 +18,70 @@ from swiftspec_jax import errors
 
 DATA_AXIS = 'data'
 MODEL_AXIS = 'model'
+SEQUENCE_AXIS = 'sequence'
 
-# Logical axis -> mesh axis. Axes that are not named here are replicated.
+# Logical axis -> mesh axes. Axes that are not named here are replicated. Heads
+# and tokens share the devices in attention; other products have no tokens to
+# share, so that all devices share their weights (Helix, arXiv 2507.07120).
 RULES = {
-  'batch': DATA_AXIS,
-  'vocab': MODEL_AXIS,
-  'outputs': MODEL_AXIS,
-  'kv_heads': MODEL_AXIS,
-  'ffw': MODEL_AXIS,
-  'expert_ffw': MODEL_AXIS,
+  'batch': (DATA_AXIS,),
+  'vocab': (MODEL_AXIS, SEQUENCE_AXIS),
+  'outputs': (MODEL_AXIS, SEQUENCE_AXIS),
+  'kv_heads': (MODEL_AXIS,),
+  'kv_tokens': (SEQUENCE_AXIS,),
+  'ffw': (MODEL_AXIS, SEQUENCE_AXIS),
+  'expert_ffw': (MODEL_AXIS, SEQUENCE_AXIS),
 }
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+  devices: Sequence[jax.Device] | None = None, sequence_devices: int = 1
+) -> Mesh:
   """Returns a ('data', 'model') mesh: tensor parallel over all `devices`.
 
   The axes are of type Auto: the model code is the same on one device and on
   many, and the compiler places the collectives. An all-gather where a rule
   expects an all-reduce would show in the compiled text that the tests read.
+
+  Args:
+    devices: devices of the mesh; JAX's first one by default.
+    sequence_devices: number of devices that share the tokens of the same kv
+      heads. With more than one there is an axis 'sequence', behind 'data'.
+
+  Raises:
+    UserError: no devices, or `sequence_devices` does not divide their number.
   """
   devices = jax.local_devices()[:1] if devices is None else devices
   if not devices:
     raise errors.UserError('a mesh needs at least one device, got none')
+  if sequence_devices < 1 or len(devices) % sequence_devices:
+    raise errors.UserError(
+      f'sequence_devices={sequence_devices} does not divide the '
+      f'{len(devices)} devices of the model'
+    )
+  sizes = {DATA_AXIS: 1, SEQUENCE_AXIS: sequence_devices, MODEL_AXIS: -1}
+  if sequence_devices == 1:
+    del sizes[SEQUENCE_AXIS]
   return Mesh(
-    np.asarray(devices).reshape(1, -1),
-    (DATA_AXIS, MODEL_AXIS),
-    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+    np.asarray(devices).reshape(*sizes.values()),
+    tuple(sizes),
+    axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
   )
+
+
+def sequence_devices(mesh: Mesh) -> int:
+  """Returns the number of devices that share the tokens of a sequence."""
+  return mesh.shape.get(SEQUENCE_AXIS, 1)
 
 
 def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
   """Returns the sharding of an array with the logical `axes`."""
-  return NamedSharding(mesh, PartitionSpec(*(RULES.get(a) for a in axes)))
+
+  def mesh_axes(axis):
+    names = tuple(name for name in RULES.get(axis, ()) if name in mesh.shape)
+    return names if len(names) > 1 else next(iter(names), None)
+
+  return NamedSharding(mesh, PartitionSpec(*map(mesh_axes, axes)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -159,7 +191,7 @@ def _send(array: jax.Array, mesh: Mesh) -> jax.Array:
   if sharding.is_fully_addressable:
     return jax.device_put(moved, sharding)
   parts = {x.device: x.data[None] for x in moved.addressable_shards}
-  stacked = NamedSharding(mesh, PartitionSpec((DATA_AXIS, MODEL_AXIS)))
+  stacked = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   for device in stacked.addressable_devices - parts.keys():
     parts[device] = jax.device_put(
       np.zeros((1, *array.shape), array.dtype), device

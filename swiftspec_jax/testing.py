@@ -404,6 +404,7 @@ def random_model(
   name: str = 'random',
   dtype: jax.typing.DTypeLike = jnp.float32,
   devices: Sequence[jax.Device] | None = None,
+  sequence_devices: int = 1,
 ) -> Model:
   """Returns a model with random weights and a byte tokenizer.
 
@@ -413,9 +414,14 @@ def random_model(
     name: name for messages and results.
     dtype: dtype of weights and cache.
     devices: same as in `swiftspec_jax.load`.
+    sequence_devices: same as in `swiftspec_jax.load`.
   """
-  mesh = sharding.make_mesh(devices)
-  config = dataclasses.replace(config, num_shards=mesh.devices.size)
+  mesh = sharding.make_mesh(devices, sequence_devices)
+  config = dataclasses.replace(
+    config,
+    num_shards=mesh.devices.size,
+    num_sequence_shards=sequence_devices,
+  )
   return Model(
     name=name,
     config=config,

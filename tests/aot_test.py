@@ -55,6 +55,16 @@ def test_a_refusal_is_a_row():
   assert (row.status, row.message) == ('refused', 'no such instruction')
 
 
+def test_the_largest_array_that_devices_exchange():
+  program = """
+  %a = f32[8,100]{1,0} add(%x, %y)
+  %b = bf16[4,8]{1,0:T(8,128)} all-reduce(%a), replica_groups={{0,1}}
+  %c = (f32[2,8]{1,0}, u8[33]{0}) all-gather-start(%b), dimensions={0}
+  """
+  assert rows.largest_collective(program) == 64
+  assert rows.largest_collective('%a = f32[8] add(%x, %y)') == 0
+
+
 def test_what_the_tpu_compiler_says_of_a_device_that_is_too_small():
   message = (
     'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '

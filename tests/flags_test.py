@@ -14,6 +14,7 @@ import swiftspec_jax as ss
 from experiments.flags import (
   config_file,
   device_flags,
+  engine_flags,
   shared_flags,
   tree_flags,
 )
@@ -54,6 +55,22 @@ def test_draft_lies_right_behind_the_target():
   with given(target_devices=2, draft_devices=3):
     assert device_flags.target_devices() == jax.devices()[:2]
     assert device_flags.draft_devices() == jax.devices()[2:5]
+
+
+def test_devices_share_the_tokens_of_long_pages(model):
+  """A page has as many rows on each device as without."""
+  names = {'target': str(model), 'draft': str(model)}
+  with given(**names, target_devices=4, sequence_devices=2):
+    target = shared_flags.load_target()
+    assert target.mesh.shape == {'data': 1, 'sequence': 2, 'model': 2}
+    (draft,) = shared_flags.load_drafts(target, ['chain']).values()
+    assert draft.mesh == target.mesh
+    assert engine_flags.sizes().scheduler.page_size == 32
+  with (
+    given(**names, target_devices=3, sequence_devices=2),
+    pytest.raises(errors.UserError, match='=2 does not divide the 3 devices'),
+  ):
+    shared_flags.load_target()
 
 
 def test_splits_use_all_devices_or_those_given():

@@ -23,6 +23,7 @@ from kernels_pallas.paged_attention import (
   pallas_tpu,
   reference,
 )
+from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
@@ -256,6 +257,46 @@ def test_each_device_takes_its_heads_of_a_chain():
   want = expected(case, arrays, sinks)
   for got in results.values():
     np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
+
+
+@pytest.mark.parametrize(
+  ('case', 'num_sharing'),
+  [('trees', 2), ('one_token', 8), ('window', 8), ('bfloat16', 2)],
+)
+def test_devices_share_the_rows_of_each_page(case, num_sharing):
+  """The parts of some devices are merged, an attention sink counted once."""
+  case = CASES[case]
+  sinks = (
+    None if case.window else jnp.ones((case.num_kv_heads, case.num_groups))
+  )
+  mesh = sharding.make_mesh(jax.devices()[:num_sharing], num_sharing)
+  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
+  for is_chain in (False, True):
+    arrays = arguments(case, unseen=1e4, is_chain=is_chain)
+    placed = list(jax.device_put(arrays, sharding.replicated(mesh)))
+    placed[1:3] = jax.device_put(arrays[1:3], pages)
+    if is_chain:
+      placed[6] = None
+    call = functools.partial(
+      api.paged_attention, **case.options, sinks=sinks, sharding=pages
+    )
+    got = jax.jit(call)(*placed)
+    np.testing.assert_allclose(
+      np.asarray(got.astype(jnp.float32)),
+      expected(case, arrays, sinks),
+      atol=TOLERANCES[case.dtype],
+      rtol=TOLERANCES[case.dtype],
+    )
+
+
+def test_no_kernel_takes_rows_that_devices_share():
+  mesh = sharding.make_mesh(jax.devices()[:2], 2)
+  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
+  arrays = arguments(CASES['trees'], unseen=0)
+  with pytest.raises(NotImplementedError, match='not merge with the parts'):
+    api.paged_attention(
+      *arrays, scale=1.0, implementation='pallas_gpu', sharding=pages
+    )
 
 
 @pytest.mark.parametrize(

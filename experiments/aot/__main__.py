@@ -25,12 +25,19 @@ import jax
 from absl import flags
 
 from experiments import program
-from experiments.aot import kernels, models, rows, steps, targets
+from experiments.aot import (
+  kernels,
+  long_context,
+  models,
+  rows,
+  steps,
+  targets,
+)
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
 
 _ROWS = 'rows.jsonl'
-_SUITES = ('kernels', 'tiny', 'builtin', 'large')
+_SUITES = ('kernels', 'tiny', 'builtin', 'large', 'long')
 
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
@@ -38,7 +45,8 @@ _SUITE = flags.DEFINE_multi_enum(
   _SUITES,
   'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
-  'with 1B and 70B with 3B.',
+  'with 1B and 70B with 3B; long: those of the serving engine over a long text '
+  'that devices share.',
 )
 _EVERY = flags.DEFINE_integer(
   'every', 1, 'Compile a kernel at each Nth shape only.', lower_bound=1
@@ -108,6 +116,8 @@ def _jobs() -> Iterator[rows.Job]:
         yield from itertools.chain.from_iterable(
           steps.jobs(pair, target) for pair in pairs
         )
+    if 'long' in suites:
+      yield from long_context.jobs(target)
 
 
 def _line(row: rows.Row) -> str:
@@ -117,6 +127,7 @@ def _line(row: rows.Row) -> str:
     _size(row.bytes_per_device, 'on a device'),
     _size(row.temp_bytes, 'temporary'),
     _size(row.code_bytes, 'code'),
+    _size(row.collective_bytes, 'in a collective'),
   ]
   if row.optimal_seconds is not None:
     cells.append(f'bound {row.optimal_seconds * 1e6:7.1f} us')

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +17,11 @@ from experiments.aot.targets import Target
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'nvidia-')  # begin their packages
 # What the TPU compiler says of programs larger than the device's memory. That
 # a kernel asks for too much VMEM is a refusal.
+_COLLECTIVE = re.compile(
+  r' = (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|'
+  r'reduce-scatter|collective-broadcast|ragged-all-to-all)(?:-start)?\('
+)
+_ARRAY = re.compile(r'[a-z]+(\d+)\w*\[([\d,]*)\]')  # bits of an element, shape
 _TOO_LARGE = ('memory on HBM', 'memory in memory space hbm')
 
 
@@ -51,6 +58,7 @@ class Row:
     flops: operations by the compiler's count, where it gives one; kernels
       count nothing.
     bytes_accessed: bytes by the same count.
+    collective_bytes: size of the largest array that devices exchange.
     optimal_seconds: the compiler's own lower bound, where it gives one. It is
       no measurement.
     compile_seconds: wall time, on the machine that compiled.
@@ -68,6 +76,7 @@ class Row:
   code_bytes: int | None = None
   flops: float | None = None
   bytes_accessed: float | None = None
+  collective_bytes: int | None = None
   optimal_seconds: float | None = None
   compile_seconds: float | None = None
   message: str = ''
@@ -145,9 +154,28 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
     'code_bytes': memory.generated_code_size_in_bytes or None,
     'flops': cost.get('flops'),
     'bytes_accessed': cost.get('bytes accessed'),
+    'collective_bytes': largest_collective(compiled.as_text()),
     # Negative where the compiler does not know.
     'optimal_seconds': optimal if optimal > 0 else None,
   }
+
+
+def largest_collective(program: str) -> int:
+  """Returns the bytes of the largest array of any collective, 0 if none.
+
+  Args:
+    program: text of a compiled program.
+  """
+  arrays = [
+    array
+    for kind in _COLLECTIVE.findall(program)
+    for array in _ARRAY.findall(kind)
+  ]
+  sizes = [
+    math.prod(map(int, filter(None, shape.split(',')))) * int(bits) // 8
+    for bits, shape in arrays
+  ]
+  return max(sizes, default=0)
 
 
 def _first_lines(error: Exception) -> str:

@@ -18,6 +18,14 @@ _TARGET_DEVICES = flags.DEFINE_integer(
   'modes but async. With --distributed: of each process, by default all.',
   lower_bound=1,
 )
+_SEQUENCE_DEVICES = flags.DEFINE_integer(
+  'sequence_devices',
+  1,
+  'For long contexts in the serving engine: how many of the devices of the '
+  'target share the tokens of the same heads, instead of sharing the heads. It '
+  'divides their number. Attention then runs on plain JAX.',
+  lower_bound=1,
+)
 _DRAFT_DEVICES = flags.DEFINE_integer(
   'draft_devices',
   1,
@@ -108,6 +116,11 @@ def target_devices() -> list[jax.Device]:
     return _of_processes(_TARGET_PROCESSES, _TARGET_DEVICES, taken=())
   number = _TARGET_DEVICES.value
   return _devices(number, f'--target_devices={number}')[:number]
+
+
+def sequence_devices() -> int:
+  """Returns how many of the target's devices share the same heads' tokens."""
+  return _SEQUENCE_DEVICES.value
 
 
 def draft_devices() -> list[jax.Device]:
@@ -202,6 +215,7 @@ def to_json() -> dict[str, Any]:
     holder.name: holder.value
     for holder in (
       _TARGET_DEVICES,
+      _SEQUENCE_DEVICES,
       _DRAFT_DEVICES,
       _TARGET_PROCESSES,
       _DRAFT_PROCESSES,

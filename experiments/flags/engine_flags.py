@@ -8,7 +8,7 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import shared_flags, tree_flags
+from experiments.flags import device_flags, shared_flags, tree_flags
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -124,7 +124,7 @@ _WINDOW = flags.DEFINE_integer(
   f'{SelfDraft().num_sink_tokens}.',
 )
 
-_PAGE_SIZE = 16
+_PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
 _RUN_AHEAD_MODES = 'autoregressive', *_LIVING
 _HOLDERS = (
@@ -209,6 +209,7 @@ def sizes() -> ProgramSizes:
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
+  page_size = _PAGE_SIZE * device_flags.sequence_devices()
   return ProgramSizes(
     scheduler=SchedulerConfig(
       buckets=StepBuckets(
@@ -217,9 +218,9 @@ def sizes() -> ProgramSizes:
         lengths=lengths,
         draft_steps=draft_steps,
       ),
-      num_pages=-(-kv_tokens // _PAGE_SIZE),
+      num_pages=-(-kv_tokens // page_size),
       max_context=contexts[-1],
-      page_size=_PAGE_SIZE,
+      page_size=page_size,
       shares_prefixes=_SHARE_PREFIXES.value,
     ),
     contexts=contexts,

@@ -241,6 +241,7 @@ def load_target(weight_dtype: str | None = None) -> ss.Model:
     _TARGET.value,
     dtype=_DTYPE.value,
     devices=device_flags.target_devices(),
+    sequence_devices=device_flags.sequence_devices(),
     kernels=_KERNELS.value,
     weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
   )
@@ -265,12 +266,14 @@ def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
 
 def load_draft(target: ss.Model, mode: str) -> ss.Model:
   """Loads the draft model of a mode, for async on devices of its own."""
+  is_apart = mode == 'async'
   return ss.load(
     draft_name(mode),
     dtype=_DTYPE.value,
     devices=device_flags.draft_devices()
-    if mode == 'async'
+    if is_apart
     else list(target.mesh.devices.flat),
+    sequence_devices=1 if is_apart else device_flags.sequence_devices(),
     draft_of=target,
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,

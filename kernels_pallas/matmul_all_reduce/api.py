@@ -45,34 +45,9 @@ def matmul_all_reduce(
   if sharding is None or math.prod(sharding.mesh.devices.shape) == 1:
     return reference.matmul_all_reduce(x, weight)
   axis = sharding.spec[0]
-  num_devices = sharding.mesh.shape[axis]
+  num_devices = math.prod(sharding.mesh.shape[name] for name in _axes(sharding))
   rows = (x.shape[0] * x.shape[1], x.shape[2] // num_devices)
-
-  def check_tpu():
-    if implementation == 'auto':
-      raise NotImplementedError('it has not been run on devices; ask for it')
-    pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
-
-  def no_triton():
-    raise NotImplementedError(
-      'there is none, and mosaic_gpu has not been run on devices; ask for it'
-    )
-
-  def check_mosaic():
-    mosaic_gpu.check(sharding.mesh.size, num_devices)
-
-  chosen = dispatch.choose(
-    'matmul_all_reduce',
-    f'x {x.dtype}{list(rows)}, {weight.shape[-1]} outputs, '
-    f'{num_devices} devices',
-    'auto' if implementation == 'pallas_gpu' else implementation,
-    dispatch.platform_of(sharding),
-    {
-      'pallas_tpu': check_tpu,
-      'pallas_gpu': no_triton,
-      'mosaic_gpu': check_mosaic,
-    },
-  )
+  chosen = _choose(x, rows, weight, num_devices, implementation, sharding)
   if chosen == dispatch.REFERENCE:
     return reference.matmul_all_reduce(x, weight)
 
@@ -93,3 +68,45 @@ def matmul_all_reduce(
     check_vma=False,
   )(x, weight)
   return summed.reshape(*x.shape[:2], -1)
+
+
+def _axes(sharding):
+  """Returns the axes of the mesh along which the inputs are shared."""
+  axes = sharding.spec[0]
+  return axes if isinstance(axes, tuple) else (axes,)
+
+
+def _choose(x, rows, weight, num_devices, implementation, sharding):
+  """Returns the name of the implementation."""
+
+  def check_axes():
+    if len(_axes(sharding)) > 1:
+      raise NotImplementedError('it adds up along one axis of the mesh')
+
+  def check_tpu():
+    if implementation == 'auto':
+      raise NotImplementedError('it has not been run on devices; ask for it')
+    check_axes()
+    pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
+
+  def no_triton():
+    raise NotImplementedError(
+      'there is none, and mosaic_gpu has not been run on devices; ask for it'
+    )
+
+  def check_mosaic():
+    check_axes()
+    mosaic_gpu.check(sharding.mesh.size, num_devices)
+
+  return dispatch.choose(
+    'matmul_all_reduce',
+    f'x {x.dtype}{list(rows)}, {weight.shape[-1]} outputs, '
+    f'{num_devices} devices',
+    'auto' if implementation == 'pallas_gpu' else implementation,
+    dispatch.platform_of(sharding),
+    {
+      'pallas_tpu': check_tpu,
+      'pallas_gpu': no_triton,
+      'mosaic_gpu': check_mosaic,
+    },
+  )

@@ -17,6 +17,7 @@ from kernels_pallas.paged_attention import (
   pallas_gpu,
   pallas_tpu,
   reference,
+  shared_pages,
 )
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -62,8 +63,9 @@ def paged_attention(
     soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
     sinks: [G, Q] or None, as in `tree_attention.api`.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
-    sharding: placement of keys and values, whose last axis alone may be
-      sharded, by kv heads; None is JAX's default device.
+    sharding: placement of keys and values, whose last axis may be sharded, by
+      kv heads, and whose second, by tokens; no kernel has the latter. None is
+      JAX's default device.
 
   Returns:
     [X, T, G, Q, E]; zeros for a token that sees nothing, and for padding.
@@ -79,6 +81,20 @@ def paged_attention(
     _BACKENDS.get(chosen, reference).paged_attention, **options
   )
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
+  _, tokens, heads = _spec(sharding)
+  by_head = P(None, None, heads)
+  if tokens is not None:
+    call = functools.partial(
+      shared_pages.paged_attention, axis_name=tokens, **options
+    )
+    pages = P(None, tokens, heads)
+    return jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=(by_head, pages, pages, *(P(),) * 5, P(heads)),
+      out_specs=by_head,
+      check_vma=False,
+    )(queries, *arrays, tree_mask, positions, sinks)
   if chosen == dispatch.REFERENCE:
     return call(queries, *arrays, tree_mask, positions, sinks=sinks)
   if tree_mask is None:
@@ -90,20 +106,20 @@ def paged_attention(
   if sinks is not None:
     arrays = (*arrays, sinks)
   if sharding is not None:
-    heads = (*sharding.spec, None, None, None)[2]
     call = jax.shard_map(
       call,
       mesh=sharding.mesh,
-      in_specs=(
-        P(None, None, heads),
-        *(P(None, None, heads),) * 2,
-        *(P(),) * 5,
-        P(heads),
-      )[: len(arrays)],
-      out_specs=P(None, None, heads),
+      in_specs=(*(by_head,) * 3, *(P(),) * 5, P(heads))[: len(arrays)],
+      out_specs=by_head,
       check_vma=False,
     )
   return call(*arrays)
+
+
+def _spec(sharding):
+  """Returns the mesh axes of the three axes of keys and values."""
+  spec = () if sharding is None else sharding.spec
+  return (*spec, None, None, None)[:3]
 
 
 def _choose(
@@ -116,10 +132,12 @@ def _choose(
     pages = sharding.shard_shape(pages)
     num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
   local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
+  are_shared = _spec(sharding)[1] is not None
   spec = arg_specs.ArgSpec(
     name=f'queries {queries.dtype}{list(local)}, pages {list(pages)}, '
     f'{num_columns} of a row, window {options["window"]}'
-    f'{"" if sinks is None else ", sinks"}',
+    f'{"" if sinks is None else ", sinks"}'
+    f'{", devices share them" if are_shared else ""}',
     # An engine has programs for many numbers of blocks.
     batch_size=call_spec.MOST_ROWS,
     num_tokens=size,
@@ -140,6 +158,8 @@ def _choose(
     )
     for name, backend in _BACKENDS.items()
   }
+  if are_shared:
+    checks = dict.fromkeys(_BACKENDS, shared_pages.refuse)
   return dispatch.choose(
     'paged_attention',
     spec.name,

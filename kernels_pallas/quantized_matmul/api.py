@@ -49,7 +49,6 @@ def quantized_matmul(
   """
   _, inputs, outputs = sharding.spec
   groups = inputs if scales.shape[1] > 1 else None
-  axis_sizes = sharding.mesh.shape
 
   def product(*arrays):
     chosen = _choose(*arrays, implementation, sharding)
@@ -57,7 +56,7 @@ def quantized_matmul(
     result = tuning.tuned(
       'quantized_matmul', chosen, backend.quantized_matmul, sharding
     )(*arrays)
-    if inputs is None or axis_sizes[inputs] == 1:
+    if inputs is None or sharding.mesh.size == 1:
       return result
     return jax.lax.psum(result, inputs)
 

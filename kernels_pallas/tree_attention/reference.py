@@ -113,6 +113,28 @@ def masked_attention(
   Returns:
     [B, T, G, Q, E]; zeros for a token that sees nothing.
   """
+  return attention_part(queries, keys, values, visible, scale, soft_cap, sinks)[
+    0
+  ]
+
+
+def attention_part(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  visible: jax.Array,
+  scale: float,
+  soft_cap: float | None = None,
+  sinks: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns attention to some of the rows, and its share in that to all.
+
+  The arguments are those of `masked_attention`.
+
+  Returns:
+    [B, T, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums that the
+    softmax divides by. `merge_parts` puts the parts together.
+  """
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   # Tokens and query groups side by side: one product per kv head.
   grouped = jnp.moveaxis(queries, 1, 3).reshape(
@@ -128,24 +150,47 @@ def masked_attention(
   if soft_cap is not None:
     scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(visible[:, None, None], scores, MASKED_SCORE)
-  probs = _softmax(scores, sinks).astype(values.dtype)
+  probs, log_sums = _softmax(scores, sinks)
   output = products.einsum(
     'bgns,bgse->bgne',
-    probs.reshape(batch, num_kv_heads, num_groups * num_tokens, -1),
+    probs.astype(values.dtype).reshape(
+      batch, num_kv_heads, num_groups * num_tokens, -1
+    ),
     values,
   )
   output = output.reshape(batch, num_kv_heads, num_groups, num_tokens, head_dim)
   sees_any = visible.any(axis=2)[:, None, None, :, None]
   output = jnp.where(sees_any, output, jnp.zeros((), output.dtype))
-  return jnp.moveaxis(output, 3, 1)
+  return jnp.moveaxis(output, 3, 1), jnp.moveaxis(log_sums, 3, 1)
+
+
+def merge_parts(
+  part: jax.Array, log_sums: jax.Array, axis_name: str
+) -> jax.Array:
+  """Returns attention to the rows of all devices f32[B, T, G, Q, E].
+
+  FlashDecoding: each part counts by its share of the softmax.
+
+  Args:
+    part: [B, T, G, Q, E] this device's `attention_part`.
+    log_sums: f32[B, T, G, Q] of it.
+    axis_name: axis of the mesh that the rows are shared along.
+  """
+  total = jax.nn.logsumexp(jax.lax.all_gather(log_sums, axis_name), axis=0)
+  share = jnp.exp(log_sums - total)[..., None]
+  return jax.lax.psum(part.astype(jnp.float32) * share, axis_name)
 
 
 def _softmax(scores, sinks):
-  """Returns the weights of scores f32[B, G, Q, T, S] over their last axis."""
+  """Returns the weights of scores f32[B, G, Q, T, S], and logarithms of sums.
+
+  Sums are over the last axis.
+  """
   if sinks is None:
-    return jax.nn.softmax(scores, axis=-1)
+    log_sums = jax.nn.logsumexp(scores, axis=-1)
+    return jax.nn.softmax(scores, axis=-1), log_sums
   sinks = sinks.astype(jnp.float32)[None, :, :, None, None]
   best = jnp.maximum(scores.max(axis=-1, keepdims=True), sinks)
   weights = jnp.exp(scores - best)
   total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - best)
-  return weights / total
+  return weights / total, (best + jnp.log(total))[..., 0]

@@ -9,6 +9,9 @@ A cache may also keep features of its tokens, for a draft that reads them.
 
 The heads of a token lie side by side, so that a page is whole tiles of a TPU.
 
+On a mesh with an axis 'sequence' each device has a part of every page, so that
+the devices' shares of any row differ by less than a page.
+
 Legend: P pages, Z tokens of a page, N tokens, G kv heads, E head_dim, L layers,
 H features.
 """
@@ -19,7 +22,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import products
-from swiftspec_jax import sharding
+from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 
 
@@ -62,10 +65,19 @@ def init(
     mesh: devices of the model.
     feature_layers: indices of the layers whose outputs are kept besides keys
       and values.
+
+  Raises:
+    UserError: the devices of the axis 'sequence' do not divide a page.
   """
+  num_parts = sharding.sequence_devices(mesh)
+  if page_size % num_parts:
+    raise errors.UserError(
+      f'page_size={page_size} is no multiple of the {num_parts} devices that '
+      'share the tokens of a sequence'
+    )
   stored = products.stored_dtype(dtype, mesh)
   shape = (num_pages, page_size, config.padded_kv_heads * config.head_dim)
-  pages = sharding.sharding_of(mesh, (None, None, 'kv_heads'))
+  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
 
   def zeros():
     layers = range(config.num_layers)
@@ -97,15 +109,15 @@ def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
     new: [N, G, E], or [N, H].
     places: i32[N] page * Z + offset; P * Z or more is written nowhere.
   """
-  rows = pages.reshape(-1, pages.shape[2])
   new = new.reshape(len(new), -1)
   if len(places) == 1:
     # XLA CPU copies the whole cache to write a single row; the second one is
     # written nowhere.
     new = jnp.concatenate([new, new])
-    places = jnp.concatenate([places, jnp.full_like(places, len(rows))])
-  rows = rows.at[places].set(new.astype(pages.dtype), mode='drop')
-  return rows.reshape(pages.shape)
+    places = jnp.append(places, pages.shape[0] * pages.shape[1])
+  # Pages are not merged: devices may share the tokens of each.
+  index = jnp.divmod(places, pages.shape[1])
+  return pages.at[index].set(new.astype(pages.dtype), mode='drop')
 
 
 def move(
@@ -118,8 +130,14 @@ def move(
     sources: i32[N] page * Z + offset.
     targets: i32[N]; P * Z or more is written nowhere.
   """
+  if len(sources) == 1:
+    # XLA for GPUs slices a single row, and to slice what devices share it first
+    # gathers all of it; the second row is written nowhere.
+    sources = jnp.append(sources, 0)
+    targets = jnp.append(targets, cache.num_places)
 
   def moved(pages):
-    return write(pages, pages.reshape(-1, pages.shape[2])[sources], targets)
+    rows = pages[jnp.divmod(sources, pages.shape[1])]
+    return write(pages, rows, targets)
 
   return jax.tree.map(moved, cache)

@@ -37,6 +37,7 @@ def load(
   *,
   dtype: jax.typing.DTypeLike | None = None,
   devices: Sequence[jax.Device] | None = None,
+  sequence_devices: int = 1,
   draft_of: Model | None = None,
   num_layers: int | None = None,
   kernels: str = 'auto',
@@ -54,6 +55,9 @@ def load(
       output then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: devices that share the model by tensor parallelism; the first
       device by default.
+    sequence_devices: number of devices that share the tokens of the same kv
+      heads, for long contexts in the serving engine. It divides the number of
+      devices. The others share the heads.
     draft_of: the target that this model will draft for. Both need the same
       vocabulary, but one may have more tokens behind those of the other: a
       draft proposes only tokens that both have. The padding of their tables may
@@ -81,11 +85,12 @@ def load(
     UserError: there is nothing by that name; the checkpoint is broken or
       unknown; its vocabulary is not that of `draft_of`; it has fewer layers
       than `num_layers`; the kernels are for other devices; `weight_dtype` is
-      unknown; or the environment names a bad file of tiles
+      unknown; `sequence_devices` does not divide the number of devices; or the
+      environment names a bad file of tiles
       (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
-  mesh = sharding.make_mesh(devices)
+  mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
   if kernels not in ('auto', *dispatch.implementations_of(platform)):
     raise errors.UserError(
@@ -104,6 +109,7 @@ def load(
   config = dataclasses.replace(
     source.config,
     num_shards=mesh.devices.size,
+    num_sequence_shards=sequence_devices,
     kernels=kernels,
     weight_dtype=_weight_dtype(name, source.config, weight_dtype),
   )

@@ -167,7 +167,7 @@ def _bytes(spec: params_lib.ParamSpec, config: ModelConfig) -> float:
   The scales of int8, one for each output, are left out.
   """
   count = math.prod(spec.padded_shape)
-  if any(sharding.RULES.get(a) == sharding.MODEL_AXIS for a in spec.axes):
+  if any(sharding.MODEL_AXIS in sharding.RULES.get(a, ()) for a in spec.axes):
     count /= config.num_shards
   if spec.scheme is None:
     return count * spec.dtype(_DTYPE).itemsize

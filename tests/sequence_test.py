@@ -1,0 +1,99 @@
+"""Devices that share the tokens of a sequence: equal tokens, no KV moves."""
+
+import functools
+
+import jax
+import pytest
+from decoding_cases import CONFIG, requests_of, run
+from engine_cases import TARGET, TREES, make_sizes
+
+import swiftspec_jax as ss
+from experiments.aot import long_context, rows, targets
+from swiftspec_jax import errors, sharding, testing
+from swiftspec_jax.cache import paged
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import PageEngine
+
+
+@functools.cache
+def shared(num_devices, num_sharing):
+  return testing.random_model(
+    CONFIG, devices=jax.devices()[:num_devices], sequence_devices=num_sharing
+  )
+
+
+@functools.cache
+def expected():
+  """Prompts of several chunks, decoded by one device."""
+  requests = requests_of(3, max_new_tokens=24)
+  decoder = ss.Decoder(TARGET, batch_size=3)
+  return [result.token_ids for result in run(decoder, requests)]
+
+
+@pytest.mark.parametrize(
+  ('drafts', 'num_devices', 'num_sharing'),
+  [('none', 8, 8), ('lookup', 4, 2), ('tree', 4, 2)],
+)
+def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
+  model = shared(num_devices, num_sharing)
+  draft = {
+    'none': None,
+    'lookup': ss.PromptLookup(prompt_lookup_min=1),
+    'tree': TreeDraft(model=model, width=3, branching=3),
+  }[drafts]
+  sizes = make_sizes(drafts=TREES) if drafts == 'tree' else make_sizes()
+  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  requests = requests_of(3, max_new_tokens=24)
+  handles = [engine.submit(request) for request in requests]
+  assert [x.result().token_ids for x in handles] == expected()
+
+
+def test_dense_caches_are_not_shared_and_give_the_same_tokens():
+  model = shared(4, 2)
+  decoder = ss.Decoder(model, model, tree=ss.TreeConfig(num_nodes=4, width=2))
+  requests = requests_of(3, max_new_tokens=24)
+  found = [result.token_ids for result in run(decoder, requests)]
+  assert found == expected()
+
+
+class Devices(targets.Target):
+  """The simulated devices of this process."""
+
+  @property
+  def devices(self):
+    return jax.devices()
+
+
+@pytest.mark.parametrize(
+  ('step', 'num_sharing'), [('decode', 8), ('tree', 2), ('prompt', 8)]
+)
+def test_no_keys_or_values_are_exchanged(step, num_sharing):
+  """What the largest collective carries is less than a device's part of them.
+
+  That is the logits, whatever the context.
+  """
+  host = Devices(name='host', platform='cpu', topology='', bytes_per_device=1)
+  context = 8192
+  program = long_context.lower(
+    CONFIG, num_sharing, host, *long_context.STEPS[step], context=context
+  )
+  heads = max(CONFIG.num_kv_heads // (8 // num_sharing), 1)
+  part = context // num_sharing * heads * CONFIG.head_dim * 2
+  found = rows.largest_collective(program.compile().as_text())
+  assert 0 < found < part
+
+
+def test_a_page_is_shared_evenly():
+  mesh = sharding.make_mesh(jax.devices()[:4], 2)
+  config = shared(4, 2).config
+  cache = paged.init(config, 3, 8, 'float32', mesh)
+  assert cache.sharding.shard_shape(cache.keys[0].shape) == (3, 4, 8)
+  with pytest.raises(errors.UserError, match='page_size=7 is no multiple of'):
+    paged.init(config, 3, 7, 'float32', mesh)
+
+
+def test_tokens_are_shared_by_a_part_of_the_devices():
+  for number in (0, 3):
+    with pytest.raises(errors.UserError, match=f'={number} does not divide'):
+      sharding.make_mesh(jax.devices()[:4], number)
