@@ -1,8 +1,10 @@
 """Files of prompts: JSON lines in the format of Spec-Bench and MT-Bench."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from swiftspec_jax import errors
@@ -60,6 +62,15 @@ def read_prompts(path: pathlib.Path, limit: int | None = None) -> list[Prompt]:
   if not prompts:
     raise errors.UserError(f'{path} holds no prompts')
   return list(prompts.values())
+
+
+def of_each_task(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+  """Returns the first `count` prompts of each task, the tasks in turn."""
+  tasks: dict[str, list[Prompt]] = {}
+  for prompt in prompts:
+    tasks.setdefault(prompt.task, []).append(prompt)
+  turns = itertools.zip_longest(*(own[:count] for own in tasks.values()))
+  return [prompt for turn in turns for prompt in turn if prompt is not None]
 
 
 def _parse(line: str, place: str) -> Prompt:

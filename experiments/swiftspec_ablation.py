@@ -5,9 +5,10 @@ r"""What each part of SwiftSpec brings, in one run on the devices at hand.
 Compares plain decoding, serial and asynchronous trees and each switch of the
 latter, sweeps their sizes, and compares acceptance in serial and asynchronous
 mode. All configurations take turns at every prompt. The directory gets
-rows.jsonl (a line for each configuration), results.jsonl (one for each
-output), timelines.jsonl, provenance.json, speed.png, sweeps.png and
-acceptance.png. Ctrl-C keeps what is done, and --resume goes on with it.
+rows.jsonl (a line for each configuration), acceptance.jsonl (async over serial,
+for each task), results.jsonl (a line for each output), timelines.jsonl,
+provenance.json, speed.png, sweeps.png and acceptance.png. Ctrl-C keeps what is
+done, and --resume goes on with it.
 """
 
 import dataclasses
@@ -29,8 +30,10 @@ from experiments.studies import (
   ablation_plot,
   ablation_report,
   ablation_settings,
+  acceptance_loss,
 )
 from experiments.studies.ablation_settings import Configuration
+from swiftspec_jax import errors
 
 _CONFIGURATIONS = flags.DEFINE_list(
   'configurations', [], 'Names of the rows to measure. Default: all.'
@@ -40,6 +43,12 @@ _PROMPTS = flags.DEFINE_string(
 )
 _LIMIT = flags.DEFINE_integer(
   'limit', 6, 'How many prompts to take.', lower_bound=1
+)
+_PER_TASK = flags.DEFINE_integer(
+  'per_task',
+  None,
+  'How many prompts of each task to take, in place of --limit.',
+  lower_bound=1,
 )
 _REPEATS = flags.DEFINE_integer(
   'repeats', 3, 'Measurements of which the median counts.', lower_bound=1
@@ -105,11 +114,12 @@ def main() -> None:
   modes = list(dict.fromkeys(c.mode for c in configurations))
   shared_flags.check(modes)
   prompts_path = pathlib.Path(_PROMPTS.value)
-  prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
+  prompts = _read_prompts(prompts_path)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   settings = shared_flags.shared_settings(
     prompts_path,
     limit=_LIMIT.value,
+    per_task=_PER_TASK.value,
     repeats=_REPEATS.value,
     timeline_tokens=_TIMELINE_TOKENS.value,
     configurations=[c.name for c in configurations],
@@ -141,6 +151,19 @@ def main() -> None:
   _report(study, records, timelines, directory, facts)
   if interruption is not None:
     raise interruption
+
+
+def _read_prompts(path: pathlib.Path) -> list[prompts_lib.Prompt]:
+  if _PER_TASK.value is None:
+    return prompts_lib.read_prompts(path, _LIMIT.value)
+  if _LIMIT.present:
+    raise errors.UserError(
+      f'--limit={_LIMIT.value} contradicts --per_task={_PER_TASK.value}; give '
+      'one of them'
+    )
+  return prompts_lib.of_each_task(
+    prompts_lib.read_prompts(path), _PER_TASK.value
+  )
 
 
 def _measure(
@@ -213,8 +236,11 @@ def _report(
   rows = ablation_report.make_rows(
     study.configurations, records, timelines, is_greedy=is_greedy
   )
-  lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
-  benchmark_output.write(directory / 'rows.jsonl', lines.encode())
+  names = [configuration.name for configuration in study.configurations]
+  losses = acceptance_loss.make_rows(names, records)
+  for name, table in (('rows', rows), ('acceptance', losses)):
+    lines = ''.join(f'{json.dumps(row)}\n' for row in table)
+    benchmark_output.write(directory / f'{name}.jsonl', lines.encode())
   benchmark_output.write_json(
     directory / 'provenance.json', {**facts, 'flags': shared_flags.to_json()}
   )
@@ -228,7 +254,7 @@ def _report(
   print(title)
   print(ablation_report.table(rows))
   print('times in ms: round; target and draft forward; host work in a round')
-  if comparison := ablation_report.acceptance_table(rows):
+  if comparison := acceptance_loss.table(losses):
     print(f'\n{comparison}')
   if is_greedy:
     for line in benchmark_report.describe_differences(records):

@@ -431,6 +431,27 @@ def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype, architecture):
     ss.load(tmp_path, draft_of=wider)
 
 
+def test_layers_of_the_target_are_a_draft(tmp_path):
+  model = target()
+  student.save_layers(tmp_path / 'all', model, range(3))
+  student.save_layers(tmp_path / 'two', model, (0, 2))
+  tree = ss.TreeConfig(num_nodes=4, width=1, branching=1, prompt_lookup=False)
+  expected = ss.generate(model, [[1, 2, 3]], max_new_tokens=12)
+  lengths = []
+  for name in ('all', 'two'):
+    draft = ss.load(tmp_path / name, draft_of=model)
+    found = ss.generate(
+      model, [[1, 2, 3]], draft=draft, tree=tree, max_new_tokens=12
+    )
+    assert found[0].token_ids == expected[0].token_ids
+    lengths.append(found[0].stats.acceptance_length)
+  # With all layers it is the target, and is always right.
+  assert lengths[0] > 3
+  assert lengths[1] < lengths[0]
+  with pytest.raises(errors.UserError, match='init_layers'):
+    student.save_layers(tmp_path / 'none', model, (3,))
+
+
 def test_output_ids_that_do_not_fit(tmp_path):
   model = target()
   config = STANDS_ALONE.model_config(model.config)

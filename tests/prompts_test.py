@@ -60,6 +60,15 @@ def test_limit_and_empty_lines(tmp_path):
   assert [p.question_id for p in prompts.read_prompts(path, 2)] == [1, 2]
 
 
+def test_tasks_take_turns():
+  found = [
+    prompts.Prompt(question_id=i, task=task, turns=('a',))
+    for i, task in enumerate(('qa', 'qa', 'qa', 'math', 'rag', 'math'))
+  ]
+  chosen = prompts.of_each_task(found, 2)
+  assert [p.question_id for p in chosen] == [0, 3, 4, 1, 5]
+
+
 @pytest.mark.parametrize(
   ('line', 'message'),
   [

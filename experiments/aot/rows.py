@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from experiments.aot import launches
 from experiments.aot.targets import Target
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'nvidia-')  # begin their packages
@@ -61,6 +62,8 @@ class Row:
     collective_bytes: size of the largest array that devices exchange.
     optimal_seconds: the compiler's own lower bound, where it gives one. It is
       no measurement.
+    num_kernels: kernels that a GPU program starts, see `launches.count`; None
+      for TPUs.
     compile_seconds: wall time, on the machine that compiled.
     message: message of the compiler.
     fingerprint: fingerprint of the program, the device and the compilers'
@@ -78,6 +81,7 @@ class Row:
   bytes_accessed: float | None = None
   collective_bytes: int | None = None
   optimal_seconds: float | None = None
+  num_kernels: int | None = None
   compile_seconds: float | None = None
   message: str = ''
   fingerprint: str = ''
@@ -107,6 +111,8 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
     )
   seconds = time.perf_counter() - start
   facts = _facts(compiled)
+  if job.target.platform == 'cuda':
+    facts['num_kernels'] = launches.count(compiled.as_text())
   fits = facts['bytes_per_device'] <= job.target.bytes_per_device
   return dataclasses.replace(
     row,

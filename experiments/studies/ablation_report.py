@@ -110,30 +110,26 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   return benchmark_report.aligned(cells, num_names=1)
 
 
+def pairs(names: Sequence[str]) -> list[tuple[str, str, str]]:
+  """Returns settings, and the names of their serial and async configuration."""
+  found = []
+  for name in names:
+    rival = name.replace('serial', 'async', 1)
+    if name.startswith('serial') and rival in names:
+      label = name.removeprefix('serial').strip('_') or 'base'
+      found.append((label, name, rival))
+  return found
+
+
 def compare_acceptance(
   rows: Sequence[Mapping[str, Any]],
 ) -> list[tuple[str, float, float]]:
   """Returns settings, and the acceptance length in serial and async mode."""
   lengths = {row['name']: row['acceptance_length'] for row in rows}
-  found = []
-  for name, length in lengths.items():
-    rival = name.replace('serial', 'async', 1)
-    if name.startswith('serial') and rival in lengths:
-      label = name.removeprefix('serial').strip('_') or 'base'
-      found.append((label, length, lengths[rival]))
-  return found
-
-
-def acceptance_table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns what `compare_acceptance` finds; empty if there is nothing."""
-  pairs = compare_acceptance(rows)
-  if not pairs:
-    return ''
-  cells = [('acceptance length', 'serial', 'async', 'change')]
-  for label, serial, asynchronous in pairs:
-    change = f'{asynchronous / serial - 1:+.0%}'
-    cells.append((label, f'{serial:.2f}', f'{asynchronous:.2f}', change))
-  return benchmark_report.aligned(cells, num_names=1)
+  return [
+    (label, lengths[serial], lengths[asynchronous])
+    for label, serial, asynchronous in pairs(list(lengths))
+  ]
 
 
 def sweep(

@@ -1,6 +1,7 @@
 """The draft in training: its configuration, first parameters, and forward."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 
 from kernels_pallas import products
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
@@ -164,6 +166,31 @@ def initial_params(
       arrays['feature_projection'] = projection
       arrays['feature_fusion'] = _FUSION * np.eye(width, dtype=np.float32)
   return arrays
+
+
+def save_layers(
+  directory: pathlib.Path, target: Model, init_layers: Sequence[int]
+) -> None:
+  """Writes a stand-alone draft of some of the target's layers, untrained.
+
+  `swiftspec_jax.load(directory, draft_of=target)` reads it. It is for studies,
+  and as large as its layers: without training, a draft of a few of them guesses
+  little.
+
+  Args:
+    directory: folder to write; made if it does not exist.
+    target: model whose layers they are.
+    init_layers: indices of the layers, in ascending order.
+
+  Raises:
+    UserError: the target has no such layers, or is quantized; or the directory
+      cannot be written.
+  """
+  student = StudentConfig(init_layers=tuple(init_layers))
+  config = student.model_config(target.config)
+  arrays = initial_params(config, target, student, None, seed=0)
+  del arrays['embedding']  # that of the target
+  draft_lib.save(directory, config, arrays, target)
 
 
 def continue_from(
