@@ -24,7 +24,7 @@ TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
 READING_DRAFT = testing.random_model(
   dataclasses.replace(
-    CONFIG, feature_layers=(0, 1), feature_dim=2 * CONFIG.embed_dim
+    CONFIG, feature_layers=(0,), feature_dim=CONFIG.embed_dim
   ),
   seed=1,
   name='reading-draft',

@@ -28,7 +28,10 @@ MIXED = [
 def fed_pair(target_devices, draft_devices, vocab_size=262):
   """A target, and a draft of its weights that also reads its features."""
   target, stand_alone = pair(
-    target_devices, draft_devices, vocab_size=vocab_size
+    target_devices,
+    draft_devices,
+    vocab_size=vocab_size,
+    num_layers=2,
   )
   config = dataclasses.replace(
     CONFIG,
@@ -107,7 +110,7 @@ def test_pauses_change_no_token(plain, mode, run_ahead):
 def test_padded_splits():
   target, draft = fed_pair((0, 2), (2, 5), vocab_size=263)
   requests = requests_of(3, max_new_tokens=20)
-  alone, _ = pair((0, 1), (0, 1), vocab_size=263)
+  alone, _ = pair((0, 1), (0, 1), vocab_size=263, num_layers=2)
   tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
   assert_same(run(tree_decoder, requests), run(ss.Decoder(alone), requests))
 

@@ -10,7 +10,9 @@ from swiftspec_jax import testing
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.pipelines import tree_sizes
 
-CONFIG = dataclasses.replace(decoding_cases.CONFIG, max_context=256)
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG, num_layers=2, max_context=256
+)
 TREE = TreeConfig(
   num_nodes=8,
   width=4,
@@ -40,9 +42,13 @@ STEP_TIMES = tree_sizes.StepTimes(
 
 
 @functools.cache
-def pair(target_devices, draft_devices, draft_seed=0, vocab_size=262):
+def pair(
+  target_devices, draft_devices, draft_seed=0, vocab_size=262, num_layers=1
+):
   """A target and a draft; the draft of seed 0 has the target's weights."""
-  config = dataclasses.replace(CONFIG, vocab_size=vocab_size)
+  config = dataclasses.replace(
+    CONFIG, vocab_size=vocab_size, num_layers=num_layers
+  )
   devices = jax.devices()
   target = testing.random_model(config, devices=devices[slice(*target_devices)])
   draft = testing.random_model(

@@ -30,7 +30,7 @@ HYBRID = {
 def start(mode, draft_seed=0, **changes):
   """A pipeline with one admitted request, to be driven round by round."""
   tree = dataclasses.replace(TREE, **changes)
-  target, draft = pair(*DEVICES[mode], draft_seed)
+  target, draft = pair(*DEVICES[mode], draft_seed, num_layers=2)
   pipeline = ss.Decoder(target, draft, tree=tree).pipeline
   request = requests_of(1, max_new_tokens=150)[0]
   limit = len(request.token_ids) + 150

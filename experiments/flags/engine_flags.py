@@ -317,6 +317,7 @@ def cost_key(
     device_kind=jax.devices()[0].device_kind,
     num_devices=target.mesh.devices.size,
     buckets=declared.scheduler.buckets,
+    num_sequence_devices=target.config.num_sequence_shards,
   )
 
 

@@ -24,6 +24,7 @@ class CostKey:
     device_kind: JAX's name of the device.
     num_devices: number of devices that hold the target.
     buckets: the compiled sizes.
+    num_sequence_devices: number of these devices that share tokens.
   """
 
   target: str
@@ -32,6 +33,7 @@ class CostKey:
   device_kind: str
   num_devices: int
   buckets: StepBuckets
+  num_sequence_devices: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,7 @@ class ClosedBatch:
     # Some sizes between the rows alone and a chunk of a prompt beside them.
     drafts = num_rows * (self._length + 1)
     query_tokens = {num_rows, drafts, drafts + _CHUNK}
+    page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
     return PageEngine(
       self._target,
       self._draft,
@@ -100,9 +101,9 @@ class ClosedBatch:
             query_tokens=tuple(sorted(query_tokens)),
             lengths=tuple(range(self._length + 1)),
           ),
-          num_pages=num_rows * -(-max_context // _PAGE_SIZE),
+          num_pages=num_rows * -(-max_context // page_size),
           max_context=max_context,
-          page_size=_PAGE_SIZE,
+          page_size=page_size,
         ),
         contexts=(max_context,),
       ),
