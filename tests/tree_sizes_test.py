@@ -38,8 +38,11 @@ def report(path, num_drafted):
   )
 
 
-def play(sizes, path, num_rounds, is_async=False):
-  """Returns what was sent in rounds that would accept `path`."""
+def play(sizes, path, num_rounds, is_async=False, seconds=lambda sent: None):
+  """Returns what was sent in rounds that would accept `path`.
+
+  `seconds` says how long a round of some sizes really takes.
+  """
   sent = []
   for _ in range(num_rounds):
     now = sizes.next()
@@ -47,7 +50,7 @@ def play(sizes, path, num_rounds, is_async=False):
     sent.append(now)
     num_accepted = len(path) if is_async else now.num_steps + 1
     found = [node for node in path[:num_accepted] if node < now.num_nodes]
-    sizes.observe([report(found, now.num_nodes - 1)])
+    sizes.observe([report(found, now.num_nodes - 1)], seconds(now))
   return sent
 
 
@@ -187,6 +190,25 @@ def test_lookup_alone_is_left_where_trees_are_better():
   sent = play(new_sizes(times=times), DEEP, 500)
   assert 1 <= sent.count(PAUSE) < 10
   assert sent[-1].num_nodes == 16
+
+
+def test_rounds_that_are_slower_than_measured():
+  """Steps were timed without what else a round does, or other work."""
+
+  def seconds(factor, of_trees):
+    def of(sent):
+      if sent == PAUSE:
+        return factor * CHEAP.pause_seconds[0]
+      times = CHEAP.target_seconds[sent.num_nodes] + CHEAP.advance_seconds
+      steps = (sent.num_steps - 1) * CHEAP.draft_seconds
+      return factor * of_trees * (times + steps)
+
+    return of
+
+  busy = play(new_sizes(), DEEP, 300, seconds=seconds(4.0, 1.0))
+  assert busy[-1].num_nodes == play(new_sizes(), DEEP, 300)[-1].num_nodes == 16
+  slow = play(new_sizes(), DEEP, 300, seconds=seconds(1.0, 8.0))
+  assert slow.count(PAUSE) > 200
 
 
 def test_copying_does_not_end_probes():

@@ -7,6 +7,7 @@ in rounds that were on their way is never emitted.
 
 import collections
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -105,6 +106,7 @@ class RowEngine(engine.Engine[Job]):
     self._chains_by_model = tree is None and isinstance(draft, Model)
     self._run_ahead = run_ahead
     self._timeline = timeline
+    self._last_arrival = math.nan  # time of the latest output
     self._waiting: collections.deque[Job] = collections.deque()
     self._rows: list[Job | None] = [None] * max_rows
     # Rounds that have not been read, with who had the rows.
@@ -141,6 +143,7 @@ class RowEngine(engine.Engine[Job]):
     """Waits for the rounds that are on their way; only without requests."""
     jax.block_until_ready([output for output, _ in self._in_flight])
     self._in_flight.clear()
+    self._last_arrival = math.nan
 
   def _plan_warm_up(self) -> list[Callable[[], None]]:
     limit = self.max_context
@@ -254,7 +257,8 @@ class RowEngine(engine.Engine[Job]):
       reports[slot] = report = types.StepReport.unpack(packed[slot])
       own = jax.tree.map(lambda x, slot=slot: x[slot], logprobs)
       read.append((job.handle, report, len(job.push(report, own))))
-    self.pipeline.observe(reports)
+    seconds, self._last_arrival = arrived - self._last_arrival, arrived
+    self.pipeline.observe(reports, None if math.isnan(seconds) else seconds)
     self.host_seconds += time.thread_time() - work
     self._note('wait', start, arrived)
     self._note('read', arrived, time.perf_counter())
@@ -270,6 +274,7 @@ class RowEngine(engine.Engine[Job]):
       # The last token of the prompt is the root of the first round.
       num_tokens = len(job.request.token_ids) - 1
       chunks = buckets.plan_prefill(num_tokens, self.pipeline.capacity)
+      self._last_arrival = math.nan  # the next round takes longer
       self.pipeline.admit(slot, job.request, job.limit, chunks)
       job.end_prefill()
 

@@ -48,5 +48,12 @@ class Pipeline(Protocol):
   def dispatch(self) -> types.StepOutput:
     """Enqueues one round; does not wait for its output."""
 
-  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
-    """Learns what became of a round: the report of each busy row."""
+  def observe(
+    self, reports: Mapping[int, types.StepReport], seconds: float | None
+  ) -> None:
+    """Learns what became of a round.
+
+    Args:
+      reports: report of each busy row.
+      seconds: time since the round before; None where it did more than that.
+    """

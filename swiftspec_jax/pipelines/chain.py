@@ -75,8 +75,10 @@ class ChainPipeline:
     )
     return output
 
-  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
-    del reports
+  def observe(
+    self, reports: Mapping[int, types.StepReport], seconds: float | None
+  ) -> None:
+    del reports, seconds
 
   def _measure_steps(self, capacity: int) -> jax.Array:
     """Times steps of idle rows, which stay idle, by the length of the draft."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, spec_step, tree_step, types
+from swiftspec_jax import buckets, hosts, spec_step, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
@@ -86,6 +86,7 @@ class TreePipeline:
       np.arange(batch_size, dtype=np.int32)[:, None], target.mesh
     )
     self._measure_steps = functools.cache(self._measure_steps)
+    self._is_assumed = False
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     self._price: DepthPrice | None = None
     if tree_config.is_depth_priced:
@@ -123,6 +124,7 @@ class TreePipeline:
   def assume(self, times: tree_sizes.StepTimes) -> None:
     """Makes adaptive sizes take these times for those of all steps."""
     self._measure_steps = lambda capacity: times
+    self._is_assumed = True
 
   def _adapt(self, times: tree_sizes.StepTimes) -> None:
     """Adapts the sizes to the seconds that steps take."""
@@ -205,11 +207,15 @@ class TreePipeline:
     self.follow()
     return output
 
-  def observe(self, reports: Mapping[int, types.StepReport]) -> None:
+  def observe(
+    self, reports: Mapping[int, types.StepReport], seconds: float | None
+  ) -> None:
     self._unread.popleft()
     for slot, report in reports.items():
       self._num_known[slot] += len(report.token_ids)
-    self._sizes.observe(list(reports.values()))
+    if self._is_assumed or hosts.is_together():  # where all must decide alike
+      seconds = None
+    self._sizes.observe(list(reports.values()), seconds)
     if self._price is not None:
       self._price.observe(list(reports.values()))
 

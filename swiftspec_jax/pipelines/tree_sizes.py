@@ -9,6 +9,7 @@ the draft give their own.
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ _STALE = 0.1  # rounds, all that was seen before a pause counts as
 _TRIAL = 3.0  # rounds, the start and the probe that ends a pause count as
 _PAUSE_DECAY = 0.97  # weight of a paused round against the one after it
 _HYSTERESIS = 1.03  # gain that is worth a change
+# What a round says of the speed of its kind, and of that of the other kind.
+_OWN_SPEED, _OTHER_SPEED = 0.1, 0.03
 _PROBE_EVERY = (32, 1024)  # rounds at least, and at most
 _PROBE_SHARE = 0.015  # of the time that probes may cost
 
@@ -90,6 +93,8 @@ class TreeSizes:
     self._weights = np.full(shape, _TRIAL)
     # Of paused rounds: how many, their tokens, and their seconds.
     self._pause = np.zeros(3)
+    # By whether rounds are paused: their seconds as a share of those measured.
+    self._slowness = {False: 1.0, True: 1.0}
     self._num_forwards = 0.0  # mean of those for which the target waits
     self._num_rounds = 0  # since the last probe
 
@@ -126,11 +131,20 @@ class TreeSizes:
     """Forgets the proposals whose reports will not come."""
     self._verified.clear()
 
-  def observe(self, reports: Sequence[types.StepReport]) -> None:
-    """Takes the reports of the oldest proposal that has none yet."""
+  def observe(
+    self, reports: Sequence[types.StepReport], seconds: float | None = None
+  ) -> None:
+    """Takes the reports of the oldest proposal that has none yet.
+
+    Args:
+      reports: reports of the rows.
+      seconds: duration of the round; None if it did more than others do.
+    """
     sizes = self._verified.popleft()
     if not self.is_timed or not reports:
       return
+    if seconds is not None:
+      self._learn_speed(sizes, reports, seconds)
     if sizes == PAUSE:
       self._learn_pause(reports)
       return
@@ -150,10 +164,25 @@ class TreeSizes:
           self._learn(i, bucket, sizes, report, 1 / len(reports))
     self._choose()
 
+  def _learn_speed(self, sizes, reports, seconds) -> None:
+    """Takes that other work slows all rounds, and one kind more than others."""
+    is_pause = sizes == PAUSE
+    if is_pause:
+      measured = self._paused_seconds(reports)
+    else:
+      measured = self._tree_seconds(sizes)
+    change = math.log(seconds / measured / self._slowness[is_pause])
+    change = min(max(change, -1.0), 1.0)
+    self._slowness[is_pause] *= math.exp(_OWN_SPEED * change)
+    self._slowness[not is_pause] *= math.exp(_OTHER_SPEED * change)
+
+  def _paused_seconds(self, reports) -> float:
+    longest = max(report.num_drafted for report in reports)
+    return self._times.pause_seconds[longest]
+
   def _learn_pause(self, reports) -> None:
     num_tokens = sum(len(report.token_ids) for report in reports)
-    longest = max(report.num_drafted for report in reports)
-    seconds = self._times.pause_seconds[longest]
+    seconds = self._paused_seconds(reports)
     new = np.array([1.0, num_tokens / len(reports), seconds])
     self._pause = _PAUSE_DECAY * self._pause + new
     if self.current != PAUSE:  # was a probe
@@ -197,8 +226,8 @@ class TreeSizes:
 
   def _pause_rate(self) -> float:
     """Returns the tokens per second of a row without the draft."""
-    _, num_tokens, seconds = self._pause
-    return num_tokens / seconds
+    num_rounds, num_tokens, _ = self._pause
+    return num_tokens / num_rounds / self._seconds(PAUSE)
 
   def _options(self) -> Iterable[Sizes]:
     """Yields all sizes to choose from, but those without the draft."""
@@ -218,10 +247,14 @@ class TreeSizes:
 
   def _seconds(self, sizes: Sizes) -> float:
     """Returns how long a round takes."""
-    times = self._times
     if sizes == PAUSE:
       num_rounds, _, seconds = self._pause
-      return seconds / num_rounds
+      return self._slowness[True] * seconds / num_rounds
+    return self._slowness[False] * self._tree_seconds(sizes)
+
+  def _tree_seconds(self, sizes: Sizes) -> float:
+    """Returns how long a round with trees took when steps were measured."""
+    times = self._times
     target = times.target_seconds[sizes.num_nodes]
     if self._is_async:
       growth = sizes.num_steps * times.draft_seconds
