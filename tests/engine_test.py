@@ -368,7 +368,10 @@ def test_who_waits_learns_of_a_failure():
 @pytest.mark.parametrize(('is_tree', 'window'), [(False, 16), (True, 2)])
 def test_sliding_windows(is_tree, window):
   config = dataclasses.replace(
-    TARGET.config, sliding_window=window, sliding_layers=(True, False)
+    TARGET.config,
+    num_layers=2,
+    sliding_window=window,
+    sliding_layers=(True, False),
   )
   model = testing.random_model(config, seed=3)
   requests = requests_of(6)

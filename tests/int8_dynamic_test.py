@@ -25,7 +25,9 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder, int8_dynamic, transposed
 from swiftspec_jax.models import params as params_lib
 
-CONFIG = dataclasses.replace(decoding_cases.CONFIG, weight_dtype='int8_dynamic')
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG, num_layers=2, weight_dtype='int8_dynamic'
+)
 ODD = dataclasses.replace(ODD, weight_dtype='int8_dynamic')
 NUM_INPUTS = 40
 
