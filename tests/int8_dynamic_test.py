@@ -28,7 +28,7 @@ from swiftspec_jax.models import params as params_lib
 CONFIG = dataclasses.replace(
   decoding_cases.CONFIG, num_layers=2, weight_dtype='int8_dynamic'
 )
-ODD = dataclasses.replace(ODD, weight_dtype='int8_dynamic')
+ODD = dataclasses.replace(ODD, num_layers=2, weight_dtype='int8_dynamic')
 NUM_INPUTS = 40
 
 
