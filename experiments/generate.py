@@ -22,6 +22,7 @@ from experiments import prompts as prompts_lib
 from experiments.flags import (
   config_file,
   device_flags,
+  draft_flags,
   host_flags,
   shared_flags,
   tree_flags,
@@ -37,7 +38,8 @@ _MODE = flags.DEFINE_enum(
   shared_flags.AUTO,
   shared_flags.MODES,
   'How to decode. auto chooses round by round among plain decoding, prompt '
-  'lookup and trees of the draft model, if there is one, by what it measures.',
+  'lookup and trees of the draft model, if there is one, by what it measures. '
+  f'{", ".join(draft_flags.MODES)} decode over pages, as in serve.',
 )
 _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(

@@ -21,7 +21,7 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import shared_flags
+from experiments.flags import draft_flags, shared_flags
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax.serving.drafters.texts.datastore import (
@@ -41,9 +41,6 @@ _REPEATS = flags.DEFINE_integer(
 _NUM_NODES = flags.DEFINE_integer(
   'num_draft_tokens', 7, 'Most tokens of a draft.', lower_bound=1
 )
-_PAST_TOKENS = flags.DEFINE_integer(
-  'past_tokens', 2**16, 'Tokens of outputs that are kept.', lower_bound=1
-)
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 8, 'Requests that decode together.', lower_bound=1
 )
@@ -55,7 +52,8 @@ _FORGETS, _LEARNS = 'forgets', 'learns'
 
 def main() -> None:
   """Runs the program."""
-  shared_flags.check(['autoregressive'])
+  num_past_tokens = flags.FLAGS.past_tokens or 2**16
+  shared_flags.check(['autoregressive', draft_flags.DATASTORE])
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
@@ -63,7 +61,9 @@ def main() -> None:
   answers = _answers(target, prompts)
   drafters = {
     _FORGETS: DatastoreDrafter(Datastore()),
-    _LEARNS: DatastoreDrafter(Datastore(num_past_tokens=_PAST_TOKENS.value)),
+    _LEARNS: DatastoreDrafter(
+      Datastore(num_past_tokens=flags.FLAGS.past_tokens)
+    ),
   }
   print(f'requests before  {_FORGETS}  {_LEARNS}')
   for repeat, outputs in enumerate(answers):
@@ -78,7 +78,7 @@ def main() -> None:
     **shared_flags.to_json(),
     **{
       holder.name: holder.value
-      for holder in (_PROMPTS, _LIMIT, _REPEATS, _NUM_NODES, _PAST_TOKENS)
+      for holder in (_PROMPTS, _LIMIT, _REPEATS, _NUM_NODES)
     },
   }
   facts = {**provenance.collect(), 'flags': settings}

@@ -24,6 +24,7 @@ from experiments.flags import (
   config_file,
   cost_flags,
   device_flags,
+  draft_flags,
   engine_flags,
   host_flags,
   policy_names,
@@ -188,7 +189,7 @@ def _check_processes() -> None:
       f'--target_processes={",".join(map(str, sorted(processes)))} must '
       'contain 0, which answers the requests'
     )
-  files = engine_flags.files() + cost_flags.files()
+  files = draft_flags.files() + cost_flags.files()
   shared_flags.compare_files([engine_flags.mode()], *files)
 
 

@@ -81,8 +81,8 @@ def test_splits_use_all_devices_or_those_given():
 
 @pytest.mark.parametrize('mode', shared_flags.MODES)
 def test_every_mode_gives_the_same_text(model, mode):
-  needs_none = ('autoregressive', 'prompt_lookup', 'adaptive_lookup')
-  drafts = {} if mode in needs_none else {'draft': str(model)}
+  users = shared_flags.AUTO, 'chain', *shared_flags.TREE_MODES
+  drafts = {'draft': str(model)} if mode in users else {}
   with given(target=str(model), max_new_tokens=20, **drafts):
     shared_flags.check([mode])
     target = shared_flags.load_target()

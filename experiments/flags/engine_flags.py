@@ -1,6 +1,5 @@
 """Flags of the serving engine, and the engine that they describe."""
 
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,12 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import device_flags, shared_flags, tree_flags
+from experiments.flags import (
+  device_flags,
+  draft_flags,
+  shared_flags,
+  tree_flags,
+)
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -16,18 +20,10 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
-from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
-from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
-_DATASTORE = 'datastore'
-_PHRASES = 'phrases'
-_SELF = 'self'
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -35,10 +31,7 @@ _MODE = flags.DEFINE_enum(
     shared_flags.AUTO,
     'autoregressive',
     'prompt_lookup',
-    'suffix_lookup',
-    _DATASTORE,
-    _PHRASES,
-    _SELF,
+    *draft_flags.MODES,
     'chain',
     shared_flags.ENGINE_TREE,
     shared_flags.ENGINE_FORCED,
@@ -98,32 +91,6 @@ _MAX_IMAGES = flags.DEFINE_integer(
   'for them.',
   lower_bound=1,
 )
-_STORE = flags.DEFINE_string(
-  'datastore',
-  None,
-  'Mode datastore: texts of experiments.build_store, besides that of the '
-  'request itself.',
-)
-_PAST_TOKENS = flags.DEFINE_integer(
-  'past_tokens',
-  Datastore().num_past_tokens,
-  'Mode datastore: tokens of outputs of ended requests that drafts are looked '
-  'up in, too. Requests may then tell by their speed what others wrote.',
-)
-_NUM_PHRASES = flags.DEFINE_integer(
-  'num_phrases',
-  PhraseDraft().num_phrases,
-  'Mode phrases: most phrases behind a draft of --num_speculative_tokens, by '
-  f'default {PhraseDraft().num_speculative_tokens}; --max_length bounds all of '
-  'them together.',
-)
-_WINDOW = flags.DEFINE_integer(
-  'window',
-  SelfDraft().window,
-  'Mode self: latest tokens that a draft sees, besides the first '
-  f'{SelfDraft().num_sink_tokens}.',
-)
-
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
 _RUN_AHEAD_MODES = 'autoregressive', *_LIVING
@@ -136,10 +103,6 @@ _HOLDERS = (
   _KV_TOKENS,
   _SHARE_PREFIXES,
   _MAX_IMAGES,
-  _STORE,
-  _PAST_TOKENS,
-  _NUM_PHRASES,
-  _WINDOW,
 )
 
 
@@ -153,7 +116,9 @@ def mode() -> str:
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
-  return mode() in (_DATASTORE, _PHRASES) or _has_tree_draft()
+  return (
+    mode() in (draft_flags.DATASTORE, draft_flags.PHRASES) or _has_tree_draft()
+  )
 
 
 def _has_tree_draft() -> bool:
@@ -162,7 +127,7 @@ def _has_tree_draft() -> bool:
 
 def drafts_by_model() -> bool:
   """Returns whether drafts take the time of a model."""
-  return _has_tree_draft() or mode() in ('chain', _SELF)
+  return _has_tree_draft() or mode() in ('chain', draft_flags.SELF)
 
 
 def looks_up() -> bool:
@@ -186,12 +151,6 @@ def sizes() -> ProgramSizes:
   """
   shared_flags.check([mode()])
   _refuse(['depth_priced'], 'give --min_leaf_mass')
-  if mode() != _DATASTORE:
-    _refuse(['datastore', 'past_tokens'], f'give --mode={_DATASTORE}')
-  if mode() != _PHRASES:
-    _refuse(['num_phrases'], f'give --mode={_PHRASES}')
-  if mode() != _SELF:
-    _refuse(['window'], f'give --mode={_SELF}')
   rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
@@ -204,7 +163,7 @@ def sizes() -> ProgramSizes:
   # A lookup takes the same time whatever it finds.
   most_steps = {
     'chain': lengths[-1],
-    _SELF: lengths[-1],
+    draft_flags.SELF: lengths[-1],
     shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
@@ -228,11 +187,6 @@ def sizes() -> ProgramSizes:
   )
 
 
-def files() -> list[str]:
-  """Returns the paths of files that the engine reads besides models."""
-  return [] if _STORE.value is None else [_STORE.value]
-
-
 def make_engine(
   declared: ProgramSizes, *, runs_ahead: bool = True
 ) -> tuple[PageEngine, ss.Model]:
@@ -250,18 +204,8 @@ def make_engine(
     draft = _tree_draft(shared_flags.load_draft(target, mode()))
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
-  elif mode() == 'suffix_lookup':
-    draft = SuffixLookup()
-  elif mode() == _DATASTORE:
-    draft = _datastore()
-  elif mode() == _PHRASES:
-    draft = PhraseDraft(
-      lookup=shared_flags.prompt_lookup(),
-      num_phrases=_NUM_PHRASES.value,
-      **shared_flags.num_speculative_tokens(),
-    )
-  elif mode() == _SELF:
-    draft = SelfDraft(window=_WINDOW.value)
+  elif mode() in draft_flags.MODES:
+    draft = shared_flags.paged_draft(mode())
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
@@ -288,13 +232,6 @@ def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
     prompt_lookup=tree.prompt_lookup,
     suffix_lookup=tree.suffix_lookup,
   )
-
-
-def _datastore() -> Datastore:
-  store = None
-  if _STORE.value is not None:
-    store = TokenStore.open(pathlib.Path(_STORE.value))
-  return Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
 
 
 def _forced_draft() -> ForcedDraft:

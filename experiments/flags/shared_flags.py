@@ -10,11 +10,17 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import config_file, device_flags, tree_flags
+from experiments.flags import (
+  config_file,
+  device_flags,
+  draft_flags,
+  tree_flags,
+)
 from experiments.output import provenance
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
 from swiftspec_jax.checkpoint import builtin, load
+from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 
 TREE_MODES = ('serial', 'async')
 # Modes of the serving engine alone.
@@ -27,6 +33,7 @@ MODES = (
   'prompt_lookup',
   'adaptive_lookup',
   AUTO,
+  *draft_flags.MODES,
   *_DRAFT_MODES,
 )
 _DRAFT_USERS = AUTO, *_DRAFT_MODES
@@ -168,12 +175,23 @@ def num_speculative_tokens() -> dict[str, int]:
   return {} if value is None else {'num_speculative_tokens': value}
 
 
+def paged_draft(mode: str) -> PagedDraft:
+  """Returns the draft of one of `draft_flags.MODES`."""
+  chain_length = _NUM_SPECULATIVE_TOKENS.value
+  return draft_flags.make(mode, prompt_lookup(), chain_length)
+
+
 def default_modes() -> tuple[str, ...]:
-  """Returns all modes that the flags allow, but async, which needs devices."""
+  """Returns the modes that are measured if none are named.
+
+  These are all that the flags allow, but async, which needs devices, and those
+  that decode over pages.
+  """
   return tuple(
     mode
     for mode in MODES[:-1]
-    if mode not in _DRAFT_MODES or draft_name(mode) is not None
+    if mode not in draft_flags.MODES
+    and (mode not in _DRAFT_MODES or draft_name(mode) is not None)
   )
 
 
@@ -194,6 +212,7 @@ def check(modes: Sequence[str]) -> None:
   forced = tree_flags.config().forced_acceptance
   device_flags.prepare(modes)
   device_flags.check(modes)
+  draft_flags.check(modes)
   config_file.check_device()
   drafting = [mode for mode in modes if mode in (*_DRAFT_USERS, ENGINE_TREE)]
   forcible = *TREE_MODES, ENGINE_FORCED
@@ -297,6 +316,9 @@ def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
     return {'draft': prompt_lookup()}
   if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
     return {'draft': ss.AdaptiveLookup(**num_speculative_tokens())}
+  if mode in draft_flags.MODES:
+    lengths = {} if mode == draft_flags.PHRASES else num_speculative_tokens()
+    return {'draft': paged_draft(mode), **lengths}
   if mode == 'chain':
     return {'draft': draft, **num_speculative_tokens()}
   tree = tree_flags.config()
@@ -352,6 +374,7 @@ def to_json() -> dict[str, Any]:
   )
   return {
     **{holder.name: holder.value for holder in holders},
+    **{holder.name: holder.value for holder in draft_flags.HOLDERS},
     **device_flags.to_json(),
     **tree_flags.to_json(),
   }

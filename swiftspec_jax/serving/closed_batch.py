@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from swiftspec_jax import buckets, errors, requests
+from swiftspec_jax import buckets, errors, hosts, requests
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import StepRecord
@@ -46,10 +46,16 @@ class ClosedBatch:
       batch_size: most rows that decode together.
 
     Raises:
-      UserError: the draft does not fit the target.
+      UserError: the draft does not fit the target, or several processes work
+        together.
     """
     if batch_size < 1:
       raise errors.UserError(f'batch_size must be at least 1, got {batch_size}')
+    if hosts.is_together():
+      raise errors.UserError(
+        f'{draft!r} drafts for one process in `Decoder`; use experiments.serve '
+        'with --distributed'
+      )
     make_drafter.model_of(draft, target)
     self.max_context = target.config.max_context
     self.host_seconds = 0.0

@@ -1,0 +1,89 @@
+"""Flags of the drafts that read texts, or that the target makes for itself."""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors
+from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
+from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
+
+SUFFIX_LOOKUP = 'suffix_lookup'
+DATASTORE = 'datastore'
+PHRASES = 'phrases'
+SELF = 'self'
+MODES = (SUFFIX_LOOKUP, DATASTORE, PHRASES, SELF)
+
+_STORE = flags.DEFINE_string(
+  'datastore',
+  None,
+  'Mode datastore: texts of experiments.build_store, besides that of the '
+  'request itself.',
+)
+_PAST_TOKENS = flags.DEFINE_integer(
+  'past_tokens',
+  ss.Datastore().num_past_tokens,
+  'Mode datastore: tokens of outputs of ended requests that drafts are looked '
+  'up in, too. Requests may then tell by their speed what others wrote.',
+)
+_NUM_PHRASES = flags.DEFINE_integer(
+  'num_phrases',
+  ss.PhraseDraft().num_phrases,
+  'Mode phrases: most phrases behind a draft of --num_speculative_tokens, by '
+  f'default {ss.PhraseDraft().num_speculative_tokens}.',
+)
+_WINDOW = flags.DEFINE_integer(
+  'window',
+  ss.SelfDraft().window,
+  'Mode self: latest tokens that a draft sees, besides the first '
+  f'{ss.SelfDraft().num_sink_tokens}.',
+)
+HOLDERS = (_STORE, _PAST_TOKENS, _NUM_PHRASES, _WINDOW)
+_USED = {
+  DATASTORE: (_STORE, _PAST_TOKENS),
+  PHRASES: (_NUM_PHRASES,),
+  SELF: (_WINDOW,),
+}
+
+
+def check(modes: Sequence[str]) -> None:
+  """Raises UserError for flags that are of no use in these modes."""
+  for mode, holders in _USED.items():
+    for holder in holders:
+      if mode not in modes and flags.FLAGS[holder.name].present:
+        raise errors.UserError(
+          f'--{holder.name} has no effect in mode {", ".join(modes)}; give '
+          f'--mode={mode}'
+        )
+
+
+def files() -> list[str]:
+  """Returns the paths of files that are read besides models."""
+  return [] if _STORE.value is None else [_STORE.value]
+
+
+def make(
+  mode: str, lookup: ss.PromptLookup, chain_length: int | None
+) -> PagedDraft:
+  """Returns the draft of one of `MODES`.
+
+  Args:
+    mode: mode.
+    lookup: drafter of the chains of mode phrases.
+    chain_length: most tokens of these chains; None is the default.
+  """
+  if mode == SUFFIX_LOOKUP:
+    return ss.SuffixLookup()
+  if mode == SELF:
+    return ss.SelfDraft(window=_WINDOW.value)
+  if mode == DATASTORE:
+    store = None
+    if _STORE.value is not None:
+      store = TokenStore.open(pathlib.Path(_STORE.value))
+    return ss.Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
+  length = (
+    {} if chain_length is None else {'num_speculative_tokens': chain_length}
+  )
+  return ss.PhraseDraft(lookup=lookup, num_phrases=_NUM_PHRASES.value, **length)
