@@ -61,9 +61,7 @@ def main() -> None:
   answers = _answers(target, prompts)
   drafters = {
     _FORGETS: DatastoreDrafter(Datastore()),
-    _LEARNS: DatastoreDrafter(
-      Datastore(num_past_tokens=flags.FLAGS.past_tokens)
-    ),
+    _LEARNS: DatastoreDrafter(Datastore(num_past_tokens=num_past_tokens)),
   }
   print(f'requests before  {_FORGETS}  {_LEARNS}')
   for repeat, outputs in enumerate(answers):
