@@ -11,7 +11,12 @@ from typing import Any
 
 from kernels_pallas import dispatch
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Eagle3, Experts, RopeScaling
+from swiftspec_jax.architecture import (
+  Eagle3,
+  Experts,
+  Recurrent,
+  RopeScaling,
+)
 
 _POSITIVE = (
   'vocab_size',
@@ -90,6 +95,7 @@ class ModelConfig:
   # How it reads them where it is an EAGLE-3 head; None: they are added to the
   # embedding.
   eagle3: Eagle3 | None = None
+  recurrent: Recurrent | None = None  # in the place of all layers
   num_shards: int = 1
   kernels: str = 'auto'
   weight_dtype: str | None = None
@@ -129,6 +135,12 @@ class ModelConfig:
         f'sliding_window={self.sliding_window} is not supported; it needs '
         'features and no window'
       )
+    if self.recurrent and (self.num_layers or len(self.feature_layers) != 1):
+      raise errors.UserError(
+        f'a recurrent head with num_layers={self.num_layers} and '
+        f'feature_layers={self.feature_layers} is not supported; it needs no '
+        'layers and one feature'
+      )
     if bool(self.feature_layers) != bool(self.feature_dim):
       raise errors.UserError(
         f'feature_layers={self.feature_layers} and '
@@ -151,6 +163,11 @@ class ModelConfig:
   def reads_features(self) -> bool:
     """Whether it is a draft that reads outputs of its target's layers."""
     return bool(self.feature_layers)
+
+  @property
+  def hidden_dim(self) -> int:
+    """Width of hidden states; of a recurrent head they are pairs."""
+    return self.embed_dim * (2 if self.recurrent else 1)
 
   @property
   def num_query_groups(self) -> int:
@@ -244,6 +261,8 @@ class ModelConfig:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
+    if values.get('recurrent') is not None:
+      values['recurrent'] = Recurrent(**values['recurrent'])
     if values.get('experts') is not None:
       dense_layers = tuple(values['experts']['dense_layers'])
       values['experts'] = Experts(

@@ -110,6 +110,12 @@ def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:
   return {name: quantized.astype(np.int8), name + _SCALE: scale}
 
 
+def embedding_of(target: Model) -> jax.Array:
+  """Returns the embedding [V, D] of a target, padding included."""
+  table = target.params[_EMBEDDING]
+  return table.dequantized() if isinstance(table, Int8Matrix) else table
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftFile:
   """A draft directory whose weights are not read yet."""
@@ -135,10 +141,7 @@ class DraftFile:
       ) from error
     specs = params_lib.param_specs(config)
     if _EMBEDDING not in stored:
-      embedding = self.target.params[_EMBEDDING]
-      if isinstance(embedding, Int8Matrix):
-        embedding = embedding.dequantized()
-      stored[_EMBEDDING] = embedding
+      stored[_EMBEDDING] = embedding_of(self.target)
 
     def get(path_in_tree, spec):
       name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')

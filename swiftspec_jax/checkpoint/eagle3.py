@@ -25,12 +25,11 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.architecture import Eagle3
-from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.checkpoint import draft, hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
 
 _KIND = 'speculators_model_type'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
@@ -97,9 +96,7 @@ class Head:
     if _EMBEDDING in tensors:
       table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
       return np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
-    table = self.target.params['embedding']
-    if isinstance(table, Int8Matrix):
-      table = table.dequantized()
+    table = draft.embedding_of(self.target)
     if table.shape[1] != c.embed_dim:
       raise errors.UserError(
         f'{self.directory} has no {_EMBEDDING}, and that of '

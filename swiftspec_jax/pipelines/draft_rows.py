@@ -180,7 +180,7 @@ class DraftRows:
   def _init_features_before(self):
     if not self._draft.config.reads_features:
       return None
-    shape = (1, self._row_state.cache.capacity, self._draft.config.embed_dim)
+    shape = (1, self._row_state.cache.capacity, self._draft.config.hidden_dim)
     return self._on_mesh(np.zeros(shape, self._draft.dtype))
 
   def _on_mesh(self, tree: Any) -> Any:

@@ -14,6 +14,10 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
+from swiftspec_jax.serving.drafters.models.beam_search import (
+  BeamDraft,
+  BeamDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.models.draft_tree import (
   TreeDraft,
@@ -46,7 +50,7 @@ from swiftspec_jax.serving.target.target import Target
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
-_Trees = TreeDraft | LivingTrees
+_Trees = TreeDraft | BeamDraft | LivingTrees
 Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
 
 
@@ -69,8 +73,9 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
-      f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, SelfDraft, TreeDraft, BeamDraft, '
+      'PromptLookup, SuffixLookup, Datastore, PhraseDraft or a HostDrafter, '
+      f'got {draft!r}'
     )
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
@@ -102,6 +107,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   if isinstance(draft, TreeDraft):
     paged_forward.check_kernels(draft.model, sizes)
     return TreeDrafter(draft, sizes, target)
+  if isinstance(draft, BeamDraft):
+    return BeamDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):

@@ -17,6 +17,7 @@ Legend:
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -163,30 +164,16 @@ def grow(
     num_cache_rows=num_rows,
     chain_length=1 + length if kinds else 1,
   )
-
-  noise = noise_of_outputs(params, config, noise)
-
-  def children(logits, depths):
-    own = noise
-    if noise is not None:
-      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-    scores = choices.draft_scores(logits, own, rows.slots, sampling)
-    best, index = jax.lax.top_k(scores, branching)
-    token_ids = decoder.token_ids_of(params, config, index)
-    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-
+  children = children_fn(params, config, noise, rows, sampling, branching)
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   found = children(logits[:, None], leaves.depths)
   tree = tree_lib.expand(tree, leaves, *found)
-  known = rows.positions[:, 0]
-  if kinds:
-    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
-    tree = tree_lib.add_chains(tree, *chains)
+  tree = with_lookups(tree, rows, length, kinds)
   # The root lies where its row of the tree is: right behind the others.
-  lengths = known - 1
+  lengths = rows.positions[:, 0] - 1
   of_rows = None
   if config.reads_features:
-    of_rows = jnp.zeros((len(hidden), num_rows + width, config.embed_dim))
+    of_rows = jnp.zeros((len(hidden), num_rows + width, config.hidden_dim))
     of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
 
   def draft_fn(carry, leaves):
@@ -223,10 +210,54 @@ def grow(
   tree, _ = tree_lib.grow(
     tree, (cache, of_rows), draft_fn, num_steps=num_steps, width=width, **stop
   )
-  return _best(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
+  return best_of(tree, rows, num_nodes, num_slots=sampling.seeds.shape[0])
 
 
-def _best(tree, rows, num_nodes, num_slots):
+# Logits f32[R, W, V'] at depths i32[R, W] -> tokens i32[R, W, C] of the best
+# children, and their log-probabilities f32[R, W, C].
+ChildrenFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def children_fn(
+  params: Params,
+  config: ModelConfig,
+  noise: jax.Array | None,
+  rows: DraftRows,
+  sampling: sampling_lib.SamplingState,
+  branching: int,
+) -> ChildrenFn:
+  """Returns a function that finds `branching` (C) children of nodes."""
+  noise = noise_of_outputs(params, config, noise)
+
+  def children(logits, depths):
+    own = noise
+    if noise is not None:
+      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    scores = choices.draft_scores(logits, own, rows.slots, sampling)
+    best, index = jax.lax.top_k(scores, branching)
+    token_ids = decoder.token_ids_of(params, config, index)
+    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+
+  return children
+
+
+def with_lookups(
+  tree: tree_lib.DraftTree,
+  rows: DraftRows,
+  length: int,
+  kinds: tuple[text_lookup.Kind, ...],
+) -> tree_lib.DraftTree:
+  """Returns trees with the chains that the known text suggests."""
+  if not kinds:
+    return tree
+  known = rows.positions[:, 0]
+  chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+  return tree_lib.add_chains(tree, *chains)
+
+
+def best_of(
+  tree: tree_lib.DraftTree, rows: DraftRows, num_nodes: int, num_slots: int
+) -> Grown:
   """Returns the best nodes of the trees, by slot."""
   chosen = tree_lib.select(tree, num_nodes)
   # Padding belongs to no slot.

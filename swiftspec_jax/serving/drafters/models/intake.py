@@ -37,8 +37,15 @@ class IntakePlan:
 class Intake:
   """Counts the tokens of each slot that a draft model has in its cache."""
 
-  def __init__(self, buckets: StepBuckets):
-    """Starts with empty slots."""
+  def __init__(self, buckets: StepBuckets, has_cache: bool = True):
+    """Starts with empty slots.
+
+    Args:
+      buckets: declared sizes of a step.
+      has_cache: whether the draft keeps anything of a text. If not, it misses
+        nothing but the last known token.
+    """
+    self._has_cache = has_cache
     self._budget = buckets.max_query_tokens
     self._num_cached = np.zeros(buckets.max_rows, np.int64)
     self._num_tenants = np.zeros(buckets.max_rows, np.int64)
@@ -73,7 +80,7 @@ class Intake:
     ends = np.minimum(np.cumsum(missing[late]), self._budget)
     chunks[late] = np.diff(ends, prepend=0)
     return IntakePlan(
-      starts=self._num_cached[view.slots],
+      starts=self._num_read(view),
       chunks=chunks,
       is_ready=(lengths > 0) & (~is_late | (chunks == missing)),
     )
@@ -88,11 +95,14 @@ class Intake:
     """Notes that i64[B] accepted draft tokens are in the cache already."""
     self._num_cached[view.slots] += counts
 
+  def _num_read(self, view: policies.StepView) -> np.ndarray:
+    return self._num_cached[view.slots] if self._has_cache else view.kv_lengths
+
   def _num_missing(
     self, view: policies.StepView, lengths: np.ndarray
   ) -> np.ndarray:
     """Returns i64[B] without the last known tokens, which come with drafts."""
-    missing = view.kv_lengths - self._num_cached[view.slots]
+    missing = view.kv_lengths - self._num_read(view)
     return np.where(lengths > 0, missing, 0)
 
   def _is_late(

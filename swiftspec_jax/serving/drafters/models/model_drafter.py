@@ -69,7 +69,7 @@ class ModelDrafter:
       model.config, config.num_pages, config.page_size, model.dtype, model.mesh
     )
     self._put = target.put  # the devices are the same
-    self._intake = Intake(config.buckets)
+    self._intake = Intake(config.buckets, has_cache=bool(self.cache.keys))
     self._call = ahead_of_time.call
 
   @property
