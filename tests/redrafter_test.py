@@ -23,6 +23,7 @@ from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import losses, student, trainer, training
 from swiftspec_jax.models import decoder, recurrent
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import beam_search
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
@@ -307,6 +308,9 @@ def test_bad_heads_are_refused(tmp_path, change, message):
     ss.load(tmp_path)
 
 
+OUTWARD = 'attention_out', 'down'  # matrices that lead out of a layer
+
+
 def good_weights(target):
   """A head that expects what the target says of its last token alone.
 
@@ -338,7 +342,10 @@ def good_pair(tmp_path_factory):
       devices=devices[slice(*target_devices)],
     )
     layers = [
-      {**layer, 'down': jax.tree.map(lambda x: 0.3 * x, layer['down'])}
+      {
+        name: jax.tree.map(lambda x: 0.1 * x, x) if name in OUTWARD else x
+        for name, x in layer.items()
+      }
       for layer in target.params['layers']
     ]
     params = {**target.params, 'layers': layers}
@@ -377,7 +384,7 @@ def test_living_trees_change_no_token(good_pair, plain, mode):
   target, draft = good_pair(*DEVICES[mode])
   results = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), MIXED)
   assert_same(results, plain)
-  assert num_accepted(results) > 100
+  assert num_accepted(results) > 50
 
 
 DRAFTS = {
@@ -409,7 +416,10 @@ def test_prompts_are_never_late(good_pair):
   """A head has nothing to read of a text, so it drafts in the first step."""
   target, head = good_pair()
   engine = PageEngine(
-    target, BeamDraft(model=head), sizes=make_sizes(drafts=BEAMS)
+    target,
+    BeamDraft(model=head),
+    sizes=make_sizes(drafts=BEAMS),
+    policy=FixedLength(9),
   )
   late, draft_fn = [], engine.drafter.draft
 
@@ -437,6 +447,7 @@ def test_trees_of_the_engine_are_the_beams_of_numpy(tmp_path, width):
     target,
     BeamDraft(model=head, width=width, prompt_lookup=False),
     sizes=make_sizes(drafts=drafts),
+    policy=FixedLength(most),
   )
   found, draft_fn = [], engine.drafter.draft
 
@@ -488,7 +499,7 @@ def test_beams_of_other_models_are_refused():
 
 def test_more_beams_than_tokens_are_refused(tmp_path):
   _, head = head_of(tmp_path, target_of())
-  with pytest.raises(errors.UserError, match='width=263 must be 1 to 262'):
+  with pytest.raises(errors.UserError, match='width must be 1 to 262, got 263'):
     BeamDraft(model=head, width=263)
   with pytest.raises(errors.UserError, match='less than 10 nodes after 3'):
     PageEngine(
@@ -528,8 +539,8 @@ def test_training_learns_and_its_head_drafts(tmp_path):
     devices=jax.devices()[:1],
   )
   metrics = list(runner.run())
-  for name in ('cross_entropy', 'loss'):
-    assert metrics[-1][name] < 0.7 * metrics[0][name]
+  for name in ('cross_entropy', 'loss'):  # the laws are random, too
+    assert metrics[-1][name] < 0.8 * metrics[0][name]
   assert metrics[-1]['agreement_3'] > metrics[0]['agreement_3']
   runner.save()
   head = ss.load(tmp_path / 'head', draft_of=target)
