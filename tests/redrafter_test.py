@@ -32,7 +32,7 @@ from swiftspec_jax.serving.engine import PageEngine
 WIDTH, VOCAB_SIZE = CONFIG.embed_dim, CONFIG.vocab_size
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
 BEAMS = {
-  'rows': (1, 4),
+  'rows': (4,),
   'lengths': tuple(range(10)),
   'draft_steps': tuple(min(length, 3) for length in range(10)),
 }
@@ -49,6 +49,7 @@ def best_children(width):
   return children
 
 
+@jax.jit
 def tree_of(paths, log_probs):
   """What beams [W, D] become behind a root."""
   num_beams, length = np.shape(paths)
@@ -390,8 +391,7 @@ def test_living_trees_change_no_token(good_pair, plain, mode):
 DRAFTS = {
   'chains': lambda head: head,
   'trees': lambda head: TreeDraft(model=head, width=2, branching=3),
-  'beams': lambda head: BeamDraft(model=head, width=3, prompt_lookup=False),
-  'beams_and_text': lambda head: BeamDraft(model=head, suffix_lookup=True),
+  'beams': lambda head: BeamDraft(model=head, width=3, suffix_lookup=True),
 }
 
 
