@@ -55,8 +55,8 @@ _MODE = flags.DEFINE_enum(
   'each step. In mode beams the --width most probable paths of a recurrent '
   '--draft are the tree. In modes serial and async they live on, and in async '
   'they grow on --draft_devices while the target verifies. datastore makes '
-  'trees of what followed the last '
-  'tokens in the text and in those of --datastore. phrases is prompt_lookup '
+  'trees of what followed the last tokens in the text and in those of '
+  '--datastore. phrases is prompt_lookup '
   'with drafts that phrases of the target lengthen. In mode self the target '
   'drafts for itself over the latest tokens. forced, for studies of '
   'policies, drafts what equal '
@@ -74,8 +74,7 @@ _MAX_LENGTH = flags.DEFINE_integer(
   'max_length',
   5,
   'Longest draft; in modes tree and beams its nodes, the last known token left '
-  'out. Modes '
-  'serial and async have --num_nodes.',
+  'out. Modes serial and async have --num_nodes.',
   lower_bound=0,
 )
 _CONTEXTS = flags.DEFINE_list(
