@@ -19,6 +19,7 @@ from swiftspec_jax.checkpoint import builtin, load
 TREE_MODES = ('serial', 'async')
 # Modes of the serving engine alone.
 ENGINE_TREE = 'tree'
+ENGINE_BEAMS = 'beams'
 ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
 AUTO = 'auto'  # with a draft model or without
@@ -195,7 +196,8 @@ def check(modes: Sequence[str]) -> None:
   device_flags.prepare(modes)
   device_flags.check(modes)
   config_file.check_device()
-  drafting = [mode for mode in modes if mode in (*_DRAFT_USERS, ENGINE_TREE)]
+  users = *_DRAFT_USERS, ENGINE_TREE, ENGINE_BEAMS
+  drafting = [mode for mode in modes if mode in users]
   forcible = *TREE_MODES, ENGINE_FORCED
   forced_modes = [mode for mode in modes if mode in forcible]
   for mode in drafting:
