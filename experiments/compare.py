@@ -40,7 +40,8 @@ _SYSTEMS = flags.DEFINE_list(
   'systems',
   None,
   f'Some of {", ".join(systems.SYSTEMS)}. Default: all that need no further '
-  'devices, nor a --draft that is not given.',
+  'devices, nor a --draft that is not given. redrafter takes a recurrent head '
+  'as --draft.',
 )
 _SETTINGS_FLAG = flags.DEFINE_list(
   'settings', _SETTINGS, f'Some of {", ".join(_SETTINGS)}.'

@@ -19,7 +19,8 @@ import swiftspec_jax as ss
 from experiments import program
 from experiments.flags import host_flags, shared_flags
 from experiments.output import training_log
-from swiftspec_jax import sharding
+from swiftspec_jax import errors, sharding
+from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
@@ -74,6 +75,20 @@ _READS_FEATURES = flags.DEFINE_bool(
   "The draft reads outputs of the target's layers (EAGLE-3), those that "
   'generate_data --feature_layers stored.',
 )
+_NUM_BLOCKS = flags.DEFINE_integer(
+  'recurrent_blocks',
+  None,
+  'The draft is a recurrent head (ReDrafter) with so many residual blocks, in '
+  "the place of all layers. Its data hold the output of the target's last "
+  'layer alone.',
+  lower_bound=0,
+)
+_HEAD_WIDTH = flags.DEFINE_integer(
+  'recurrent_width',
+  None,
+  "With --recurrent_blocks: their width; default: the target's.",
+  lower_bound=1,
+)
 _DEFAULTS = training.TrainingConfig.__dataclass_fields__
 _TRAINING = {
   name: define(name, _DEFAULTS[name].default, text)
@@ -89,7 +104,8 @@ _TRAINING = {
     (
       'num_passes',
       flags.DEFINE_integer,
-      'With --reads_features: length of the chains that it is trained for.',
+      'With --reads_features or --recurrent_blocks: length of the chains '
+      'that it is trained for.',
     ),
   )
 }
@@ -123,8 +139,8 @@ def main() -> None:
   """Runs the program."""
   host_flags.initialize()
   shared_flags.check(['autoregressive'])
-  config = _config()
   target = shared_flags.load_target()
+  config = _config(target)
   start_from = None
   if _START_FROM.value:
     start_from = ss.load(_START_FROM.value, draft_of=target, dtype='float32')
@@ -146,16 +162,30 @@ def main() -> None:
     print(f'the draft is in {output_dir}')
 
 
-def _config() -> training.TrainingConfig:
+def _recurrent(target: ss.Model) -> Recurrent | None:
+  """Returns the head that the flags describe, if they describe one."""
+  if _NUM_BLOCKS.value is None:
+    if _HEAD_WIDTH.value is not None:
+      raise errors.UserError('--recurrent_width needs --recurrent_blocks')
+    return None
+  return Recurrent(
+    num_blocks=_NUM_BLOCKS.value,
+    width=_HEAD_WIDTH.value or target.config.embed_dim,
+  )
+
+
+def _config(target: ss.Model) -> training.TrainingConfig:
   platform = jax.devices()[0].platform
   default = 'float32' if platform == 'cpu' else 'bfloat16'
   feature_layers = ()
-  if _READS_FEATURES.value:
+  head = _recurrent(target)
+  if _READS_FEATURES.value or head:
     feature_layers = shards.feature_layers(pathlib.Path(_DATA.value))
   return training.TrainingConfig(
     student=student.StudentConfig(
       init_layers=shared_flags.layers('init_layers'),
       feature_layers=feature_layers,
+      recurrent=head,
       num_layers=_NUM_LAYERS.value,
       **{name: holder.value for name, holder in _SIZES.items()},
     ),

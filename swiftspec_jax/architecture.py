@@ -89,6 +89,32 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Recurrent:
+  """A draft head whose state goes from token to token (ReDrafter, section 3.1).
+
+  It has no layers, and so no keys and values: what it knows of a text is the
+  target's last hidden state.
+
+  Attributes:
+    num_blocks: residual blocks between the state and the unembedding.
+    width: width of these blocks; a projection leads there if it is not twice
+      that of the target.
+    is_sum: whether the state is the sum of the embeddings, without weights.
+  """
+
+  num_blocks: int
+  width: int
+  is_sum: bool = False
+
+  def __post_init__(self):
+    checks = {
+      'num_blocks': (self.num_blocks >= 0, '>= 0'),
+      'width': (self.width >= 1, '>= 1'),
+    }
+    errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
   """A mixture of experts in the place of a feed-forward.
 

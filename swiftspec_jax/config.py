@@ -15,6 +15,7 @@ from swiftspec_jax.architecture import (
   Block,
   Eagle3,
   Experts,
+  Recurrent,
   RopeScaling,
   Vision,
 )
@@ -104,6 +105,7 @@ class ModelConfig:
   eagle3: Eagle3 | None = None
   # How it reads them where it drafts a block in one forward.
   block: Block | None = None
+  recurrent: Recurrent | None = None  # in the place of all layers
   num_shards: int = 1
   num_sequence_shards: int = 1
   kernels: str = 'auto'
@@ -138,6 +140,14 @@ class ModelConfig:
         f'sliding_layers names {len(self.sliding_layers)} layers, the model '
         f'has {self.num_layers}'
       )
+    self._check_draft()
+    if bool(self.feature_layers) != bool(self.feature_dim):
+      raise errors.UserError(
+        f'feature_layers={self.feature_layers} and '
+        f'feature_dim={self.feature_dim} belong together; give both or none'
+      )
+
+  def _check_draft(self) -> None:
     if self.eagle3 and (not self.feature_layers or self.sliding_window):
       raise errors.UserError(
         f'an EAGLE-3 head with feature_layers={self.feature_layers} and '
@@ -152,10 +162,11 @@ class ModelConfig:
         f'mask_token_id={self.block.mask_token_id} is not supported; it needs '
         f'features and a mask among the {self.vocab_size} tokens'
       )
-    if bool(self.feature_layers) != bool(self.feature_dim):
+    if self.recurrent and (self.num_layers or len(self.feature_layers) != 1):
       raise errors.UserError(
-        f'feature_layers={self.feature_layers} and '
-        f'feature_dim={self.feature_dim} belong together; give both or none'
+        f'a recurrent head with num_layers={self.num_layers} and '
+        f'feature_layers={self.feature_layers} is not supported; it needs no '
+        'layers and one feature'
       )
 
   def _check_weight_dtype(self) -> None:
@@ -185,6 +196,11 @@ class ModelConfig:
     """Whether each token is read with the feature of the one before it."""
     is_dflash = self.block is not None and self.eagle3 is None
     return self.reads_features and not is_dflash
+
+  @property
+  def hidden_dim(self) -> int:
+    """Width of hidden states; of a recurrent head they are pairs."""
+    return self.embed_dim * (2 if self.recurrent else 1)
 
   @property
   def num_query_groups(self) -> int:
@@ -289,6 +305,8 @@ class ModelConfig:
       values['block'] = Block(
         **{**values['block'], 'causal_layers': causal_layers}
       )
+    if values.get('recurrent') is not None:
+      values['recurrent'] = Recurrent(**values['recurrent'])
     if values.get('experts') is not None:
       dense_layers = tuple(values['experts']['dense_layers'])
       values['experts'] = Experts(

@@ -41,6 +41,7 @@ def test_prompts(model, tmp_path):
   prompts.write_text(json.dumps(prompt))
   names = [n for n, s in systems.SYSTEMS.items() if s.decodes]
   names.remove('swiftspec')
+  names.remove('redrafter')  # needs a head
   directory = tmp_path / 'results'
   status, _, complaints = programs.run(
     'compare',
@@ -81,4 +82,3 @@ def test_bad_flags(tmp_path, flags, message):
 def test_every_system_takes_part_in_something():
   for name, system in systems.SYSTEMS.items():
     assert system.decodes or system.policy, name
-    assert not (system.mode and system.engine_draft), name

@@ -28,7 +28,9 @@ def target():
   return testing.random_model(CONFIG, name='tiny')
 
 
-def random_groups(seed, num_groups=24, num_samples=3):
+def random_groups(
+  seed, num_groups=24, num_samples=3, feature_layers=FEATURE_LAYERS
+):
   """Groups whose laws are random, but whose best token is a function."""
   rng = np.random.default_rng(seed)
 
@@ -39,7 +41,7 @@ def random_groups(seed, num_groups=24, num_samples=3):
     return ids, np.log(probs[:, :NUM_STORED] + 1e-6)
 
   def features(token_ids):
-    size = (len(token_ids), len(FEATURE_LAYERS) * CONFIG.embed_dim)
+    size = (len(token_ids), len(feature_layers) * CONFIG.embed_dim)
     return rng.standard_normal(size).astype(np.float16)
 
   def tokens(size):
@@ -82,7 +84,7 @@ def write_data(
   for number in range(num_shards):
     shards.write_shard(
       shards.shard_path(directory, number),
-      random_groups(number),
+      random_groups(number, feature_layers=feature_layers),
       {
         'target': 'tiny',
         'vocab_size': vocab_size,

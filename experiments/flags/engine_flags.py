@@ -18,12 +18,14 @@ from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
+from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
+_NEW_TREES = shared_flags.ENGINE_TREE, shared_flags.ENGINE_BEAMS
 _MODE = flags.DEFINE_enum(
   'mode',
   shared_flags.AUTO,
@@ -34,17 +36,19 @@ _MODE = flags.DEFINE_enum(
     *draft_flags.MODES,
     'chain',
     shared_flags.ENGINE_TREE,
+    shared_flags.ENGINE_BEAMS,
     shared_flags.ENGINE_FORCED,
     *_LIVING,
   ],
   'What drafts; auto is serial if there is a draft model, else prompt_lookup; '
   'with a draft model, policy goodput may let it rest and look drafts up. '
-  'Modes chain, tree, serial and async take --draft; DFlash drafts and P-EAGLE '
-  'heads are for chain and tree. --width, --branching, '
+  'Modes chain, tree, beams, serial and async take --draft; DFlash drafts and '
+  'P-EAGLE heads are for chain and tree. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
-  'trees grow. In mode tree a new one grows for each step. In modes serial and '
-  'async they live on, and in async they grow on --draft_devices while the '
-  'target verifies. datastore makes trees of what followed the last '
+  'trees grow. In mode tree a new one grows for each step. In mode beams the '
+  '--width most probable paths of a recurrent --draft are the tree. In modes '
+  'serial and async they live on, and in async they grow on --draft_devices '
+  'while the target verifies. datastore makes trees of what followed the last '
   'tokens in the text and in those of --datastore. phrases is prompt_lookup '
   'with drafts that phrases of the target lengthen. In mode self the target '
   'drafts for itself over the latest tokens. forced, for studies of '
@@ -62,8 +66,8 @@ _QUERY_TOKENS = flags.DEFINE_list(
 _MAX_LENGTH = flags.DEFINE_integer(
   'max_length',
   5,
-  'Longest draft; in mode tree its nodes, the last known token left out. Modes '
-  'serial and async have --num_nodes.',
+  'Longest draft; in modes tree and beams its nodes, the last known token left '
+  'out. Modes serial and async have --num_nodes.',
   lower_bound=0,
 )
 _CONTEXTS = flags.DEFINE_list(
@@ -122,7 +126,7 @@ def is_tree() -> bool:
 
 
 def _has_tree_draft() -> bool:
-  return mode() in (shared_flags.ENGINE_TREE, *_LIVING)
+  return mode() in (*_NEW_TREES, *_LIVING)
 
 
 def drafts_by_model() -> bool:
@@ -164,7 +168,7 @@ def sizes() -> ProgramSizes:
   most_steps = {
     'chain': lengths[-1],
     draft_flags.SELF: lengths[-1],
-    shared_flags.ENGINE_TREE: tree_flags.config().num_draft_steps,
+    **dict.fromkeys(_NEW_TREES, tree_flags.config().num_draft_steps),
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
@@ -220,17 +224,22 @@ def make_engine(
   return engine, target
 
 
-def _tree_draft(model: ss.Model) -> TreeDraft | LivingTrees:
+def _tree_draft(model: ss.Model) -> TreeDraft | BeamDraft | LivingTrees:
   tree = tree_flags.config()
   if mode() in _LIVING:
     return LivingTrees(model=model, tree=tree)
+  lookups = {
+    'prompt_lookup': tree.prompt_lookup,
+    'suffix_lookup': tree.suffix_lookup,
+  }
+  if mode() == shared_flags.ENGINE_BEAMS:
+    return BeamDraft(model=model, width=tree.width, **lookups)
   return TreeDraft(
     model=model,
     width=tree.width,
     branching=tree.branching,
     min_leaf_mass=tree.min_leaf_mass,
-    prompt_lookup=tree.prompt_lookup,
-    suffix_lookup=tree.suffix_lookup,
+    **lookups,
   )
 
 

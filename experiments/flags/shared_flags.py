@@ -25,6 +25,7 @@ from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 TREE_MODES = ('serial', 'async')
 # Modes of the serving engine alone.
 ENGINE_TREE = 'tree'
+ENGINE_BEAMS = 'beams'
 ENGINE_FORCED = 'forced'
 _DRAFT_MODES = ('chain', *TREE_MODES)
 AUTO = 'auto'  # with a draft model or without
@@ -214,7 +215,8 @@ def check(modes: Sequence[str]) -> None:
   device_flags.check(modes)
   draft_flags.check(modes)
   config_file.check_device()
-  drafting = [mode for mode in modes if mode in (*_DRAFT_USERS, ENGINE_TREE)]
+  users = *_DRAFT_USERS, ENGINE_TREE, ENGINE_BEAMS
+  drafting = [mode for mode in modes if mode in users]
   forcible = *TREE_MODES, ENGINE_FORCED
   forced_modes = [mode for mode in modes if mode in forcible]
   for mode in drafting:

@@ -17,6 +17,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
@@ -33,10 +34,12 @@ class System:
 
   Attributes:
     paper: source of the idea.
-    mode: one of `shared_flags.MODES`, for prompts; None if none fits.
+    mode: one of `shared_flags.MODES`, for prompts; None if none fits. Beside
+      `engine_draft` it says which model that gets.
     tree: changes of the tree that the flags describe.
     engine_draft: makes the drafter of the serving engine, for prompts, in place
       of a mode.
+    num_draft_steps: forwards of that drafter.
     engine_policy: makes the policy of that engine, for its declared sizes.
     policy: name of its policy under load; None if it has none.
   """
@@ -44,7 +47,8 @@ class System:
   paper: str
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  engine_draft: Callable[[], Any] | None = None
+  engine_draft: Callable[..., Any] | None = None
+  num_draft_steps: int = 1
   engine_policy: Callable[[StepBuckets], policies.Policy] | None = None
   policy: str | None = None
 
@@ -70,6 +74,11 @@ def _pairs(buckets: StepBuckets) -> policies.Policy:
   return FixedLength(2)
 
 
+def _beams(head: ss.Model) -> BeamDraft:
+  """Returns the drafter of the paper, which looks nothing up."""
+  return BeamDraft(model=head, prompt_lookup=False)
+
+
 PLAIN = 'autoregressive'
 SYSTEMS = {
   PLAIN: System(paper='', mode='autoregressive', policy='none'),
@@ -90,6 +99,13 @@ SYSTEMS = {
     policy='goodput',
   ),
   'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
+  'redrafter': System(
+    paper='arXiv 2403.09919',
+    mode='chain',
+    engine_draft=_beams,
+    num_draft_steps=4,
+    engine_policy=_whole_drafts,
+  ),
   'sssd': System(
     paper='arXiv 2411.05894',
     engine_draft=Datastore,
@@ -118,7 +134,12 @@ def needs_devices(name: str) -> bool:
 
 
 def lacks_draft(name: str) -> bool:
-  """Returns whether a system needs a draft model that nothing names."""
+  """Returns whether a system needs a draft model that nothing names.
+
+  No flag names a recurrent head apart from other drafts.
+  """
+  if name == 'redrafter':
+    return True
   mode = SYSTEMS[name].mode
   takes_draft = mode in ('chain', *shared_flags.TREE_MODES)
   return takes_draft and shared_flags.draft_name(mode) is None
@@ -142,7 +163,8 @@ def make_runner(
   """
   system = SYSTEMS[name]
   if system.engine_draft is not None:
-    return _engine_runner(system, target, max_context)
+    drafter = system.engine_draft(*([draft] if system.mode else []))
+    return _engine_runner(system, drafter, target, max_context)
   options = shared_flags.speculation(system.mode, draft)
   if system.tree:
     options['tree'] = dataclasses.replace(options['tree'], **system.tree)
@@ -152,13 +174,14 @@ def make_runner(
 
 
 def _engine_runner(
-  system: System, target: ss.Model, max_context: int
+  system: System, drafter: Any, target: ss.Model, max_context: int
 ) -> benchmark_run.Runner:
+  lengths = tuple(range(_MAX_LENGTH + 1))
   buckets = StepBuckets(
     rows=(1,),
     query_tokens=(8, 32),
-    lengths=tuple(range(_MAX_LENGTH + 1)),
-    draft_steps=(0,) + (1,) * _MAX_LENGTH,
+    lengths=lengths,
+    draft_steps=tuple(min(n, system.num_draft_steps) for n in lengths),
   )
   num_pages = -(-max_context // _PAGE_SIZE)
   sizes = ProgramSizes(
@@ -172,7 +195,7 @@ def _engine_runner(
     contexts=(max_context,),
   )
   policy = system.engine_policy(buckets)
-  engine = PageEngine(target, system.engine_draft(), sizes=sizes, policy=policy)
+  engine = PageEngine(target, drafter, sizes=sizes, policy=policy)
   engine.warm_up()
   return benchmark_run.Runner(
     decode=lambda request: engine.submit(request).result()

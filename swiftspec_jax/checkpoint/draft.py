@@ -20,11 +20,11 @@ from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.checkpoint import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families, transposed
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
 
 MODEL_TYPE = 'swiftspec_draft'
 _CONFIG = 'config.json'
@@ -135,10 +135,7 @@ class DraftFile:
       ) from error
     specs = params_lib.param_specs(config)
     if _EMBEDDING not in stored:
-      embedding = self.target.params[_EMBEDDING]
-      if isinstance(embedding, Int8Matrix):
-        embedding = embedding.dequantized()
-      stored[_EMBEDDING] = embedding
+      stored[_EMBEDDING] = draft_tensors.table_of(self.target, _EMBEDDING)
 
     def get(path_in_tree, spec):
       name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')

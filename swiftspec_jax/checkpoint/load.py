@@ -22,6 +22,7 @@ from swiftspec_jax.checkpoint import (
   gguf_tokenizer,
   hf,
   orbax,
+  redrafter,
 )
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.checkpoint import gguf as gguf_lib
@@ -48,9 +49,9 @@ def load(
   Args:
     name_or_path: a built-in name (`swiftspec_jax.BUILTIN_MODELS`,
       `swiftspec_jax.BUILTIN_DRAFTS`), a directory in Hugging Face layout, an
-      EAGLE-3 head or a DFlash draft in one of its published layouts, a .gguf
-      file, a directory that `swiftspec_jax.save` or the training of a draft
-      wrote, or a Hugging Face hub id.
+      EAGLE-3 head or a DFlash draft in one of its published layouts, a
+      ReDrafter head, a .gguf file, a directory that `swiftspec_jax.save` or the
+      training of a draft wrote, or a Hugging Face hub id.
     dtype: dtype of weights and cache. Default: float32 on CPU (where greedy
       output then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: devices that share the model by tensor parallelism; the first
@@ -214,13 +215,17 @@ def _open_gguf(path: pathlib.Path) -> _Source:
 
 
 def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
-  draft: draft_lib.DraftFile | dflash.Draft | eagle3.Head | None = None
+  draft: (
+    draft_lib.DraftFile | dflash.Draft | eagle3.Head | redrafter.Head | None
+  ) = None
   if draft_lib.is_draft(directory):
     draft = draft_lib.open_draft(directory, draft_of)
   elif dflash.is_draft(directory):
     draft = dflash.open_draft(directory, draft_of)
   elif eagle3.is_head(directory):
     draft = eagle3.open_head(directory, draft_of)
+  elif redrafter.is_head(directory):
+    draft = redrafter.open_head(directory, draft_of)
   if draft is not None:
     return _Source(
       config=draft.config,

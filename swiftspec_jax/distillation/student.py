@@ -10,12 +10,13 @@ import numpy as np
 
 from kernels_pallas import products
 from swiftspec_jax import errors
+from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, layers, transposed
+from swiftspec_jax.models import decoder, recurrent, transposed
 from swiftspec_jax.models import params as params_lib
 
 # An answer's token counts as much as this number of tokens of its prompt.
@@ -38,6 +39,8 @@ class StudentConfig:
     output_vocab_size: tokens that the draft can propose; None means all.
     feature_layers: layers of the target whose outputs the draft reads
       (EAGLE-3); none for a draft that stands alone.
+    recurrent: head in the place of all layers (ReDrafter), which reads the
+      output of the last one.
   """
 
   init_layers: tuple[int, ...] = ()
@@ -48,6 +51,7 @@ class StudentConfig:
   ffw_dim: int | None = None
   output_vocab_size: int | None = None
   feature_layers: tuple[int, ...] = ()
+  recurrent: Recurrent | None = None
 
   def model_config(self, target: ModelConfig) -> ModelConfig:
     """Returns the draft's configuration.
@@ -72,6 +76,8 @@ class StudentConfig:
         f'{target.experts.num_experts} experts of each layer; give num_layers, '
         'which makes a dense draft'
       )
+    if self.recurrent:
+      return self._recurrent_config(target, sizes)
     target.check_layers('init_layers', self.init_layers)
     target.check_layers('feature_layers', self.feature_layers)
     if self.init_layers and sizes:
@@ -105,6 +111,22 @@ class StudentConfig:
       num_shards=1,
       **sizes,
     )
+
+  def _recurrent_config(
+    self, target: ModelConfig, sizes: Mapping[str, int]
+  ) -> ModelConfig:
+    if self.init_layers or self.num_layers or sizes:
+      raise errors.UserError(
+        'a recurrent head has no layers and the width of the target; leave out '
+        'init_layers, num_layers and sizes of layers'
+      )
+    last = (target.num_layers - 1,)
+    if self.feature_layers != last:
+      raise errors.UserError(
+        f'feature_layers={self.feature_layers} must be {last} for a recurrent '
+        'head, and the data must hold that layer alone'
+      )
+    return recurrent.config_of(target, self.recurrent, self.output_vocab_size)
 
 
 def choose_outputs(
@@ -158,8 +180,9 @@ def initial_params(
     arrays['final_norm'] = source['final_norm']
     table = source.get('unembedding', source['embedding'])
     outputs = slice(None) if output_token_ids is None else output_token_ids
-    arrays['unembedding'] = np.array(table[outputs])
-    if config.reads_features:
+    if arrays['unembedding'].shape[1] == config.embed_dim:
+      arrays['unembedding'] = np.array(table[outputs])
+    if config.reads_features and not config.recurrent:
       width = config.embed_dim
       projection = np.zeros_like(arrays['feature_projection'])
       projection[-width:] = np.eye(width)
@@ -255,7 +278,7 @@ def forward(
     )
     passes.append(written)
     hidden = jnp.take_along_axis(features, rows['places'][:, :, None], axis=1)
-    x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
+    x = decoder.before_unembedding(params, config, hidden)
     logits.append(products.wide_einsum('bmd,vd->bmv', x, params['unembedding']))
   return logits
 

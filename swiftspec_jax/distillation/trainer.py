@@ -217,6 +217,8 @@ class Trainer:
 
   def _prepare_state(self, arrays: params_lib.Params) -> None:
     frozen = {*_FROZEN, *(['embedding'] if self.shares_embedding else [])}
+    if self.model_config.recurrent:
+      frozen.add('final_norm')  # of the target
     everywhere = sharding.replicated(self._mesh)
     self._frozen = jax.device_put(
       {k: v for k, v in arrays.items() if k in frozen}, everywhere

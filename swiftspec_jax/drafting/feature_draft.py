@@ -42,8 +42,8 @@ def make_state(
   if not config.reads_features:
     return None
   return FeatureState(
-    of_rows=jnp.zeros((batch_size, size, config.embed_dim), dtype),
-    before_root=jnp.zeros((batch_size, config.embed_dim), dtype),
+    of_rows=jnp.zeros((batch_size, size, config.hidden_dim), dtype),
+    before_root=jnp.zeros((batch_size, config.hidden_dim), dtype),
   )
 
 

@@ -22,14 +22,9 @@ from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import experts, layers
+from swiftspec_jax.models import experts, layers, recurrent
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.models.quantization import QuantizedMatrix
-from swiftspec_jax.models.transposed import TransposedMatrix
-
-# Weights that multiply themselves.
-_MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -206,6 +201,8 @@ def run_layers(
   if images is not None:
     embeddings, is_image = images
     x = jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
+  if config.recurrent:
+    return recurrent.step(params, config, x, features_before), None
   pair = None
   if config.reads_features_before:
     with jax.named_scope('fuse_features'):
@@ -216,7 +213,7 @@ def run_layers(
         is_normed = config.eagle3.norm_before_residual
         pair = normed, normed if is_normed else features_before.astype(x.dtype)
       else:
-        x = x + _product(normed, params['feature_fusion'])
+        x = x + layers.product(normed, params['feature_fusion'])
   outputs = []
   for i, layer in enumerate(params['layers']):
     with jax.named_scope(f'layer_{i}'):
@@ -244,6 +241,8 @@ def project_features(
   The first step of a feature-fed head (EAGLE-3, section 3): layers of several
   depths become one vector that can stand in for a hidden state of the draft.
   """
+  if config.recurrent:
+    return recurrent.start(params, config, features)
   table = params['feature_projection']
   if 'target_feature_norm' in params:
     num_parts = len(config.feature_layers) if config.eagle3.fc_norm else 1
@@ -255,7 +254,7 @@ def project_features(
       )
     ]
     features = jnp.concatenate(parts, axis=-1)
-  return _product(features.astype(table.dtype), table)
+  return layers.product(features.astype(table.dtype), table)
 
 
 def keys_and_values(
@@ -341,7 +340,7 @@ def _feed_forward(x, layer, config, products):
 def _attention_block(x, layer, config, attend, angles):
   num_groups = config.num_query_groups
   batch, length = x.shape[:2]
-  qkv = _product(x, layer['qkv'])
+  qkv = layers.product(x, layer['qkv'])
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
   queries, new_keys = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups]
@@ -364,29 +363,30 @@ def _take_rows(table, token_ids):
   return products_lib.take_rows(table, token_ids)
 
 
-def _product(x, weight):
-  """x [B, T, in] times a weight [in, ...]."""
-  rows = x.reshape(-1, x.shape[-1])
-  if isinstance(weight, _MATRICES):
-    product = weight.multiply(rows)
-  else:
-    product = products_lib.multiply(rows, weight)
-  return product.reshape(*x.shape[:2], *product.shape[1:])
-
-
 def _project(x, weight, products):
   """x [B, T, in] times a weight [..., D]."""
-  if isinstance(weight, _MATRICES):
-    return _product(x, weight)
+  if isinstance(weight, layers.MATRICES):
+    return layers.product(x, weight)
   return products.project(x, weight)
 
 
 def _gated_product(x, weight, products, activation):
   """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
-  if isinstance(weight, _MATRICES):
-    gate, up = jnp.moveaxis(_product(x, weight), 2, 0)
+  if isinstance(weight, layers.MATRICES):
+    gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)
   return products.swiglu(x, weight, activation=activation)
+
+
+def before_unembedding(
+  params: Params, config: ModelConfig, hidden: jax.Array
+) -> jax.Array:
+  """Returns what the unembedding multiplies of hidden states [B, T, D]."""
+  if config.recurrent:
+    return recurrent.outputs(params, hidden)
+  if config.eagle3 and config.eagle3.norm_output:
+    return hidden
+  return layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
 
 
 def unembed(
@@ -397,9 +397,7 @@ def unembed(
   They are f32[B, T, V]; with a reduced output vocabulary of V' tokens they are
   f32[B, T, V'], and logit i belongs to token `params['output_token_ids'][i]`.
   """
-  x = hidden
-  if not (config.eagle3 and config.eagle3.norm_output):
-    x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
+  x = before_unembedding(params, config, hidden)
   table = params.get('unembedding', params['embedding'])
   rows = x.reshape(-1, x.shape[-1])
   if isinstance(table, Int8Matrix):

@@ -4,12 +4,30 @@ Legend: B rows, T tokens, E head_dim.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
 from swiftspec_jax.architecture import RopeScaling
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models.int8_dynamic import Int8Matrix
+from swiftspec_jax.models.quantization import QuantizedMatrix
+from swiftspec_jax.models.transposed import TransposedMatrix
+
+# Weights that multiply themselves.
+MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)
+
+
+def product(x: jax.Array, weight: Any) -> jax.Array:
+  """Returns x [B, T, in] times a weight [in, ...]."""
+  rows = x.reshape(-1, x.shape[-1])
+  if isinstance(weight, MATRICES):
+    found = weight.multiply(rows)
+  else:
+    found = products.multiply(rows, weight)
+  return found.reshape(*x.shape[:2], *found.shape[1:])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

@@ -91,6 +91,7 @@ def param_specs(config: ModelConfig) -> Params:
     'features': (c.feature_dim, c.feature_dim),
     # Embedding and feature side by side.
     'pair': (2 * c.embed_dim, 2 * c.embed_dim),
+    'head': (_head_width(c), _head_width(c)),
   }
 
   def spec(
@@ -132,12 +133,15 @@ def param_specs(config: ModelConfig) -> Params:
     'layers': [layer(i) for i in range(c.num_layers)],
     'final_norm': spec('embed'),
   }
-  if c.reads_features:
+  if c.recurrent:
+    specs |= _recurrent_specs(c, spec, matrix)
+  elif c.reads_features:
     specs |= _feature_specs(c, spec, table)
   if c.vision:
     specs['vision'] = _vision_specs(c.vision, c.embed_dim)
   if not is_tied:
-    specs['unembedding'] = table('outputs', 'embed', in_axis=1)
+    inputs = 'head' if c.recurrent else 'embed'
+    specs['unembedding'] = table('outputs', inputs, in_axis=1)
   if c.output_vocab_size:
     # Ascending; logit i is that of token output_token_ids[i]. Not padded.
     size = (c.output_vocab_size,)
@@ -212,6 +216,35 @@ def _feed_forward_specs(
       'experts_up_bias': bias('expert_ffw'),
       'experts_down_bias': bias('embed'),
     }
+  return specs
+
+
+def _head_width(config: ModelConfig) -> int:
+  """Width of the blocks of a recurrent head; 0 where there is none."""
+  return config.recurrent.width if config.recurrent else 0
+
+
+def _recurrent_specs(
+  config: ModelConfig,
+  spec: Callable[..., ParamSpec],
+  matrix: Callable[..., ParamSpec],
+) -> Params:
+  """Returns what a recurrent head has, see `recurrent`."""
+
+  def affine(inputs, outputs):
+    return {
+      'weight': matrix((inputs,), outputs),
+      'bias': spec(outputs, scale=0.02),
+    }
+
+  recurrent = config.recurrent
+  specs: Params = {
+    'blocks': [affine('head', 'head') for _ in range(recurrent.num_blocks)]
+  }
+  if not recurrent.is_sum:
+    specs['recurrence'] = affine('pair', 'embed')
+  if recurrent.width != 2 * config.embed_dim:
+    specs['head_input'] = affine('pair', 'head')
   return specs
 
 

@@ -1,4 +1,4 @@
-"""Continuations of the root that come of a text, not of the draft model."""
+"""Continuations of the root that are added as a whole."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,11 @@ from swiftspec_jax.tree import arrays, insertion, rerooting, state
 
 
 def add_chains(
-  tree: state.DraftTree, token_ids: jax.Array, log_probs: jax.Array
+  tree: state.DraftTree,
+  token_ids: jax.Array,
+  log_probs: jax.Array,
+  *,
+  is_looked_up: bool = True,
 ) -> state.DraftTree:
   """Adds chains behind the root as candidates, each token below the one before.
 
@@ -20,6 +24,7 @@ def add_chains(
     token_ids: i32[B, C, D].
     log_probs: f32[B, C, D] of each token behind those before it. A chain ends
       before the first token with probability zero (-inf).
+    is_looked_up: whether they came of a text, not of the draft model.
   """
   token_ids, log_probs, is_node, leads = _trie(token_ids, log_probs)
   twins = _twins(tree, token_ids)
@@ -54,7 +59,7 @@ def add_chains(
     flat(parents),
     flat(depths),
     flat(weights),
-    is_looked_up=True,
+    is_looked_up=is_looked_up,
   )
   chains = jnp.arange(num_chains)[None, :, None]
   is_new = is_node & ~has_twin & (leads == chains)

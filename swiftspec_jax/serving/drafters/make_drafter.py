@@ -17,6 +17,10 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
+from swiftspec_jax.serving.drafters.models.beam_search import (
+  BeamDraft,
+  BeamDrafter,
+)
 from swiftspec_jax.serving.drafters.models.draft_block import (
   BlockChainDrafter,
   BlockTreeDrafter,
@@ -57,7 +61,7 @@ from swiftspec_jax.serving.target.target import Target
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
-_Trees = TreeDraft | LivingTrees
+_Trees = TreeDraft | BeamDraft | LivingTrees
 Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
 # That draft on the host, or in pages.
 PagedDraft = (
@@ -84,8 +88,9 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, SelfDraft, TreeDraft, PromptLookup, '
-      f'SuffixLookup, Datastore, PhraseDraft or a HostDrafter, got {draft!r}'
+      'an engine drafts with a model, SelfDraft, TreeDraft, BeamDraft, '
+      'PromptLookup, SuffixLookup, Datastore, PhraseDraft or a HostDrafter, '
+      f'got {draft!r}'
     )
   if isinstance(draft, LivingTrees):
     feature_draft.check_lives(model)
@@ -146,6 +151,8 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   if isinstance(draft, TreeDraft):
     paged_forward.check_kernels(draft.model, sizes)
     return _kind_of(draft.model)[1](draft, sizes, target)
+  if isinstance(draft, BeamDraft):
+    return BeamDrafter(draft, sizes, target)
   if isinstance(draft, LivingTrees):
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):

@@ -62,7 +62,7 @@ def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
 
   before = None
   if config.reads_features_before:
-    shape = flat.num_tokens, config.embed_dim
+    shape = flat.num_tokens, config.hidden_dim
     before = jax.ShapeDtypeStruct(shape, model.dtype)
   token_ids = jax.ShapeDtypeStruct((flat.num_tokens,), jnp.int32)
   jax.eval_shape(run, model.params, token_ids, batch, before)

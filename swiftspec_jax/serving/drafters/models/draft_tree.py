@@ -17,6 +17,7 @@ Legend:
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -156,22 +157,12 @@ def grow(
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
-  noise = noise_of_outputs(params, config, noise)
-
-  def children(logits, depths):
-    own = noise
-    if noise is not None:
-      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-    scores = choices.draft_scores(logits, own, rows.slots, sampling)
-    best, index = jax.lax.top_k(scores, branching)
-    token_ids = decoder.token_ids_of(params, config, index)
-    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-
+  children = children_fn(params, config, noise, rows, sampling, branching)
   # The root lies where its row of the tree is: right behind the others.
   lengths = rows.positions[:, 0] - 1
   of_rows = None
   if config.reads_features:
-    of_rows = jnp.zeros((len(hidden), num_rows + width, config.embed_dim))
+    of_rows = jnp.zeros((len(hidden), num_rows + width, config.hidden_dim))
     of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
 
   def draft_fn(carry, leaves):
@@ -258,20 +249,61 @@ def grown(
   )
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   tree = tree_lib.expand(tree, leaves, *first)
-  if kinds:
-    known = rows.positions[:, 0]
-    chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
-    tree = tree_lib.add_chains(tree, *chains)
+  tree = with_lookups(tree, rows, length, kinds)
   stop = {}
   if min_leaf_mass:
     stop = {'num_nodes': rows.lengths + 1, 'min_mass': min_leaf_mass}
   tree, _ = tree_lib.grow(
     tree, carry, draft_fn, num_steps=num_steps, width=width, **stop
   )
-  return _best(tree, rows, num_nodes, num_slots)
+  return best_of(tree, rows, num_nodes, num_slots)
 
 
-def _best(tree, rows, num_nodes, num_slots):
+# Logits f32[R, W, V'] at depths i32[R, W] -> tokens i32[R, W, C] of the best
+# children, and their log-probabilities f32[R, W, C].
+ChildrenFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def children_fn(
+  params: Params,
+  config: ModelConfig,
+  noise: jax.Array | None,
+  rows: DraftRows,
+  sampling: sampling_lib.SamplingState,
+  branching: int,
+) -> ChildrenFn:
+  """Returns a function that finds `branching` (C) children of nodes."""
+  noise = noise_of_outputs(params, config, noise)
+
+  def children(logits, depths):
+    own = noise
+    if noise is not None:
+      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    scores = choices.draft_scores(logits, own, rows.slots, sampling)
+    best, index = jax.lax.top_k(scores, branching)
+    token_ids = decoder.token_ids_of(params, config, index)
+    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+
+  return children
+
+
+def with_lookups(
+  tree: tree_lib.DraftTree,
+  rows: DraftRows,
+  length: int,
+  kinds: tuple[text_lookup.Kind, ...],
+) -> tree_lib.DraftTree:
+  """Returns trees with the chains that the known text suggests."""
+  if not kinds:
+    return tree
+  known = rows.positions[:, 0]
+  chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+  return tree_lib.add_chains(tree, *chains)
+
+
+def best_of(
+  tree: tree_lib.DraftTree, rows: DraftRows, num_nodes: int, num_slots: int
+) -> Grown:
   """Returns the best nodes of the trees, by slot."""
   chosen = tree_lib.select(tree, num_nodes)
   # Padding belongs to no slot.

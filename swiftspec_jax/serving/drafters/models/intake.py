@@ -37,15 +37,17 @@ class IntakePlan:
 class Intake:
   """Counts the tokens of each slot that a draft model has in its cache."""
 
-  def __init__(self, buckets: StepBuckets, num_unread: int = 0):
+  def __init__(self, buckets: StepBuckets, num_unread: int | None = 0):
     """Starts with empty slots.
 
     Args:
-      buckets: declared sizes.
-      num_unread: last known tokens that a draft leaves nothing of in the cache.
+      buckets: declared sizes of a step.
+      num_unread: last known tokens that a draft leaves nothing of in the cache;
+        None if it has no cache, and reads nothing but the last one.
     """
-    self._longest = buckets.max_length + num_unread
-    self._num_unread = num_unread
+    self._has_cache = num_unread is not None
+    self._num_unread = num_unread or 0
+    self._longest = buckets.max_length + self._num_unread
     self._budget = buckets.max_query_tokens
     self._num_cached = np.zeros(buckets.max_rows, np.int64)
     self._num_tenants = np.zeros(buckets.max_rows, np.int64)
@@ -80,7 +82,7 @@ class Intake:
     ends = np.minimum(np.cumsum(missing[late]), self._budget)
     chunks[late] = np.diff(ends, prepend=0)
     return IntakePlan(
-      starts=self._num_cached[view.slots],
+      starts=self._num_read(view),
       chunks=chunks,
       is_ready=(lengths > 0) & (~is_late | (chunks == missing)),
     )
@@ -95,11 +97,14 @@ class Intake:
     """Notes that i64[B] accepted draft tokens are in the cache already."""
     self._num_cached[view.slots] += counts
 
+  def _num_read(self, view: policies.StepView) -> np.ndarray:
+    return self._num_cached[view.slots] if self._has_cache else view.kv_lengths
+
   def _num_missing(
     self, view: policies.StepView, lengths: np.ndarray
   ) -> np.ndarray:
     """Returns i64[B] without the last known tokens, which come with drafts."""
-    missing = view.kv_lengths - self._num_cached[view.slots]
+    missing = view.kv_lengths - self._num_read(view)
     return np.where(lengths > 0, missing, 0)
 
   def _is_late(

@@ -373,9 +373,9 @@ class ModelDrafter:
     return False
 
   @property
-  def _num_unread(self) -> int:
+  def _num_unread(self) -> int | None:
     """Last known tokens that a draft leaves nothing of in the cache."""
-    return 0
+    return 0 if self._model.config.num_layers else None
 
   @property
   def _num_spare_pages(self) -> int:

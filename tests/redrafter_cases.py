@@ -1,0 +1,129 @@
+"""ReDrafter heads with random weights, as apple/ml-recurrent-drafter saves
+them, and what they compute in plain NumPy, path by path."""
+
+import json
+
+import numpy as np
+from safetensors import numpy as safetensors_numpy
+
+
+def make_weights(width, vocab_size, *, head_width, num_blocks=2, rnn=True):
+  """Tensors by their published names, [out, in]."""
+  generator = np.random.default_rng(0)
+
+  def random(*shape):
+    values = generator.normal(0, shape[-1] ** -0.5, shape)
+    return values.astype(np.float32)
+
+  weights = {f'lm_head.{num_blocks}.weight': 2 * random(vocab_size, head_width)}
+  for i in range(num_blocks):
+    weights[f'lm_head.{i}.linear.weight'] = random(head_width, head_width)
+    weights[f'lm_head.{i}.linear.bias'] = random(head_width)
+  if rnn:
+    weights |= {
+      'rnn_u.weight': random(width, width),
+      'rnn_u.bias': random(width),
+      'rnn_w.weight': random(width, width),
+    }
+  if head_width != 2 * width:
+    weights['input_proj.weight'] = random(head_width, 2 * width)
+    weights['input_proj.bias'] = random(head_width)
+  return weights
+
+
+def write(directory, weights, *, width, vocab_size, **changes):
+  """Writes a head of `make_weights`."""
+  num_blocks = sum(name.endswith('linear.bias') for name in weights)
+  values = {
+    'model_type': 'recurrent_drafting_drafter',
+    'architectures': ['Drafter'],
+    'hidden_size': width,
+    'vocab_size': vocab_size,
+    'exit_dim': weights[f'lm_head.{num_blocks}.weight'].shape[1],
+    'num_draft_layers': num_blocks,
+    'num_lookback_tokens': -1,
+    'rnn': 'rnn_u.weight' in weights,
+    **changes,
+  }
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / 'config.json').write_text(json.dumps(values))
+  safetensors_numpy.save_file(weights, directory / 'model.safetensors')
+  return directory
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def log_probs(weights, table, context, path):
+  """Law behind a path [V], whose first token is the last known one.
+
+  Args:
+    weights: of `make_weights`.
+    table: embedding [V, D] of the target.
+    context: the target's hidden state [D] before that token.
+    path: tokens.
+  """
+  w = {name: x.astype(np.float64) for name, x in weights.items()}
+  state = np.zeros(table.shape[1])
+  for token in path:
+    if 'rnn_u.weight' in w:
+      state = silu(
+        w['rnn_w.weight'] @ table[token]
+        + w['rnn_u.weight'] @ state
+        + w['rnn_u.bias']
+      )
+    else:
+      state = state + table[token]
+  x = np.concatenate([context, state])
+  if 'input_proj.weight' in w:
+    x = w['input_proj.weight'] @ x + w['input_proj.bias']
+  num_blocks = sum(name.endswith('linear.bias') for name in w)
+  for i in range(num_blocks):
+    linear = f'lm_head.{i}.linear'
+    x = x + silu(w[f'{linear}.weight'] @ x + w[f'{linear}.bias'])
+  logits = w[f'lm_head.{num_blocks}.weight'] @ x
+  logits = logits - logits.max()
+  return logits - np.log(np.exp(logits).sum())
+
+
+def beams(law, root, width, length):
+  """The most probable paths behind a root, best first, with their sums."""
+  found = [(0.0, (root,))]
+  for _ in range(length):
+    found = sorted(
+      (
+        (total + more, (*path, token))
+        for total, path in found
+        for token, more in enumerate(law(path))
+      ),
+      key=lambda beam: (-beam[0], beam[1]),
+    )[:width]
+  return [(path[1:], total) for total, path in found]
+
+
+def prefix_tree(paths):
+  """Which beam owns each token of each, tokens by owner, depths, parents.
+
+  Beams [W, L] begin with the root; nodes are numbered row by row.
+  """
+  owners = [
+    [
+      next(j for j in range(len(paths)) if paths[j][: k + 1] == path[: k + 1])
+      for k in range(len(path))
+    ]
+    for path in paths
+  ]
+  numbers = {}
+  for i, row in enumerate(owners):
+    for k, owner in enumerate(row):
+      if owner == i:
+        numbers[i, k] = len(numbers)
+  return {
+    'owners': owners,
+    'token_ids': [paths[i][k] for i, k in numbers],
+    'depths': [k for _, k in numbers],
+    'parents': [
+      numbers[owners[i][k - 1], k - 1] if k else -1 for i, k in numbers
+    ],
+  }
