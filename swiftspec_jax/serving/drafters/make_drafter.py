@@ -65,7 +65,13 @@ _Trees = TreeDraft | BeamDraft | LivingTrees
 Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
 # That draft on the host, or in pages.
 PagedDraft = (
-  SelfDraft | TreeDraft | _TextTrees | SuffixLookup | ForcedDraft | HostDrafter
+  SelfDraft
+  | TreeDraft
+  | BeamDraft
+  | _TextTrees
+  | SuffixLookup
+  | ForcedDraft
+  | HostDrafter
 )
 
 
