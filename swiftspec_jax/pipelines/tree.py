@@ -24,9 +24,9 @@ from swiftspec_jax.drafting import (
   tree_checks,
 )
 from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
-from swiftspec_jax.drafting.draft_rows import DraftRows
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.drafting.text_news import Texts
+from swiftspec_jax.drafting.tree_draft_rows import TreeDraftRows
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import step_timing, tree_sizes
 from swiftspec_jax.pipelines.depth_price import DepthPrice
@@ -80,7 +80,7 @@ class TreePipeline:
       num_query_tokens=tree_config.num_nodes,
       feature_layers=draft.config.feature_layers,
     )
-    self._draft_rows: DraftRows | None = None
+    self._draft_rows: TreeDraftRows | None = None
     # Whole rows are the pages of the texts.
     self._row_pages = sharding_lib.replicate(
       np.arange(batch_size, dtype=np.int32)[:, None], target.mesh
@@ -148,7 +148,7 @@ class TreePipeline:
     rows = self._draft_rows
     if rows is None or rows.is_lost or rows.max_context != max_context:
       self._draft_rows = rows = None  # free it first
-      self._draft_rows = DraftRows(
+      self._draft_rows = TreeDraftRows(
         self._draft,
         self._tree_config,
         self._target,

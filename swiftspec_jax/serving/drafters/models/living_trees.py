@@ -25,8 +25,8 @@ import numpy as np
 from swiftspec_jax import ahead_of_time, errors, policies, types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import text_lookup, tree_checks
-from swiftspec_jax.drafting.draft_rows import Chunk, DraftRows
 from swiftspec_jax.drafting.text_news import Texts
+from swiftspec_jax.drafting.tree_draft_rows import Chunk, TreeDraftRows
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
@@ -125,7 +125,7 @@ class LivingTreeDrafter:
     self._target = target
     self._budget = config.buckets.max_query_tokens
     num_slots = config.buckets.max_rows
-    self.rows = DraftRows(
+    self.rows = TreeDraftRows(
       draft.model,
       tree,
       target.model,

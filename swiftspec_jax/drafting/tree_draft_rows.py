@@ -54,7 +54,7 @@ class Chunk:
   features: jax.Array | None
 
 
-class DraftRows:
+class TreeDraftRows:
   """Enqueues what the draft does; nothing here waits for a device.
 
   Attributes:
@@ -130,7 +130,7 @@ class DraftRows:
     arrays = jax.tree.leaves((self.state, self._num_read))
     return any(x.is_deleted() for x in arrays)
 
-  def compiling(self) -> 'DraftRows':
+  def compiling(self) -> 'TreeDraftRows':
     """Returns a twin whose calls compile, and do nothing else."""
     twin = copy.copy(self)
     twin._call = ahead_of_time.compile_only
