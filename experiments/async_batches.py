@@ -31,7 +31,8 @@ from experiments.output import benchmark_output, provenance
 from experiments.planning import plan_rounds
 from experiments.studies import async_batches_plot, async_batches_report
 from swiftspec_jax import errors
-from swiftspec_jax.engine.rows import RoundRecord, RowEngine
+from swiftspec_jax.engine.engine import StepRecord
+from swiftspec_jax.engine.rows import RowEngine
 
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -129,7 +130,7 @@ def _run(
   waits_for_misses: bool,
   batch_size: int,
   requests: Sequence[ss.Request],
-) -> list[RoundRecord]:
+) -> list[StepRecord]:
   """Decodes all requests; returns the rounds."""
   longest = max(len(request.token_ids) for request in requests)
   limit = longest + shared_flags.sampling().max_new_tokens

@@ -7,13 +7,12 @@ import programs
 import pytest
 
 from experiments.studies import async_batches_report
-from swiftspec_jax.engine.rows import RoundRecord
+from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.planning.rounds import Times
 
 
 def record(accepted, num_forwards, outcomes=(0, 0, 0)):
-  return RoundRecord(
-    handles=(),
+  return StepRecord(
     lengths=np.full(len(accepted), 3),
     num_accepted=np.array(accepted, int),
     time=0.0,

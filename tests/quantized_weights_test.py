@@ -30,7 +30,7 @@ from swiftspec_jax.serving.engine import PageEngine
 
 # The highest weight lies almost half a step behind the last integer.
 LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001, 'float8': 448 / 1.001}
-CONFIG = decoding_cases.CONFIG
+CONFIG = dataclasses.replace(decoding_cases.CONFIG, num_layers=2)
 # Two devices do not divide the kv heads, nor the groups of ffw.
 ODD = dataclasses.replace(
   CONFIG, embed_dim=40, num_heads=9, num_kv_heads=3, ffw_dim=72

@@ -8,7 +8,7 @@ import numpy as np
 from configs.deployment import Deployment
 from experiments.planning import plan_search
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.engine.rows import RoundRecord
+from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.planning.rounds import Rounds, Times
 
 # Names of what is compared: the mode, and whether rows wait.
@@ -22,7 +22,7 @@ VARIANTS = {
 def best_of_splits(
   deployment: Deployment,
   mode: str,
-  records: Sequence[RoundRecord],
+  records: Sequence[StepRecord],
   tree: TreeConfig,
   num_rows: int,
 ) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def best_of_splits(
 
 
 def summarize(
-  records: Sequence[RoundRecord], times: Times, *, num_growth_steps: int
+  records: Sequence[StepRecord], times: Times, *, num_growth_steps: int
 ) -> dict[str, Any]:
   """Returns the figures of a run.
 
