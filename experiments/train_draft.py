@@ -78,8 +78,8 @@ _READS_FEATURES = flags.DEFINE_bool(
 _NUM_BLOCKS = flags.DEFINE_integer(
   'recurrent_blocks',
   None,
-  'The draft is a recurrent head (ReDrafter) with so many residual blocks, in '
-  "the place of all layers. Its data hold the output of the target's last "
+  'Number of residual blocks of a recurrent head (ReDrafter), which the draft '
+  "is then, without layers. Its data hold the output of the target's last "
   'layer alone.',
   lower_bound=0,
 )

@@ -1,7 +1,7 @@
 """Flags of the drafts that read texts, or that the target makes for itself."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -65,14 +65,14 @@ def files() -> list[str]:
 
 
 def make(
-  mode: str, lookup: ss.PromptLookup, chain_length: int | None
+  mode: str, lookup: ss.PromptLookup, lengths: Mapping[str, int]
 ) -> PagedDraft:
   """Returns the draft of one of `MODES`.
 
   Args:
     mode: mode.
     lookup: drafter of the chains of mode phrases.
-    chain_length: most tokens of these chains; None is the default.
+    lengths: the argument that says how long these chains are, if it is given.
   """
   if mode == SUFFIX_LOOKUP:
     return ss.SuffixLookup()
@@ -83,7 +83,6 @@ def make(
     if _STORE.value is not None:
       store = TokenStore.open(pathlib.Path(_STORE.value))
     return ss.Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
-  length = (
-    {} if chain_length is None else {'num_speculative_tokens': chain_length}
+  return ss.PhraseDraft(
+    lookup=lookup, num_phrases=_NUM_PHRASES.value, **lengths
   )
-  return ss.PhraseDraft(lookup=lookup, num_phrases=_NUM_PHRASES.value, **length)

@@ -178,8 +178,7 @@ def num_speculative_tokens() -> dict[str, int]:
 
 def paged_draft(mode: str) -> PagedDraft:
   """Returns the draft of one of `draft_flags.MODES`."""
-  chain_length = _NUM_SPECULATIVE_TOKENS.value
-  return draft_flags.make(mode, prompt_lookup(), chain_length)
+  return draft_flags.make(mode, prompt_lookup(), num_speculative_tokens())
 
 
 def default_modes() -> tuple[str, ...]:

@@ -22,7 +22,6 @@ _PARTS = {
   'target_forward': REST,
   'read_verified': REST,
   'take_in': REST,
-  'catch_up': REST,
   'fuse_features': REST,
   'layer': REST,
   'attention': ATTENTION,
