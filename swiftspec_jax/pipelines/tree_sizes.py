@@ -27,6 +27,7 @@ _HYSTERESIS = 1.03  # gain that is worth a change
 # What a round says of the speed of its kind, and of that of the other kind.
 _OWN_SPEED, _OTHER_SPEED = 0.1, 0.03
 _PROBE_EVERY = (32, 1024)  # rounds at least, and at most
+_FIRST_PROBE = 4  # rounds
 _PROBE_SHARE = 0.015  # of the time that probes may cost
 
 
@@ -106,10 +107,14 @@ class TreeSizes:
     """Adapts the sizes to these times from now on."""
     if times is self._times:
       return
-    if not self.is_timed:
+    is_first, self._times = not self.is_timed, times
+    if is_first:
       self._pause = _TRIAL * np.array([1.0, 1.0, times.pause_seconds[0]])
-    self._times = times
+      # A short text that trees do not help must not pay for finding out.
+      self.current = PAUSE
     self._plan_probes()
+    if is_first:
+      self._num_rounds = self._interval - _FIRST_PROBE
 
   def next(self) -> Sizes:
     """Returns the sizes of the next proposal."""
@@ -285,6 +290,8 @@ class TreeSizes:
         self._probes, self._interval = itertools.repeat(PAUSE), _PROBE_EVERY[0]
         return
       best = max(gains, key=gains.get)
+      if np.all(self._shares == 1):  # the first tree has to tell about all
+        best = self._largest
       probes = [dataclasses.replace(best, ends_pause=True)]
       cost = self._cost(best)
     self._probes = itertools.cycle(probes)
