@@ -8,7 +8,7 @@ from typing import Any
 import tqdm
 
 from experiments.flags import load_flags
-from experiments.load import load_plot, load_report
+from experiments.load import load_plot, load_report, step_shapes
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LoadRecorder
@@ -28,7 +28,8 @@ def sweep(
   Args:
     rates: requests per second.
     rows: rows to be added to.
-    directory: folder for rows.jsonl.
+    directory: folder for rows.jsonl, and for the shapes of all steps in
+      steps.jsonl.
     prepare: makes of arrivals and a seed what all policies share.
     run: serves the arrivals with the policy of that name, given what
       `prepare` made; returns what happened and further columns.
@@ -48,6 +49,11 @@ def sweep(
         row = {'policy': name, 'request_rate': rate, **figures}
         row |= {'seed': seed, **more}
         benchmark_output.append_line(directory / 'rows.jsonl', row)
+        step_shapes.append(
+          directory / 'steps.jsonl',
+          recorder.shapes,
+          {key: row[key] for key in ('policy', 'request_rate', 'seed')},
+        )
         rows.append(row)
         progress.update()
 

@@ -1,5 +1,7 @@
 """Requests that are served in virtual time: flags, and what they stand for."""
 
+import copy
+import dataclasses
 import pathlib
 import time
 from typing import Any
@@ -19,6 +21,7 @@ from swiftspec_jax.serving.scheduling.scheduler import (
   Scheduler,
   SchedulerConfig,
 )
+from swiftspec_jax.simulator import layouts
 
 _PROFILE = flags.DEFINE_string(
   'profile',
@@ -110,6 +113,26 @@ class SimulatedLoad:
     self._table = _table(self._costs, buckets)
     self._coverage = coverage
 
+  @property
+  def costs(self) -> cost_model.CostModel:
+    """Costs of a step."""
+    return self._costs
+
+  @property
+  def buckets(self) -> StepBuckets:
+    """Declared sizes."""
+    return self._config.buckets
+
+  def variant(
+    self, costs: cost_model.CostModel, buckets: StepBuckets
+  ) -> 'SimulatedLoad':
+    """Returns the same load for other costs and declared sizes."""
+    other = copy.copy(self)
+    other._costs = costs
+    other._config = dataclasses.replace(self._config, buckets=buckets)
+    other._table = _table(costs, buckets)
+    return other
+
   def policy(self, name: str) -> policies.Policy:
     """Returns a new policy."""
     return policy_names.make(
@@ -136,7 +159,11 @@ class SimulatedLoad:
     return _acceptance(arrivals, self._config.buckets, seed, self._coverage)
 
   def run(
-    self, name: str, arrivals: Arrivals, acceptance: simulator.Acceptance
+    self,
+    name: str,
+    arrivals: Arrivals,
+    acceptance: simulator.Acceptance,
+    layout: layouts.Layout = layouts.declared,
   ) -> tuple[LoadRecorder, dict[str, Any]]:
     """Serves the arrivals; returns what happened and further columns.
 
@@ -144,6 +171,7 @@ class SimulatedLoad:
       name: name of a policy.
       arrivals: requests and their times.
       acceptance: luck of the requests' drafts.
+      layout: forwards of the target in each step.
     """
     policy = self.policy(name)
     start = time.perf_counter()
@@ -154,6 +182,7 @@ class SimulatedLoad:
       self._config,
       self._costs,
       drafts_by_model=self._costs.drafts_by_model,
+      layout=layout,
     )
     elapsed = time.perf_counter() - start
     return simulation.recorder, {

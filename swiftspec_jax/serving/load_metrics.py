@@ -6,6 +6,7 @@ request. With speculation an output can hold several tokens, so ITL is longer
 than TPOT.
 """
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -36,6 +37,7 @@ class LoadRecorder:
     is_finished: bool[n].
     num_steps: number of steps of the engine.
     busy_seconds: seconds of all steps.
+    shapes: number of steps by their rows and query tokens.
   """
 
   def __init__(
@@ -61,6 +63,7 @@ class LoadRecorder:
     self.num_steps = 0
     self.num_probes = 0
     self.busy_seconds = 0.0
+    self.shapes: collections.Counter[tuple[int, int]] = collections.Counter()
     self._gaps: list[np.ndarray] = []
     # How often each length was verified, and how often at least that was
     # accepted.
@@ -90,6 +93,7 @@ class LoadRecorder:
     self.num_steps += 1
     self.num_probes += policy_plan.is_probe is not None
     self.busy_seconds += seconds
+    self.shapes[len(step.slots), int(step.num_query_tokens.sum())] += 1
     decoding = slice(step.num_decoding)
     num_emitted = np.ones(len(step.slots), np.int64)
     num_emitted[decoding] += num_accepted

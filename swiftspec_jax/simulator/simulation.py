@@ -1,6 +1,8 @@
 """The loop of an engine, in virtual time."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ from swiftspec_jax.serving.scheduling.scheduler import (
   SchedulerConfig,
 )
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.simulator import layouts
 
 
 class Acceptance(Protocol):
@@ -54,6 +57,7 @@ def simulate(
   costs: cost_model.CostModel,
   *,
   drafts_by_model: bool = False,
+  layout: layouts.Layout = layouts.declared,
 ) -> Simulation:
   """Serves all requests.
 
@@ -68,6 +72,8 @@ def simulate(
     costs: costs of its steps.
     drafts_by_model: whether a draft model has to read the texts, see
       `serving.intake`.
+    layout: forwards of the target in each step. Policies expect the default,
+      whatever it is.
 
   Raises:
     UserError: a request does not fit into the engine.
@@ -90,6 +96,9 @@ def simulate(
   upcoming = iter(enumerate(requests))
   arriving = next(upcoming, None)
   time, peak_pages = 0.0, 0
+  seconds_of = functools.partial(
+    step_seconds, costs, config.buckets, layout=layout
+  )
   while True:
     while arriving is not None and arriving[1][0] <= time:
       request_id, (_, num_prompt, num_output, slo_tpot) = arriving
@@ -102,7 +111,7 @@ def simulate(
       time = arriving[1][0]
       continue
     time += _run_step(
-      scheduler, intake, view, acceptance, policy, costs, recorder, time
+      scheduler, intake, view, acceptance, policy, seconds_of, recorder, time
     )
     peak_pages = max(peak_pages, config.num_pages - scheduler.num_free_pages)
   return Simulation(
@@ -119,6 +128,7 @@ def step_seconds(
   step: StepPlan,
   *,
   takes_in: bool = False,
+  layout: layouts.Layout = layouts.declared,
 ) -> float:
   """Returns how long a whole step will take.
 
@@ -129,17 +139,22 @@ def step_seconds(
       nothing.
     step: step that is run.
     takes_in: whether a draft model reads a chunk of late tokens.
+    layout: forwards of the target.
   """
   longest = int(plan.lengths.max(initial=0))
+  first, *others = layout(step, buckets)
   predicted = costs.predict(
-    step.padded_rows,
-    step.padded_query_tokens,
-    step.kv_tokens,
+    first.num_rows,
+    first.num_tokens,
+    first.kv_tokens,
     buckets.steps_of(longest),
     finds_drafts=bool(step.lengths.any()),
     takes_in=takes_in,
   )
-  return float(predicted.total)
+  plain = (
+    costs.predict(x.num_rows, x.num_tokens, x.kv_tokens, 0) for x in others
+  )
+  return float(predicted.total) + sum(float(x.total) for x in plain)
 
 
 def _run_step(
@@ -148,7 +163,7 @@ def _run_step(
   view: policies.StepView,
   acceptance: Acceptance,
   policy: policies.Policy,
-  costs: cost_model.CostModel,
+  seconds_of: Callable[..., float],
   recorder: load_metrics.LoadRecorder,
   time: float,
 ) -> float:
@@ -170,7 +185,7 @@ def _run_step(
   drafts = acceptance.draft(view, num_output, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
-  seconds = step_seconds(costs, view.buckets, plan, step, takes_in=takes_in)
+  seconds = seconds_of(plan, step, takes_in=takes_in)
   verified = step.lengths[: step.num_decoding]
   accepted, ranks = acceptance.verify(view, num_output, verified)
   if intake is not None and ranks is None:

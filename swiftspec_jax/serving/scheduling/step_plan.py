@@ -46,6 +46,11 @@ class StepPlan:
     return StepPlan(**values | {'num_decoding': num_decoding})
 
   @property
+  def is_plain(self) -> bool:
+    """Whether each row feeds one token, for which there are programs."""
+    return int(self.num_query_tokens.max()) == 1
+
+  @property
   def kv_tokens(self) -> int:
     """Tokens in the cache of all rows together."""
     return int(self.starts.sum())

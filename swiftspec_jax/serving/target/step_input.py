@@ -204,6 +204,6 @@ def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
   """Returns the declared sizes for a step."""
   ends = step.starts + step.num_ahead + step.num_query_tokens
   longest = min(int(ends.max()), sizes.scheduler.max_context)
-  if step.num_query_tokens.max() == 1:
+  if step.is_plain:
     return sizes.plain(step.padded_rows, longest)
   return sizes.mixed(step.padded_rows, step.padded_query_tokens, longest)

@@ -1,0 +1,248 @@
+"""Sizes that are chosen from a load, and layouts of a step, by hand."""
+
+import collections
+import dataclasses
+import itertools
+import json
+
+import engine_cases
+import numpy as np
+import programs
+import pytest
+from decoding_cases import requests_of
+from serving_cases import linear_costs
+
+import swiftspec_jax as ss
+from experiments.load import step_shapes
+from swiftspec_jax import errors, policies, simulator
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.compilation import shape_classes
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.simulator import layouts
+
+
+def test_best_classes_by_hand():
+  found = shape_classes.best_classes(
+    np.array([3, 8, 4, 10]), np.array([5, 3, 1, 0]), 9
+  )
+  # For two classes (4, 10) gives 54, (3, 10) 55 and (8, 10) 72; for three
+  # (3, 8, 10) gives 47, (4, 8, 10) 48 and (3, 4, 10) 49.
+  assert found == [(10,), (4, 10), (3, 8, 10), (3, 4, 8, 10)]
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_best_classes_are_those_of_exhaustive_search(seed):
+  generator = np.random.default_rng(seed)
+  sizes = generator.integers(1, 30, generator.integers(1, 9))
+  counts = generator.integers(0, 5, len(sizes))
+  ends = sorted(set(sizes.tolist()))
+
+  def total(classes):
+    places = np.searchsorted(classes, sizes)
+    return int(counts @ np.array(classes)[places])
+
+  for number, classes in enumerate(
+    shape_classes.best_classes(sizes, counts, 3), 1
+  ):
+    every = itertools.combinations(ends[:-1], number - 1)
+    assert total(classes) == min(total((*some, ends[-1])) for some in every)
+    assert len(classes) == number
+
+
+@pytest.mark.parametrize('most', [2, 5, 6])
+def test_sizes_of_rows_and_tokens_share_the_programs(most):
+  generator = np.random.default_rng(most)
+  buckets = StepBuckets(rows=(6,), query_tokens=(20,))
+  shapes = collections.Counter()
+  for _ in range(8):
+    rows = int(generator.integers(1, 6))
+    tokens = rows + int(generator.integers(0, 3) * generator.integers(0, 7))
+    shapes[rows, tokens] += int(generator.integers(1, 4))
+
+  def total(found):
+    # A mixed step adds one for each of its rows.
+    rows = sum(n * found.pad_rows(r) for (r, t), n in shapes.items() if t > r)
+    return shape_classes.num_computed(shapes, found) + rows
+
+  def subsets(most):
+    smaller = range(1, most)
+    sizes = range(most)
+    yield from itertools.chain.from_iterable(
+      itertools.combinations(smaller, size) for size in sizes
+    )
+
+  every = (
+    dataclasses.replace(buckets, rows=(*rows, 6), query_tokens=(*tokens, 20))
+    for rows in subsets(6)
+    for tokens in itertools.chain.from_iterable(
+      itertools.combinations(sorted({t for _, t in shapes} - {20}), size)
+      for size in range(most)
+    )
+  )
+  least = min(
+    total(some) for some in every if shape_classes.num_programs(some) <= most
+  )
+  found = shape_classes.choose(shapes, buckets, most)
+  assert total(found) == least
+  assert shape_classes.num_programs(found) <= most
+  assert (found.max_rows, found.max_query_tokens) == (6, 20)
+
+
+# Of the dossier: two rows decode, one verifies 52 draft tokens, and a prompt
+# is read. They had 1 656, 1 985, 1 983 and 956 tokens before.
+STEP = StepPlan(
+  request_ids=np.arange(4),
+  slots=np.arange(4),
+  starts=np.array([1656, 1985, 1983, 956]),
+  num_query_tokens=np.array([1, 1, 53, 362]),
+  lengths=np.array([0, 0, 52, 0]),
+  is_sampled=np.ones(4, bool),
+  num_ahead=np.zeros(4, int),
+  num_decoding=3,
+  padded_rows=4,
+  padded_query_tokens=512,
+)
+BUCKETS = StepBuckets(
+  rows=(1, 2, 4), query_tokens=(64, 384, 512), lengths=(0, 52)
+)
+
+
+def test_padding_of_a_step():
+  share = shape_classes.padded_share({(4, 417): 1}, BUCKETS)
+  assert share == pytest.approx(0.186, abs=5e-4)
+  # Each stage alone, in tiles: 384 + 64 + 16 + 16.
+  tiles = StepBuckets(rows=(16,), query_tokens=(64, 384))
+  stages = {(1, 362): 1, (1, 53): 1, (1, 1): 2}
+  share = shape_classes.padded_share(stages, tiles)
+  assert share == pytest.approx(0.131, abs=5e-4)
+  assert shape_classes.padded_share({(4, 512): 3, (2, 2): 1}, BUCKETS) == 0
+
+
+@pytest.mark.parametrize(
+  ('layout', 'forwards'),
+  [
+    (layouts.declared, [(4, 512, 6580)]),
+    (layouts.flat, [(4, 512, 6580)]),
+    (layouts.one_batch, [(4, 4 * 384, 6580)]),
+    (layouts.by_stage, [(4, 4 * 64, 5624), (1, 384, 956)]),
+  ],
+)
+def test_layouts_of_a_step(layout, forwards):
+  found = layout(STEP, BUCKETS)
+  assert [dataclasses.astuple(forward) for forward in found] == forwards
+  # A second for each forward and draft step, 0.01 for each token.
+  seconds = simulator.step_seconds(
+    linear_costs(fixed=1, query_tokens=0.01, steps=1),
+    BUCKETS,
+    policies.DraftPlan(lengths=np.array([0, 0, 52])),
+    STEP,
+    layout=layout,
+  )
+  num_tokens = sum(tokens for _, tokens, _ in forwards)
+  assert seconds == pytest.approx(52 + len(forwards) + 0.01 * num_tokens)
+
+
+def test_a_step_of_a_token_a_row_has_a_program_of_its_rows():
+  step = dataclasses.replace(STEP, num_query_tokens=np.ones(4, int))
+  (forward,) = layouts.flat(step, BUCKETS)
+  assert (forward.num_rows, forward.num_tokens) == (4, 4)
+  assert shape_classes.num_computed({(4, 4): 2, (3, 3): 1}, BUCKETS) == 12
+
+
+@pytest.mark.parametrize(
+  ('shapes', 'most', 'message'),
+  [
+    ({}, 9, 'there are no steps to choose sizes from'),
+    ({(1, 1): 1}, 1, '1 programs are too few: at least 2'),
+    ({(5, 9): 1}, 9, 'a step of 5 rows does not fit into the largest size, 4'),
+    ({(1, 600): 1}, 9, '600 query_tokens does not fit into the largest size'),
+    ({(3, 2): 1}, 9, 'a step of 3 rows and 2 tokens is none'),
+  ],
+)
+def test_what_cannot_be_chosen(shapes, most, message):
+  with pytest.raises(errors.UserError, match=message):
+    shape_classes.choose(shapes, BUCKETS, most)
+
+
+def _serve(buckets):
+  """Returns the tokens of some requests, and the shapes of all steps."""
+  sizes = engine_cases.make_sizes()
+  sizes = dataclasses.replace(
+    sizes,
+    scheduler=dataclasses.replace(sizes.scheduler, buckets=buckets),
+    contexts=(engine_cases.MAX_CONTEXT,),
+  )
+  engine = PageEngine(
+    engine_cases.TARGET,
+    ss.PromptLookup(prompt_lookup_min=1),
+    sizes=sizes,
+    policy=FixedLength(3),
+  )
+  requests = requests_of(5, max_new_tokens=20)
+  handles = [engine.submit(request) for request in requests]
+  shapes = collections.Counter()
+  while engine.num_requests:
+    step = engine.step().step
+    shapes[len(step.slots), int(step.num_query_tokens.sum())] += 1
+  return [handle.result().token_ids for handle in handles], shapes
+
+
+def test_an_engine_takes_chosen_sizes_and_gives_the_same_tokens():
+  usual = StepBuckets(rows=(1, 4), query_tokens=(24,), lengths=(0, 1, 2, 3))
+  token_ids, shapes = _serve(usual)
+  chosen = shape_classes.choose(
+    shapes, usual, shape_classes.num_programs(usual)
+  )
+  assert chosen != usual
+  assert shape_classes.padded_share(
+    shapes, chosen
+  ) < shape_classes.padded_share(shapes, usual)
+  assert _serve(chosen) == (token_ids, shapes)
+
+
+def test_programs(tmp_path):
+  load = ('--num_requests=30', '--request_rates=20', '--max_rows=16')
+  status, _, complaints = programs.run(
+    'simulate_load', *load, '--policies=none', f'--output_dir={tmp_path}/load'
+  )
+  assert status == 0, complaints
+  steps = tmp_path / 'load' / 'steps.jsonl'
+  assert step_shapes.read(steps)
+  status, output, complaints = programs.run(
+    'choose_sizes', f'--steps={steps}', '--max_rows=16', '--num_programs=6'
+  )
+  assert status == 0, complaints
+  rows, query_tokens, these, usual = output.splitlines()
+  assert rows.startswith('--rows=')
+  assert rows.endswith('16')
+  assert query_tokens.startswith('--query_tokens=')
+  assert these.startswith('these: ')
+  assert '6 programs' in these
+  assert usual.startswith('powers of two: ')
+  status, output, complaints = programs.run(
+    'padded_batches',
+    *load,
+    '--policies=fixed_2',
+    '--num_programs=9',
+    f'--output_dir={tmp_path}/batches',
+  )
+  assert status == 0, complaints
+  lines = (tmp_path / 'batches' / 'rows.jsonl').read_text().splitlines()
+  shares = {
+    row['system']: row['padded_share'] for row in map(json.loads, lines)
+  }
+  flat = shares['flat, 9 programs']
+  assert 0 < flat < shares['batches by stage'] < shares['one batch'] < 1
+
+
+@pytest.mark.parametrize('text', ['{"rows": 1}\n', '[1]\n', 'x\n', None])
+def test_other_files_are_refused(text, tmp_path):
+  path = tmp_path / 'steps.jsonl'
+  message = 'cannot be read'
+  if text is not None:
+    path.write_text(text)
+    message = 'is no steps.jsonl of serve_load or simulate_load'
+  with pytest.raises(errors.UserError, match=message):
+    step_shapes.read(path)
