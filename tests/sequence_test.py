@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import numpy as np
 import pytest
 from decoding_cases import CONFIG, requests_of, run
 from engine_cases import TARGET, TREES, make_sizes
@@ -14,6 +15,7 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.target import flat_batch, paged_forward
 
 
 @functools.cache
@@ -91,6 +93,80 @@ def test_a_page_is_shared_evenly():
   assert cache.sharding.shard_shape(cache.keys[0].shape) == (3, 4, 8)
   with pytest.raises(errors.UserError, match='page_size=7 is no multiple of'):
     paged.init(config, 3, 7, 'float32', mesh)
+
+
+PAGES = np.array([[5, 2, 0, 7, 1]], np.int32)  # of the row
+_forward = jax.jit(paged_forward.forward, static_argnums=1)
+
+
+def feed(model, cache, token_ids, start):
+  """Feeds tokens from a position on; returns the cache and the next token."""
+  sizes = flat_batch.FlatSizes(
+    num_rows=1, num_tokens=16, block_size=16, context=40
+  )
+  batch = flat_batch.pack(
+    sizes, np.array([start]), np.array([len(token_ids)]), PAGES, 8, 8
+  )
+  padded = flat_batch.padded(np.array(token_ids), 16)
+  hidden, cache = _forward(model.params, model.config, padded, batch, cache)
+  last = hidden[len(token_ids) - 1][None]
+  logits = paged_forward.logits_of(model.params, model.config, last)
+  return cache, int(logits.argmax())
+
+
+def held(cache):
+  """Where the keys and values of each device lie."""
+  return {
+    (i, part.device): part.data.unsafe_buffer_pointer()
+    for i, pages in enumerate((*cache.keys, *cache.values))
+    for part in pages.addressable_shards
+  }
+
+
+def test_the_number_of_devices_changes_and_no_keys_move():
+  """A prompt on 8 devices, decoding on 2 of them, then on all again."""
+  prompt = list(range(40, 56))
+  one = testing.random_model(CONFIG)
+  many, few = shared(8, 8), shared(2, 2)
+
+  def empty(model, **options):
+    return paged.init(model.config, 8, 8, 'float32', model.mesh, **options)
+
+  cache, token_id = feed(one, empty(one), prompt, 0)
+  expected_ids = [token_id]
+  for place in range(16, 32):
+    cache, token_id = feed(one, cache, [token_id], place)
+    expected_ids.append(token_id)
+
+  cache, token_id = feed(many, empty(many, num_keeping=2), prompt, 0)
+  found = [token_id]
+  for model, places in ((few, range(16, 24)), (many, range(24, 32))):
+    before = held(cache)
+    cache = paged.regroup(cache, model.mesh)
+    after = held(cache)
+    for device in jax.devices()[:2]:
+      for i in range(2 * CONFIG.num_layers):
+        assert after[i, device] == before[i, device]
+    for place in places:
+      cache, token_id = feed(model, cache, [token_id], place)
+      found.append(token_id)
+  assert found == expected_ids
+
+
+def test_devices_that_keep_tokens_stay():
+  mesh = sharding.make_mesh(jax.devices()[:4], 4)
+  config = shared(4, 4).config
+  cache = paged.init(config, 3, 8, 'float32', mesh, num_keeping=2)
+  assert cache.sharding.shard_shape(cache.keys[0].shape) == (3, 4, 16)
+  for devices in (jax.devices()[:1], jax.devices()[1::-1]):
+    other = sharding.make_mesh(devices, len(devices))
+    with pytest.raises(errors.UserError, match='keeps tokens, and the new'):
+      paged.regroup(cache, other)
+  for number in (0, 5):
+    with pytest.raises(errors.UserError, match=f'num_keeping={number} must be'):
+      paged.init(config, 3, 8, 'float32', mesh, num_keeping=number)
+  with pytest.raises(errors.UserError, match='page_size=7 is no multiple of'):
+    paged.init(config, 3, 7, 'float32', mesh, num_keeping=2)
 
 
 def test_tokens_are_shared_by_a_part_of_the_devices():

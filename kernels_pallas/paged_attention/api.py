@@ -37,6 +37,7 @@ def paged_attention(
   window: int | None = None,
   soft_cap: float | None = None,
   sinks: jax.Array | None = None,
+  page_size: int | None = None,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -62,6 +63,8 @@ def paged_attention(
     window: a token sees no row of `position - window` or less.
     soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
     sinks: [G, Q] or None, as in `tree_attention.api`.
+    page_size: rows of a page that hold something, the first ones. It is Z, or
+      less where some of the devices that share the rows keep none; None is Z.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: placement of keys and values, whose last axis may be sharded, by
       kv heads, and whose second, by tokens; no kernel has the latter. None is
@@ -85,7 +88,10 @@ def paged_attention(
   by_head = P(None, None, heads)
   if tokens is not None:
     call = functools.partial(
-      shared_pages.paged_attention, axis_name=tokens, **options
+      shared_pages.paged_attention,
+      axis_name=tokens,
+      page_size=page_size or keys.shape[1],
+      **options,
     )
     pages = P(None, tokens, heads)
     return jax.shard_map(

@@ -23,28 +23,30 @@ def paged_attention(
   sinks: jax.Array | None = None,
   *,
   axis_name: str,
+  page_size: int,
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
 ) -> jax.Array:
   """What one device does; no keys or values are exchanged.
 
-  It attends to its rows of all pages: keys and values are [P, Z / N, G * E].
-  What is exchanged are the results and the sums of the softmax, along the axis
-  `axis_name` of the mesh. The other arguments are those of
-  `api.paged_attention`.
+  It attends to its rows of all pages: keys and values are [P, Z / N, G * E],
+  where the first N devices keep some. What is exchanged are the results and the
+  sums of the softmax, along the axis `axis_name` of the mesh. `page_size` is Z.
+  The other arguments are those of `api.paged_attention`.
   """
-  num_parts = jax.lax.axis_size(axis_name)
   num_blocks, num_columns = page_table.shape
+  num_keeping = page_size // keys.shape[1]
   visible = tree_reference.seen_rows(
     prefix_lengths,
     tree_mask,
     positions,
-    num_columns * keys.shape[1] * num_parts,
+    num_columns * page_size,
     window,
-  ).reshape(*positions.shape, num_columns, num_parts, keys.shape[1])
+  ).reshape(*positions.shape, num_columns, num_keeping, keys.shape[1])
   me = jax.lax.axis_index(axis_name)
   visible = jax.lax.dynamic_index_in_dim(visible, me, 3, keepdims=False)
+  visible &= me < num_keeping
   if sinks is not None:  # the first device counts them
     sinks = jnp.where(me == 0, sinks, tree_reference.MASKED_SCORE)
   keys, values = (

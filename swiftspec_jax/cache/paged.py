@@ -10,10 +10,11 @@ A cache may also keep features of its tokens, for a draft that reads them.
 The heads of a token lie side by side, so that a page is whole tiles of a TPU.
 
 On a mesh with an axis 'sequence' each device has a part of every page, so that
-the devices' shares of any row differ by less than a page.
+the devices' shares of any row differ by less than a page. Only the first ones
+may keep tokens: then they alone can go on with them.
 
-Legend: P pages, Z tokens of a page, N tokens, G kv heads, E head_dim, L layers,
-H features.
+Legend: P pages, Z tokens of a page, Y places of a page, which are Z unless some
+devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 """
 
 import jax
@@ -30,8 +31,8 @@ from swiftspec_jax.config import ModelConfig
 class PagedCache:
   """Keys and values of all layers."""
 
-  keys: list[jax.Array]  # L x [P, Z, G * E]
-  values: list[jax.Array]  # L x [P, Z, G * E]
+  keys: list[jax.Array]  # L x [P, Y, G * E]
+  values: list[jax.Array]  # L x [P, Y, G * E]
   num_pages: int = struct.field(pytree_node=False)  # P
   page_size: int = struct.field(pytree_node=False)  # Z
   # Of what is read; pages may be wider.
@@ -54,6 +55,7 @@ def init(
   dtype: jax.typing.DTypeLike,
   mesh: Mesh,
   feature_layers: tuple[int, ...] = (),
+  num_keeping: int | None = None,
 ) -> PagedCache:
   """Returns an empty cache on the mesh.
 
@@ -65,18 +67,29 @@ def init(
     mesh: devices of the model.
     feature_layers: indices of the layers whose outputs are kept besides keys
       and values.
+    num_keeping: number of devices along the axis 'sequence' that keep tokens,
+      the first ones; None for all.
 
   Raises:
-    UserError: the devices of the axis 'sequence' do not divide a page.
+    UserError: there are not so many devices along 'sequence', or those that
+      keep tokens do not divide a page.
   """
   num_parts = sharding.sequence_devices(mesh)
-  if page_size % num_parts:
+  if num_keeping is None:
+    num_keeping = num_parts
+  if not 1 <= num_keeping <= num_parts:
     raise errors.UserError(
-      f'page_size={page_size} is no multiple of the {num_parts} devices that '
+      f'num_keeping={num_keeping} must be from 1 to the {num_parts} devices '
+      'that share the tokens of a sequence'
+    )
+  if page_size % num_keeping:
+    raise errors.UserError(
+      f'page_size={page_size} is no multiple of the {num_keeping} devices that '
       'share the tokens of a sequence'
     )
   stored = products.stored_dtype(dtype, mesh)
-  shape = (num_pages, page_size, config.padded_kv_heads * config.head_dim)
+  num_places = page_size // num_keeping * num_parts
+  shape = (num_pages, num_places, config.padded_kv_heads * config.head_dim)
   pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
 
   def zeros():
@@ -101,13 +114,75 @@ def init(
   )
 
 
-def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
+def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
+  """Returns the cache on more or fewer devices; no keys or values move.
+
+  Devices that join keep no tokens, and those that keep some stay (LoongServe,
+  arXiv 2404.09526).
+
+  Args:
+    cache: cache that is not used any more, as both share their memory.
+    mesh: mesh that begins with the devices that keep tokens.
+
+  Raises:
+    UserError: a device that keeps tokens is not there, or at another place.
+  """
+  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
+  before = cache.keys[0].shape
+  part = cache.sharding.shard_shape(before)
+  shape = before[0], part[1] * sharding.sequence_devices(mesh), before[2]
+  found = _bounds(pages, shape)
+  for device, bounds in _bounds(cache.sharding, before).items():
+    if bounds[1][0] < cache.page_size and found.get(device) != bounds:
+      raise errors.UserError(
+        f'{device} keeps tokens, and the new mesh does not have it at the same '
+        'place; its first devices must be those that keep tokens'
+      )
+
+  def regrouped(array):
+    parts = {x.device: x.data for x in array.addressable_shards}
+    for device in pages.addressable_devices - parts.keys():
+      parts[device] = jnp.zeros(part, array.dtype, device=device)
+    return jax.make_array_from_single_device_arrays(
+      shape, pages, [parts[device] for device in pages.addressable_devices]
+    )
+
+  features = cache.features
+  if features is not None:
+    features = sharding.replicate(features, mesh)
+  return cache.replace(
+    keys=[*map(regrouped, cache.keys)],
+    values=[*map(regrouped, cache.values)],
+    sharding=pages,
+    features=features,
+  )
+
+
+def _bounds(
+  pages: NamedSharding, shape: tuple[int, ...]
+) -> dict[jax.Device, list[tuple[int, ...]]]:
+  """Returns the first and last index of each axis that devices have."""
+  return {
+    device: [
+      axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True)
+    ]
+    for device, index in pages.devices_indices_map(shape).items()
+  }
+
+
+def write(
+  pages: jax.Array,
+  new: jax.Array,
+  places: jax.Array,
+  page_size: int | None = None,
+) -> jax.Array:
   """Returns one layer's keys or values, or features, with new ones written.
 
   Args:
-    pages: [P, Z, G * E], or features [P, Z, H].
+    pages: [P, Y, G * E], or features [P, Z, H].
     new: [N, G, E], or [N, H].
     places: i32[N] page * Z + offset; P * Z or more is written nowhere.
+    page_size: Z; None if Y is Z.
   """
   new = new.reshape(len(new), -1)
   if len(places) == 1:
@@ -116,7 +191,7 @@ def write(pages: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
     new = jnp.concatenate([new, new])
     places = jnp.append(places, pages.shape[0] * pages.shape[1])
   # Pages are not merged: devices may share the tokens of each.
-  index = jnp.divmod(places, pages.shape[1])
+  index = jnp.divmod(places, page_size or pages.shape[1])
   return pages.at[index].set(new.astype(pages.dtype), mode='drop')
 
 
@@ -137,7 +212,7 @@ def move(
     targets = jnp.append(targets, cache.num_places)
 
   def moved(pages):
-    rows = pages[jnp.divmod(sources, pages.shape[1])]
-    return write(pages, rows, targets)
+    rows = pages[jnp.divmod(sources, cache.page_size)]
+    return write(pages, rows, targets, cache.page_size)
 
   return jax.tree.map(moved, cache)

@@ -4,6 +4,8 @@ Legend: N tokens, X blocks, W tokens of a block, M tokens whose logits are
 wanted, D embed, V vocabulary.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,10 +99,13 @@ def forward(
   if batch.num_skipped is not None:
     positions -= batch.num_skipped[:, None]  # among the pages that are there
   keys, values = [], []
+  write = functools.partial(
+    paged.write, places=batch.places, page_size=cache.page_size
+  )
 
   def attend(i, queries, new_keys, new_values):
-    keys.append(paged.write(cache.keys[i], new_keys[0], batch.places))
-    values.append(paged.write(cache.values[i], new_values[0], batch.places))
+    keys.append(write(cache.keys[i], new_keys[0]))
+    values.append(write(cache.values[i], new_values[0]))
     mask, seen_from, window = batch.block_mask, positions, None
     if config.is_sliding(i):
       window = config.sliding_window
@@ -123,6 +128,7 @@ def forward(
       scale=decoder.query_scale(config),
       window=window,
       sinks=params['layers'][i].get('sinks'),
+      page_size=cache.page_size,
       implementation=config.kernels,
       sharding=cache.sharding,
     )
