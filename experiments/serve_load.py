@@ -10,9 +10,9 @@ file, in turn; only the numbers of output tokens are drawn. Every run begins
 with a drafter that has seen no request, except in mode forced. Within a run
 prompts repeat if there are more requests than prompts: num_repeated_prompts.
 The directory gets rows.jsonl (a line for each policy, rate and seed, with the
-columns of simulate_load), provenance.json, latency.png and lengths.png. With
---costs the simulator then serves the same requests: simulated.jsonl. Ctrl-C
-keeps what is done.
+columns of simulate_load), steps.jsonl for choose_sizes, provenance.json,
+latency.png and lengths.png. With --costs the simulator then serves the same
+requests: simulated.jsonl. Ctrl-C keeps what is done.
 """
 
 import dataclasses

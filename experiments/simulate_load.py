@@ -5,8 +5,9 @@ r"""Latency of policies under load, in virtual time.
 
 Serves the same requests under every policy and at every rate, with the
 scheduler and the policies of the engine; steps take what the profile says. The
-directory gets rows.jsonl (a line for each policy, rate and seed),
-provenance.json, latency.png and lengths.png. Ctrl-C keeps what is done.
+directory gets rows.jsonl (a line for each policy, rate and seed), steps.jsonl
+for choose_sizes, provenance.json, latency.png and lengths.png. Ctrl-C keeps
+what is done.
 """
 
 import pathlib

@@ -202,39 +202,41 @@ def test_an_engine_takes_chosen_sizes_and_gives_the_same_tokens():
   assert _serve(chosen) == (token_ids, shapes)
 
 
-def test_programs(tmp_path):
-  load = ('--num_requests=30', '--request_rates=20', '--max_rows=16')
+def test_sizes_are_chosen_from_a_file(tmp_path):
+  path = tmp_path / 'steps.jsonl'
+  step_shapes.append(path, {(1, 3): 5, (1, 8): 3}, {'policy': 'none'})
+  step_shapes.append(path, {(1, 4): 1, (1, 3): 1}, {'policy': 'fixed_1'})
+  assert step_shapes.read(path) == {(1, 3): 6, (1, 8): 3, (1, 4): 1}
+  flags = (f'--steps={path}', '--rows=2', '--query_tokens=5,7,10')
+  status, output, complaints = programs.run('choose_sizes', *flags)
+  assert status == 0, complaints
+  # 46 tokens, in 7 * 5 + 3 * 10 places and in 6 * 3 + 4 * 8 of them.
+  assert output.splitlines() == [
+    'before: --rows=2 --query_tokens=5,7,10, at most 4 programs for each '
+    'context, 29.2% padding',
+    'after: --rows=2 --query_tokens=3,8,10, at most 4 programs for each '
+    'context, 8.0% padding',
+  ]
+  error = programs.error_of('choose_sizes', *flags, '--num_programs=1')
+  assert '1 programs are too few' in error
+
+
+def test_padded_batches_are_simulated(tmp_path):
   status, _, complaints = programs.run(
-    'simulate_load', *load, '--policies=none', f'--output_dir={tmp_path}/load'
-  )
-  assert status == 0, complaints
-  steps = tmp_path / 'load' / 'steps.jsonl'
-  assert step_shapes.read(steps)
-  status, output, complaints = programs.run(
-    'choose_sizes', f'--steps={steps}', '--max_rows=16', '--num_programs=6'
-  )
-  assert status == 0, complaints
-  rows, query_tokens, these, usual = output.splitlines()
-  assert rows.startswith('--rows=')
-  assert rows.endswith('16')
-  assert query_tokens.startswith('--query_tokens=')
-  assert these.startswith('these: ')
-  assert '6 programs' in these
-  assert usual.startswith('powers of two: ')
-  status, output, complaints = programs.run(
     'padded_batches',
-    *load,
+    '--num_requests=10',
+    '--request_rates=20',
+    '--max_rows=4',
     '--policies=fixed_2',
-    '--num_programs=9',
-    f'--output_dir={tmp_path}/batches',
+    '--num_programs=30',
+    f'--output_dir={tmp_path}',
   )
   assert status == 0, complaints
-  lines = (tmp_path / 'batches' / 'rows.jsonl').read_text().splitlines()
-  shares = {
-    row['system']: row['padded_share'] for row in map(json.loads, lines)
-  }
-  flat = shares['flat, 9 programs']
-  assert 0 < flat < shares['batches by stage'] < shares['one batch'] < 1
+  lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
+  rows = {row['system']: row for row in map(json.loads, lines)}
+  flat, batch = rows['flat, 30 programs'], rows['one batch']
+  assert 0 < flat['padded_share'] < batch['padded_share'] < 1
+  assert flat['mean_e2e_latency'] < batch['mean_e2e_latency']
 
 
 @pytest.mark.parametrize('text', ['{"rows": 1}\n', '[1]\n', 'x\n', None])

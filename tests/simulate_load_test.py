@@ -10,7 +10,7 @@ import pytest
 import serving_cases as cases
 
 from experiments.flags import load_flags, policy_names
-from experiments.load import load_plot, load_report
+from experiments.load import load_plot, load_report, step_shapes
 from swiftspec_jax import errors, policies
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
@@ -106,6 +106,8 @@ def test_program(tmp_path):
   facts = json.loads((tmp_path / 'provenance.json').read_text())
   assert facts['flags']['profile'] == 'llama-8b-h100'
   assert facts['flags']['num_requests'] == 40
+  num_steps = sum(values['num_steps'] for values in rows)
+  assert step_shapes.read(tmp_path / 'steps.jsonl').total() == num_steps
   assert 'simulated 960 requests in' in output
   assert 'latency of goodput over that of the best fixed length' in output
 

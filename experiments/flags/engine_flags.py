@@ -11,6 +11,7 @@ from experiments.flags import (
   device_flags,
   draft_flags,
   shared_flags,
+  size_flags,
   tree_flags,
 )
 from swiftspec_jax import errors
@@ -155,7 +156,9 @@ def sizes() -> ProgramSizes:
   """
   shared_flags.check([mode()])
   _refuse(['depth_priced'], 'give --min_leaf_mass')
-  rows, query_tokens, contexts = map(_sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS))
+  rows, query_tokens, contexts = map(
+    size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
+  )
   longest = _MAX_LENGTH.value
   if mode() in _LIVING:
     _refuse(['max_length'], 'give --num_nodes')
@@ -273,16 +276,3 @@ def to_json() -> dict[str, Any]:
     **{holder.name: holder.value for holder in _HOLDERS},
     **shared_flags.to_json(),
   }
-
-
-def _sizes(holder: flags.FlagHolder) -> tuple[int, ...]:
-  if not all(text.isdecimal() for text in holder.value):
-    raise errors.UserError(
-      f'--{holder.name}={",".join(holder.value)} must be numbers such as 8,16'
-    )
-  numbers = tuple(map(int, holder.value))
-  if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1:
-    raise errors.UserError(
-      f'--{holder.name}={",".join(holder.value)} must be ascending, from 1 up'
-    )
-  return numbers
