@@ -3,12 +3,13 @@ r"""A flat list of tokens against padded batches, in virtual time (XY-Serve).
   python -m experiments.padded_batches --policies=none,fixed_3 \
     --num_programs=12,40 --output_dir=results
 
-Serves the same requests with steps that are computed in different ways: as one
-flat list whose sizes were chosen from the steps of other requests, for several
-numbers of programs; as one whose sizes are powers of two, with one more
-between two of them; and as padded batches, one for all rows or one for the rows
-that decode and one for each prompt. The directory gets what simulate_load
-writes, with the columns `system` and `padded_share`, and sizes.json.
+Serves the same requests, and computes the steps in different ways. The first
+are flat lists, whose sizes were chosen from the steps of other requests for a
+number of programs. The next is a flat list whose sizes are powers of two, with
+one more between two of them. The last are padded batches: one for all rows, or
+one for the rows that decode and one for each prompt. The directory gets what
+simulate_load writes, with the columns `system` and `padded_share`, and
+sizes.json.
 """
 
 import collections

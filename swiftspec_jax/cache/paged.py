@@ -71,8 +71,8 @@ def init(
       the first ones; None for all.
 
   Raises:
-    UserError: there are not so many devices along 'sequence', or those that
-      keep tokens do not divide a page.
+    UserError: the axis 'sequence' has fewer devices, or those that keep tokens
+      do not divide a page.
   """
   num_parts = sharding.sequence_devices(mesh)
   if num_keeping is None:
