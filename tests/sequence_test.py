@@ -99,16 +99,22 @@ PAGES = np.array([[5, 2, 0, 7, 1]], np.int32)  # of the row
 _forward = jax.jit(paged_forward.forward, static_argnums=1)
 
 
-def feed(model, cache, token_ids, start):
-  """Feeds tokens from a position on; returns the cache and the next token."""
+def step_of(model, cache, token_ids, start):
+  """Arguments of a forward over tokens from a position on."""
   sizes = flat_batch.FlatSizes(
     num_rows=1, num_tokens=16, block_size=16, context=40
   )
+  counts = np.array([len(token_ids)])
   batch = flat_batch.pack(
-    sizes, np.array([start]), np.array([len(token_ids)]), PAGES, 8, 8
+    sizes, np.array([start]), counts, PAGES, 8, cache.num_pages
   )
   padded = flat_batch.padded(np.array(token_ids), 16)
-  hidden, cache = _forward(model.params, model.config, padded, batch, cache)
+  return model.params, model.config, padded, batch, cache
+
+
+def feed(model, cache, token_ids, start):
+  """Feeds the tokens; returns the cache and the next token."""
+  hidden, cache = _forward(*step_of(model, cache, token_ids, start))
   last = hidden[len(token_ids) - 1][None]
   logits = paged_forward.logits_of(model.params, model.config, last)
   return cache, int(logits.argmax())
@@ -132,10 +138,10 @@ def test_the_number_of_devices_changes_and_no_keys_move():
   def empty(model, **options):
     return paged.init(model.config, 8, 8, 'float32', model.mesh, **options)
 
-  cache, token_id = feed(one, empty(one), prompt, 0)
+  expected_cache, token_id = feed(one, empty(one), prompt, 0)
   expected_ids = [token_id]
   for place in range(16, 32):
-    cache, token_id = feed(one, cache, [token_id], place)
+    expected_cache, token_id = feed(one, expected_cache, [token_id], place)
     expected_ids.append(token_id)
 
   cache, token_id = feed(many, empty(many, num_keeping=2), prompt, 0)
@@ -151,6 +157,25 @@ def test_the_number_of_devices_changes_and_no_keys_move():
       cache, token_id = feed(model, cache, [token_id], place)
       found.append(token_id)
   assert found == expected_ids
+  for pages, expected_pages in zip(
+    (*cache.keys, *cache.values),
+    (*expected_cache.keys, *expected_cache.values),
+    strict=True,
+  ):
+    kept = np.asarray(pages)[PAGES, :8]
+    np.testing.assert_allclose(
+      kept, np.asarray(expected_pages)[PAGES], atol=1e-5
+    )
+    assert not np.asarray(pages)[:, 8:].any()
+
+
+def test_devices_that_keep_nothing_get_no_keys():
+  model = shared(8, 8)
+  cache = paged.init(model.config, 256, 8, 'float32', model.mesh, num_keeping=2)
+  program = _forward.lower(*step_of(model, cache, [1, 2, 3], 0)).compile()
+  part = cache.sharding.shard_shape(cache.keys[0].shape)
+  found = rows.largest_collective(program.as_text())
+  assert 0 < found < np.prod(part)
 
 
 def test_devices_that_keep_tokens_stay():

@@ -98,6 +98,7 @@ def test_program(tmp_path):
   rows = read_rows(tmp_path)
   assert len(rows) == 2 * 2 * 6
   for values in rows:
+    assert 0 < values['padded_share'] < 0.5
     assert tuple(values)[: len(load_report.COLUMNS)] == load_report.COLUMNS
     assert values['num_requests'] == 40
     assert all(values[name] is not None for name in load_report.COLUMNS)

@@ -45,10 +45,7 @@ def flat(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:
   A step of a token a row has as many tokens as padded rows.
   """
   del buckets
-  is_plain = step.is_plain
-  return [
-    _flat(step, step.padded_rows if is_plain else step.padded_query_tokens)
-  ]
+  return [_flat(step, step.num_computed_tokens)]
 
 
 def one_batch(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:

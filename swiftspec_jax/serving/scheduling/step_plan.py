@@ -51,6 +51,11 @@ class StepPlan:
     return int(self.num_query_tokens.max()) == 1
 
   @property
+  def num_computed_tokens(self) -> int:
+    """Tokens that the target computes, padding too."""
+    return self.padded_rows if self.is_plain else self.padded_query_tokens
+
+  @property
   def kv_tokens(self) -> int:
     """Tokens in the cache of all rows together."""
     return int(self.starts.sum())
