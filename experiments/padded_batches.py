@@ -86,10 +86,7 @@ def main() -> None:
     system = found[of_system]
     layout = Counted(system.layout)
     recorder, more = system.load.run(policy, arrivals, acceptance, layout)
-    num_fed = sum(
-      tokens * count for (_, tokens), count in recorder.shapes.items()
-    )
-    padded = 1 - num_fed / layout.num_tokens
+    padded = 1 - recorder.num_query_tokens / layout.num_tokens
     return recorder, {**more, 'system': of_system, 'padded_share': padded}
 
   load_output.sweep(

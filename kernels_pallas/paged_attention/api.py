@@ -65,6 +65,7 @@ def paged_attention(
     sinks: [G, Q] or None, as in `tree_attention.api`.
     page_size: rows of a page that hold something, the first ones. It is Z, or
       less where some of the devices that share the rows keep none; None is Z.
+      Read only where devices share them.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: placement of keys and values, whose last axis may be sharded, by
       kv heads, and whose second, by tokens; no kernel has the latter. None is

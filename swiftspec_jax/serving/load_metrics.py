@@ -37,7 +37,8 @@ class LoadRecorder:
     is_finished: bool[n].
     num_steps: number of steps of the engine.
     busy_seconds: seconds of all steps.
-    num_computed_tokens: tokens that the target has computed, padding too.
+    num_query_tokens: tokens that the target was fed.
+    num_computed_tokens: tokens that it has computed, padding too.
     shapes: number of steps by their rows and query tokens.
   """
 
@@ -64,6 +65,7 @@ class LoadRecorder:
     self.num_steps = 0
     self.num_probes = 0
     self.busy_seconds = 0.0
+    self.num_query_tokens = 0
     self.num_computed_tokens = 0
     self.shapes: collections.Counter[tuple[int, int]] = collections.Counter()
     self._gaps: list[np.ndarray] = []
@@ -95,8 +97,10 @@ class LoadRecorder:
     self.num_steps += 1
     self.num_probes += policy_plan.is_probe is not None
     self.busy_seconds += seconds
+    num_tokens = int(step.num_query_tokens.sum())
+    self.num_query_tokens += num_tokens
     self.num_computed_tokens += step.num_computed_tokens
-    self.shapes[len(step.slots), int(step.num_query_tokens.sum())] += 1
+    self.shapes[len(step.slots), num_tokens] += 1
     decoding = slice(step.num_decoding)
     num_emitted = np.ones(len(step.slots), np.int64)
     num_emitted[decoding] += num_accepted
@@ -144,6 +148,7 @@ class LoadRecorder:
     num_rounds = int(self._lengths.sum())
     num_accepted = int((self._accepted * np.arange(len(self._accepted))).sum())
     num_verified = int((self._lengths * np.arange(len(self._lengths))).sum())
+    num_padding = self.num_computed_tokens - self.num_query_tokens
     span = float(self.last[done].max() - self.arrivals[0]) if done.any() else 0
     promised = np.full(len(done), target.tpot)
     if self._slo_tpots is not None:
@@ -178,17 +183,11 @@ class LoadRecorder:
       'num_steps': self.num_steps,
       'num_probes': self.num_probes,
       'busy_fraction': _ratio(self.busy_seconds, span),
-      'padded_share': self._padded_share(),
+      'padded_share': _ratio(num_padding, self.num_computed_tokens),
     }
     if self._slo_tpots is not None:
       figures |= self._promises(tpot, span)
     return figures
-
-  def _padded_share(self) -> float | None:
-    """Returns which share of the computed tokens is padding."""
-    num_fed = sum(tokens * n for (_, tokens), n in self.shapes.items())
-    padding = self.num_computed_tokens - num_fed
-    return _ratio(padding, self.num_computed_tokens)
 
   def _promises(self, tpot: np.ndarray, span: float) -> dict[str, Any]:
     """Returns what became of the promises; tokens of others do not count."""
