@@ -19,6 +19,7 @@ _MODELS = {
   'qwen3': 'Qwen 3',
   'qwen3_moe': 'Qwen 3 30B-A3B, 235B-A22B',
   'gpt_oss': 'gpt-oss 20b, 120b',
+  'llama4_text': 'Llama 4 Scout, Maverick: text',
   'gemma3_text': 'Gemma 3 270m, 1b',
 }
 

@@ -15,6 +15,7 @@ from swiftspec_jax.architecture import (
   Block,
   Eagle3,
   Experts,
+  IRope,
   Recurrent,
   RopeScaling,
   Vision,
@@ -88,7 +89,8 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
-  experts: Experts | None = None  # Qwen 3 MoE, gpt-oss
+  irope: IRope | None = None  # Llama 4
+  experts: Experts | None = None  # Qwen 3 MoE, gpt-oss, Llama 4
   vision: Vision | None = None  # LLaVA
   # Of a draft that can propose only some of the tokens: their number. Its
   # parameter `output_token_ids` names them.
@@ -259,7 +261,7 @@ class ModelConfig:
     return self.experts is not None and layer not in self.experts.dense_layers
 
   def is_sliding(self, layer: int) -> bool:
-    """Whether `layer` sees only the last `sliding_window` tokens."""
+    """Whether `layer` sees only the tokens of a window."""
     if self.sliding_window is None:
       return False
     return self.sliding_layers[layer] if self.sliding_layers else True
@@ -298,6 +300,9 @@ class ModelConfig:
     values = dict(values)
     if values.get('rope_scaling') is not None:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
+    if values.get('irope') is not None:
+      nope_layers = tuple(values['irope']['nope_layers'])
+      values['irope'] = IRope(**{**values['irope'], 'nope_layers': nope_layers})
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
     if values.get('block') is not None:

@@ -24,7 +24,7 @@ from swiftspec_jax.checkpoint import (
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, vision_families
+from swiftspec_jax.models import families, llama4, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -42,11 +42,10 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   """
   values = read_json(directory / 'config.json')
   kind = values.get('model_type')
-  supported = *families.FAMILIES, families.LLAVA
-  if kind not in supported:
+  if kind not in families.supported():
     raise errors.UserError(
       f'{directory}: unknown architecture {kind!r}; supported: '
-      f'{", ".join(supported)}'
+      f'{", ".join(families.supported())}'
     )
   generation = directory / 'generation_config.json'
   if generation.exists():
@@ -146,6 +145,8 @@ def read_params(
 
 def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
+  if values.get('model_type') in (llama4.FAMILY, llama4.WITH_TOWER):
+    return None  # its layouts are not known, and so refused
   kinds = {
     'int8': compressed_int8.is_used(path, values),
     'int4': packed_int4.packing_of(path, values) is not None,

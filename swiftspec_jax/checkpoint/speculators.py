@@ -30,6 +30,7 @@ _ARCHITECTURES = {
   'qwen3': 'Qwen3ForCausalLM',
   'qwen3_moe': 'Qwen3MoeForCausalLM',
   'gpt_oss': 'GptOssForCausalLM',
+  'llama4_text': 'Llama4ForCausalLM',
   'gemma3_text': 'Gemma3ForCausalLM',
 }
 FORMATS = ('speculators',)
