@@ -105,6 +105,9 @@ class ModelConfig:
   # How it reads them where it is an EAGLE-3 head; None: they are added to the
   # embedding.
   eagle3: Eagle3 | None = None
+  # Whether it reads them as a layer for multi-token prediction does that its
+  # target was trained with (DeepSeek-V3, section 2.2).
+  is_mtp: bool = False
   # How it reads them where it drafts a block in one forward.
   block: Block | None = None
   recurrent: Recurrent | None = None  # in the place of all layers
@@ -156,6 +159,12 @@ class ModelConfig:
         f'sliding_window={self.sliding_window} is not supported; it needs '
         'features and no window'
       )
+    if self.is_mtp and (self.feature_dim != self.embed_dim):
+      raise errors.UserError(
+        f'a layer for multi-token prediction with feature_dim='
+        f'{self.feature_dim} is not supported; it reads one layer of '
+        f'{self.embed_dim}'
+      )
     if self.block and (
       not self.feature_layers or self.block.mask_token_id >= self.vocab_size
     ):
@@ -198,6 +207,16 @@ class ModelConfig:
     """Whether each token is read with the feature of the one before it."""
     is_dflash = self.block is not None and self.eagle3 is None
     return self.reads_features and not is_dflash
+
+  @property
+  def hides_first_token(self) -> bool:
+    """Whether no token sees the first one, which has no feature before it."""
+    return self.eagle3 is not None or self.is_mtp
+
+  @property
+  def returns_normed(self) -> bool:
+    """Whether its hidden states lie behind its final norm."""
+    return self.is_mtp or (self.eagle3 is not None and self.eagle3.norm_output)
 
   @property
   def hidden_dim(self) -> int:

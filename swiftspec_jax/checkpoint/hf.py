@@ -77,8 +77,11 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
     UserError: an entry is not understood.
   """
   # transformers fills in defaults and translates configs of older releases.
+  kind = values.get('model_type')
+  # Some families are only in the code that comes with the weights.
+  known = {**values, 'model_type': families.SAME_CONFIG.get(kind, kind)}
   try:
-    full = transformers.AutoConfig.for_model(**values).to_dict()
+    full = transformers.AutoConfig.for_model(**known).to_dict()
   except (
     huggingface_hub.errors.StrictDataclassError,
     KeyError,
@@ -86,7 +89,7 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
     ValueError,
   ) as error:
     raise errors.UserError(f'{path}: {error}') from error
-  return families.config_from_hf(full)
+  return families.config_from_hf({**full, 'model_type': kind})
 
 
 def read_json(path: pathlib.Path) -> dict:

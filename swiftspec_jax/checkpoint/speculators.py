@@ -27,6 +27,7 @@ _ARCHITECTURES = {
   'llama': 'LlamaForCausalLM',
   'mistral': 'MistralForCausalLM',
   'qwen2': 'Qwen2ForCausalLM',
+  'mimo': 'MiMoForCausalLM',
   'qwen3': 'Qwen3ForCausalLM',
   'qwen3_moe': 'Qwen3MoeForCausalLM',
   'gpt_oss': 'GptOssForCausalLM',

@@ -92,7 +92,7 @@ def forward_with_features(
         # A chunk may begin inside of the tree that a target verifies. A draft's
         # rows are not its new tokens, and its nodes see all above them.
         mask &= seen_from[:, :, None] - positions[:, None] < window
-    elif config.eagle3:
+    elif config.hides_first_token:
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
@@ -194,8 +194,8 @@ def run_layers(
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
-    `Eagle3.norm_output`), and the features [B, T, layers x D], one layer's
-    behind the other's, or None.
+    `ModelConfig.returns_normed`), and the features [B, T, layers x D], one
+    layer's behind the other's, or None.
   """
   angles_by_kind = {
     kind: layers.rope_angles(positions, config, is_sliding=kind)
@@ -220,6 +220,9 @@ def run_layers(
         is_normed = config.eagle3.norm_before_residual
         pair = normed, normed if is_normed else features_before.astype(x.dtype)
       else:
+        if config.is_mtp:
+          x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
+          x = layers.product(x, params['token_fusion'])
         x = x + layers.product(normed, params['feature_fusion'])
   outputs = []
   for i, layer in enumerate(params['layers']):
@@ -237,7 +240,7 @@ def run_layers(
         pair if i == 0 else None,
       )
     outputs.append(x)
-  if config.eagle3 and config.eagle3.norm_output:
+  if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [outputs[i] for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
@@ -253,6 +256,10 @@ def project_features(
   """
   if config.recurrent:
     return recurrent.start(params, config, features)
+  if config.is_mtp:
+    features = features.astype(params['embedding'].dtype)
+    scale = params['target_feature_norm']
+    return layers.rms_norm(features, scale, config.norm_eps)
   table = params['feature_projection']
   if 'target_feature_norm' in params:
     num_parts = len(config.feature_layers) if config.eagle3.fc_norm else 1
@@ -418,7 +425,7 @@ def before_unembedding(
   """Returns what the unembedding multiplies of hidden states [B, T, D]."""
   if config.recurrent:
     return recurrent.outputs(params, hidden)
-  if config.eagle3 and config.eagle3.norm_output:
+  if config.returns_normed:
     return hidden
   return layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
 

@@ -24,7 +24,10 @@ from swiftspec_jax.models.params import Params
 Place = Callable[[Params, Params], Params]
 
 _NUM_THREADS = 8  # that read layers; each holds one in memory
+MIMO = 'mimo'  # Qwen 2 with layers for multi-token prediction
 LLAVA = 'llava'  # a vision tower around a decoder of one of the families
+# Families that transformers lacks, by those whose config.json is the same.
+SAME_CONFIG = {MIMO: 'qwen2'}
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
@@ -210,6 +213,16 @@ def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _mimo(values: Mapping[str, Any]) -> dict[str, Any]:
+  has_bias = values.get('attention_bias', True)
+  if not has_bias:
+    raise errors.UserError(
+      f'attention_bias={has_bias} is not supported for {MIMO}; its queries, '
+      'keys and values have biases'
+    )
+  return {**_sliding(values), 'use_qkv_bias': True}
+
+
 def _gpt_oss(values: Mapping[str, Any]) -> dict[str, Any]:
   return {
     **_sliding(values),
@@ -236,6 +249,7 @@ FAMILIES: dict[str, Family] = {
   'qwen2': Family(
     fields=lambda values: {**_sliding(values), 'use_qkv_bias': True}
   ),
+  MIMO: Family(fields=_mimo, unsupported_options=('use_mrope',)),
   'qwen3': Family(
     fields=lambda values: {**_sliding(values), 'use_qk_norm': True},
     unsupported_options=('attention_bias',),

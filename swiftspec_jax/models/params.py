@@ -258,6 +258,14 @@ def _feature_specs(
   table: Callable[..., ParamSpec],
 ) -> Params:
   """Returns what a draft has that reads features."""
+  if config.is_mtp:
+    return {
+      'target_feature_norm': spec('features'),
+      'feature_norm': spec('embed'),
+      'feature_fusion': table('embed', 'embed', in_axis=0),
+      'token_norm': spec('embed'),
+      'token_fusion': table('embed', 'embed', in_axis=0),
+    }
   scale = config.feature_dim**-0.5
   specs = {
     'feature_projection': spec('features', 'embed', scale=scale, in_axis=0),

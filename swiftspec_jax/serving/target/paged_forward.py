@@ -110,7 +110,7 @@ def forward(
       if mask is not None:
         # The nodes of a tree do not lie at their positions.
         mask &= ends[:, :, None] - positions[:, None] < window
-    elif config.eagle3:  # as in `decoder.forward_with_features`
+    elif config.hides_first_token:  # as in `decoder.forward_with_features`
       seen_from, window = jnp.ones_like(positions), 1
     if config.block and i in config.block.causal_layers and mask is not None:
       mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
