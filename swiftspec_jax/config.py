@@ -159,7 +159,7 @@ class ModelConfig:
         f'sliding_window={self.sliding_window} is not supported; it needs '
         'features and no window'
       )
-    if self.is_mtp and (self.feature_dim != self.embed_dim):
+    if self.is_mtp and self.feature_dim != self.embed_dim:
       raise errors.UserError(
         f'a layer for multi-token prediction with feature_dim='
         f'{self.feature_dim} is not supported; it reads one layer of '

@@ -25,14 +25,15 @@ PREFIX_LENGTHS = (5, 64, 33)
 FEATURE_LAYERS = (1, 0)
 
 
+WITH_CHUNKS = {
+  'sliding_window': 12,
+  'irope': IRope(nope_layers=(1,), floor_scale=9),
+  'use_sinks': True,
+}
+
+
 @pytest.fixture(
-  scope='module',
-  params=[
-    {},
-    {'sliding_window': 12, 'use_sinks': True},
-    {'sliding_window': 12, 'irope': IRope(nope_layers=(1,), floor_scale=9)},
-  ],
-  ids=['full', 'sliding', 'chunks'],
+  scope='module', params=[{}, WITH_CHUNKS], ids=['full', 'chunks']
 )
 def target(request):
   config = dataclasses.replace(CONFIG, **request.param)
