@@ -16,9 +16,11 @@ _MODELS = {
   'llama': 'Llama 2, 3, 3.1, 3.2, 3.3; SmolLM2',
   'mistral': 'Mistral 7B',
   'qwen2': 'Qwen 2, 2.5',
+  'mimo': 'MiMo 7B',
   'qwen3': 'Qwen 3',
   'qwen3_moe': 'Qwen 3 30B-A3B, 235B-A22B',
   'gpt_oss': 'gpt-oss 20b, 120b',
+  'llama4_text': 'Llama 4 Scout, Maverick: text',
   'gemma3_text': 'Gemma 3 270m, 1b',
 }
 

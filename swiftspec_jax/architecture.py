@@ -32,6 +32,32 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class IRope:
+  """Layers with and without rotary embedding take turns (Llama 4).
+
+  The window of the sliding layers is a chunk: the text is cut at multiples of
+  its size, and a token sees what its own chunk has up to there.
+
+  Attributes:
+    nope_layers: layers without rotary embedding.
+    floor_scale: tokens that become one step of the factor of their queries.
+    attn_scale: slope of that factor in the logarithm of the steps; it is
+      `1 + attn_scale * log(1 + (position + 1) // floor_scale)`
+      (Scalable-Softmax, arXiv 2501.19399).
+    norms_rotated: whether rotated queries and keys are normed, without scales.
+  """
+
+  nope_layers: tuple[int, ...]
+  floor_scale: int = 8192
+  attn_scale: float = 0.1
+  norms_rotated: bool = True
+
+  def __post_init__(self):
+    checks = {'floor_scale': (self.floor_scale >= 1, '>= 1')}
+    errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3:
   """How an EAGLE-3 head reads features; names as in vLLM's `speculators`.
 
@@ -129,6 +155,10 @@ class Experts:
       is `gate * sigmoid(gate_slope * gate) * (up + 1)` (gpt-oss model card,
       section 2.1). None is the model's own activation.
     gate_slope: factor inside of that sigmoid.
+    scales_inputs: whether the shares are sigmoids of the scores, and multiply
+      what goes into an expert in the place of what comes out (Llama 4).
+    has_shared: whether all tokens also go through one more feed-forward of the
+      same width (Llama 4).
   """
 
   num_experts: int
@@ -139,6 +169,8 @@ class Experts:
   use_bias: bool = False
   gate_limit: float | None = None
   gate_slope: float = 1.702
+  scales_inputs: bool = False
+  has_shared: bool = False
 
   def __post_init__(self):
     checks = {

@@ -15,6 +15,7 @@ from swiftspec_jax.architecture import (
   Block,
   Eagle3,
   Experts,
+  IRope,
   Recurrent,
   RopeScaling,
   Vision,
@@ -88,7 +89,8 @@ class ModelConfig:
   # (if there is a window at all).
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
-  experts: Experts | None = None  # Qwen 3 MoE, gpt-oss
+  irope: IRope | None = None  # Llama 4
+  experts: Experts | None = None  # Qwen 3 MoE, gpt-oss, Llama 4
   vision: Vision | None = None  # LLaVA
   # Of a draft that can propose only some of the tokens: their number. Its
   # parameter `output_token_ids` names them.
@@ -103,6 +105,9 @@ class ModelConfig:
   # How it reads them where it is an EAGLE-3 head; None: they are added to the
   # embedding.
   eagle3: Eagle3 | None = None
+  # Whether it reads them as a layer for multi-token prediction does that its
+  # target was trained with (DeepSeek-V3, section 2.2).
+  is_mtp: bool = False
   # How it reads them where it drafts a block in one forward.
   block: Block | None = None
   recurrent: Recurrent | None = None  # in the place of all layers
@@ -154,6 +159,12 @@ class ModelConfig:
         f'sliding_window={self.sliding_window} is not supported; it needs '
         'features and no window'
       )
+    if self.is_mtp and self.feature_dim != self.embed_dim:
+      raise errors.UserError(
+        f'a layer for multi-token prediction with feature_dim='
+        f'{self.feature_dim} is not supported; it reads one layer of '
+        f'{self.embed_dim}'
+      )
     if self.block and (
       not self.feature_layers or self.block.mask_token_id >= self.vocab_size
     ):
@@ -196,6 +207,16 @@ class ModelConfig:
     """Whether each token is read with the feature of the one before it."""
     is_dflash = self.block is not None and self.eagle3 is None
     return self.reads_features and not is_dflash
+
+  @property
+  def hides_first_token(self) -> bool:
+    """Whether no token sees the first one, which has no feature before it."""
+    return self.eagle3 is not None or self.is_mtp
+
+  @property
+  def returns_normed(self) -> bool:
+    """Whether its hidden states lie behind its final norm."""
+    return self.is_mtp or (self.eagle3 is not None and self.eagle3.norm_output)
 
   @property
   def hidden_dim(self) -> int:
@@ -259,7 +280,7 @@ class ModelConfig:
     return self.experts is not None and layer not in self.experts.dense_layers
 
   def is_sliding(self, layer: int) -> bool:
-    """Whether `layer` sees only the last `sliding_window` tokens."""
+    """Whether `layer` sees only the tokens of a window."""
     if self.sliding_window is None:
       return False
     return self.sliding_layers[layer] if self.sliding_layers else True
@@ -298,6 +319,9 @@ class ModelConfig:
     values = dict(values)
     if values.get('rope_scaling') is not None:
       values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
+    if values.get('irope') is not None:
+      nope_layers = tuple(values['irope']['nope_layers'])
+      values['irope'] = IRope(**{**values['irope'], 'nope_layers': nope_layers})
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
     if values.get('block') is not None:

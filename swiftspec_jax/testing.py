@@ -112,6 +112,28 @@ _CHANGES = {
       'original_max_position_embeddings': 128,
     },
   },
+  'llama4': {
+    'model_type': 'llama4_text',
+    'num_hidden_layers': 3,
+    'head_dim': 8,
+    # Of two layers with chunks, one has experts.
+    'no_rope_layers': [1, 0, 1],
+    'moe_layers': [1, 2],
+    'intermediate_size': 20,
+    'intermediate_size_mlp': 48,
+    'num_local_experts': 6,
+    'num_experts_per_tok': 1,
+    'attention_chunk_size': 26,
+    'floor_scale': 5,
+    'attn_scale': 0.3,
+    'rope_scaling': {
+      'rope_type': 'llama3',
+      'factor': 8.0,
+      'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0,
+      'original_max_position_embeddings': 128,
+    },
+  },
   'gemma3_text': {
     'model_type': 'gemma3_text',
     'num_hidden_layers': 3,
@@ -215,6 +237,15 @@ def _feed_forward_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   c, prefix = config, f'model.layers.{layer}.mlp'
   embed, parts = c['hidden_size'], {prefix: c['intermediate_size']}
+  if c['model_type'] == 'llama4_text':
+    prefix = f'model.layers.{layer}.feed_forward'
+    parts = {prefix: c['intermediate_size_mlp']}
+    if layer in c['moe_layers']:
+      num, ffw = c['num_local_experts'], c['intermediate_size']
+      yield f'{prefix}.router.weight', (num, embed)
+      yield f'{prefix}.experts.gate_up_proj', (num, embed, 2 * ffw)
+      yield f'{prefix}.experts.down_proj', (num, ffw, embed)
+      parts = {f'{prefix}.shared_expert': ffw}
   if c['model_type'] == 'gpt_oss':
     num, ffw = c['num_local_experts'], c['intermediate_size']
     yield f'{prefix}.router.weight', (num, embed)

@@ -11,7 +11,7 @@ from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import Experts
+from swiftspec_jax.architecture import Experts, IRope
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.models import experts
 from swiftspec_jax.planning.forward import Forward
@@ -25,6 +25,14 @@ GPT_OSS = dataclasses.replace(
   use_qkv_bias=True,
   use_output_bias=True,
   use_sinks=True,
+  sliding_window=40,
+  sliding_layers=(True, False),
+)
+
+LLAMA4 = dataclasses.replace(
+  CONFIG,
+  experts=dataclasses.replace(SIZES, scales_inputs=True, has_shared=True),
+  irope=IRope(nope_layers=(1,), floor_scale=7),
   sliding_window=40,
   sliding_layers=(True, False),
 )
@@ -104,11 +112,12 @@ def test_experts_are_those_of_the_loop(num_active, is_normalized, gate_limit):
   np.testing.assert_allclose(beside[1:6], mixed[1:6], atol=1e-6, rtol=1e-6)
 
 
-def test_outputs_are_those_of_plain_decoding():
+@pytest.mark.parametrize('config', [GPT_OSS, LLAMA4], ids=['sinks', 'chunks'])
+def test_outputs_are_those_of_plain_decoding(config):
   """Of trees and pages, where the draft has experts, too: of int8."""
-  target = testing.random_model(GPT_OSS, devices=jax.devices()[:2])
+  target = testing.random_model(config, devices=jax.devices()[:2])
   draft = testing.random_model(
-    dataclasses.replace(GPT_OSS.with_layers(1), weight_dtype='int8'),
+    dataclasses.replace(config.with_layers(1), weight_dtype='int8'),
     devices=jax.devices()[:2],
     name='draft',
   )

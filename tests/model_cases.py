@@ -46,6 +46,15 @@ CASES = {
     },
   ),
   'gpt_oss': ('gpt_oss', {}),
+  'llama4': ('llama4', {}),
+  'llama4_without_norms': (
+    'llama4',
+    {
+      'use_qk_norm': False,
+      'attn_temperature_tuning': False,
+      'num_experts_per_tok': 2,
+    },
+  ),
   'qwen3_yarn': (
     'qwen3',
     {

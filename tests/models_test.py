@@ -186,7 +186,15 @@ def axis_sizes(model):
 
 @pytest.mark.parametrize('num_devices', [2, 4, 6])
 @pytest.mark.parametrize(
-  'name', ['llama_odd_sizes', 'qwen2', 'gemma3_text', 'qwen3_moe', 'gpt_oss']
+  'name',
+  [
+    'llama_odd_sizes',
+    'qwen2',
+    'gemma3_text',
+    'qwen3_moe',
+    'gpt_oss',
+    'llama4',
+  ],
 )
 def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
@@ -313,7 +321,7 @@ def test_tiny_checkpoints_of_unknown_kind(tmp_path):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize('name', ['gpt_oss', 'qwen3_moe'])
+@pytest.mark.parametrize('name', ['gpt_oss', 'llama4', 'qwen3_moe'])
 def test_what_transformers_saves_is_read(name, tmp_path):
   """A model that is made and saved by their code, in steps with their cache."""
   record_models = pytest.importorskip('golden.record_models')

@@ -62,6 +62,8 @@ def rounded(model, weight_dtype):
     'attention_out': (3, heads),
     'gate_up': (1, config.embed_dim),
     'down': (1, config.ffw_dim),
+    'shared_gate_up': (1, config.embed_dim),
+    'shared_down': (1, config.expert_ffw_dim),
   }
 
   def round_weight(name, array):
@@ -120,7 +122,7 @@ def test_integers_and_scales(weight_dtype):
 
 @pytest.mark.parametrize('family', testing.TINY_FAMILIES)
 def test_logits_of_every_family(tmp_path, family):
-  has_experts = family in ('qwen3_moe', 'gpt_oss')
+  has_experts = family in ('qwen3_moe', 'gpt_oss', 'llama4')
   weight_dtype = 'int8' if has_experts else 'int4'
   testing.write_tiny_checkpoint(tmp_path, family)
   plain = rounded(ss.load(tmp_path), weight_dtype)

@@ -8,6 +8,7 @@ from distillation_cases import CONFIG, NUM_STORED
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import errors, testing
+from swiftspec_jax.architecture import IRope
 from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import (
   documents,
@@ -24,13 +25,18 @@ PREFIX_LENGTHS = (5, 64, 33)
 FEATURE_LAYERS = (1, 0)
 
 
-@pytest.fixture(scope='module', params=[None, 12], ids=['full', 'sliding'])
+WITH_CHUNKS = {
+  'sliding_window': 12,
+  'irope': IRope(nope_layers=(1,), floor_scale=9),
+  'use_sinks': True,
+}
+
+
+@pytest.fixture(
+  scope='module', params=[{}, WITH_CHUNKS], ids=['full', 'chunks']
+)
 def target(request):
-  """With a window it has attention sinks, too."""
-  window = request.param
-  config = dataclasses.replace(
-    CONFIG, sliding_window=window, use_sinks=window is not None
-  )
+  config = dataclasses.replace(CONFIG, **request.param)
   return testing.random_model(config, name='tiny')
 
 

@@ -43,9 +43,15 @@ class Tensors:
   def __contains__(self, name: str) -> bool:
     return name in self._by_name
 
-  def check_all_read(self, kind: str) -> None:
-    """Raises UserError if there are tensors that nobody has asked for."""
-    unknown = self._unread - set(_IGNORED)
+  def check_all_read(self, kind: str, start: str = '') -> None:
+    """Raises UserError if there are tensors that nobody has asked for.
+
+    Args:
+      kind: name of the kind of draft, for the message.
+      start: beginning of the names that matter.
+    """
+    unread = {name for name in self._unread if name.startswith(start)}
+    unknown = unread - set(_IGNORED)
     if unknown:
       raise errors.UserError(
         f'{self.directory}: tensor {min(unknown)} is not of {kind} that is '

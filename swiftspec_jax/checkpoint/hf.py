@@ -24,7 +24,7 @@ from swiftspec_jax.checkpoint import (
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, vision_families
+from swiftspec_jax.models import families, llama4, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -42,11 +42,10 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   """
   values = read_json(directory / 'config.json')
   kind = values.get('model_type')
-  supported = *families.FAMILIES, families.LLAVA
-  if kind not in supported:
+  if kind not in families.supported():
     raise errors.UserError(
       f'{directory}: unknown architecture {kind!r}; supported: '
-      f'{", ".join(supported)}'
+      f'{", ".join(families.supported())}'
     )
   generation = directory / 'generation_config.json'
   if generation.exists():
@@ -78,8 +77,11 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
     UserError: an entry is not understood.
   """
   # transformers fills in defaults and translates configs of older releases.
+  kind = values.get('model_type')
+  # Some families are only in the code that comes with the weights.
+  known = {**values, 'model_type': families.SAME_CONFIG.get(kind, kind)}
   try:
-    full = transformers.AutoConfig.for_model(**values).to_dict()
+    full = transformers.AutoConfig.for_model(**known).to_dict()
   except (
     huggingface_hub.errors.StrictDataclassError,
     KeyError,
@@ -87,7 +89,7 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
     ValueError,
   ) as error:
     raise errors.UserError(f'{path}: {error}') from error
-  return families.config_from_hf(full)
+  return families.config_from_hf({**full, 'model_type': kind})
 
 
 def read_json(path: pathlib.Path) -> dict:
@@ -146,6 +148,8 @@ def read_params(
 
 def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
+  if values.get('model_type') in (llama4.FAMILY, llama4.WITH_TOWER):
+    return None  # its layouts are not known, and so refused
   kinds = {
     'int8': compressed_int8.is_used(path, values),
     'int4': packed_int4.packing_of(path, values) is not None,

@@ -21,6 +21,7 @@ from swiftspec_jax.checkpoint import (
   eagle3,
   gguf_tokenizer,
   hf,
+  mtp,
   orbax,
   redrafter,
 )
@@ -62,7 +63,8 @@ def load(
     draft_of: the target that this model will draft for. Both need the same
       vocabulary, but one may have more tokens behind those of the other: a
       draft proposes only tokens that both have. The padding of their tables may
-      differ.
+      differ. Of a checkpoint with a layer for multi-token prediction (MiMo),
+      that layer alone is loaded; so the name is that of the target.
     num_layers: number of first layers to keep, which makes a draft of any
       model, for studies; None keeps all.
     kernels: name of the code that steps of few tokens run. 'auto' takes a
@@ -216,7 +218,12 @@ def _open_gguf(path: pathlib.Path) -> _Source:
 
 def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
   draft: (
-    draft_lib.DraftFile | dflash.Draft | eagle3.Head | redrafter.Head | None
+    draft_lib.DraftFile
+    | dflash.Draft
+    | eagle3.Head
+    | redrafter.Head
+    | mtp.Layer
+    | None
   ) = None
   if draft_lib.is_draft(directory):
     draft = draft_lib.open_draft(directory, draft_of)
@@ -226,6 +233,8 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
     draft = eagle3.open_head(directory, draft_of)
   elif redrafter.is_head(directory):
     draft = redrafter.open_head(directory, draft_of)
+  elif draft_of is not None and mtp.is_in(directory):
+    draft = mtp.open_layer(directory, draft_of)
   if draft is not None:
     return _Source(
       config=draft.config,

@@ -27,9 +27,11 @@ _ARCHITECTURES = {
   'llama': 'LlamaForCausalLM',
   'mistral': 'MistralForCausalLM',
   'qwen2': 'Qwen2ForCausalLM',
+  'mimo': 'MiMoForCausalLM',
   'qwen3': 'Qwen3ForCausalLM',
   'qwen3_moe': 'Qwen3MoeForCausalLM',
   'gpt_oss': 'GptOssForCausalLM',
+  'llama4_text': 'Llama4ForCausalLM',
   'gemma3_text': 'Gemma3ForCausalLM',
 }
 FORMATS = ('speculators',)

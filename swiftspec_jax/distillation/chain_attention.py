@@ -52,7 +52,7 @@ def make_attend_fn(
   positions = rows['positions']
   distances = positions[:, :, None] - positions[:, None]
   visible = _visible(rows) & (distances >= len(earlier))
-  if config.eagle3:  # as in `decoder.forward_with_features`
+  if config.hides_first_token:  # as in `decoder.forward_with_features`
     visible &= (rows['previous'] >= 0)[:, None]
   near = visible
   if config.sliding_window is not None:

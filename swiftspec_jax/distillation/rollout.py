@@ -283,9 +283,11 @@ def _forward(params, config, prefix, state, feature_layers):
   in_own = (rows >= state.branch_starts[:, None]) & (rows <= state.step)
   visible = {False: (in_prefix, in_own)}
   if config.sliding_window is not None:
-    near_slots = positions[:, None] - slots < config.sliding_window
+    ends = layers.window_ends(positions, config)[:, None]
+    near_slots = ends - slots < config.sliding_window
     near_slots = near_slots.reshape(num_prefixes, per_prefix, -1)
-    near_rows = state.step - rows < config.sliding_window
+    row_positions = positions[:, None] - state.step + rows
+    near_rows = ends - row_positions < config.sliding_window
     visible[True] = (in_prefix & near_slots, in_own & near_rows)
   keys, values = [], []
 

@@ -103,6 +103,7 @@ class StudentConfig:
       sliding_layers=sliding if target.sliding_layers else (),
       sliding_window=target.sliding_window if any(sliding) else None,
       tie_embeddings=False,
+      irope=None,
       experts=None,
       use_sinks=False,
       output_vocab_size=self.output_vocab_size,

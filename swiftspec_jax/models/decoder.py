@@ -84,10 +84,15 @@ def forward_with_features(
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
-    seen_from, window = positions, None
+    mask, seen_from, window = attention_mask, positions, None
     if config.is_sliding(i):
+      seen_from = layers.window_ends(positions, config)
       window = config.sliding_window
-    elif config.eagle3:
+      if config.irope and mask is not None and mask.shape[2] == mask.shape[1]:
+        # A chunk may begin inside of the tree that a target verifies. A draft's
+        # rows are not its new tokens, and its nodes see all above them.
+        mask &= seen_from[:, :, None] - positions[:, None] < window
+    elif config.hides_first_token:
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
@@ -98,7 +103,7 @@ def forward_with_features(
       keys[i][:, :, :context],
       values[i][:, :, :context],
       prefix_lengths,
-      attention_mask,
+      mask,
       seen_from,
       scale=query_scale(config),
       window=window,
@@ -189,13 +194,15 @@ def run_layers(
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
-    `Eagle3.norm_output`), and the features [B, T, layers x D], one layer's
-    behind the other's, or None.
+    `ModelConfig.returns_normed`), and the features [B, T, layers x D], one
+    layer's behind the other's, or None.
   """
   angles_by_kind = {
     kind: layers.rope_angles(positions, config, is_sliding=kind)
     for kind in {config.is_sliding(i) for i in range(config.num_layers)}
   }
+  if config.irope:
+    factors = layers.query_factors(positions, config.irope)
   x = _take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
   if images is not None:
@@ -213,9 +220,15 @@ def run_layers(
         is_normed = config.eagle3.norm_before_residual
         pair = normed, normed if is_normed else features_before.astype(x.dtype)
       else:
+        if config.is_mtp:
+          x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
+          x = layers.product(x, params['token_fusion'])
         x = x + layers.product(normed, params['feature_fusion'])
   outputs = []
   for i, layer in enumerate(params['layers']):
+    encoding = angles_by_kind[config.is_sliding(i)]
+    if config.irope and i in config.irope.nope_layers:
+      encoding = factors
     with jax.named_scope(f'layer_{i}'):
       x = _layer(
         x,
@@ -223,11 +236,11 @@ def run_layers(
         config,
         functools.partial(attend_fn, i),
         products,
-        angles_by_kind[config.is_sliding(i)],
+        encoding,
         pair if i == 0 else None,
       )
     outputs.append(x)
-  if config.eagle3 and config.eagle3.norm_output:
+  if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [outputs[i] for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
@@ -243,6 +256,10 @@ def project_features(
   """
   if config.recurrent:
     return recurrent.start(params, config, features)
+  if config.is_mtp:
+    features = features.astype(params['embedding'].dtype)
+    scale = params['target_feature_norm']
+    return layers.rms_norm(features, scale, config.norm_eps)
   table = params['feature_projection']
   if 'target_feature_norm' in params:
     num_parts = len(config.feature_layers) if config.eagle3.fc_norm else 1
@@ -299,17 +316,18 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, products, angles, pair=None):
+def _layer(x, layer, config, attend, products, encoding, pair=None):
   """One decoder layer over x [B, T, D].
 
-  Where there is a `pair`, it is the normed feature that is attended with beside
-  x, and what is added to in the place of x.
+  `encoding` is as in `_encode_positions`. Where there is a `pair`, it is the
+  normed feature that is attended with beside x, and what is added to in the
+  place of x.
   """
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
   if pair is not None:
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
-  attended = _attention_block(normed, layer, config, attend, angles)
+  attended = _attention_block(normed, layer, config, attend, encoding)
   attended = _project(attended, layer['attention_out'], products)
   if config.use_output_bias:
     attended = attended + layer['attention_out_bias'][None, None]
@@ -331,13 +349,20 @@ def _feed_forward(x, layer, config, products):
     with jax.named_scope('experts'):
       mixed = experts.feed_forward(
         rows, layer, config.experts, config.activation
-      )
-    return mixed.reshape(x.shape)
-  hidden = _gated_product(x, layer['gate_up'], products, config.activation)
-  return _project(hidden, layer['down'], products)
+      ).reshape(x.shape)
+    if not config.experts.has_shared:
+      return mixed
+    return mixed + _dense(x, layer, config, products, 'shared_')
+  return _dense(x, layer, config, products)
 
 
-def _attention_block(x, layer, config, attend, angles):
+def _dense(x, layer, config, products, prefix=''):
+  gate_up, down = layer[f'{prefix}gate_up'], layer[f'{prefix}down']
+  hidden = _gated_product(x, gate_up, products, config.activation)
+  return _project(hidden, down, products)
+
+
+def _attention_block(x, layer, config, attend, encoding):
   num_groups = config.num_query_groups
   batch, length = x.shape[:2]
   qkv = layers.product(x, layer['qkv'])
@@ -348,13 +373,29 @@ def _attention_block(x, layer, config, attend, angles):
   if config.use_qk_norm:
     queries = layers.rms_norm(queries, layer['query_norm'], config.norm_eps)
     new_keys = layers.rms_norm(new_keys, layer['key_norm'], config.norm_eps)
-  queries = layers.apply_rope(
-    queries.reshape(batch, length, -1, config.head_dim), *angles
-  ).reshape(queries.shape)
-  new_keys = layers.apply_rope(new_keys, *angles)
+  queries, new_keys = _encode_positions(queries, new_keys, config, encoding)
   with jax.named_scope('attention'):
     attended = attend(queries, new_keys, new_values)
   return attended.reshape(batch, length, -1)
+
+
+def _encode_positions(queries, keys, config, encoding):
+  """Returns queries [B, T, G, Q, E] and keys [B, T, G, E] with positions.
+
+  `encoding` holds cos and sin; of a layer without rotation it is the factors
+  f32[B, T] of the queries.
+  """
+  if not isinstance(encoding, tuple):
+    factors = encoding[:, :, None, None, None]
+    return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
+  heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
+  queries = layers.apply_rope(heads, *encoding).reshape(queries.shape)
+  keys = layers.apply_rope(keys, *encoding)
+  if config.irope and config.irope.norms_rotated:
+    scale = jnp.ones(config.head_dim)
+    queries = layers.rms_norm(queries, scale, config.norm_eps)
+    keys = layers.rms_norm(keys, scale, config.norm_eps)
+  return queries, keys
 
 
 def _take_rows(table, token_ids):
@@ -384,7 +425,7 @@ def before_unembedding(
   """Returns what the unembedding multiplies of hidden states [B, T, D]."""
   if config.recurrent:
     return recurrent.outputs(params, hidden)
-  if config.eagle3 and config.eagle3.norm_output:
+  if config.returns_normed:
     return hidden
   return layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
 

@@ -19,7 +19,7 @@ from swiftspec_jax.models.quantized_experts import QuantizedExperts
 def route(
   x: jax.Array, layer: Params, experts: Experts
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the experts of each token, and their shares in its output.
+  """Returns the experts of each token, and their shares.
 
   Args:
     x: [N, D].
@@ -32,6 +32,9 @@ def route(
   scores = products.look_up_scores(x, layer['router'])
   if experts.use_bias:
     scores = scores + layer['router_bias'].astype(scores.dtype)[None]
+  if experts.scales_inputs:
+    scores, chosen = jax.lax.top_k(scores, experts.num_active)
+    return chosen, jax.nn.sigmoid(scores)
   probs = jax.nn.softmax(scores, axis=-1)
   shares, chosen = jax.lax.top_k(probs, experts.num_active)
   if experts.is_normalized:
@@ -56,6 +59,9 @@ def feed_forward(
   order = jnp.argsort(chosen, stable=True)
   sizes = jnp.bincount(chosen, length=experts.num_experts)
   rows, chosen = x[order // experts.num_active], chosen[order]
+  if experts.scales_inputs:
+    rows *= shares.reshape(-1, 1)[order].astype(rows.dtype)
+    shares = jnp.ones_like(shares)
 
   def product(rows, name, dtype):
     weight = layer[name]

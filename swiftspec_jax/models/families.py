@@ -16,15 +16,18 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.architecture import Experts, RopeScaling
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import llama4, vision_families
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.models import vision_families
 from swiftspec_jax.models.params import Params
 
 # Puts a part of the parameters, described by the specs, on the devices.
 Place = Callable[[Params, Params], Params]
 
 _NUM_THREADS = 8  # that read layers; each holds one in memory
+MIMO = 'mimo'  # Qwen 2 with layers for multi-token prediction
 LLAVA = 'llava'  # a vision tower around a decoder of one of the families
+# Families that transformers lacks, by those whose config.json is the same.
+SAME_CONFIG = {MIMO: 'qwen2'}
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
@@ -57,11 +60,13 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   """
   name = values.get('model_type')
   if name == LLAVA:
-    return _llava(values)
+    vision = vision_families.vision_from_hf(values)
+    return dataclasses.replace(_decoder_of(values), vision=vision)
+  if name == llama4.WITH_TOWER:
+    return _decoder_of(values)
   if name not in FAMILIES:
-    supported = ', '.join((*FAMILIES, LLAVA))
     raise errors.UserError(
-      f'unknown architecture {name!r}; supported: {supported}'
+      f'unknown architecture {name!r}; supported: {", ".join(supported())}'
     )
   family = FAMILIES[name]
   for option in ('quantization_config', *family.unsupported_options):
@@ -93,15 +98,16 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   return ModelConfig(**{**fields, **family.fields(values)})
 
 
-def _llava(values: Mapping[str, Any]) -> ModelConfig:
-  """The decoder that lies in it, with a vision tower."""
-  vision = vision_families.vision_from_hf(values)
-  eos = values.get('eos_token_id')
-  own = {'tie_word_embeddings': values['tie_word_embeddings']}
-  if eos is not None:
-    own['eos_token_id'] = eos
-  config = config_from_hf({**values['text_config'], **own})
-  return dataclasses.replace(config, vision=vision)
+def supported() -> tuple[str, ...]:
+  """Returns the kinds of models that are known, by `model_type`."""
+  return *FAMILIES, LLAVA, llama4.WITH_TOWER
+
+
+def _decoder_of(values: Mapping[str, Any]) -> ModelConfig:
+  """Returns the decoder inside of a model that reads images."""
+  names = 'tie_word_embeddings', 'eos_token_id', 'quantization_config'
+  own = {k: values[k] for k in names if values.get(k) is not None}
+  return config_from_hf({**values['text_config'], **own})
 
 
 def _activation(values: Mapping[str, Any]) -> str:
@@ -207,6 +213,16 @@ def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _mimo(values: Mapping[str, Any]) -> dict[str, Any]:
+  has_bias = values.get('attention_bias', True)
+  if not has_bias:
+    raise errors.UserError(
+      f'attention_bias={has_bias} is not supported for {MIMO}; its queries, '
+      'keys and values have biases'
+    )
+  return {**_sliding(values), 'use_qkv_bias': True}
+
+
 def _gpt_oss(values: Mapping[str, Any]) -> dict[str, Any]:
   return {
     **_sliding(values),
@@ -233,6 +249,7 @@ FAMILIES: dict[str, Family] = {
   'qwen2': Family(
     fields=lambda values: {**_sliding(values), 'use_qkv_bias': True}
   ),
+  MIMO: Family(fields=_mimo, unsupported_options=('use_mrope',)),
   'qwen3': Family(
     fields=lambda values: {**_sliding(values), 'use_qk_norm': True},
     unsupported_options=('attention_bias',),
@@ -241,6 +258,9 @@ FAMILIES: dict[str, Family] = {
     fields=_qwen3_moe, unsupported_options=('attention_bias',)
   ),
   'gpt_oss': Family(fields=_gpt_oss),
+  llama4.FAMILY: Family(
+    fields=llama4.fields, unsupported_options=('attention_bias',)
+  ),
   'gemma3_text': Family(
     fields=_gemma3,
     unsupported_options=(
@@ -366,7 +386,7 @@ def layer_from_hf(
       for name, count in num_heads.items()
     ]
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
-    return np.concatenate(grouped_arrays, axis=1)
+    return np.concatenate(_as_rotated(grouped_arrays, c), axis=1)
 
   def matrices():
     out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
@@ -375,7 +395,7 @@ def layer_from_hf(
       'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
       # [D, heads * E] -> [G, Q, E, D]
       'attention_out': out.T.reshape(*grouped, c.embed_dim),
-      **_feed_forward(get, c, layer, f'{prefix}mlp'),
+      **_feed_forward(get, c, layer, prefix),
     }
 
   arrays = read_matrices(prefix, layer) if read_matrices else matrices()
@@ -400,25 +420,43 @@ def layer_from_hf(
   return arrays
 
 
+def _as_rotated(
+  heads: list[np.ndarray], config: ModelConfig
+) -> list[np.ndarray]:
+  """Returns q, k and v [G, Q, E, ...] with E as `layers.apply_rope` has it."""
+  if config.family != llama4.FAMILY:
+    return heads
+  return [*map(llama4.rotated_halves, heads[:2]), heads[2]]
+
+
 def _feed_forward(
   get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
 ) -> Params:
   """Returns the matrices behind the attention; see `params.param_specs`."""
-  c = config
+  c, is_llama4 = config, config.family == llama4.FAMILY
+  start += 'feed_forward' if is_llama4 else 'mlp'
 
   def linear(name, num_out, num_in):
     return get(f'{start}.{name}.weight', num_out, num_in)
 
+  def dense(prefix, ffw_dim):
+    gate = linear(f'{prefix}gate_proj', ffw_dim, c.embed_dim)
+    up = linear(f'{prefix}up_proj', ffw_dim, c.embed_dim)
+    # [2, F, D] -> [D, 2, F]
+    gate_up = np.moveaxis(np.stack([gate, up]), -1, 0)
+    return gate_up, linear(f'{prefix}down_proj', c.embed_dim, ffw_dim).T
+
   if not c.has_experts(layer):
-    gate = linear('gate_proj', c.ffw_dim, c.embed_dim)
-    up = linear('up_proj', c.ffw_dim, c.embed_dim)
-    return {
-      # [2, F, D] -> [D, 2, F]
-      'gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
-      'down': linear('down_proj', c.embed_dim, c.ffw_dim).T,
-    }
+    return dict(zip(('gate_up', 'down'), dense('', c.ffw_dim), strict=True))
   if c.family == 'gpt_oss':
-    return _stacked_experts(get, c, start)
+    return _gpt_oss_experts(get, c, start)
+  if is_llama4:
+    shared = dense('shared_expert.', c.expert_ffw_dim)
+    names = 'shared_gate_up', 'shared_down'
+    return {
+      **llama4.experts(get, c, start),
+      **dict(zip(names, shared, strict=True)),
+    }
   sizes = c.experts
 
   def stacked(name, num_out, num_in):
@@ -436,7 +474,7 @@ def _feed_forward(
   }
 
 
-def _stacked_experts(
+def _gpt_oss_experts(
   get: Callable[..., np.ndarray], config: ModelConfig, start: str
 ) -> Params:
   """Returns those of gpt-oss, where gate and up take turns in one tensor."""

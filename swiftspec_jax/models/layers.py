@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import products
-from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.architecture import IRope, RopeScaling
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.quantization import QuantizedMatrix
@@ -117,6 +117,23 @@ def rope_angles(
   angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None]
   factor = scaling.attention_factor if scaling else 1.0
   return factor * jnp.cos(angles), factor * jnp.sin(angles)
+
+
+def query_factors(positions: jax.Array, irope: IRope) -> jax.Array:
+  """Returns f32[B, T], factors of queries of layers without rotation."""
+  steps = (positions + 1) // irope.floor_scale
+  return 1 + irope.attn_scale * jnp.log1p(steps.astype(jnp.float32))
+
+
+def window_ends(positions: jax.Array, config: ModelConfig) -> jax.Array:
+  """Returns the last positions of the windows of tokens, of the same shape.
+
+  A window ends at its token, a chunk where the next one begins.
+  """
+  if config.irope is None:
+    return positions
+  size = config.sliding_window
+  return positions // size * size + size - 1
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

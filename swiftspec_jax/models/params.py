@@ -72,7 +72,8 @@ def param_specs(config: ModelConfig) -> Params:
   F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
   in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
   each, and a device's share of heads is one slice of axis G. A layer with
-  experts has them in the place of `gate_up` and `down`. The first layer of an
+  experts has them in the place of `gate_up` and `down`, and those of a shared
+  expert by names of their own. The first layer of an
   EAGLE-3 head has inputs of 2 D in `qkv`.
   """
   c = config
@@ -208,6 +209,9 @@ def _feed_forward_specs(
     'experts_up': stacked('embed', 'expert_ffw', scale=inner),
     'experts_down': stacked('expert_ffw', 'embed', scale=outer),
   }
+  if config.experts.has_shared:
+    specs['shared_gate_up'] = matrix(('embed',), 'gate_up', 'expert_ffw')
+    specs['shared_down'] = matrix(('expert_ffw',), 'embed')
   if config.experts.use_bias:
     bias = functools.partial(spec, 'experts', scale=0.02)
     specs |= {
@@ -254,6 +258,14 @@ def _feature_specs(
   table: Callable[..., ParamSpec],
 ) -> Params:
   """Returns what a draft has that reads features."""
+  if config.is_mtp:
+    return {
+      'target_feature_norm': spec('features'),
+      'feature_norm': spec('embed'),
+      'feature_fusion': table('embed', 'embed', in_axis=0),
+      'token_norm': spec('embed'),
+      'token_fusion': table('embed', 'embed', in_axis=0),
+    }
   scale = config.feature_dim**-0.5
   specs = {
     'feature_projection': spec('features', 'embed', scale=scale, in_axis=0),

@@ -38,6 +38,7 @@ def config_of(
     sliding_window=None,
     sliding_layers=(),
     tie_embeddings=False,
+    irope=None,
     experts=None,
     use_sinks=False,
     output_vocab_size=output_vocab_size,

@@ -57,35 +57,15 @@ def chain_logits(peer, token_ids: np.ndarray) -> np.ndarray:
   return peer(torch.tensor(token_ids)[None].long()).logits[0].numpy()
 
 
-@torch.no_grad()
 def tree_logits(peer, token_ids: np.ndarray) -> np.ndarray:
   """Returns f32[nodes, V]; the nodes' tokens follow those of the prefix."""
   num_prefix = model_cases.NUM_PREFIX
-  num_tokens = num_prefix + len(model_cases.PARENTS)
-  positions = np.arange(num_tokens)
-  positions[num_prefix:] = num_prefix + model_cases.tree_depths()
-  visible = np.tri(num_tokens, dtype=bool)
-  visible[num_prefix:, num_prefix:] = model_cases.tree_mask()
-  window = getattr(peer.config, 'sliding_window', None) or num_tokens
-  near = positions[:, None] - positions[None] < window
-
-  def additive(mask):
-    return torch.where(torch.tensor(mask)[None, None], 0.0, -1e30)
-
-  masks = {
-    'full_attention': additive(visible),
-    'sliding_attention': additive(visible & near),
-  }
-  if peer.config.model_type in ('llama', 'qwen3_moe'):
-    masks = masks['full_attention']
-  elif peer.config.model_type == 'mistral':
-    masks = masks['sliding_attention']
-  output = peer(
-    torch.tensor(token_ids[:num_tokens])[None].long(),
-    attention_mask=masks,
-    position_ids=torch.tensor(positions)[None],
+  nodes = token_ids[num_prefix:]
+  chains = (
+    [*token_ids[:num_prefix], *nodes[model_cases.tree_path(node)]]
+    for node in range(len(model_cases.PARENTS))
   )
-  return output.logits[0, num_prefix:].numpy()
+  return np.stack([chain_logits(peer, np.array(ids))[-1] for ids in chains])
 
 
 def _rounded(logits: np.ndarray) -> list:

@@ -16,7 +16,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import decoder, layers
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.target import flat_batch
@@ -96,8 +96,11 @@ def forward(
     Hidden states [N, D] before the final norm, and the cache.
   """
   positions = batch.positions[batch.block_tokens]
+  ends = layers.window_ends(positions, config)
   if batch.num_skipped is not None:
-    positions -= batch.num_skipped[:, None]  # among the pages that are there
+    # Among the pages that are there.
+    positions -= batch.num_skipped[:, None]
+    ends -= batch.num_skipped[:, None]
   keys, values = [], []
   write = functools.partial(
     paged.write, places=batch.places, page_size=cache.page_size
@@ -108,11 +111,11 @@ def forward(
     values.append(write(cache.values[i], new_values[0]))
     mask, seen_from, window = batch.block_mask, positions, None
     if config.is_sliding(i):
-      window = config.sliding_window
+      seen_from, window = ends, config.sliding_window
       if mask is not None:
         # The nodes of a tree do not lie at their positions.
-        mask &= positions[:, :, None] - positions[:, None] < window
-    elif config.eagle3:  # as in `decoder.forward_with_features`
+        mask &= ends[:, :, None] - positions[:, None] < window
+    elif config.hides_first_token:  # as in `decoder.forward_with_features`
       seen_from, window = jnp.ones_like(positions), 1
     if config.block and i in config.block.causal_layers and mask is not None:
       mask &= jnp.tri(mask.shape[1], dtype=bool)[None]

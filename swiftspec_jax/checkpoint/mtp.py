@@ -1,0 +1,122 @@
+"""Reads the layer for multi-token prediction in a checkpoint of its target.
+
+Such a layer was trained with the target to predict one more token (DeepSeek-V3,
+section 2.2). That of MiMo is a layer of Qwen 2, over a projection of two normed
+vectors side by side: what the target gives for a token, behind its final norm,
+and the embedding of the next token. Embedding and unembedding are the target's.
+
+Legend: D embed.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import draft_tensors, hf
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.model import Model
+from swiftspec_jax.models import families
+from swiftspec_jax.models import params as params_lib
+
+_NUM_LAYERS = 'num_nextn_predict_layers'
+_START = 'model.mtp_'
+
+
+def is_in(directory: pathlib.Path) -> bool:
+  """Whether a directory holds a target with such a layer."""
+  path = directory / 'config.json'
+  if not path.exists():
+    return False
+  values = hf.read_json(path)
+  return values.get('model_type') == families.MIMO and bool(
+    values.get(_NUM_LAYERS)
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+  """A layer whose weights are not read yet."""
+
+  directory: pathlib.Path
+  config: ModelConfig
+  target: Model
+
+  def read_params(
+    self, config: ModelConfig, place: families.Place
+  ) -> params_lib.Params:
+    """Returns the parameters as `place` puts them.
+
+    Raises:
+      UserError: missing, cut, unknown or contradicting weights.
+    """
+    tensors = draft_tensors.Tensors(self.directory)
+    arrays = _arrays(tensors, config)
+    tensors.check_all_read('a layer', start=_START)
+    tables = self.target.params
+    is_tied = 'unembedding' not in tables
+    arrays['embedding'] = draft_tensors.table_of(self.target, 'embedding')
+    arrays['unembedding'] = draft_tensors.table_of(
+      self.target, 'embedding' if is_tied else 'unembedding'
+    )
+    arrays['target_feature_norm'] = tables['final_norm']
+    return place(arrays, params_lib.param_specs(config))
+
+
+def open_layer(directory: pathlib.Path, target: Model) -> Layer:
+  """Returns the layer of a target.
+
+  Raises:
+    UserError: an entry of the config is not understood, or the layer belongs to
+      another target.
+  """
+  path = directory / 'config.json'
+  values = hf.read_json(path)
+  refuse = functools.partial(draft_tensors.refuse, path)
+  if values[_NUM_LAYERS] != 1:
+    refuse(_NUM_LAYERS, values[_NUM_LAYERS], 'one layer is known')
+  config = hf.config_of(path, values)
+  found = target.config
+  for name in ('num_layers', 'embed_dim', 'vocab_size'):
+    if getattr(found, name) != getattr(config, name):
+      raise errors.UserError(
+        f'{directory} has {name}={getattr(config, name)}, and {target.name} '
+        f'{getattr(found, name)}; its layer drafts for its own target'
+      )
+  layer = dataclasses.replace(
+    config,
+    num_layers=1,
+    sliding_window=None,
+    sliding_layers=(),
+    eos_token_ids=found.eos_token_ids,
+    tie_embeddings=False,
+    is_mtp=True,
+    feature_layers=(config.num_layers - 1,),
+    feature_dim=config.embed_dim,
+  )
+  return Layer(directory, layer, target)
+
+
+def _arrays(tensors: draft_tensors.Tensors, config: ModelConfig) -> Any:
+  """Returns host arrays of what only the layer has."""
+  width = config.embed_dim
+
+  def get(name: str, *shape: int) -> np.ndarray:
+    return tensors.get(f'{_START}layers.0.{name}.weight', *shape)
+
+  def norm(name: str) -> np.ndarray:
+    return get(name, width).astype(np.float32)
+
+  # [D, 2 D]
+  of_feature, of_token = np.split(get('input_proj', width, 2 * width), 2, 1)
+  return {
+    'layers': [families.layer_from_hf(tensors.get, config, 0.0, 0, _START)],
+    'final_norm': norm('final_layernorm'),
+    'feature_norm': norm('hidden_layernorm'),
+    'feature_fusion': of_feature.T,
+    'token_norm': norm('token_layernorm'),
+    'token_fusion': of_token.T,
+  }

@@ -1,0 +1,145 @@
+"""Llama 4: chunks, layers without rotation, and its published layout.
+
+`models_test.py` has what all families are tested for.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import model_cases
+import models_test
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.architecture import Experts, IRope
+from swiftspec_jax.cache import paged
+from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.serving.target import flat_batch, paged_forward
+
+
+def test_chunks_end_where_the_next_begin(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'llama4', attention_chunk_size=3)
+  config = ss.load(tmp_path).config
+  ends = layers.window_ends(np.arange(7), config)
+  np.testing.assert_array_equal(ends, [2, 2, 2, 5, 5, 5, 8])
+
+
+def test_queries_grow_with_the_logarithm_of_steps():
+  irope = IRope(nope_layers=(), floor_scale=4, attn_scale=0.5)
+  factors = layers.query_factors(np.array([[0, 2, 3, 10, 11]]), irope)
+  expected = 1 + 0.5 * np.log([1, 1, 2, 3, 4])
+  np.testing.assert_allclose(factors[0], expected, rtol=1e-6)
+
+
+def test_configuration(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'llama4')
+  config = ss.load(tmp_path).config
+  assert config.sliding_layers == (True, False, True)
+  assert (config.ffw_dim, config.sliding_window) == (48, 26)
+  assert config.irope == IRope(nope_layers=(1,), floor_scale=5, attn_scale=0.3)
+  assert config.experts == Experts(
+    num_experts=6,
+    num_active=1,
+    ffw_dim=20,
+    dense_layers=(0,),
+    scales_inputs=True,
+    has_shared=True,
+  )
+
+
+def test_chunks_begin_inside_of_trees_in_pages(tmp_path):
+  """The logits are those of `models_test.tree`, which transformers has, too."""
+  model = models_test.load_case('llama4', tmp_path)
+  page_size, num_pages = 8, 4
+  num_prefix, num_nodes = model_cases.NUM_PREFIX, len(model_cases.PARENTS)
+  table = np.arange(num_pages)[None]
+
+  def batch(start, size):
+    sizes = flat_batch.FlatSizes(
+      num_rows=1,
+      num_tokens=size,
+      block_size=size,
+      context=num_pages * page_size,
+    )
+    row = np.array([start]), np.array([size]), table
+    packed = flat_batch.pack(sizes, *row, page_size, num_pages)
+    return jax.tree.map(jnp.asarray, packed)
+
+  @jax.jit
+  def run(token_ids, batch, cache):
+    hidden, cache = paged_forward.forward(
+      model.params, model.config, token_ids, batch, cache
+    )
+    return decoder.unembed(model.params, model.config, hidden[None])[0], cache
+
+  cache = paged.init(
+    model.config, num_pages, page_size, model.dtype, model.mesh
+  )
+  token_ids = model_cases.token_ids()[: num_prefix + num_nodes]
+  _, cache = run(token_ids[:num_prefix], batch(0, num_prefix), cache)
+  nodes = batch(num_prefix, num_nodes).replace(
+    positions=num_prefix + model_cases.tree_depths(),
+    block_mask=jnp.asarray(model_cases.tree_mask()[None]),
+  )
+  logits, _ = run(token_ids[num_prefix:], nodes, cache)
+  np.testing.assert_allclose(logits, models_test.tree(model), atol=1e-5)
+
+
+def write_with_tower(directory, **changes):
+  """Writes what Llama4ForConditionalGeneration is published as."""
+  testing.write_tiny_checkpoint(directory, 'llama4')
+  path, weights = directory / 'config.json', directory / 'model.safetensors'
+  values = {
+    'model_type': 'llama4',
+    'text_config': json.loads(path.read_text()),
+    'vision_config': {'model_type': 'llama4_vision_model'},
+    **changes,
+  }
+  path.write_text(json.dumps(values))
+  tensors = {
+    f'language_model.{name}': array
+    for name, array in safetensors_numpy.load_file(weights).items()
+  }
+  tensors['vision_model.class_embedding'] = np.zeros(4, np.float32)
+  safetensors_numpy.save_file(tensors, weights)
+
+
+def test_the_decoder_beside_a_vision_tower(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path / 'text', 'llama4')
+  write_with_tower(tmp_path / 'both', eos_token_id=[7, 8])
+  text, both = ss.load(tmp_path / 'text'), ss.load(tmp_path / 'both')
+  assert both.config.eos_token_ids == (7, 8)
+  assert both.config.vision is None
+  jax.tree.map(np.testing.assert_array_equal, both.params, text.params)
+  ss.save(both, tmp_path / 'saved')
+  assert ss.load(tmp_path / 'saved').config == both.config
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'attention_bias': True}, 'attention_bias=True is not supported'),
+    (
+      {'layer_types': ['sliding_attention', *['full_attention'] * 2]},
+      "layer_types with 'sliding_attention' is not supported",
+    ),
+    ({'num_local_experts': 7}, r'gate_up_proj has shape \(6, 32, 40\)'),
+  ],
+)
+def test_what_does_not_fit_is_named(tmp_path, changes, message):
+  testing.write_tiny_checkpoint(tmp_path, 'llama4')
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path)
+
+
+def test_few_bits_as_published_are_refused(tmp_path):
+  options = {'quant_method': 'fp8', 'weight_block_size': [128, 128]}
+  write_with_tower(tmp_path, quantization_config=options)
+  with pytest.raises(errors.UserError, match=r'quantization_config=.*fp8'):
+    ss.load(tmp_path)
