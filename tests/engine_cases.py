@@ -35,9 +35,10 @@ def _near(model, deviation):
   """A model of about the same opinions."""
   generator = np.random.default_rng(0)
 
-  def disturb(x):
-    noise = generator.normal(0, deviation * float(x.std()), x.shape)
-    return x + noise.astype(x.dtype)
+  def disturb(array):
+    x = np.asarray(array)
+    noise = generator.normal(0, deviation * x.std(), x.shape)
+    return jax.device_put(x + noise.astype(x.dtype), array.sharding)
 
   params = jax.tree.map(disturb, model.params)
   return dataclasses.replace(model, params=params, name='near-target')

@@ -469,13 +469,15 @@ def random_params(
   tree = param_specs(config)
   specs, treedef = jax.tree.flatten(tree)
 
-  def random(key, spec):
+  # By NumPy, as jax.random compiles a program for each shape.
+  rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+  def random(spec):
     if spec.is_index:
       return np.arange(*spec.shape, dtype=np.int32)
     if spec.is_norm:
       return np.ones(spec.shape, np.float32)
-    return np.asarray(jax.random.normal(key, spec.shape)) * spec.init_scale
+    return rng.standard_normal(spec.shape, np.float32) * spec.init_scale
 
-  keys = jax.random.split(key, len(specs))
-  arrays = [random(k, spec) for k, spec in zip(keys, specs, strict=True)]
+  arrays = [random(spec) for spec in specs]
   return place_params(treedef.unflatten(arrays), tree, dtype, mesh)
