@@ -21,7 +21,6 @@ from kernels_pallas.grouped_matmul import (
   reference,
   tiles,
 )
-from kernels_pallas.quantized_matmul import float4
 from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
@@ -46,10 +45,12 @@ WEIGHTS = {
   'int8': ('float32', 1),
   'int4': ('bfloat16', 9),
   'float8_e4m3fn': ('bfloat16', 9),
-  'float4_e2m1fn': ('float32', 18),
+  'mxfp4': ('float32', 18),
 }
 # Of the sum of absolute products, as in quantized_matmul_test.
 TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # by the bits of MXFP4
+NUMBERS = np.concatenate([NUMBERS, -NUMBERS])
 NUM_ROWS = 40  # of three blocks, the last with padding
 CHOICES = {
   'all, anywhere': np.sort(np.arange(NUM_ROWS) * 7 % NUM_EXPERTS),
@@ -68,20 +69,17 @@ def compiled(name):
 def arguments(weight_dtype, num_rows=NUM_ROWS):
   random = np.random.default_rng(0)
   dtype, num_groups = WEIGHTS[weight_dtype]
-  highest = {'int8': 128, 'int4': 8}.get(weight_dtype, 6)
+  highest = {'int8': 128, 'float8_e4m3fn': 16}.get(weight_dtype, 8)
   shape = NUM_EXPERTS, NUM_INPUTS, NUM_OUTPUTS
   values = random.integers(-highest, highest, shape)
   scales = random.uniform(0.01, 1, (NUM_EXPERTS, num_groups, NUM_OUTPUTS))
-  scales_dtype = jnp.float32
-  if weight_dtype == 'float4_e2m1fn':
-    values = random.choice([0, 0.5, 1, 1.5, 2, 3, 4, 6], shape)
-    values *= random.choice([-1, 1], shape)
-    scales = 2.0 ** random.integers(-5, 3, scales.shape)
-    scales_dtype = jnp.float8_e8m0fnu
+  if weight_dtype == 'mxfp4':
+    scales, weight_dtype = random.integers(122, 130, scales.shape), 'int4'
+  is_bits = np.issubdtype(scales.dtype, np.integer)
   return (
     jnp.asarray(random.normal(size=(num_rows, NUM_INPUTS)), dtype),
     jnp.asarray(values, jnp.float32).astype(weight_dtype),
-    jnp.asarray(scales, jnp.float32).astype(scales_dtype),
+    jnp.asarray(scales, jnp.uint8 if is_bits else jnp.float32),
   )
 
 
@@ -89,6 +87,8 @@ def check(product, arrays, chosen):
   x, values, scales = (
     np.asarray(array.astype(jnp.float32), np.float64) for array in arrays
   )
+  if arrays[2].dtype == jnp.uint8:
+    values, scales = NUMBERS[values.astype(int) & 15], 2.0 ** (scales - 127)
   weights = values * np.repeat(scales, NUM_INPUTS // scales.shape[1], axis=1)
   want = np.stack([row @ weights[e] for row, e in zip(x, chosen, strict=True)])
   scale = [abs(r) @ abs(weights[e]) for r, e in zip(x, chosen, strict=True)]
@@ -132,19 +132,11 @@ def test_pieces_by_hand():
   assert experts.tolist() == [0, 2, 2, 2]
 
 
-def test_numbers_of_four_bits():
-  values = jnp.arange(-8, 8).astype(jnp.int4)
-  want = jax.lax.bitcast_convert_type(values, jnp.float4_e2m1fn)
-  np.testing.assert_array_equal(
-    float4.numbers(values), want.astype(jnp.float32)
-  )
-
-
 @pytest.mark.parametrize('axes', [(None, 'expert_ffw'), ('expert_ffw', None)])
 def test_shares_of_devices(axes):
   mesh = sharding.make_mesh(jax.devices()[:3])
   on_mesh = sharding.sharding_of(mesh, (None, *axes))
-  arrays, chosen = arguments('float4_e2m1fn'), CHOICES['single rows']
+  arrays, chosen = arguments('mxfp4'), CHOICES['single rows']
   product = api.grouped_matmul(
     *arrays, jnp.asarray(chosen, jnp.int32), sharding=on_mesh
   )

@@ -107,9 +107,7 @@ def test_matrices_may_be_as_they_were(tmp_path):
   safetensors_numpy.save_file(stored, packed / 'model.safetensors')
   options = cases.options_of('gptq', 16) | {'dynamic': {'-:.*attn.*': {}}}
   cases.change_config(packed, quantization_config=options)
-  layer, other = (
-    ss.load(path).params['layers'][0] for path in (packed, plain)
-  )
+  layer, other = (ss.load(path).params['layers'][0] for path in (packed, plain))
   assert layer['down'].values.dtype == jnp.int4
   np.testing.assert_array_equal(layer['qkv'].values, other['qkv'].values)
 

@@ -16,6 +16,7 @@ from kernels_pallas.grouped_matmul import (
   pallas_tpu,
   reference,
 )
+from kernels_pallas.quantized_matmul import float4
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -33,9 +34,10 @@ def grouped_matmul(
 
   Args:
     x: [R, K] bfloat16 or float32.
-    values: int8, int4, float8_e4m3fn or float4_e2m1fn [X, K, N].
+    values: int8, int4 or float8_e4m3fn [X, K, N].
     scales: f32[X, C, N], one for each output and group of K / C successive
-      inputs; of float4 they are float8_e8m0fnu.
+      inputs; uint8 for MXFP4, whose numbers are bits in int4, see
+      `quantized_matmul.float4`.
     chosen: i32[R] expert of each row, in ascending order.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`.
@@ -80,7 +82,7 @@ def _choose(x, values, scales, chosen, implementation, sharding):
   del chosen
   described = (
     f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
-    f'{scales.shape[1]} groups'
+    f'scales {scales.dtype} of {scales.shape[1]} groups'
   )
   num_experts, num_inputs, num_outputs = values.shape
   spec = arg_specs.ArgSpec(
@@ -91,7 +93,7 @@ def _choose(x, values, scales, chosen, implementation, sharding):
     num_outputs=num_outputs,
     group_size=num_inputs // scales.shape[1],
     dtype=x.dtype.name,
-    weight_dtype=values.dtype.name,
+    weight_dtype='mxfp4' if float4.is_used(scales) else values.dtype.name,
   )
   return dispatch.choose(
     'grouped_matmul',

@@ -15,6 +15,7 @@ from kernels_pallas import call_spec, model_shapes
 from kernels_pallas.quantized_matmul import tiles
 
 _NUM_TOKENS = (1, 8, 64)
+_ONE = 127  # the bits of a scale of MXFP4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class ArgSpec(call_spec.CallSpec):
     num_outputs: N.
     group_size: inputs that share a scale.
     dtype: dtype of the rows.
-    weight_dtype: dtype of the weight, one of `tiles.BITS`.
+    weight_dtype: dtype of the weight, one of `tiles.BITS`, or 'mxfp4'.
   """
 
   ROUNDED = ('num_rows',)
@@ -45,7 +46,7 @@ class ArgSpec(call_spec.CallSpec):
   def num_bytes(self) -> int:
     """Bytes of rows and result, and of as many experts as rows can choose."""
     x, values, scales, chosen = self.arrays()
-    weight_bits = values.size * tiles.BITS[self.weight_dtype]
+    weight_bits = values.size * tiles.BITS[values.dtype.name]
     weight_bytes = weight_bits // 8 + scales.size * scales.dtype.itemsize
     num_active = min(self.num_rows, self.num_experts)
     result = self.num_rows * self.num_outputs
@@ -64,19 +65,21 @@ class ArgSpec(call_spec.CallSpec):
     """Returns the abstract arguments of `grouped_matmul`."""
     sizes = self.num_experts, self.num_inputs, self.num_outputs
     num_groups = self.num_inputs // self.group_size
-    is_float4 = self.weight_dtype == 'float4_e2m1fn'
+    is_mxfp4 = self.weight_dtype == 'mxfp4'
     return (
       jax.ShapeDtypeStruct((self.num_rows, self.num_inputs), self.dtype),
-      jax.ShapeDtypeStruct(sizes, self.weight_dtype),
+      jax.ShapeDtypeStruct(sizes, 'int4' if is_mxfp4 else self.weight_dtype),
       jax.ShapeDtypeStruct(
         (self.num_experts, num_groups, self.num_outputs),
-        jnp.float8_e8m0fnu if is_float4 else jnp.float32,
+        jnp.uint8 if is_mxfp4 else jnp.float32,
       ),
       jax.ShapeDtypeStruct((self.num_rows,), jnp.int32),
     )
 
   def with_meaning(self, x, values, scales, chosen):
-    """Rows are sorted by experts, some of which have none."""
+    """Rows are sorted by experts, and bits of scales mean about 1."""
+    if self.weight_dtype == 'mxfp4':
+      scales = (_ONE + scales % 4).astype(jnp.uint8)
     return x, values, scales, jnp.sort(chosen % self.num_experts)
 
 
@@ -100,8 +103,8 @@ class _Model:
 _MODELS = (
   _Model('qwen3-30b-a3b', 128, 8, 2048, 768, ('int4', 'int8')),
   _Model('qwen3-235b-a22b', 128, 8, 4096, 1536, ('int4', 'float8_e4m3fn')),
-  _Model('gpt-oss-20b', 32, 4, 2880, 2880, ('float4_e2m1fn',)),
-  _Model('gpt-oss-120b', 128, 4, 2880, 2880, ('float4_e2m1fn',)),
+  _Model('gpt-oss-20b', 32, 4, 2880, 2880, ('mxfp4',)),
+  _Model('gpt-oss-120b', 128, 4, 2880, 2880, ('mxfp4',)),
 )
 
 
@@ -111,7 +114,7 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
     for weight_dtype, num_tokens in itertools.product(
       model.weight_dtypes, _NUM_TOKENS
     ):
-      most = 32 if weight_dtype == 'float4_e2m1fn' else 128
+      most = 32 if weight_dtype == 'mxfp4' else 128
       group = math.gcd(model.ffw_dim, most)
       # Whole groups on each device.
       ffw_dim = math.ceil(model.ffw_dim / (shards * group)) * group

@@ -116,7 +116,7 @@ def grouped_matmul(
     ),
     interpret=interpret,
     name='grouped_matmul',
-  )(firsts, experts, x, *float4.as_integers(values, scales))
+  )(firsts, experts, x, values, scales)
 
 
 def _kernel(

@@ -20,7 +20,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
-from kernels_pallas.quantized_matmul import float4
 from kernels_pallas.quantized_matmul import pallas_tpu as dense
 
 _ROW_TILE = 16  # of a register of bfloat16
@@ -139,7 +138,7 @@ def grouped_matmul(
     ),
     interpret=interpret,
     name='grouped_matmul',
-  )(firsts, experts, chunks, *float4.as_integers(values, scales))
+  )(firsts, experts, chunks, values, scales)
   return out[:num_rows]
 
 

@@ -18,9 +18,7 @@ def check(
   values_dtype: jax.typing.DTypeLike,
 ) -> None:
   """Raises NotImplementedError with the reason if no kernel can do it."""
-  tiles.check(
-    num_rows, dtype, values_dtype, most_rows=MOST_ROWS, dtypes=tiles.BITS
-  )
+  tiles.check(num_rows, dtype, values_dtype, MOST_ROWS)
 
 
 def pieces(

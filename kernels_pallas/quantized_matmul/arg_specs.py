@@ -30,7 +30,7 @@ class ArgSpec(call_spec.CallSpec):
     num_outputs: N.
     group_size: inputs of a group, where the weight is not int8.
     dtype: dtype of the rows.
-    weight_dtype: dtype of the weight, one of `tiles.DENSE`.
+    weight_dtype: dtype of the weight, one of `tiles.BITS`.
   """
 
   num_tokens: int
@@ -80,7 +80,7 @@ def arg_specs() -> list[ArgSpec]:
 def _all() -> Iterator[tuple[str, ArgSpec]]:
   """Yields users and their shapes, the same ones several times."""
   for model, shards, weight_dtype in itertools.product(
-    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.DENSE
+    model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):
     for name, sizes in _matrices(model, shards).items():
       user = f'{model.name}/tp{shards}/{name}'

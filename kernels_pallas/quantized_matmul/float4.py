@@ -1,26 +1,20 @@
-"""Numbers and scales of MXFP4 in registers (OCP Microscaling Formats).
+"""Numbers and scales of MXFP4 (OCP Microscaling Formats) from their bits.
 
-No kernel knows their dtypes. So it gets integers of the same bits: int4 for
-float4_e2m1fn, and uint8 for float8_e8m0fnu.
+Arrays hold the bits of float4_e2m1fn as int4, and those of float8_e8m0fnu as
+uint8: kernels know no such floats, and XLA for TPUs copies what it reinterprets
+(seen in what jax 0.10.2 compiles for v5e).
 """
 
 import jax
 import jax.numpy as jnp
 
-SCALES_DTYPE = jnp.uint8
-_MANTISSA_BITS = 23  # of float32, whose exponents have the bias of the scales
+# Of float32, whose exponents have the bias of the scales.
+_MANTISSA_BITS, _BIAS = 23, 127
 
 
-def as_integers(
-  values: jax.Array, scales: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns values and scales as kernels get them: others as they are."""
-  if values.dtype != jnp.float4_e2m1fn:
-    return values, scales
-  return (
-    jax.lax.bitcast_convert_type(values, jnp.int4),
-    jax.lax.bitcast_convert_type(scales, SCALES_DTYPE),
-  )
+def is_used(scales: jax.Array) -> bool:
+  """Whether these are the scales of MXFP4."""
+  return scales.dtype == jnp.uint8
 
 
 def numbers(values: jax.Array) -> jax.Array:
@@ -33,12 +27,30 @@ def numbers(values: jax.Array) -> jax.Array:
   return jnp.where(bits < 0, -number, number)
 
 
+def bits(numbers: jax.Array) -> jax.Array:
+  """Returns the bits int4 of numbers f32, which float4_e2m1fn has."""
+  size = jnp.abs(numbers)
+  # From 1 on those of float32, one of the mantissa, with another bias.
+  own = _bits32(size) >> (_MANTISSA_BITS - 1)
+  own = jnp.where(size < 1, (2 * size).astype(jnp.int32), own - 2 * _BIAS + 2)
+  return jnp.where(jnp.signbit(numbers), own - 8, own).astype(jnp.int4)
+
+
+def bits_of_scales(scales: jax.Array) -> jax.Array:
+  """Returns the bits uint8 of powers of two f32."""
+  return (_bits32(scales) >> _MANTISSA_BITS).astype(jnp.uint8)
+
+
+def _bits32(numbers):
+  return jax.lax.bitcast_convert_type(numbers, jnp.int32)
+
+
 def wide(scales: jax.Array) -> jax.Array:
-  """Returns scales in float32: the powers of two of bits in uint8.
+  """Returns scales in float32: of bits in uint8 the powers of two.
 
   The lowest, 2**-127, becomes 0, which accelerators make of it anyway.
   """
-  if scales.dtype != SCALES_DTYPE:
+  if not is_used(scales):
     return scales
   bits = scales.astype(jnp.int32) << _MANTISSA_BITS
   return jax.lax.bitcast_convert_type(bits, jnp.float32)

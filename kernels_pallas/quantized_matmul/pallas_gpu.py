@@ -246,7 +246,7 @@ def add_chunks(
     first = chunk * chunk_size
     inputs = first + jnp.arange(chunk_size)
     weights = values[(*part, pl.ds(first, chunk_size))]
-    if scales.dtype == float4.SCALES_DTYPE:
+    if float4.is_used(scales):
       weights = float4.numbers(weights)
     product = plgpu.dot(
       plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0),

@@ -26,12 +26,7 @@ _MOST_INPUTS = 512  # of a chunk
 _UNROLL = 8
 _MOST_TILES = 4  # of 128 outputs, whose sums stay in registers
 # Chunks are whole tiles of memory.
-_CHUNK_MULTIPLE = {
-  'int8': 32,
-  'int4': 64,
-  'float8_e4m3fn': 32,
-  'float4_e2m1fn': 64,
-}
+_CHUNK_MULTIPLE = {'int8': 32, 'int4': 64, 'float8_e4m3fn': 32}
 _VMEM_BYTES = 14 * 2**20  # of 16 MiB
 
 
@@ -173,7 +168,7 @@ def multiply_tile(chunks, values, scales) -> jax.Array:
     values: reference to the numbers [K, W].
     scales: reference to f32[C, W], or to uint8 for MXFP4, see `float4`.
   """
-  if scales.dtype == float4.SCALES_DTYPE:
+  if float4.is_used(scales):
     return _multiply_float4(chunks, values, scales)
   num_chunks, num_rows, chunk_size = chunks.shape
   is_grouped = scales.shape[0] > 1
@@ -202,7 +197,7 @@ def _multiply_float4(chunks, values, scales):
   Their product with a power of two is exact in bfloat16, too.
   """
   num_chunks, num_rows, chunk_size = chunks.shape
-  num_inputs, width = values.shape
+  width = values.shape[1]
   num_groups = scales.shape[0] // num_chunks
   powers = float4.wide(scales[...])
   total = jnp.zeros((num_rows, width), jnp.float32)
@@ -237,7 +232,7 @@ def chunk_size_of(values: jax.Array, scales: jax.Array) -> int | None:
   """
   num_inputs, num_groups = values.shape[1], scales.shape[1]
   multiple = _CHUNK_MULTIPLE[values.dtype.name]
-  if num_groups > 1 and values.dtype != jnp.float4_e2m1fn:
+  if num_groups > 1 and not float4.is_used(scales):
     sizes = [num_inputs // num_groups]
   else:
     sizes = [

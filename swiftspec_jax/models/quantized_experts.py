@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import api, tiles
+from kernels_pallas.quantized_matmul import float4
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import quantization
 
@@ -28,8 +29,8 @@ _HIGHEST_EXPONENT = 2  # of float4: its highest number is 6
 class QuantizedExperts:
   """The same matrix of all experts of a layer."""
 
-  values: jax.Array  # int8, int4, float8_e4m3fn or float4_e2m1fn [X, K, N]
-  scales: jax.Array  # f32[X, C, N], or float8_e8m0fnu for float4
+  values: jax.Array  # int8, int4 or float8_e4m3fn [X, K, N]
+  scales: jax.Array  # f32[X, C, N], or uint8 for MXFP4, see `float4`
   # f32[X, C, N], what is added to `values * scales`; None is nothing.
   offsets: jax.Array | None = None
   sharding: NamedSharding = struct.field(pytree_node=False)  # of values
@@ -57,7 +58,7 @@ class QuantizedExperts:
     return product + self._offset_product(rows, chosen)
 
   def _offset_product(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Returns the product of each row with the offsets of its inputs: f32[R, N].
+    """Returns rows [R, K] times the offsets of their experts: f32[R, N].
 
     As the inputs of a group have the same, that is a small product of the sums
     of rows over groups.
@@ -155,7 +156,7 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
 
 
 def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-  """Returns float4_e2m1fn and float8_e8m0fnu, as section 6.3 of OCP has it."""
+  """Returns bits int4 and uint8, as section 6.3 of OCP has them."""
   num_experts, _, num_outputs = array.shape
   groups = array.reshape(num_experts, -1, size, num_outputs)
   highest = jnp.abs(groups).max(axis=2, keepdims=True)
@@ -163,6 +164,6 @@ def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
   scales = jnp.ldexp(jnp.ones_like(highest), exponents - 1 - _HIGHEST_EXPONENT)
   values = jnp.clip(groups / scales, -6, 6).astype(jnp.float4_e2m1fn)
   return (
-    values.reshape(array.shape),
-    scales[:, :, 0].astype(jnp.float8_e8m0fnu),
+    float4.bits(values.astype(jnp.float32)).reshape(array.shape),
+    float4.bits_of_scales(scales[:, :, 0]),
   )
