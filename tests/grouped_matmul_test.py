@@ -159,5 +159,9 @@ def test_what_kernels_cannot_do(backend, shapes, message):
 
 def test_kernels_take_the_shapes_of_models():
   for spec in arg_specs.arg_specs():
-    for backend in (pallas_tpu, pallas_gpu):
-      backend.check(*spec.arrays()[:3])
+    pallas_gpu.check(*spec.arrays()[:3])
+    if spec.suits('pallas_tpu'):
+      pallas_tpu.check(*spec.arrays()[:3])
+    else:
+      with pytest.raises(NotImplementedError, match='in another order'):
+        pallas_tpu.check(*spec.arrays()[:3])

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
-from kernels_pallas.quantized_matmul import tiles
+from kernels_pallas.grouped_matmul import tiles
+from kernels_pallas.quantized_matmul import tiles as dense
 
-_NUM_TOKENS = (1, 8, 64)
+_NUM_TOKENS = (1, 64)
 _ONE = 127  # the bits of a scale of MXFP4
 
 
@@ -30,7 +31,7 @@ class ArgSpec(call_spec.CallSpec):
     num_outputs: N.
     group_size: inputs that share a scale.
     dtype: dtype of the rows.
-    weight_dtype: dtype of the weight, one of `tiles.BITS`, or 'mxfp4'.
+    weight_dtype: dtype of the weight, one of `dense.BITS`, or 'mxfp4'.
   """
 
   ROUNDED = ('num_rows',)
@@ -46,7 +47,7 @@ class ArgSpec(call_spec.CallSpec):
   def num_bytes(self) -> int:
     """Bytes of rows and result, and of as many experts as rows can choose."""
     x, values, scales, chosen = self.arrays()
-    weight_bits = values.size * tiles.BITS[values.dtype.name]
+    weight_bits = values.size * dense.BITS[values.dtype.name]
     weight_bytes = weight_bits // 8 + scales.size * scales.dtype.itemsize
     num_active = min(self.num_rows, self.num_experts)
     result = self.num_rows * self.num_outputs
@@ -76,6 +77,11 @@ class ArgSpec(call_spec.CallSpec):
       jax.ShapeDtypeStruct((self.num_rows,), jnp.int32),
     )
 
+  def suits(self, implementation):
+    """Whether it can; TPUs have some weights in another order."""
+    sizes = self.num_experts, self.num_inputs, self.num_outputs
+    return implementation != 'pallas_tpu' or not tiles.is_reordered(sizes)
+
   def with_meaning(self, x, values, scales, chosen):
     """Rows are sorted by experts, and bits of scales mean about 1."""
     if self.weight_dtype == 'mxfp4':
@@ -102,7 +108,7 @@ class _Model:
 
 _MODELS = (
   _Model('qwen3-30b-a3b', 128, 8, 2048, 768, ('int4', 'int8')),
-  _Model('qwen3-235b-a22b', 128, 8, 4096, 1536, ('int4', 'float8_e4m3fn')),
+  _Model('qwen3-235b-a22b', 128, 8, 4096, 1536, ('float8_e4m3fn',)),
   _Model('gpt-oss-20b', 32, 4, 2880, 2880, ('mxfp4',)),
   _Model('gpt-oss-120b', 128, 4, 2880, 2880, ('mxfp4',)),
 )

@@ -78,6 +78,10 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     scales: scales [X, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
+  if tiles.is_reordered(values.shape):
+    raise NotImplementedError(
+      f'XLA keeps the weights {list(values.shape)} in another order'
+    )
   num_rows = min(dense.padded_rows(x.shape[0]), _MOST_BLOCK_ROWS)
   dense.check_tile(num_rows, x.dtype, values, scales)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels_pallas.quantized_matmul import tiles
+from kernels_pallas.tiles import LANES
 
 MOST_ROWS = 512  # such as 64 tokens with 8 experts each
 
@@ -19,6 +20,16 @@ def check(
 ) -> None:
   """Raises NotImplementedError with the reason if no kernel can do it."""
   tiles.check(num_rows, dtype, values_dtype, MOST_ROWS)
+
+
+def is_reordered(shape: tuple[int, int, int]) -> bool:
+  """Whether XLA for TPUs keeps weights [X, K, N] with experts on the lanes.
+
+  It does where these alone are whole lanes (seen in what jax 0.10.2 compiles
+  for v5e and v5p), and would copy all of them for a kernel.
+  """
+  num_experts, *others = (size % LANES for size in shape)
+  return not num_experts and all(others)
 
 
 def pieces(
