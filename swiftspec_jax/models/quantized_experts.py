@@ -1,9 +1,8 @@
 """Matrices of experts stored in few bits with scales.
 
 int8 has one scale for each output, int4 and float8 one for each output and
-group of inputs, and mxfp4 a power of two for each output and 32 inputs (OCP
-Microscaling Formats). What int4 may have besides is an offset for each output
-and group, as in `quantization`.
+group of inputs. mxfp4 has a power of two for each output and 32 inputs (OCP
+Microscaling Formats). int4 may have offsets besides, as in `quantization`.
 
 Legend: X experts, K inputs, N outputs, C groups of inputs, R rows.
 """
