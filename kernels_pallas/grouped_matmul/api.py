@@ -54,10 +54,10 @@ def grouped_matmul(
   groups = inputs if scales.shape[1] > 1 else None
 
   def product(*arrays):
-    chosen_name = _choose(*arrays, implementation, sharding)
-    backend = _BACKENDS.get(chosen_name, reference)
+    backend_name = _choose(*arrays, implementation, sharding)
+    backend = _BACKENDS.get(backend_name, reference)
     result = tuning.tuned(
-      'grouped_matmul', chosen_name, backend.grouped_matmul, sharding
+      'grouped_matmul', backend_name, backend.grouped_matmul, sharding
     )(*arrays)
     if inputs is None or sharding.mesh.size == 1:
       return result

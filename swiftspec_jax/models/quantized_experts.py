@@ -36,7 +36,9 @@ class QuantizedExperts:
   kernels: str = struct.field(pytree_node=False)  # as in ModelConfig
 
   def multiply(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Returns the product of each row with its expert's matrix: f32[R, N].
+    """Returns the product of each row with its expert's matrix: [R, N].
+
+    It is in the dtype of the rows, or in float32 where there are offsets.
 
     Args:
       rows: [R, K].
@@ -54,7 +56,7 @@ class QuantizedExperts:
     )
     if self.offsets is None:
       return product
-    return product + self._offset_product(rows, chosen)
+    return product.astype(jnp.float32) + self._offset_product(rows, chosen)
 
   def _offset_product(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
     """Returns rows [R, K] times the offsets of their experts: f32[R, N].
