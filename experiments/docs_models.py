@@ -59,8 +59,8 @@ def _row(family: str) -> list[str]:
     _MODELS[family],
     'yes',
     _yes(is_in_gguf),
-    _yes(is_dense),
-    'yes' if is_dense else 'int8, float8, mxfp4',
+    _yes(family != 'gpt_oss'),
+    'yes' if is_dense else 'int8, int4, float8, mxfp4',
   ]
 
 

@@ -104,3 +104,7 @@ MODELS = (
   _gemma('gemma3-4b', (34, 2560, 10_240), (8, 4, 256), 262_208, 1024),
   _gemma('gemma3-27b', (62, 5376, 21_504), (32, 16, 128), 262_208, 1024),
 )
+# What follows their attention is no gated layer, but experts.
+WITH_SINKS = (
+  _model('gpt-oss-20b', (24, 2880, 2880), (64, 8, 64), 201_088, 128),
+)

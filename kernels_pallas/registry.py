@@ -18,6 +18,7 @@ from kernels_pallas import dispatch
 
 PACKAGES = {
   'quantized_matmul': 'kernels_pallas.quantized_matmul',
+  'grouped_matmul': 'kernels_pallas.grouped_matmul',
   'tree_attention': 'kernels_pallas.tree_attention',
   'paged_attention': 'kernels_pallas.paged_attention',
   'verify_tree': 'kernels_pallas.verification',

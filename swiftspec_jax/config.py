@@ -35,7 +35,7 @@ _POSITIVE = (
 DYNAMIC_TERMS = {'int8_dynamic': 1, 'int8_dynamic16': 2}
 WEIGHT_DTYPES = ('int8', 'int4', 'float8', 'mxfp4', *DYNAMIC_TERMS)
 WIDE = 'wide'  # what makes `load` widen a checkpoint of few bits
-_OF_EXPERTS = ('int8', 'float8', 'mxfp4')
+_OF_EXPERTS = ('int8', 'int4', 'float8', 'mxfp4')
 
 
 def group_size(num_inputs: int, weight_dtype: str = 'int4') -> int:

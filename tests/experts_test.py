@@ -136,7 +136,7 @@ def test_outputs_are_those_of_plain_decoding(config):
   assert_same([handle.result() for handle in handles], plain)
 
 
-@pytest.mark.parametrize('weight_dtype', ['int8', 'float8', 'mxfp4'])
+@pytest.mark.parametrize('weight_dtype', ['int8', 'int4', 'float8', 'mxfp4'])
 def test_few_bits_are_the_same_on_two_devices(weight_dtype):
   config = dataclasses.replace(GPT_OSS, weight_dtype=weight_dtype)
   one = testing.random_model(config)
@@ -188,8 +188,9 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 def test_what_experts_cannot_do_yet_is_refused(tmp_path):
   testing.write_tiny_checkpoint(tmp_path, 'qwen3_moe')
-  with pytest.raises(errors.UserError, match="'int4' is not supported for mix"):
-    ss.load(tmp_path, weight_dtype='int4')
+  message = "'int8_dynamic' is not supported for mix"
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path, weight_dtype='int8_dynamic')
   with pytest.raises(errors.UserError, match='a dense draft'):
     StudentConfig(init_layers=(0,)).model_config(MOE)
   student = StudentConfig(num_layers=1).model_config(GPT_OSS)

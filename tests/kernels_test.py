@@ -13,9 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
 from kernels_pallas.verification import api as verification_api
-from swiftspec_jax import testing
+from swiftspec_jax import sharding, testing
+from swiftspec_jax.architecture import Experts
 from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import decoder, experts, quantized_experts
 
 CONFIG = ss.ModelConfig(
   family='llama',
@@ -69,6 +70,39 @@ def test_a_model_on_kernels_gives_the_same():
   ]
   assert ('pallas_tpu', 'asked for') in chosen
   assert ('reference', 'no kernel for cpu') in chosen
+
+
+def test_experts_on_kernels_give_the_same():
+  sizes = Experts(num_experts=5, num_active=2, ffw_dim=128)
+  shapes = {
+    'router': (5, 128),
+    'experts_gate': (5, 128, 128),
+    'experts_up': (5, 128, 128),
+    'experts_down': (5, 128, 128),
+  }
+  keys = jax.random.split(jax.random.key(0), len(shapes))
+  weights = {
+    name: jax.random.normal(key, shape) / 16
+    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+  }
+
+  def mixed(kernels):
+    scheme = quantized_experts.Scheme(
+      weight_dtype='mxfp4', group_size=32, kernels=kernels
+    )
+    layer = {
+      name: scheme.quantize(array, (None,) * 3, sharding.make_mesh())
+      if array.ndim == 3
+      else array
+      for name, array in weights.items()
+    }
+    return experts.feed_forward(weights['router'][:3], layer, sizes, 'silu')
+
+  with pltpu.force_tpu_interpret_mode():
+    got = mixed('pallas_tpu')
+  np.testing.assert_allclose(got, mixed('auto'), atol=1e-6)
+  chosen = {x.implementation for x in dispatch.choices() if 'uint8' in x.shape}
+  assert chosen == {'pallas_tpu', 'reference'}
 
 
 def test_a_shared_vocabulary_takes_the_reference():

@@ -13,6 +13,7 @@ from swiftspec_jax import errors
 
 # What a family has beside its layers is another part of the loader.
 SIZES = {'hidden_size': 64, 'intermediate_size': 96}
+EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32, 'num_hidden_layers': 1}
 
 
 def dense(matrix):
@@ -63,6 +64,55 @@ def test_weights_are_those_of_the_format(
       np.testing.assert_array_equal(weights, expected.reshape(weights.shape))
 
 
+@pytest.mark.parametrize('kind', cases.OPTIONS)
+def test_experts_are_those_of_the_format(tmp_path, kind):
+  packed, plain = cases.write(
+    tmp_path, kind, 'qwen3_moe', group_size=16, **EXPERT_SIZES
+  )
+  model, wide = ss.load(packed), ss.load(plain)
+  assert model.config.weight_dtype == 'int4'
+  layer, other = model.params['layers'][0], wide.params['layers'][0]
+  np.testing.assert_array_equal(layer['router'], other['router'])
+  for name in ('experts_gate', 'experts_up', 'experts_down'):
+    matrix = layer[name]
+    assert matrix.values.dtype == jnp.int4
+    scales, offsets = (
+      np.repeat(x, 16, axis=1) for x in (matrix.scales, matrix.offsets)
+    )
+    weights = np.asarray(matrix.values).astype(np.float32) * scales + offsets
+    np.testing.assert_array_equal(weights, other[name])
+
+
+def test_logits_of_experts_are_those_of_the_weights(tmp_path):
+  packed, plain = cases.write(
+    tmp_path, 'awq', 'qwen3_moe', group_size=32, **EXPERT_SIZES
+  )
+  model = ss.load(packed, devices=jax.devices()[:2])
+  want = chain(ss.load(plain), 8)
+  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
+  narrow = ss.load(packed, dtype='bfloat16')
+  assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
+
+
+def test_matrices_may_be_as_they_were(tmp_path):
+  """All of the attention, say; tensors tell, whatever the config names."""
+  packed, plain = cases.write(
+    tmp_path, 'gptq', 'llama', group_size=16, num_hidden_layers=1
+  )
+  stored, weights = (
+    safetensors_numpy.load_file(path / 'model.safetensors')
+    for path in (packed, plain)
+  )
+  stored = {n: x for n, x in stored.items() if 'self_attn' not in n}
+  stored |= {n: x for n, x in weights.items() if 'self_attn' in n}
+  safetensors_numpy.save_file(stored, packed / 'model.safetensors')
+  options = cases.options_of('gptq', 16) | {'dynamic': {'-:.*attn.*': {}}}
+  cases.change_config(packed, quantization_config=options)
+  layer, other = (ss.load(path).params['layers'][0] for path in (packed, plain))
+  assert layer['down'].values.dtype == jnp.int4
+  np.testing.assert_array_equal(layer['qkv'].values, other['qkv'].values)
+
+
 @pytest.mark.parametrize('num_devices', [1, 2, 3])
 def test_logits_are_those_of_the_weights(tmp_path, num_devices):
   """In chunks and in a tree, over more devices than kv heads, too."""
@@ -91,7 +141,7 @@ def test_logits_are_those_of_the_weights(tmp_path, num_devices):
     ('awq', {'zero_point': False}, 'zero_point=False is not supported'),
     ('gptq', {'desc_act': True}, 'desc_act=True is not .* must be false'),
     ('gptq', {'checkpoint_format': 'marlin'}, "checkpoint_format='marlin'"),
-    ('gptq', {'dynamic': {'-:.*': {}}}, 'dynamic='),
+    ('gptq', {'dynamic': {'+:.*': {'bits': 8}}}, 'dynamic='),
     ('gptq', {'rotation': 'h'}, "rotation='h' is not .* not understood"),
     ('gptq', {'group_size': 0}, 'group_size=0 is not supported'),
     ('gptq', {'group_size': 40}, 'no multiple of group_size=40'),

@@ -78,6 +78,9 @@ class Case:
       if name in dispatch.implementations_of(platform):
         call = functools.partial(call, **options)
         yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
+    # The baselines have no attention sinks.
+    if getattr(self.spec, 'has_sinks', False):
+      return
     if self.kernel == 'tree_attention':
       yield from _attention_baselines(self.spec, platform)
     if self.kernel == 'paged_attention':

@@ -32,7 +32,7 @@ def contenders(case: Case) -> Iterator[tuple[str, Callable[..., Any]]]:
   from torch.nn import functional
   from torch.nn.attention import flex_attention
 
-  if case.kernel == 'tree_attention':
+  if case.kernel == 'tree_attention' and not case.spec.has_sinks:
     scale = case.spec.head_dim**-0.5
 
     def sdpa(queries, keys, values, visible):

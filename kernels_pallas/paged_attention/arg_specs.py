@@ -100,6 +100,12 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
     yield user, _spec(model, shards, 8, _LONG_CAPACITY)
     if model.name in tree_specs.FLOAT32_MODELS:
       yield user, _spec(model, shards, 8, dtype='float32')
+  for model, shards in itertools.product(
+    model_shapes.WITH_SINKS, model_shapes.TENSOR_PARALLEL
+  ):
+    for window in (None, model.window):
+      changes = {'window': window, 'has_sinks': True}
+      yield f'{model.name}/tp{shards}', _spec(model, shards, 8, **changes)
 
 
 def _spec(model, shards, num_tokens, capacity=_CAPACITY, **changes) -> ArgSpec:
@@ -118,6 +124,6 @@ def _spec(model, shards, num_tokens, capacity=_CAPACITY, **changes) -> ArgSpec:
   }
   name = (
     f'X{_NUM_BLOCKS} T{num_tokens} S{capacity} {fields["dtype"]} '
-    f'window {fields["window"]}'
+    f'window {fields["window"]}{" sinks" if fields.get("has_sinks") else ""}'
   )
   return ArgSpec(name=name, **fields)

@@ -22,7 +22,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import last_program
 from kernels_pallas import tiles as block_tiles
-from kernels_pallas.quantized_matmul import tiles
+from kernels_pallas.quantized_matmul import float4, tiles
 
 _LEAST_SIDE = 16  # of a product in Triton
 _MOST_SIDE = 128
@@ -89,9 +89,19 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     raise NotImplementedError(
       f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'
     )
+  check_sizes(values, scales)
+
+
+def check_sizes(values: jax.Array, scales: jax.Array) -> None:
+  """Raises NotImplementedError if a weight cannot be parted.
+
+  Args:
+    values: weight [P, K, N], of which shape and dtype are read.
+    scales: scales [P, C, N], of which shape and dtype are read.
+  """
   num_inputs, num_outputs = values.shape[1:]
   num_groups = scales.shape[1]
-  chunk_size = _chunk_size(num_inputs, num_groups)
+  chunk_size = chunk_size_of(num_inputs, num_groups)
   is_power = chunk_size & (chunk_size - 1) == 0
   if chunk_size < _LEAST_SIDE or not is_power:
     raise NotImplementedError(
@@ -142,7 +152,7 @@ def quantized_matmul(
   out, *_ = pl.pallas_call(
     functools.partial(
       _kernel,
-      chunk_size=_chunk_size(num_inputs, num_groups),
+      chunk_size=chunk_size_of(num_inputs, num_groups),
       interpret=interpret,
     ),
     grid=(num_tiles, num_splits),
@@ -184,22 +194,11 @@ def _kernel(
 ):
   num_rows, num_inputs = x.shape
   num_splits, padded_rows, block = totals.shape
-  is_grouped = scales.shape[0] > 1
   row = jnp.arange(padded_rows)
   is_row = (row < num_rows)[:, None]
   num_chunks = num_inputs // chunk_size
   share = pl.cdiv(num_chunks, num_splits)
   split = pl.program_id(1)
-
-  def add_chunk(chunk, total):
-    first = chunk * chunk_size
-    inputs = first + jnp.arange(chunk_size)
-    part = plgpu.dot(
-      plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0),
-      values[pl.ds(first, chunk_size)].astype(x.dtype),
-      precision=tiles.precision(x.dtype),
-    )
-    return total + (part * scales[chunk][None] if is_grouped else part)
 
   def add_split(other, total):
     return total + totals[other]
@@ -207,12 +206,14 @@ def _kernel(
   nothing = jnp.zeros((padded_rows, block), jnp.float32)
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
-  totals[split] = jax.lax.fori_loop(start, stop, add_chunk, nothing)
+  totals[split] = add_chunks(
+    x, row, is_row, values, scales, start, stop, chunk_size
+  )
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
     total = jax.lax.fori_loop(0, num_splits, add_split, nothing)
-    if not is_grouped:
+    if scales.shape[0] == 1:
       total *= scales[...]
     plgpu.store(
       out.at[row[:, None], jnp.arange(block)[None]],
@@ -221,7 +222,46 @@ def _kernel(
     )
 
 
-def _chunk_size(num_inputs: int, num_groups: int) -> int:
+def add_chunks(
+  x, row, is_row, values, scales, start, stop, chunk_size, part=()
+) -> jax.Array:
+  """Returns the product of some chunks of inputs: f32[M, W].
+
+  A scale for all inputs is left to the caller.
+
+  Args:
+    x: reference to the rows [T, K].
+    row: numbers i32[M] of the rows to multiply.
+    is_row: bool[M, 1], false where zeros take the place of a row.
+    values: reference to the numbers [*part, K, W].
+    scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
+    start: number of the first chunk.
+    stop: number of the chunk behind the last.
+    chunk_size: J.
+    part: scalars i32[], the place of the matrix among several.
+  """
+  num_groups, block = scales.shape[-2:]
+
+  def add_chunk(chunk, total):
+    first = chunk * chunk_size
+    inputs = first + jnp.arange(chunk_size)
+    weights = values[(*part, pl.ds(first, chunk_size))]
+    if float4.is_used(scales):
+      weights = float4.numbers(weights)
+    product = plgpu.dot(
+      plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0),
+      weights.astype(x.dtype),
+      precision=tiles.precision(x.dtype),
+    )
+    if num_groups == 1:
+      return total + product
+    return total + product * float4.wide(scales[(*part, chunk)])[None]
+
+  nothing = jnp.zeros((len(row), block), jnp.float32)
+  return jax.lax.fori_loop(start, stop, add_chunk, nothing)
+
+
+def chunk_size_of(num_inputs: int, num_groups: int) -> int:
   """Returns J: a group, or where there is one only a divisor of it."""
   if num_groups > 1:
     return num_inputs // num_groups

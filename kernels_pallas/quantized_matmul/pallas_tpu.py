@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import tiles as block_tiles
-from kernels_pallas.quantized_matmul import tiles
+from kernels_pallas.quantized_matmul import float4, tiles
 
 _LANES = 128
 _ROW_TILE = 16  # of a register of bfloat16
@@ -75,17 +75,33 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     scales: scales [P, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
+  check_tile(padded_rows(x.shape[0]), x.dtype, values, scales)
+
+
+def check_tile(
+  num_rows: int,
+  dtype: jax.typing.DTypeLike,
+  values: jax.Array,
+  scales: jax.Array,
+) -> None:
+  """Raises NotImplementedError if a tile of outputs cannot be made.
+
+  Args:
+    num_rows: number of rows in VMEM.
+    dtype: dtype of these.
+    values: weight [P, K, N], of which shape and dtype are read.
+    scales: scales [P, C, N], of which shape and dtype are read.
+  """
   num_inputs = values.shape[1]
-  multiple = _CHUNK_MULTIPLE[values.dtype.name]
-  if _chunk_size(num_inputs, scales.shape[1], multiple) is None:
+  if chunk_size_of(values, scales) is None:
     raise NotImplementedError(
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of a '
-      f'multiple of {multiple}'
+      f'multiple of {_CHUNK_MULTIPLE[values.dtype.name]}'
     )
   config = default_config(num_inputs, values.shape[2], values.dtype)
   weight_bytes = num_inputs * config.block_outputs
   weight_bytes = weight_bytes * tiles.BITS[values.dtype.name] // 8
-  row_bytes = _padded_rows(x.shape[0]) * num_inputs * x.dtype.itemsize
+  row_bytes = num_rows * num_inputs * jnp.dtype(dtype).itemsize
   # Both are buffered twice.
   if 2 * (weight_bytes + row_bytes) > _VMEM_BYTES:
     raise NotImplementedError(f'{num_inputs} inputs do not fit into VMEM')
@@ -104,13 +120,8 @@ def quantized_matmul(
   num_rows, num_inputs = x.shape
   num_parts, _, num_outputs = values.shape
   num_groups = scales.shape[1]
-  multiple = _CHUNK_MULTIPLE[values.dtype.name]
-  chunk_size = _chunk_size(num_inputs, num_groups, multiple)
   config = config or default_config(num_inputs, num_outputs, values.dtype)
-  padded_rows = _padded_rows(num_rows)
-  x = jnp.pad(x, ((0, padded_rows - num_rows), (0, 0)))
-  # A chunk is found by a leading index, whatever its size.
-  chunks = jnp.moveaxis(x.reshape(padded_rows, -1, chunk_size), 1, 0)
+  chunks = chunks_of(x, padded_rows(num_rows), chunk_size_of(values, scales))
 
   def tile_of(num_sublanes):
     return pl.BlockSpec(
@@ -125,9 +136,9 @@ def quantized_matmul(
       tile_of(num_inputs),
       tile_of(num_groups),
     ],
-    out_specs=tile_of(padded_rows),
+    out_specs=tile_of(chunks.shape[1]),
     out_shape=jax.ShapeDtypeStruct(
-      (num_parts, padded_rows, num_outputs), x.dtype
+      (num_parts, chunks.shape[1], num_outputs), x.dtype
     ),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel')
@@ -146,6 +157,19 @@ def _kernel(
   # Output:
   out,  # [T, W]
 ):
+  out[...] = multiply_tile(chunks, values, scales).astype(out.dtype)
+
+
+def multiply_tile(chunks, values, scales) -> jax.Array:
+  """Returns the product with a tile of outputs: f32[T, W].
+
+  Args:
+    chunks: reference to the rows [H, T, J].
+    values: reference to the numbers [K, W].
+    scales: reference to f32[C, W], or to uint8 for MXFP4, see `float4`.
+  """
+  if float4.is_used(scales):
+    return _multiply_float4(chunks, values, scales)
   num_chunks, num_rows, chunk_size = chunks.shape
   is_grouped = scales.shape[0] > 1
 
@@ -164,12 +188,51 @@ def _kernel(
   total = jax.lax.fori_loop(
     0, num_chunks, add_chunk, total, unroll=min(num_chunks, _UNROLL)
   )
-  out[...] = (total if is_grouped else total * scales[...]).astype(out.dtype)
+  return total if is_grouped else total * scales[...]
 
 
-def _chunk_size(num_inputs: int, num_groups: int, multiple: int) -> int | None:
-  """Returns J: a group, or where there is one only a divisor of it."""
-  if num_groups > 1:
+def _multiply_float4(chunks, values, scales):
+  """Scales weights, as groups of 32 are too few inputs for a product.
+
+  Their product with a power of two is exact in bfloat16, too.
+  """
+  num_chunks, num_rows, chunk_size = chunks.shape
+  width = values.shape[1]
+  num_groups = scales.shape[0] // num_chunks
+  powers = float4.wide(scales[...])
+  total = jnp.zeros((num_rows, width), jnp.float32)
+  for chunk in range(num_chunks):
+    own = powers[chunk * num_groups : (chunk + 1) * num_groups]
+    own = jnp.broadcast_to(
+      own[:, None], (num_groups, chunk_size // num_groups, width)
+    ).reshape(chunk_size, width)
+    numbers = float4.numbers(values[pl.ds(chunk * chunk_size, chunk_size)])
+    total += jnp.dot(
+      chunks[chunk],
+      (numbers * own).astype(chunks.dtype),
+      precision=tiles.precision(chunks.dtype),
+      preferred_element_type=jnp.float32,
+    )
+  return total
+
+
+def chunks_of(x: jax.Array, num_rows: int, size: int) -> jax.Array:
+  """Returns rows [T, K], padded with zeros: [H, num_rows, size].
+
+  So a chunk is found by a leading index, whatever its size.
+  """
+  x = jnp.pad(x, ((0, num_rows - len(x)), (0, 0)))
+  return jnp.moveaxis(x.reshape(num_rows, -1, size), 1, 0)
+
+
+def chunk_size_of(values: jax.Array, scales: jax.Array) -> int | None:
+  """Returns J: a group, or where there is one only a divisor of it.
+
+  With MXFP4 it is several groups. It is None where there is no such number.
+  """
+  num_inputs, num_groups = values.shape[1], scales.shape[1]
+  multiple = _CHUNK_MULTIPLE[values.dtype.name]
+  if num_groups > 1 and not float4.is_used(scales):
     sizes = [num_inputs // num_groups]
   else:
     sizes = [
@@ -178,5 +241,6 @@ def _chunk_size(num_inputs: int, num_groups: int, multiple: int) -> int | None:
   return max((n for n in sizes if n % multiple == 0), default=None)
 
 
-def _padded_rows(num_rows: int) -> int:
+def padded_rows(num_rows: int) -> int:
+  """Returns the number of rows in whole registers."""
   return pl.cdiv(num_rows, _ROW_TILE) * _ROW_TILE

@@ -6,6 +6,8 @@ Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.quantized_matmul import float4
+
 # By dtype, of the largest number of a result: implementations add up in
 # different orders. Other dtypes must be equal.
 TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
@@ -35,11 +37,13 @@ def widened(values: jax.Array, scales: jax.Array) -> jax.Array:
 
   Args:
     values: integers or floats [..., K, N].
-    scales: [..., C, N], one for each output and group of inputs.
+    scales: f32[..., C, N], one for each output and group of inputs, or uint8
+      for MXFP4, see `float4`.
   """
+  if float4.is_used(scales):
+    values, scales = float4.numbers(values), float4.wide(scales)
   *leading, num_groups, num_outputs = scales.shape
   grouped = values.astype(jnp.float32).reshape(
     *leading, num_groups, -1, num_outputs
   )
-  scales = scales.astype(jnp.float32)[..., None, :]
-  return (grouped * scales).reshape(values.shape)
+  return (grouped * scales[..., None, :]).reshape(values.shape)

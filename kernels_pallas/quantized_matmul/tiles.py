@@ -1,4 +1,4 @@
-"""What the kernels of this folder share: their limits and their chunks."""
+"""What the kernels of quantized products share: their limits."""
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,18 @@ def check(
   num_rows: int,
   dtype: jax.typing.DTypeLike,
   values_dtype: jax.typing.DTypeLike,
+  most_rows: int = MOST_ROWS,
 ) -> None:
-  """Raises NotImplementedError with the reason if no kernel can do it."""
-  if num_rows > MOST_ROWS:
-    raise NotImplementedError(f'{num_rows} rows, more than {MOST_ROWS}')
+  """Raises NotImplementedError with the reason if no kernel can do it.
+
+  Args:
+    num_rows: number of rows of the product.
+    dtype: dtype of these.
+    values_dtype: dtype of the weight.
+    most_rows: number of rows that kernels take.
+  """
+  if num_rows > most_rows:
+    raise NotImplementedError(f'{num_rows} rows, more than {most_rows}')
   if dtype not in (jnp.bfloat16, jnp.float32):
     raise NotImplementedError(f'{dtype} is neither bfloat16 nor float32')
   if jnp.dtype(values_dtype).name not in BITS:

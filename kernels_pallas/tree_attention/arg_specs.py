@@ -16,6 +16,7 @@ FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
 # A grown draft tree.
 _GROWN_TREE = 128
 _GROWN_CONTEXT = 1_000
+_SINKS_CONTEXT = 8_192
 _SHORT_PREFIX = 5
 
 
@@ -106,8 +107,9 @@ class ArgSpec(call_spec.CallSpec):
     }
 
   def suits(self, implementation):
-    """Whether it can; wgmma multiplies no float32."""
-    return implementation != 'mosaic_gpu' or self.dtype != 'float32'
+    """Whether it can; wgmma multiplies no float32, and there are no sinks."""
+    is_refused = self.dtype == 'float32' or self.has_sinks
+    return implementation != 'mosaic_gpu' or not is_refused
 
   def shape_class(self):
     """With the rows of queries, and how many tiles blocks of keys may have."""
@@ -172,6 +174,17 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
       yield user, _spec(model, shards, context, 8, batch_size=4)
       if model.name in FLOAT32_MODELS:
         yield user, _spec(model, shards, context, 8, dtype='float32')
+  for model, shards, num_tokens in itertools.product(
+    model_shapes.WITH_SINKS,
+    model_shapes.TENSOR_PARALLEL,
+    model_shapes.NUM_TOKENS,
+  ):
+    for window in (None, model.window):
+      changes = {'window': window, 'has_sinks': True}
+      yield (
+        f'{model.name}/tp{shards}',
+        _spec(model, shards, _SINKS_CONTEXT, num_tokens, **changes),
+      )
 
 
 def _spec(model, shards, context, num_tokens, **changes) -> ArgSpec:
@@ -190,5 +203,6 @@ def _spec(model, shards, context, num_tokens, **changes) -> ArgSpec:
   name = (
     f'B{fields["batch_size"]} T{num_tokens} M{fields["tree_size"]} '
     f'ctx{context} {fields["dtype"]} window {fields["window"]}'
+    f'{" sinks" if fields.get("has_sinks") else ""}'
   )
   return ArgSpec(name=name, **fields)

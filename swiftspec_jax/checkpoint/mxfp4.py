@@ -88,8 +88,9 @@ def stored(
   codes = np.stack([blocks & 15, blocks >> 4], axis=-1)
   codes = codes.reshape(*scales.shape[:-1], -1)
   return StoredMatrix(
-    values=np.swapaxes(codes.view(ml_dtypes.float4_e2m1fn), -1, -2),
-    scales=np.swapaxes(scales.view(ml_dtypes.float8_e8m0fnu), -1, -2),
+    # As int4 has these bits.
+    values=np.swapaxes((codes ^ 8).view(np.int8) - np.int8(8), -1, -2),
+    scales=np.swapaxes(scales, -1, -2),
   )
 
 

@@ -52,6 +52,8 @@ _SUPPORTED_WEIGHTS = {
   'symmetric': (True, False),
   'type': ('int',),
 }
+# How a rule for matrices that are as they were begins: tensors say that, too.
+_NOT_PACKED = '-:'
 # Entries that say how it was made, what to run it with, or which matrices are
 # not packed: those of layers would be found missing.
 _IGNORED = (
@@ -121,6 +123,9 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
     zero_shift = None if weights['symmetric'] else 0
   elif method in _SUPPORTED:
     supported = {**_COMMON, **_SUPPORTED[method]}
+    rules = options.get('dynamic') or {}
+    if all(rule.startswith(_NOT_PACKED) for rule in rules):
+      supported['dynamic'] = (options.get('dynamic'),)
     quantization_config.check(path, options, supported, _IGNORED)
     group_size = options.get('group_size')
     is_version_2 = 'gptq_v2' in (options.get('checkpoint_format'), kind)
@@ -131,8 +136,8 @@ def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
   is_whole = isinstance(group_size, int) and group_size >= 1
   if not is_whole and group_size != -1:
     refuse('group_size', group_size, 'it must be -1 or at least 1')
-  if values.get('num_experts') or values.get('num_local_experts'):
-    refuse('quant_method', method, 'experts cannot be int4 yet')
+  if values.get('model_type') == 'gpt_oss':
+    refuse('quant_method', method, 'experts of gpt_oss are read in MXFP4 alone')
   return Packing(method=method, group_size=group_size, zero_shift=zero_shift)
 
 
@@ -152,13 +157,19 @@ class Reader:
   packing: Packing
   config: ModelConfig
 
-  def read(self, name: str, num_inputs: int, num_outputs: int) -> StoredMatrix:
-    """Returns the matrix of a name: [1, K, N].
+  def read(
+    self, name: str, num_inputs: int, num_outputs: int
+  ) -> StoredMatrix | np.ndarray:
+    """Returns the matrix of a name, [1, K, N], or a plain one, [K, N].
 
     Raises:
       UserError: a tensor is missing or has another shape, or says something
         that the packing does not.
     """
+    plain = f'{name}.weight'
+    if plain in self.names:
+      weight = families.get_checked(self.get, plain, num_outputs, num_inputs)
+      return weight.T
     size = self.packing.group_size
     size = num_inputs if size == -1 else size
     if num_inputs % size:

@@ -66,7 +66,7 @@ def feed_forward(
   def product(rows, name, dtype):
     weight = layer[name]
     if isinstance(weight, QuantizedExperts):
-      result = weight.multiply(rows, sizes, chosen).astype(dtype)
+      result = weight.multiply(rows, chosen).astype(dtype)
     else:
       result = jax.lax.ragged_dot(
         rows, weight, sizes, preferred_element_type=dtype

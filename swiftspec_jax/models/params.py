@@ -200,6 +200,7 @@ def _feed_forward_specs(
       scheme = quantized_experts.Scheme(
         weight_dtype=config.weight_dtype,
         group_size=config_lib.group_size(array.shape[1], config.weight_dtype),
+        kernels=config.kernels,
       )
     return dataclasses.replace(array, scheme=scheme)
 

@@ -29,7 +29,7 @@ VALUE_DTYPES = {
   'int8': 'int8',
   'int4': 'int4',
   'float8': 'float8_e4m3fn',
-  'mxfp4': 'float4_e2m1fn',
+  'mxfp4': 'int4',  # the bits of numbers, see `quantized_matmul.float4`
 }
 MIDDLE = 8  # of the 16 integers of int4: what becomes zero
 # qwix puts the highest weight right between the last integer and the one
@@ -88,9 +88,9 @@ class StoredMatrix:
   """A matrix as a checkpoint has it, on the host and without padding.
 
   Attributes:
-    values: int8, int8 from -8 to 7 for int4, float8_e4m3fn or float4_e2m1fn
-      [P, K, N]. Of a mixture of experts, the parts are experts.
-    scales: f32[P, C, N], or float8_e8m0fnu for float4.
+    values: int8, int8 from -8 to 7 for int4 and the bits of MXFP4, or
+      float8_e4m3fn [P, K, N]. Of a mixture of experts, the parts are experts.
+    scales: f32[P, C, N], or the bits of MXFP4, uint8.
     offsets: f32[P, C, N]; None is nothing.
   """
 
@@ -142,7 +142,6 @@ class StoredMatrix:
     num_groups = num_inputs // size if group_size else 1
 
     def padded(array, num_rows, sharding):
-      # Bytes of zero, as float8_e8m0fnu has no zero but the lowest number.
       result = np.zeros((len(array), num_rows, num_outputs), array.dtype)
       result[:, : array.shape[1], : array.shape[2]] = array
       return sharding_lib.put(result, sharding)

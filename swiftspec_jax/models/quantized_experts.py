@@ -1,9 +1,8 @@
 """Matrices of experts stored in few bits with scales.
 
-int8 has one scale for each output, float8 one for each output and group of
-inputs, and mxfp4 a power of two for each output and 32 inputs (OCP Microscaling
-Formats). A product first widens all experts of its matrix. So few bits save
-memory here, but no time.
+int8 has one scale for each output, int4 and float8 one for each output and
+group of inputs. mxfp4 has a power of two for each output and 32 inputs (OCP
+Microscaling Formats). int4 may have offsets besides, as in `quantization`.
 
 Legend: X experts, K inputs, N outputs, C groups of inputs, R rows.
 """
@@ -16,7 +15,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
-from kernels_pallas.quantized_matmul import reference
+from kernels_pallas import dispatch
+from kernels_pallas.grouped_matmul import api, tiles
+from kernels_pallas.quantized_matmul import float4
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import quantization
 
@@ -27,29 +28,50 @@ _HIGHEST_EXPONENT = 2  # of float4: its highest number is 6
 class QuantizedExperts:
   """The same matrix of all experts of a layer."""
 
-  values: jax.Array  # int8, float8_e4m3fn or float4_e2m1fn [X, K, N]
-  scales: jax.Array  # f32[X, C, N], or float8_e8m0fnu for float4
+  values: jax.Array  # int8, int4 or float8_e4m3fn [X, K, N]
+  scales: jax.Array  # f32[X, C, N], or uint8 for MXFP4, see `float4`
+  # f32[X, C, N], what is added to `values * scales`; None is nothing.
+  offsets: jax.Array | None = None
+  sharding: NamedSharding = struct.field(pytree_node=False)  # of values
+  kernels: str = struct.field(pytree_node=False)  # as in ModelConfig
 
-  def multiply(
-    self, rows: jax.Array, sizes: jax.Array, chosen: jax.Array
-  ) -> jax.Array:
-    """Returns the product of each row with its expert's matrix: f32[R, N].
+  def multiply(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Returns the product of each row with its expert's matrix: [R, N].
+
+    It is in the dtype of the rows, or in float32 where there are offsets.
 
     Args:
-      rows: [R, K], those of one expert side by side.
-      sizes: i32[X] rows of each expert.
-      chosen: i32[R] expert of each row.
+      rows: [R, K].
+      chosen: i32[R] expert of each row, in ascending order.
     """
-    product = functools.partial(
-      jax.lax.ragged_dot,
+    # The chunks of a prompt are no work for a kernel of few rows.
+    is_short = len(rows) <= tiles.MOST_ROWS
+    product = api.grouped_matmul(
       rows,
-      group_sizes=sizes,
-      preferred_element_type=jnp.float32,
+      self.values,
+      self.scales,
+      chosen,
+      implementation=self.kernels if is_short else dispatch.REFERENCE,
+      sharding=self.sharding,
     )
-    if self.values.dtype == jnp.int8 and self.scales.shape[1] == 1:
-      return product(self.values.astype(rows.dtype)) * self.scales[chosen, 0]
-    weights = reference.widened(self.values, self.scales)
-    return product(weights.astype(rows.dtype))
+    if self.offsets is None:
+      return product
+    return product.astype(jnp.float32) + self._offset_product(rows, chosen)
+
+  def _offset_product(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Returns rows [R, K] times the offsets of their experts: f32[R, N].
+
+    As the inputs of a group have the same, that is a small product of the sums
+    of rows over groups.
+    """
+    num_experts, num_groups, _ = self.offsets.shape
+    groups = rows.astype(jnp.float32).reshape(len(rows), num_groups, -1)
+    return jax.lax.ragged_dot(
+      groups.sum(axis=-1),
+      self.offsets,
+      jnp.bincount(chosen, length=num_experts),
+      precision=jax.lax.Precision.HIGHEST,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,12 +79,15 @@ class Scheme:
   """How a parameter [X, K, N] becomes a QuantizedExperts.
 
   Attributes:
-    weight_dtype: 'int8', 'float8' or 'mxfp4'.
-    group_size: number of inputs that share a scale of float8 or mxfp4.
+    weight_dtype: 'int8', 'int4', 'float8' or 'mxfp4'.
+    group_size: number of inputs that share a scale where int8 does not.
+    kernels: name of the code to run, one of
+      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
 
   weight_dtype: str
   group_size: int
+  kernels: str
 
   def quantize(
     self,
@@ -74,7 +99,9 @@ class Scheme:
     shardings = _shardings(axes, mesh, self.weight_dtype != 'int8')
     program = _program(self, shardings)
     values, scales = quantization.run(program, array, shardings)
-    return QuantizedExperts(values=values, scales=scales)
+    return QuantizedExperts(
+      values=values, scales=scales, sharding=shardings[0], kernels=self.kernels
+    )
 
   def place(
     self,
@@ -84,14 +111,22 @@ class Scheme:
     mesh: Mesh,
   ) -> QuantizedExperts:
     """Returns the matrix of a checkpoint; see `quantization.Scheme.place`."""
-    is_grouped = stored.scales.shape[1] > 1
-    values, scales, _ = stored.put(
+    # As in `quantization.Scheme.place`.
+    is_grouped = self.weight_dtype == 'int4' or stored.scales.shape[1] > 1
+    shardings = _shardings(axes, mesh, is_grouped)
+    values, scales, offsets = stored.put(
       shape[1:],
       self.group_size if is_grouped else None,
-      _shardings(axes, mesh, is_grouped),
+      shardings,
       quantization.VALUE_DTYPES[self.weight_dtype],
     )
-    return QuantizedExperts(values=values, scales=scales)
+    return QuantizedExperts(
+      values=values,
+      scales=scales,
+      offsets=offsets,
+      sharding=shardings[0],
+      kernels=self.kernels,
+    )
 
 
 def _shardings(
@@ -114,7 +149,7 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
     array = array.astype(jnp.float32)
     if scheme.weight_dtype == 'mxfp4':
       return _to_mxfp4(array, scheme.group_size)
-    tiled = {1: scheme.group_size} if scheme.weight_dtype == 'float8' else {}
+    tiled = {1: scheme.group_size} if scheme.weight_dtype != 'int8' else {}
     dtype = quantization.VALUE_DTYPES[scheme.weight_dtype]
     return quantization.round_weights(array, dtype, (0, 2), tiled)
 
@@ -122,7 +157,7 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
 
 
 def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-  """Returns float4_e2m1fn and float8_e8m0fnu, as section 6.3 of OCP has it."""
+  """Returns bits int4 and uint8, as section 6.3 of OCP has them."""
   num_experts, _, num_outputs = array.shape
   groups = array.reshape(num_experts, -1, size, num_outputs)
   highest = jnp.abs(groups).max(axis=2, keepdims=True)
@@ -130,6 +165,6 @@ def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
   scales = jnp.ldexp(jnp.ones_like(highest), exponents - 1 - _HIGHEST_EXPONENT)
   values = jnp.clip(groups / scales, -6, 6).astype(jnp.float4_e2m1fn)
   return (
-    values.reshape(array.shape),
-    scales[:, :, 0].astype(jnp.float8_e8m0fnu),
+    float4.bits(values.astype(jnp.float32)).reshape(array.shape),
+    float4.bits_of_scales(scales[:, :, 0]),
   )

@@ -1,0 +1,108 @@
+"""Product of rows with quantized weights of their experts, by what suits.
+
+Legend: R rows, X experts, K inputs, N outputs, C groups of inputs.
+"""
+
+import functools
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import dispatch, trials, tuning
+from kernels_pallas.grouped_matmul import (
+  arg_specs,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
+from kernels_pallas.quantized_matmul import float4
+
+_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+
+
+def grouped_matmul(
+  x: jax.Array,
+  values: jax.Array,
+  scales: jax.Array,
+  chosen: jax.Array,
+  *,
+  implementation: str = 'auto',
+  sharding: NamedSharding,
+) -> jax.Array:
+  """Multiplies each row with the weight `values * scales` of its expert.
+
+  Args:
+    x: [R, K] bfloat16 or float32.
+    values: int8, int4 or float8_e4m3fn [X, K, N].
+    scales: f32[X, C, N], one for each output and group of K / C successive
+      inputs; uint8 for MXFP4, whose numbers are bits in int4, see
+      `quantized_matmul.float4`.
+    chosen: i32[R] expert of each row, in ascending order.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`.
+    sharding: sharding of `values`, of whose last two axes one may be sharded.
+      The C groups are sharded with the inputs, unless there is only one.
+
+  Returns:
+    [R, N] with the dtype of x, summed in float32 on each device.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  _, inputs, outputs = sharding.spec
+  groups = inputs if scales.shape[1] > 1 else None
+
+  def product(*arrays):
+    backend_name = _choose(*arrays, implementation, sharding)
+    backend = _BACKENDS.get(backend_name, reference)
+    result = tuning.tuned(
+      'grouped_matmul', backend_name, backend.grouped_matmul, sharding
+    )(*arrays)
+    if inputs is None or sharding.mesh.size == 1:
+      return result
+    return jax.lax.psum(result, inputs)
+
+  return jax.shard_map(
+    product,
+    mesh=sharding.mesh,
+    in_specs=(
+      P(None, inputs),
+      P(None, inputs, outputs),
+      P(None, groups, outputs),
+      P(),
+    ),
+    out_specs=P(None, outputs),
+    check_vma=False,
+  )(x, values, scales, chosen)
+
+
+def _choose(x, values, scales, chosen, implementation, sharding):
+  """Returns the name of the implementation for a device's part."""
+  del chosen
+  described = (
+    f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
+    f'scales {scales.dtype} of {scales.shape[1]} groups'
+  )
+  num_experts, num_inputs, num_outputs = values.shape
+  spec = arg_specs.ArgSpec(
+    name=described,
+    num_rows=x.shape[0],
+    num_experts=num_experts,
+    num_inputs=num_inputs,
+    num_outputs=num_outputs,
+    group_size=num_inputs // scales.shape[1],
+    dtype=x.dtype.name,
+    weight_dtype='mxfp4' if float4.is_used(scales) else values.dtype.name,
+  )
+  return dispatch.choose(
+    'grouped_matmul',
+    described,
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      name: functools.partial(backend.check, x, values, scales)
+      for name, backend in _BACKENDS.items()
+    },
+    trial=functools.partial(trials.verdict, 'grouped_matmul', spec, sharding),
+  )
