@@ -86,15 +86,13 @@ def kept_oracle(model, token_ids, budget, window, pooling):
       visible &= distances < config.sliding_window
     scores = jnp.where(visible[None, None], scores, -jnp.inf)
     probs = jax.nn.softmax(scores * config.head_dim**-0.5, axis=-1)
-    votes = np.asarray(probs[:, :, -window:].sum((1, 2)))
     if config.is_sliding(i):
-      votes = np.broadcast_to(places, votes.shape)
-    found = [
-      keys[
-        np.array(places_oracle(own, len(places), budget, window, pooling)), head
-      ]
-      for head, own in enumerate(votes)
-    ]
+      best = [places[-budget:]] * len(keys[0])
+    else:
+      votes = np.asarray(probs[:, :, -window:].sum((1, 2)))
+      options = len(places), budget, window, pooling
+      best = [np.array(places_oracle(own, *options)) for own in votes]
+    found = [keys[own, head] for head, own in enumerate(best)]
     kept.append(np.stack(found))
     return jnp.einsum('gqts,sge->tgqe', probs, values)[None]
 
