@@ -5,12 +5,13 @@ r"""How often a target is right that sees little of a long text (MagicDec).
 
 The target drafts for itself, once with the first and the latest tokens of a
 text (`ss.SelfDraft`), and once with what its attention chooses
-(`ss.SnapKVDraft`). Both see --budgets tokens and up to 16 more. There are two
-tasks for each text of the files put together:
+(`ss.SnapKVDraft`). Both see --budgets tokens and a few more: a window is whole
+pages, and what is chosen grows by up to 16 tokens until the next choice. There
+are two tasks for each text of the files put together:
 
 - continue: the text goes on;
 - recall: the last 32 tokens of the prompt are those of a passage in its middle,
-  which a model repeats, as it has seen it before.
+  so that a model may repeat what follows there.
 
 Counts are exact, and times are not measured. rows.jsonl has a line for each
 draft and task.
@@ -47,8 +48,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _HOLDERS = _TEXTS, _PROMPT_TOKENS, _NUM_TEXTS, _BUDGETS
 _TASKS = 'continue', 'recall'
 _NUM_RECALLED = 32  # as many as `ss.SnapKVDraft` has queries
-# A window begins with a page, so drafts see up to this many tokens more.
-_INTERVAL = 16
+_INTERVAL = 16  # as long as a page, so that both see about as much
 
 
 def main() -> None:
