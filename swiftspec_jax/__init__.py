@@ -15,6 +15,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.results import GenerationResult, GenerationStats
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
@@ -39,6 +40,7 @@ __all__ = [
   'Request',
   'SamplingParams',
   'SelfDraft',
+  'SnapKVDraft',
   'SuffixLookup',
   'Timeline',
   'TreeConfig',

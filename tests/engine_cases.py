@@ -13,6 +13,7 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
@@ -59,6 +60,7 @@ DRAFTS = {
   ),
   'itself': TARGET,
   'self': SelfDraft(num_sink_tokens=8, window=16),
+  'snapkv': SnapKVDraft(budget=16, window=4, interval=6),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
   'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),

@@ -40,16 +40,22 @@ _WINDOW = flags.DEFINE_integer(
   'Mode self: latest tokens that a draft sees, besides the first '
   f'{ss.SelfDraft().num_sink_tokens}.',
 )
-HOLDERS = (_STORE, _PAST_TOKENS, _NUM_PHRASES, _WINDOW)
+_SNAPKV_BUDGET = flags.DEFINE_integer(
+  'snapkv_budget',
+  None,
+  'Mode self: tokens that each kv head chooses by attention (SnapKV), for '
+  'drafts to see in place of the first and the latest ones.',
+)
+HOLDERS = (_STORE, _PAST_TOKENS, _NUM_PHRASES, _WINDOW, _SNAPKV_BUDGET)
 _USED = {
   DATASTORE: (_STORE, _PAST_TOKENS),
   PHRASES: (_NUM_PHRASES,),
-  SELF: (_WINDOW,),
+  SELF: (_WINDOW, _SNAPKV_BUDGET),
 }
 
 
 def check(modes: Sequence[str]) -> None:
-  """Raises UserError for flags that are of no use in these modes."""
+  """Raises UserError for flags that are of no use, in these modes or at all."""
   for mode, holders in _USED.items():
     for holder in holders:
       if mode not in modes and flags.FLAGS[holder.name].present:
@@ -57,6 +63,8 @@ def check(modes: Sequence[str]) -> None:
           f'--{holder.name} has no effect in mode {", ".join(modes)}; give '
           f'--mode={mode}'
         )
+  if SELF in modes:
+    _self_draft()
 
 
 def files() -> list[str]:
@@ -77,7 +85,7 @@ def make(
   if mode == SUFFIX_LOOKUP:
     return ss.SuffixLookup()
   if mode == SELF:
-    return ss.SelfDraft(window=_WINDOW.value)
+    return _self_draft()
   if mode == DATASTORE:
     store = None
     if _STORE.value is not None:
@@ -86,3 +94,15 @@ def make(
   return ss.PhraseDraft(
     lookup=lookup, num_phrases=_NUM_PHRASES.value, **lengths
   )
+
+
+def _self_draft() -> ss.SelfDraft | ss.SnapKVDraft:
+  budget = _SNAPKV_BUDGET.value
+  if budget is None:
+    return ss.SelfDraft(window=_WINDOW.value)
+  if flags.FLAGS[_WINDOW.name].present:
+    raise errors.UserError(
+      f'--window={_WINDOW.value} has no effect with --snapkv_budget={budget}, '
+      'which chooses by attention; give one of the two'
+    )
+  return ss.SnapKVDraft(budget=budget)

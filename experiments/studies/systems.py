@@ -119,6 +119,11 @@ SYSTEMS = {
   'magicdec': System(
     paper='arXiv 2408.11049', engine_draft=SelfDraft, engine_policy=_pairs
   ),
+  'magicdec_snapkv': System(
+    paper='arXiv 2408.11049',
+    engine_draft=ss.SnapKVDraft,
+    engine_policy=_pairs,
+  ),
 }
 
 

@@ -42,6 +42,10 @@ from swiftspec_jax.serving.drafters.models.self_draft import (
   SelfDraft,
   SelfDrafter,
 )
+from swiftspec_jax.serving.drafters.models.snapkv_draft import (
+  SnapKVDraft,
+  SnapKVDrafter,
+)
 from swiftspec_jax.serving.drafters.texts.datastore import (
   Datastore,
   DatastoreDrafter,
@@ -62,10 +66,12 @@ from swiftspec_jax.serving.target.target import Target
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | BeamDraft | LivingTrees
-Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
+# Of the target itself.
+_Own = SelfDraft | SnapKVDraft
+Draft = Model | _Own | _Trees | _TextTrees | Lookup | None
 # That draft on the host, or in pages.
 PagedDraft = (
-  SelfDraft
+  _Own
   | TreeDraft
   | BeamDraft
   | _TextTrees
@@ -89,13 +95,14 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   """
   if draft is None or isinstance(draft, Lookup | _TextTrees):
     return None
-  if isinstance(draft, SelfDraft):
+  if isinstance(draft, _Own):
     return target
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, SelfDraft, TreeDraft, BeamDraft, '
-      'PromptLookup, SuffixLookup, Datastore, PhraseDraft or a HostDrafter, '
+      'an engine drafts with a model, SelfDraft, SnapKVDraft, TreeDraft, '
+      'BeamDraft, PromptLookup, SuffixLookup, Datastore, PhraseDraft or a '
+      'HostDrafter, '
       f'got {draft!r}'
     )
   if isinstance(draft, LivingTrees):
@@ -122,7 +129,7 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   """
   if draft is None:
     return NoDrafter()
-  if target.images is None or isinstance(draft, SelfDraft):
+  if target.images is None or isinstance(draft, _Own):
     return _make(target, draft, sizes)
   if isinstance(draft, LivingTrees):
     raise errors.UserError(
@@ -163,6 +170,8 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return LivingTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
+  if isinstance(draft, SnapKVDraft):
+    return SnapKVDrafter(draft, sizes, target)
   paged_forward.check_kernels(draft, sizes)
   return _kind_of(draft)[0](draft, sizes, target)
 

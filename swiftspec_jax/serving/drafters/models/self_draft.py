@@ -13,7 +13,6 @@ Legend: B rows of a view, R rows, r of them no padding, C pages that a draft
 sees, E embed, V vocabulary.
 """
 
-import copy
 import dataclasses
 import functools
 
@@ -109,58 +108,76 @@ def last_logits(
   return cache, hidden, logits
 
 
-class SelfDrafter(ChainDrafter):
-  """Chains of the target itself; its cache has all of the text already."""
+class TargetChains(ChainDrafter):
+  """Base of drafters whose model is the target itself, over a part of texts.
 
-  def __init__(self, draft: SelfDraft, sizes: ProgramSizes, target: Target):
+  What they draft with is right there, so no text is ever late.
+  """
+
+  def __init__(self, sizes: ProgramSizes, target: Target):
     """Allocates nothing.
 
     Args:
-      draft: options.
       sizes: declared.
       target: model that drafts and verifies.
     """
-    self._draft = draft
     self._model = target.model
     self._sizes = sizes
     self._target = target
     self._put = target.put
     self._call = ahead_of_time.call
     self._warm_rows: set[int] = set()
-    page_size = sizes.scheduler.page_size
-    most = draft.window + sizes.scheduler.buckets.max_length - 1
-    self._num_sink_pages = -(-draft.num_sink_tokens // page_size)
-    # One more, as the window need not begin with a page.
-    self._num_pages = self._num_sink_pages + -(-most // page_size) + 1
-
-  @property
-  def cache(self) -> paged.PagedCache:
-    return self._target.cache
-
-  @cache.setter
-  def cache(self, cache: paged.PagedCache) -> None:
-    self._target.cache = cache
-
-  @property
-  def name(self) -> str:
-    draft = self._draft
-    return f'{self._model.name}_self_{draft.num_sink_tokens}_{draft.window}'
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
     rows = np.flatnonzero(lengths)
-    slots = view.slots[rows]
+    slots, kv_lengths = view.slots[rows], view.kv_lengths[rows]
+    num_rows = view.buckets.pad_rows(len(rows))
     level = self._target.sampling.level(slots)
     found = self._chains(
-      view.buckets.pad_rows(len(rows)),
+      num_rows,
       slots,
-      view.kv_lengths[rows],
+      kv_lengths,
       lengths[rows],
       min(level, choices.Level.TEMPERATURE),
       texts,
+      self._seen(num_rows, slots, kv_lengths, lengths[rows], texts),
     )
     return self._slot_drafts(view, lengths, found)
+
+  def _seen(
+    self,
+    num_rows: int,
+    slots: np.ndarray,
+    kv_lengths: np.ndarray,
+    lengths: np.ndarray,
+    texts: SlotTexts,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what drafts see, with room for what they write.
+
+    Args:
+      num_rows: R, a declared size.
+      slots: i64[r].
+      kv_lengths: i64[r] tokens in the target's cache.
+      lengths: i64[r], at least 1.
+      texts: texts of all slots.
+
+    Returns:
+      Page tables i32[r, C], and the tokens i64[r] that they lack.
+    """
+    raise NotImplementedError
+
+  def _made_up_seen(
+    self,
+    num_rows: int,
+    slots: np.ndarray,
+    kv_lengths: np.ndarray,
+    lengths: np.ndarray,
+    texts: SlotTexts,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `_seen` does, of invented rows."""
+    return self._seen(num_rows, slots, kv_lengths, lengths, texts)
 
   def _chains(
     self,
@@ -170,32 +187,27 @@ class SelfDrafter(ChainDrafter):
     lengths: np.ndarray,
     level: choices.Level,
     texts: SlotTexts,
+    seen: tuple[np.ndarray, np.ndarray],
   ) -> jax.Array:
     """Enqueues the drafts i32[U, K] of rows.
 
     Args:
-      num_rows: R, a declared size.
-      slots: i64[r].
-      kv_lengths: i64[r] tokens in the cache.
-      lengths: i64[r], at least 1.
+      num_rows: same as in `_seen`.
+      slots: same as in `_seen`.
+      kv_lengths: same as in `_seen`.
+      lengths: same as in `_seen`.
       level: level of sampling, one of the two lower ones.
       texts: texts of all slots.
+      seen: result of `_seen`.
     """
-    pages, num_skipped = sparse_pages(
-      texts.page_table[slots],
-      kv_lengths + lengths - 1,
-      self._sizes.scheduler.page_size,
-      self._num_pages,
-      self._num_sink_pages,
-    )
     steps = np.arange(self._num_forwards)
     columns = {
       'slots': slots,
       'last': np.arange(len(slots)),
       'positions': kv_lengths[:, None] + 1 + steps,
       'lengths': lengths,
-      'page_table': pages,
-      'num_skipped': num_skipped,
+      'page_table': seen[0],
+      'num_skipped': seen[1],
     }
     token_ids = texts.token_ids[slots, kv_lengths]
     fed, columns = self._put(
@@ -228,12 +240,6 @@ class SelfDrafter(ChainDrafter):
   ) -> None:
     del view, drafted, verified, accepted, is_present
 
-  def compiling(self) -> 'SelfDrafter':
-    twin = copy.copy(self)
-    twin._call = ahead_of_time.compile_only
-    twin._target = self._target.compiling()
-    return twin
-
   def warm_up(self, flat: FlatSizes) -> None:
     if flat.num_rows in self._warm_rows:
       return  # neither tokens nor context make a difference
@@ -252,12 +258,50 @@ class SelfDrafter(ChainDrafter):
   def _run_made_up(
     self, num_rows: int, num_known: int, length: int, level: choices.Level
   ) -> jax.Array:
-    ones = np.ones(num_rows, np.int64)
-    return self._chains(
-      num_rows,
-      np.arange(num_rows),
-      ones * num_known - 1,
-      ones * length,
-      level,
-      self._made_up_texts(),
+    ones, texts = np.ones(num_rows, np.int64), self._made_up_texts()
+    rows = np.arange(num_rows), ones * num_known - 1, ones * length
+    seen = self._made_up_seen(num_rows, *rows, texts)
+    return self._chains(num_rows, *rows, level, texts, seen)
+
+
+class SelfDrafter(TargetChains):
+  """Drafts over pages of the target; its cache has all of the text already."""
+
+  def __init__(self, draft: SelfDraft, sizes: ProgramSizes, target: Target):
+    """Allocates nothing.
+
+    Args:
+      draft: options.
+      sizes: declared.
+      target: model that drafts and verifies.
+    """
+    super().__init__(sizes, target)
+    self._draft = draft
+    page_size = sizes.scheduler.page_size
+    most = draft.window + sizes.scheduler.buckets.max_length - 1
+    self._num_sink_pages = -(-draft.num_sink_tokens // page_size)
+    # One more, as the window need not begin with a page.
+    self._num_pages = self._num_sink_pages + -(-most // page_size) + 1
+
+  @property
+  def cache(self) -> paged.PagedCache:
+    return self._target.cache
+
+  @cache.setter
+  def cache(self, cache: paged.PagedCache) -> None:
+    self._target.cache = cache
+
+  @property
+  def name(self) -> str:
+    draft = self._draft
+    return f'{self._model.name}_self_{draft.num_sink_tokens}_{draft.window}'
+
+  def _seen(self, num_rows, slots, kv_lengths, lengths, texts):
+    del num_rows
+    return sparse_pages(
+      texts.page_table[slots],
+      kv_lengths + lengths - 1,
+      self._sizes.scheduler.page_size,
+      self._num_pages,
+      self._num_sink_pages,
     )
