@@ -165,7 +165,9 @@ def draw(rows: Sequence[Mapping[str, Any]], deployment: Deployment) -> bytes:
   )
   axes.invert_yaxis()
   axes.set_xlim(left=0)
-  axes.set_xlabel('tokens a second; blue: with kernels, orange: published')
+  axes.set_xlabel(
+    'tokens a second; blue: with kernels; diamond: published; dashed: goal'
+  )
   axes.set_title(deployment.name)
   axes.grid(alpha=0.3)
   buffer = io.BytesIO()
