@@ -29,7 +29,8 @@ def best_of_splits(
 ) -> dict[str, Any]:
   """Returns the figures of rounds on the chips of a deployment, split best.
 
-  Both models have the first of its dtypes, and the kernels of this project.
+  Both models have the first of its dtypes. The programs start as few kernels as
+  the paper's.
 
   Args:
     deployment: models and chips.
@@ -42,7 +43,7 @@ def best_of_splits(
     As `summarize`, and `target_chips`.
   """
   weight_dtype = deployment.weight_dtypes[0]
-  programs = launches.counted(weight_dtype, True)
+  programs = launches.published(weight_dtype, True)
   growth = tree.num_draft_steps if mode == 'async' else 0
   found = []
   for split in plan_search.splits(deployment, mode):

@@ -160,7 +160,7 @@ class Weights:
 
   Attributes:
     num_read: number of them that a forward reads.
-    wide: bytes that it reads of those that are not quantized.
+    wide: bytes that it reads of weights without quantization.
     quantized: bytes that it reads of the others.
     held: bytes of all.
   """
