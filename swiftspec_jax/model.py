@@ -11,6 +11,8 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
 
+_FOUR_BITS = jnp.int4, jnp.float4_e2m1fn
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
@@ -34,9 +36,12 @@ class Model:
 
   @property
   def num_bytes(self) -> int:
-    """Size of the parameters, padding included."""
-    leaves = jax.tree.leaves(self.params)
-    # A byte holds two int4, which `nbytes` does not know.
+    """Size of the parameters on an accelerator, padding included.
+
+    There a byte holds two numbers of four bits, which `nbytes` does not know.
+    On CPUs each of them has a byte.
+    """
     return sum(
-      x.nbytes // 2 if x.dtype == jnp.int4 else x.nbytes for x in leaves
+      x.nbytes // 2 if x.dtype in _FOUR_BITS else x.nbytes
+      for x in jax.tree.leaves(self.params)
     )

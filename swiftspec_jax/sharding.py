@@ -31,6 +31,7 @@ RULES = {
   'kv_tokens': (SEQUENCE_AXIS,),
   'ffw': (MODEL_AXIS, SEQUENCE_AXIS),
   'expert_ffw': (MODEL_AXIS, SEQUENCE_AXIS),
+  'kept_features': (MODEL_AXIS, SEQUENCE_AXIS),
 }
 
 
@@ -82,6 +83,15 @@ def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
     return names if len(names) > 1 else next(iter(names), None)
 
   return NamedSharding(mesh, PartitionSpec(*map(mesh_axes, axes)))
+
+
+def of_kept_features(mesh: Mesh, num_features: int) -> NamedSharding:
+  """Returns the sharding of features [any, any, H] that a cache keeps.
+
+  Devices share the H numbers of each token if these divide evenly.
+  """
+  is_shared = num_features % mesh.size == 0
+  return sharding_of(mesh, (None, None, 'kept_features' if is_shared else None))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

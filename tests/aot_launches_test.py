@@ -1,9 +1,11 @@
 """Kernels counted in programs by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from experiments.aot import launches
+from experiments.aot import launches, layer_launches, rows, targets
 
 _PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -47,7 +49,7 @@ ENTRY %main.9 (x.1: f32[8], p.1: pred[]) -> f32[8] {
   %p.1 = pred[] parameter(1)
   %zero = s32[] constant(0)
   %begin = (s32[], f32[8]{0}) tuple(%zero, %x.1)
-  %loop = (s32[], f32[8]{0}) while(%begin), condition=%condition.1, body=%body.1
+  %loop = (s32[], f32[8]{0}) while(%begin), condition=%condition.1, body=%body.1, metadata={op_name="jit(step)/while"}
   %y = f32[8]{0} get-tuple-element(%loop), index=1
   %start = f32[8]{0} all-reduce-start(%y), to_apply=%region_0.3
   %done = f32[8]{0} all-reduce-done(%start)
@@ -61,6 +63,53 @@ ENTRY %main.9 (x.1: f32[8], p.1: pred[]) -> f32[8] {
 def test_kernels_of_all_that_is_run():
   """Of the loop 2 and 1, all-reduce, copy (once, in both) and gemm."""
   assert launches.count(_PROGRAM) == 6
+
+
+def test_kernels_of_a_turn_of_a_loop():
+  """The loop's condition is a part of both."""
+  assert launches.by_loop(_PROGRAM) == {
+    launches.ONCE: {'num_kernels': 4, 'num_all_reduces': 1},
+    'jit(step)/while': {'num_kernels': 3, 'num_all_reduces': 0},
+  }
+
+
+def test_kernels_of_all_turns_that_are_known():
+  program = _PROGRAM.replace(
+    ', metadata={op_name="jit(step)/while"}',
+    ', backend_config={"known_trip_count":{"n":"5"}}',
+  )
+  counts = {'num_kernels': 4 + 5 * 3, 'num_all_reduces': 1}
+  assert launches.by_loop(program) == {launches.ONCE: counts}
+
+
+def test_a_layer_is_what_programs_of_two_depths_differ_by():
+  host = targets.Target(
+    name='host', platform='cuda', topology='host', bytes_per_device=0
+  )
+  names = [job.shape for job in layer_launches.jobs(host)]
+  assert len(names) == len(layer_launches.PARTS) * 2 * 2 * 2
+  row = rows.Row(
+    name='draft grow',
+    topology='host',
+    shape='4 layers, int4, kernels 4+4',
+    status='fits',
+    launches={
+      launches.ONCE: {'num_kernels': 9, 'num_all_reduces': 0},
+      'jit(grow)/grow/while': {'num_kernels': 60, 'num_all_reduces': 8},
+    },
+  )
+  assert row.shape in names
+  other = dataclasses.replace(row, shape='8 layers')
+  assert layer_launches.table([row, other]) == [
+    {
+      'step': 'draft grow',
+      'weight_dtype': 'int4',
+      'kernels': True,
+      'num_layers': 4,
+      'num_kernels': 60,
+      'num_all_reduces': 8,
+    }
+  ]
 
 
 def test_a_program_of_the_compiler_at_hand():

@@ -14,7 +14,7 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.architecture import Experts, IRope
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.models import experts
-from swiftspec_jax.planning.forward import Forward
+from swiftspec_jax.planning.forward import Forward, Launches
 from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = Experts(num_experts=5, num_active=3, ffw_dim=6)
@@ -197,4 +197,10 @@ def test_what_experts_cannot_do_yet_is_refused(tmp_path):
   assert student.experts is None
   assert not student.use_sinks
   with pytest.raises(errors.UserError, match='name a dense model'):
-    Forward(config=MOE, num_chips=1, num_tokens=1, context=1)
+    Forward(
+      config=MOE,
+      num_chips=1,
+      num_tokens=1,
+      context=1,
+      launches=Launches(layer=1, rest=1),
+    )

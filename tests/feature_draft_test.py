@@ -11,8 +11,9 @@ from decoding_cases import assert_same, run
 from tree_cases import CONFIG, DEVICES, STEP_TIMES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, errors, profiling, testing
+from swiftspec_jax import buckets, errors, profiling, sharding, testing
 from swiftspec_jax.cache import dense
+from swiftspec_jax.drafting import text_news
 from swiftspec_jax.models import decoder
 from swiftspec_jax.pipelines import tree_sizes
 
@@ -113,6 +114,18 @@ def test_padded_splits():
   alone, _ = pair((0, 1), (0, 1), vocab_size=263, num_layers=2)
   tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
   assert_same(run(tree_decoder, requests), run(ss.Decoder(alone), requests))
+  # Two devices share the features that they keep, and send whole ones.
+  pipeline = tree_decoder.pipeline
+  texts, num_read = pipeline._texts(), pipeline._draft_rows._num_read
+  width = len(FEATURE_LAYERS) * CONFIG.embed_dim
+  shape = texts.features.sharding.shard_shape(texts.features.shape)
+  assert shape[2] == width // 2
+  (_, sent), _ = text_news.news_of(
+    texts, num_read, jnp.ones_like(num_read, bool), num_nodes=TREE.num_nodes
+  )
+  assert sent.sharding.is_fully_replicated
+  odd = sharding.make_mesh(jax.devices()[:3])
+  assert sharding.of_kept_features(odd, width).is_fully_replicated
 
 
 def start(mode, batch_size=1, **changes):

@@ -17,6 +17,7 @@ import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import float4, reference
 from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint import mxfp4
+from swiftspec_jax.planning import forward as forward_lib
 
 NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 CONFIG = {'quant_method': 'mxfp4', 'modules_to_not_convert': ['lm_head']}
@@ -112,6 +113,17 @@ def test_logits_are_those_of_the_weights(tmp_path, num_devices):
   wide = ss.load(plain)
   np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
   np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
+
+
+def test_bytes_are_those_of_four_bits_and_scales():
+  """On accelerators, and in plans."""
+  config = dataclasses.replace(GPT_OSS, weight_dtype='mxfp4')
+  model = testing.random_model(config, dtype=jnp.bfloat16)
+  matrix = model.params['layers'][0]['experts_up']
+  alone = dataclasses.replace(model, params=[matrix])
+  size = math.gcd(matrix.values.shape[1], 32)
+  assert alone.num_bytes == matrix.values.size * (4 + 8 / size) / 8
+  assert forward_lib.weights_of(config).held == model.num_bytes
 
 
 def test_a_model_becomes_mxfp4():

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
 
-from configs import hardware, models
+from configs import hardware, launches, models
 from configs.deployment import Deployment
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
 from experiments.planning import plan_validation
@@ -16,7 +17,12 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.planning import forward as forward_lib
 from swiftspec_jax.planning import rounds as rounds_lib
-from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
+from swiftspec_jax.planning.forward import (
+  Chip,
+  Efficiency,
+  Forward,
+  Launches,
+)
 from swiftspec_jax.planning.rounds import Rounds, Times
 
 TINY = ModelConfig(
@@ -43,7 +49,13 @@ CHIP = Chip(
 
 
 def test_parts_of_a_forward_can_be_computed_by_hand():
-  forward = Forward(config=TINY, num_chips=2, num_tokens=4, context=10)
+  forward = Forward(
+    config=TINY,
+    num_chips=2,
+    num_tokens=4,
+    context=10,
+    launches=Launches(layer=7.5, rest=4),
+  )
   seconds = forward_lib.predict(
     forward, CHIP, Efficiency(wide=0.5, quantized=0.25)
   )
@@ -53,30 +65,56 @@ def test_parts_of_a_forward_can_be_computed_by_hand():
   assert seconds.weights == pytest.approx(wide / 1e6 / 0.5)
   # Keys and values, two layers, ten tokens, one head of 32, two bytes.
   assert seconds.kv == pytest.approx(2 * 2 * 10 * 32 * 2 / 1e6 / 0.5)
-  assert seconds.compute == pytest.approx(2 * wide / 2 * 4 / 1e9)
+  weights = matrices + 256 * 128 + 5 * 128
+  assert seconds.compute == pytest.approx(2 * weights * 4 / 1e9)
   # Two in each layer of 4 x 128 numbers, of which each chip sends a half twice.
   assert seconds.all_reduces == pytest.approx(4 * (2e-3 + 4 * 128 * 2 / 1e4))
-  assert seconds.launches == pytest.approx((2 * 11 + 4) * 1e-4)
+  assert seconds.launches == pytest.approx((2 * 7.5 + 4) * 1e-4)
   assert seconds.limit == 'weights'
-  fused = dataclasses.replace(forward, is_fused=True, num_chips=1)
-  alone = forward_lib.predict(fused, CHIP)
-  assert alone.all_reduces == 0
-  assert alone.launches == pytest.approx((2 * 7 + 4) * 1e-4)
+  alone = dataclasses.replace(forward, num_chips=1)
+  assert forward_lib.predict(alone, CHIP).all_reduces == 0
 
 
-@pytest.mark.parametrize('weight_dtype', [None, 'int8', 'int4'])
+@pytest.mark.parametrize('weight_dtype', ['int4', None])
+@pytest.mark.parametrize('kernels', [True, False])
+def test_kernels_are_those_that_were_counted(weight_dtype, kernels):
+  """The counts of both depths come back, and a layer adds up twice."""
+  programs = launches.counted(weight_dtype, kernels)
+  found = {
+    'verify (greedy)': programs.verify,
+    'draft grow': programs.grow,
+    'draft advance': programs.advance,
+  }
+  num_rows = 0
+  lines = pathlib.Path(launches.__file__).with_name('launches.jsonl')
+  for row in map(json.loads, lines.read_text().splitlines()):
+    if (row['weight_dtype'], row['kernels']) != (weight_dtype, kernels):
+      continue
+    num_rows += 1
+    own = found[row['step']]
+    sums = 0 if row['step'] == 'draft advance' else 2
+    counted = row['num_layers'] * (own.layer + sums) + own.rest
+    assert counted == pytest.approx(row['num_kernels'])
+  assert num_rows == 6
+
+
+@pytest.mark.parametrize('weight_dtype', [None, 'int8', 'int4', 'float8'])
 def test_bytes_are_those_of_the_model(weight_dtype):
   config = dataclasses.replace(TINY, weight_dtype=weight_dtype)
   held = testing.random_model(config, dtype=jnp.bfloat16).num_bytes
   # int8 has a scale for each output, which is left out.
   outputs = 2 * 4 * (8 * 32 + 128 + 2 * 256 + 128)
   scales = outputs if weight_dtype == 'int8' else 0
-  assert forward_lib.weight_bytes(config)[2] + scales == held
+  assert forward_lib.weights_of(config).held + scales == held
 
 
 def test_what_does_not_fit_is_refused_with_its_bytes():
   large = Forward(
-    config=models.LLAMA_70B, num_chips=1, num_tokens=8, context=500
+    config=models.LLAMA_70B,
+    num_chips=1,
+    num_tokens=8,
+    context=500,
+    launches=launches.VLLM,
   )
   with pytest.raises(errors.UserError, match=r'141\.\d GB .* the 80 GB of a h'):
     forward_lib.check_fits([large], hardware.get('h800'))

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 # Neither the plug-ins nor JAX may look for devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -27,6 +28,7 @@ from absl import flags
 from experiments import program
 from experiments.aot import (
   kernels,
+  layer_launches,
   long_context,
   models,
   rows,
@@ -37,7 +39,8 @@ from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
 
 _ROWS = 'rows.jsonl'
-_SUITES = ('kernels', 'tiny', 'builtin', 'large', 'long')
+_LAUNCHES = 'launches.jsonl'
+_SUITES = ('kernels', 'tiny', 'builtin', 'large', 'long', 'launches')
 
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
@@ -46,7 +49,8 @@ _SUITE = flags.DEFINE_multi_enum(
   'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
   'with 1B and 70B with 3B; long: those of the serving engine over a long text '
-  'that devices share.',
+  'that devices share; launches: those that experiments.plan prices, whose '
+  f'kernels {_LAUNCHES} then has.',
 )
 _EVERY = flags.DEFINE_integer(
   'every', 1, 'Compile a kernel at each Nth shape only.', lower_bound=1
@@ -83,8 +87,9 @@ def main() -> None:
     if row.fingerprint not in known:
       benchmark_output.append_line(path, dataclasses.asdict(row))
   # Of a table that was resumed, only what belongs to it now.
-  lines = [json.dumps(dataclasses.asdict(row)) + '\n' for row in done]
-  benchmark_output.write(path, ''.join(lines).encode())
+  _write_lines(path, [dataclasses.asdict(row) for row in done])
+  if 'launches' in _SUITE.value:
+    _write_lines(directory / _LAUNCHES, layer_launches.table(done))
   benchmark_output.write_json(
     directory / 'provenance.json', provenance.collect()
   )
@@ -97,6 +102,11 @@ def main() -> None:
       f'first {refused[0].name} {refused[0].shape} for '
       f'{refused[0].topology}: {refused[0].message}'
     )
+
+
+def _write_lines(path: pathlib.Path, values: Sequence[dict[str, Any]]) -> None:
+  lines = [json.dumps(line) + '\n' for line in values]
+  benchmark_output.write(path, ''.join(lines).encode())
 
 
 def _accepted(path: pathlib.Path) -> dict[str, rows.Row]:
@@ -118,6 +128,8 @@ def _jobs() -> Iterator[rows.Job]:
         )
     if 'long' in suites:
       yield from long_context.jobs(target)
+    if 'launches' in suites:
+      yield from layer_launches.jobs(target)
 
 
 def _line(row: rows.Row) -> str:

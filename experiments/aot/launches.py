@@ -27,10 +27,15 @@ _INSTRUCTION = re.compile(
 _HEAD = re.compile(r'^(ENTRY )?%?(\S+) \(.*\{$')
 # Those that are run where they are named; others are inside of a kernel.
 _RUN = re.compile(
-  r'(?:body|condition|true_computation|false_computation)=%?([\w.-]+)'
+  r'(?:condition|true_computation|false_computation)=%?([\w.-]+)'
 )
+_BODY = re.compile(r'body=%?([\w.-]+)')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _CALLED = re.compile(r'to_apply=%?([\w.-]+)')
+_NAME = re.compile(r'op_name="([^"]*)"')
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+ONCE = ''  # what is in no loop
+_COUNTS = 'num_kernels', 'num_all_reduces'
 
 
 def count(text: str) -> int:
@@ -41,10 +46,49 @@ def count(text: str) -> int:
   """
   computations, entry = _computations(text)
   return sum(
-    operation not in _WITHOUT_KERNEL and not operation.endswith('-done')
-    for name in _reached(computations, entry)
-    for operation, _ in computations[name]
+    _is_kernel(operation)
+    for operation, _ in _run(computations, [entry], into_loops=True)
   )
+
+
+def by_loop(text: str) -> dict[str, dict[str, int]]:
+  """Returns `num_kernels`, and `num_all_reduces` among them, by the part.
+
+  A part is what is in no loop, `ONCE`, or a turn of a loop, by the name that it
+  has in JAX. The condition of a loop is a part of both, as it is evaluated
+  once more. A loop whose number of turns the compiler knows is no part of its
+  own: it belongs to what it is in, with all turns. Branches count once each.
+
+  Args:
+    text: optimised HLO, `jax.stages.Compiled.as_text()`.
+  """
+  computations, entry = _computations(text)
+  found: dict[str, dict[str, int]] = {}
+  waiting = [(ONCE, 1, [entry])]
+  while waiting:
+    name, turns, starts = waiting.pop()
+    operations = [*_run(computations, starts, into_loops=False)]
+    part = found.setdefault(name, dict.fromkeys(_COUNTS, 0))
+    part['num_kernels'] += turns * sum(
+      _is_kernel(kind) for kind, _ in operations
+    )
+    part['num_all_reduces'] += turns * sum(
+      kind in ('all-reduce', 'all-reduce-start') for kind, _ in operations
+    )
+    for kind, line in operations:
+      if kind != 'while':
+        continue
+      starts = _BODY.findall(line) + _RUN.findall(line)
+      if known := _TURNS.search(line):
+        waiting.append((name, turns * int(known[1]), starts))
+      else:
+        loop = _NAME.search(line)
+        waiting.append((loop[1] if loop else 'while', 1, starts))
+  return found
+
+
+def _is_kernel(operation: str) -> bool:
+  return operation not in _WITHOUT_KERNEL and not operation.endswith('-done')
 
 
 def _computations(
@@ -63,16 +107,20 @@ def _computations(
   return found, entry
 
 
-def _reached(
-  computations: dict[str, list[tuple[str, str]]], entry: str
-) -> Iterator[str]:
-  """Yields the entry and what it runs, each once."""
-  waiting, seen = [entry], {entry}
+def _run(
+  computations: dict[str, list[tuple[str, str]]],
+  starts: list[str],
+  *,
+  into_loops: bool,
+) -> Iterator[tuple[str, str]]:
+  """Yields the operations of computations and of what they run, each once."""
+  waiting, seen = [*starts], {*starts}
   while waiting:
-    name = waiting.pop()
-    yield name
-    for operation, line in computations[name]:
+    for operation, line in computations[waiting.pop()]:
+      yield operation, line
       names = _RUN.findall(line)
+      if into_loops:
+        names += _BODY.findall(line)
       for branches in _BRANCHES.findall(line):
         names += [branch.strip(' %') for branch in branches.split(',')]
       if operation == 'call':

@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs import models
-from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config import ModelConfig, TreeConfig
 
 _SMOLLM2 = ModelConfig(
   family='llama',
@@ -49,12 +49,14 @@ class Pair:
     target: model that verifies.
     draft: model that grows the tree.
     splits: devices of target and draft.
+    tree: sizes of the tree.
   """
 
   name: str
   target: ModelConfig
   draft: ModelConfig
   splits: tuple[tuple[int, int], ...]
+  tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
 
 
 # By suite. Drafts of small models are their own first layers.

@@ -64,6 +64,7 @@ class Row:
       no measurement.
     num_kernels: kernels that a GPU program starts, see `launches.count`; None
       for TPUs.
+    launches: the same by the parts of the program, see `launches.by_loop`.
     compile_seconds: wall time, on the machine that compiled.
     message: message of the compiler.
     fingerprint: fingerprint of the program, the device and the compilers'
@@ -82,6 +83,7 @@ class Row:
   collective_bytes: int | None = None
   optimal_seconds: float | None = None
   num_kernels: int | None = None
+  launches: dict[str, dict[str, int]] | None = None
   compile_seconds: float | None = None
   message: str = ''
   fingerprint: str = ''
@@ -112,7 +114,9 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
   seconds = time.perf_counter() - start
   facts = _facts(compiled)
   if job.target.platform == 'cuda':
-    facts['num_kernels'] = launches.count(compiled.as_text())
+    program = compiled.as_text()
+    facts['num_kernels'] = launches.count(program)
+    facts['launches'] = launches.by_loop(program)
   fits = facts['bytes_per_device'] <= job.target.bytes_per_device
   return dataclasses.replace(
     row,

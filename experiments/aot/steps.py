@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from swiftspec_jax.drafting import tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.models import params as params_lib
 
-_TREE = TreeConfig()
 _DTYPE = jnp.bfloat16
 _CAPACITY = buckets.power_of_two(1_000) + 16
 _SAMPLING = {
@@ -29,12 +28,22 @@ _SAMPLING = {
 }
 
 
-def jobs(pair: Pair, target: Target) -> Iterator[Job]:
-  """Yields the steps of a pair at each split that the target has."""
+def jobs(
+  pair: Pair, target: Target, names: Collection[str] | None = None
+) -> Iterator[Job]:
+  """Yields the steps of a pair at each split that the target has.
+
+  Args:
+    pair: target and draft.
+    target: devices to compile for.
+    names: names of the steps; None for all.
+  """
   for split in pair.splits:
     if not set(split) <= set(target.sizes):
       continue
     for name, lower in _steps(pair, split, target):
+      if names is not None and name not in names:
+        continue
       yield Job(
         name=name,
         shape=f'{pair.name} {split[0]}+{split[1]}',
@@ -47,16 +56,18 @@ def _steps(pair, split, target):
   """Yields names of steps and functions that lower them."""
   for name, params in _SAMPLING.items():
     options = (pair.target, split[0], target, params)
-    yield f'verify ({name})', functools.partial(_verify, *options)
+    yield (
+      f'verify ({name})',
+      functools.partial(_verify, *options, pair.tree.num_nodes),
+    )
     yield f'decode ({name})', functools.partial(_decode, *options)
-  options = (pair.draft, split, target)
+  options = (pair.draft, pair.tree, split, target)
   yield 'draft grow', functools.partial(_grow, *options)
   yield 'draft advance', functools.partial(_advance, *options)
 
 
-def _verify(config, num_devices, target, params):
+def _verify(config, num_devices, target, params, num_nodes):
   config, mesh = _place(config, target.devices[:num_devices])
-  num_nodes = _TREE.num_nodes
   return tree_step.verify_step.lower(
     params_lib.abstract_params(config, _DTYPE, mesh),
     _decode_state(config, mesh, params),
@@ -77,29 +88,29 @@ def _decode(config, num_devices, target, params):
   )
 
 
-def _grow(config, split, target):
+def _grow(config, tree: TreeConfig, split, target):
   config, mesh = _place(config, target.devices[split[0] : sum(split)])
   return tree_draft.grow.lower(
     params_lib.abstract_params(config, _DTYPE, mesh),
-    _draft_state(config, mesh),
+    _draft_state(config, tree, mesh),
     _integers(mesh),
     config=config,
-    tree_config=_TREE,
+    tree_config=tree,
   )
 
 
-def _advance(config, split, target):
+def _advance(config, tree: TreeConfig, split, target):
   config, mesh = _place(config, target.devices[split[0] : sum(split)])
   return tree_draft.advance.lower(
     params_lib.abstract_params(config, _DTYPE, mesh),
-    _draft_state(config, mesh),
-    _integers(mesh, 1, _TREE.num_nodes + 1),
+    _draft_state(config, tree, mesh),
+    _integers(mesh, 1, tree.num_nodes + 1),
     _integers(mesh),
     _integers(mesh),
     _integers(mesh),
     config=config,
-    tree_config=_TREE,
-    num_nodes=_TREE.num_nodes,
+    tree_config=tree,
+    num_nodes=tree.num_nodes,
   )
 
 
@@ -131,11 +142,11 @@ def _decode_state(config, mesh, params) -> types.DecodeState:
   )
 
 
-def _draft_state(config, mesh) -> tree_draft.TreeDraftState:
+def _draft_state(config, tree, mesh) -> tree_draft.TreeDraftState:
   init = functools.partial(
     tree_draft.init,
     config,
-    _TREE,
+    tree,
     _DTYPE,
     batch_size=1,
     capacity=_CAPACITY,

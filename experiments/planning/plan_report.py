@@ -33,6 +33,10 @@ def compare(
   """Returns rows of validation.jsonl: speeds and ratios beside the paper's.
 
   Speeds with published step times say what the rounds alone are worth.
+
+  Args:
+    deployment: models and chips.
+    found: plans with the kernels of the paper's programs.
   """
   rows = []
   for published in deployment.published:
@@ -103,7 +107,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         row['weight_dtype'],
         row['mode'],
         chips,
-        'fused' if row['kernels'] else 'stock',
+        'yes' if row['kernels'] else 'no',
         row['limit'],
         str(row['num_nodes']),
         str(row['num_draft_steps']),
@@ -161,7 +165,9 @@ def draw(rows: Sequence[Mapping[str, Any]], deployment: Deployment) -> bytes:
   )
   axes.invert_yaxis()
   axes.set_xlim(left=0)
-  axes.set_xlabel('tokens a second; blue: fused kernels, orange: published')
+  axes.set_xlabel(
+    'tokens a second; blue: with kernels; diamond: published; dashed: goal'
+  )
   axes.set_title(deployment.name)
   axes.grid(alpha=0.3)
   buffer = io.BytesIO()

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from configs import launches
 from configs.deployment import Deployment, Published
+from configs.launches import Programs, ProgramsOf
 from experiments.planning.plan_rounds import Recording
 from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
@@ -16,9 +18,6 @@ from swiftspec_jax.planning import rounds as rounds_lib
 from swiftspec_jax.planning.forward import Chip, Forward, ForwardSeconds
 from swiftspec_jax.planning.rounds import Times
 
-# Kernels that choose leaves, put children in the tree, re-root and select.
-# Assumed, not measured.
-_TREE_KERNELS = 20
 _WIDE = 'bfloat16'  # of matrices that are not quantized
 
 
@@ -30,7 +29,7 @@ class Plan:
     recording: mode, sizes and rounds.
     target_chips: chips of the target; all of them in serial mode.
     draft_chips: chips of the draft; all of them in serial mode.
-    kernels: whether kernels are fused.
+    kernels: whether kernels are fused: those of `kernels_pallas` are used.
     weight_dtype: dtype of the matrices.
     times: predicted seconds.
     target: parts of the target's.
@@ -71,9 +70,16 @@ class Plan:
 
 
 def plans(
-  deployment: Deployment, recordings: Sequence[Recording]
+  deployment: Deployment,
+  recordings: Sequence[Recording],
+  programs_of: ProgramsOf = launches.counted,
 ) -> tuple[list[Plan], list[str]]:
   """Returns all plans that fit into the chips' memory, and why others do not.
+
+  Args:
+    deployment: models and chips.
+    recordings: rounds.
+    programs_of: function that returns the kernels of a round.
 
   Raises:
     UserError: none does.
@@ -85,7 +91,9 @@ def plans(
     for split in splits(deployment, recording.mode):
       try:
         found.append(
-          _plan(deployment, recording, split, weight_dtype, is_fused)
+          _plan(
+            deployment, recording, split, weight_dtype, is_fused, programs_of
+          )
         )
       except errors.UserError as error:
         name = f'{weight_dtype or "bfloat16"} {recording.mode} {split}'
@@ -106,9 +114,15 @@ def splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
     yield from ((n, total - n) for n in deployment.target_chips)
 
 
-def _plan(deployment, recording, split, weight_dtype, is_fused) -> Plan:
+def _plan(
+  deployment, recording, split, weight_dtype, is_fused, programs_of
+) -> Plan:
   times, target = times_of(
-    deployment, split, recording.tree, weight_dtype, is_fused=is_fused
+    deployment,
+    split,
+    recording.tree,
+    weight_dtype,
+    programs_of(weight_dtype, is_fused),
   )
   return Plan(
     recording=recording,
@@ -126,8 +140,8 @@ def times_of(
   split: tuple[int, int],
   tree: TreeConfig,
   weight_dtype: str | None,
+  programs: Programs,
   *,
-  is_fused: bool,
   num_rows: int = 1,
 ) -> tuple[Times, ForwardSeconds]:
   """Returns predicted seconds, and the parts of a verification.
@@ -137,7 +151,7 @@ def times_of(
     split: chips of target and of draft; where both have all, they take turns.
     tree: sizes of the trees.
     weight_dtype: dtype of the matrices.
-    is_fused: whether kernels are fused.
+    programs: kernels of a round.
     num_rows: requests that decode together.
 
   Raises:
@@ -150,12 +164,13 @@ def times_of(
       num_chips=num_chips,
       num_tokens=num_tokens * num_rows,
       context=deployment.context * num_rows,
-      is_fused=is_fused,
+      launches=own,
     )
-    for config, num_chips, num_tokens in zip(
+    for config, num_chips, num_tokens, own in zip(
       (deployment.target, deployment.draft),
       split,
       (tree.num_nodes, tree.width),
+      (programs.verify, programs.grow),
       strict=True,
     )
   )
@@ -163,11 +178,11 @@ def times_of(
   for models in [(target, draft)] if is_shared else [(target,), (draft,)]:
     forward_lib.check_fits(models, chip)
   seconds = forward_lib.predict(target, chip)
-  tree_work = _TREE_KERNELS * chip.launch_seconds
+  advance = programs.advance.of(deployment.draft) * chip.launch_seconds
   times = Times(
     target=seconds.total,
-    draft=forward_lib.predict(draft, chip).total + tree_work,
-    handoff=tree_work + (0.0 if is_shared else 2 * chip.link_latency),
+    draft=forward_lib.predict(draft, chip).total,
+    handoff=advance + (0.0 if is_shared else 2 * chip.link_latency),
   )
   return times, seconds
 
@@ -274,5 +289,8 @@ def what_ifs(
   ]
   speeds['async and no waits after verdicts'] = best(
     plans(deployment, perfect)[0]
+  ).tokens_per_second
+  speeds["as few kernels as in SwiftSpec's paper"] = best(
+    plans(deployment, recordings, launches.published)[0]
   ).tokens_per_second
   return speeds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-from configs import models
+from configs import launches, models
 from configs.hardware import nvidia
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.cost_model import profiles
@@ -126,7 +126,7 @@ def _point(
       num_chips=num_chips,
       num_tokens=num_tokens,
       context=_CONTEXT,
-      is_fused=is_fused,
+      launches=launches.published(weight_dtype, is_fused).verify,
     ),
     chip=chip,
     seconds=milliseconds / 1e3,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from configs import launches
 from configs.deployment import Deployment
 from experiments.planning import plan_search
 from swiftspec_jax.config import TreeConfig
@@ -28,7 +29,8 @@ def best_of_splits(
 ) -> dict[str, Any]:
   """Returns the figures of rounds on the chips of a deployment, split best.
 
-  Both models have the first of its dtypes, and fused kernels.
+  Both models have the first of its dtypes. The programs start as few kernels as
+  the paper's.
 
   Args:
     deployment: models and chips.
@@ -40,16 +42,13 @@ def best_of_splits(
   Returns:
     As `summarize`, and `target_chips`.
   """
+  weight_dtype = deployment.weight_dtypes[0]
+  programs = launches.published(weight_dtype, True)
   growth = tree.num_draft_steps if mode == 'async' else 0
   found = []
   for split in plan_search.splits(deployment, mode):
     times, _ = plan_search.times_of(
-      deployment,
-      split,
-      tree,
-      deployment.weight_dtypes[0],
-      is_fused=True,
-      num_rows=num_rows,
+      deployment, split, tree, weight_dtype, programs, num_rows=num_rows
     )
     figures = summarize(records, times, num_growth_steps=growth)
     found.append({**figures, 'target_chips': split[0]})

@@ -85,7 +85,6 @@ class KVCacheConfig:
     capacity = capacity_on(mesh, self.capacity)
     shape = (self.batch_size, self.num_kv_heads, capacity, self.head_dim)
     rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
-    replicated = sharding.replicated(mesh)
 
     def zeros(shape, dtype, device):
       return jnp.zeros(shape, dtype, device=device)
@@ -94,12 +93,16 @@ class KVCacheConfig:
     if self.feature_layers:
       # Rounding costs a little acceptance at most, and halves what travels.
       features = zeros(
-        (self.batch_size, capacity, self.feature_dim), jnp.bfloat16, replicated
+        (self.batch_size, capacity, self.feature_dim),
+        jnp.bfloat16,
+        sharding.of_kept_features(mesh, self.feature_dim),
       )
     return KVCache(
       keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
       values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
-      kv_lengths=zeros((self.batch_size,), jnp.int32, replicated),
+      kv_lengths=zeros(
+        (self.batch_size,), jnp.int32, sharding.replicated(mesh)
+      ),
       capacity=capacity,
       sharding=rows,
       features=features,

@@ -100,7 +100,9 @@ def init(
   if feature_layers:
     width = len(feature_layers) * config.embed_dim
     features = jnp.zeros(
-      (num_pages, page_size, width), dtype, device=sharding.replicated(mesh)
+      (num_pages, page_size, width),
+      dtype,
+      device=sharding.of_kept_features(mesh, width),
     )
   return PagedCache(
     keys=zeros(),

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import NamedSharding
 
 from swiftspec_jax import types
 from swiftspec_jax.tree import arrays
@@ -20,6 +21,8 @@ class Texts:
 
   token_ids: jax.Array  # i32[U, S] prompt and output so far
   lengths: jax.Array  # i32[U] tokens known
+  # Of features that may go to other devices: those are replicated.
+  sharding: NamedSharding = struct.field(pytree_node=False)
   # [P, Z, H] of the tokens whose keys and values are known, and the pages
   # i32[U, any] of each row; None where the draft reads none.
   features: jax.Array | None = None
@@ -51,7 +54,7 @@ def news_of(
     return verified, num_read
   # Each token is read with the feature of the one before it.
   places = jnp.where(places < num_read[:, None], places - 1, -1)
-  features = _features_at(texts.features, texts.page_table, places)
+  features = _features_at(texts, texts.page_table, places)
   return (verified, features), num_read
 
 
@@ -90,22 +93,24 @@ def read_at(
     return chunk, None, num_read
   places = jnp.where(places < end, places - 1, -1)[None]
   pages = texts.page_table[slot][None]
-  return chunk, _features_at(texts.features, pages, places), num_read
+  return chunk, _features_at(texts, pages, places), num_read
 
 
-def _features_at(pages, page_table, positions):
+def _features_at(texts, page_table, positions):
   """Returns features bf16[r, n, H] at positions i32[r, n]; 0 at negative ones.
 
   Args:
-    pages: [P, Z, H].
+    texts: texts with features.
     page_table: i32[r, any] of the rows.
     positions: i32[r, n].
   """
-  num_pages, page_size, _ = pages.shape
+  num_pages, page_size, _ = texts.features.shape
   found = arrays.take(page_table, positions // page_size)
   found = jnp.where(positions < 0, num_pages, found)
-  features = pages.at[found, positions % page_size].get(
+  features = texts.features.at[found, positions % page_size].get(
     mode='fill', fill_value=0
   )
   # Rounding costs a little acceptance at most, and halves what travels.
-  return features.astype(jnp.bfloat16)
+  return jax.lax.with_sharding_constraint(
+    features.astype(jnp.bfloat16), texts.sharding
+  )

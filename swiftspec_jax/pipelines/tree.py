@@ -315,6 +315,7 @@ class TreePipeline:
       lengths=state.lengths,
       features=features,
       page_table=None if features is None else self._row_pages,
+      sharding=sharding_lib.replicated(self._target.mesh),
     )
 
   def _compiled_sizes(self) -> list[tree_sizes.Sizes]:

@@ -19,13 +19,11 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
-_SCALE_BYTES = 4  # of a group of int4
+# Of a quantized weight, by its dtype; 8 where it is not here.
+_BITS = {'int4': 4, 'mxfp4': 4}
+# Of the scale of a group; a scale of each output is left out.
+_SCALE_BITS = {'int4': 32, 'float8': 32, 'mxfp4': 8}
 _ALL_REDUCES = 2  # of a layer: behind attention and behind the feed-forward
-# Kernels of a layer, without all-reduces. Stock: norm, q-k-v, rotation, cache
-# write, attention in two, its output, norm, gate and up, their product, down.
-# Fused (SwiftSpec, section 3.3): attention is one, gate and up with it another.
-_STOCK_KERNELS, _FUSED_KERNELS = 11, 7
-_OTHER_KERNELS = 4  # embedding, last norm, logits, choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +68,23 @@ FITTED = Efficiency(wide=0.917, quantized=0.586)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Launches:
+  """Kernels that a program starts, which depend on no size but the layers.
+
+  Attributes:
+    layer: number for each layer, its two all-reduces left out.
+    rest: number besides.
+  """
+
+  layer: float
+  rest: float
+
+  def of(self, config: ModelConfig) -> float:
+    """Returns the kernels for a model."""
+    return config.num_layers * self.layer + self.rest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward:
   """What a forward works on.
 
@@ -78,14 +93,14 @@ class Forward:
     num_chips: number of chips that share it.
     num_tokens: tokens that are fed.
     context: tokens in the cache.
-    is_fused: whether it runs on fused kernels.
+    launches: kernels of the program that it is a part of.
   """
 
   config: ModelConfig
   num_chips: int
   num_tokens: int
   context: int
-  is_fused: bool = False
+  launches: Launches
 
   def __post_init__(self):
     if self.config.experts:
@@ -139,41 +154,53 @@ class ForwardSeconds:
     return max(parts, key=parts.get)
 
 
-@functools.cache
-def weight_bytes(config: ModelConfig) -> tuple[float, float, float]:
-  """Returns bytes on one chip: wide ones read, integers read, all held.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+  """Weights on one chip.
 
-  Args:
-    config: description of the model, with its number of shards.
+  Attributes:
+    num_read: number of them that a forward reads.
+    wide: bytes that it reads of weights without quantization.
+    quantized: bytes that it reads of the others.
+    held: bytes of all.
   """
+
+  num_read: float
+  wide: float
+  quantized: float
+  held: float
+
+
+@functools.cache
+def weights_of(config: ModelConfig) -> Weights:
+  """Returns the weights of a model, with its number of shards."""
   specs = params_lib.param_specs(config)
   is_tied = 'unembedding' not in specs
-  wide = quantized = held = 0.0
+  num_read = wide = quantized = held = 0.0
   for path, spec in jax.tree_util.tree_leaves_with_path(specs):
-    size = _bytes(spec, config)
+    count = math.prod(spec.padded_shape)
+    if any(sharding.MODEL_AXIS in sharding.RULES.get(a, ()) for a in spec.axes):
+      count /= config.num_shards
+    size = count * _bits(spec, config.weight_dtype) / 8
     held += size
     if path[0].key == 'embedding' and not is_tied:
       continue  # only some rows are read
+    num_read += count
     if spec.scheme is None:
       wide += size
     else:
       quantized += size
-  return wide, quantized, held
+  return Weights(num_read=num_read, wide=wide, quantized=quantized, held=held)
 
 
-def _bytes(spec: params_lib.ParamSpec, config: ModelConfig) -> float:
-  """Returns the bytes of a parameter on one chip.
-
-  The scales of int8, one for each output, are left out.
-  """
-  count = math.prod(spec.padded_shape)
-  if any(sharding.MODEL_AXIS in sharding.RULES.get(a, ()) for a in spec.axes):
-    count /= config.num_shards
+def _bits(spec: params_lib.ParamSpec, weight_dtype: str | None) -> float:
+  """Returns the bits of a weight and of its share of a scale."""
   if spec.scheme is None:
-    return count * spec.dtype(_DTYPE).itemsize
-  if config.weight_dtype == 'int4':
-    return count * (0.5 + _SCALE_BYTES / spec.scheme.group_size)
-  return count
+    return 8 * spec.dtype(_DTYPE).itemsize
+  bits = _BITS.get(weight_dtype, 8)
+  if scale_bits := _SCALE_BITS.get(weight_dtype):
+    bits += scale_bits / spec.scheme.group_size
+  return bits
 
 
 def predict(
@@ -181,27 +208,28 @@ def predict(
 ) -> ForwardSeconds:
   """Returns the seconds of a forward on chips of one kind."""
   config, num_chips = forward.sharded, forward.num_chips
-  wide, quantized, _ = weight_bytes(config)
-  width = 0.5 + _SCALE_BYTES / 128 if config.weight_dtype == 'int4' else 1.0
-  count = wide / _DTYPE.itemsize + quantized / width
+  weights = weights_of(config)
   sums = forward.num_tokens * config.embed_dim * _DTYPE.itemsize
   ring = 2 * (num_chips - 1) / num_chips * sums / chip.link_bandwidth
   reduction = num_chips * chip.link_latency + ring if num_chips > 1 else 0.0
-  kernels = _FUSED_KERNELS if forward.is_fused else _STOCK_KERNELS
-  num_launches = config.num_layers * kernels + _OTHER_KERNELS
   return ForwardSeconds(
-    weights=(wide / efficiency.wide + quantized / efficiency.quantized)
+    weights=(
+      weights.wide / efficiency.wide + weights.quantized / efficiency.quantized
+    )
     / chip.memory_bandwidth,
     kv=forward.kv_bytes / chip.memory_bandwidth / efficiency.wide,
-    compute=2 * count * forward.num_tokens / chip.peak_flops[_DTYPE.name],
+    compute=2
+    * weights.num_read
+    * forward.num_tokens
+    / chip.peak_flops[_DTYPE.name],
     all_reduces=config.num_layers * _ALL_REDUCES * reduction,
-    launches=num_launches * chip.launch_seconds,
+    launches=forward.launches.of(config) * chip.launch_seconds,
   )
 
 
 def check_fits(forwards: Sequence[Forward], chip: Chip) -> None:
   """Raises UserError if models do not fit into the chip that they share."""
-  needed = sum(weight_bytes(f.sharded)[2] + f.kv_bytes for f in forwards)
+  needed = sum(weights_of(f.sharded).held + f.kv_bytes for f in forwards)
   if needed > chip.memory_bytes:
     numbers = ' and '.join(str(f.num_chips) for f in forwards)
     raise errors.UserError(

@@ -206,6 +206,7 @@ class Target:
       lengths=self.rows.lengths,
       features=self.features,
       page_table=self.put(page_table.copy()) if has_features else None,
+      sharding=self._replicated,
     )
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
