@@ -151,7 +151,8 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
 
   features = cache.features
   if features is not None:
-    features = sharding.replicate(features, mesh)
+    width = features.shape[-1]
+    features = jax.device_put(features, sharding.of_kept_features(mesh, width))
   return cache.replace(
     keys=[*map(regrouped, cache.keys)],
     values=[*map(regrouped, cache.values)],
