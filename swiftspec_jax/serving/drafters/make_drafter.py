@@ -63,7 +63,9 @@ Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | BeamDraft | LivingTrees
 Draft = Model | SelfDraft | _Trees | _TextTrees | Lookup | None
-# That draft on the host, or in pages.
+# That draft in the pages of the target.
+InPages = Model | SelfDraft | TreeDraft | BeamDraft
+# That only a `PageEngine` has.
 PagedDraft = (
   SelfDraft
   | TreeDraft
@@ -118,10 +120,16 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
 
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
-      kernels that cannot read its pages, or images cannot be left out.
+      kernels that cannot read its pages, images cannot be left out, or the
+      draft needs the target's pages and there are none.
   """
   if draft is None:
     return NoDrafter()
+  if sizes.has_rows and isinstance(draft, InPages):
+    raise errors.UserError(
+      f'{draft!r} drafts in the pages of the target, and its slots have rows; '
+      'declare sizes with has_rows=False'
+    )
   if target.images is None or isinstance(draft, SelfDraft):
     return _make(target, draft, sizes)
   if isinstance(draft, LivingTrees):

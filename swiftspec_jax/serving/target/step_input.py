@@ -47,7 +47,8 @@ class PlacedStep:
   token_ids: jax.Array  # i32[N] that are fed
   query_index: jax.Array  # i32[M]
   queries: choices.Queries
-  # i32[B, T] places of nodes in the pages, as `FlatBatch.places`.
+  # i32[B, T] places of nodes before they are moved: `FlatBatch.places`, or
+  # positions where slots have rows.
   node_places: jax.Array
 
 
@@ -83,17 +84,19 @@ def place(
   if drafted.size:
     drafts = drafted.reshape(-1)[jnp.maximum(step.draft_index, 0)]
     token_ids = jnp.where(step.draft_index >= 0, drafts, token_ids)
-  # What an output has no room for is written nowhere, and neither is padding.
-  ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
-  blocks = batch.block_places // batch.block_tokens.shape[1]
-  pages = batch.block_pages.at[blocks, positions // page_size].get(
-    mode='fill', fill_value=-1
-  )
-  places = jnp.where(
-    (positions < of_slot(ends)) & (pages >= 0),
-    pages * page_size + positions % page_size,
-    num_pages * page_size,
-  )
+  places = None
+  if batch.block_pages is not None:
+    # What an output has no room for is written nowhere, and neither is padding.
+    ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
+    blocks = batch.blocks_of(jnp.arange(len(positions)))
+    pages = batch.block_pages.at[blocks, positions // page_size].get(
+      mode='fill', fill_value=-1
+    )
+    places = jnp.where(
+      (positions < of_slot(ends)) & (pages >= 0),
+      pages * page_size + positions % page_size,
+      num_pages * page_size,
+    )
   # The last token comes from the target.
   num_drafted = jnp.minimum(step.num_drafted, jnp.maximum(rows.room - 1, 0))
   queries = choices.Queries(
@@ -103,12 +106,13 @@ def place(
     num_drafted=num_drafted,
     is_sampled=step.is_sampled,
   )
+  nodes = step.query_index[step.index]
   placed = PlacedStep(
     batch=batch.replace(positions=positions, places=places),
     token_ids=token_ids,
     query_index=step.query_index,
     queries=queries,
-    node_places=places[step.query_index[step.index]],
+    node_places=(positions if places is None else places)[nodes],
   )
   return placed if trees is None else _place_nodes(placed, trees)
 
@@ -124,12 +128,13 @@ def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
     index = jnp.where(is_node, index, len(values))
     return values.at[index].set(new, mode='drop')
 
-  num_blocks, width = batch.block_tokens.shape
+  num_blocks, width = len(batch.block_lengths), batch.block_size
   # A row and its draft are one block; all other blocks are chains.
-  blocks = batch.block_places[tokens[:, 0]] // width
+  blocks = batch.blocks_of(tokens[:, 0])
   blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
-  rest = width - tokens.shape[1]
-  mask = jnp.pad(trees.ancestor_mask, ((0, 0), (0, rest), (0, rest)))
+  mask = trees.ancestor_mask[:, :width, :width]
+  rest = width - mask.shape[1]
+  mask = jnp.pad(mask, ((0, 0), (0, rest), (0, rest)))
   chains = jnp.tri(width, dtype=bool)
   chains = jnp.broadcast_to(chains, (num_blocks, width, width))
   of_queries = put(queries.positions[:, 0], queries.index, positions + 1)
@@ -158,6 +163,8 @@ def pack(
   """
   counts, config = step.num_query_tokens, sizes.scheduler
   num_slots = config.buckets.max_rows
+  own_blocks = step.slots if sizes.has_rows else None
+  order = flat_batch.order_of(flat, counts, own_blocks)
   rows = np.repeat(np.arange(len(counts)), counts)
   # Counted from the last known token: the root is 0, drafts are 1 and more.
   offsets = np.arange(len(rows)) - (np.cumsum(counts) - 1)[rows]
@@ -175,22 +182,24 @@ def pack(
     found[slots] = values
     return found
 
-  return StepInput(
-    batch=flat_batch.pack(
+  if sizes.has_rows:
+    batch = flat_batch.pack_rows(flat, step.starts, counts, step.slots)
+  else:
+    batch = flat_batch.pack(
       flat,
       step.starts,
       counts,
       page_table[step.slots],
       config.page_size,
       config.num_pages,
+    )
+  return StepInput(
+    batch=batch,
+    slots=flat_batch.spread(slots, order, flat.num_tokens, num_slots),
+    draft_index=flat_batch.spread(
+      np.where(offsets > 0, draft_index, -1), order, flat.num_tokens, -1
     ),
-    slots=flat_batch.padded(slots, flat.num_tokens, num_slots),
-    draft_index=flat_batch.padded(
-      np.where(offsets > 0, draft_index, -1), flat.num_tokens, -1
-    ),
-    query_index=flat_batch.padded(
-      np.flatnonzero(is_query), sizes.num_logits(flat)
-    ),
+    query_index=flat_batch.padded(order[is_query], sizes.num_logits(flat)),
     index=index,
     num_known=by_slot(
       decoding, step.starts[: len(decoding)] + 1, np.int32(_AS_PACKED)
@@ -204,6 +213,7 @@ def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
   """Returns the declared sizes for a step."""
   ends = step.starts + step.num_ahead + step.num_query_tokens
   longest = min(int(ends.max()), sizes.scheduler.max_context)
-  if step.num_query_tokens.max() == 1:
+  counts = step.num_query_tokens
+  if counts.max() == 1:
     return sizes.plain(step.padded_rows, longest)
-  return sizes.mixed(step.padded_rows, step.padded_query_tokens, longest)
+  return sizes.mixed(step.padded_rows, sizes.pad_query_tokens(counts), longest)
