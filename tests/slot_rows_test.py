@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
 from feature_draft_test import fed_pair
-from living_trees_test import SIZES, assert_fresh, make_models
+from living_trees_test import SIZES, assert_fresh
 from row_engine_test import check, fresh_cache, random_requests, serve
 from tree_cases import CONFIG, TREE
 
@@ -169,8 +169,8 @@ def test_a_plan_has_no_pages():
   assert (batch.block_pages, batch.block_tokens, batch.places) == (None,) * 3
 
 
-@pytest.mark.parametrize('draft', [None, ss.PromptLookup(prompt_lookup_min=1)])
-def test_outputs_are_those_of_plain_decoding(draft):
+def test_outputs_are_those_of_plain_decoding():
+  draft = ss.PromptLookup(prompt_lookup_min=1)
   engine = PageEngine(MODEL, draft, sizes=CHAINS, policy=RandomLengths(0))
   engine.warm_up()
   requests = random_requests(20, seed=1)
@@ -194,23 +194,24 @@ def fresh_features(params, token_ids, cache, layers):
   )[1]
 
 
-@pytest.mark.parametrize(('split', 'run_ahead'), [('serial', 0), ('async', 1)])
-def test_caches_of_trees_are_those_of_a_fresh_prefill(split, run_ahead):
-  model, draft = make_models(split)
-  if split == 'async':  # a draft that reads features
-    model, draft = fed_pair((0, 1), (1, 2))
+def test_caches_of_trees_are_those_of_a_fresh_prefill():
+  """A draft on another device reads features of the rows."""
+  model, draft = fed_pair((0, 1), (1, 2))
   tree = dataclasses.replace(TREE, prompt_lookup=True)
   engine = PageEngine(
     model,
     LivingTrees(model=draft, tree=tree),
     sizes=TREES,
     policy=RandomLengths(3),
-    run_ahead=run_ahead,
+    run_ahead=1,
   )
   requests = random_requests(7, seed=3)
   handles = [engine.submit(request) for request in requests]
-  num_checked = 0
+  num_steps = num_checked = 0
   while engine.step() is not None:
+    num_steps += 1
+    if num_steps % 4:
+      continue
     texts = jax.device_get(engine._target.rows.token_ids)
     cache, scheduler = engine._target.cache, engine.scheduler
     is_seated = engine._texts.num_tenants == scheduler.num_tenants
@@ -218,20 +219,19 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill(split, run_ahead):
       text = texts[slot, : int(scheduler._num_cached[slot])]
       rows = [x[slot, :, : len(text)] for x in cache.keys + cache.values]
       assert_fresh(rows, model, text)
-      if cache.features is not None:
-        want = fresh_features(
-          model.params,
-          np.pad(text, (0, MAX_CONTEXT - len(text)))[None],
-          fresh_cache(model, text[:0]),
-          cache.feature_layers,
-        )
-        np.testing.assert_allclose(
-          cache.features[slot, : len(text)].astype(jnp.float32),
-          want[0, : len(text)],
-          atol=0.02,
-        )
+      want = fresh_features(
+        model.params,
+        np.pad(text, (0, MAX_CONTEXT - len(text)))[None],
+        fresh_cache(model, text[:0]),
+        cache.feature_layers,
+      )
+      np.testing.assert_allclose(
+        cache.features[slot, : len(text)].astype(jnp.float32),
+        want[0, : len(text)],
+        atol=0.02,
+      )
       num_checked += 1
-  assert num_checked > 40
+  assert num_checked > 10
   results = [handle.result() for handle in handles]
   check(model, requests, results)
   assert sum(result.stats.num_accepted for result in results) > 0

@@ -88,7 +88,7 @@ def place(
   if batch.block_pages is not None:
     # What an output has no room for is written nowhere, and neither is padding.
     ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
-    blocks = batch.blocks_of(jnp.arange(len(positions)))
+    blocks = batch.block_places // batch.block_size
     pages = batch.block_pages.at[blocks, positions // page_size].get(
       mode='fill', fill_value=-1
     )
