@@ -8,6 +8,7 @@ plain step, P pages, Z tokens of one.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,43 @@ class StepInput:
 
 
 @struct.dataclass(frozen=True, kw_only=True)
+class PackedInput:
+  """A `StepInput` in one array: each transfer costs the host as much."""
+
+  values: jax.Array  # i32[any], those of all arrays
+  tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
+  # Shape and dtype of each.
+  arrays: tuple[tuple[tuple[int, ...], np.dtype], ...] = struct.field(
+    pytree_node=False
+  )
+
+  @classmethod
+  def of(cls, step: StepInput) -> 'PackedInput':
+    """Packs host arrays, i32 or bool."""
+    arrays, tree = jax.tree.flatten(step)
+    return cls(
+      values=np.concatenate([x.ravel() for x in arrays], dtype=np.int32),
+      tree=tree,
+      arrays=tuple((x.shape, x.dtype) for x in arrays),
+    )
+
+  def unpack(self) -> StepInput:
+    """Returns the arrays."""
+    sizes = [math.prod(shape) for shape, _ in self.arrays]
+    parts = jnp.split(self.values, np.cumsum(sizes)[:-1])
+    arrays = [
+      part.reshape(shape).astype(dtype)
+      for part, (shape, dtype) in zip(parts, self.arrays, strict=True)
+    ]
+    return jax.tree.unflatten(self.tree, arrays)
+
+
+@struct.dataclass(frozen=True, kw_only=True)
 class PlacedStep:
   """The same where the rows are."""
 
   batch: FlatBatch
+  slots: jax.Array  # i32[N]; B for padding
   token_ids: jax.Array  # i32[N] that are fed
   query_index: jax.Array  # i32[M]
   queries: choices.Queries
@@ -54,7 +88,7 @@ class PlacedStep:
 
 @functools.partial(jax.jit, static_argnames=('page_size', 'num_pages'))
 def place(
-  step: StepInput,
+  packed: PackedInput,
   rows: RowState,
   drafted: jax.Array,
   trees: SlotTrees | None,
@@ -65,13 +99,14 @@ def place(
   """Brings a step to where the rows are.
 
   Args:
-    step: step with the positions that the host knows.
+    packed: step with the positions that the host knows.
     rows: texts of the slots.
     drafted: i32[B, K].
     trees: trees of the drafts; None where they are chains, or none.
     page_size: Z; static.
     num_pages: P; static.
   """
+  step = packed.unpack()
   batch, slots = step.batch, step.slots
 
   def of_slot(values, fill=0):
@@ -109,6 +144,7 @@ def place(
   nodes = step.query_index[step.index]
   placed = PlacedStep(
     batch=batch.replace(positions=positions, places=places),
+    slots=slots,
     token_ids=token_ids,
     query_index=step.query_index,
     queries=queries,

@@ -34,7 +34,11 @@ from swiftspec_jax.serving.target import step_input as step_input_lib
 from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.slot_images import SlotImages
-from swiftspec_jax.serving.target.step_input import PlacedStep, StepInput
+from swiftspec_jax.serving.target.step_input import (
+  PackedInput,
+  PlacedStep,
+  StepInput,
+)
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
@@ -79,7 +83,7 @@ def query_logits(
   params: Params,
   cache: Cache,
   step: PlacedStep,
-  images: tuple[SlotImages, jax.Array] | None = None,
+  images: SlotImages | None = None,
   *,
   config: ModelConfig,
 ) -> tuple[Cache, jax.Array, jax.Array]:
@@ -89,13 +93,12 @@ def query_logits(
     params: parameters of the target.
     cache: donated.
     step: tokens that are fed, and where.
-    images: images of the slots, and slots i32[N] of the tokens; None where the
-      model reads none.
+    images: images of the slots; None where the model reads none.
     config: static configuration of the model.
   """
   found = None
   if images is not None:
-    found = images[0].of_tokens(images[1], step.batch.positions)
+    found = images.of_tokens(step.slots, step.batch.positions)
   hidden, cache = paged_forward.forward(
     params, config, step.token_ids, step.batch, cache, images=found
   )
@@ -293,15 +296,11 @@ class Target:
     Returns:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
-    step_input = self.put(step_input)
-    images = None
-    if self.images is not None:
-      images = self.images, step_input.slots
     if step_input.index.shape[1] == 1:
       trees = None  # a plain step
     step = self._call(
       step_input_lib.place,
-      step_input,
+      self.put(PackedInput.of(step_input)),
       self.rows,
       drafted,
       trees,
@@ -312,7 +311,7 @@ class Target:
       self.model.params,
       self.cache,
       step,
-      images,
+      self.images,
       config=self.model.config,
     )
     sampling, noise = self.sampling.state(level), None
