@@ -85,7 +85,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   flat = CHAINS.mixed(NUM_SLOTS, token_ids.size, MAX_CONTEXT)
   # Whatever the order in which the scheduler names them.
   slots = np.array([2, 0, 1])
-  batch = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
   if kind == 'tree':
     depths = np.array([0, 1, 1, 2])
     is_above = np.eye(4, dtype=bool)
@@ -119,7 +119,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   # A twin in which a slot feeds nothing, and another one less.
   counts = np.array([2, LENGTH + 1])
   slots = np.array([0, 2])
-  batch = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
   twin, twin_cache = run_rows(token_ids, batch, cache)
   is_fed = np.arange(LENGTH + 1) < np.array([[2], [0], [LENGTH + 1]])
   np.testing.assert_array_equal(twin[is_fed.ravel()], got[is_fed.ravel()])
@@ -238,7 +238,9 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
 
 
 def test_what_needs_pages_is_refused():
-  with pytest.raises(errors.UserError, match='its slots have rows; declare'):
+  with pytest.raises(
+    errors.UserError, match='Model drafts in the pages of the'
+  ):
     PageEngine(MODEL, BAD_DRAFT, sizes=CHAINS)
   with pytest.raises(errors.UserError, match='has_rows must be False, unless'):
     dataclasses.replace(make_sizes(), has_rows=True)

@@ -98,25 +98,35 @@ class ClosedBatch:
     # Some sizes between the rows alone and a chunk of a prompt beside them.
     drafts = num_rows * (self._length + 1)
     query_tokens = {num_rows, drafts, drafts + _CHUNK}
-    buckets = StepBuckets(
+    declared = StepBuckets(
       rows=(num_rows,),
       query_tokens=tuple(sorted(query_tokens)),
       lengths=tuple(range(self._length + 1)),
     )
-    sizes = ProgramSizes.of_rows(buckets, max_context)
-    if self._needs_pages:
-      num_sharing = self._target.config.num_sequence_shards
-      sizes = _in_pages(buckets, max_context, num_sharing)
+    if self._has_rows:
+      sizes = ProgramSizes.of_rows(declared, max_context)
+    else:
+      page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
+      sizes = ProgramSizes(
+        scheduler=SchedulerConfig(
+          buckets=declared,
+          num_pages=num_rows * -(-max_context // page_size),
+          max_context=max_context,
+          page_size=page_size,
+        ),
+        contexts=(max_context,),
+      )
     return PageEngine(
       self._target, self._draft, sizes=sizes, policy=FixedLength(self._length)
     )
 
   @property
-  def _needs_pages(self) -> bool:
+  def _has_rows(self) -> bool:
+    """Whether slots have rows; devices share the tokens of pages alone."""
     return (
-      isinstance(self._draft, make_drafter.InPages)
-      or self._batch_size > _MOST_ROWS
-      or self._target.config.num_sequence_shards > 1
+      not isinstance(self._draft, make_drafter.InPages)
+      and self._batch_size <= _MOST_ROWS
+      and self._target.config.num_sequence_shards == 1
     )
 
   def warm_up_to(self, limit: int, sampling: SamplingParams) -> None:
@@ -140,25 +150,3 @@ class ClosedBatch:
 
   def drain(self) -> None:
     """Does nothing: no step is on its way."""
-
-
-def _in_pages(
-  buckets: StepBuckets, max_context: int, num_sharing: int
-) -> ProgramSizes:
-  """Returns sizes with as many pages as all slots can need.
-
-  Args:
-    buckets: rows, query tokens and lengths.
-    max_context: most tokens of a request.
-    num_sharing: devices that share the tokens of a sequence.
-  """
-  page_size = _PAGE_SIZE * num_sharing
-  return ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=buckets,
-      num_pages=buckets.max_rows * -(-max_context // page_size),
-      max_context=max_context,
-      page_size=page_size,
-    ),
-    contexts=(max_context,),
-  )

@@ -127,8 +127,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return NoDrafter()
   if sizes.has_rows and isinstance(draft, InPages):
     raise errors.UserError(
-      f'{draft!r} drafts in the pages of the target, and its slots have rows; '
-      'declare sizes with has_rows=False'
+      f'{type(draft).__name__} drafts in the pages of the target, whose slots '
+      'have rows; declare sizes with has_rows=False'
     )
   if target.images is None or isinstance(draft, SelfDraft):
     return _make(target, draft, sizes)

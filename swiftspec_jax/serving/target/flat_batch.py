@@ -15,6 +15,7 @@ attention, Z tokens of a page.
 """
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -146,7 +147,7 @@ def pack_rows(
   starts: np.ndarray,
   num_tokens: np.ndarray,
   slots: np.ndarray,
-) -> FlatBatch:
+) -> tuple[FlatBatch, np.ndarray]:
   """Returns what `pack` does where slots have rows.
 
   Args:
@@ -154,19 +155,20 @@ def pack_rows(
     starts: same as in `pack`.
     num_tokens: same as in `pack`, at most W.
     slots: i64[r] of the rows.
+
+  Returns:
+    The batch, and the place i64[n] of each token among the N.
   """
-  order = order_of(sizes, num_tokens, slots)
-  of_blocks = np.arange(sizes.num_rows * sizes.block_size)
+  shape = sizes.num_rows, sizes.block_size
   rows = np.repeat(np.arange(len(starts)), num_tokens)
   index = np.arange(len(rows)) - _before(num_tokens)[rows]
-  own = slots[rows] * sizes.block_size + index
+  order = own = slots[rows] * sizes.block_size + index
   block_tokens = block_places = None
-  if sizes.num_tokens != len(of_blocks):
-    tokens = np.zeros_like(of_blocks)
-    tokens[own] = order
-    block_tokens = tokens.reshape(sizes.num_rows, -1).astype(np.int32)
+  if sizes.num_tokens != math.prod(shape):
+    order = np.arange(len(rows))
+    block_tokens = spread(order, own, math.prod(shape)).reshape(shape)
     block_places = padded(own, sizes.num_tokens)
-  return FlatBatch(
+  batch = FlatBatch(
     positions=spread(starts[rows] + index, order, sizes.num_tokens),
     places=None,
     block_tokens=block_tokens,
@@ -174,23 +176,7 @@ def pack_rows(
     block_pages=None,
     block_places=block_places,
   )
-
-
-def order_of(
-  sizes: FlatSizes, num_tokens: np.ndarray, slots: np.ndarray | None
-) -> np.ndarray:
-  """Returns the places i64[n] of tokens among the N, row after row.
-
-  Args:
-    sizes: sizes that the batch is padded to.
-    num_tokens: i64[r] of each row.
-    slots: i64[r] of rows whose blocks are those of their slots; else None.
-  """
-  total = np.arange(int(num_tokens.sum()))
-  if slots is None or sizes.num_tokens != sizes.num_rows * sizes.block_size:
-    return total
-  shift = slots * sizes.block_size - _before(num_tokens)
-  return total + np.repeat(shift, num_tokens)
+  return batch, order
 
 
 def places_of(

@@ -87,7 +87,7 @@ def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
   config, scheduler = model.config, sizes.scheduler
   starts, counts = np.zeros(1, int), np.ones(1, int)
   if sizes.has_rows:
-    batch = flat_batch.pack_rows(flat, starts, counts, starts)
+    batch, _ = flat_batch.pack_rows(flat, starts, counts, starts)
   else:
     batch = flat_batch.pack(
       flat,
@@ -214,14 +214,7 @@ def _row_starts(cache, batch):
 def _attend(batch, queries, keys, values, seen, *, implementation, **options):
   """Returns what queries [X, W, ...] read of a layer's keys and values.
 
-  Args:
-    batch: blocks, and their pages where slots have no rows.
-    queries: [X, W, G, Q, E].
-    keys: those of pages or rows.
-    values: the same.
-    seen: prefixes i32[X], mask and positions, as the kernels take them.
-    implementation: kernels to run.
-    **options: other options of both kernels.
+  Prefixes i32[X], mask and positions are `seen`; options are those of kernels.
   """
   if batch.block_pages is None:
     # Wide blocks are chunks of prompts.

@@ -199,8 +199,6 @@ def pack(
   """
   counts, config = step.num_query_tokens, sizes.scheduler
   num_slots = config.buckets.max_rows
-  own_blocks = step.slots if sizes.has_rows else None
-  order = flat_batch.order_of(flat, counts, own_blocks)
   rows = np.repeat(np.arange(len(counts)), counts)
   # Counted from the last known token: the root is 0, drafts are 1 and more.
   offsets = np.arange(len(rows)) - (np.cumsum(counts) - 1)[rows]
@@ -219,8 +217,9 @@ def pack(
     return found
 
   if sizes.has_rows:
-    batch = flat_batch.pack_rows(flat, step.starts, counts, step.slots)
+    batch, order = flat_batch.pack_rows(flat, step.starts, counts, step.slots)
   else:
+    order = np.arange(len(rows))
     batch = flat_batch.pack(
       flat,
       step.starts,
