@@ -18,6 +18,8 @@ from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 _LENGTH = 7  # draft tokens, unless the user says how many
 _CHUNK = 128  # tokens of a prompt in a step
 _PAGE_SIZE = 16
+# Slots with rows of the cache. All of them are computed in every step.
+_MOST_ROWS = 16
 
 
 class ClosedBatch:
@@ -96,24 +98,35 @@ class ClosedBatch:
     # Some sizes between the rows alone and a chunk of a prompt beside them.
     drafts = num_rows * (self._length + 1)
     query_tokens = {num_rows, drafts, drafts + _CHUNK}
-    page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
-    return PageEngine(
-      self._target,
-      self._draft,
-      sizes=ProgramSizes(
+    declared = StepBuckets(
+      rows=(num_rows,),
+      query_tokens=tuple(sorted(query_tokens)),
+      lengths=tuple(range(self._length + 1)),
+    )
+    if self._has_rows:
+      sizes = ProgramSizes.of_rows(declared, max_context)
+    else:
+      page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
+      sizes = ProgramSizes(
         scheduler=SchedulerConfig(
-          buckets=StepBuckets(
-            rows=(num_rows,),
-            query_tokens=tuple(sorted(query_tokens)),
-            lengths=tuple(range(self._length + 1)),
-          ),
+          buckets=declared,
           num_pages=num_rows * -(-max_context // page_size),
           max_context=max_context,
           page_size=page_size,
         ),
         contexts=(max_context,),
-      ),
-      policy=FixedLength(self._length),
+      )
+    return PageEngine(
+      self._target, self._draft, sizes=sizes, policy=FixedLength(self._length)
+    )
+
+  @property
+  def _has_rows(self) -> bool:
+    """Whether slots have rows; devices share the tokens of pages alone."""
+    return (
+      not isinstance(self._draft, make_drafter.InPages)
+      and self._batch_size <= _MOST_ROWS
+      and self._target.config.num_sequence_shards == 1
     )
 
   def warm_up_to(self, limit: int, sampling: SamplingParams) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from swiftspec_jax import errors
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
@@ -28,15 +29,54 @@ class ProgramSizes:
     contexts: numbers of tokens under the attention, ascending. A step takes
       the smallest one that its longest row fits into.
     max_images: most images of a request, where the target reads images.
+    has_rows: whether each slot has a row of the target's cache to itself. Then
+      nothing is looked up in a page table, and every step computes all slots:
+      for few of them. `of_rows` makes such sizes.
   """
 
   scheduler: SchedulerConfig
   contexts: tuple[int, ...] = ()
   max_images: int = 1
+  has_rows: bool = False
+
+  @classmethod
+  def of_rows(cls, buckets: StepBuckets, max_context: int) -> 'ProgramSizes':
+    """Returns sizes for slots with rows, each a page for the longest text.
+
+    Args:
+      buckets: rows, query tokens and lengths. Steps are compiled for all slots
+        alone; those of `rows[-1]` tokens and of as many for each longest draft
+        need no tokens out of order.
+      max_context: most tokens of a request, prompt and output together.
+    """
+    return cls(
+      scheduler=SchedulerConfig(
+        buckets=dataclasses.replace(buckets, rows=buckets.rows[-1:]),
+        num_pages=buckets.max_rows,
+        max_context=max_context,
+        page_size=max_context,
+        shares_prefixes=False,
+      ),
+      contexts=(max_context,),
+      has_rows=True,
+    )
 
   def __post_init__(self):
-    errors.check_fields(self, {'max_images': (self.max_images >= 1, '>= 1')})
-    page_size = self.scheduler.page_size
+    config = self.scheduler
+    can_have_rows = (
+      config.page_size >= config.max_context
+      and config.num_pages == config.buckets.max_rows
+      and len(config.buckets.rows) == 1
+    )
+    checks = {
+      'max_images': (self.max_images >= 1, '>= 1'),
+      'has_rows': (
+        can_have_rows or not self.has_rows,
+        'False, unless the sizes are like those of `of_rows`',
+      ),
+    }
+    errors.check_fields(self, checks)
+    page_size = config.page_size
     longest = _ceil(self.scheduler.max_context, page_size)
     contexts = self.contexts or _doubled(longest)
     contexts = tuple(sorted({_ceil(size, page_size) for size in contexts}))
@@ -48,10 +88,38 @@ class ProgramSizes:
     object.__setattr__(self, 'contexts', contexts)
 
   @property
-  def block_size(self) -> int:
-    """Tokens of a block of attention: a row and its longest draft."""
-    length = self.scheduler.buckets.max_length
-    return max(_SMALLEST_BLOCK, 1 << length.bit_length())
+  def row_capacity(self) -> int:
+    """Tokens of a slot's row: the longest text, and what a step writes."""
+    buckets = self.scheduler.buckets
+    widest = max(map(self.block_size, buckets.query_tokens))
+    return self.scheduler.max_context + widest
+
+  def block_size(self, num_tokens: int) -> int:
+    """Returns the tokens of a block of attention, in steps of `num_tokens`.
+
+    A row and its longest draft. Where slots have rows, it is a slot's part, or
+    all tokens if they can be chunks.
+    """
+    buckets = self.scheduler.buckets
+    if not self.has_rows:
+      return max(_SMALLEST_BLOCK, 1 << buckets.max_length.bit_length())
+    most_drafted = buckets.max_rows * (buckets.max_length + 1)
+    if num_tokens < buckets.max_query_tokens and num_tokens <= most_drafted:
+      return -(-num_tokens // buckets.max_rows)
+    return num_tokens
+
+  def pad_query_tokens(self, num_tokens: np.ndarray) -> int:
+    """Returns the declared number of query tokens for rows of some tokens.
+
+    Args:
+      num_tokens: i64[r] of each row.
+    """
+    total, most = num_tokens.sum(), num_tokens.max()
+    return next(
+      size
+      for size in self.scheduler.buckets.query_tokens
+      if size >= total and (not self.has_rows or self.block_size(size) >= most)
+    )
 
   def plain(self, padded_rows: int, num_positions: int) -> FlatSizes:
     """Returns the sizes for rows that feed one token each."""
@@ -69,7 +137,7 @@ class ProgramSizes:
     return FlatSizes(
       num_rows=padded_rows,
       num_tokens=padded_tokens,
-      block_size=self.block_size,
+      block_size=self.block_size(padded_tokens),
       context=self.context_of(num_positions),
     )
 
@@ -118,7 +186,7 @@ class ProgramSizes:
     for fewer_rows, rows in itertools.pairwise((0, *buckets.rows)):
       for fewer, tokens in itertools.pairwise((0, *buckets.query_tokens)):
         # At least fewer_rows + 1 rows feed a token, and one of them more.
-        if tokens > fewer_rows + 1:
+        if tokens > fewer_rows + 1 and self.block_size(tokens) > 1:
           for context in self.contexts:
             # And at most what all rows have in this context.
             if rows * self.range_of(context)[1] > fewer:

@@ -69,7 +69,9 @@ _Trees = TreeDraft | BeamDraft | LivingTrees
 # Of the target itself.
 _Own = SelfDraft | SnapKVDraft
 Draft = Model | _Own | _Trees | _TextTrees | Lookup | None
-# That draft on the host, or in pages.
+# That draft in the pages of the target.
+InPages = Model | _Own | TreeDraft | BeamDraft
+# That only a `PageEngine` has.
 PagedDraft = (
   _Own
   | TreeDraft
@@ -125,10 +127,16 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
 
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
-      kernels that cannot read its pages, or images cannot be left out.
+      kernels that cannot read its pages, images cannot be left out, or the
+      draft needs the target's pages and there are none.
   """
   if draft is None:
     return NoDrafter()
+  if sizes.has_rows and isinstance(draft, InPages):
+    raise errors.UserError(
+      f'{type(draft).__name__} drafts in the pages of the target, whose slots '
+      'have rows; declare sizes with has_rows=False'
+    )
   if target.images is None or isinstance(draft, _Own):
     return _make(target, draft, sizes)
   if isinstance(draft, LivingTrees):

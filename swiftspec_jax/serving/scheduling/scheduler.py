@@ -385,8 +385,11 @@ class Scheduler:
       waiting = self._waiting[0]
       shared = self._table.find(waiting.page_keys, waiting.num_known)
       needed = self._table.num_missing(waiting.num_known, shared)
-      # One page for each row that runs, or they would soon drive this one out.
-      if needed + len(self._running) > self._table.num_free:
+      # One page for each row that may lack some, or they would soon drive this
+      # one out.
+      num_owned = self._table.num_owned[self._running]
+      num_growing = np.count_nonzero(num_owned < self._table.pages.shape[1])
+      if needed + num_growing > self._table.num_free:
         return
       self._waiting.popleft()
       slot = self._free_slots.pop()

@@ -6,11 +6,16 @@ the row's pages once. A row that decodes is one block, a chunk of a prompt
 several, and in plain steps blocks have one token. So the shapes depend on the
 declared sizes alone.
 
+Where slots have rows of the cache, block i is that of slot i, whatever runs in
+it, and wide enough for all tokens that a row feeds. Then attention needs no
+pages, and no tokens out of order unless there are chunks beside other rows.
+
 Legend: R rows, N tokens, X blocks, W tokens of a block, C pages under the
 attention, Z tokens of a page.
 """
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -46,19 +51,48 @@ class FlatBatch:
 
   positions: jax.Array  # i32[N] in their rows; 0 for padding
   # i32[N] page * Z + offset where keys and values go; behind the last page
-  # for padding.
-  places: jax.Array
-  block_tokens: jax.Array  # i32[X, W] of the N; padding stands for any
+  # for padding. None where slots have rows.
+  places: jax.Array | None
+  # i32[X, W] of the N; padding stands for any. None if N is X * W, and a token
+  # has the same place in both.
+  block_tokens: jax.Array | None
   block_lengths: jax.Array  # i32[X] tokens that are no padding
-  # i32[X, C] of the rows, in order; negative where there is none.
-  block_pages: jax.Array
-  block_places: jax.Array  # i32[N] of the X * W
+  # i32[X, C] of the rows, in order; negative where there is none. None where
+  # slots have rows.
+  block_pages: jax.Array | None
+  block_places: jax.Array | None  # i32[N] of the X * W; None as `block_tokens`
   # bool[X, W, W] which tokens of its block a token sees, besides all in front
   # of the block; None where blocks are chains.
   block_mask: jax.Array | None = None
   # i32[X] tokens of the row whose pages are left out of the middle of
   # `block_pages`; None where there are none.
   num_skipped: jax.Array | None = None
+
+  @property
+  def block_size(self) -> int:
+    """W."""
+    if self.block_tokens is None:
+      return len(self.positions) // len(self.block_lengths)
+    return self.block_tokens.shape[1]
+
+  def in_blocks(self, values: jax.Array) -> jax.Array:
+    """Returns [X, W, ...] of [N, ...]."""
+    if self.block_tokens is not None:
+      return values[self.block_tokens]
+    shape = len(self.block_lengths), self.block_size, *values.shape[1:]
+    return values.reshape(shape)
+
+  def of_blocks(self, values: jax.Array) -> jax.Array:
+    """Returns [N, ...] of [X, W, ...]."""
+    values = values.reshape(-1, *values.shape[2:])
+    return values if self.block_places is None else values[self.block_places]
+
+  def blocks_of(self, tokens: jax.Array) -> jax.Array:
+    """Returns the blocks i32[n] of tokens i32[n] of the N."""
+    places = tokens
+    if self.block_places is not None:
+      places = self.block_places[tokens]
+    return places // self.block_size
 
 
 def pack(
@@ -108,6 +142,43 @@ def pack(
   )
 
 
+def pack_rows(
+  sizes: FlatSizes,
+  starts: np.ndarray,
+  num_tokens: np.ndarray,
+  slots: np.ndarray,
+) -> tuple[FlatBatch, np.ndarray]:
+  """Returns what `pack` does where slots have rows.
+
+  Args:
+    sizes: sizes that the batch is padded to; their rows are all slots.
+    starts: same as in `pack`.
+    num_tokens: same as in `pack`, at most W.
+    slots: i64[r] of the rows.
+
+  Returns:
+    The batch, and the place i64[n] of each token among the N.
+  """
+  shape = sizes.num_rows, sizes.block_size
+  rows = np.repeat(np.arange(len(starts)), num_tokens)
+  index = np.arange(len(rows)) - _before(num_tokens)[rows]
+  order = own = slots[rows] * sizes.block_size + index
+  block_tokens = block_places = None
+  if sizes.num_tokens != math.prod(shape):
+    order = np.arange(len(rows))
+    block_tokens = spread(order, own, math.prod(shape)).reshape(shape)
+    block_places = padded(own, sizes.num_tokens)
+  batch = FlatBatch(
+    positions=spread(starts[rows] + index, order, sizes.num_tokens),
+    places=None,
+    block_tokens=block_tokens,
+    block_lengths=spread(num_tokens, slots, sizes.num_rows),
+    block_pages=None,
+    block_places=block_places,
+  )
+  return batch, order
+
+
 def places_of(
   page_table: np.ndarray,
   rows: np.ndarray,
@@ -131,8 +202,15 @@ def places_of(
 
 def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
   """Returns i32[size, ...] of i64[r, ...], with `fill` behind them."""
+  return spread(values, slice(len(values)), size, fill)
+
+
+def spread(
+  values: np.ndarray, index: np.ndarray | slice, size: int, fill: int = 0
+) -> np.ndarray:
+  """Returns i32[size, ...] with values [r, ...] at `index` and `fill` else."""
   found = np.full((size, *values.shape[1:]), fill, np.int32)
-  found[: len(values)] = values
+  found[index] = values
   return found
 
 

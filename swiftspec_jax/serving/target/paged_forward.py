@@ -1,4 +1,4 @@
-"""The model over a flat list of tokens and a paged cache.
+"""The model over a flat list of tokens, and a cache of pages or of rows.
 
 Legend: N tokens, X blocks, W tokens of a block, M tokens whose logits are
 wanted, D embed, V vocabulary.
@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas import dispatch
-from kernels_pallas.paged_attention import api as attention_api
+from kernels_pallas.paged_attention import api as paged_attention_api
+from kernels_pallas.tree_attention import api as tree_attention_api
 from swiftspec_jax import errors
-from swiftspec_jax.cache import paged
+from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
@@ -24,6 +25,40 @@ from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
 
 # The products of more are no work for kernels of few tokens.
 _MOST_KERNEL_TOKENS = 128
+
+
+# Pages that slots share, or a row for each slot.
+Cache = paged.PagedCache | dense.KVCache
+
+
+def init_cache(
+  model: Model, sizes: ProgramSizes, feature_layers: tuple[int, ...] = ()
+) -> Cache:
+  """Returns an empty cache for a target.
+
+  Args:
+    model: target.
+    sizes: declared.
+    feature_layers: layers whose outputs are kept, as `paged.init` takes them.
+  """
+  config = sizes.scheduler
+  if not sizes.has_rows:
+    return paged.init(
+      model.config,
+      config.num_pages,
+      config.page_size,
+      model.dtype,
+      model.mesh,
+      feature_layers,
+    )
+  rows = dense.KVCacheConfig.of_model(
+    model.config,
+    config.buckets.max_rows,
+    sizes.row_capacity,
+    model.dtype,
+    feature_layers,
+  )
+  return rows.init(model.mesh)
 
 
 def check_kernels(model: Model, sizes: ProgramSizes) -> None:
@@ -52,14 +87,21 @@ def check_kernels(model: Model, sizes: ProgramSizes) -> None:
 
 def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
   config, scheduler = model.config, sizes.scheduler
-  num_pages, page_size = scheduler.num_pages, scheduler.page_size
-  no_pages = np.zeros((1, 1), np.int32)
-  batch = flat_batch.pack(
-    flat, np.zeros(1, int), np.ones(1, int), no_pages, page_size, num_pages
-  )
+  starts, counts = np.zeros(1, int), np.ones(1, int)
+  if sizes.has_rows:
+    batch, _ = flat_batch.pack_rows(flat, starts, counts, starts)
+  else:
+    batch = flat_batch.pack(
+      flat,
+      starts,
+      counts,
+      np.zeros((1, 1), np.int32),
+      scheduler.page_size,
+      scheduler.num_pages,
+    )
 
   def run(params, token_ids, batch, features_before):
-    cache = paged.init(config, num_pages, page_size, model.dtype, model.mesh)
+    cache = init_cache(model, sizes)
     return forward(params, config, token_ids, batch, cache, features_before)
 
   before = None
@@ -75,10 +117,10 @@ def forward(
   config: ModelConfig,
   token_ids: jax.Array,
   batch: FlatBatch,
-  cache: paged.PagedCache,
+  cache: Cache,
   features_before: jax.Array | None = None,
   images: tuple[jax.Array, jax.Array] | None = None,
-) -> tuple[jax.Array, paged.PagedCache]:
+) -> tuple[jax.Array, Cache]:
   """Runs the model over tokens and writes what the cache keeps of them.
 
   Args:
@@ -95,20 +137,17 @@ def forward(
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
   """
-  positions = batch.positions[batch.block_tokens]
+  positions = batch.in_blocks(batch.positions)
   ends = layers.window_ends(positions, config)
   if batch.num_skipped is not None:
     # Among the pages that are there.
     positions -= batch.num_skipped[:, None]
     ends -= batch.num_skipped[:, None]
   keys, values = [], []
-  write = functools.partial(
-    paged.write, places=batch.places, page_size=cache.page_size
-  )
 
   def attend(i, queries, new_keys, new_values):
-    keys.append(write(cache.keys[i], new_keys[0]))
-    values.append(write(cache.values[i], new_values[0]))
+    keys.append(_written(cache, cache.keys[i], new_keys[0], batch))
+    values.append(_written(cache, cache.values[i], new_values[0], batch))
     mask, seen_from, window = batch.block_mask, positions, None
     if config.is_sliding(i):
       seen_from, window = ends, config.sliding_window
@@ -119,24 +158,20 @@ def forward(
       seen_from, window = jnp.ones_like(positions), 1
     if config.block and i in config.block.causal_layers and mask is not None:
       mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
-    attended = attention_api.paged_attention(
-      queries[0][batch.block_tokens],
+    attended = _attend(
+      cache,
+      batch,
+      batch.in_blocks(queries[0]),
       keys[i],
       values[i],
-      batch.block_pages,
-      positions[:, 0],
-      batch.block_lengths,
-      mask,
-      seen_from,
+      (positions[:, 0], mask, seen_from),
       scale=decoder.query_scale(config),
       window=window,
       sinks=params['layers'][i].get('sinks'),
-      page_size=cache.page_size,
       implementation=config.kernels,
       sharding=cache.sharding,
     )
-    attended = attended.reshape(-1, *attended.shape[2:])
-    return attended[batch.block_places][None]
+    return batch.of_blocks(attended)[None]
 
   if features_before is not None:
     features_before = features_before[None]
@@ -153,9 +188,63 @@ def forward(
     feature_layers=cache.feature_layers,
     images=images,
   )
+  cache = cache.replace(keys=keys, values=values)
   if features is not None:
-    features = paged.write(cache.features, features[0], batch.places)
-  return hidden[0], cache.replace(keys=keys, values=values, features=features)
+    cache = _with_features(cache, features[0], batch)
+  return hidden[0], cache
+
+
+def _with_features(cache, features, batch):
+  """Returns the cache with features [N, H] of new tokens."""
+  if isinstance(cache, paged.PagedCache):
+    features = paged.write(cache.features, features, batch.places)
+    return cache.replace(features=features)
+  starts = _row_starts(cache, batch)
+  return dense.write_features(cache, batch.in_blocks(features), starts)
+
+
+def _written(cache, stored, new, batch):
+  """Returns keys or values of a layer with those [N, G, E] of new tokens."""
+  if isinstance(cache, paged.PagedCache):
+    return paged.write(stored, new, batch.places, cache.page_size)
+  return dense.write(stored, batch.in_blocks(new), _row_starts(cache, batch))
+
+
+def _row_starts(cache, batch):
+  """Returns i32[B] where slots write; those that feed nothing behind texts."""
+  first = batch.in_blocks(batch.positions)[:, 0]
+  scratch = cache.capacity - batch.block_size
+  return jnp.where(batch.block_lengths > 0, first, scratch)
+
+
+def _attend(
+  cache, batch, queries, keys, values, seen, *, implementation, **options
+):
+  """Returns what queries [X, W, ...] read of a layer's keys and values.
+
+  Prefixes i32[X], mask and positions are `seen`; options are those of kernels.
+  """
+  if batch.block_pages is None:
+    # Wide blocks are chunks of prompts.
+    if batch.block_size > _MOST_KERNEL_TOKENS:
+      implementation = dispatch.REFERENCE
+    return tree_attention_api.tree_attention(
+      queries, keys, values, *seen, implementation=implementation, **options
+    )
+  prefix_lengths, mask, positions = seen
+  return paged_attention_api.paged_attention(
+    queries,
+    keys,
+    values,
+    batch.block_pages,
+    prefix_lengths,
+    batch.block_lengths,
+    mask,
+    positions,
+    page_size=cache.page_size,
+    implementation=implementation,
+    **options,
+  )
 
 
 def _products(num_tokens, config, cache) -> decoder.Products:

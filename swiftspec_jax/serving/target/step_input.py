@@ -8,6 +8,7 @@ plain step, P pages, Z tokens of one.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -40,20 +41,54 @@ class StepInput:
 
 
 @struct.dataclass(frozen=True, kw_only=True)
+class PackedInput:
+  """A `StepInput` in one array: each transfer costs the host as much."""
+
+  values: jax.Array  # i32[any], those of all arrays
+  tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
+  # Shape and dtype of each.
+  arrays: tuple[tuple[tuple[int, ...], np.dtype], ...] = struct.field(
+    pytree_node=False
+  )
+
+  @classmethod
+  def of(cls, step: StepInput) -> 'PackedInput':
+    """Packs host arrays, i32 or bool."""
+    arrays, tree = jax.tree.flatten(step)
+    return cls(
+      values=np.concatenate([x.ravel() for x in arrays], dtype=np.int32),
+      tree=tree,
+      arrays=tuple((x.shape, x.dtype) for x in arrays),
+    )
+
+  def unpack(self) -> StepInput:
+    """Returns the arrays."""
+    sizes = [math.prod(shape) for shape, _ in self.arrays]
+    parts = jnp.split(self.values, np.cumsum(sizes)[:-1])
+    arrays = [
+      part.reshape(shape).astype(dtype)
+      for part, (shape, dtype) in zip(parts, self.arrays, strict=True)
+    ]
+    return jax.tree.unflatten(self.tree, arrays)
+
+
+@struct.dataclass(frozen=True, kw_only=True)
 class PlacedStep:
   """The same where the rows are."""
 
   batch: FlatBatch
+  slots: jax.Array  # i32[N]; B for padding
   token_ids: jax.Array  # i32[N] that are fed
   query_index: jax.Array  # i32[M]
   queries: choices.Queries
-  # i32[B, T] places of nodes in the pages, as `FlatBatch.places`.
+  # i32[B, T] places of nodes before they are moved: `FlatBatch.places`, or
+  # positions where slots have rows.
   node_places: jax.Array
 
 
 @functools.partial(jax.jit, static_argnames=('page_size', 'num_pages'))
 def place(
-  step: StepInput,
+  packed: PackedInput,
   rows: RowState,
   drafted: jax.Array,
   trees: SlotTrees | None,
@@ -64,13 +99,14 @@ def place(
   """Brings a step to where the rows are.
 
   Args:
-    step: step with the positions that the host knows.
+    packed: step with the positions that the host knows.
     rows: texts of the slots.
     drafted: i32[B, K].
     trees: trees of the drafts; None where they are chains, or none.
     page_size: Z; static.
     num_pages: P; static.
   """
+  step = packed.unpack()
   batch, slots = step.batch, step.slots
 
   def of_slot(values, fill=0):
@@ -83,17 +119,19 @@ def place(
   if drafted.size:
     drafts = drafted.reshape(-1)[jnp.maximum(step.draft_index, 0)]
     token_ids = jnp.where(step.draft_index >= 0, drafts, token_ids)
-  # What an output has no room for is written nowhere, and neither is padding.
-  ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
-  blocks = batch.block_places // batch.block_tokens.shape[1]
-  pages = batch.block_pages.at[blocks, positions // page_size].get(
-    mode='fill', fill_value=-1
-  )
-  places = jnp.where(
-    (positions < of_slot(ends)) & (pages >= 0),
-    pages * page_size + positions % page_size,
-    num_pages * page_size,
-  )
+  places = None
+  if batch.block_pages is not None:
+    # What an output has no room for is written nowhere, and neither is padding.
+    ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
+    blocks = batch.block_places // batch.block_size
+    pages = batch.block_pages.at[blocks, positions // page_size].get(
+      mode='fill', fill_value=-1
+    )
+    places = jnp.where(
+      (positions < of_slot(ends)) & (pages >= 0),
+      pages * page_size + positions % page_size,
+      num_pages * page_size,
+    )
   # The last token comes from the target.
   num_drafted = jnp.minimum(step.num_drafted, jnp.maximum(rows.room - 1, 0))
   queries = choices.Queries(
@@ -103,12 +141,14 @@ def place(
     num_drafted=num_drafted,
     is_sampled=step.is_sampled,
   )
+  nodes = step.query_index[step.index]
   placed = PlacedStep(
     batch=batch.replace(positions=positions, places=places),
+    slots=slots,
     token_ids=token_ids,
     query_index=step.query_index,
     queries=queries,
-    node_places=places[step.query_index[step.index]],
+    node_places=(positions if places is None else places)[nodes],
   )
   return placed if trees is None else _place_nodes(placed, trees)
 
@@ -124,12 +164,13 @@ def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
     index = jnp.where(is_node, index, len(values))
     return values.at[index].set(new, mode='drop')
 
-  num_blocks, width = batch.block_tokens.shape
+  num_blocks, width = len(batch.block_lengths), batch.block_size
   # A row and its draft are one block; all other blocks are chains.
-  blocks = batch.block_places[tokens[:, 0]] // width
+  blocks = batch.blocks_of(tokens[:, 0])
   blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
-  rest = width - tokens.shape[1]
-  mask = jnp.pad(trees.ancestor_mask, ((0, 0), (0, rest), (0, rest)))
+  mask = trees.ancestor_mask[:, :width, :width]
+  rest = width - mask.shape[1]
+  mask = jnp.pad(mask, ((0, 0), (0, rest), (0, rest)))
   chains = jnp.tri(width, dtype=bool)
   chains = jnp.broadcast_to(chains, (num_blocks, width, width))
   of_queries = put(queries.positions[:, 0], queries.index, positions + 1)
@@ -175,22 +216,25 @@ def pack(
     found[slots] = values
     return found
 
-  return StepInput(
-    batch=flat_batch.pack(
+  if sizes.has_rows:
+    batch, order = flat_batch.pack_rows(flat, step.starts, counts, step.slots)
+  else:
+    order = np.arange(len(rows))
+    batch = flat_batch.pack(
       flat,
       step.starts,
       counts,
       page_table[step.slots],
       config.page_size,
       config.num_pages,
+    )
+  return StepInput(
+    batch=batch,
+    slots=flat_batch.spread(slots, order, flat.num_tokens, num_slots),
+    draft_index=flat_batch.spread(
+      np.where(offsets > 0, draft_index, -1), order, flat.num_tokens, -1
     ),
-    slots=flat_batch.padded(slots, flat.num_tokens, num_slots),
-    draft_index=flat_batch.padded(
-      np.where(offsets > 0, draft_index, -1), flat.num_tokens, -1
-    ),
-    query_index=flat_batch.padded(
-      np.flatnonzero(is_query), sizes.num_logits(flat)
-    ),
+    query_index=flat_batch.padded(order[is_query], sizes.num_logits(flat)),
     index=index,
     num_known=by_slot(
       decoding, step.starts[: len(decoding)] + 1, np.int32(_AS_PACKED)
@@ -206,4 +250,5 @@ def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
   longest = min(int(ends.max()), sizes.scheduler.max_context)
   if step.is_plain:
     return sizes.plain(step.padded_rows, longest)
-  return sizes.mixed(step.padded_rows, step.padded_query_tokens, longest)
+  num_query_tokens = sizes.pad_query_tokens(step.num_query_tokens)
+  return sizes.mixed(step.padded_rows, num_query_tokens, longest)

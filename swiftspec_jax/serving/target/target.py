@@ -1,4 +1,4 @@
-"""The target on its devices: its paged cache, and the forwards of steps.
+"""The target on its devices: its cache, and the forwards of steps.
 
 Legend: M queries, B slots, K longest draft, T = K + 1, V vocabulary, S tokens
 of the longest text.
@@ -14,7 +14,7 @@ import numpy as np
 
 from swiftspec_jax import ahead_of_time, policies, sharding, types
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import paged
+from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
@@ -31,53 +31,74 @@ from swiftspec_jax.serving.target import (
   slot_images,
 )
 from swiftspec_jax.serving.target import step_input as step_input_lib
+from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.slot_images import SlotImages
-from swiftspec_jax.serving.target.step_input import PlacedStep, StepInput
+from swiftspec_jax.serving.target.step_input import (
+  PackedInput,
+  PlacedStep,
+  StepInput,
+)
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
-@functools.partial(jax.jit, donate_argnames='cache')
+@functools.partial(jax.jit, static_argnames='kernels', donate_argnames='cache')
 def commit_nodes(
-  cache: paged.PagedCache, places: jax.Array, packed: jax.Array
-) -> paged.PagedCache:
+  cache: Cache, places: jax.Array, packed: jax.Array, *, kernels: str
+) -> Cache:
   """Moves the accepted nodes of trees behind each other.
 
   Args:
     cache: donated.
-    places: i32[B, T] of the nodes, as `FlatBatch.places`.
+    places: i32[B, T] of the nodes, as `PlacedStep.node_places`.
     packed: packed `Verdicts` on trees.
+    kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
   num_nodes = places.shape[1]
   verdicts = Verdicts.unpack(packed, num_nodes)
-  is_accepted = jnp.arange(num_nodes)[None] <= verdicts.num_accepted[:, None]
+  nodes = jnp.arange(num_nodes)[None]
+  is_accepted = nodes <= verdicts.num_accepted[:, None]
+  if isinstance(cache, dense.KVCache):
+    # What is no accepted node stays: slots without a tree have anything there.
+    path = jnp.where(is_accepted, verdicts.tree.path, nodes)
+    return _commit_rows(cache, places[:, 0], path, kernels)
   sources = jnp.take_along_axis(places, verdicts.tree.path, axis=1)
   targets = jnp.where(is_accepted, places, cache.num_places)
   return paged.move(cache, sources[:, 1:].ravel(), targets[:, 1:].ravel())
 
 
+def _commit_rows(cache, starts, path, kernels):
+  """Moves what lies at `path` i32[B, T] behind `starts` i32[B]."""
+  if cache.features is not None:
+    places = (starts[:, None] + path)[:, :, None]
+    features = jnp.take_along_axis(cache.features, places, axis=1)
+    cache = dense.write_features(cache, features, starts)
+  # How long rows are is known of the texts.
+  cache = cache.replace(kv_lengths=starts)
+  return dense.commit(cache, path, jnp.zeros_like(starts), kernels=kernels)
+
+
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
 def query_logits(
   params: Params,
-  cache: paged.PagedCache,
+  cache: Cache,
   step: PlacedStep,
-  images: tuple[SlotImages, jax.Array] | None = None,
+  images: SlotImages | None = None,
   *,
   config: ModelConfig,
-) -> tuple[paged.PagedCache, jax.Array, jax.Array]:
+) -> tuple[Cache, jax.Array, jax.Array]:
   """Returns the cache, logits f32[M, V] and token ids i32[M] of the queries.
 
   Args:
     params: parameters of the target.
     cache: donated.
     step: tokens that are fed, and where.
-    images: images of the slots, and slots i32[N] of the tokens; None where the
-      model reads none.
+    images: images of the slots; None where the model reads none.
     config: static configuration of the model.
   """
   found = None
   if images is not None:
-    found = images[0].of_tokens(images[1], step.batch.positions)
+    found = images.of_tokens(step.slots, step.batch.positions)
   hidden, cache = paged_forward.forward(
     params, config, step.token_ids, step.batch, cache, images=found
   )
@@ -119,14 +140,7 @@ class Target:
     """
     self.model = model
     config = sizes.scheduler
-    self.cache = paged.init(
-      model.config,
-      config.num_pages,
-      config.page_size,
-      model.dtype,
-      model.mesh,
-      feature_layers,
-    )
+    self.cache = paged_forward.init_cache(model, sizes, feature_layers)
     self._replicated = sharding.replicated(model.mesh)
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
@@ -200,6 +214,8 @@ class Target:
     Args:
       page_table: i32[B, any] pages of the slots.
     """
+    if isinstance(self.cache, dense.KVCache):  # each is a page
+      page_table = np.arange(self._num_slots, dtype=np.int32)[:, None]
     has_features = self.features is not None
     return Texts(
       token_ids=self.rows.token_ids,
@@ -281,15 +297,11 @@ class Target:
     Returns:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
-    step_input = self.put(step_input)
-    images = None
-    if self.images is not None:
-      images = self.images, step_input.slots
     if step_input.index.shape[1] == 1:
       trees = None  # a plain step
     step = self._call(
       step_input_lib.place,
-      step_input,
+      self.put(PackedInput.of(step_input)),
       self.rows,
       drafted,
       trees,
@@ -300,7 +312,7 @@ class Target:
       self.model.params,
       self.cache,
       step,
-      images,
+      self.images,
       config=self.model.config,
     )
     sampling, noise = self.sampling.state(level), None
@@ -328,6 +340,10 @@ class Target:
     )
     if trees is not None:
       self.cache = self._call(
-        commit_nodes, self.cache, step.node_places, packed
+        commit_nodes,
+        self.cache,
+        step.node_places,
+        packed,
+        kernels=self.model.config.kernels,
       )
     return packed, logprobs

@@ -1,0 +1,246 @@
+"""Slots with rows of the cache: the closed batch's attention, no page table."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
+from feature_draft_test import fed_pair
+from living_trees_test import SIZES, assert_fresh
+from row_engine_test import check, fresh_cache, random_requests, serve
+from tree_cases import CONFIG, TREE
+
+import swiftspec_jax as ss
+from swiftspec_jax import ahead_of_time, errors, profiling, testing
+from swiftspec_jax.cache import dense
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.models import decoder
+from swiftspec_jax.serving.compilation import warm_up
+from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.serving.target import (
+  flat_batch,
+  paged_forward,
+  step_input,
+  target,
+)
+
+MODEL = testing.random_model(CONFIG)
+MAX_CONTEXT = 160
+NUM_SLOTS, LENGTH = 3, 3
+PARENTS = np.array([-1, 0, 0, 1])
+
+
+def sizes_of(num_slots, lengths, query_tokens, **drafts):
+  buckets = StepBuckets(
+    rows=(num_slots,), query_tokens=query_tokens, lengths=lengths, **drafts
+  )
+  return ProgramSizes.of_rows(buckets, MAX_CONTEXT)
+
+
+# Rows alone, half of their drafts, all of them, and a chunk beside.
+CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 6, 12, 30))
+TREES = sizes_of(
+  4, SIZES['lengths'], (4, 32, 48), draft_steps=SIZES['draft_steps']
+)
+
+
+def read_cache(lengths):
+  """A cache of `NUM_SLOTS` texts of some lengths."""
+  rng = np.random.default_rng(0)
+  token_ids = rng.integers(0, 256, (NUM_SLOTS, 40)).astype(np.int32)
+  cache = dense.KVCacheConfig.of_model(
+    CONFIG, NUM_SLOTS, CHAINS.row_capacity, MODEL.dtype
+  ).init(MODEL.mesh)
+  _, cache = decoder.forward(
+    MODEL.params,
+    CONFIG,
+    token_ids,
+    cache,
+    starts=np.zeros(NUM_SLOTS, np.int32),
+    context=40,
+  )
+  return cache.replace(kv_lengths=jnp.asarray(lengths, jnp.int32))
+
+
+@jax.jit
+def run_rows(token_ids, batch, cache):
+  return paged_forward.forward(
+    MODEL.params, CONFIG, token_ids.ravel(), batch, cache
+  )
+
+
+@pytest.mark.parametrize('kind', ['chain', 'tree'])
+def test_forwards_have_the_bits_of_the_closed_batch(kind):
+  lengths = np.array([5, 40, 17])
+  counts = np.full(NUM_SLOTS, LENGTH + 1)
+  depths = mask = None
+  cache = read_cache(lengths)
+  token_ids = np.arange(NUM_SLOTS * (LENGTH + 1), dtype=np.int32)
+  token_ids = token_ids.reshape(NUM_SLOTS, -1)
+  flat = CHAINS.mixed(NUM_SLOTS, token_ids.size, MAX_CONTEXT)
+  # Whatever the order in which the scheduler names them.
+  slots = np.array([2, 0, 1])
+  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  if kind == 'tree':
+    depths = np.array([0, 1, 1, 2])
+    is_above = np.eye(4, dtype=bool)
+    for node in (1, 2, 3):
+      is_above[node] |= is_above[PARENTS[node]]
+    mask = np.broadcast_to(is_above, (NUM_SLOTS, 4, 4))
+    batch = batch.replace(
+      positions=(lengths[:, None] + depths).ravel().astype(np.int32),
+      block_mask=mask,
+    )
+    depths = (lengths[:, None] + depths).astype(np.int32)
+
+  @jax.jit
+  def run_dense(token_ids, cache):
+    return decoder.forward(
+      MODEL.params,
+      CONFIG,
+      token_ids,
+      cache,
+      starts=cache.kv_lengths,
+      positions=depths,
+      attention_mask=mask,
+    )
+
+  want, want_cache = run_dense(token_ids, cache)
+  got, got_cache = run_rows(token_ids, batch, cache)
+  np.testing.assert_array_equal(got, want.reshape(got.shape))
+  jax.tree.map(np.testing.assert_array_equal, got_cache, want_cache)
+  if kind == 'tree':
+    return
+  # A twin in which a slot feeds nothing, and another one less.
+  counts = np.array([2, LENGTH + 1])
+  slots = np.array([0, 2])
+  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  twin, twin_cache = run_rows(token_ids, batch, cache)
+  is_fed = np.arange(LENGTH + 1) < np.array([[2], [0], [LENGTH + 1]])
+  np.testing.assert_array_equal(twin[is_fed.ravel()], got[is_fed.ravel()])
+  for got_rows, before in zip(
+    twin_cache.keys + twin_cache.values, cache.keys + cache.values, strict=True
+  ):
+    np.testing.assert_array_equal(
+      got_rows[1, :, :MAX_CONTEXT], before[1, :, :MAX_CONTEXT]
+    )
+
+
+def gathers_of_caches(sizes):
+  """Arrays of a cache's size that a step of drafts gathers."""
+  engine = PageEngine(MODEL, sizes=sizes)
+  flat = sizes.mixed(NUM_SLOTS, NUM_SLOTS * (LENGTH + 1), MAX_CONTEXT)
+  found = []
+
+  def note(function, *args, **options):
+    if function is target.query_logits:
+      found.append(function.lower(*args, **options).as_text())
+    return ahead_of_time.call(function, *args, **options)
+
+  engine._target._call = note
+  warm_up.run_step(
+    sizes, engine._target, flat, warm_up.made_up_step(flat, MAX_CONTEXT)
+  )
+  (text,) = found
+  lines = [line for line in text.splitlines() if 'stablehlo.gather' in line]
+  return [x for x in lines if f'x{CONFIG.num_kv_heads * CONFIG.head_dim}x' in x]
+
+
+def test_nothing_is_gathered_of_the_cache():
+  pages = make_sizes(
+    num_pages=60,
+    query_tokens=(12, 24),
+    drafts={'rows': (NUM_SLOTS,), 'lengths': tuple(range(LENGTH + 1))},
+  )
+  assert len(gathers_of_caches(pages)) == 2 * CONFIG.num_layers
+  assert not gathers_of_caches(CHAINS)
+
+
+def test_a_plan_has_no_pages():
+  flat = CHAINS.mixed(NUM_SLOTS, 12, MAX_CONTEXT)
+  step = warm_up.made_up_step(flat, MAX_CONTEXT)
+  packed = step_input.pack(CHAINS, flat, step, None)
+  batch = packed.batch
+  assert (batch.block_pages, batch.block_tokens, batch.places) == (None,) * 3
+
+
+def test_outputs_are_those_of_plain_decoding():
+  draft = ss.PromptLookup(prompt_lookup_min=1)
+  engine = PageEngine(MODEL, draft, sizes=CHAINS, policy=RandomLengths(0))
+  engine.warm_up()
+  requests = random_requests(20, seed=1)
+  with profiling.count_compilations() as compilations:
+    results = serve(engine, requests, seed=2)
+  assert compilations.count == 0
+  check(MODEL, requests, results)
+  assert engine.scheduler.num_free_pages == NUM_SLOTS
+
+
+@functools.partial(jax.jit, static_argnames='layers')
+def fresh_features(params, token_ids, cache, layers):
+  return decoder.forward_with_features(
+    params,
+    CONFIG,
+    token_ids,
+    cache,
+    starts=jnp.zeros(1, jnp.int32),
+    context=MAX_CONTEXT,
+    feature_layers=layers,
+  )[1]
+
+
+def test_caches_of_trees_are_those_of_a_fresh_prefill():
+  """A draft on another device reads features of the rows."""
+  model, draft = fed_pair((0, 1), (1, 2))
+  tree = dataclasses.replace(TREE, prompt_lookup=True)
+  engine = PageEngine(
+    model,
+    LivingTrees(model=draft, tree=tree),
+    sizes=TREES,
+    policy=RandomLengths(3),
+    run_ahead=1,
+  )
+  requests = random_requests(7, seed=3)
+  handles = [engine.submit(request) for request in requests]
+  num_steps = num_checked = 0
+  while engine.step() is not None:
+    num_steps += 1
+    if num_steps % 4:
+      continue
+    texts = jax.device_get(engine._target.rows.token_ids)
+    cache, scheduler = engine._target.cache, engine.scheduler
+    is_seated = engine._texts.num_tenants == scheduler.num_tenants
+    for slot in np.flatnonzero((scheduler.request_ids >= 0) & is_seated):
+      text = texts[slot, : int(scheduler._num_cached[slot])]
+      rows = [x[slot, :, : len(text)] for x in cache.keys + cache.values]
+      assert_fresh(rows, model, text)
+      want = fresh_features(
+        model.params,
+        np.pad(text, (0, MAX_CONTEXT - len(text)))[None],
+        fresh_cache(model, text[:0]),
+        cache.feature_layers,
+      )
+      np.testing.assert_allclose(
+        cache.features[slot, : len(text)].astype(jnp.float32),
+        want[0, : len(text)],
+        atol=0.02,
+      )
+      num_checked += 1
+  assert num_checked > 10
+  results = [handle.result() for handle in handles]
+  check(model, requests, results)
+  assert sum(result.stats.num_accepted for result in results) > 0
+
+
+def test_what_needs_pages_is_refused():
+  with pytest.raises(
+    errors.UserError, match='Model drafts in the pages of the'
+  ):
+    PageEngine(MODEL, BAD_DRAFT, sizes=CHAINS)
+  with pytest.raises(errors.UserError, match='has_rows must be False, unless'):
+    dataclasses.replace(make_sizes(), has_rows=True)
