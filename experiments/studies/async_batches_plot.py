@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import figure as figure_lib
 
 # Safe for the colour-blind (Okabe and Ito).
-_COLORS = ('#8c8c8c', '#e69f00', '#0072b2')
+_COLORS = ('#8c8c8c', '#e69f00', '#0072b2', '#009e73')
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
