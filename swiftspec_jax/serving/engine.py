@@ -140,7 +140,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   @policy.setter
   def policy(self, policy: policies.Policy) -> None:
-    if hasattr(policy, 'judge') and self.lookup is None:
+    if policy.judges_lookups and self.lookup is None:
       raise _no_lookup()
     self._policy = policy
 
@@ -250,7 +250,7 @@ class PageEngine(engine.Engine[PagedJob]):
     )
     rows = is_present[decoding]
     judged = None
-    if hasattr(self.policy, 'judge') and not unread.plan.looks_up:
+    if self.policy.judges_lookups and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = Verdicts.unpack(
