@@ -2,12 +2,12 @@ r"""Asynchronous trees in batches: who waits for a row that missed its tree?
 
   python -m experiments.async_batches --prompts=FILE.jsonl --output_dir=results
 
-Decodes all prompts in batches of several sizes: in serial mode; in asynchronous
-mode where all rows wait for the new trees of rows that missed; where such rows
-send the root alone; and where that is chosen in each round
+Decodes all prompts in batches of several sizes. In serial mode draft and target
+take turns. In asynchronous mode all rows wait for the new trees of rows that
+missed, or such rows send the root alone, or that is chosen in each round
 (`TreeConfig.waits_for_misses`). With --forced_acceptance a tiny pair decodes
 instead, as in `experiments.plan`. What the rounds of a batch take is predicted
-for the chips of --deployment, with the best split of the chips; what is chosen
+for the chips of --deployment, with the best split of the chips. What is chosen
 follows these times. The directory gets rows.jsonl, provenance.json and
 async_batches.png.
 """

@@ -132,7 +132,8 @@ def grow(
 ) -> tuple[TreeDraftState, jax.Array]:
   """Grows the trees by `num_steps` i32[] forwards, new trees from their roots.
 
-  `min_mass` f32[] is as in `tree.grow`.
+  Where a row lacks the token before its root, the first forward is for such
+  rows alone. `min_mass` f32[] is as in `tree.grow`.
 
   Returns:
     The state and the number i32[] of forwards: fewer if all trees are full.
@@ -140,7 +141,7 @@ def grow(
   num_restarts = jnp.int32(0)
   if not config.reads_features:  # else a verdict expands its root
     with jax.named_scope('restart'):
-      is_restart = state.is_busy & (state.tree.num_expanded == 0)
+      is_restart = state.is_busy & (state.before != types.PLACEHOLDER_TOKEN_ID)
       must_restart = jnp.any(is_restart) & (num_steps > 0)
       num_restarts = must_restart.astype(jnp.int32)
       state = run_if(
@@ -330,8 +331,10 @@ def _reroot(state, verified):
 def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
   """Returns the state with grown trees, and the number of forwards.
 
-  Trees whose root is not expanded stay as they are.
+  Those of idle rows and of rows that lack the token before the root stay as
+  they are if their root is not expanded.
   """
+  is_ready = state.is_busy & (state.before == types.PLACEHOLDER_TOKEN_ID)
   children_fn = functools.partial(
     expansion.children_of, config=config, tree_config=tree_config
   )
@@ -366,7 +369,7 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
     width=tree_config.width,
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
-    is_growing=state.tree.num_expanded > 0,
+    is_growing=is_ready | (state.tree.num_expanded > 0),
     min_mass=min_mass,
   )
   state = state.replace(tree=tree, cache=cache, features=features)

@@ -1,14 +1,15 @@
 """When the target waits for rows that have lost their trees.
 
-A row loses its tree when the last verified token was not in it. Either the
-target waits for the draft forwards of a new one, or the row sends its root
-alone and gets one token, where a tree gives L.
+A row loses its tree when the last verified token was not in it, or not
+expanded. Either the target waits for the w draft forwards of a new one, or the
+row sends its root alone and gets one token. A tree gives L, but a new one is w
+levels deep only.
 
 The rows of a batch emit E tokens together in a round of T seconds. A wait of t
 seconds thus costs E t / T tokens, those that the same time yields otherwise.
 For m rows without a tree it pays where
 
-  m (L - 1) > E t / T.
+  m min(L - 1, w) > E t / T.
 
 The device knows m first, with the verdict. The host sends it the least m that
 is worth a wait, and need not have read a round of late. If no row has a tree
@@ -58,7 +59,8 @@ class WaitPrice:
     if self._waits:
       least = 1
     elif self._waits is None:
-      gain = max(self._num_tree_tokens - 1, _LEAST_GAIN)
+      gain = min(self._num_tree_tokens - 1, self._num_forwards)
+      gain = max(gain, _LEAST_GAIN)
       least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
     return max(min(least, num_rows), 1)
 
