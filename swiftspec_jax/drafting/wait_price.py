@@ -24,7 +24,8 @@ import numpy as np
 from swiftspec_jax.config import TreeConfig
 
 _DECAY = 0.95  # weight of a round against the one after it
-_NUM_RECENT = 15  # rounds of a kind; their median is not moved by a hiccup
+# Rounds of a kind, at most and at least; a hiccup does not move their median.
+_NUM_RECENT, _FEWEST = 15, 3
 _LEAST_GAIN = 1e-3  # tokens of a tree, besides the root's
 
 
@@ -68,7 +69,7 @@ class WaitPrice:
     """Returns t / T."""
     more = self._num_forwards * self._forward_cost
     without, waited = map(self._seconds.get, (False, True))
-    if min(len(without), len(waited)) == _NUM_RECENT:
+    if min(len(without), len(waited)) >= _FEWEST:
       more = statistics.median(waited) / statistics.median(without) - 1
     return max(more, 0.0) / (1 + self._share * max(more, 0.0))
 
