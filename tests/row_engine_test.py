@@ -140,12 +140,12 @@ def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
   )
   requests = [
     dataclasses.replace(
-      request, sampling=ss.SamplingParams(max_new_tokens=8 * (i + 1))
+      request, sampling=ss.SamplingParams(max_new_tokens=16 * (i + 1))
     )
     for i, request in enumerate(random_requests(6, seed=3))
   ]
   handles = [engine.submit(request) for request in requests]
-  while not handles[3].is_finished:
+  while not handles[2].is_finished:
     engine.step()
   handles[4].cancel()
   for _ in range(3):
