@@ -2,16 +2,18 @@ r"""Asynchronous trees in batches: who waits for a row that missed its tree?
 
   python -m experiments.async_batches --prompts=FILE.jsonl --output_dir=results
 
-Decodes all prompts in batches of several sizes: in serial mode; in asynchronous
-mode where all rows wait for the new trees of rows that missed; and where such
-rows send the root alone (`TreeConfig.waits_for_misses`). With
---forced_acceptance a tiny pair decodes instead, as in `experiments.plan`. What
-the rounds of a batch take is predicted for the chips of --deployment, with the
-best split of the chips. The directory gets rows.jsonl,
-provenance.json and async_batches.png.
+Decodes all prompts in batches of several sizes. In serial mode draft and target
+take turns. In asynchronous mode all rows wait for the new trees of rows that
+missed, or such rows send the root alone, or that is chosen in each round
+(`TreeConfig.waits_for_misses`). With --forced_acceptance a tiny pair decodes
+instead, as in `experiments.plan`. What the rounds of a batch take is predicted
+for the chips of --deployment, with the best split of the chips. What is chosen
+follows these times. The directory gets rows.jsonl, provenance.json and
+async_batches.png.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -33,6 +35,8 @@ from experiments.studies import async_batches_plot, async_batches_report
 from swiftspec_jax import errors
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.rows import RowEngine
+from swiftspec_jax.pipelines.tree_sizes import StepTimes
+from swiftspec_jax.planning.rounds import Times
 
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -62,7 +66,7 @@ def main() -> None:
   for name in ('adaptive', 'waits_for_misses'):
     if flags.FLAGS[name].present:
       raise errors.UserError(
-        f'--{name} has no meaning here: sizes are fixed, and both are compared'
+        f'--{name} has no meaning here: sizes are fixed, and all are compared'
       )
   if tree_flags.config().forced_acceptance is not None:
     for name in ('target', 'draft', 'prompts'):
@@ -84,9 +88,11 @@ def main() -> None:
     for batch_size, variant in progress:
       progress.set_postfix_str(f'{variant}, {batch_size} rows')
       mode, waits = async_batches_report.VARIANTS[variant]
-      records = _run(*pairs[mode], waits, batch_size, requests)
+      run = functools.partial(_run, *pairs[mode], waits, batch_size, requests)
+      if waits is not None:  # the times do not matter
+        run = functools.partial(_same, run())
       figures = async_batches_report.best_of_splits(
-        deployment, mode, records, tree_flags.config(), batch_size
+        deployment, mode, run, tree_flags.config(), batch_size
       )
       rows.append({'batch_size': batch_size, 'variant': variant, **figures})
       lines = ''.join(json.dumps(row) + '\n' for row in rows)
@@ -127,11 +133,12 @@ def _pairs(
 def _run(
   target: ss.Model,
   draft: ss.Model,
-  waits_for_misses: bool,
+  waits_for_misses: bool | None,
   batch_size: int,
   requests: Sequence[ss.Request],
+  times: Times | None = None,
 ) -> list[StepRecord]:
-  """Decodes all requests; returns the rounds."""
+  """Decodes all requests, as if rounds took these times; returns the rounds."""
   longest = max(len(request.token_ids) for request in requests)
   limit = longest + shared_flags.sampling().max_new_tokens
   tree = dataclasses.replace(
@@ -140,12 +147,27 @@ def _run(
   engine = RowEngine(
     target, draft, tree=tree, max_rows=batch_size, max_context=limit
   )
+  if times is not None:
+    engine.pipeline.assume(
+      StepTimes(
+        target_seconds={tree.num_nodes: times.target},
+        pause_seconds={},
+        draft_seconds=times.draft,
+        advance_seconds=times.handoff + times.draft,
+        catch_up_seconds=0.0,
+      )
+    )
   engine.warm_up()
   for request in requests:
     engine.submit(request)
   records = []
   while engine.num_requests:
     records.append(engine.step())
+  return records
+
+
+def _same(records: list[StepRecord], times: Times) -> list[StepRecord]:
+  del times
   return records
 
 

@@ -260,7 +260,7 @@ def test_a_policy_of_ones_own():
     ('goodput', "does not name a policy; give 'module:Class'"),
     ('no_such_module:Policy', 'cannot import no_such_module'),
     ('goodput_control_test:Missing', 'has no class Missing'),
-    ('serving_cases:Oracle', 'it has no method plan_draft'),
+    ('serving_cases:Oracle', 'it must be a subclass of policies.Policy'),
     ('goodput_control_test:TwoArguments', 'cannot be made from a cost model'),
   ],
 )

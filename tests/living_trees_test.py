@@ -80,7 +80,10 @@ def make_engine(
     ('serial', 0, {}),
     ('serial', 2, {'waits_for_misses': True}),
     ('async', 0, {'min_leaf_mass': 0.3}),
+    ('async', 0, {'waits_for_misses': False}),
     ('async', 1, {'waits_for_misses': True}),
+    ('async', 1, {}),
+    ('async', 2, {'waits_for_misses': False}),
     ('async', 2, {}),
   ],
 )

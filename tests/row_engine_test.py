@@ -24,7 +24,7 @@ MAX_CONTEXT = 200
 SPLITS = {'serial': (2, 0), 'async': (1, 1), 'three': (2, 1), 'eight': (6, 2)}
 
 
-def make_engine(split, waits_for_misses=False, with_draft=False, **options):
+def make_engine(split, waits_for_misses=None, with_draft=False, **options):
   """An engine whose draft is right most of the time."""
   num_target, num_draft = SPLITS[split]
   devices = jax.devices()
@@ -90,11 +90,14 @@ def check(model, requests, results):
 @pytest.mark.parametrize(
   ('split', 'run_ahead', 'waits_for_misses'),
   [
-    ('serial', 0, False),
-    ('serial', 2, False),
+    ('serial', 0, None),
+    ('serial', 2, None),
+    ('async', 0, None),
     ('async', 0, False),
     ('async', 1, True),
+    ('async', 1, None),
     ('async', 2, False),
+    ('async', 2, None),
   ],
 )
 def test_outputs_are_those_of_plain_decoding(
@@ -129,7 +132,7 @@ def fresh_cache(model, token_ids):
   return cache
 
 
-@pytest.mark.parametrize('waits_for_misses', [True, False])
+@pytest.mark.parametrize('waits_for_misses', [True, False, None])
 def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
   """Whatever was rejected, missed, stopped or put into a row before."""
   engine, target, draft = make_engine(
@@ -137,12 +140,12 @@ def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
   )
   requests = [
     dataclasses.replace(
-      request, sampling=ss.SamplingParams(max_new_tokens=8 * (i + 1))
+      request, sampling=ss.SamplingParams(max_new_tokens=16 * (i + 1))
     )
     for i, request in enumerate(random_requests(6, seed=3))
   ]
   handles = [engine.submit(request) for request in requests]
-  while not handles[3].is_finished:
+  while not handles[2].is_finished:
     engine.step()
   handles[4].cancel()
   for _ in range(3):

@@ -68,10 +68,10 @@ def test_choices_travel_whole(monkeypatch):
     np.testing.assert_array_equal(*values)
     assert type(values[0]) is type(values[1])
   assert policy.plan_verify(None, found, found).tolist() == [2, 0]
-  assert not hasattr(policy, 'judge')
+  assert not policy.judges_lookups
 
 
-class Planned(policies.VerifyAll):
+class Planned(policies.Policy):
   def __init__(self, plan):
     self._plan = plan
 

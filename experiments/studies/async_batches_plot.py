@@ -6,8 +6,9 @@ from typing import Any
 
 from matplotlib import figure as figure_lib
 
-# Safe for the colour-blind (Okabe and Ito).
-_COLORS = ('#8c8c8c', '#e69f00', '#0072b2')
+# Safe for the colour-blind (Okabe and Ito). What is chosen often covers others.
+_COLORS = ('#8c8c8c', '#e69f00', '#0072b2', '#009e73')
+_STYLES = ('o-', 'o-', 'o-', 'o:')
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
@@ -21,11 +22,11 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
   for axes, (name, scale, label) in zip(
     figure.subplots(1, len(panels)), panels, strict=True
   ):
-    for variant, color in zip(variants, _COLORS, strict=True):
+    for variant, color, style in zip(variants, _COLORS, _STYLES, strict=True):
       own = [row for row in rows if row['variant'] == variant]
       sizes = [row['batch_size'] for row in own]
       values = [scale * row[name] for row in own]
-      axes.plot(sizes, values, 'o-', color=color, label=variant)
+      axes.plot(sizes, values, style, color=color, label=variant)
     axes.set_xscale('log', base=2)
     axes.set_xticks(sizes, list(map(str, sizes)))
     axes.set_xlabel('rows that decode together')

@@ -1,6 +1,6 @@
 """The figures of asynchronous trees in batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,19 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.planning.rounds import Rounds, Times
 
-# Names of what is compared: the mode, and whether rows wait.
+# Names of what is compared: the mode, and whether rows wait; None is chosen.
 VARIANTS = {
   'serial': ('serial', True),
   'async, all wait': ('async', True),
   'async, root alone': ('async', False),
+  'async, chosen': ('async', None),
 }
 
 
 def best_of_splits(
   deployment: Deployment,
   mode: str,
-  records: Sequence[StepRecord],
+  run: Callable[[Times], Sequence[StepRecord]],
   tree: TreeConfig,
   num_rows: int,
 ) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def best_of_splits(
   Args:
     deployment: models and chips.
     mode: 'serial' or 'async'.
-    records: records of the rounds.
+    run: function that returns the records of rounds for chips with the given
+      times.
     tree: sizes of the trees.
     num_rows: rows that decode together.
 
@@ -50,7 +52,7 @@ def best_of_splits(
     times, _ = plan_search.times_of(
       deployment, split, tree, weight_dtype, programs, num_rows=num_rows
     )
-    figures = summarize(records, times, num_growth_steps=growth)
+    figures = summarize(run(times), times, num_growth_steps=growth)
     found.append({**figures, 'target_chips': split[0]})
   return max(found, key=lambda figures: figures['tokens_per_second'])
 

@@ -132,7 +132,8 @@ def grow(
 ) -> tuple[TreeDraftState, jax.Array]:
   """Grows the trees by `num_steps` i32[] forwards, new trees from their roots.
 
-  `min_mass` f32[] is as in `tree.grow`.
+  Where a row lacks the token before its root, the first forward is for such
+  rows alone. `min_mass` f32[] is as in `tree.grow`.
 
   Returns:
     The state and the number i32[] of forwards: fewer if all trees are full.
@@ -140,7 +141,7 @@ def grow(
   num_restarts = jnp.int32(0)
   if not config.reads_features:  # else a verdict expands its root
     with jax.named_scope('restart'):
-      is_restart = state.is_busy & (state.tree.num_expanded == 0)
+      is_restart = state.is_busy & (state.before != types.PLACEHOLDER_TOKEN_ID)
       must_restart = jnp.any(is_restart) & (num_steps > 0)
       num_restarts = must_restart.astype(jnp.int32)
       state = run_if(
@@ -166,7 +167,7 @@ def advance(
   verified: types.PackedVerified,
   num_steps: jax.Array,
   num_restart_steps: jax.Array,
-  waits: jax.Array,
+  wait_from: jax.Array,
   budgets: jax.Array | None = None,
   min_mass: jax.Array | None = None,
   *,
@@ -184,9 +185,9 @@ def advance(
     num_steps: i32[] forwards that grow the trees before the choice, if every
       new root is expanded.
     num_restart_steps: i32[] forwards besides the restart, if one is not.
-    waits: i32[] 1: a row whose root is not expanded holds up the others until
-      its new tree has T nodes. 0: it does so only if no other row has a tree;
-      else it sends what there is, its root at least, and `grow` does the rest.
+    wait_from: i32[] fewest rows without a tree, their roots not expanded, that
+      hold up the others until they have T nodes. Where there are fewer, they
+      send what there is, their roots at least, and `grow` does the rest.
     budgets: i32[B] most nodes that each row sends, its root left out; None for
       T - 1.
     min_mass: f32[] as in `tree.grow`.
@@ -201,7 +202,7 @@ def advance(
   """
   follow = _follow_with_features if config.reads_features else _follow
   state, verified, restart, num_before = follow(
-    params, state, verified, waits, config, tree_config
+    params, state, verified, wait_from, config, tree_config
   )
   with jax.named_scope('look_up'):
     state = _look_up(state, verified)
@@ -237,19 +238,17 @@ class _Restart:
   is_late: jax.Array  # bool[B] rows that nobody waits for
 
 
-def _restart_of(state, waits):
+def _restart_of(state, wait_from):
   """Returns which rows need a new tree, and what becomes of them."""
-  has_tree = state.tree.num_expanded > 0
-  is_new = state.is_busy & ~has_tree
-  is_alone = ~jnp.any(state.is_busy & has_tree)
-  is_waited_for = jnp.any(is_new) & ((waits > 0) | is_alone)
+  is_new = state.is_busy & (state.tree.num_expanded == 0)
+  is_waited_for = jnp.sum(is_new) >= jnp.maximum(wait_from, 1)
   restart = _Restart(
     is_waited_for=is_waited_for, is_late=is_new & ~is_waited_for
   )
   return is_new, restart
 
 
-def _follow(params, state, verified, waits, config, tree_config):
+def _follow(params, state, verified, wait_from, config, tree_config):
   """Follows a verdict, and expands the roots that are not, if that is due.
 
   Returns:
@@ -270,7 +269,7 @@ def _follow(params, state, verified, waits, config, tree_config):
     )
   with jax.named_scope('restart'):
     state = state.replace(before=_before_roots(state, verified, num_missing))
-    is_new, restart = _restart_of(state, waits)
+    is_new, restart = _restart_of(state, wait_from)
     state = run_if(
       restart.is_waited_for,
       lambda now: _restart(params, now, is_new, config, tree_config),
@@ -288,7 +287,9 @@ def _before_roots(state, verified, num_missing):
   return jnp.where(verified.num_tokens > 0, before, state.before)
 
 
-def _follow_with_features(params, state, verified, waits, config, tree_config):
+def _follow_with_features(
+  params, state, verified, wait_from, config, tree_config
+):
   """Does the same for a draft that reads features, and all verified tokens."""
   packed, features = verified
   verified = types.VerifiedTokens.unpack(packed)
@@ -308,7 +309,7 @@ def _follow_with_features(params, state, verified, waits, config, tree_config):
     state = state.replace(cache=cache, features=feature_state)
   with jax.named_scope('restart'):
     root = feature_state.of_rows[:, :1]
-    is_new, restart = _restart_of(state, waits)
+    is_new, restart = _restart_of(state, wait_from)
     state = run_if(
       jnp.any(is_new),
       lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
@@ -330,8 +331,10 @@ def _reroot(state, verified):
 def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
   """Returns the state with grown trees, and the number of forwards.
 
-  Trees whose root is not expanded stay as they are.
+  Those of idle rows and of rows that lack the token before the root stay as
+  they are if their root is not expanded.
   """
+  is_ready = state.is_busy & (state.before == types.PLACEHOLDER_TOKEN_ID)
   children_fn = functools.partial(
     expansion.children_of, config=config, tree_config=tree_config
   )
@@ -366,7 +369,7 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
     width=tree_config.width,
     num_nodes=num_nodes,
     coverage=tree_config.coverage,
-    is_growing=state.tree.num_expanded > 0,
+    is_growing=is_ready | (state.tree.num_expanded > 0),
     min_mass=min_mass,
   )
   state = state.replace(tree=tree, cache=cache, features=features)

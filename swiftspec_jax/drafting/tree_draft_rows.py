@@ -32,6 +32,7 @@ from swiftspec_jax.drafting import (
   tree_draft,
 )
 from swiftspec_jax.drafting.text_news import Texts
+from swiftspec_jax.drafting.wait_price import WaitPrice
 from swiftspec_jax.model import Model
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices
@@ -60,6 +61,8 @@ class TreeDraftRows:
   Attributes:
     state: the draft's cache and trees, on its devices.
     is_async: whether the draft has devices of its own.
+    wait_price: chooses when the target waits for rows without a tree; learns
+      of the rounds that it is told.
     max_context: tokens that prompt and output can have together.
   """
 
@@ -87,6 +90,7 @@ class TreeDraftRows:
       UserError: the models share a part of their devices only.
     """
     self.is_async = tree_checks.are_disjoint(target, model)
+    self.wait_price = WaitPrice(tree)
     self._model, self._tree = model, tree
     self._target_mesh = target.mesh
     # What the host decides must not be compiled in.
@@ -94,7 +98,7 @@ class TreeDraftRows:
       tree,
       num_draft_steps=0,
       num_restart_steps=0,
-      waits_for_misses=False,
+      waits_for_misses=None,
       is_adaptive=False,
       min_leaf_mass=0.0,
       is_depth_priced=False,
@@ -264,14 +268,16 @@ class TreeDraftRows:
     steps = 0, self._tree.num_restart_steps
     if not self.is_async:  # the restart is a step, too
       steps = num_steps, max(num_steps - 1, 0)
-    waits = self._tree.waits_for_misses or not self.is_async
+    wait_from = 1
+    if self.is_async:
+      wait_from = self.wait_price.wait_from(int(is_busy.sum()))
     dispatched = time.perf_counter()
     self.state, proposal = self._call(
       tree_draft.advance,
       self._model.params,
       self.state,
       received,
-      *map(self._count, (*steps, waits)),
+      *map(self._count, (*steps, wait_from)),
       self._array(tuple(budgets.tolist()), np.int32, self._model.mesh),
       self._mass(min_mass),
       config=self._model.config,

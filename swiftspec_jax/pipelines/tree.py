@@ -86,7 +86,7 @@ class TreePipeline:
       np.arange(batch_size, dtype=np.int32)[:, None], target.mesh
     )
     self._measure_steps = functools.cache(self._measure_steps)
-    self._is_assumed = False
+    self._assumed: tree_sizes.StepTimes | None = None
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
     self._price: DepthPrice | None = None
     if tree_config.is_depth_priced:
@@ -101,11 +101,11 @@ class TreePipeline:
     self._proposal: jax.Array | None = None
     self._is_busy = np.zeros(batch_size, bool)
     # Tokens of the texts that the host knows, and that the draft has read at
-    # least; and the most tokens of a row in rounds that were not read, and in
-    # rounds that the draft was not told of.
+    # least; the sizes of rounds that were not read; and the most tokens of a
+    # row in rounds that the draft was not told of.
     self._num_known = np.zeros(batch_size, np.int64)
     self._num_read = np.zeros(batch_size, np.int64)
-    self._unread: collections.deque[int] = collections.deque()
+    self._unread: collections.deque[tree_sizes.Sizes] = collections.deque()
     self._num_missed = 0
 
   @property
@@ -122,9 +122,9 @@ class TreePipeline:
     return self._draft_rows.state.tree
 
   def assume(self, times: tree_sizes.StepTimes) -> None:
-    """Makes adaptive sizes take these times for those of all steps."""
+    """Makes all that is chosen while decoding take these times for real."""
     self._measure_steps = lambda capacity: times
-    self._is_assumed = True
+    self._assumed = times
 
   def _adapt(self, times: tree_sizes.StepTimes) -> None:
     """Adapts the sizes to the seconds that steps take."""
@@ -210,14 +210,35 @@ class TreePipeline:
   def observe(
     self, reports: Mapping[int, types.StepReport], seconds: float | None
   ) -> None:
-    self._unread.popleft()
+    sizes = self._unread.popleft()
     for slot, report in reports.items():
       self._num_known[slot] += len(report.token_ids)
-    if self._is_assumed or hosts.is_together():  # where all must decide alike
+    if hosts.is_together():  # where all must decide alike
       seconds = None
-    self._sizes.observe(list(reports.values()), seconds)
+    own = list(reports.values())
+    if own and sizes != tree_sizes.PAUSE:
+      self._observe_waits(sizes, own, seconds)
+    self._sizes.observe(own, None if self._assumed else seconds)
     if self._price is not None:
-      self._price.observe(list(reports.values()))
+      self._price.observe(own)
+
+  def _observe_waits(
+    self,
+    sizes: tree_sizes.Sizes,
+    reports: Sequence[types.StepReport],
+    seconds: float | None,
+  ) -> None:
+    num_forwards = max(report.num_forwards for report in reports)
+    if self._assumed is not None:
+      draft = self._assumed.draft_seconds
+      target = self._assumed.target_seconds[sizes.num_nodes]
+      seconds = max(target, sizes.num_steps * draft) + num_forwards * draft
+    self._draft_rows.wait_price.observe(
+      np.array([report.num_drafted + 1 for report in reports]),
+      np.array([len(report.token_ids) for report in reports]),
+      num_forwards,
+      seconds,
+    )
 
   def verify(self) -> types.StepOutput:
     """Enqueues the target's part."""
@@ -241,7 +262,7 @@ class TreePipeline:
         config=config,
         num_nodes=self._next.num_nodes,
       )
-    self._unread.append(self._most_tokens(self._next))
+    self._unread.append(self._next)
     self._num_missed += self._most_tokens(self._next)
     if self._timeline is not None:
       self._timeline.program(
@@ -293,7 +314,7 @@ class TreePipeline:
 
   def _catch_up(self) -> None:
     """Enqueues that the draft reads what it has missed of the texts."""
-    ends = self._num_known + sum(self._unread)
+    ends = self._num_known + sum(map(self._most_tokens, self._unread))
     # The last token that was read has no keys and values yet.
     starts = self._num_read - 1
     for slot in np.flatnonzero(self._is_busy).tolist():

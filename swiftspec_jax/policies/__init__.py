@@ -7,9 +7,9 @@ an answer in both. It is told what was accepted.
 Legend: B rows that decode in a step, K longest draft.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -209,9 +209,19 @@ class Outcome:
   is_usable: np.ndarray | None = None
 
 
-class Policy(Protocol):
-  """Decides how much to speculate."""
+class Policy(abc.ABC):
+  """Decides how much to speculate.
 
+  By default what was drafted is verified, and nothing is learned.
+
+  Attributes:
+    judges_lookups: whether `judge` learns; the engine then has to look drafts
+      up in all steps.
+  """
+
+  judges_lookups: bool = False
+
+  @abc.abstractmethod
   def plan_draft(self, view: StepView) -> DraftPlan:
     """Returns the longest draft of each row, before drafting."""
 
@@ -219,9 +229,24 @@ class Policy(Protocol):
     self, view: StepView, plan: DraftPlan, drafts: Drafts
   ) -> np.ndarray:
     """Returns how many tokens of each draft to verify, i64[B]."""
+    del view, plan
+    return drafts.lengths
 
   def observe(self, outcome: Outcome) -> None:
     """Takes the outcome of a step, in the order of the steps."""
+    del outcome
+
+  def judge(self, outcome: Outcome) -> None:
+    """Learns what would have become of drafts of a lookup.
+
+    An engine looks drafts up in all steps, as that is nearly free, and compares
+    them with its output where they were not part of the step.
+
+    Args:
+      outcome: outcome of lookups; its seconds are NaN if they were not part of
+        a step.
+    """
+    del outcome
 
 
 def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
@@ -238,18 +263,3 @@ def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
   else:  # what cannot be verified is not drafted
     lengths = view.shortened(plan.lengths)
   return view, dataclasses.replace(plan, lengths=lengths)
-
-
-class VerifyAll:
-  """Base of policies that verify what they drafted and learn nothing."""
-
-  def plan_verify(
-    self, view: StepView, plan: DraftPlan, drafts: Drafts
-  ) -> np.ndarray:
-    """Returns the lengths of the drafts."""
-    del view, plan
-    return drafts.lengths
-
-  def observe(self, outcome: Outcome) -> None:
-    """Forgets the outcome."""
-    del outcome

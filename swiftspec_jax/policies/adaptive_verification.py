@@ -111,7 +111,7 @@ def features_of(drafts: policies.Drafts, num_positions: int) -> np.ndarray:
   return np.where(is_token, np.clip(odds, -_MAX_FEATURE, _MAX_FEATURE), 0.0)
 
 
-class AdaptiveVerification:
+class AdaptiveVerification(policies.Policy):
   """Drafts a fixed length and verifies the tokens most likely to be accepted.
 
   The number of tokens comes from what the drafts before were expected to bring,

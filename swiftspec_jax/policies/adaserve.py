@@ -17,7 +17,7 @@ from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
 _ROUNDING = 1e-9  # tokens by which a sum of floats may miss a need
 
 
-class AdaServe:
+class AdaServe(policies.Policy):
   """Chooses the nodes that the target verifies, by need and probability.
 
   The gain of a node is the drafter's own expectation, calibrated, or what the

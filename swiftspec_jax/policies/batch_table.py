@@ -10,7 +10,7 @@ from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 
-class BatchTable(policies.VerifyAll):
+class BatchTable(policies.Policy):
   """Looks the length up by the number of rows.
 
   Knows neither the acceptance of the moment nor the contexts: the baseline that

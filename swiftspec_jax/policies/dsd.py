@@ -73,7 +73,7 @@ def share_out(length: int, rates: np.ndarray) -> np.ndarray:
   return (0.5 + factor * rates).astype(int)
 
 
-class Dsd(policies.VerifyAll):
+class Dsd(policies.Policy):
   """One length for all rows, chosen in every 20th step that is not paused.
 
   Speculation has to promise 1.1 times the goodput of plain decoding. Where it
@@ -140,7 +140,7 @@ class Dsd(policies.VerifyAll):
     return num_rows >= self._paused_rows
 
 
-class DsdPerRequest:
+class DsdPerRequest(policies.Policy):
   """A length for each request, in proportion to its acceptance.
 
   In every 200th step all rows draft as much as they may, and the best common

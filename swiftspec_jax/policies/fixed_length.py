@@ -5,7 +5,7 @@ import numpy as np
 from swiftspec_jax import errors, policies
 
 
-class FixedLength(policies.VerifyAll):
+class FixedLength(policies.Policy):
   """Drafts `length` tokens for each row, whatever the load.
 
   Prompts that share a step come first, unless `drafts_first`. That is the

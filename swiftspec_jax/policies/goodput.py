@@ -17,7 +17,7 @@ _PROBE_EVERY = 128  # steps
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 
 
-class Goodput:
+class Goodput(policies.Policy):
   """Chooses the length of every draft by predicted goodput.
 
   From time to time rows of which nothing was verified get a short draft that

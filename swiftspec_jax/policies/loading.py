@@ -27,12 +27,11 @@ def load_class(name: str) -> type[Any]:
   found = getattr(module, class_name, None)
   if not isinstance(found, type):
     raise errors.UserError(f'{name}: {module_name} has no class {class_name}')
-  for method in ('plan_draft', 'plan_verify', 'observe'):
-    if not callable(getattr(found, method, None)):
-      raise errors.UserError(
-        f'{name} is no policy: it has no method {method}; see '
-        'docs/how_to/add_a_policy.md'
-      )
+  if not issubclass(found, policies.Policy):
+    raise errors.UserError(
+      f'{name} is no policy: it must be a subclass of policies.Policy; see '
+      'docs/how_to/add_a_policy.md'
+    )
   return found
 
 

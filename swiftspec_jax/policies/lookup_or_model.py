@@ -17,11 +17,13 @@ from swiftspec_jax import policies
 _HYSTERESIS = 1.02  # gain that is worth a change of the source
 
 
-class LookupOrModel:
+class LookupOrModel(policies.Policy):
   """Asks two policies in each step, and follows one of them.
 
   A plan that promises nothing is an experiment of its policy, and is followed.
   """
+
+  judges_lookups = True
 
   def __init__(self, by_model: policies.Policy, by_lookup: policies.Policy):
     """Keeps two policies that predict the goodput of their plans.
@@ -68,15 +70,6 @@ class LookupOrModel:
       self.judge(outcome)
 
   def judge(self, outcome: policies.Outcome) -> None:
-    """Learns what became, or would have become, of drafts of a lookup.
-
-    An engine looks drafts up in all steps, as that is nearly free, and compares
-    them with its output where they were not part of the step.
-
-    Args:
-      outcome: outcome of lookups; its seconds are NaN if they were not part of
-        a step.
-    """
     view = _without_late(outcome.view)
     self._by_lookup.observe(dataclasses.replace(outcome, view=view))
 

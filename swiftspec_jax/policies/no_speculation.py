@@ -5,7 +5,7 @@ import numpy as np
 from swiftspec_jax import policies
 
 
-class NoSpeculation(policies.VerifyAll):
+class NoSpeculation(policies.Policy):
   """Never drafts."""
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:

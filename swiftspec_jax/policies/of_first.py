@@ -8,7 +8,7 @@ import numpy as np
 from swiftspec_jax import hosts, policies, sharding
 
 
-class OfFirst:
+class OfFirst(policies.Policy):
   """A policy that is asked, and learns, in process 0 alone.
 
   Hosts measure different times, and their floating point may differ, too. Two
@@ -18,8 +18,7 @@ class OfFirst:
   def __init__(self, policy: policies.Policy):
     """Takes the policy, which must be the same in all processes."""
     self._policy = policy
-    if hasattr(policy, 'judge'):  # as in `LookupOrModel`
-      self.judge = self._judge
+    self.judges_lookups = policy.judges_lookups
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     values = hosts.of_first(lambda: _to_json(self._policy.plan_draft(view)))
@@ -43,7 +42,7 @@ class OfFirst:
     if sharding.is_first_process():
       self._policy.observe(outcome)
 
-  def _judge(self, outcome: policies.Outcome) -> None:
+  def judge(self, outcome: policies.Outcome) -> None:
     if sharding.is_first_process():
       self._policy.judge(outcome)
 

@@ -10,7 +10,7 @@ import numpy as np
 from swiftspec_jax import cost_model, errors, policies
 
 
-class Roofline(policies.VerifyAll):
+class Roofline(policies.Policy):
   """Gives all rows the longest draft within a slack of the plain step.
 
   Knows nothing of the acceptance; `Goodput` weighs that, too.

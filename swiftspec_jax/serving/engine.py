@@ -17,7 +17,7 @@ import time
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies, sharding, types
+from swiftspec_jax import errors, hosts, policies, sharding, types
 from swiftspec_jax.engine import engine
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
@@ -140,7 +140,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   @policy.setter
   def policy(self, policy: policies.Policy) -> None:
-    if hasattr(policy, 'judge') and self.lookup is None:
+    if policy.judges_lookups and self.lookup is None:
       raise _no_lookup()
     self._policy = policy
 
@@ -250,7 +250,7 @@ class PageEngine(engine.Engine[PagedJob]):
     )
     rows = is_present[decoding]
     judged = None
-    if hasattr(self.policy, 'judge') and not unread.plan.looks_up:
+    if self.policy.judges_lookups and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = Verdicts.unpack(
@@ -268,6 +268,10 @@ class PageEngine(engine.Engine[PagedJob]):
     end = time.perf_counter()
     seconds = end - max(unread.start, self._last_read)
     self._last_read = end
+    if report is not None:
+      self._observe_report(
+        unread, rows, of_view.num_accepted, report[view.slots], seconds
+      )
     self.policy.observe(
       steps.outcome(
         dataclasses.replace(unread, view=view),
@@ -295,6 +299,24 @@ class PageEngine(engine.Engine[PagedJob]):
       seconds=seconds,
       host_seconds=seconds - waited,
       **verdicts_of(report),
+    )
+
+  def _observe_report(
+    self,
+    unread: Unread,
+    is_present: np.ndarray,
+    accepted: np.ndarray,
+    report: np.ndarray,
+    seconds: float,
+  ) -> None:
+    """Tells the drafter how long a step took."""
+    does_more = unread.view.num_prefill_tokens or unread.drafts.takes_in
+    self.drafter.observe(
+      unread.drafted[is_present],
+      unread.verified[is_present],
+      accepted[is_present],
+      report[is_present],
+      None if does_more or hosts.is_together() else seconds,
     )
 
   def _draft(

@@ -60,9 +60,9 @@ class SlotDrafts:
     takes_in: whether a chunk of late tokens was read before, see `Intake`.
     is_late: bool[B] rows without a draft, as their text is not read yet;
       None if there are none.
-    report: i32[U, 2] on the devices, for trees that live on: the outcome of
-      the verdict that each has followed, or NO_OUTCOME, and the draft forwards
-      for which the target has waited.
+    report: i32[U, 3] on the devices, for trees that live on: the outcome of
+      the verdict that each has followed, or NO_OUTCOME; the draft forwards for
+      which the target has waited; and the nodes, the root included.
   """
 
   drafts: policies.Drafts
@@ -78,7 +78,7 @@ def verdicts_of(report: np.ndarray | None) -> dict[str, Any]:
   """Returns what `SlotDrafts.report` says, as fields of a step's record."""
   if report is None:
     return {}
-  outcomes, num_forwards = report[report[:, 0] != types.NO_OUTCOME].T
+  outcomes, num_forwards, _ = report[report[:, 0] != types.NO_OUTCOME].T
   return {
     'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
     'num_forwards': int(num_forwards.max(initial=0)),
@@ -187,6 +187,25 @@ class EngineDrafter(Protocol):
       is_present: bool[B] rows whose requests have not ended before.
     """
 
+  def observe(
+    self,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    report: np.ndarray,
+    seconds: float | None,
+  ) -> None:
+    """Learns how long a step took; only where drafts have a `report`.
+
+    Args:
+      drafted: i64[B] as in `overlap`.
+      verified: i64[B] as in `overlap`.
+      accepted: i64[B] of them.
+      report: i32[B, 3] of the rows.
+      seconds: duration of the step; None if it did more than others do, or
+        several processes must decide alike.
+    """
+
   def forget(self, request_id: int) -> None:
     """A request has ended."""
 
@@ -240,6 +259,9 @@ class HostDrafter:
 
   def commit(self, view, drafted, verified, accepted, is_present) -> None:
     del view, drafted, verified, accepted, is_present
+
+  def observe(self, drafted, verified, accepted, report, seconds) -> None:
+    del drafted, verified, accepted, report, seconds
 
   def learn(
     self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts

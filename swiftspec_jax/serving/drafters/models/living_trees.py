@@ -53,8 +53,7 @@ def unpack(
 
   Returns:
     Tokens i32[U, K], the trees, the probabilities f32[U, K] of the nodes, and
-    for the statistics i32[U, 2]: the outcome of that verdict, or NO_OUTCOME,
-    and the draft forwards behind it.
+    for the host `SlotDrafts.report`.
   """
   proposal = types.TreeProposal.unpack(proposal)
   packed = verified[0] if isinstance(verified, tuple) else verified
@@ -64,7 +63,7 @@ def unpack(
     jnp.maximum(proposal.token_ids, 0)[:, 1:],
     slot_trees.of_parents(proposal.parents, proposal.is_looked_up),
     jnp.exp(proposal.log_probs)[:, 1:],
-    jnp.stack([outcome, proposal.num_forwards], axis=1),
+    jnp.stack([outcome, proposal.num_forwards, proposal.size], axis=1),
   )
 
 
@@ -215,6 +214,18 @@ class LivingTreeDrafter:
     rows = is_present & (self._read_steps[view.slots] <= view.step)
     rejected = np.where(rows, verified - accepted, 0)
     self._num_missing[view.slots] -= rejected
+
+  def observe(
+    self,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    report: np.ndarray,
+    seconds: float | None,
+  ) -> None:
+    num_sent = np.minimum(report[:, 2], verified + 1) * (drafted > 0)
+    num_forwards = int(report[drafted > 0, 1].max(initial=0))
+    self.rows.wait_price.observe(num_sent, accepted + 1, num_forwards, seconds)
 
   def forget(self, request_id: int) -> None:
     del request_id

@@ -1,0 +1,107 @@
+"""When the target waits for rows that have lost their trees.
+
+A row loses its tree when the last verified token was not in it, or not
+expanded. Either the target waits for the w draft forwards of a new one, or the
+row sends its root alone and gets one token. A tree gives L, but a new one is w
+levels deep only.
+
+The rows of a batch emit E tokens together in a round of T seconds. A wait of t
+seconds thus costs E t / T tokens, those that the same time yields otherwise.
+For m rows without a tree it pays where
+
+  m min(L - 1, w) > E t / T.
+
+The device knows m first, with the verdict. The host sends it the least m that
+is worth a wait, and need not have read a round of late. If no row has a tree
+the target always waits, as in the SwiftSpec paper, whose batch is one row.
+"""
+
+import collections
+import statistics
+
+import numpy as np
+
+from swiftspec_jax.config import TreeConfig
+
+_DECAY = 0.95  # weight of a round against the one after it
+# Rounds of a kind, at most and at least; a hiccup does not move their median.
+_NUM_RECENT, _FEWEST = 15, 3
+_LEAST_GAIN = 1e-3  # tokens of a tree, besides the root's
+
+
+class WaitPrice:
+  """Follows the rounds of an engine, and chooses unless the user has."""
+
+  def __init__(self, tree: TreeConfig):
+    """Begins with a guess: draft forwards fill the time of a verification."""
+    self._waits = tree.waits_for_misses
+    # Means of a round: tokens of all rows, for each row that drafts; tokens of
+    # a row that sent a tree; and the share of rounds with a wait.
+    self._num_tokens = self._num_tree_tokens = 2.0
+    self._share = 0.0
+    # Of a wait: its forwards, and what one is thought to take of a round.
+    self._num_forwards = 1.0 + tree.num_restart_steps
+    self._forward_cost = 1 / max(tree.num_draft_steps, 1)
+    # Seconds of rounds, by whether there was a wait.
+    self._seconds: dict[bool, collections.deque[float]] = {
+      waited: collections.deque(maxlen=_NUM_RECENT) for waited in (False, True)
+    }
+
+  def wait_from(self, num_rows: int) -> int:
+    """Returns the least number of rows without a tree that is worth a wait.
+
+    Args:
+      num_rows: rows that draft.
+
+    Returns:
+      1 to `num_rows`, or 1 if that is 0.
+    """
+    least = num_rows
+    if self._waits:
+      least = 1
+    elif self._waits is None:
+      gain = min(self._num_tree_tokens - 1, self._num_forwards)
+      gain = max(gain, _LEAST_GAIN)
+      least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
+    return max(min(least, num_rows), 1)
+
+  def _cost(self) -> float:
+    """Returns t / T."""
+    more = self._num_forwards * self._forward_cost
+    without, waited = map(self._seconds.get, (False, True))
+    if min(len(without), len(waited)) >= _FEWEST:
+      more = statistics.median(waited) / statistics.median(without) - 1
+    return max(more, 0.0) / (1 + self._share * max(more, 0.0))
+
+  def observe(
+    self,
+    num_sent: np.ndarray,
+    num_tokens: np.ndarray,
+    num_forwards: int,
+    seconds: float | None,
+  ) -> None:
+    """Takes a round.
+
+    Args:
+      num_sent: i64[B] nodes that each row has sent, the root included; 0 for
+        rows that do not draft.
+      num_tokens: i64[B] tokens that the rows emit.
+      num_forwards: draft forwards for which the target has waited.
+      seconds: duration of the round; None if it did more than others do.
+    """
+    num_drafting = np.count_nonzero(num_sent)
+    if not num_drafting:
+      return
+    new, has_waited = 1 - _DECAY, num_forwards > 0
+    self._num_tokens += new * (
+      num_tokens.sum() / num_drafting - self._num_tokens
+    )
+    has_tree = num_sent > 1
+    if has_tree.any():
+      mean = num_tokens[has_tree].mean()
+      self._num_tree_tokens += new * (mean - self._num_tree_tokens)
+    self._share += new * (has_waited - self._share)
+    if has_waited:
+      self._num_forwards += new * (num_forwards - self._num_forwards)
+    if seconds is not None:
+      self._seconds[has_waited].append(seconds)
