@@ -46,7 +46,7 @@ def fed_pair(target_devices, draft_devices, vocab_size=262):
     name='head',
     devices=jax.devices()[slice(*draft_devices)],
   )
-  fusion = 0.05 * draft.params['feature_fusion']
+  fusion = 0.12 * draft.params['feature_fusion']
   params = {
     **draft.params,
     **stand_alone.params,
