@@ -32,7 +32,7 @@ def start(mode, draft_seed=0, **changes):
   tree = dataclasses.replace(TREE, **changes)
   target, draft = pair(*DEVICES[mode], draft_seed, num_layers=2)
   pipeline = ss.Decoder(target, draft, tree=tree).pipeline
-  request = requests_of(1, max_new_tokens=150)[0]
+  request = requests_of(2, max_new_tokens=150)[1]
   limit = len(request.token_ids) + 150
   pipeline.prepare(limit, [request.sampling])
   chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
