@@ -92,7 +92,6 @@ def check(model, requests, results):
   [
     ('serial', 0, None),
     ('serial', 2, None),
-    ('async', 0, None),
     ('async', 0, False),
     ('async', 1, True),
     ('async', 1, None),
