@@ -42,10 +42,9 @@ class WaitPrice:
     # Of a wait: its forwards, and what one is thought to take of a round.
     self._num_forwards = 1.0 + tree.num_restart_steps
     self._forward_cost = 1 / max(tree.num_draft_steps, 1)
-    # Seconds of rounds, by whether there was a wait.
-    self._seconds: dict[bool, collections.deque[float]] = {
-      waited: collections.deque(maxlen=_NUM_RECENT) for waited in (False, True)
-    }
+    # Seconds of rounds without a wait, and with one.
+    self._without = collections.deque[float](maxlen=_NUM_RECENT)
+    self._waited = collections.deque[float](maxlen=_NUM_RECENT)
 
   def wait_from(self, num_rows: int) -> int:
     """Returns the least number of rows without a tree that is worth a wait.
@@ -68,10 +67,10 @@ class WaitPrice:
   def _cost(self) -> float:
     """Returns t / T."""
     more = self._num_forwards * self._forward_cost
-    without, waited = map(self._seconds.get, (False, True))
-    if min(len(without), len(waited)) >= _FEWEST:
-      more = statistics.median(waited) / statistics.median(without) - 1
-    return max(more, 0.0) / (1 + self._share * max(more, 0.0))
+    if min(len(self._without), len(self._waited)) >= _FEWEST:
+      plain = statistics.median(self._without)
+      more = max(statistics.median(self._waited) / plain - 1, 0.0)
+    return more / (1 + self._share * more)
 
   def observe(
     self,
@@ -104,4 +103,4 @@ class WaitPrice:
     if has_waited:
       self._num_forwards += new * (num_forwards - self._num_forwards)
     if seconds is not None:
-      self._seconds[has_waited].append(seconds)
+      (self._waited if has_waited else self._without).append(seconds)
