@@ -55,13 +55,11 @@ class WaitPrice:
     Returns:
       1 to `num_rows`, or 1 if that is 0.
     """
-    least = num_rows
-    if self._waits:
-      least = 1
-    elif self._waits is None:
-      gain = min(self._num_tree_tokens - 1, self._num_forwards)
-      gain = max(gain, _LEAST_GAIN)
-      least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
+    if self._waits is not None:
+      return 1 if self._waits else max(num_rows, 1)
+    gain = min(self._num_tree_tokens - 1, self._num_forwards)
+    gain = max(gain, _LEAST_GAIN)
+    least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
     return max(min(least, num_rows), 1)
 
   def _cost(self) -> float:
@@ -91,16 +89,20 @@ class WaitPrice:
     num_drafting = np.count_nonzero(num_sent)
     if not num_drafting:
       return
-    new, has_waited = 1 - _DECAY, num_forwards > 0
-    self._num_tokens += new * (
-      num_tokens.sum() / num_drafting - self._num_tokens
-    )
+    of_rows = num_tokens.sum() / num_drafting
+    self._num_tokens = _moved(self._num_tokens, of_rows)
     has_tree = num_sent > 1
     if has_tree.any():
-      mean = num_tokens[has_tree].mean()
-      self._num_tree_tokens += new * (mean - self._num_tree_tokens)
-    self._share += new * (has_waited - self._share)
+      of_trees = num_tokens[has_tree].mean()
+      self._num_tree_tokens = _moved(self._num_tree_tokens, of_trees)
+    has_waited = num_forwards > 0
+    self._share = _moved(self._share, has_waited)
     if has_waited:
-      self._num_forwards += new * (num_forwards - self._num_forwards)
+      self._num_forwards = _moved(self._num_forwards, num_forwards)
     if seconds is not None:
       (self._waited if has_waited else self._without).append(seconds)
+
+
+def _moved(mean: float, value: float) -> float:
+  """Returns a mean that forgets, after one more value."""
+  return mean + (1 - _DECAY) * (value - mean)
