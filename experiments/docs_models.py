@@ -8,7 +8,7 @@ import pathlib
 from experiments import program
 from experiments.output import benchmark_output
 from swiftspec_jax.checkpoint import gguf, hf
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, llama4
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'models.md'
 _START, _END = '<!-- families -->', '<!-- end of families -->'
@@ -23,6 +23,7 @@ _MODELS = {
   'llama4_text': 'Llama 4 Scout, Maverick: text',
   'gemma3_text': 'Gemma 3 270m, 1b',
 }
+_NO_INT4 = 'gpt_oss', llama4.FAMILY  # as published
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def _row(family: str) -> list[str]:
     _MODELS[family],
     'yes',
     _yes(is_in_gguf),
-    _yes(family != 'gpt_oss'),
+    _yes(family not in _NO_INT4),
     'yes' if is_dense else 'int8, int4, float8, mxfp4',
   ]
 

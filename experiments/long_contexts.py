@@ -26,7 +26,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import program
-from experiments.flags import shared_flags
+from experiments.flags import shared_flags, size_flags
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
 
@@ -40,7 +40,7 @@ _NUM_TEXTS = flags.DEFINE_integer(
   'num_texts', 2, 'How many prompts of a task.', lower_bound=1
 )
 _BUDGETS = flags.DEFINE_list(
-  'budgets', ['128', '256', '512'], 'Tokens that a draft sees.'
+  'budgets', ['128', '256', '512'], 'Tokens that a draft sees, ascending.'
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the results.', required=True
@@ -82,13 +82,8 @@ def main() -> None:
 
 def _drafts() -> Iterator[tuple[str, int, ss.SelfDraft | ss.SnapKVDraft]]:
   """Yields the name, the budget and the options of each draft."""
-  for text in _BUDGETS.value:
-    if not text.isdecimal():
-      raise errors.UserError(
-        f'--budgets={",".join(_BUDGETS.value)} must be numbers such as 128,256'
-      )
-    budget = int(text)
-    sinks = ss.SelfDraft().num_sink_tokens
+  sinks = ss.SelfDraft().num_sink_tokens
+  for budget in size_flags.read(_BUDGETS):
     yield 'window', budget, ss.SelfDraft(window=budget - sinks)
     yield 'snapkv', budget, ss.SnapKVDraft(budget=budget, interval=_INTERVAL)
 

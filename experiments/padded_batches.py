@@ -15,12 +15,13 @@ sizes.json.
 import collections
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from experiments import program
-from experiments.flags import load_flags
+from experiments.flags import load_flags, size_flags
 from experiments.load import load_output, simulated_load
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
@@ -33,7 +34,7 @@ from swiftspec_jax.simulator import layouts
 _NUM_PROGRAMS = flags.DEFINE_list(
   'num_programs',
   ['12', '40'],
-  'Numbers of programs of the target to choose sizes for.',
+  'Numbers of programs of the target to choose sizes for, ascending.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the results.', required=True
@@ -65,7 +66,7 @@ class Counted:
 
 def main() -> None:
   """Runs the program."""
-  numbers = load_flags.positive_numbers('num_programs', _NUM_PROGRAMS.value)
+  numbers = size_flags.read(_NUM_PROGRAMS)
   load = _load()
   rates, policies = load_flags.request_rates(), load_flags.policy_names()
   for name in policies:
@@ -73,7 +74,7 @@ def main() -> None:
   load.check_fits()
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
-  found = _systems(load, rates, [int(number) for number in numbers])
+  found = _systems(load, rates, numbers)
   sizes = {
     name: dataclasses.asdict(system.load.buckets)
     for name, system in found.items()
@@ -124,7 +125,9 @@ def _load() -> simulated_load.SimulatedLoad:
 
 
 def _systems(
-  load: simulated_load.SimulatedLoad, rates: list[float], numbers: list[int]
+  load: simulated_load.SimulatedLoad,
+  rates: list[float],
+  numbers: Sequence[int],
 ) -> dict[str, System]:
   """Returns what is compared; sizes are chosen from another seed's steps."""
   shapes: collections.Counter[shape_classes.Shape] = collections.Counter()

@@ -11,8 +11,6 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
 
-_FOUR_BITS = jnp.int4, jnp.float4_e2m1fn
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
@@ -42,6 +40,6 @@ class Model:
     On CPUs each of them has a byte.
     """
     return sum(
-      x.nbytes // 2 if x.dtype in _FOUR_BITS else x.nbytes
+      x.nbytes // 2 if x.dtype == jnp.int4 else x.nbytes
       for x in jax.tree.leaves(self.params)
     )

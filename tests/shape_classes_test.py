@@ -90,8 +90,7 @@ def test_sizes_of_rows_and_tokens_share_the_programs(most):
   assert (found.max_rows, found.max_query_tokens) == (6, 20)
 
 
-# Of the dossier: two rows decode, one verifies 52 draft tokens, and a prompt
-# is read. They had 1 656, 1 985, 1 983 and 956 tokens before.
+# Two rows decode, one verifies 52 draft tokens, and a prompt is read.
 STEP = StepPlan(
   request_ids=np.arange(4),
   slots=np.arange(4),

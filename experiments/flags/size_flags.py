@@ -1,4 +1,4 @@
-"""Flags that list compiled sizes."""
+"""Flags that list sizes."""
 
 from absl import flags
 

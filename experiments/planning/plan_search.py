@@ -29,7 +29,7 @@ class Plan:
     recording: mode, sizes and rounds.
     target_chips: chips of the target; all of them in serial mode.
     draft_chips: chips of the draft; all of them in serial mode.
-    kernels: whether kernels are fused: those of `kernels_pallas` are used.
+    kernels: whether the programs have kernels of `kernels_pallas`.
     weight_dtype: dtype of the matrices.
     times: predicted seconds.
     target: parts of the target's.

@@ -11,7 +11,6 @@ Legend: D embed.
 import dataclasses
 import functools
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -100,7 +99,9 @@ def open_layer(directory: pathlib.Path, target: Model) -> Layer:
   return Layer(directory, layer, target)
 
 
-def _arrays(tensors: draft_tensors.Tensors, config: ModelConfig) -> Any:
+def _arrays(
+  tensors: draft_tensors.Tensors, config: ModelConfig
+) -> params_lib.Params:
   """Returns host arrays of what only the layer has."""
   width = config.embed_dim
 

@@ -42,10 +42,9 @@ class WaitPrice:
     # Of a wait: its forwards, and what one is thought to take of a round.
     self._num_forwards = 1.0 + tree.num_restart_steps
     self._forward_cost = 1 / max(tree.num_draft_steps, 1)
-    # Seconds of rounds, by whether there was a wait.
-    self._seconds: dict[bool, collections.deque[float]] = {
-      waited: collections.deque(maxlen=_NUM_RECENT) for waited in (False, True)
-    }
+    # Seconds of rounds without a wait, and with one.
+    self._without = collections.deque[float](maxlen=_NUM_RECENT)
+    self._waited = collections.deque[float](maxlen=_NUM_RECENT)
 
   def wait_from(self, num_rows: int) -> int:
     """Returns the least number of rows without a tree that is worth a wait.
@@ -56,22 +55,20 @@ class WaitPrice:
     Returns:
       1 to `num_rows`, or 1 if that is 0.
     """
-    least = num_rows
-    if self._waits:
-      least = 1
-    elif self._waits is None:
-      gain = min(self._num_tree_tokens - 1, self._num_forwards)
-      gain = max(gain, _LEAST_GAIN)
-      least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
+    if self._waits is not None:
+      return 1 if self._waits else max(num_rows, 1)
+    gain = min(self._num_tree_tokens - 1, self._num_forwards)
+    gain = max(gain, _LEAST_GAIN)
+    least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
     return max(min(least, num_rows), 1)
 
   def _cost(self) -> float:
     """Returns t / T."""
     more = self._num_forwards * self._forward_cost
-    without, waited = map(self._seconds.get, (False, True))
-    if min(len(without), len(waited)) >= _FEWEST:
-      more = statistics.median(waited) / statistics.median(without) - 1
-    return max(more, 0.0) / (1 + self._share * max(more, 0.0))
+    if min(len(self._without), len(self._waited)) >= _FEWEST:
+      plain = statistics.median(self._without)
+      more = max(statistics.median(self._waited) / plain - 1, 0.0)
+    return more / (1 + self._share * more)
 
   def observe(
     self,
@@ -92,16 +89,20 @@ class WaitPrice:
     num_drafting = np.count_nonzero(num_sent)
     if not num_drafting:
       return
-    new, has_waited = 1 - _DECAY, num_forwards > 0
-    self._num_tokens += new * (
-      num_tokens.sum() / num_drafting - self._num_tokens
-    )
+    of_rows = num_tokens.sum() / num_drafting
+    self._num_tokens = _moved(self._num_tokens, of_rows)
     has_tree = num_sent > 1
     if has_tree.any():
-      mean = num_tokens[has_tree].mean()
-      self._num_tree_tokens += new * (mean - self._num_tree_tokens)
-    self._share += new * (has_waited - self._share)
+      of_trees = num_tokens[has_tree].mean()
+      self._num_tree_tokens = _moved(self._num_tree_tokens, of_trees)
+    has_waited = num_forwards > 0
+    self._share = _moved(self._share, has_waited)
     if has_waited:
-      self._num_forwards += new * (num_forwards - self._num_forwards)
+      self._num_forwards = _moved(self._num_forwards, num_forwards)
     if seconds is not None:
-      self._seconds[has_waited].append(seconds)
+      (self._waited if has_waited else self._without).append(seconds)
+
+
+def _moved(mean: float, value: float) -> float:
+  """Returns a mean that forgets, after one more value."""
+  return mean + (1 - _DECAY) * (value - mean)

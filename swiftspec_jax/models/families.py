@@ -213,6 +213,10 @@ def _qwen3_moe(values: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _qwen2(values: Mapping[str, Any]) -> dict[str, Any]:
+  return {**_sliding(values), 'use_qkv_bias': True}
+
+
 def _mimo(values: Mapping[str, Any]) -> dict[str, Any]:
   has_bias = values.get('attention_bias', True)
   if not has_bias:
@@ -220,7 +224,7 @@ def _mimo(values: Mapping[str, Any]) -> dict[str, Any]:
       f'attention_bias={has_bias} is not supported for {MIMO}; its queries, '
       'keys and values have biases'
     )
-  return {**_sliding(values), 'use_qkv_bias': True}
+  return _qwen2(values)
 
 
 def _gpt_oss(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,9 +250,7 @@ FAMILIES: dict[str, Family] = {
   'mistral': Family(
     fields=lambda values: {'sliding_window': values.get('sliding_window')}
   ),
-  'qwen2': Family(
-    fields=lambda values: {**_sliding(values), 'use_qkv_bias': True}
-  ),
+  'qwen2': Family(fields=_qwen2),
   MIMO: Family(fields=_mimo, unsupported_options=('use_mrope',)),
   'qwen3': Family(
     fields=lambda values: {**_sliding(values), 'use_qk_norm': True},
@@ -439,24 +441,23 @@ def _feed_forward(
   def linear(name, num_out, num_in):
     return get(f'{start}.{name}.weight', num_out, num_in)
 
-  def dense(prefix, ffw_dim):
+  def dense(ffw_dim, prefix='', own_prefix=''):
     gate = linear(f'{prefix}gate_proj', ffw_dim, c.embed_dim)
     up = linear(f'{prefix}up_proj', ffw_dim, c.embed_dim)
-    # [2, F, D] -> [D, 2, F]
-    gate_up = np.moveaxis(np.stack([gate, up]), -1, 0)
-    return gate_up, linear(f'{prefix}down_proj', c.embed_dim, ffw_dim).T
+    down = linear(f'{prefix}down_proj', c.embed_dim, ffw_dim)
+    return {
+      # [2, F, D] -> [D, 2, F]
+      f'{own_prefix}gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+      f'{own_prefix}down': down.T,
+    }
 
   if not c.has_experts(layer):
-    return dict(zip(('gate_up', 'down'), dense('', c.ffw_dim), strict=True))
+    return dense(c.ffw_dim)
   if c.family == 'gpt_oss':
     return _gpt_oss_experts(get, c, start)
   if is_llama4:
-    shared = dense('shared_expert.', c.expert_ffw_dim)
-    names = 'shared_gate_up', 'shared_down'
-    return {
-      **llama4.experts(get, c, start),
-      **dict(zip(names, shared, strict=True)),
-    }
+    shared = dense(c.expert_ffw_dim, 'shared_expert.', 'shared_')
+    return {**llama4.experts(get, c, start), **shared}
   sizes = c.experts
 
   def stacked(name, num_out, num_in):

@@ -72,9 +72,9 @@ def param_specs(config: ModelConfig) -> Params:
   F ffw, V vocabulary, H features. q, k and v of one kv head lie side by side
   in `qkv` ([D, G, Q + 2, E]), gate and up in `gate_up` ([D, 2, F]): one product
   each, and a device's share of heads is one slice of axis G. A layer with
-  experts has them in the place of `gate_up` and `down`, and those of a shared
-  expert by names of their own. The first layer of an
-  EAGLE-3 head has inputs of 2 D in `qkv`.
+  experts has them in the place of `gate_up` and `down`, and a shared expert
+  under names of its own. The first layer of an EAGLE-3 head has inputs of 2 D
+  in `qkv`.
   """
   c = config
   sizes = {

@@ -120,6 +120,13 @@ class StoredMatrix:
   def _arrays(self):
     return self.values, self.scales, self.offsets
 
+  def is_grouped(self, weight_dtype: str) -> bool:
+    """Whether groups of inputs have scales of their own.
+
+    Those of int4 always do, as its kernels have them.
+    """
+    return weight_dtype == 'int4' or self.scales.shape[1] > 1
+
   def put(
     self,
     shape: tuple[int, int],
@@ -217,8 +224,7 @@ class Scheme:
       mesh: devices of the matrix.
     """
     out_shape = shape[self.num_in_axes :]
-    # The scales of int4 are always those of groups, as its kernels have them.
-    is_grouped = self.weight_dtype == 'int4' or stored.scales.shape[1] > 1
+    is_grouped = stored.is_grouped(self.weight_dtype)
     shardings = self._shardings(axes, mesh, is_grouped)
     values, scales, offsets = stored.put(
       (

@@ -111,8 +111,7 @@ class Scheme:
     mesh: Mesh,
   ) -> QuantizedExperts:
     """Returns the matrix of a checkpoint; see `quantization.Scheme.place`."""
-    # As in `quantization.Scheme.place`.
-    is_grouped = self.weight_dtype == 'int4' or stored.scales.shape[1] > 1
+    is_grouped = stored.is_grouped(self.weight_dtype)
     shardings = _shardings(axes, mesh, is_grouped)
     values, scales, offsets = stored.put(
       shape[1:],

@@ -77,7 +77,7 @@ class ProgramSizes:
     }
     errors.check_fields(self, checks)
     page_size = config.page_size
-    longest = _ceil(self.scheduler.max_context, page_size)
+    longest = _ceil(config.max_context, page_size)
     contexts = self.contexts or _doubled(longest)
     contexts = tuple(sorted({_ceil(size, page_size) for size in contexts}))
     if contexts[0] < 1 or contexts[-1] < longest:

@@ -150,13 +150,10 @@ def _check(shapes: Mapping[Shape, int], buckets: StepBuckets) -> None:
         f'a step of {rows} rows and {tokens} tokens is none: each row feeds at '
         'least one token'
       )
-  for name, most, largest in (
-    ('rows', buckets.max_rows, max(rows for rows, _ in shapes)),
-    (
-      'query_tokens',
-      buckets.max_query_tokens,
-      max(tokens for _, tokens in shapes),
-    ),
+  sizes = 'rows', 'query_tokens'
+  limits = buckets.max_rows, buckets.max_query_tokens
+  for name, most, largest in zip(
+    sizes, limits, map(max, zip(*shapes, strict=True)), strict=True
   ):
     if largest > most:
       raise errors.UserError(

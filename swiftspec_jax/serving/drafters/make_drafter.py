@@ -104,8 +104,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     raise errors.UserError(
       'an engine drafts with a model, SelfDraft, SnapKVDraft, TreeDraft, '
       'BeamDraft, PromptLookup, SuffixLookup, Datastore, PhraseDraft or a '
-      'HostDrafter, '
-      f'got {draft!r}'
+      f'HostDrafter, got {draft!r}'
     )
   if isinstance(draft, LivingTrees):
     feature_draft.check_lives(model)
