@@ -4,7 +4,6 @@ Legend: N tokens, X blocks, W tokens of a block, M tokens whose logits are
 wanted, D embed, V vocabulary.
 """
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
