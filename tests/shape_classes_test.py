@@ -100,12 +100,19 @@ STEP = StepPlan(
   is_sampled=np.ones(4, bool),
   num_ahead=np.zeros(4, int),
   num_decoding=3,
+  shape=(4, 417),
   padded_rows=4,
   padded_query_tokens=512,
 )
 BUCKETS = StepBuckets(
   rows=(1, 2, 4), query_tokens=(64, 384, 512), lengths=(0, 52)
 )
+
+
+def test_rows_that_have_ended_were_computed():
+  none = STEP.only(np.zeros(4, bool))
+  assert none.shape == STEP.shape
+  assert none.num_computed_tokens == 512
 
 
 def test_padding_of_a_step():
@@ -144,7 +151,9 @@ def test_layouts_of_a_step(layout, forwards):
 
 
 def test_a_step_of_a_token_a_row_has_a_program_of_its_rows():
-  step = dataclasses.replace(STEP, num_query_tokens=np.ones(4, int))
+  step = dataclasses.replace(
+    STEP, num_query_tokens=np.ones(4, int), shape=(4, 4)
+  )
   (forward,) = layouts.flat(step, BUCKETS)
   assert (forward.num_rows, forward.num_tokens) == (4, 4)
   assert shape_classes.num_computed({(4, 4): 2, (3, 3): 1}, BUCKETS) == 12

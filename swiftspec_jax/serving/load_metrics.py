@@ -97,10 +97,9 @@ class LoadRecorder:
     self.num_steps += 1
     self.num_probes += policy_plan.is_probe is not None
     self.busy_seconds += seconds
-    num_tokens = int(step.num_query_tokens.sum())
-    self.num_query_tokens += num_tokens
+    self.num_query_tokens += step.shape[1]
     self.num_computed_tokens += step.num_computed_tokens
-    self.shapes[len(step.slots), num_tokens] += 1
+    self.shapes[step.shape] += 1
     decoding = slice(step.num_decoding)
     num_emitted = np.ones(len(step.slots), np.int64)
     num_emitted[decoding] += num_accepted

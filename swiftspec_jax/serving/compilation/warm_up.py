@@ -34,6 +34,7 @@ def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
     is_sampled=np.ones(rows, bool),
     num_ahead=np.zeros_like(counts),
     num_decoding=0,
+    shape=(rows, int(counts.sum())),
     padded_rows=sizes.num_rows,
     padded_query_tokens=sizes.num_tokens,
   )

@@ -277,6 +277,7 @@ class Scheduler:
     slots = np.concatenate([decoding, filling])
     num_query_tokens = np.concatenate([lengths + 1, sizes])
     starts = self._num_cached[slots]
+    num_tokens += int(sizes.sum())
     step = StepPlan(
       request_ids=self._request_ids[slots],
       slots=slots,
@@ -286,10 +287,9 @@ class Scheduler:
       is_sampled=starts + num_query_tokens >= self._num_known[slots],
       num_ahead=self._num_ahead[slots],
       num_decoding=num_decoding,
+      shape=(len(slots), num_tokens),
       padded_rows=buckets.pad_rows(len(slots)),
-      padded_query_tokens=buckets.pad_query_tokens(
-        num_tokens + int(sizes.sum())
-      ),
+      padded_query_tokens=buckets.pad_query_tokens(num_tokens),
     )
     self._num_steps += 1
     # What is not certain is added when the step is read.

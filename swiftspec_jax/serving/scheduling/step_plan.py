@@ -20,6 +20,7 @@ class StepPlan:
       is not complete.
     num_ahead: i64[R] most tokens that unread rounds add to `starts`.
     num_decoding: number of rows that decode.
+    shape: rows and query tokens of the whole step, of which `only` leaves some.
     padded_rows: declared size for the rows.
     padded_query_tokens: declared size for all query tokens.
   """
@@ -32,6 +33,7 @@ class StepPlan:
   is_sampled: np.ndarray
   num_ahead: np.ndarray
   num_decoding: int
+  shape: tuple[int, int]
   padded_rows: int
   padded_query_tokens: int
 
@@ -48,7 +50,8 @@ class StepPlan:
   @property
   def is_plain(self) -> bool:
     """Whether each row feeds one token, for which there are programs."""
-    return int(self.num_query_tokens.max()) == 1
+    num_rows, num_tokens = self.shape
+    return num_tokens == num_rows
 
   @property
   def num_computed_tokens(self) -> int:
