@@ -140,7 +140,8 @@ def test_ctrl_c_and_resume(flags, tmp_path):
   flags = (*flags, f'--output_dir={tmp_path}')
   path = tmp_path / 'results.jsonl'
   with programs.start('evaluate_draft', *flags) as process:
-    programs.wait_for(path.exists)
+    # The line of the first result is whole before the second one begins.
+    programs.wait_for(lambda: path.exists() and '\n' in path.read_text())
     process.send_signal(signal.SIGINT)
     status, output, _ = programs.finish(process)
   assert status == 130
