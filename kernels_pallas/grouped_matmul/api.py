@@ -7,7 +7,6 @@ import functools
 
 import jax
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.grouped_matmul import (
@@ -16,7 +15,7 @@ from kernels_pallas.grouped_matmul import (
   pallas_tpu,
   reference,
 )
-from kernels_pallas.quantized_matmul import float4
+from kernels_pallas.quantized_matmul import float4, shards
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -50,31 +49,17 @@ def grouped_matmul(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  _, inputs, outputs = sharding.spec
-  groups = inputs if scales.shape[1] > 1 else None
 
   def product(*arrays):
     backend_name = _choose(*arrays, implementation, sharding)
     backend = _BACKENDS.get(backend_name, reference)
-    result = tuning.tuned(
+    return tuning.tuned(
       'grouped_matmul', backend_name, backend.grouped_matmul, sharding
     )(*arrays)
-    if inputs is None or sharding.mesh.size == 1:
-      return result
-    return jax.lax.psum(result, inputs)
 
-  return jax.shard_map(
-    product,
-    mesh=sharding.mesh,
-    in_specs=(
-      P(None, inputs),
-      P(None, inputs, outputs),
-      P(None, groups, outputs),
-      P(),
-    ),
-    out_specs=P(None, outputs),
-    check_vma=False,
-  )(x, values, scales, chosen)
+  return shards.multiply(
+    product, x, values, scales, chosen, sharding=sharding, result=(None,)
+  )
 
 
 def _choose(x, values, scales, chosen, implementation, sharding):

@@ -7,7 +7,6 @@ import functools
 
 import jax
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.quantized_matmul import (
@@ -15,6 +14,7 @@ from kernels_pallas.quantized_matmul import (
   pallas_gpu,
   pallas_tpu,
   reference,
+  shards,
 )
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
@@ -47,30 +47,17 @@ def quantized_matmul(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  _, inputs, outputs = sharding.spec
-  groups = inputs if scales.shape[1] > 1 else None
 
   def product(*arrays):
     chosen = _choose(*arrays, implementation, sharding)
     backend = _BACKENDS.get(chosen, reference)
-    result = tuning.tuned(
+    return tuning.tuned(
       'quantized_matmul', chosen, backend.quantized_matmul, sharding
     )(*arrays)
-    if inputs is None or sharding.mesh.size == 1:
-      return result
-    return jax.lax.psum(result, inputs)
 
-  return jax.shard_map(
-    product,
-    mesh=sharding.mesh,
-    in_specs=(
-      P(None, inputs),
-      P(None, inputs, outputs),
-      P(None, groups, outputs),
-    ),
-    out_specs=P(None, None, outputs),
-    check_vma=False,
-  )(x, values, scales)
+  return shards.multiply(
+    product, x, values, scales, sharding=sharding, result=(None, None)
+  )
 
 
 def _choose(x, values, scales, implementation, sharding):
