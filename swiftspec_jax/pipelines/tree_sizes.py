@@ -17,18 +17,18 @@ import numpy as np
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.pipelines.tree_acceptance import TreeAcceptance
 
 _SMALLEST = 4  # nodes of a tree
 _DECAY = 0.9  # weight of a round against the one after it
-_STALE = 0.1  # rounds, all that was seen before a pause counts as
-_TRIAL = 3.0  # rounds, the start and the probe that ends a pause count as
+_TRIAL = 3.0  # paused rounds that the measured times count as
 _PAUSE_DECAY = 0.97  # weight of a paused round against the one after it
 _HYSTERESIS = 1.03  # gain that is worth a change
 # What a round says of the speed of its kind, and of that of the other kind.
 _OWN_SPEED, _OTHER_SPEED = 0.1, 0.03
 _PROBE_EVERY = (32, 1024)  # rounds at least, and at most
 _FIRST_PROBE = 4  # rounds
-_PROBE_SHARE = 0.015  # of the time that probes may cost
+_PROBE_SHARE = 0.01  # of the time that probes may cost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,12 +86,7 @@ class TreeSizes:
     self._times: StepTimes | None = None
     # Sizes of the proposals that are being verified.
     self._verified = collections.deque()
-    # [bucket, k]: of the rounds that accepted k nodes, the share that accepted
-    # another one, and how many rounds that share stands for. Before the first
-    # round: as if some had accepted all.
-    shape = (len(self._buckets), max(tree_config.num_nodes - 1, 1))
-    self._shares = np.ones(shape)
-    self._weights = np.full(shape, _TRIAL)
+    self._acceptance = TreeAcceptance(self._buckets)
     # Of paused rounds: how many, their tokens, and their seconds.
     self._pause = np.zeros(3)
     # By whether rounds are paused: their seconds as a share of those measured.
@@ -153,20 +148,20 @@ class TreeSizes:
     if sizes == PAUSE:
       self._learn_pause(reports)
       return
-    # What was not seen for long counts little against what is seen now.
-    self._weights *= _DECAY
     if sizes.ends_pause:
-      self._weights = np.minimum(self._weights, _STALE)
+      self._acceptance.end_pause()
       self._num_forwards = 0.0
     else:
       mean = sum(report.num_forwards for report in reports) / len(reports)
       self._num_forwards += (1 - _DECAY) * (mean - self._num_forwards)
-    for i, bucket in enumerate(self._buckets):
-      if 1 < bucket <= sizes.num_nodes:
-        for report in reports:
-          if not report.num_drafted:
-            continue  # sent its root alone, as it had no tree yet
-          self._learn(i, bucket, sizes, report, 1 / len(reports))
+    # The others sent their root alone, as they had no tree yet.
+    with_trees = [report for report in reports if report.num_drafted]
+    if with_trees:
+      self._acceptance.observe(
+        sizes.num_nodes,
+        [report.path for report in with_trees],
+        [self._depth(sizes, report) for report in with_trees],
+      )
     self._choose()
 
   def _learn_speed(self, sizes, reports, seconds) -> None:
@@ -193,28 +188,16 @@ class TreeSizes:
     if self.current != PAUSE:  # was a probe
       self._choose()
 
-  def _learn(self, i, bucket, sizes, report, weight) -> None:
-    """Takes what a round would have accepted with the first nodes."""
-    num_accepted = sum(node < bucket for node in report.path[1:])
-    num_levels = bucket - 1
+  def _depth(self, sizes, report) -> int:
+    """Returns how many nodes a path of the row's tree may have."""
     if self._is_capped:
-      num_levels = min(num_levels, sizes.num_steps)
-    elif (
-      self._is_async and sizes.ends_pause
-    ):  # a new tree has not its full depth
-      num_levels = min(num_levels, report.num_levels)
-    reached = slice(min(num_accepted + 1, num_levels))
-    self._weights[i, reached] += weight
-    is_accepted = np.arange(self._shares.shape[1])[reached] < num_accepted
-    change = (is_accepted - self._shares[i, reached]) * weight
-    self._shares[i, reached] += change / self._weights[i, reached]
+      return sizes.num_steps
+    if self._is_async and sizes.ends_pause:
+      return report.num_levels  # a new tree has not its full depth
+    return sizes.num_nodes - 1
 
   def _choose(self) -> None:
-    most_accepted = np.array(self._buckets)[:, None] - 1
-    is_possible = np.arange(self._shares.shape[1])[None] < most_accepted
-    survivals = np.cumprod(self._shares, axis=1) * is_possible
-    # With more nodes, at least as many are accepted.
-    survivals = np.maximum.accumulate(survivals, axis=0)
+    survivals = self._acceptance.survivals()
     rates = {PAUSE: self._pause_rate()}
     for sizes in self._options():
       i = self._buckets.index(sizes.num_nodes)
@@ -224,8 +207,6 @@ class TreeSizes:
     best = max(rates, key=rates.get)
     gain = 1.0 if best == PAUSE else _HYSTERESIS
     if rates[best] > gain * rates.get(self.current, 0.0):
-      if self.current == PAUSE:
-        self._weights = np.maximum(self._weights, _TRIAL)
       self.current = best
       self._plan_probes()
 
@@ -290,7 +271,7 @@ class TreeSizes:
         self._probes, self._interval = itertools.repeat(PAUSE), _PROBE_EVERY[0]
         return
       best = max(gains, key=gains.get)
-      if np.all(self._shares == 1):  # the first tree has to tell about all
+      if self._acceptance.is_new:  # the first tree has to tell about all
         best = self._largest
       probes = [dataclasses.replace(best, ends_pause=True)]
       cost = self._cost(best)
