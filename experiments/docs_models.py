@@ -22,6 +22,8 @@ _MODELS = {
   'gpt_oss': 'gpt-oss 20b, 120b',
   'llama4_text': 'Llama 4 Scout, Maverick: text',
   'gemma3_text': 'Gemma 3 270m, 1b',
+  'gemma4_text': 'Gemma 4 31B, 26B-A4B, E4B, E2B: text',
+  'gemma4_unified_text': 'Gemma 4 12B: text',
 }
 _NO_INT4 = 'gpt_oss', llama4.FAMILY  # as published
 

@@ -24,7 +24,7 @@ from swiftspec_jax.checkpoint import (
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, llama4, vision_families
+from swiftspec_jax.models import families, gemma4, llama4, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -148,8 +148,9 @@ def read_params(
 
 def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
-  if values.get('model_type') in (llama4.FAMILY, llama4.WITH_TOWER):
-    return None  # its layouts are not known, and so refused
+  is_llama4 = values.get('model_type') in (llama4.FAMILY, llama4.WITH_TOWER)
+  if is_llama4 or gemma4.has_experts(values.get('text_config', values)):
+    return None  # their layouts are not known, and so refused
   kinds = {
     'int8': compressed_int8.is_used(path, values),
     'int4': packed_int4.packing_of(path, values) is not None,

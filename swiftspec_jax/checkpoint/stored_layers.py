@@ -31,7 +31,7 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
   Raises:
     UserError: only some parts of a matrix are quantized, or a router is.
   """
-  c = config
+  c = config.of_layer(layer)
   query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
   def by_kv_head(arrays):
@@ -51,16 +51,13 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
     return joined(np.concatenate, shape, num_inputs, {name: num_outputs})
 
   grouped = c.num_kv_heads, -1, c.head_dim
+  sizes = [('q', query), ('k', key), ('v', key)][: 1 + c.num_kv_parts]
   matrices = {
     'qkv': joined(
       by_kv_head,
       (c.embed_dim, *grouped),
       c.embed_dim,
-      {
-        'self_attn.q_proj': query,
-        'self_attn.k_proj': key,
-        'self_attn.v_proj': key,
-      },
+      {f'self_attn.{name}_proj': size for name, size in sizes},
     ),
     'attention_out': one(
       'self_attn.o_proj', (*grouped, c.embed_dim), query, c.embed_dim
