@@ -6,7 +6,9 @@
 import json
 
 import jax
+import models_test
 import numpy as np
+import packed_int4_cases
 import pytest
 from safetensors import numpy as safetensors_numpy
 
@@ -95,8 +97,23 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
     ss.load(tmp_path)
 
 
-def test_few_bits_as_published_are_refused(tmp_path):
-  options = {'quant_method': 'fp8', 'weight_block_size': [128, 128]}
-  write_with_tower(tmp_path, quantization_config=options)
-  with pytest.raises(errors.UserError, match=r'quantization_config=.*fp8'):
+def test_int4_of_all_matrices(tmp_path):
+  """As llm-compressor packs them, on two devices: experts are no stack then."""
+  packed, plain = packed_int4_cases.write(
+    tmp_path,
+    packed_int4_cases.COMPRESSED,
+    'llama4',
+    group_size=8,
+    intermediate_size=24,
+  )
+  model = ss.load(packed, devices=jax.devices()[:2])
+  assert model.config.weight_dtype == 'int4'
+  want = models_test.chain(ss.load(plain), 8)
+  np.testing.assert_allclose(models_test.chain(model, 8), want, atol=1e-4)
+
+
+def test_few_bits_of_other_layouts_are_refused(tmp_path):
+  """That of Meta's own float8."""
+  write_with_tower(tmp_path, quantization_config={'quant_method': 'fbgemm_fp8'})
+  with pytest.raises(errors.UserError, match=r'quantization_config=.*fbgemm'):
     ss.load(tmp_path)

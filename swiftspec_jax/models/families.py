@@ -351,7 +351,7 @@ def layer_from_hf(
       for name, count in num_heads.items()
     ]
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
-    return np.concatenate(_as_rotated(grouped_arrays, c), axis=1)
+    return np.concatenate(as_rotated(grouped_arrays, c, 2), axis=1)
 
   def matrices():
     out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
@@ -402,13 +402,13 @@ def _scales(
   return arrays | gemma4.extras(get, c, prefix) if c.gemma4 else arrays
 
 
-def _as_rotated(
-  heads: list[np.ndarray], config: ModelConfig
+def as_rotated(
+  heads: list[np.ndarray], config: ModelConfig, axis: int
 ) -> list[np.ndarray]:
-  """Returns q, k and v [G, Q, E, ...] with E as `layers.apply_rope` has it."""
+  """Returns q, k and v with `axis`, head_dim, as `layers.apply_rope` has it."""
   if config.family != llama4.FAMILY:
     return heads
-  return [*map(llama4.rotated_halves, heads[:2]), heads[2]]
+  return [*(llama4.rotated_halves(x, axis) for x in heads[:2]), heads[2]]
 
 
 def _feed_forward(
