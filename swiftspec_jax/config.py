@@ -293,9 +293,10 @@ class ModelConfig:
 
   def of_layer(self, layer: int) -> 'ModelConfig':
     """Returns the configuration with the sizes that `layer` has."""
-    gemma4, changes = self.gemma4, {}
+    gemma4 = self.gemma4
     if gemma4 is None:
       return self
+    changes: dict[str, int] = {}
     if not self.is_sliding(layer):
       changes = {
         'num_kv_heads': gemma4.global_kv_heads,

@@ -11,7 +11,7 @@ import models_test
 import numpy as np
 import pytest
 from decoding_cases import requests_of, run
-from engine_cases import CHAINS, TREES, make_sizes
+from engine_cases import TREES, make_sizes
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -101,10 +101,9 @@ def test_a_saved_model_comes_back(name, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
 
 
-@pytest.mark.parametrize('name', ['gemma4_text', SHARED])
-def test_output_with_drafts_is_that_of_plain_decoding(name, tmp_path):
+def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
   """In chains, and in the trees of mode serial; the draft is the target."""
-  target = models_test.load_case(name, tmp_path)
+  target = models_test.load_case('gemma4_text', tmp_path)
   requests = requests_of(2, max_new_tokens=24)
   want = [result.token_ids for result in run(ss.Decoder(target), requests)]
   tree = ss.TreeConfig(
@@ -116,14 +115,13 @@ def test_output_with_drafts_is_that_of_plain_decoding(name, tmp_path):
     assert sum(result.stats.num_accepted for result in got) > 20
 
 
-@pytest.mark.parametrize('is_tree', [False, True])
-def test_pages_hold_heads_of_two_sizes(is_tree, tmp_path):
-  """On two devices, with the target as its own draft."""
+def test_pages_hold_heads_of_two_sizes(tmp_path):
+  """On two devices; the target grows trees for itself."""
   alone = models_test.load_case(SHARED, tmp_path)
   model = ss.load(tmp_path, devices=jax.devices()[:2])
   requests = requests_of(4, max_new_tokens=24)
-  draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
-  sizes = make_sizes(drafts=TREES if is_tree else CHAINS)
+  draft = TreeDraft(model=model, width=3, branching=2)
+  sizes = make_sizes(drafts=TREES)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   wanted = run(ss.Decoder(alone, batch_size=4), requests)

@@ -337,8 +337,7 @@ def layer_from_hf(
   """
   c, prefix = config.of_layer(layer), f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
-  num_heads = {'q': c.num_heads, 'k': c.num_kv_heads, 'v': c.num_kv_heads}
-  num_heads = dict([*num_heads.items()][: 1 + c.num_kv_parts])
+  num_heads = [('q', c.num_heads), ('k', c.num_kv_heads), ('v', c.num_kv_heads)]
   # Sorted by the kv head that they belong to.
   grouped = (c.num_kv_heads, -1, c.head_dim)
 
@@ -348,7 +347,7 @@ def layer_from_hf(
   def heads(kind, *inputs):
     arrays = [
       get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
-      for name, count in num_heads.items()
+      for name, count in num_heads[: 1 + c.num_kv_parts]
     ]
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
     return np.concatenate(as_rotated(grouped_arrays, c, 2), axis=1)

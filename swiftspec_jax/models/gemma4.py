@@ -106,6 +106,11 @@ def _experts(values: Mapping[str, Any]) -> Experts:
 def _global_heads(values: Mapping[str, Any]) -> tuple[int, int]:
   """Returns number and size of the kv heads of layers without a window."""
   sizes = 'num_key_value_heads', 'head_dim'
+  if 'per_layer_config' not in values:  # older releases of transformers
+    num_heads, head_dim = (values[name] for name in sizes)
+    if values['attention_k_eq_v']:
+      num_heads = values['num_global_key_value_heads'] or num_heads
+    return num_heads, values['global_head_dim'] or head_dim
   changes = {int(i): x for i, x in values['per_layer_config'].items()}
   found = {
     tuple(changes.get(i, {}).get(name, values[name]) for name in sizes)
