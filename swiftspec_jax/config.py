@@ -296,7 +296,7 @@ class ModelConfig:
     gemma4 = self.gemma4
     if gemma4 is None:
       return self
-    changes: dict[str, int] = {}
+    changes: dict[str, Any] = {}
     if not self.is_sliding(layer):
       changes = {
         'num_kv_heads': gemma4.global_kv_heads,

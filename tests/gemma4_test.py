@@ -10,6 +10,7 @@ import jax
 import models_test
 import numpy as np
 import pytest
+import transformers
 from decoding_cases import requests_of, run
 from engine_cases import TREES, make_sizes
 from safetensors import numpy as safetensors_numpy
@@ -19,7 +20,7 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.distillation.student import StudentConfig
-from swiftspec_jax.models import layers
+from swiftspec_jax.models import families, layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
@@ -68,6 +69,15 @@ def test_the_published_configuration(tmp_path):
   specs = jax.tree.leaves(params_lib.param_specs(config))
   num_weights = sum(np.prod(spec.shape, dtype=np.int64) for spec in specs)
   assert 30.6e9 < num_weights < 30.8e9
+
+
+def test_older_releases_of_transformers_have_the_published_names(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'gemma4_text')
+  values = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+  config = families.config_from_hf(values)
+  del values['per_layer_config']
+  values |= {'global_head_dim': 24, 'num_global_key_value_heads': 1}
+  assert families.config_from_hf(values) == config
 
 
 def test_the_slow_part_of_the_frequencies_is_zero():
