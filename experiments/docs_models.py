@@ -8,7 +8,7 @@ import pathlib
 from experiments import program
 from experiments.output import benchmark_output
 from swiftspec_jax.checkpoint import gguf, hf
-from swiftspec_jax.models import families, llama4
+from swiftspec_jax.models import families
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'models.md'
 _START, _END = '<!-- families -->', '<!-- end of families -->'
@@ -22,8 +22,10 @@ _MODELS = {
   'gpt_oss': 'gpt-oss 20b, 120b',
   'llama4_text': 'Llama 4 Scout, Maverick: text',
   'gemma3_text': 'Gemma 3 270m, 1b',
+  'gemma4_text': 'Gemma 4 31B, 26B-A4B, E4B, E2B: text',
+  'gemma4_unified_text': 'Gemma 4 12B: text',
 }
-_NO_INT4 = 'gpt_oss', llama4.FAMILY  # as published
+_NO_INT4 = ('gpt_oss',)  # as published
 
 
 def main() -> None:

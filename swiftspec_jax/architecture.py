@@ -11,8 +11,9 @@ class RopeScaling:
 
   Attributes:
     kind: name of the method: 'linear' (all frequencies are divided), 'llama3'
-      (only the low ones are; Llama 3.1 model card) or 'yarn' (too, and queries
-      and keys get a factor; YaRN paper, section 3).
+      (only the low ones are; Llama 3.1 model card), 'yarn' (too, and queries
+      and keys get a factor; YaRN paper, section 3) or 'proportional' (all are
+      divided, and the lowest ones become zero; Gemma 4).
     factor: number by which frequencies are divided.
     low_freq_factor: turns in the original context up to which a frequency is
       divided by the whole factor ('llama3', 'yarn').
@@ -20,6 +21,7 @@ class RopeScaling:
     original_max_context: tokens of the original context.
     attention_factor: factor of rotated queries and keys ('yarn').
     is_truncated: whether the blended frequencies are whole ones ('yarn').
+    rotated_share: share of the frequencies that are not zero ('proportional').
   """
 
   kind: str
@@ -29,6 +31,7 @@ class RopeScaling:
   original_max_context: int = 8192
   attention_factor: float = 1.0
   is_truncated: bool = True
+  rotated_share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,34 @@ class IRope:
   def __post_init__(self):
     checks = {'floor_scale': (self.floor_scale >= 1, '>= 1')}
     errors.check_fields(self, checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma4:
+  """What Gemma 4 has beside what Gemma 3 has.
+
+  Values are normed, without scales, and a learned number multiplies what a
+  layer returns. The layers without a window have heads of another size.
+
+  Attributes:
+    global_kv_heads: kv heads of the layers without a window.
+    global_head_dim: size of their heads.
+    num_kv_layers: number of layers that have keys and values. Those behind see
+      what the last of them with a window has, or the last one without, as they
+      have a window or not.
+    shares_values: whether the values of layers without a window are their keys,
+      before norm and rotation.
+    widening: factor of the feed-forward's width in those behind.
+    input_dim: width of what each layer gets of a token beside the output of the
+      layer before; 0 is nothing.
+  """
+
+  global_kv_heads: int
+  global_head_dim: int
+  num_kv_layers: int
+  shares_values: bool = False
+  widening: int = 1
+  input_dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,6 +190,9 @@ class Experts:
       what goes into an expert in the place of what comes out (Llama 4).
     has_shared: whether all tokens also go through one more feed-forward of the
       same width (Llama 4).
+    is_beside_dense: whether all tokens also go through the layer's ordinary
+      feed-forward. Both then have norms of their own, and factors multiply the
+      shares of the experts (Gemma 4).
   """
 
   num_experts: int
@@ -171,6 +205,7 @@ class Experts:
   gate_slope: float = 1.702
   scales_inputs: bool = False
   has_shared: bool = False
+  is_beside_dense: bool = False
 
   def __post_init__(self):
     checks = {

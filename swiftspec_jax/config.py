@@ -15,6 +15,7 @@ from swiftspec_jax.architecture import (
   Block,
   Eagle3,
   Experts,
+  Gemma4,
   IRope,
   Recurrent,
   RopeScaling,
@@ -90,6 +91,11 @@ class ModelConfig:
   sliding_layers: tuple[bool, ...] = ()
   local_rope_theta: float | None = None  # of the sliding layers (Gemma 3)
   irope: IRope | None = None  # Llama 4
+  gemma4: Gemma4 | None = None
+  logit_cap: float | None = None  # bound that tanh sets to logits (Gemma 4)
+  # What a layer projects for each kv head beside queries: keys and values, keys
+  # that are values, too, or nothing. Only `of_layer` sets it.
+  num_kv_parts: int = 2
   experts: Experts | None = None  # Qwen 3 MoE, gpt-oss, Llama 4
   vision: Vision | None = None  # LLaVA
   # Of a draft that can propose only some of the tokens: their number. Its
@@ -285,6 +291,49 @@ class ModelConfig:
       return False
     return self.sliding_layers[layer] if self.sliding_layers else True
 
+  def of_layer(self, layer: int) -> 'ModelConfig':
+    """Returns the configuration with the sizes that `layer` has."""
+    gemma4 = self.gemma4
+    if gemma4 is None:
+      return self
+    changes: dict[str, Any] = {}
+    if not self.is_sliding(layer):
+      changes = {
+        'num_kv_heads': gemma4.global_kv_heads,
+        'head_dim': gemma4.global_head_dim,
+        'num_kv_parts': 1 if gemma4.shares_values else 2,
+      }
+    if layer >= self.num_kv_layers:
+      changes['num_kv_parts'] = 0
+      changes['ffw_dim'] = self.ffw_dim * gemma4.widening
+    return dataclasses.replace(self, **changes)
+
+  @property
+  def num_kv_layers(self) -> int:
+    """Layers that have keys and values, the first ones; mostly all."""
+    if self.gemma4 is None:
+      return self.num_layers
+    return min(self.num_layers, self.gemma4.num_kv_layers)
+
+  def kv_layer(self, layer: int) -> int:
+    """Returns the layer whose keys and values `layer` sees; mostly itself."""
+    if layer < self.num_kv_layers:
+      return layer
+    kind = self.is_sliding(layer)
+    layers = range(self.num_kv_layers)
+    return max(i for i in layers if self.is_sliding(i) == kind)
+
+  @property
+  def kv_heads(self) -> tuple[tuple[int, int], ...]:
+    """Padded kv heads and head_dim of each layer that has keys and values."""
+    layers = map(self.of_layer, range(self.num_kv_layers))
+    return tuple((x.padded_kv_heads, x.head_dim) for x in layers)
+
+  @property
+  def layer_input_dim(self) -> int:
+    """Width of what each layer gets of a token; 0 where that is nothing."""
+    return self.gemma4.input_dim if self.gemma4 else 0
+
   def check_layers(self, name: str, layers: Sequence[int]) -> None:
     """Raises UserError if option `name` lists layers that do not exist."""
     for layer in layers:
@@ -322,6 +371,8 @@ class ModelConfig:
     if values.get('irope') is not None:
       nope_layers = tuple(values['irope']['nope_layers'])
       values['irope'] = IRope(**{**values['irope'], 'nope_layers': nope_layers})
+    if values.get('gemma4') is not None:
+      values['gemma4'] = Gemma4(**values['gemma4'])
     if values.get('eagle3') is not None:
       values['eagle3'] = Eagle3(**values['eagle3'])
     if values.get('block') is not None:

@@ -25,7 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, gemma4
 from swiftspec_jax.models import params as params_lib
 
 _NUM_BYTES = 256
@@ -150,8 +150,38 @@ _CHANGES = {
     'tie_word_embeddings': True,
     'hidden_activation': 'gelu_pytorch_tanh',
   },
+  'gemma4_text': {
+    'model_type': 'gemma4_text',
+    'num_hidden_layers': 3,
+    'layer_types': [
+      'sliding_attention',
+      'full_attention',
+      'full_attention',
+    ],
+    'sliding_window': 16,
+    'head_dim': 16,
+    'global_head_dim': 24,
+    'num_global_key_value_heads': 1,
+    'attention_k_eq_v': True,
+    'rope_parameters': {
+      'sliding_attention': {'rope_type': 'default', 'rope_theta': 10_000.0},
+      'full_attention': {
+        'rope_type': 'proportional',
+        'partial_rotary_factor': 0.25,
+        'rope_theta': 1_000_000.0,
+      },
+    },
+    'hidden_size_per_layer_input': 0,
+    # So low that it binds.
+    'final_logit_softcapping': 3.0,
+    'tie_word_embeddings': True,
+    'hidden_activation': 'gelu_pytorch_tanh',
+  },
 }
 
+_WITH_HEAD_NORMS = 'qwen3', 'qwen3_moe', 'gemma3_text', *gemma4.FAMILIES
+# Ends of the names of what multiplies activations.
+_SCALES = 'norm.weight', 'norm_1.weight', 'norm_2.weight', 'scale', 'scalar'
 TINY_FAMILIES = tuple(_CHANGES)
 
 
@@ -201,35 +231,80 @@ def _tensor_shapes(
   """Yields names and shapes as transformers has them."""
   c = config
   embed = c['hidden_size']
-  head_dim = c.get('head_dim') or embed // c['num_attention_heads']
-  sizes = {
-    'q': c['num_attention_heads'] * head_dim,
-    'k': c['num_key_value_heads'] * head_dim,
-    'v': c['num_key_value_heads'] * head_dim,
-  }
   yield 'model.embed_tokens.weight', (c['vocab_size'], embed)
   yield 'model.norm.weight', (embed,)
   if not c['tie_word_embeddings']:
     yield 'lm_head.weight', (c['vocab_size'], embed)
   norms = ['input_layernorm', 'post_attention_layernorm']
-  if c['model_type'] == 'gemma3_text':
+  if c['model_type'] in ('gemma3_text', *gemma4.FAMILIES):
     norms += ['pre_feedforward_layernorm', 'post_feedforward_layernorm']
+  if c['model_type'] in gemma4.FAMILIES:
+    yield from _gemma4_shapes(c)
   for i in range(c['num_hidden_layers']):
     prefix = f'model.layers.{i}'
     for name in norms:
       yield f'{prefix}.{name}.weight', (embed,)
-    for name, size in sizes.items():
-      yield f'{prefix}.self_attn.{name}_proj.weight', (size, embed)
-      if c['model_type'] == 'qwen2' or c.get('attention_bias'):
-        yield f'{prefix}.self_attn.{name}_proj.bias', (size,)
-    yield f'{prefix}.self_attn.o_proj.weight', (embed, sizes['q'])
-    if c['model_type'] == 'gpt_oss':
-      yield f'{prefix}.self_attn.o_proj.bias', (embed,)
-      yield f'{prefix}.self_attn.sinks', (c['num_attention_heads'],)
-    if c['model_type'] in ('qwen3', 'qwen3_moe', 'gemma3_text'):
-      for name in ('q_norm', 'k_norm'):
-        yield f'{prefix}.self_attn.{name}.weight', (head_dim,)
+    yield from _attention_shapes(c, i)
     yield from _feed_forward_shapes(c, i)
+
+
+def _attention_shapes(
+  config: dict[str, Any], layer: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+  c, prefix = config, f'model.layers.{layer}.self_attn'
+  embed = c['hidden_size']
+  num_heads, num_kv_heads = c['num_attention_heads'], c['num_key_value_heads']
+  head_dim = c.get('head_dim') or embed // num_heads
+  names = ['q', 'k', 'v']
+  if 'global_head_dim' in c and c['layer_types'][layer] == 'full_attention':
+    head_dim = c['global_head_dim']
+    if c.get('attention_k_eq_v'):
+      num_kv_heads, names = c['num_global_key_value_heads'], ['q', 'k']
+  if layer >= c['num_hidden_layers'] - c.get('num_kv_shared_layers', 0):
+    names = ['q']
+  for name in names:
+    size = (num_heads if name == 'q' else num_kv_heads) * head_dim
+    yield f'{prefix}.{name}_proj.weight', (size, embed)
+    if c['model_type'] == 'qwen2' or c.get('attention_bias'):
+      yield f'{prefix}.{name}_proj.bias', (size,)
+    if c['model_type'] in _WITH_HEAD_NORMS and name != 'v':
+      yield f'{prefix}.{name}_norm.weight', (head_dim,)
+  yield f'{prefix}.o_proj.weight', (embed, num_heads * head_dim)
+  if c['model_type'] == 'gpt_oss':
+    yield f'{prefix}.o_proj.bias', (embed,)
+    yield f'{prefix}.sinks', (num_heads,)
+
+
+def _gemma4_shapes(
+  config: dict[str, Any],
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+  c = config
+  embed, num_layers = c['hidden_size'], c['num_hidden_layers']
+  width = c.get('hidden_size_per_layer_input')
+  if width:
+    start, all_widths = 'model', num_layers * width
+    table = f'{start}.embed_tokens_per_layer.weight'
+    yield table, (c['vocab_size_per_layer_input'], all_widths)
+    yield f'{start}.per_layer_model_projection.weight', (all_widths, embed)
+    yield f'{start}.per_layer_projection_norm.weight', (width,)
+  for i in range(num_layers):
+    prefix = f'model.layers.{i}'
+    yield f'{prefix}.layer_scalar', (1,)
+    if width:
+      yield f'{prefix}.per_layer_input_gate.weight', (width, embed)
+      yield f'{prefix}.per_layer_projection.weight', (embed, width)
+      yield f'{prefix}.post_per_layer_input_norm.weight', (embed,)
+    if c.get('enable_moe_block'):
+      num, ffw = c['num_experts'], c['moe_intermediate_size']
+      yield f'{prefix}.router.proj.weight', (num, embed)
+      yield f'{prefix}.router.scale', (embed,)
+      yield f'{prefix}.router.per_expert_scale', (num,)
+      yield f'{prefix}.experts.gate_up_proj', (num, 2 * ffw, embed)
+      yield f'{prefix}.experts.down_proj', (num, embed, ffw)
+      for name in ('pre_2', 'post_1', 'post_2'):
+        place, number = name.split('_')
+        norm = f'{place}_feedforward_layernorm_{number}'
+        yield f'{prefix}.{norm}.weight', (embed,)
 
 
 def _feed_forward_shapes(
@@ -237,6 +312,9 @@ def _feed_forward_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   c, prefix = config, f'model.layers.{layer}.mlp'
   embed, parts = c['hidden_size'], {prefix: c['intermediate_size']}
+  first_shared = c['num_hidden_layers'] - c.get('num_kv_shared_layers', 0)
+  if c.get('use_double_wide_mlp') and layer >= first_shared:
+    parts = {prefix: 2 * c['intermediate_size']}
   if c['model_type'] == 'llama4_text':
     prefix = f'model.layers.{layer}.feed_forward'
     parts = {prefix: c['intermediate_size_mlp']}
@@ -277,7 +355,7 @@ def _weights(
   bits = np.random.PCG64([seed, zlib.crc32(name.encode())])
   raw = bits.random_raw(math.prod(shape)).reshape(shape) >> 40
   unit = (raw / 2**24 - 0.5).astype(np.float32) * np.float32(12**0.5)
-  if name.endswith('norm.weight'):
+  if name.endswith(_SCALES):
     return norm_mean + 0.2 * unit
   if name.endswith('bias'):
     return 0.5 * unit

@@ -6,19 +6,16 @@
 import json
 
 import jax
-import jax.numpy as jnp
-import model_cases
 import models_test
 import numpy as np
+import packed_int4_cases
 import pytest
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.architecture import Experts, IRope
-from swiftspec_jax.cache import paged
-from swiftspec_jax.models import decoder, layers
-from swiftspec_jax.serving.target import flat_batch, paged_forward
+from swiftspec_jax.models import layers
 
 
 def test_chunks_end_where_the_next_begin(tmp_path):
@@ -49,44 +46,6 @@ def test_configuration(tmp_path):
     scales_inputs=True,
     has_shared=True,
   )
-
-
-def test_chunks_begin_inside_of_trees_in_pages(tmp_path):
-  """The logits are those of `models_test.tree`, which transformers has, too."""
-  model = models_test.load_case('llama4', tmp_path)
-  page_size, num_pages = 8, 4
-  num_prefix, num_nodes = model_cases.NUM_PREFIX, len(model_cases.PARENTS)
-  table = np.arange(num_pages)[None]
-
-  def batch(start, size):
-    sizes = flat_batch.FlatSizes(
-      num_rows=1,
-      num_tokens=size,
-      block_size=size,
-      context=num_pages * page_size,
-    )
-    row = np.array([start]), np.array([size]), table
-    packed = flat_batch.pack(sizes, *row, page_size, num_pages)
-    return jax.tree.map(jnp.asarray, packed)
-
-  @jax.jit
-  def run(token_ids, batch, cache):
-    hidden, cache = paged_forward.forward(
-      model.params, model.config, token_ids, batch, cache
-    )
-    return decoder.unembed(model.params, model.config, hidden[None])[0], cache
-
-  cache = paged.init(
-    model.config, num_pages, page_size, model.dtype, model.mesh
-  )
-  token_ids = model_cases.token_ids()[: num_prefix + num_nodes]
-  _, cache = run(token_ids[:num_prefix], batch(0, num_prefix), cache)
-  nodes = batch(num_prefix, num_nodes).replace(
-    positions=num_prefix + model_cases.tree_depths(),
-    block_mask=jnp.asarray(model_cases.tree_mask()[None]),
-  )
-  logits, _ = run(token_ids[num_prefix:], nodes, cache)
-  np.testing.assert_allclose(logits, models_test.tree(model), atol=1e-5)
 
 
 def write_with_tower(directory, **changes):
@@ -138,8 +97,23 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
     ss.load(tmp_path)
 
 
-def test_few_bits_as_published_are_refused(tmp_path):
-  options = {'quant_method': 'fp8', 'weight_block_size': [128, 128]}
-  write_with_tower(tmp_path, quantization_config=options)
-  with pytest.raises(errors.UserError, match=r'quantization_config=.*fp8'):
+def test_int4_of_all_matrices(tmp_path):
+  """As llm-compressor packs them, on two devices: experts are no stack then."""
+  packed, plain = packed_int4_cases.write(
+    tmp_path,
+    packed_int4_cases.COMPRESSED,
+    'llama4',
+    group_size=8,
+    intermediate_size=24,
+  )
+  model = ss.load(packed, devices=jax.devices()[:2])
+  assert model.config.weight_dtype == 'int4'
+  want = models_test.chain(ss.load(plain), 8)
+  np.testing.assert_allclose(models_test.chain(model, 8), want, atol=1e-4)
+
+
+def test_few_bits_of_other_layouts_are_refused(tmp_path):
+  """That of Meta's own float8."""
+  write_with_tower(tmp_path, quantization_config={'quant_method': 'fbgemm_fp8'})
+  with pytest.raises(errors.UserError, match=r'quantization_config=.*fbgemm'):
     ss.load(tmp_path)

@@ -70,6 +70,36 @@ CASES = {
     'gemma3_text',
     {'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}},
   ),
+  # As the 31b, the 12b, the 26b-a4b, and e2b and e4b.
+  'gemma4_text': ('gemma4_text', {}),
+  'gemma4_unified': ('gemma4_text', {'model_type': 'gemma4_unified_text'}),
+  'gemma4_experts': (
+    'gemma4_text',
+    {
+      'enable_moe_block': True,
+      'num_experts': 6,
+      'top_k_experts': 2,
+      'moe_intermediate_size': 20,
+    },
+  ),
+  'gemma4_layer_inputs': (
+    'gemma4_text',
+    {
+      'num_hidden_layers': 5,
+      'layer_types': [
+        'sliding_attention',
+        'full_attention',
+        'sliding_attention',
+        'sliding_attention',
+        'full_attention',
+      ],
+      'attention_k_eq_v': False,
+      'num_kv_shared_layers': 2,
+      'use_double_wide_mlp': True,
+      'hidden_size_per_layer_input': 8,
+      'vocab_size_per_layer_input': 272,
+    },
+  ),
 }
 
 # Longer than the windows of 16 tokens.

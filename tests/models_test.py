@@ -16,11 +16,12 @@ import pytest
 import swiftspec_jax as ss
 from swiftspec_jax import sampling, sharding, spec_step, testing, types
 from swiftspec_jax.architecture import Experts
-from swiftspec_jax.cache import dense
+from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting import no_draft
 from swiftspec_jax.models import decoder, transposed
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.serving.target import flat_batch, paged_forward
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
@@ -135,11 +136,52 @@ def test_a_tree_equals_transformers(case):
   )
 
 
+@pytest.mark.parametrize(
+  'name', ['llama4', 'gemma4_text', 'gemma4_layer_inputs']
+)
+def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
+  """Chunks of Llama 4 begin inside of it."""
+  model = load_case(name, tmp_path)
+  page_size, num_pages = 8, 4
+  num_nodes = len(model_cases.PARENTS)
+  table = np.arange(num_pages)[None]
+
+  def batch(start, size):
+    sizes = flat_batch.FlatSizes(
+      num_rows=1,
+      num_tokens=size,
+      block_size=size,
+      context=num_pages * page_size,
+    )
+    row = np.array([start]), np.array([size]), table
+    packed = flat_batch.pack(sizes, *row, page_size, num_pages)
+    return jax.tree.map(jnp.asarray, packed)
+
+  @jax.jit
+  def run_paged(token_ids, batch, cache):
+    hidden, cache = paged_forward.forward(
+      model.params, model.config, token_ids, batch, cache
+    )
+    return decoder.unembed(model.params, model.config, hidden[None])[0], cache
+
+  cache = paged.init(
+    model.config, num_pages, page_size, model.dtype, model.mesh
+  )
+  token_ids = IDS[: NUM_PREFIX + num_nodes]
+  _, cache = run_paged(token_ids[:NUM_PREFIX], batch(0, NUM_PREFIX), cache)
+  nodes = batch(NUM_PREFIX, num_nodes).replace(
+    positions=NUM_PREFIX + model_cases.tree_depths(),
+    block_mask=jnp.asarray(model_cases.tree_mask()[None]),
+  )
+  logits, _ = run_paged(token_ids[NUM_PREFIX:], nodes, cache)
+  np.testing.assert_allclose(logits, tree(model), atol=1e-5)
+
+
 def test_the_cases_differ():
   samples = [np.ravel(golden['chain']) for golden in GOLDEN['tiny'].values()]
 
-  # Mistral without a window is Llama.
-  assert len(set(map(tuple, samples))) == len(model_cases.CASES) - 1
+  # Mistral without a window is Llama, and the 12b is as the 31b.
+  assert len(set(map(tuple, samples))) == len(model_cases.CASES) - 2
 
 
 @pytest.mark.parametrize('name', ['llama', 'gemma3_text'])
@@ -194,6 +236,7 @@ def axis_sizes(model):
     'qwen3_moe',
     'gpt_oss',
     'llama4',
+    'gemma4_experts',
   ],
 )
 def test_many_devices_equal_one(name, num_devices, tmp_path):
@@ -321,7 +364,10 @@ def test_tiny_checkpoints_of_unknown_kind(tmp_path):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize('name', ['gpt_oss', 'llama4', 'qwen3_moe'])
+@pytest.mark.parametrize(
+  'name',
+  ['gpt_oss', 'llama4', 'qwen3_moe', 'gemma4_experts', 'gemma4_layer_inputs'],
+)
 def test_what_transformers_saves_is_read(name, tmp_path):
   """A model that is made and saved by their code, in steps with their cache."""
   record_models = pytest.importorskip('golden.record_models')

@@ -99,7 +99,8 @@ def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
   packed, plain = directory / 'packed', directory / 'plain'
   for path in (packed, plain):
     testing.write_tiny_checkpoint(path, family, **config)
-  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
+  stacked = safetensors_numpy.load_file(plain / 'model.safetensors')
+  weights = one_by_one(stacked)
   generator = np.random.default_rng(0)
   stored = {}
   for name, weight in sorted(weights.items()):
@@ -128,11 +129,49 @@ def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
       np.float32,
     )
   safetensors_numpy.save_file(stored, packed / 'model.safetensors')
+  weights = stack(weights, stacked)
   safetensors_numpy.save_file(weights, plain / 'model.safetensors')
   change_config(
     packed, quantization_config=options_of(kind, group_size, is_symmetric)
   )
   return packed, plain
+
+
+def one_by_one(weights):
+  """Returns the tensors with those of all experts (Llama 4) cut in matrices."""
+  found = {}
+  for name, array in weights.items():
+    start, kind = name.rsplit('.', 1)
+    if array.ndim < 3:
+      found[name] = array
+      continue
+    for i, matrix in enumerate(array):
+      names = ['gate', 'up'] if kind == 'gate_up_proj' else ['down']
+      for part, piece in zip(
+        names, np.split(matrix.T, len(names)), strict=True
+      ):
+        found[f'{start}.{i}.{part}_proj.weight'] = np.ascontiguousarray(piece)
+  return found
+
+
+def stack(weights, like):
+  """Undoes `one_by_one`."""
+  found = {}
+  for name, array in like.items():
+    start, kind = name.rsplit('.', 1)
+    if array.ndim < 3:
+      found[name] = weights[name]
+      continue
+    names = ['gate', 'up'] if kind == 'gate_up_proj' else ['down']
+    found[name] = np.ascontiguousarray(
+      [
+        np.concatenate(
+          [weights[f'{start}.{i}.{part}_proj.weight'] for part in names]
+        ).T
+        for i in range(len(array))
+      ]
+    )
+  return found
 
 
 def change_config(directory, **changes):

@@ -40,7 +40,15 @@ from swiftspec_jax import errors
 
 _ROWS = 'rows.jsonl'
 _LAUNCHES = 'launches.jsonl'
-_SUITES = ('kernels', 'tiny', 'builtin', 'large', 'long', 'launches')
+_SUITES = (
+  'kernels',
+  'tiny',
+  'builtin',
+  'large',
+  'targets',
+  'long',
+  'launches',
+)
 
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
@@ -48,7 +56,8 @@ _SUITE = flags.DEFINE_multi_enum(
   _SUITES,
   'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
-  'with 1B and 70B with 3B; long: those of the serving engine over a long text '
+  'with 1B and 70B with 3B; targets: those of Llama 4 Scout and Gemma 4 31B, '
+  'without drafts; long: those of the serving engine over a long text '
   'that devices share; launches: those that experiments.plan prices, whose '
   f'kernels {_LAUNCHES} then has.',
 )

@@ -47,14 +47,14 @@ class Pair:
   Attributes:
     name: name for the table.
     target: model that verifies.
-    draft: model that grows the tree.
+    draft: model that grows the tree; None leaves its steps out.
     splits: devices of target and draft.
     tree: sizes of the tree.
   """
 
   name: str
   target: ModelConfig
-  draft: ModelConfig
+  draft: ModelConfig | None
   splits: tuple[tuple[int, int], ...]
   tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
 
@@ -103,5 +103,18 @@ PAIRS = {
       draft=dataclasses.replace(models.LLAMA_3B, weight_dtype='int4'),
       splits=((4, 4), (6, 2)),
     ),
+  ),
+  'targets': tuple(
+    Pair(
+      name=name if dtype is None else f'{name}, {dtype}',
+      target=dataclasses.replace(target, weight_dtype=dtype),
+      draft=None,
+      splits=((8, 0),),
+    )
+    for name, target in (
+      ('llama4-scout', models.LLAMA4_SCOUT),
+      ('gemma4-31b', models.GEMMA4_31B),
+    )
+    for dtype in (None, 'int4')
   ),
 }

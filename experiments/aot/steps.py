@@ -39,7 +39,7 @@ def jobs(
     names: names of the steps; None for all.
   """
   for split in pair.splits:
-    if not set(split) <= set(target.sizes):
+    if not set(split) <= {0, *target.sizes}:
       continue
     for name, lower in _steps(pair, split, target):
       if names is not None and name not in names:
@@ -61,6 +61,8 @@ def _steps(pair, split, target):
       functools.partial(_verify, *options, pair.tree.num_nodes),
     )
     yield f'decode ({name})', functools.partial(_decode, *options)
+  if pair.draft is None:
+    return
   options = (pair.draft, pair.tree, split, target)
   yield 'draft grow', functools.partial(_grow, *options)
   yield 'draft advance', functools.partial(_advance, *options)

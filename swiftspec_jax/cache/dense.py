@@ -12,7 +12,9 @@ Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers, H
 features.
 """
 
+import collections
 import dataclasses
+import functools
 import math
 
 import jax
@@ -51,9 +53,8 @@ class KVCache:
 class KVCacheConfig:
   """Sizes of a cache; `init` makes it."""
 
-  num_layers: int
-  num_kv_heads: int  # of the arrays, padding included
-  head_dim: int
+  # Of each layer: kv heads of the arrays, padding included, and head_dim.
+  heads: tuple[tuple[int, int], ...]
   batch_size: int
   capacity: int
   dtype: jax.typing.DTypeLike
@@ -70,9 +71,7 @@ class KVCacheConfig:
     feature_layers: tuple[int, ...] = (),
   ) -> 'KVCacheConfig':
     return cls(
-      num_layers=config.num_layers,
-      num_kv_heads=config.padded_kv_heads,
-      head_dim=config.head_dim,
+      heads=config.kv_heads,
       batch_size=batch_size,
       capacity=capacity,
       dtype=dtype,
@@ -83,11 +82,18 @@ class KVCacheConfig:
   def init(self, mesh: Mesh) -> KVCache:
     """Returns an empty cache on the mesh, of the capacity of `capacity_on`."""
     capacity = capacity_on(mesh, self.capacity)
-    shape = (self.batch_size, self.num_kv_heads, capacity, self.head_dim)
     rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
 
     def zeros(shape, dtype, device):
       return jnp.zeros(shape, dtype, device=device)
+
+    def of_layers():
+      return [
+        zeros(
+          (self.batch_size, num_heads, capacity, head_dim), self.dtype, rows
+        )
+        for num_heads, head_dim in self.heads
+      ]
 
     features = None
     if self.feature_layers:
@@ -98,8 +104,8 @@ class KVCacheConfig:
         sharding.of_kept_features(mesh, self.feature_dim),
       )
     return KVCache(
-      keys=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
-      values=[zeros(shape, self.dtype, rows) for _ in range(self.num_layers)],
+      keys=of_layers(),
+      values=of_layers(),
       kv_lengths=zeros(
         (self.batch_size,), jnp.int32, sharding.replicated(mesh)
       ),
@@ -177,18 +183,24 @@ def commit(
     kernels: name of the code to run, one of
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
-  num_layers = len(cache.keys)
-  moved = api.kv_commit(
-    [*cache.keys, *cache.values],
-    cache.kv_lengths,
-    path,
+  move = functools.partial(
+    api.kv_commit,
+    starts=cache.kv_lengths,
+    path=path,
     num_rows=num_rows or path.shape[1],
     implementation=kernels,
     sharding=cache.sharding,
   )
+  arrays, by_shape = [*cache.keys, *cache.values], collections.defaultdict(list)
+  for i, array in enumerate(arrays):
+    by_shape[array.shape].append(i)
+  for places in by_shape.values():
+    for i, moved in zip(places, move([arrays[i] for i in places]), strict=True):
+      arrays[i] = moved
+  num_layers = len(cache.keys)
   return cache.replace(
-    keys=moved[:num_layers],
-    values=moved[num_layers:],
+    keys=arrays[:num_layers],
+    values=arrays[num_layers:],
     kv_lengths=cache.kv_lengths + num_kept,
   )
 

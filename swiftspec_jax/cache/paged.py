@@ -17,6 +17,8 @@ Legend: P pages, Z tokens of a page, Y places of a page, which are Z unless some
 devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -89,12 +91,11 @@ def init(
     )
   stored = products.stored_dtype(dtype, mesh)
   num_places = page_size // num_keeping * num_parts
-  shape = (num_pages, num_places, config.padded_kv_heads * config.head_dim)
   pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
 
   def zeros():
-    layers = range(config.num_layers)
-    return [jnp.zeros(shape, stored, device=pages) for _ in layers]
+    shapes = ((num_pages, num_places, math.prod(x)) for x in config.kv_heads)
+    return [jnp.zeros(shape, stored, device=pages) for shape in shapes]
 
   features = None
   if feature_layers:
@@ -130,10 +131,14 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
     UserError: a device that keeps tokens is not there, or at another place.
   """
   pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
+  num_parts = sharding.sequence_devices(mesh)
+
+  def shapes_after(before):
+    part = cache.sharding.shard_shape(before)
+    return part, (before[0], part[1] * num_parts, before[2])
+
   before = cache.keys[0].shape
-  part = cache.sharding.shard_shape(before)
-  shape = before[0], part[1] * sharding.sequence_devices(mesh), before[2]
-  found = _bounds(pages, shape)
+  found = _bounds(pages, shapes_after(before)[1])
   for device, bounds in _bounds(cache.sharding, before).items():
     if bounds[1][0] < cache.page_size and found.get(device) != bounds:
       raise errors.UserError(
@@ -142,6 +147,7 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
       )
 
   def regrouped(array):
+    part, shape = shapes_after(array.shape)
     parts = {x.device: x.data for x in array.addressable_shards}
     for device in pages.addressable_devices - parts.keys():
       parts[device] = jnp.zeros(part, array.dtype, device=device)

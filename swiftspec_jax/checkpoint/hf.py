@@ -24,7 +24,7 @@ from swiftspec_jax.checkpoint import (
   torch_file,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, llama4, vision_families
+from swiftspec_jax.models import families, gemma4, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -148,7 +148,7 @@ def read_params(
 
 def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
-  if values.get('model_type') in (llama4.FAMILY, llama4.WITH_TOWER):
+  if gemma4.has_experts(values.get('text_config', values)):
     return None  # its layouts are not known, and so refused
   kinds = {
     'int8': compressed_int8.is_used(path, values),
@@ -168,11 +168,11 @@ def _reader(
 ) -> stored_layers.Read:
   """Returns what reads the matrices of layers as they are stored."""
   packing = packed_int4.packing_of(path, values)
+  has = functools.partial(_is_in, frozenset(names))
   if packing is not None:
     return packed_int4.Reader(
-      get=get, names=frozenset(names), packing=packing, config=config
+      get=get, has=has, packing=packing, config=config
     ).read
-  has = functools.partial(_is_in, names)
   if compressed_int8.is_used(path, values):
     return functools.partial(compressed_int8.stored, get, has)
   block = float8.block_of(path, values)

@@ -15,7 +15,7 @@ Legend: K inputs, N outputs, C groups of inputs.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -147,13 +147,13 @@ class Reader:
 
   Attributes:
     get: function from the name of a tensor to its array.
-    names: names of all tensors.
+    has: function that says whether there is a tensor of a name.
     packing: format in which they are stored.
     config: the model's.
   """
 
   get: Callable[[str], np.ndarray]
-  names: Collection[str]
+  has: Callable[[str], bool]
   packing: Packing
   config: ModelConfig
 
@@ -167,7 +167,7 @@ class Reader:
         that the packing does not.
     """
     plain = f'{name}.weight'
-    if plain in self.names:
+    if self.has(plain):
       weight = families.get_checked(self.get, plain, num_outputs, num_inputs)
       return weight.T
     size = self.packing.group_size
@@ -233,7 +233,7 @@ class Reader:
 
   def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
     name = f'{name}.g_idx'
-    if name not in self.names:
+    if not self.has(name):
       return
     groups = families.get_checked(self.get, name, num_inputs)
     if not np.array_equal(groups, np.arange(num_inputs) // group_size):
@@ -246,7 +246,7 @@ class Reader:
     """Some checkpoints have zeros where the model has no bias."""
     is_used = self.config.use_qkv_bias and name.endswith(_WITH_BIAS)
     name = f'{name}.bias'
-    if is_used or name not in self.names:
+    if is_used or not self.has(name):
       return
     if families.get_checked(self.get, name, num_outputs).any():
       raise errors.UserError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families
+from swiftspec_jax.models import families, llama4
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.models.quantization import StoredMatrix
 
@@ -31,13 +31,14 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
   Raises:
     UserError: only some parts of a matrix are quantized, or a router is.
   """
-  c = config
+  c = config.of_layer(layer)
   query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
   def by_kv_head(arrays):
     parts = [
       x.reshape(x.shape[1], c.num_kv_heads, -1, c.head_dim) for x in arrays
     ]
+    parts = families.as_rotated(parts, c, 3)
     return np.concatenate(parts, axis=2).reshape(1, arrays[0].shape[1], -1)
 
   def joined(join, shape, num_inputs, outputs: Mapping[str, int]):
@@ -51,43 +52,45 @@ def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
     return joined(np.concatenate, shape, num_inputs, {name: num_outputs})
 
   grouped = c.num_kv_heads, -1, c.head_dim
+  sizes = [('q', query), ('k', key), ('v', key)][: 1 + c.num_kv_parts]
   matrices = {
     'qkv': joined(
       by_kv_head,
       (c.embed_dim, *grouped),
       c.embed_dim,
-      {
-        'self_attn.q_proj': query,
-        'self_attn.k_proj': key,
-        'self_attn.v_proj': key,
-      },
+      {f'self_attn.{name}_proj': size for name, size in sizes},
     ),
     'attention_out': one(
       'self_attn.o_proj', (*grouped, c.embed_dim), query, c.embed_dim
     ),
   }
-  if not c.has_experts(layer):
-    return matrices | {
-      'gate_up': joined(
-        np.concatenate,
-        (c.embed_dim, 2, c.ffw_dim),
-        c.embed_dim,
-        {'mlp.gate_proj': c.ffw_dim, 'mlp.up_proj': c.ffw_dim},
-      ),
-      'down': one(
-        'mlp.down_proj', (c.ffw_dim, c.embed_dim), c.ffw_dim, c.embed_dim
-      ),
+  is_llama4 = c.family == llama4.FAMILY
+  start = 'feed_forward' if is_llama4 else 'mlp'
+
+  def dense(ffw_dim, part='', own_prefix=''):
+    name, embed = f'{start}.{part}', c.embed_dim
+    outputs = {f'{name}{x}_proj': ffw_dim for x in ('gate', 'up')}
+    shapes = (embed, 2, ffw_dim), (ffw_dim, embed)
+    return {
+      f'{own_prefix}gate_up': joined(np.concatenate, shapes[0], embed, outputs),
+      f'{own_prefix}down': one(f'{name}down_proj', shapes[1], ffw_dim, embed),
     }
 
-  router = read(f'{prefix}mlp.gate', c.embed_dim, c.num_experts)
+  if not c.has_experts(layer):
+    return matrices | dense(c.ffw_dim)
+  if c.experts.has_shared:
+    matrices |= dense(c.expert_ffw_dim, 'shared_expert.', 'shared_')
+
+  router_name = f'{prefix}{start}.{"router" if is_llama4 else "gate"}'
+  router = read(router_name, c.embed_dim, c.num_experts)
   if isinstance(router, StoredMatrix):
     raise errors.UserError(
-      f'the router {prefix}mlp.gate is quantized, which is not supported; '
+      f'the router {router_name} is quantized, which is not supported; '
       "float8 loads with weight_dtype='wide'"
     )
 
   def experts(name, num_inputs, num_outputs):
-    names = (f'mlp.experts.{i}.{name}' for i in range(c.num_experts))
+    names = (f'{start}.experts.{i}.{name}' for i in range(c.num_experts))
     outputs = dict.fromkeys(names, num_outputs)
     return joined(np.concatenate, None, num_inputs, outputs)
 

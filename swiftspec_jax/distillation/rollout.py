@@ -200,16 +200,19 @@ def roll_out(
   """
   config = model.config
   batch = len(script.ops)
-  heads, head_dim = config.padded_kv_heads, config.head_dim
   own_dtype = products.stored_dtype(model.dtype, model.mesh)
 
-  def empty(*shape):
-    return [jnp.zeros(shape, own_dtype)] * config.num_layers
+  def empty(are_keys):
+    shapes = (
+      (batch, heads, head_dim, 0) if are_keys else (batch, heads, 0, head_dim)
+      for heads, head_dim in config.kv_heads
+    )
+    return [jnp.zeros(shape, own_dtype) for shape in shapes]
 
   zeros = jnp.zeros(batch, jnp.int32)
   state = _State(
-    keys=empty(batch, heads, head_dim, 0),
-    values=empty(batch, heads, 0, head_dim),
+    keys=empty(are_keys=True),
+    values=empty(are_keys=False),
     token_ids=jnp.asarray(script.ops[:, 0]),
     op_index=zeros,
     next_ops=zeros + 1,
@@ -292,10 +295,13 @@ def _forward(params, config, prefix, state, feature_layers):
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
-    for new, old, axes, all_rows in (
-      (new_keys, state.keys[i], (0, 2, 3, 1), keys),
-      (new_values, state.values[i], (0, 2, 1, 3), values),
-    ):
+    seen, news = config.kv_layer(i), ()
+    if new_keys is not None:
+      news = (
+        (new_keys, state.keys[i], (0, 2, 3, 1), keys),
+        (new_values, state.values[i], (0, 2, 1, 3), values),
+      )
+    for new, old, axes, all_rows in news:
       new = new.transpose(axes).astype(old.dtype)
       all_rows.append(
         jax.lax.dynamic_update_slice_in_dim(
@@ -307,8 +313,8 @@ def _forward(params, config, prefix, state, feature_layers):
     ).transpose(0, 2, 1, 3, 4)
     attended = _attention(
       shared * jnp.asarray(decoder.query_scale(config), shared.dtype),
-      (prefix.keys[i], prefix.values[i]),
-      (keys[i], values[i]),
+      (prefix.keys[seen], prefix.values[seen]),
+      (keys[seen], values[seen]),
       *visible[config.is_sliding(i)],
       params['layers'][i].get('sinks'),
     )
@@ -399,7 +405,8 @@ def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
   """Returns f32[B, V] of hidden states [B, D]."""
   x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
   table = params.get('unembedding', params['embedding'])
-  return products.look_up_scores(x, table)[:, : config.vocab_size]
+  logits = products.look_up_scores(x, table)[:, : config.vocab_size]
+  return layers.cap(logits, config.logit_cap)
 
 
 def _advance(script, state, logits, law):

@@ -16,7 +16,7 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, recurrent, transposed
+from swiftspec_jax.models import decoder, layers, recurrent, transposed
 from swiftspec_jax.models import params as params_lib
 
 # An answer's token counts as much as this number of tokens of its prompt.
@@ -76,6 +76,12 @@ class StudentConfig:
         f'{target.experts.num_experts} experts of each layer; give num_layers, '
         'which makes a dense draft'
       )
+    if target.layer_input_dim and self.init_layers:
+      raise errors.UserError(
+        f'init_layers={self.init_layers} is not supported for a target whose '
+        f'layers get {target.layer_input_dim} inputs of each token; give '
+        'num_layers'
+      )
     if self.recurrent:
       return self._recurrent_config(target, sizes)
     target.check_layers('init_layers', self.init_layers)
@@ -104,6 +110,7 @@ class StudentConfig:
       sliding_window=target.sliding_window if any(sliding) else None,
       tie_embeddings=False,
       irope=None,
+      gemma4=target.gemma4 if self.init_layers else None,
       experts=None,
       use_sinks=False,
       output_vocab_size=self.output_vocab_size,
@@ -280,7 +287,8 @@ def forward(
     passes.append(written)
     hidden = jnp.take_along_axis(features, rows['places'][:, :, None], axis=1)
     x = decoder.before_unembedding(params, config, hidden)
-    logits.append(products.wide_einsum('bmd,vd->bmv', x, params['unembedding']))
+    scores = products.wide_einsum('bmd,vd->bmv', x, params['unembedding'])
+    logits.append(layers.cap(scores, config.logit_cap))
   return logits
 
 

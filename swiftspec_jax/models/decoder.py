@@ -4,25 +4,24 @@ Legend: B rows, T new tokens, M cache rows under the attention mask, S cache
 capacity, D embed, V vocabulary.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from kernels_pallas import products as products_lib
-from kernels_pallas.matmul_all_reduce import api as project_api
-from kernels_pallas.matmul_all_reduce import reference as project_reference
-from kernels_pallas.swiglu import api as swiglu_api
-from kernels_pallas.swiglu import reference as swiglu_reference
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import experts, layers, recurrent
+from swiftspec_jax.models import (
+  experts,
+  gemma4,
+  layer_products,
+  layers,
+  recurrent,
+)
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
 
@@ -72,14 +71,14 @@ def forward_with_features(
   positions = chain if positions is None else positions
   # The chunks of a prompt are no work for kernels of few tokens.
   attention_fn = attention_reference.tree_attention
-  products = Products()
+  products = layer_products.PLAIN
   if context is None:
     attention_fn = functools.partial(
       attention_api.tree_attention,
       implementation=config.kernels,
       sharding=cache.sharding,
     )
-    products = products_on(cache.sharding, config.kernels)
+    products = layer_products.on_devices(cache.sharding, config.kernels)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
@@ -96,12 +95,14 @@ def forward_with_features(
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
-    keys.append(dense.write(cache.keys[i], new_keys, starts))
-    values.append(dense.write(cache.values[i], new_values, starts))
+    if new_keys is not None:
+      keys.append(dense.write(cache.keys[i], new_keys, starts))
+      values.append(dense.write(cache.values[i], new_values, starts))
+    seen = config.kv_layer(i)
     return attention_fn(
       queries,
-      keys[i][:, :, :context],
-      values[i][:, :, :context],
+      keys[seen][:, :, :context],
+      values[seen][:, :, :context],
       prefix_lengths,
       mask,
       seen_from,
@@ -123,44 +124,11 @@ def forward_with_features(
   return x, features, cache.replace(keys=keys, values=values)
 
 
-# Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E] -> attended
-# [B, T, G, Q, E].
-AttendFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Products:
-  """The products of a layer that kernels can make; by default none does.
-
-  Attributes:
-    swiglu: the gated product, as `swiglu_reference.swiglu`.
-    project: back to the width of the model, as
-      `project_reference.matmul_all_reduce`.
-  """
-
-  swiglu: Callable[..., jax.Array] = swiglu_reference.swiglu
-  project: Callable[..., jax.Array] = project_reference.matmul_all_reduce
-
-
-def products_on(sharding: NamedSharding | None, kernels: str) -> Products:
-  """Returns the products of few tokens on the devices of a cache.
-
-  Args:
-    sharding: placement of keys and values; None is JAX's default device.
-    kernels: implementation, as in ModelConfig.
-  """
-  columns, rows = None, None
-  if sharding is not None:
-    columns = sharding_lib.sharding_of(sharding.mesh, (None, None, 'ffw'))
-    rows = sharding_lib.sharding_of(sharding.mesh, ('ffw',))
-  return Products(
-    swiglu=functools.partial(
-      swiglu_api.swiglu, implementation=kernels, sharding=columns
-    ),
-    project=functools.partial(
-      project_api.matmul_all_reduce, implementation=kernels, sharding=rows
-    ),
-  )
+# Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E], None where
+# the layer sees those of another one -> attended [B, T, G, Q, E].
+AttendFn = Callable[
+  [int, jax.Array, jax.Array | None, jax.Array | None], jax.Array
+]
 
 
 def run_layers(
@@ -170,7 +138,7 @@ def run_layers(
   positions: jax.Array,
   attend_fn: AttendFn,
   *,
-  products: Products = Products(),
+  products: layer_products.Products = layer_products.PLAIN,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
   images: tuple[jax.Array, jax.Array] | None = None,
@@ -197,33 +165,26 @@ def run_layers(
     `ModelConfig.returns_normed`), and the features [B, T, layers x D], one
     layer's behind the other's, or None.
   """
+  layer_of_kind = {config.is_sliding(i): i for i in range(config.num_layers)}
   angles_by_kind = {
-    kind: layers.rope_angles(positions, config, is_sliding=kind)
-    for kind in {config.is_sliding(i) for i in range(config.num_layers)}
+    kind: layers.rope_angles(positions, config.of_layer(i), is_sliding=kind)
+    for kind, i in layer_of_kind.items()
   }
   if config.irope:
     factors = layers.query_factors(positions, config.irope)
-  x = _take_rows(params['embedding'], token_ids)
+  x = layers.take_rows(params['embedding'], token_ids)
   x = x * jnp.asarray(config.embed_scale, x.dtype)
   if images is not None:
     embeddings, is_image = images
     x = jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
   if config.recurrent:
     return recurrent.step(params, config, x, features_before), None
+  inputs = [None] * config.num_layers
+  if config.layer_input_dim:
+    inputs = gemma4.layer_inputs(params, config, token_ids, x)
   pair = None
   if config.reads_features_before:
-    with jax.named_scope('fuse_features'):
-      normed = layers.rms_norm(
-        features_before, params['feature_norm'], config.norm_eps
-      ).astype(x.dtype)
-      if config.eagle3:
-        is_normed = config.eagle3.norm_before_residual
-        pair = normed, normed if is_normed else features_before.astype(x.dtype)
-      else:
-        if config.is_mtp:
-          x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
-          x = layers.product(x, params['token_fusion'])
-        x = x + layers.product(normed, params['feature_fusion'])
+    x, pair = _fuse(params, config, x, features_before)
   outputs = []
   for i, layer in enumerate(params['layers']):
     encoding = angles_by_kind[config.is_sliding(i)]
@@ -233,17 +194,32 @@ def run_layers(
       x = _layer(
         x,
         layer,
-        config,
+        config.of_layer(i),
         functools.partial(attend_fn, i),
         products,
         encoding,
         pair if i == 0 else None,
+        inputs[i],
       )
     outputs.append(x)
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [outputs[i] for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
+
+
+@jax.named_scope('fuse_features')
+def _fuse(params, config, x, features):
+  """Returns x [B, T, D], changed by features, and the pair of `_layer`."""
+  normed = layers.rms_norm(features, params['feature_norm'], config.norm_eps)
+  normed = normed.astype(x.dtype)
+  if config.eagle3:
+    is_normed = config.eagle3.norm_before_residual
+    return x, (normed, normed if is_normed else features.astype(x.dtype))
+  if config.is_mtp:
+    x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
+    x = layers.product(x, params['token_fusion'])
+  return x + layers.product(normed, params['feature_fusion']), None
 
 
 def project_features(
@@ -316,19 +292,21 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, products, encoding, pair=None):
+def _layer(
+  x, layer, config, attend, products, encoding, pair=None, inputs=None
+):
   """One decoder layer over x [B, T, D].
 
   `encoding` is as in `_encode_positions`. Where there is a `pair`, it is the
   normed feature that is attended with beside x, and what is added to in the
-  place of x.
+  place of x. `inputs` are of `gemma4.layer_inputs`.
   """
   normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
   if pair is not None:
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
   attended = _attention_block(normed, layer, config, attend, encoding)
-  attended = _project(attended, layer['attention_out'], products)
+  attended = layer_products.project(attended, layer['attention_out'], products)
   if config.use_output_bias:
     attended = attended + layer['attention_out_bias'][None, None]
   if config.use_post_norms:
@@ -336,30 +314,47 @@ def _layer(x, layer, config, attend, products, encoding, pair=None):
       attended, layer['post_attention_norm'], config.norm_eps
     )
   x = x + attended
-  normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  hidden = _feed_forward(normed, layer, config, products)
+  hidden = _feed_forward(x, layer, config, products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
-  return x + hidden
+  x = x + hidden
+  return gemma4.output(x, layer, config, inputs) if config.gemma4 else x
 
 
 def _feed_forward(x, layer, config, products):
-  if 'router' in layer:
-    rows = x.reshape(-1, x.shape[-1])
-    with jax.named_scope('experts'):
-      mixed = experts.feed_forward(
-        rows, layer, config.experts, config.activation
-      ).reshape(x.shape)
-    if not config.experts.has_shared:
-      return mixed
-    return mixed + _dense(x, layer, config, products, 'shared_')
-  return _dense(x, layer, config, products)
+  """Returns what is added to x [B, T, D], before the norm behind it."""
+
+  def normed(array, name):
+    return layers.rms_norm(array, layer[name], config.norm_eps)
+
+  hidden = normed(x, 'ffw_norm')
+  if 'router' not in layer:
+    return _dense(hidden, layer, config, products)
+  if config.experts.is_beside_dense:
+    dense = normed(_dense(hidden, layer, config, products), 'post_dense_norm')
+    router_inputs = normed(x, 'router_norm')
+    mixed = _mix(normed(x, 'experts_norm'), router_inputs, layer, config)
+    return dense + normed(mixed, 'post_experts_norm')
+  mixed = _mix(hidden, hidden, layer, config)
+  if not config.experts.has_shared:
+    return mixed
+  return mixed + _dense(hidden, layer, config, products, 'shared_')
+
+
+@jax.named_scope('experts')
+def _mix(x, router_inputs, layer, config):
+  rows, router_rows = (
+    array.reshape(-1, array.shape[-1]) for array in (x, router_inputs)
+  )
+  return experts.feed_forward(
+    rows, layer, config.experts, config.activation, router_rows
+  ).reshape(x.shape)
 
 
 def _dense(x, layer, config, products, prefix=''):
   gate_up, down = layer[f'{prefix}gate_up'], layer[f'{prefix}down']
-  hidden = _gated_product(x, gate_up, products, config.activation)
-  return _project(hidden, down, products)
+  hidden = layer_products.gate(x, gate_up, products, config.activation)
+  return layer_products.project(hidden, down, products)
 
 
 def _attention_block(x, layer, config, attend, encoding):
@@ -368,11 +363,17 @@ def _attention_block(x, layer, config, attend, encoding):
   qkv = layers.product(x, layer['qkv'])
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
-  queries, new_keys = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups]
-  new_values = qkv[:, :, :, num_groups + 1]
+  queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
+  if config.num_kv_parts:
+    # The same, where keys are values.
+    new_keys, new_values = qkv[:, :, :, num_groups], qkv[:, :, :, -1]
   if config.use_qk_norm:
     queries = layers.rms_norm(queries, layer['query_norm'], config.norm_eps)
+  if config.use_qk_norm and config.num_kv_parts:
     new_keys = layers.rms_norm(new_keys, layer['key_norm'], config.norm_eps)
+  if config.gemma4 and config.num_kv_parts:
+    scale = jnp.ones(config.head_dim)
+    new_values = layers.rms_norm(new_values, scale, config.norm_eps)
   queries, new_keys = _encode_positions(queries, new_keys, config, encoding)
   with jax.named_scope('attention'):
     attended = attend(queries, new_keys, new_values)
@@ -390,33 +391,13 @@ def _encode_positions(queries, keys, config, encoding):
     return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
   heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
   queries = layers.apply_rope(heads, *encoding).reshape(queries.shape)
-  keys = layers.apply_rope(keys, *encoding)
+  if keys is not None:
+    keys = layers.apply_rope(keys, *encoding)
   if config.irope and config.irope.norms_rotated:
     scale = jnp.ones(config.head_dim)
     queries = layers.rms_norm(queries, scale, config.norm_eps)
     keys = layers.rms_norm(keys, scale, config.norm_eps)
   return queries, keys
-
-
-def _take_rows(table, token_ids):
-  if isinstance(table, Int8Matrix):
-    return table.take_rows(token_ids)
-  return products_lib.take_rows(table, token_ids)
-
-
-def _project(x, weight, products):
-  """x [B, T, in] times a weight [..., D]."""
-  if isinstance(weight, layers.MATRICES):
-    return layers.product(x, weight)
-  return products.project(x, weight)
-
-
-def _gated_product(x, weight, products, activation):
-  """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
-  if isinstance(weight, layers.MATRICES):
-    gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
-    return swiglu_reference.gated_activation(gate, up, activation)
-  return products.swiglu(x, weight, activation=activation)
 
 
 def before_unembedding(
@@ -445,6 +426,7 @@ def unembed(
     logits = table.scores(rows)
   else:
     logits = products_lib.look_up_scores(rows, table)
+  logits = layers.cap(logits, config.logit_cap)
   return logits.reshape(*x.shape[:2], -1)[..., : config.num_logits]
 
 

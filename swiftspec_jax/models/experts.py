@@ -39,11 +39,17 @@ def route(
   shares, chosen = jax.lax.top_k(probs, experts.num_active)
   if experts.is_normalized:
     shares = shares / shares.sum(axis=-1, keepdims=True)
+  if experts.is_beside_dense:
+    shares = shares * layer['router_factors'][chosen]
   return chosen, shares
 
 
 def feed_forward(
-  x: jax.Array, layer: Params, experts: Experts, activation: str
+  x: jax.Array,
+  layer: Params,
+  experts: Experts,
+  activation: str,
+  router_inputs: jax.Array | None = None,
 ) -> jax.Array:
   """Returns what the chosen experts make of x [N, D] together: [N, D].
 
@@ -52,8 +58,11 @@ def feed_forward(
     layer: parameters of the layer.
     experts: static sizes of the experts.
     activation: static name of the activation, see `ModelConfig`.
+    router_inputs: [N, D] hidden states that the experts are chosen by; None
+      is x.
   """
-  chosen, shares = route(x, layer, experts)
+  router_inputs = x if router_inputs is None else router_inputs
+  chosen, shares = route(router_inputs, layer, experts)
   chosen = chosen.reshape(-1)
   # Rows of one expert lie side by side.
   order = jnp.argsort(chosen, stable=True)

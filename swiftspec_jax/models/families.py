@@ -7,16 +7,15 @@ ModelConfig and how its named tensors become the parameter tree.
 import concurrent.futures
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Experts, RopeScaling
+from swiftspec_jax.architecture import Experts
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import llama4, vision_families
+from swiftspec_jax.models import gemma4, llama4, rope_scaling, vision_families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.params import Params
 
@@ -26,6 +25,8 @@ Place = Callable[[Params, Params], Params]
 _NUM_THREADS = 8  # that read layers; each holds one in memory
 MIMO = 'mimo'  # Qwen 2 with layers for multi-token prediction
 LLAVA = 'llava'  # a vision tower around a decoder of one of the families
+# Those of which only the decoder is read.
+_WITH_TOWER = llama4.WITH_TOWER, *gemma4.WITH_TOWERS
 # Families that transformers lacks, by those whose config.json is the same.
 SAME_CONFIG = {MIMO: 'qwen2'}
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
@@ -62,7 +63,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   if name == LLAVA:
     vision = vision_families.vision_from_hf(values)
     return dataclasses.replace(_decoder_of(values), vision=vision)
-  if name == llama4.WITH_TOWER:
+  if name in _WITH_TOWER:
     return _decoder_of(values)
   if name not in FAMILIES:
     raise errors.UserError(
@@ -91,7 +92,9 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     'eos_token_ids': _as_tuple(values.get('eos_token_id')),
     'norm_eps': values['rms_norm_eps'],
     'rope_theta': rope['rope_theta'],
-    'rope_scaling': _rope_scaling(rope, values['max_position_embeddings']),
+    'rope_scaling': rope_scaling.from_hf(
+      rope, values['max_position_embeddings']
+    ),
     'tie_embeddings': values['tie_word_embeddings'],
     'activation': _activation(values),
   }
@@ -100,7 +103,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
 def supported() -> tuple[str, ...]:
   """Returns the kinds of models that are known, by `model_type`."""
-  return *FAMILIES, LLAVA, llama4.WITH_TOWER
+  return *FAMILIES, LLAVA, *_WITH_TOWER
 
 
 def _decoder_of(values: Mapping[str, Any]) -> ModelConfig:
@@ -123,53 +126,6 @@ def _as_tuple(token_ids: int | list[int] | None) -> tuple[int, ...]:
   if token_ids is None:
     return ()
   return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
-
-
-def _rope_scaling(
-  rope: Mapping[str, Any], max_context: int
-) -> RopeScaling | None:
-  kind = rope.get('rope_type', 'default')
-  if kind == 'default':
-    return None
-  if kind == 'linear':
-    return RopeScaling(kind='linear', factor=rope['factor'])
-  if kind == 'llama3':
-    return RopeScaling(
-      kind='llama3',
-      factor=rope['factor'],
-      low_freq_factor=rope['low_freq_factor'],
-      high_freq_factor=rope['high_freq_factor'],
-      original_max_context=rope['original_max_position_embeddings'],
-    )
-  if kind == 'yarn':
-    return _yarn(rope, max_context)
-  raise errors.UserError(
-    f'unknown rope scaling {kind!r}; supported: default, linear, llama3, yarn'
-  )
-
-
-def _yarn(rope: Mapping[str, Any], max_context: int) -> RopeScaling:
-  original = rope['original_max_position_embeddings']
-  factor = rope.get('factor') or max_context / original
-
-  def magnitude(slope):
-    return 1 + 0.1 * slope * math.log(max(factor, 1))
-
-  attention_factor = rope.get('attention_factor')
-  slopes = rope.get('mscale'), rope.get('mscale_all_dim')
-  if attention_factor is None and all(slopes):
-    attention_factor = magnitude(slopes[0]) / magnitude(slopes[1])
-  elif attention_factor is None:
-    attention_factor = magnitude(1)
-  return RopeScaling(
-    kind='yarn',
-    factor=factor,
-    low_freq_factor=rope.get('beta_slow') or 1.0,
-    high_freq_factor=rope.get('beta_fast') or 32.0,
-    original_max_context=original,
-    attention_factor=attention_factor,
-    is_truncated=rope.get('truncate', True),
-  )
 
 
 def _sliding(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,6 +229,13 @@ FAMILIES: dict[str, Family] = {
     ),
     norm_offset=1.0,
   ),
+  **dict.fromkeys(
+    gemma4.FAMILIES,
+    Family(
+      fields=lambda values: {**_sliding(values), **gemma4.fields(values)},
+      unsupported_options=('attention_bias',),
+    ),
+  ),
 }
 
 
@@ -328,6 +291,9 @@ def params_from_hf(
   if c.vision:
     tower = vision_families.params_from_hf(get, c.vision, c.embed_dim)
     params['vision'] = place(tower, specs['vision'])
+  if c.layer_input_dim:
+    tables = gemma4.tables(get, c)
+    params |= place(tables, {name: specs[name] for name in tables})
   return params
 
 
@@ -369,15 +335,11 @@ def layer_from_hf(
       its matrices, where they are stored in another way than as tensors of
       weights.
   """
-  c, prefix = config, f'{start}layers.{layer}.'
+  c, prefix = config.of_layer(layer), f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
-  num_heads = {'q': c.num_heads, 'k': c.num_kv_heads, 'v': c.num_kv_heads}
+  num_heads = [('q', c.num_heads), ('k', c.num_kv_heads), ('v', c.num_kv_heads)]
   # Sorted by the kv head that they belong to.
   grouped = (c.num_kv_heads, -1, c.head_dim)
-
-  def norm(name, size=c.embed_dim):
-    array = get(f'{prefix}{name}.weight', size)
-    return array.astype(np.float32) + norm_offset
 
   def linear(name, num_out, num_in):
     return get(f'{prefix}{name}.weight', num_out, num_in)
@@ -385,10 +347,10 @@ def layer_from_hf(
   def heads(kind, *inputs):
     arrays = [
       get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
-      for name, count in num_heads.items()
+      for name, count in num_heads[: 1 + c.num_kv_parts]
     ]
     grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
-    return np.concatenate(_as_rotated(grouped_arrays, c), axis=1)
+    return np.concatenate(as_rotated(grouped_arrays, c, 2), axis=1)
 
   def matrices():
     out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
@@ -401,7 +363,6 @@ def layer_from_hf(
     }
 
   arrays = read_matrices(prefix, layer) if read_matrices else matrices()
-  arrays['attention_norm'] = norm('input_layernorm')
   if c.use_output_bias:
     name = f'{prefix}self_attn.o_proj.bias'
     arrays['attention_out_bias'] = get(name, c.embed_dim)
@@ -410,8 +371,26 @@ def layer_from_hf(
     arrays['sinks'] = sinks.reshape(c.num_kv_heads, -1)
   if c.use_qkv_bias:
     arrays['qkv_bias'] = heads('bias')
+  return arrays | _scales(get, c, norm_offset, prefix)
+
+
+def _scales(
+  get: Callable[..., np.ndarray],
+  config: ModelConfig,
+  norm_offset: float,
+  prefix: str,
+) -> Params:
+  """Returns those of the norms of a layer, and that of its output."""
+  c = config
+
+  def norm(name, size=c.embed_dim):
+    array = get(f'{prefix}{name}.weight', size)
+    return array.astype(np.float32) + norm_offset
+
+  arrays = {'attention_norm': norm('input_layernorm')}
   if c.use_qk_norm:
     arrays['query_norm'] = norm('self_attn.q_norm', c.head_dim)
+  if c.use_qk_norm and c.num_kv_parts:
     arrays['key_norm'] = norm('self_attn.k_norm', c.head_dim)
   if c.use_post_norms:
     arrays['post_attention_norm'] = norm('post_attention_layernorm')
@@ -419,32 +398,32 @@ def layer_from_hf(
     arrays['post_ffw_norm'] = norm('post_feedforward_layernorm')
   else:
     arrays['ffw_norm'] = norm('post_attention_layernorm')
-  return arrays
+  return arrays | gemma4.extras(get, c, prefix) if c.gemma4 else arrays
 
 
-def _as_rotated(
-  heads: list[np.ndarray], config: ModelConfig
+def as_rotated(
+  heads: list[np.ndarray], config: ModelConfig, axis: int
 ) -> list[np.ndarray]:
-  """Returns q, k and v [G, Q, E, ...] with E as `layers.apply_rope` has it."""
+  """Returns q, k and v with `axis`, head_dim, as `layers.apply_rope` has it."""
   if config.family != llama4.FAMILY:
     return heads
-  return [*map(llama4.rotated_halves, heads[:2]), heads[2]]
+  return [*(llama4.rotated_halves(x, axis) for x in heads[:2]), heads[2]]
 
 
 def _feed_forward(
   get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
 ) -> Params:
   """Returns the matrices behind the attention; see `params.param_specs`."""
-  c, is_llama4 = config, config.family == llama4.FAMILY
+  c, is_llama4, prefix = config, config.family == llama4.FAMILY, start
   start += 'feed_forward' if is_llama4 else 'mlp'
 
   def linear(name, num_out, num_in):
     return get(f'{start}.{name}.weight', num_out, num_in)
 
-  def dense(ffw_dim, prefix='', own_prefix=''):
-    gate = linear(f'{prefix}gate_proj', ffw_dim, c.embed_dim)
-    up = linear(f'{prefix}up_proj', ffw_dim, c.embed_dim)
-    down = linear(f'{prefix}down_proj', c.embed_dim, ffw_dim)
+  def dense(ffw_dim, part='', own_prefix=''):
+    gate = linear(f'{part}gate_proj', ffw_dim, c.embed_dim)
+    up = linear(f'{part}up_proj', ffw_dim, c.embed_dim)
+    down = linear(f'{part}down_proj', c.embed_dim, ffw_dim)
     return {
       # [2, F, D] -> [D, 2, F]
       f'{own_prefix}gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
@@ -453,6 +432,8 @@ def _feed_forward(
 
   if not c.has_experts(layer):
     return dense(c.ffw_dim)
+  if c.experts.is_beside_dense:
+    return dense(c.ffw_dim) | gemma4.experts(get, c, prefix)
   if c.family == 'gpt_oss':
     return _gpt_oss_experts(get, c, start)
   if is_llama4:

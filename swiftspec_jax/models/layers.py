@@ -30,6 +30,13 @@ def product(x: jax.Array, weight: Any) -> jax.Array:
   return found.reshape(*x.shape[:2], *found.shape[1:])
 
 
+def take_rows(table: Any, token_ids: jax.Array) -> jax.Array:
+  """Returns the rows [B, T, D] of a table [V, D]."""
+  if isinstance(table, Int8Matrix):
+    return table.take_rows(token_ids)
+  return products.take_rows(table, token_ids)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   """Root-mean-square norm over the last axis, computed in float32."""
   wide = x.astype(jnp.float32)
@@ -67,6 +74,10 @@ def rope_frequencies(
     return frequencies
   if scaling.kind == 'linear':
     return frequencies / scaling.factor
+  if scaling.kind == 'proportional':
+    num_rotated = int(scaling.rotated_share * head_dim // 2)
+    is_rotated = jnp.arange(head_dim // 2) < num_rotated
+    return jnp.where(is_rotated, frequencies / scaling.factor, 0)
   # Long wavelengths are stretched, short ones kept, and those in between
   # blended.
   if scaling.kind == 'yarn':
@@ -142,3 +153,8 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   cos, sin = cos[:, :, None], sin[:, :, None]
   rotated = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def cap(logits: jax.Array, bound: float | None) -> jax.Array:
+  """Returns logits between -bound and bound; None leaves them as they are."""
+  return logits if bound is None else bound * jnp.tanh(logits / bound)

@@ -83,10 +83,11 @@ def experts(
   }
 
 
-def rotated_halves(heads: np.ndarray) -> np.ndarray:
-  """Returns [G, Q, E, ...] with E as the decoder rotates it.
+def rotated_halves(heads: np.ndarray, axis: int) -> np.ndarray:
+  """Returns heads with `axis`, of size E, as the decoder rotates it.
 
   What is rotated together lies side by side in the checkpoint, and in halves
   here.
   """
-  return np.concatenate([heads[:, :, ::2], heads[:, :, 1::2]], axis=2)
+  places = np.arange(heads.shape[axis])
+  return np.take(heads, [*places[::2], *places[1::2]], axis)

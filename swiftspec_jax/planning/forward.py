@@ -117,10 +117,8 @@ class Forward:
   @property
   def kv_bytes(self) -> int:
     """Bytes of keys and values on a chip."""
-    config = self.sharded
-    heads = config.padded_kv_heads // self.num_chips
-    row = 2 * heads * config.head_dim * _DTYPE.itemsize
-    return config.num_layers * self.context * row
+    numbers = sum(map(math.prod, self.sharded.kv_heads))
+    return 2 * self.context * numbers * _DTYPE.itemsize // self.num_chips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,7 +181,8 @@ def weights_of(config: ModelConfig) -> Weights:
       count /= config.num_shards
     size = count * _bits(spec, config.weight_dtype) / 8
     held += size
-    if path[0].key == 'embedding' and not is_tied:
+    is_table = path[0].key == 'embedding' and not is_tied
+    if is_table or path[0].key == 'layer_embedding':
       continue  # only some rows are read
     num_read += count
     if spec.scheme is None:

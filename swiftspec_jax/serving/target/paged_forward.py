@@ -15,7 +15,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.models import decoder, layer_products, layers
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.target import flat_batch
@@ -144,8 +144,10 @@ def forward(
   keys, values = [], []
 
   def attend(i, queries, new_keys, new_values):
-    keys.append(_written(cache, cache.keys[i], new_keys[0], batch))
-    values.append(_written(cache, cache.values[i], new_values[0], batch))
+    if new_keys is not None:
+      keys.append(_written(cache, cache.keys[i], new_keys[0], batch))
+      values.append(_written(cache, cache.values[i], new_values[0], batch))
+    seen = config.kv_layer(i)
     mask, seen_from, window = batch.block_mask, positions, None
     if config.is_sliding(i):
       seen_from, window = ends, config.sliding_window
@@ -160,8 +162,8 @@ def forward(
       cache,
       batch,
       batch.in_blocks(queries[0]),
-      keys[i],
-      values[i],
+      keys[seen],
+      values[seen],
       (positions[:, 0], mask, seen_from),
       scale=decoder.query_scale(config),
       window=window,
@@ -171,10 +173,9 @@ def forward(
     )
     return batch.of_blocks(attended)[None]
 
-  if features_before is not None:
-    features_before = features_before[None]
-  if images is not None:
-    images = images[0][None], images[1][None]
+  features_before, images = jax.tree.map(
+    lambda array: array[None], (features_before, images)
+  )
   hidden, features = decoder.run_layers(
     params,
     config,
@@ -245,10 +246,10 @@ def _attend(
   )
 
 
-def _products(num_tokens, config, cache) -> decoder.Products:
+def _products(num_tokens, config, cache) -> layer_products.Products:
   if num_tokens > _MOST_KERNEL_TOKENS:
-    return decoder.Products()
-  return decoder.products_on(cache.sharding, config.kernels)
+    return layer_products.PLAIN
+  return layer_products.on_devices(cache.sharding, config.kernels)
 
 
 def logits_of(

@@ -187,7 +187,7 @@ def grow(
 
   cache = _copy(
     cache,
-    config.padded_kv_heads,
+    config.kv_heads,
     rows.page_table,
     lengths,
     num_rows + width,
@@ -323,18 +323,18 @@ def best_of(
   )
 
 
-def _copy(cache, num_kv_heads, page_table, lengths, num_more, sharding):
+def _copy(cache, kv_heads, page_table, lengths, num_more, sharding):
   """Returns the rows' pages as a dense cache with scratch rows behind them."""
   context = page_table.shape[1] * cache.page_size
   capacity = dense.capacity_on(sharding.mesh, context + num_more)
 
-  def copy(pages):
-    found = reference.read_pages(pages, page_table, num_kv_heads, cache.dtype)
+  def copy(pages, heads):
+    found = reference.read_pages(pages, page_table, heads[0], cache.dtype)
     return jnp.pad(found, ((0, 0), (0, 0), (0, capacity - context), (0, 0)))
 
   return dense.KVCache(
-    keys=[copy(pages) for pages in cache.keys],
-    values=[copy(pages) for pages in cache.values],
+    keys=[*map(copy, cache.keys, kv_heads)],
+    values=[*map(copy, cache.values, kv_heads)],
     kv_lengths=lengths,
     capacity=capacity,
     sharding=sharding,

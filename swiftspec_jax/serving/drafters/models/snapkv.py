@@ -146,10 +146,11 @@ def keep_best(
 
   def attend(i, queries, new_keys, new_values):
     del new_keys, new_values  # the cache has them
+    seen = config.kv_layer(i)
     num_heads = queries.shape[2]
     known_keys, known_values = (
       paged_reference.read_pages(
-        pages[i], row.page_table[None], num_heads, queries.dtype
+        pages[seen], row.page_table[None], num_heads, queries.dtype
       )[0]
       for pages in (cache.keys, cache.values)
     )
@@ -166,6 +167,8 @@ def keep_best(
       decoder.query_scale(config),
       params['layers'][i].get('sinks'),
     )
+    if seen != i:
+      return attended[None]
     if config.is_sliding(i):  # among kept places the window is the same
       kept = latest_places(num_heads, num_places, kv_length, budget)
     else:

@@ -1,0 +1,72 @@
+"""The products of a layer, by kernels where these are faster."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from kernels_pallas.matmul_all_reduce import api as project_api
+from kernels_pallas.matmul_all_reduce import reference as project_reference
+from kernels_pallas.swiglu import api as swiglu_api
+from kernels_pallas.swiglu import reference as swiglu_reference
+from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.models import layers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Products:
+  """The products of a layer that kernels can make; by default none does.
+
+  Attributes:
+    swiglu: the gated product, as `swiglu_reference.swiglu`.
+    project: back to the width of the model, as
+      `project_reference.matmul_all_reduce`.
+  """
+
+  swiglu: Callable[..., jax.Array] = swiglu_reference.swiglu
+  project: Callable[..., jax.Array] = project_reference.matmul_all_reduce
+
+
+PLAIN = Products()
+
+
+def on_devices(sharding: NamedSharding | None, kernels: str) -> Products:
+  """Returns the products of few tokens on the devices of a cache.
+
+  Args:
+    sharding: placement of keys and values; None is JAX's default device.
+    kernels: implementation, as in ModelConfig.
+  """
+  columns, rows = None, None
+  if sharding is not None:
+    columns = sharding_lib.sharding_of(sharding.mesh, (None, None, 'ffw'))
+    rows = sharding_lib.sharding_of(sharding.mesh, ('ffw',))
+  return Products(
+    swiglu=functools.partial(
+      swiglu_api.swiglu, implementation=kernels, sharding=columns
+    ),
+    project=functools.partial(
+      project_api.matmul_all_reduce, implementation=kernels, sharding=rows
+    ),
+  )
+
+
+def project(x: jax.Array, weight: Any, products: Products) -> jax.Array:
+  """Returns x [B, T, in] times a weight [..., D]."""
+  if isinstance(weight, layers.MATRICES):
+    return layers.product(x, weight)
+  return products.project(x, weight)
+
+
+def gate(
+  x: jax.Array, weight: Any, products: Products, activation: str
+) -> jax.Array:
+  """Returns the gated activation of x [B, T, D] times a weight [D, 2, F]."""
+  if isinstance(weight, layers.MATRICES):
+    gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
+    return swiglu_reference.gated_activation(gate, up, activation)
+  return products.swiglu(x, weight, activation=activation)

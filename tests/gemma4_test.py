@@ -1,0 +1,197 @@
+"""Gemma 4: heads of two sizes, shared keys and values, inputs of layers.
+
+`models_test.py` has what all families are tested for.
+"""
+
+import dataclasses
+import json
+
+import jax
+import models_test
+import numpy as np
+import pytest
+import transformers
+from decoding_cases import requests_of, run
+from engine_cases import TREES, make_sizes
+from safetensors import numpy as safetensors_numpy
+
+import swiftspec_jax as ss
+from swiftspec_jax import errors, testing
+from swiftspec_jax.architecture import Experts, Gemma4, RopeScaling
+from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.distillation.student import StudentConfig
+from swiftspec_jax.models import families, layers
+from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.engine import PageEngine
+
+# What the config.json of the 31b has other than the defaults.
+PUBLISHED = {
+  'model_type': 'gemma4',
+  'eos_token_id': [1, 106],
+  'text_config': {
+    'model_type': 'gemma4_text',
+    'hidden_size': 5376,
+    'intermediate_size': 21_504,
+    'num_hidden_layers': 60,
+    'num_attention_heads': 32,
+    'num_key_value_heads': 16,
+    'num_global_key_value_heads': 4,
+    'head_dim': 256,
+    'global_head_dim': 512,
+    'attention_k_eq_v': True,
+    'sliding_window': 1024,
+    'final_logit_softcapping': 30.0,
+    'hidden_size_per_layer_input': 0,
+    'use_bidirectional_attention': 'vision',
+    'max_position_embeddings': 262_144,
+  },
+}
+SHARED = 'gemma4_layer_inputs'
+
+
+def test_the_published_configuration(tmp_path):
+  config = hf.config_of(tmp_path, PUBLISHED)
+  assert config.eos_token_ids == (1, 106)
+  assert config.sliding_layers == (*[True] * 5, False) * 10
+  assert config.gemma4 == Gemma4(
+    global_kv_heads=4,
+    global_head_dim=512,
+    num_kv_layers=60,
+    shares_values=True,
+  )
+  scaling = RopeScaling(kind='proportional', factor=1.0, rotated_share=0.25)
+  assert (config.rope_theta, config.rope_scaling) == (1e6, scaling)
+  assert (config.local_rope_theta, config.query_scale) == (1e4, 1.0)
+  assert config.logit_cap == 30
+  assert config.kv_heads == (*[(16, 256)] * 5, (4, 512)) * 10
+  specs = jax.tree.leaves(params_lib.param_specs(config))
+  num_weights = sum(np.prod(spec.shape, dtype=np.int64) for spec in specs)
+  assert 30.6e9 < num_weights < 30.8e9
+
+
+def test_older_releases_of_transformers_have_the_published_names(tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, 'gemma4_text')
+  values = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+  config = families.config_from_hf(values)
+  del values['per_layer_config']
+  values |= {'global_head_dim': 24, 'num_global_key_value_heads': 1}
+  assert families.config_from_hf(values) == config
+
+
+def test_the_slow_part_of_the_frequencies_is_zero():
+  scaling = RopeScaling(kind='proportional', factor=1.0, rotated_share=0.25)
+  frequencies = layers.rope_frequencies(16, 256.0, scaling)
+  np.testing.assert_allclose(frequencies, [1, 0.5, 0, 0, 0, 0, 0, 0])
+
+
+def test_the_last_layers_see_keys_of_others(tmp_path):
+  config = models_test.load_case(SHARED, tmp_path).config
+  assert config.num_kv_layers == 3
+  assert [*map(config.kv_layer, range(5))] == [0, 1, 2, 2, 1]
+  assert [config.of_layer(i).num_kv_parts for i in range(5)] == [2, 2, 2, 0, 0]
+  assert [config.of_layer(i).ffw_dim for i in range(5)] == [48] * 3 + [96] * 2
+  assert config.kv_heads == ((2, 16), (2, 24), (2, 16))
+
+
+def test_experts_are_beside_a_feed_forward(tmp_path):
+  config = models_test.load_case('gemma4_experts', tmp_path).config
+  assert config.experts == Experts(
+    num_experts=6, num_active=2, ffw_dim=20, is_beside_dense=True
+  )
+
+
+@pytest.mark.parametrize('name', ['gemma4_text', 'gemma4_experts', SHARED])
+def test_a_saved_model_comes_back(name, tmp_path):
+  model = models_test.load_case(name, tmp_path / 'source')
+  ss.save(model, tmp_path / 'saved')
+  loaded = ss.load(tmp_path / 'saved')
+  assert loaded.config == model.config
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+
+
+def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
+  """In chains, and in the trees of mode serial; the draft is the target."""
+  target = models_test.load_case('gemma4_text', tmp_path)
+  requests = requests_of(2, max_new_tokens=24)
+  want = [result.token_ids for result in run(ss.Decoder(target), requests)]
+  tree = ss.TreeConfig(
+    num_nodes=6, width=3, num_draft_steps=2, capacity=32, num_cache_rows=14
+  )
+  for options in ({}, {'tree': tree}):
+    got = run(ss.Decoder(target, target, **options), requests)
+    assert [result.token_ids for result in got] == want
+    assert sum(result.stats.num_accepted for result in got) > 20
+
+
+def test_pages_hold_heads_of_two_sizes(tmp_path):
+  """On two devices; the target grows trees for itself."""
+  alone = models_test.load_case(SHARED, tmp_path)
+  model = ss.load(tmp_path, devices=jax.devices()[:2])
+  requests = requests_of(4, max_new_tokens=24)
+  draft = TreeDraft(model=model, width=3, branching=2)
+  sizes = make_sizes(drafts=TREES)
+  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  handles = [engine.submit(request) for request in requests]
+  wanted = run(ss.Decoder(alone, batch_size=4), requests)
+  for handle, expected in zip(handles, wanted, strict=True):
+    assert handle.result().token_ids == expected.token_ids
+
+
+def test_the_decoder_beside_towers(tmp_path):
+  text = models_test.load_case(SHARED, tmp_path)
+  path, weights = tmp_path / 'config.json', tmp_path / 'model.safetensors'
+  values = {'model_type': 'gemma4', 'text_config': json.loads(path.read_text())}
+  path.write_text(json.dumps(values))
+  tensors = {
+    name.replace('model.', 'model.language_model.'): array
+    for name, array in safetensors_numpy.load_file(weights).items()
+  }
+  tensors['model.vision_tower.x'] = np.zeros(4, np.float32)
+  safetensors_numpy.save_file(tensors, weights)
+  both = ss.load(tmp_path)
+  # The end of a text is that of the outer configuration.
+  eos = text.config.eos_token_ids
+  assert dataclasses.replace(both.config, eos_token_ids=eos) == text.config
+  jax.tree.map(np.testing.assert_array_equal, both.params, text.params)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'attention_bias': True}, 'attention_bias=True is not supported'),
+    ({'use_bidirectional_attention': 'all'}, "attention='all' is not supp"),
+    (
+      {'hidden_size_per_layer_input': 8, 'vocab_size_per_layer_input': 99},
+      'vocab_size_per_layer_input=99 is not supported .*vocab_size=272',
+    ),
+    (
+      {'per_layer_config': {'1': {'head_dim': 8}, '2': {'head_dim': 24}}},
+      'per_layer_config=.* have heads of one size',
+    ),
+    (
+      {'rope_parameters': {'sliding_attention': {'rope_type': 'linear'}}},
+      'rope_parameters=.*linear.* sliding_attention has the rope_type default',
+    ),
+    ({'num_kv_shared_layers': 2}, 'num_kv_shared_layers=2 is not supported'),
+    ({'num_global_key_value_heads': 3}, 'num_heads=4 is not a multiple'),
+  ],
+)
+def test_what_does_not_fit_is_named(tmp_path, changes, message):
+  testing.write_tiny_checkpoint(tmp_path, 'gemma4_text')
+  path = tmp_path / 'config.json'
+  values = json.loads(path.read_text())
+  ropes = values['rope_parameters']
+  for kind, options in changes.pop('rope_parameters', {}).items():
+    ropes[kind] |= {**options, 'factor': 2.0}
+  path.write_text(json.dumps({**values, **changes}))
+  with pytest.raises(errors.UserError, match=message):
+    ss.load(tmp_path)
+
+
+def test_layers_with_inputs_are_no_draft(tmp_path):
+  target = models_test.load_case(SHARED, tmp_path)
+  student = StudentConfig(init_layers=(0,))
+  with pytest.raises(errors.UserError, match='layers get 8 inputs of each'):
+    student.model_config(target.config)
