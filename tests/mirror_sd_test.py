@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from decoding_cases import assert_same, run
 from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
@@ -187,3 +189,21 @@ def test_refusals():
     tree = dataclasses.replace(TREE, exit_layer=exit_layer)
     with pytest.raises(errors.UserError, match='must be between -1 and 1'):
       ss.Decoder(target, draft, tree=tree)
+
+
+@pytest.mark.ci
+def test_program_of_exit_layers(model, tmp_path):
+  """The last layer expects what the target chose."""
+  status, output, complaints = programs.run(
+    'exit_layers',
+    f'--target={model}',
+    '--limit=2',
+    '--max_new_tokens=8',
+    f'--output_dir={tmp_path}',
+  )
+  assert status == 0, complaints
+  lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
+  *_, last = map(json.loads, lines)
+  assert last['among_1'] == last['among_8'] == 1
+  assert last['num_tokens'] <= 16
+  assert f'{last["layer"]:5}  1.00  1.00  1.00' in output
