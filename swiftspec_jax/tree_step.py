@@ -40,7 +40,7 @@ def verify_step(
     proposal: a packed `TreeProposal`, whose root is the last known token. No
       row has more than T nodes. There may be room for more, and the results
       are padded to that number.
-    begun: what `begin_step` returns; None if no layer has run.
+    begun: outputs of layers, from `begin_step`; None if no layer has run.
     config: configuration of the target; static.
     num_nodes: T; static.
 

@@ -14,14 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from swiftspec_jax import (
-  buckets,
-  errors,
-  hosts,
-  spec_step,
-  tree_step,
-  types,
-)
+from swiftspec_jax import buckets, hosts, spec_step, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
@@ -71,12 +64,9 @@ class TreePipeline:
     """
     self.is_async = tree_checks.are_disjoint(target, draft)
     tree_checks.check_sizes(draft, tree_config)
-    self._num_before_exit = tree_checks.layers_before_exit(target, tree_config)
-    if self._num_before_exit and not self.is_async:
-      raise errors.UserError(
-        f'exit_layer={tree_config.exit_layer} has no effect where draft and '
-        'target take turns; load the draft on other devices, or leave it out'
-      )
+    self._num_before_exit = tree_checks.layers_before_exit(
+      target, tree_config, is_async=self.is_async
+    )
     feature_draft.check_lives(draft)
     feature_draft.check_layers(draft, target)
     self._target, self._draft = target, draft
