@@ -51,12 +51,14 @@ def verify_step(
   max_nodes = proposal.token_ids.shape[1]
   proposal = proposal.first(num_nodes)
   is_chain = proposal.token_ids.shape[1] == 1
+  ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   with jax.named_scope('target_forward'):
     hidden, features, cache = _forward(
       params,
+      config,
       state,
       proposal,
-      config,
+      ancestor_mask,
       feature_layers=state.target_cache.feature_layers,
       begun=begun,
     )
@@ -64,8 +66,8 @@ def verify_step(
   with jax.named_scope('verify'):
     verdict, path = matching.verify_tree(
       proposal,
-      tree_lib.ancestor_mask(proposal.parents),
-      _scores(state, proposal, logits, config),
+      ancestor_mask,
+      _scores(config, state, proposal, ancestor_mask, logits),
       kernels=config.kernels,
       sharding=cache.sharding,
     )
@@ -134,18 +136,20 @@ def begin_step(
   last = num_layers - 1
   read = {i for i in state.target_cache.feature_layers if i < last}
   kept = *sorted(read), last
+  ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   with jax.named_scope('target_forward'):
     hidden, outputs, cache = _forward(
       {**params, 'layers': params['layers'][:num_layers]},
+      config,
       state,
       proposal,
-      config,
+      ancestor_mask,
       feature_layers=kept,
     )
     outputs = jnp.split(outputs, len(kept), axis=-1)
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('expect'):
-    scores = _scores(state, proposal, logits, config)
+    scores = _scores(config, state, proposal, ancestor_mask, logits)
     total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     best, token_ids = largest.top_k(scores, num_tokens)
     expected = types.ExpectedTokens(
@@ -156,7 +160,7 @@ def begin_step(
   return state, dict(zip(kept, outputs, strict=True)), expected.pack()
 
 
-def _forward(params, state, proposal, config, **options):
+def _forward(params, config, state, proposal, ancestor_mask, **options):
   """Returns what `decoder.forward_with_features` does for the nodes sent."""
   cache = state.target_cache
   is_chain = proposal.token_ids.shape[1] == 1
@@ -167,14 +171,12 @@ def _forward(params, state, proposal, config, **options):
     cache,
     starts=cache.kv_lengths,
     positions=cache.kv_lengths[:, None] + proposal.depths,
-    attention_mask=(
-      None if is_chain else tree_lib.ancestor_mask(proposal.parents)
-    ),
+    attention_mask=None if is_chain else ancestor_mask,
     **options,
   )
 
 
-def _scores(state, proposal, logits, config):
+def _scores(config, state, proposal, ancestor_mask, logits):
   """Returns f32[B, T, V] whose highest is the choice behind each node."""
   adjusted = sampling_lib.adjust_logits(
     logits,
@@ -184,7 +186,7 @@ def _scores(state, proposal, logits, config):
     prompt_lengths=state.prompt_lengths,
     draft_token_ids=proposal.token_ids[:, 1:],
     depths=proposal.depths,
-    ancestor_mask=tree_lib.ancestor_mask(proposal.parents),
+    ancestor_mask=ancestor_mask,
   )
   return matching.scores(
     adjusted,
