@@ -514,6 +514,10 @@ class TreeConfig:
     num_cache_rows: most nodes of a tree with keys and values.
     coverage: nats by which possible next roots that were not sent are
       preferred for expansion; 0 is the paper's order. Asynchronous mode only.
+    exit_layer: number of layers of the target behind which it tells the draft
+      what they expect (Mirror-SD); a negative one is counted from the last; 0
+      is off. Each node that was sent gets up to `branching` such children.
+      Asynchronous mode only.
     is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
       here, are chosen while decoding, from the acceptance and the step times.
       Where no tree pays it decodes plainly, and tries again from time to time.
@@ -540,6 +544,7 @@ class TreeConfig:
   capacity: int = 256
   num_cache_rows: int = 128
   coverage: float = 0.0
+  exit_layer: int = 0
   is_adaptive: bool = False
   min_leaf_mass: float = 0.0
   is_depth_priced: bool = False

@@ -10,7 +10,7 @@ from engine_cases import TARGET, TREES, make_sizes
 
 import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
-from swiftspec_jax import errors, sharding, testing
+from swiftspec_jax import errors, profiling, sharding, testing
 from swiftspec_jax.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
@@ -167,6 +167,44 @@ def test_the_number_of_devices_changes_and_no_keys_move():
       kept, np.asarray(expected_pages)[PAGES], atol=1e-5
     )
     assert not np.asarray(pages)[:, 8:].any()
+
+
+@pytest.mark.parametrize(('drafts', 'run_ahead'), [(None, 1), ('lookup', 0)])
+def test_an_engine_reads_prompts_on_more_devices(drafts, run_ahead):
+  """Steps with tokens of prompts run on 8 devices, the others on 2."""
+  few, many = shared(2, 2), shared(8, 8)
+  engine = PageEngine(
+    few,
+    drafts and ss.PromptLookup(prompt_lookup_min=1),
+    sizes=make_sizes(),
+    policy=FixedLength(3 if drafts else 0),
+    run_ahead=run_ahead,
+    prompt_target=many,
+  )
+  engine.warm_up()
+  requests = requests_of(3, max_new_tokens=24)
+  handles = [engine.submit(request) for request in requests]
+  used = []
+  with profiling.count_compilations() as compilations:
+    while engine.num_requests:
+      engine.step()
+      used.append(engine._target.model.mesh.size)
+  assert [x.result().token_ids for x in handles] == expected()
+  assert compilations.count == 0
+  assert used[0] == 8
+  assert used[-1] == 2
+  kept = engine._target.cache.sharding.device_set
+  assert kept == set(few.mesh.devices.flat)
+
+
+def test_prompts_are_read_elsewhere_without_models_that_draft():
+  with pytest.raises(errors.UserError, match='prompt_target is for pages'):
+    PageEngine(
+      shared(2, 2),
+      TreeDraft(model=shared(2, 2), width=3, branching=3),
+      sizes=make_sizes(drafts=TREES),
+      prompt_target=shared(8, 8),
+    )
 
 
 def test_devices_that_keep_nothing_get_no_keys():

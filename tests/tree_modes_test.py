@@ -153,10 +153,11 @@ def test_drafts_that_propose_some_tokens_only(temperature):
     assert_same(chain, want)
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-def test_nothing_is_compiled_after_warmup(mode):
-  target, draft = pair(*DEVICES[mode])
-  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
+@pytest.mark.parametrize(('mode', 'exit_layer'), [('serial', 0), ('async', 1)])
+def test_nothing_is_compiled_after_warmup(mode, exit_layer):
+  target, draft = pair(*DEVICES[mode], num_layers=2)
+  tree = dataclasses.replace(TREE, exit_layer=exit_layer)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
   jax.clear_caches()
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:

@@ -25,6 +25,7 @@ HYBRID = {
   'width': 2,
   'num_draft_steps': 1,
 }
+EXIT = {'exit_layer': 1}
 
 
 def start(mode, draft_seed=0, **changes):
@@ -98,11 +99,25 @@ def path_tokens(tree, node):
   return path[::-1]
 
 
-@pytest.mark.parametrize('mode', DEVICES)
+DRAFTS = {
+  'own_draft': (0, {}),
+  'bad_draft': (1, {}),
+  'own_hybrid': (0, HYBRID),
+  'bad_hybrid': (1, HYBRID),
+}
+
+
 @pytest.mark.parametrize(
-  ('draft_seed', 'changes'),
-  [(0, {}), (1, {}), (0, HYBRID), (1, HYBRID)],
-  ids=['own_draft', 'bad_draft', 'own_hybrid', 'bad_hybrid'],
+  ('mode', 'draft_seed', 'changes'),
+  [
+    *(
+      pytest.param(mode, *draft, id=f'{name}-{mode}')
+      for mode in DEVICES
+      for name, draft in DRAFTS.items()
+    ),
+    pytest.param('async', 1, EXIT, id='bad_exit-async'),
+    pytest.param('async', 1, HYBRID | EXIT, id='bad_hybrid_exit-async'),
+  ],
 )
 def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
   pipeline = start(mode, draft_seed, **changes)
@@ -126,10 +141,10 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
     }
     some = {row: paths[row] for row in sorted(paths)[:: len(paths) // 3 or 1]}
     check_cache(pipeline._draft, draft_state.cache, text, some)
-  if changes:
+  if 'prompt_lookup' in changes:
     # More than the draft forwards of a round can have seen.
     assert max(np.diff(lengths)) > 5
-  elif draft_seed == 1:
+  elif draft_seed == 1 and not changes:
     assert tree_lib.MISS in outcomes
   elif mode == 'async':
     assert tree_lib.HIT in outcomes
@@ -219,7 +234,9 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   assert {(tree_lib.HIT, True), (tree_lib.MISS, False)} <= seen
 
 
-@pytest.mark.parametrize('changes', [{}, HYBRID], ids=['plain', 'hybrid'])
+@pytest.mark.parametrize(
+  'changes', [{}, HYBRID, EXIT], ids=['plain', 'hybrid', 'exit']
+)
 def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
   pipeline = start('async', **changes)
   pipeline.dispatch()
@@ -234,7 +251,11 @@ def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
   with jax.transfer_guard('disallow'):
     pipeline.dispatch()
   verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
-  assert moved == [('int32', verdict), ('int32', proposal)]
+  moves = [('int32', verdict), ('int32', proposal)]
+  if changes == EXIT:
+    expected = 4 * TREE.num_nodes * 2 * TREE.branching
+    moves = [('int32', expected), *moves]
+  assert moved == moves
 
 
 def test_verify_is_enqueued_first_and_nothing_is_read(monkeypatch):

@@ -44,6 +44,12 @@ _COVERAGE = flags.DEFINE_float(
   'Mode async: nats by which possible next roots that were not sent are '
   "preferred for expansion; 0 is the paper's order.",
 )
+_EXIT_LAYER = flags.DEFINE_integer(
+  'exit_layer',
+  _DEFAULTS.exit_layer,
+  'Mode async: layers of the target behind which it tells the draft what they '
+  'expect (Mirror-SD); a negative number is counted from the last; 0 is off.',
+)
 _ADAPTIVE = flags.DEFINE_bool(
   'adaptive',
   _DEFAULTS.is_adaptive,
@@ -98,6 +104,7 @@ def config() -> ss.TreeConfig:
     num_restart_steps=_NUM_RESTART_STEPS.value,
     waits_for_misses=_WAITS_FOR_MISSES.value,
     coverage=_COVERAGE.value,
+    exit_layer=_EXIT_LAYER.value,
     is_adaptive=_ADAPTIVE.value,
     min_leaf_mass=_MIN_LEAF_MASS.value,
     is_depth_priced=_DEPTH_PRICED.value,
@@ -127,6 +134,7 @@ def to_json() -> dict[str, Any]:
     _NUM_RESTART_STEPS,
     _WAITS_FOR_MISSES,
     _COVERAGE,
+    _EXIT_LAYER,
     _ADAPTIVE,
     _MIN_LEAF_MASS,
     _DEPTH_PRICED,

@@ -91,6 +91,9 @@ SYSTEMS = {
     tree={'num_draft_steps': 8, 'min_leaf_mass': 0.2},
   ),
   'swiftspec': System(paper='arXiv 2506.11309', mode='async'),
+  'mirror_sd': System(
+    paper='arXiv 2510.13161', mode='async', tree={'exit_layer': -4}
+  ),
   'su': System(paper='arXiv 2310.18813', policy='table'),
   'smartspec': System(
     paper='arXiv 2406.14066',

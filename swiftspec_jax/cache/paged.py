@@ -148,6 +148,8 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
 
   def regrouped(array):
     part, shape = shapes_after(array.shape)
+    if isinstance(array, jax.ShapeDtypeStruct):
+      return jax.ShapeDtypeStruct(shape, array.dtype, sharding=pages)
     parts = {x.device: x.data for x in array.addressable_shards}
     for device in pages.addressable_devices - parts.keys():
       parts[device] = jnp.zeros(part, array.dtype, device=device)

@@ -105,14 +105,14 @@ def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
   """Returns trees of a root alone: i32[B], the last known tokens."""
-  has_chains = bool(text_lookup.kinds_of_tree(tree_config))
+  chain_length = 2 if tree_config.exit_layer else 1
+  if text_lookup.kinds_of_tree(tree_config):
+    chain_length = 1 + text_lookup.chain_length(tree_config)
   return tree_lib.new_tree(
     root_token_ids,
     capacity=tree_config.capacity,
     num_cache_rows=tree_config.num_cache_rows,
-    chain_length=(
-      1 + text_lookup.chain_length(tree_config) if has_chains else 1
-    ),
+    chain_length=chain_length,
   )
 
 
@@ -154,6 +154,14 @@ def grow(
       params, state, num_steps - num_restarts, 0, min_mass, config, tree_config
     )
   return state, num_restarts + num_forwards
+
+
+@functools.partial(jax.jit, donate_argnames='state')
+def expect(state: TreeDraftState, expected: jax.Array) -> TreeDraftState:
+  """Adds packed `ExpectedTokens`, which the target's first layers give."""
+  expected = types.ExpectedTokens.unpack(expected)
+  tree = tree_lib.expect(state.tree, expected.token_ids, expected.log_probs)
+  return state.replace(tree=tree)
 
 
 @functools.partial(
@@ -387,7 +395,7 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
     The state, the tokens i32[B] that are still missing, at most one, and the
     number of forwards.
   """
-  if state.lookup is None:
+  if state.tree.chain_length == 1:
     return state, num_missing, jnp.int32(0)
   steps = jnp.arange(tree_config.width)[None]
 

@@ -315,6 +315,13 @@ class TreeDraftRows:
     self._note('grow', dispatched, num_forwards)
     return num_forwards
 
+  def expect(self, expected: jax.Array) -> None:
+    """Enqueues that the trees get packed `ExpectedTokens`."""
+    expected = self._send('expected', expected, 'begin')
+    dispatched = time.perf_counter()
+    self.state = self._call(tree_draft.expect, self.state, expected)
+    self._note('expect', dispatched, self.state.tree.size, 'expected')
+
   def _set_busy(self, is_busy: np.ndarray) -> None:
     self._is_busy = is_busy.copy()
     # A copy of its own, as the state is donated.

@@ -5,7 +5,7 @@ capacity, D embed, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ def forward_with_features(
   context: int | None = None,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
+  begun: Mapping[int, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None, dense.KVCache]:
   """Runs the model over new tokens; writes but does not commit their KV.
 
@@ -62,6 +63,7 @@ def forward_with_features(
       the capacity.
     features_before: [B, T, D] features of the tokens before, see `run_layers`.
     feature_layers: static indices of layers, see `run_layers`.
+    begun: outputs of the first layers, see `run_layers`.
 
   Returns:
     Hidden states [B, T, D] before the final norm, features (see `run_layers`),
@@ -80,7 +82,7 @@ def forward_with_features(
     )
     products = layer_products.on_devices(cache.sharding, config.kernels)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
-  keys, values = [], []
+  keys, values = list(cache.keys), list(cache.values)
 
   def attend(i, queries, new_keys, new_values):
     mask, seen_from, window = attention_mask, positions, None
@@ -96,8 +98,8 @@ def forward_with_features(
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
     if new_keys is not None:
-      keys.append(dense.write(cache.keys[i], new_keys, starts))
-      values.append(dense.write(cache.values[i], new_values, starts))
+      keys[i] = dense.write(cache.keys[i], new_keys, starts)
+      values[i] = dense.write(cache.values[i], new_values, starts)
     seen = config.kv_layer(i)
     return attention_fn(
       queries,
@@ -120,6 +122,7 @@ def forward_with_features(
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,
+    begun=begun,
   )
   return x, features, cache.replace(keys=keys, values=values)
 
@@ -142,6 +145,7 @@ def run_layers(
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
   images: tuple[jax.Array, jax.Array] | None = None,
+  begun: Mapping[int, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
@@ -159,6 +163,9 @@ def run_layers(
     feature_layers: indices of layers whose outputs are features.
     images: embeddings [B, T, D], and bool[B, T] which tokens have these in the
       place of their own; None if none has.
+    begun: outputs [B, T, D] of layers that have run, by their indices: of the
+      last one, and of those whose outputs are features. The layers behind the
+      last one run. None if none has.
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
@@ -172,11 +179,7 @@ def run_layers(
   }
   if config.irope:
     factors = layers.query_factors(positions, config.irope)
-  x = layers.take_rows(params['embedding'], token_ids)
-  x = x * jnp.asarray(config.embed_scale, x.dtype)
-  if images is not None:
-    embeddings, is_image = images
-    x = jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
+  x = _embed(params, config, token_ids, images)
   if config.recurrent:
     return recurrent.step(params, config, x, features_before), None
   inputs = [None] * config.num_layers
@@ -185,8 +188,11 @@ def run_layers(
   pair = None
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
-  outputs = []
-  for i, layer in enumerate(params['layers']):
+  outputs, num_begun = dict(begun or {}), 0
+  if outputs:
+    num_begun = max(outputs) + 1
+    x = outputs[num_begun - 1]
+  for i, layer in enumerate(params['layers'][num_begun:], num_begun):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
       encoding = factors
@@ -201,7 +207,7 @@ def run_layers(
         pair if i == 0 else None,
         inputs[i],
       )
-    outputs.append(x)
+    outputs[i] = x
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [outputs[i] for i in feature_layers]
@@ -220,6 +226,16 @@ def _fuse(params, config, x, features):
     x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
     x = layers.product(x, params['token_fusion'])
   return x + layers.product(normed, params['feature_fusion']), None
+
+
+def _embed(params, config, token_ids, images):
+  """Returns [B, T, D] what goes into the first layer."""
+  x = layers.take_rows(params['embedding'], token_ids)
+  x = x * jnp.asarray(config.embed_scale, x.dtype)
+  if images is None:
+    return x
+  embeddings, is_image = images
+  return jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
 
 
 def project_features(

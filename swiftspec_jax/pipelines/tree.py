@@ -64,6 +64,9 @@ class TreePipeline:
     """
     self.is_async = tree_checks.are_disjoint(target, draft)
     tree_checks.check_sizes(draft, tree_config)
+    self._num_before_exit = tree_checks.layers_before_exit(
+      target, tree_config, is_async=self.is_async
+    )
     feature_draft.check_lives(draft)
     feature_draft.check_layers(draft, target)
     self._target, self._draft = target, draft
@@ -99,6 +102,8 @@ class TreePipeline:
     # needs none.
     self._next: tree_sizes.Sizes | None = None
     self._proposal: jax.Array | None = None
+    # What the target's first layers expect, until the draft is told.
+    self._expected: jax.Array | None = None
     self._is_busy = np.zeros(batch_size, bool)
     # Tokens of the texts that the host knows, and that the draft has read at
     # least; the sizes of rounds that were not read; and the most tokens of a
@@ -254,11 +259,12 @@ class TreePipeline:
         drafter=self._pause_drafter,
       )
     else:
-      after = 'proposal'
+      after, begun = 'proposal', self._begin()
       self._target_rows.state, output = tree_step.verify_step(
         params,
         self._target_rows.state,
         self._proposal,
+        begun,
         config=config,
         num_nodes=self._next.num_nodes,
       )
@@ -270,9 +276,38 @@ class TreePipeline:
       )
     return output
 
+  def _begin(self) -> dict[int, jax.Array] | None:
+    """Enqueues the layers before the exit, if there is one."""
+    if not self._num_before_exit:
+      return None
+    dispatched = time.perf_counter()
+    self._target_rows.state, begun, self._expected = tree_step.begin_step(
+      self._target.params,
+      self._target_rows.state,
+      self._proposal,
+      config=self._target.config,
+      num_nodes=self._next.num_nodes,
+      num_layers=self._num_before_exit,
+      num_tokens=self._tree_config.branching,
+    )
+    if self._timeline is not None:
+      self._timeline.program(
+        timeline_lib.TARGET, 'begin', dispatched, self._expected, 'proposal'
+      )
+    return begun
+
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
-    self._grow(self._sizes.current.num_steps)
+    num_steps = self._sizes.current.num_steps
+    if self._expected is not None:
+      # As many before as the target's first layers have time for.
+      share = self._num_before_exit / self._target.config.num_layers
+      num_early = round(share * num_steps)
+      self._grow(num_early)
+      self._draft_rows.expect(self._expected)
+      self._expected = None
+      num_steps -= num_early
+    self._grow(num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
     return self._draft_rows.grow(num_steps, self._min_mass())

@@ -65,6 +65,7 @@ class PageEngine(engine.Engine[PagedJob]):
     lookup: make_drafter.Lookup | None = None,
     policy: policies.Policy | None = None,
     run_ahead: int = 0,
+    prompt_target: Model | None = None,
   ):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
@@ -79,6 +80,10 @@ class PageEngine(engine.Engine[PagedJob]):
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `LivingTrees` or no draft, as others need the text.
+      prompt_target: the target on more devices, which all share the tokens of
+        the steps that read prompts (LoongServe, arXiv 2404.09526). Its first
+        devices are those of `target` and keep all keys and values. Not for
+        models that draft.
 
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
@@ -103,11 +108,17 @@ class PageEngine(engine.Engine[PagedJob]):
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
+    if prompt_target is not None and (model is not None or sizes.has_rows):
+      raise errors.UserError(
+        'prompt_target is for pages, and for no draft or one of texts: models '
+        'that draft stay on their devices; leave it out'
+      )
     self._target = Target(
       target,
       sizes,
       takes_trees=self._takes_trees,
       feature_layers=model.config.feature_layers if model else (),
+      prompt_model=prompt_target,
     )
     self.drafter = make_drafter.make(self._target, draft, sizes)
     self.lookup: HostDrafter | None = None
@@ -335,6 +346,8 @@ class PageEngine(engine.Engine[PagedJob]):
     self, step: StepPlan, drafts: SlotDrafts
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues the target's forward and the verdict."""
+    reads_prompts = len(step.slots) > step.num_decoding
+    self._target.use(self._target.models[-1 if reads_prompts else 0])
     packed = step_input.pack(
       self._sizes,
       self.programs.fit(step_input.flat_sizes(self._sizes, step)),

@@ -129,15 +129,7 @@ def expand(
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
   """
-  batch_size, width, branching = child_token_ids.shape
-
-  def flat(values):
-    values = jnp.broadcast_to(values, (batch_size, width, branching))
-    return values.reshape(batch_size, -1)
-
   is_leaf = leaves.nodes != state.NO_NODE
-  weights = arrays.take(tree.log_probs, leaves.nodes)[:, :, None]
-  is_child = flat(is_leaf[:, :, None] & (child_log_probs > -jnp.inf))
   tree = tree.replace(
     cache_slots=arrays.put(
       tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
@@ -146,31 +138,70 @@ def expand(
       tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
     ),
   )
+  return _add_children(tree, leaves.nodes, child_token_ids, child_log_probs)
+
+
+def expect(
+  tree: state.DraftTree, token_ids: jax.Array, log_probs: jax.Array
+) -> state.DraftTree:
+  """Adds what is expected behind the nodes that were sent, as candidates.
+
+  Of two log-probabilities of a child the better one counts. A sent node gets no
+  children while it is more than one candidate away from an expanded node.
+
+  Args:
+    tree: tree whose `chain_length` is more than 1.
+    token_ids: i32[B, T, K] tokens behind each node of the selection; those of
+      one node must differ.
+    log_probs: f32[B, T, K].
+  """
+  index = tree.sent_as
+  is_parent = tree.is_sent & (
+    (tree.parents == state.NO_PARENT)
+    | (arrays.take(tree.cache_slots, tree.parents) != state.NO_SLOT)
+  )
+  nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], index.shape)
+  none = jnp.full(token_ids.shape[:2], state.NO_NODE)
+  parents = arrays.put(none, index, nodes, is_parent)
+  return _add_children(tree, parents, token_ids, log_probs)
+
+
+def _add_children(tree, parents, token_ids, log_probs):
+  """Adds tokens [B, W, K] behind nodes i32[B, W], or none behind NO_NODE."""
+  batch_size, width, branching = token_ids.shape
+
+  def flat(values):
+    values = jnp.broadcast_to(values, (batch_size, width, branching))
+    return values.reshape(batch_size, -1)
+
+  weights = arrays.take(tree.log_probs, parents)[:, :, None]
+  is_child = (parents != state.NO_NODE)[:, :, None] & (log_probs > -jnp.inf)
+  is_child = flat(is_child)
   wide = insertion.widen(
     tree,
-    flat(child_token_ids),
-    flat(leaves.nodes[:, :, None]),
-    flat(leaves.depths[:, :, None] + 1),
-    flat(weights + child_log_probs),
+    flat(token_ids),
+    flat(parents[:, :, None]),
+    flat(arrays.take(tree.depths, parents)[:, :, None] + 1),
+    flat(weights + log_probs),
   )
   if tree.chain_length > 1:
-    twins = _twins(tree, leaves, child_token_ids)
+    twins = _twins(tree, parents, token_ids)
     is_twin = flat(twins != state.NO_NODE)
     wide = insertion.raise_weights(
-      wide, flat(twins), flat(child_log_probs), is_twin & is_child
+      wide, flat(twins), flat(log_probs), is_twin & is_child
     )
     is_child &= ~is_twin
   return insertion.fit(wide, is_child, tree.capacity)
 
 
-def _twins(tree, leaves, child_token_ids):
-  """Returns i32[B, W, K], the nodes that equal a child of the draft."""
+def _twins(tree, parents, child_token_ids):
+  """Returns i32[B, W, K], the nodes that equal a new child."""
   batch_size, width, branching = child_token_ids.shape
-  is_leaf = leaves.nodes != state.NO_NODE
+  is_leaf = parents != state.NO_NODE
   ranks = jnp.broadcast_to(jnp.arange(width)[None], is_leaf.shape)
   nobody = jnp.full_like(tree.parents, width)
   # Which leaf is the parent of a node.
-  leaf = arrays.put(nobody, leaves.nodes, ranks, is_leaf)
+  leaf = arrays.put(nobody, parents, ranks, is_leaf)
   has_parent = tree.parents != state.NO_PARENT
   leaf = jnp.where(has_parent, arrays.take(leaf, tree.parents), width)
   children = arrays.take(child_token_ids, leaf[:, :, None])

@@ -52,9 +52,10 @@ def select(
 
 
 def mark_sent(tree: state.DraftTree, selection: Selection) -> state.DraftTree:
-  """Notes in `is_sent` that the target gets this selection, no other."""
-  none = jnp.zeros_like(tree.is_sent)
+  """Notes in `sent_as` that the target gets this selection, no other."""
+  none = jnp.full_like(tree.sent_as, state.NO_NODE)
   is_node = selection.nodes != state.NO_NODE
+  indices = jnp.broadcast_to(jnp.arange(is_node.shape[1])[None], is_node.shape)
   return tree.replace(
-    is_sent=arrays.put(none, selection.nodes, is_node, is_node)
+    sent_as=arrays.put(none, selection.nodes, indices, is_node)
   )

@@ -170,17 +170,22 @@ class Programs:
 
   def _compile(self, program: _Program) -> None:
     flat = program.flat
-    if not self._num_compiled:
-      self._target.warm_up()
     if program.is_draft:
       self._drafter.warm_up(flat)
     else:
-      longest = self._sizes.range_of(flat.context)[1]
-      step = warm_up.made_up_step(flat, longest)
-      for level in choices.Level:
-        warm_up.run_step(self._sizes, self._target, flat, step, level)
+      for model in self._target.models:
+        self._target.use(model)
+        self._compile_step(flat)
     hosts.exchange(None)  # no process may take it before all have it
     self._num_compiled += 1
+
+  def _compile_step(self, flat: FlatSizes) -> None:
+    if not self._num_compiled:
+      self._target.warm_up()
+    longest = self._sizes.range_of(flat.context)[1]
+    step = warm_up.made_up_step(flat, longest)
+    for level in choices.Level:
+      warm_up.run_step(self._sizes, self._target, flat, step, level)
 
 
 def _in_order(

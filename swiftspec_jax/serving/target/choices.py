@@ -386,6 +386,11 @@ class SlotSampling:
     most = Level.TEMPERATURE if for_model else Level.TRUNCATED
     return self._law_levels[slots] <= most
 
+  def forget_devices(self) -> None:
+    """Puts what is asked for from now on where `put` does now."""
+    self._states = {}
+    self.__dict__.pop('_greedy', None)
+
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:
     return self._put(make_state(self._params, self._vocab_size, Level.GREEDY))

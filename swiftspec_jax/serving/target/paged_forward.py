@@ -30,7 +30,10 @@ Cache = paged.PagedCache | dense.KVCache
 
 
 def init_cache(
-  model: Model, sizes: ProgramSizes, feature_layers: tuple[int, ...] = ()
+  model: Model,
+  sizes: ProgramSizes,
+  feature_layers: tuple[int, ...] = (),
+  num_keeping: int | None = None,
 ) -> Cache:
   """Returns an empty cache for a target.
 
@@ -38,6 +41,7 @@ def init_cache(
     model: target.
     sizes: declared.
     feature_layers: layers whose outputs are kept, as `paged.init` takes them.
+    num_keeping: number of devices that keep tokens in pages, as there.
   """
   config = sizes.scheduler
   if not sizes.has_rows:
@@ -48,6 +52,7 @@ def init_cache(
       model.dtype,
       model.mesh,
       feature_layers,
+      num_keeping,
     )
   rows = dense.KVCacheConfig.of_model(
     model.config,

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from swiftspec_jax import ahead_of_time, policies, sharding, types
 from swiftspec_jax import tree as tree_lib
@@ -111,7 +112,8 @@ class Target:
   """Runs the target's part of steps.
 
   Attributes:
-    model: model that defines the output.
+    model: model that defines the output, on the devices of the next step.
+    models: the same, on all the devices that steps may have.
     rows: texts of the slots, on the devices.
     cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
@@ -129,6 +131,7 @@ class Target:
     *,
     takes_trees: bool,
     feature_layers: tuple[int, ...] = (),
+    prompt_model: Model | None = None,
   ):
     """Allocates the cache.
 
@@ -137,11 +140,15 @@ class Target:
       sizes: declared.
       takes_trees: drafts are trees, not chains.
       feature_layers: indices of layers whose outputs the draft reads.
+      prompt_model: the same model on more devices, the first of which are
+        those of `model` and keep all keys and values; None if there are none.
     """
-    self.model = model
+    self.models = (model,) if prompt_model is None else (model, prompt_model)
+    self.model = self.models[-1]
     config = sizes.scheduler
-    self.cache = paged_forward.init_cache(model, sizes, feature_layers)
-    self._replicated = sharding.replicated(model.mesh)
+    self.cache = paged_forward.init_cache(
+      self.model, sizes, feature_layers, sharding.sequence_devices(model.mesh)
+    )
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
@@ -200,8 +207,24 @@ class Target:
     twin.cache = ahead_of_time.abstract(self.cache)
     twin.rows = ahead_of_time.abstract(self.rows)
     twin.images = ahead_of_time.abstract(self.images)
-    twin.sampling = self._greedy_sampling()
+    twin.sampling = twin._greedy_sampling()
     return twin
+
+  def use(self, model: Model) -> None:
+    """Enqueues that steps run on the devices of one of `models` from now on."""
+    if model is self.model:
+      return
+    self.model = model
+    self.cache = paged.regroup(self.cache, model.mesh)
+    self.rows, self.images, self.no_drafts, self.chains = jax.tree.map(
+      lambda x: ahead_of_time.replicate(x, model.mesh),
+      (self.rows, self.images, self.no_drafts, self.chains),
+    )
+    self.sampling.forget_devices()
+
+  @property
+  def _replicated(self) -> NamedSharding:
+    return sharding.replicated(self.model.mesh)
 
   @property
   def features(self) -> jax.Array | None:

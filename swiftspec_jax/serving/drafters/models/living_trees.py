@@ -74,8 +74,8 @@ class LivingTrees:
   Attributes:
     model: model that drafts, on the target's devices or on others.
     tree: sizes of the trees; `num_nodes` is one more than the longest declared
-      draft. `is_adaptive`, `is_depth_priced` and `forced_acceptance` are not
-      for engines with policies.
+      draft. `exit_layer`, `is_adaptive`, `is_depth_priced` and
+      `forced_acceptance` are not for engines with policies.
   """
 
   model: Model
@@ -83,6 +83,7 @@ class LivingTrees:
 
   def __post_init__(self):
     unset_values = {
+      'exit_layer': 0,
       'is_adaptive': False,
       'is_depth_priced': False,
       'forced_acceptance': None,
@@ -91,8 +92,8 @@ class LivingTrees:
       value = getattr(self.tree, name)
       if value != unset:
         raise errors.UserError(
-          f'{name}={value} has no effect where a policy says how much to '
-          'draft; leave it out'
+          f'{name}={value} has no effect in an engine with policies; '
+          'leave it out'
         )
     tree_checks.check_sizes(self.model, self.tree)
 
