@@ -18,6 +18,7 @@ from swiftspec_jax.architecture import Experts, RopeScaling
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import llama4, vision_families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.array_parts import Joined
 from swiftspec_jax.models.params import Params
 
 # Puts a part of the parameters, described by the specs, on the devices.
@@ -353,10 +354,7 @@ def layer_from_hf(
   attention_width: int | None = None,
   read_matrices: Callable[[str, int], Params] | None = None,
 ) -> Params:
-  """Returns the unpadded numpy arrays of one layer.
-
-  Those that are transposed are views: numpy takes long to transpose, JAX does
-  not.
+  """Returns the unpadded arrays of one layer, in views of its tensors.
 
   Args:
     get: function from name and shape to the tensor.
@@ -387,14 +385,13 @@ def layer_from_hf(
       get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
       for name, count in num_heads.items()
     ]
-    grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
-    return np.concatenate(_as_rotated(grouped_arrays, c), axis=1)
+    return _as_rotated([x.reshape(*grouped, *inputs) for x in arrays], c)
 
   def matrices():
     out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
     return {
       # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-      'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
+      'qkv': Joined(heads('weight', attention_width), 1, (3, 0, 1, 2)),
       # [D, heads * E] -> [G, Q, E, D]
       'attention_out': out.T.reshape(*grouped, c.embed_dim),
       **_feed_forward(get, c, layer, prefix),
@@ -409,7 +406,7 @@ def layer_from_hf(
     sinks = get(f'{prefix}self_attn.sinks', c.num_heads)
     arrays['sinks'] = sinks.reshape(c.num_kv_heads, -1)
   if c.use_qkv_bias:
-    arrays['qkv_bias'] = heads('bias')
+    arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
   if c.use_qk_norm:
     arrays['query_norm'] = norm('self_attn.q_norm', c.head_dim)
     arrays['key_norm'] = norm('self_attn.k_norm', c.head_dim)
@@ -447,7 +444,7 @@ def _feed_forward(
     down = linear(f'{prefix}down_proj', c.embed_dim, ffw_dim)
     return {
       # [2, F, D] -> [D, 2, F]
-      f'{own_prefix}gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+      f'{own_prefix}gate_up': Joined([gate[None], up[None]], 0, (2, 0, 1)),
       f'{own_prefix}down': down.T,
     }
 
@@ -462,10 +459,10 @@ def _feed_forward(
 
   def stacked(name, num_out, num_in):
     matrices = [
-      linear(f'experts.{i}.{name}', num_out, num_in)
+      linear(f'experts.{i}.{name}', num_out, num_in)[None]
       for i in range(sizes.num_experts)
     ]
-    return np.swapaxes(np.stack(matrices), 1, 2)
+    return Joined(matrices, 0, (0, 2, 1))
 
   return {
     'router': linear('gate', sizes.num_experts, c.embed_dim),
