@@ -23,7 +23,7 @@ _SEQUENCE_DEVICES = flags.DEFINE_integer(
   1,
   'For long contexts in the serving engine: how many of the devices of the '
   'target share the tokens of the same heads, instead of sharing the heads. It '
-  'divides their number. Attention then runs on plain JAX.',
+  'divides their number.',
   lower_bound=1,
 )
 _DRAFT_DEVICES = flags.DEFINE_integer(
