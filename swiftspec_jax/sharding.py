@@ -115,10 +115,8 @@ def put(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.device_put(array, sharding)
   # `device_put` would first have all processes compare their arrays.
   array = np.asarray(array)
-  places = sharding.addressable_devices_indices_map(array.shape)
-  parts = [jax.device_put(array[i], device) for device, i in places.items()]
-  return jax.make_array_from_single_device_arrays(
-    array.shape, sharding, parts, dtype=array.dtype
+  return jax.make_array_from_callback(
+    array.shape, sharding, array.__getitem__, dtype=array.dtype
   )
 
 

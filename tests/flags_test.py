@@ -1,6 +1,8 @@
 """The flags of trees, devices and --config: what fits, and what does not."""
 
+import collections
 import contextlib
+import dataclasses
 import json
 import re
 
@@ -11,6 +13,8 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
+from configs import models
+from configs.hardware import google, nvidia
 from experiments.flags import (
   config_file,
   device_flags,
@@ -19,6 +23,7 @@ from experiments.flags import (
   tree_flags,
 )
 from swiftspec_jax import errors
+from swiftspec_jax.planning import forward
 
 absl_flags.FLAGS.mark_as_parsed()
 
@@ -261,6 +266,36 @@ def test_config_of_another_machine(tmp_path):
     pytest.raises(errors.UserError, match='tuned on TPU v5e devices, here'),
   ):
     config_file.check_device()
+
+
+@pytest.mark.parametrize(
+  ('name', 'chip', 'num_hosts', 'num_chips'),
+  [('two_gpu_hosts', nvidia.H100, 2, 8), ('tpu_v5e_16', google.V5E, 4, 4)],
+)
+def test_configs_of_several_hosts(name, chip, num_hosts, num_chips):
+  """All hosts have a part, the heads divide evenly, and the weights fit."""
+  taken = collections.Counter()
+  with given(config=str(programs.ROOT / 'configs' / f'{name}.json')):
+    config_file.apply()
+    values = shared_flags.to_json()
+    weight_dtypes = {'target': values['weight_dtype'], 'draft': None}
+    for kind, config in (
+      ('target', models.LLAMA_70B),
+      ('draft', models.LLAMA_3B),
+    ):
+      is_all = absl_flags.FLAGS[f'{kind}_devices'].using_default_value
+      number = num_chips if is_all else values[f'{kind}_devices']
+      processes = values[f'{kind}_processes']
+      taken.update(dict.fromkeys(processes, number))
+      config = dataclasses.replace(
+        config,
+        num_shards=number * len(processes),
+        weight_dtype=weight_dtypes[kind],
+      )
+      assert config.num_kv_heads % config.num_shards == 0
+      assert forward.weights_of(config).held < 0.7 * chip.memory_bytes
+  assert taken.keys() == {*map(str, range(num_hosts))}
+  assert max(taken.values()) <= num_chips
 
 
 def test_async_splits_the_cpu_and_traces(model, tmp_path):

@@ -22,6 +22,7 @@ from kernels_pallas.paged_attention import (
   pallas_gpu,
   pallas_tpu,
   reference,
+  shared_pages,
 )
 from swiftspec_jax import sharding
 
@@ -289,14 +290,51 @@ def test_devices_share_the_rows_of_each_page(case, num_sharing):
     )
 
 
-def test_no_kernel_takes_rows_that_devices_share():
-  mesh = sharding.make_mesh(jax.devices()[:2], 2)
-  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
-  arrays = arguments(CASES['trees'], unseen=0)
-  with pytest.raises(NotImplementedError, match='not merge with the parts'):
-    api.paged_attention(
-      *arrays, scale=1.0, implementation='pallas_gpu', sharding=pages
+@pytest.mark.parametrize(
+  ('name', 'case', 'num_sharing', 'changes'),
+  [
+    ('pallas_gpu', 'trees', 2, {}),
+    ('pallas_gpu', 'window', 4, {}),
+    ('pallas_gpu', 'bfloat16', 2, {}),
+    ('pallas_tpu', 'trees', 2, {}),
+    ('pallas_tpu', 'window', 2, {'page_size': 16, 'num_columns': 20}),
+  ],
+)
+def test_kernels_on_the_rows_of_each_device(name, case, num_sharing, changes):
+  """Some devices keep no rows, as many as keep some."""
+  case = dataclasses.replace(CASES[case], **changes)
+  sinks = (
+    None if case.window else jnp.ones((case.num_kv_heads, case.num_groups))
+  )
+  mesh = sharding.make_mesh(jax.devices()[: 2 * num_sharing], 2 * num_sharing)
+  arrays = arguments(case, unseen=1e4)
+  nothing = ((0, 0), (0, case.page_size), (0, 0))
+  pages = [jnp.pad(x, nothing, constant_values=1e4) for x in arrays[1:3]]
+  attend = functools.partial(
+    IMPLEMENTATIONS[name], with_sums=True, **case.options
+  )
+  whole, tokens = PartitionSpec(), PartitionSpec(None, 'sequence')
+  got = jax.jit(
+    jax.shard_map(
+      functools.partial(
+        shared_pages.paged_attention,
+        attend,
+        axis_name='sequence',
+        page_size=case.page_size,
+        window=case.window,
+      ),
+      mesh=mesh,
+      in_specs=(whole, tokens, tokens, *(whole,) * 6),
+      out_specs=whole,
+      check_vma=False,
     )
+  )(arrays[0], *pages, *arrays[3:], sinks)
+  np.testing.assert_allclose(
+    np.asarray(got.astype(jnp.float32)),
+    expected(case, arrays, sinks),
+    atol=TOLERANCES[case.dtype],
+    rtol=TOLERANCES[case.dtype],
+  )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A server on several processes: what it answers, and when one ends."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -111,12 +112,12 @@ def complete(client, **options):
   )
 
 
-def alone(model, **options):
+def alone(model, prompts=(PROMPT,), **options):
   sampling = ss.SamplingParams(max_new_tokens=24, **options)
-  (result,) = ss.generate(
-    ss.load(model), [PROMPT], sampling=sampling, use_chat_template=False
+  results = ss.generate(
+    ss.load(model), prompts, sampling=sampling, use_chat_template=False
   )
-  return result.text
+  return [result.text for result in results]
 
 
 def check(client, model):
@@ -128,9 +129,59 @@ def check(client, model):
     stream = complete(client, temperature=1, seed=3, stream=True)
     next(leaving)
   texts, *_ = server_cases.collect(stream)
-  assert texts[0] == alone(model, temperature=1.0, seed=3)
+  assert [texts[0]] == alone(model, temperature=1.0, seed=3)
   answer = complete(client, temperature=0, logprobs=1)
-  assert answer.choices[0].text == alone(model)
+  assert [answer.choices[0].text] == alone(model)
+
+
+def check_load(client, model):
+  """More requests at once than there are rows: whole, streamed, cancelled."""
+  prompts = [f'{PROMPT} {i}' for i in range(2)]
+  sampled = {'temperature': 1.0, 'seed': 3}
+
+  def ask(prompt, **options):
+    return complete(client, prompt=prompt, **options).choices[0].text
+
+  def stream(prompt, **options):
+    texts, *_ = server_cases.collect(
+      complete(client, prompt=prompt, **options, stream=True)
+    )
+    return texts[0]
+
+  def leave(prompt, **options):
+    options = options | {'extra_body': {'ignore_eos': True}}
+    with complete(client, prompt=prompt, **options, stream=True) as leaving:
+      next(leaving)
+
+  with concurrent.futures.ThreadPoolExecutor(16) as threads:
+    found = [
+      [threads.submit(way, prompt, **options) for prompt in prompts]
+      for options in ({'temperature': 0}, sampled)
+      for way in (ask, leave, stream)
+    ]
+  greedy, drawn = alone(model, prompts), alone(model, prompts, **sampled)
+  texts = [[future.result() for future in futures] for futures in found]
+  gone = [None] * len(prompts)
+  assert texts == [greedy, gone, greedy, drawn, gone, drawn]
+
+
+def check_figures(client, num_requests):
+  """All have ended, and counts agree with each other."""
+
+  def figures_of():
+    address = str(client.base_url).removesuffix('/v1/')
+    return server_cases.figures(address)
+
+  name = 'vllm:request_success_total'
+  programs.wait_for(lambda: figures_of()[name] == num_requests)
+  figures = figures_of()
+  accepted, drafted, drafts = (
+    figures[f'vllm:spec_decode_num_{name}_total']
+    for name in ('accepted_tokens', 'draft_tokens', 'drafts')
+  )
+  assert 0 < accepted <= drafted <= 2 * drafts
+  for name in ('running', 'waiting'):
+    assert figures[f'vllm:num_requests_{name}'] == 0
 
 
 def stop(together):
@@ -165,10 +216,11 @@ def test_two_hosts_share_the_target(model, tmp_path):
     model,
     '--mode=prompt_lookup',
     '--max_length=2',
-    '--target_devices=1',
     count=2,
   ) as (together, client):
     check(client, model)
+    check_load(client, model)
+    check_figures(client, num_requests=3 + 12)
     check_end(together, client)
 
 

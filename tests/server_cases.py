@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -103,6 +104,19 @@ def fetch(url, body=None):
   except urllib.error.HTTPError as error:
     with error:
       return error.code, error.read().decode()
+
+
+def figures(address):
+  """Values of the metrics by name, summed over labels but position."""
+  values = {}
+  for line in fetch(f'{address}/metrics')[1].splitlines():
+    if line.startswith('#'):
+      continue
+    series, value = line.rsplit(' ', 1)
+    position = re.search('position="(.)"', series)
+    name = series.split('{')[0] + (position[1] if position else '')
+    values[name] = values.get(name, 0) + float(value)
+  return values
 
 
 def error_of(answer):

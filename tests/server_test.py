@@ -1,7 +1,6 @@
 """The HTTP server, as OpenAI's own client sees it."""
 
 import json
-import re
 
 import hypothesis
 import openai
@@ -197,15 +196,8 @@ def test_seeds(client):
 
 
 def figures(address):
-  """Values of the metrics by name, summed over labels but position."""
-  values = {}
-  for line in fetch(f'{address}/metrics')[1].splitlines():
-    if line.startswith('#'):
-      continue
-    series, value = line.rsplit(' ', 1)
-    position = re.search('position="(.)"', series)
-    name = series.split('{')[0] + (position[1] if position else '')
-    values[name] = values.get(name, 0) + float(value)
+  """Values of the metrics by name, once they agree with each other."""
+  values = server_cases.figures(address)
   # A step is counted shortly after its news are out.
   num_updates = (
     values['vllm:time_to_first_token_seconds_count']

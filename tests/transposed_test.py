@@ -18,7 +18,7 @@ AXES = ('kv_heads', None, None, None)
 @pytest.mark.parametrize('num_rows', [1, 8, 65])
 def test_products_are_those_of_the_array(num_devices, num_rows):
   mesh = sharding.make_mesh(jax.devices()[:num_devices])
-  matrix = transposed.place(ARRAY, 2, AXES, mesh)
+  matrix = transposed.place(ARRAY.__getitem__, ARRAY.shape, 2, AXES, mesh)
   assert matrix.values.shape == (3, 5, 24)
   rows = np.random.default_rng(1).standard_normal((num_rows, 24), np.float32)
   product = jax.jit(TransposedMatrix.multiply)(

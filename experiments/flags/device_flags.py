@@ -23,7 +23,7 @@ _SEQUENCE_DEVICES = flags.DEFINE_integer(
   1,
   'For long contexts in the serving engine: how many of the devices of the '
   'target share the tokens of the same heads, instead of sharing the heads. It '
-  'divides their number. Attention then runs on plain JAX.',
+  'divides their number.',
   lower_bound=1,
 )
 _DRAFT_DEVICES = flags.DEFINE_integer(
@@ -149,7 +149,8 @@ def _of_processes(
       for device in jax.devices()
       if device.process_index == process and device not in taken
     ]
-    needed = number.value if flags.FLAGS[number.name].present else len(free)
+    is_all = flags.FLAGS[number.name].using_default_value
+    needed = len(free) if is_all else number.value
     if not 1 <= needed <= len(free):
       raise errors.UserError(
         f'--{processes.name}: process {process} has {len(free)} devices left, '

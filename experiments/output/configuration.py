@@ -1,4 +1,7 @@
-"""Files for --config, which `experiments.tune` and `experiments.plan` write."""
+"""Files for --config, which `experiments.tune` and `experiments.plan` write.
+
+`configs/` has some for several hosts.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +19,8 @@ FIXED = (
   'draft_weight_dtype',
   'target_devices',
   'draft_devices',
+  'target_processes',
+  'draft_processes',
 )
 TUNED = (
   'mode',

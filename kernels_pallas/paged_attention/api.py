@@ -68,8 +68,7 @@ def paged_attention(
       Read only where devices share them.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: placement of keys and values, whose last axis may be sharded, by
-      kv heads, and whose second, by tokens; no kernel has the latter. None is
-      JAX's default device.
+      kv heads, and whose second, by tokens. None is JAX's default device.
 
   Returns:
     [X, T, G, Q, E]; zeros for a token that sees nothing, and for padding.
@@ -86,37 +85,32 @@ def paged_attention(
   )
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = _spec(sharding)
-  by_head = P(None, None, heads)
-  if tokens is not None:
-    call = functools.partial(
-      shared_pages.paged_attention,
-      axis_name=tokens,
-      page_size=page_size or keys.shape[1],
-      **options,
-    )
-    pages = P(None, tokens, heads)
-    return jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=(by_head, pages, pages, *(P(),) * 5, P(heads)),
-      out_specs=by_head,
-      check_vma=False,
-    )(queries, *arrays, tree_mask, positions, sinks)
-  if chosen == dispatch.REFERENCE:
+  if chosen == dispatch.REFERENCE and tokens is None:
     return call(queries, *arrays, tree_mask, positions, sinks=sinks)
   if tree_mask is None:
     num_blocks, size = positions.shape
     chain = jnp.tri(size, dtype=bool)[None]
     tree_mask = jnp.broadcast_to(chain, (num_blocks, size, size))
+  if tokens is not None:
+    call = functools.partial(call, with_sums=True)
   call = tuning.tuned('paged_attention', chosen, call, sharding)
+  if tokens is not None:
+    call = functools.partial(
+      shared_pages.paged_attention,
+      call,
+      axis_name=tokens,
+      page_size=page_size or keys.shape[1],
+      window=window,
+    )
   arrays = (queries, *arrays, tree_mask, positions)
   if sinks is not None:
     arrays = (*arrays, sinks)
   if sharding is not None:
+    by_head, pages = P(None, None, heads), P(None, tokens, heads)
     call = jax.shard_map(
       call,
       mesh=sharding.mesh,
-      in_specs=(*(by_head,) * 3, *(P(),) * 5, P(heads))[: len(arrays)],
+      in_specs=(by_head, pages, pages, *(P(),) * 5, P(heads))[: len(arrays)],
       out_specs=by_head,
       check_vma=False,
     )
@@ -157,7 +151,9 @@ def _choose(
     window=options['window'],
     soft_cap=options['soft_cap'],
     page_size=pages[1],
-    has_sinks=sinks is not None,
+    # Devices that share rows count the sinks when they merge.
+    has_sinks=sinks is not None and not are_shared,
+    is_shared=are_shared,
   )
   checks = {
     name: functools.partial(
@@ -165,8 +161,6 @@ def _choose(
     )
     for name, backend in _BACKENDS.items()
   }
-  if are_shared:
-    checks = dict.fromkeys(_BACKENDS, shared_pages.refuse)
   return dispatch.choose(
     'paged_attention',
     spec.name,

@@ -27,9 +27,12 @@ class ArgSpec(tree_specs.ArgSpec):
 
   Attributes:
     page_size: Z.
+    is_shared: whether the sums of the softmax are wanted, too, to merge them
+      with those of other devices.
   """
 
   page_size: int
+  is_shared: bool = False
 
   @property
   def capacity(self) -> int:
@@ -49,6 +52,10 @@ class ArgSpec(tree_specs.ArgSpec):
     table = jax.ShapeDtypeStruct(table, jnp.int32)
     by_block = (table, lengths, lengths, mask, positions)
     return queries, pages, pages, *by_block, *sinks
+
+  def options(self):
+    """Returns the keyword arguments."""
+    return {**super().options(), 'with_sums': self.is_shared}
 
   def suits(self, implementation):
     """Whether it can; TPUs take pages of whole lanes."""

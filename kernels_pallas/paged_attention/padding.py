@@ -37,13 +37,15 @@ def ends_of(
 
 
 def zero(attended: jax.Array, num_tokens: jax.Array) -> jax.Array:
-  """Returns [X, T, G, Q, E] with zeros for padding.
+  """Returns [X, T, ...] with zeros for padding.
 
   Args:
-    attended: [X, T, G, Q, E].
+    attended: [X, T, ...].
     num_tokens: i32[X] of the blocks.
   """
-  is_token = _is_token(num_tokens, attended.shape[1])[:, :, None, None, None]
+  is_token = jnp.expand_dims(
+    _is_token(num_tokens, attended.shape[1]), range(2, attended.ndim)
+  )
   return jnp.where(is_token, attended, jnp.zeros((), attended.dtype))
 
 

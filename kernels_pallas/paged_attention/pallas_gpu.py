@@ -67,7 +67,8 @@ def paged_attention(
   soft_cap: float | None = None,
   config: Config | None = None,
   interpret: bool = False,
-) -> jax.Array:
+  with_sums: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `reference.paged_attention`; raises NotImplementedError as `check`."""
   check(queries.shape, keys.shape, page_table.shape[1], queries.dtype)
   _, _, num_kv_heads, _, head_dim = queries.shape
@@ -77,7 +78,7 @@ def paged_attention(
     pages.reshape(num_pages * page_size, num_kv_heads, head_dim)
     for pages in (keys, values)
   )
-  return triton_blocks.launch(
+  attended, log_sums = triton_blocks.launch(
     functools.partial(_kernel, page_size=page_size),
     (page_table, prefix_lengths, num_tokens),
     queries,
@@ -94,6 +95,8 @@ def paged_attention(
     soft_cap=soft_cap,
     interpret=interpret,
   )
+  log_sums = padding.zero(log_sums, num_tokens)
+  return (attended, log_sums) if with_sums else attended
 
 
 def _default_config(queries_shape, dtype) -> Config:

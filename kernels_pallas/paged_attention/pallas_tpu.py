@@ -84,7 +84,8 @@ def paged_attention(
   soft_cap: float | None = None,
   config: Config | None = None,
   interpret: bool | pltpu.InterpretParams = False,
-) -> jax.Array:
+  with_sums: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `reference.paged_attention`; raises NotImplementedError as `check`."""
   check(queries.shape, keys.shape, page_table.shape[1], queries.dtype)
   num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
@@ -115,8 +116,16 @@ def paged_attention(
     has_window=window is not None,
     soft_cap=soft_cap,
   )
-  out = pl.pallas_call(
-    tpu_blocks.with_sinks(kernel, 8) if sinks else kernel,
+  if sinks:
+    kernel = tpu_blocks.with_ref(kernel, 8, 'sinks')
+  elif with_sums:  # behind the result
+    kernel = tpu_blocks.with_ref(kernel, 9, 'log_sums')
+  sums_spec = pl.BlockSpec(
+    (None, num_heads, num_rows, 1), lambda b, g, *_: (b, g, 0, 0)
+  )
+  sums_shape = jax.ShapeDtypeStruct((*grouped.shape[:3], 1), jnp.float32)
+  found = pl.pallas_call(
+    kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=4,
       grid=(num_blocks, num_kv_heads // num_heads),
@@ -130,7 +139,7 @@ def paged_attention(
           for _ in sinks
         ),
       ],
-      out_specs=rows_spec,
+      out_specs=[rows_spec, sums_spec][: 1 + with_sums],
       scratch_shapes=[
         pltpu.VMEM(block, keys.dtype),
         pltpu.VMEM(block, values.dtype),
@@ -138,7 +147,10 @@ def paged_attention(
         *tpu_blocks.scratch(num_heads, num_rows, head_dim),
       ],
     ),
-    out_shape=jax.ShapeDtypeStruct(grouped.shape, queries.dtype),
+    out_shape=[
+      jax.ShapeDtypeStruct(grouped.shape, queries.dtype),
+      sums_shape,
+    ][: 1 + with_sums],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel')
     ),
@@ -155,8 +167,11 @@ def paged_attention(
     values,
     *sinks,
   )
-  out = tpu_blocks.ungroup(out, size, num_groups)
-  return padding.zero(out, num_tokens)
+  attended, *log_sums = (
+    padding.zero(tpu_blocks.ungroup(x, size, num_groups), num_tokens)
+    for x in found
+  )
+  return (attended, log_sums[0][..., 0]) if with_sums else attended
 
 
 def _num_heads(most, grouped, itemsize, block_kv) -> int:

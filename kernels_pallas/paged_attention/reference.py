@@ -27,26 +27,26 @@ def paged_attention(
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
-) -> jax.Array:
-  """Tree attention to copies of the pages; see `api.paged_attention`."""
+  with_sums: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """Tree attention to copies of the pages; see `api.paged_attention`.
+
+  With `with_sums`, which takes no sinks, it also returns the logarithms
+  f32[X, T, G, Q] of the sums of the softmax, with zeros for padding.
+  """
   num_kv_heads = queries.shape[2]
   keys, values = (
     read_pages(pages, page_table, num_kv_heads, queries.dtype)
     for pages in (keys, values)
   )
-  attended = tree_reference.tree_attention(
-    queries,
-    keys,
-    values,
-    prefix_lengths,
-    tree_mask,
-    positions,
-    scale=scale,
-    window=window,
-    soft_cap=soft_cap,
-    sinks=sinks,
+  visible = tree_reference.seen_rows(
+    prefix_lengths, tree_mask, positions, keys.shape[2], window
   )
-  return padding.zero(attended, num_tokens)
+  found = tree_reference.attention_part(
+    queries, keys, values, visible, scale, soft_cap, sinks
+  )
+  attended, log_sums = (padding.zero(x, num_tokens) for x in found)
+  return (attended, log_sums) if with_sums else attended
 
 
 def read_pages(

@@ -103,7 +103,7 @@ def tree_attention(
   check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
   num_tokens, _, num_groups, head_dim = queries.shape[1:]
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
-  return triton_blocks.launch(
+  attended, _ = triton_blocks.launch(
     functools.partial(_kernel, tree_size=tree_mask.shape[2]),
     (prefix_lengths,),
     queries,
@@ -120,6 +120,7 @@ def tree_attention(
     soft_cap=soft_cap,
     interpret=interpret,
   )
+  return attended
 
 
 def _kernel(

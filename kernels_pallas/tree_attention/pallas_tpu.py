@@ -123,7 +123,7 @@ def tree_attention(
     (None, num_heads, num_rows, head_dim), lambda b, g, *_: (b, g, 0, 0)
   )
   out = pl.pallas_call(
-    tpu_blocks.with_sinks(kernel, 7) if sinks else kernel,
+    tpu_blocks.with_ref(kernel, 7, 'sinks') if sinks else kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=3,
       grid=(batch, num_kv_heads // num_heads),

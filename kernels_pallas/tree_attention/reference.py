@@ -165,7 +165,10 @@ def attention_part(
 
 
 def merge_parts(
-  part: jax.Array, log_sums: jax.Array, axis_name: str
+  part: jax.Array,
+  log_sums: jax.Array,
+  axis_name: str,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention to the rows of all devices f32[B, T, G, Q, E].
 
@@ -175,8 +178,11 @@ def merge_parts(
     part: [B, T, G, Q, E] this device's `attention_part`.
     log_sums: f32[B, T, G, Q] of it.
     axis_name: axis of the mesh that the rows are shared along.
+    sinks: [G, Q] or None, as in `api.tree_attention`; no part has them.
   """
   total = jax.nn.logsumexp(jax.lax.all_gather(log_sums, axis_name), axis=0)
+  if sinks is not None:
+    total = jnp.logaddexp(total, sinks.astype(jnp.float32)[None, None])
   share = jnp.exp(log_sums - total)[..., None]
   return jax.lax.psum(part.astype(jnp.float32) * share, axis_name)
 

@@ -63,13 +63,15 @@ def group_sinks(
   return [jnp.repeat(sinks, token_rows, axis=1)[:, :, None]]
 
 
-def with_sinks(kernel: Callable[..., None], place: int) -> Callable[..., None]:
-  """Returns a kernel with `sinks` as one more input, its `place`-th ref."""
+def with_ref(
+  kernel: Callable[..., None], place: int, name: str
+) -> Callable[..., None]:
+  """Returns a kernel with one more ref, the `place`-th, as an option."""
 
-  def kernel_with_sinks(*refs):
-    kernel(*refs[:place], *refs[place + 1 :], sinks=refs[place])
+  def kernel_with_ref(*refs):
+    kernel(*refs[:place], *refs[place + 1 :], **{name: refs[place]})
 
-  return kernel_with_sinks
+  return kernel_with_ref
 
 
 def ungroup(out: jax.Array, num_tokens: int, num_groups: int) -> jax.Array:
@@ -156,6 +158,7 @@ def attend(
   has_window: bool,
   soft_cap: float | None,
   sinks=None,
+  log_sums=None,
 ):
   """Attends from one row's tokens to its visible rows.
 
@@ -178,6 +181,7 @@ def attend(
     has_window: whether `words` have first rows.
     soft_cap: limit of the scores, or None.
     sinks: f32[H, N, 1], or None.
+    log_sums: f32[H, N, 1] that gets the logarithms of the sums, or None.
   """
   maxima, sums, totals = state
   first_block = jax.lax.div(first_row, block_kv)
@@ -235,6 +239,9 @@ def attend(
   jax.lax.fori_loop(first_block, tree_block, add_prefix_block, None)
   jax.lax.fori_loop(tree_block, end_block, add_tree_block, None)
   _write(out, sums, totals)
+  if log_sums is not None:
+    found = maxima[:, :, :1] + jnp.log(sums[:, :, :1])
+    log_sums[...] = jnp.maximum(found, reference.MASKED_SCORE)
 
 
 def _write(out, sums, totals):

@@ -46,7 +46,7 @@ def launch(
   name: str,
   interpret: bool,
   **options,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
   """Launches a kernel that calls `attend` over rows, kv heads and splits.
 
   Args:
@@ -66,7 +66,8 @@ def launch(
     **options: options of the kernel.
 
   Returns:
-    [B, T, G, Q, E].
+    [B, T, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums of the
+    softmax, without those of sinks.
   """
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   num_rows = num_rows_of(num_tokens, num_groups)
@@ -97,7 +98,7 @@ def launch(
   heads = (batch, num_kv_heads)
   # One more input, which `attend` finds in front of the results.
   by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
-  out, *_ = pl.pallas_call(
+  out, _, maxima, sums, _ = pl.pallas_call(
     functools.partial(kernel, config=config, interpret=interpret, **options),
     grid=(*heads, num_splits),
     in_specs=[
@@ -140,7 +141,12 @@ def launch(
     *by_head,
     jnp.zeros((*heads, 1), jnp.int32),
   )
-  return out
+  log_sums = jax.nn.logsumexp(maxima, axis=2, b=sums)[
+    ..., : num_tokens * num_groups
+  ]
+  log_sums = jnp.maximum(log_sums, reference.MASKED_SCORE)  # sees nothing
+  log_sums = log_sums.reshape(*heads, num_tokens, num_groups)
+  return out, jnp.swapaxes(log_sums, 1, 2)
 
 
 def attend(

@@ -13,10 +13,8 @@ Both may round activations while they run. Here activations stay as they are.
 Legend: N outputs, K inputs.
 """
 
-import json
 import math
 import pathlib
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +30,7 @@ from swiftspec_jax.models.quantization import StoredMatrix
 Block = tuple[int | None, int | None]
 
 _NUMBER = ml_dtypes.float8_e4m3fn
-_DTYPES = {'F8_E4M3': _NUMBER, 'F8_E8M0': ml_dtypes.float8_e8m0fnu}
+_DTYPES = (_NUMBER, ml_dtypes.float8_e8m0fnu)
 # All numbers by their bits: faster than a conversion.
 _NUMBERS = np.arange(256, dtype=np.uint8).view(_NUMBER).astype(np.float32)
 _SCALES = ('_scale_inv', '_scale')
@@ -103,29 +101,6 @@ def _checked(path: pathlib.Path, key: str, block: Any) -> Block:
   return tuple(block)
 
 
-def places_in(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Returns by name what maps the tensors of float8 in a file: of np.memmap.
-
-  The library that reads the others has no such dtypes for numpy.
-
-  Args:
-    path: file in the format of safetensors, which has been checked.
-  """
-  with path.open('rb') as file:
-    (size,) = struct.unpack('<Q', file.read(8))
-    header = json.loads(file.read(size))
-  return {
-    name: {
-      'filename': path,
-      'dtype': _DTYPES[entry['dtype']],
-      'shape': tuple(entry['shape']),
-      'offset': 8 + size + entry['data_offsets'][0],
-    }
-    for name, entry in header.items()
-    if entry.get('dtype') in _DTYPES
-  }
-
-
 def dequantized(
   get: Callable[[str], np.ndarray],
   has: Callable[[str], bool],
@@ -144,7 +119,7 @@ def dequantized(
     UserError: there is no scale, or not one for each block.
   """
   weight = get(name)
-  if weight.dtype not in _DTYPES.values():
+  if weight.dtype not in _DTYPES:
     return weight
   scales, (rows, columns) = _scales_of(weight, get, has, block, name)
   num_outputs, num_inputs = weight.shape
@@ -176,7 +151,7 @@ def stored(
   """
   name = f'{name}.weight'
   weight = families.get_checked(get, name, num_outputs, num_inputs)
-  if weight.dtype not in _DTYPES.values():
+  if weight.dtype not in _DTYPES:
     return weight.T
   scales, (rows, columns) = _scales_of(weight, get, has, block, name)
   # Groups of inputs are of one size.

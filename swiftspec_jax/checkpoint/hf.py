@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import huggingface_hub
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
-import safetensors
 import transformers
 
 from swiftspec_jax import errors
@@ -20,6 +18,7 @@ from swiftspec_jax.checkpoint import (
   mxfp4,
   packed_int4,
   quantization_config,
+  safetensors_file,
   stored_layers,
   torch_file,
 )
@@ -210,24 +209,10 @@ def _open_stored(
     if not isinstance(weight_map, dict):
       raise errors.UserError(f'{directory / _INDEX} has no weight_map')
     names = set(weight_map.values())
-  files, places = {}, {}
+  tensors = {}
   for name in sorted(names):
-    path = directory / name
-    try:
-      file = safetensors.safe_open(path, framework='numpy')
-    except (OSError, safetensors.SafetensorError) as error:
-      raise errors.UserError(
-        f'{path} is missing or cut short ({error}); download it again'
-      ) from error
-    files.update(dict.fromkeys(file.keys(), file))
-    places.update(float8.places_in(path))
-
-  def read(name: str) -> np.ndarray:
-    if name in places:
-      return np.memmap(**places[name], mode='r')
-    return files[name].get_tensor(name)
-
-  return _getter(directory, read, files), list(files)
+    tensors.update(safetensors_file.tensors_of(directory / name))
+  return _getter(directory, lambda name: tensors[name](), tensors), [*tensors]
 
 
 def _getter(

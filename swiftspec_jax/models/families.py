@@ -17,6 +17,7 @@ from swiftspec_jax.architecture import Experts
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import gemma4, llama4, rope_scaling, vision_families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.array_parts import Joined
 from swiftspec_jax.models.params import Params
 
 # Puts a part of the parameters, described by the specs, on the devices.
@@ -319,10 +320,7 @@ def layer_from_hf(
   attention_width: int | None = None,
   read_matrices: Callable[[str, int], Params] | None = None,
 ) -> Params:
-  """Returns the unpadded numpy arrays of one layer.
-
-  Those that are transposed are views: numpy takes long to transpose, JAX does
-  not.
+  """Returns the unpadded arrays of one layer, in views of its tensors.
 
   Args:
     get: function from name and shape to the tensor.
@@ -349,14 +347,13 @@ def layer_from_hf(
       get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
       for name, count in num_heads[: 1 + c.num_kv_parts]
     ]
-    grouped_arrays = [array.reshape(*grouped, *inputs) for array in arrays]
-    return np.concatenate(as_rotated(grouped_arrays, c, 2), axis=1)
+    return as_rotated([x.reshape(*grouped, *inputs) for x in arrays], c, 2)
 
   def matrices():
     out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
     return {
       # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-      'qkv': np.moveaxis(heads('weight', attention_width), -1, 0),
+      'qkv': Joined(heads('weight', attention_width), 1, (3, 0, 1, 2)),
       # [D, heads * E] -> [G, Q, E, D]
       'attention_out': out.T.reshape(*grouped, c.embed_dim),
       **_feed_forward(get, c, layer, prefix),
@@ -370,7 +367,7 @@ def layer_from_hf(
     sinks = get(f'{prefix}self_attn.sinks', c.num_heads)
     arrays['sinks'] = sinks.reshape(c.num_kv_heads, -1)
   if c.use_qkv_bias:
-    arrays['qkv_bias'] = heads('bias')
+    arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
   return arrays | _scales(get, c, norm_offset, prefix)
 
 
@@ -426,7 +423,7 @@ def _feed_forward(
     down = linear(f'{part}down_proj', c.embed_dim, ffw_dim)
     return {
       # [2, F, D] -> [D, 2, F]
-      f'{own_prefix}gate_up': np.moveaxis(np.stack([gate, up]), -1, 0),
+      f'{own_prefix}gate_up': Joined([gate[None], up[None]], 0, (2, 0, 1)),
       f'{own_prefix}down': down.T,
     }
 
@@ -443,10 +440,10 @@ def _feed_forward(
 
   def stacked(name, num_out, num_in):
     matrices = [
-      linear(f'experts.{i}.{name}', num_out, num_in)
+      linear(f'experts.{i}.{name}', num_out, num_in)[None]
       for i in range(sizes.num_experts)
     ]
-    return np.swapaxes(np.stack(matrices), 1, 2)
+    return Joined(matrices, 0, (0, 2, 1))
 
   return {
     'router': linear('gate', sizes.num_experts, c.embed_dim),

@@ -3,6 +3,7 @@
 `param_specs` declares each once.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import quantization, transposed
+from swiftspec_jax.models import array_parts, quantization, transposed
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
@@ -48,7 +49,8 @@ def place_params(
 
   Args:
     arrays: tree of numpy arrays with the unpadded shapes of `specs`, of
-      matrices that are quantized already, or of another model's padded arrays.
+      `array_parts.Joined` ones, of matrices that are quantized already, or of
+      another model's padded arrays.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: dtype of the weights; norm scales stay float32.
@@ -58,7 +60,7 @@ def place_params(
     UserError: an array's shape contradicts the config.
   """
 
-  def place(path, spec: ParamSpec, array: np.ndarray | jax.Array) -> Any:
+  def place(path, spec: ParamSpec, array: Any) -> Any:
     if isinstance(array, quantization.StoredMatrix):
       return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
     if isinstance(array, jax.Array) and _is_placed(array, spec, dtype, mesh):
@@ -70,17 +72,21 @@ def place_params(
         f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
         f'config says {spec.shape}: weights and config do not belong together'
       )
-    padding = [
-      (0, padded - size)
-      for size, padded in zip(spec.shape, spec.padded_shape, strict=True)
-    ]
-    array = array.astype(spec.dtype(dtype), copy=False)
-    if spec.shape != spec.padded_shape:
-      array = np.pad(array, padding)
+    # Only what the devices of this process need is read.
+    read = functools.partial(
+      array_parts.read, array, spec.padded_shape, spec.dtype(dtype)
+    )
     is_matrix_as_it_is = spec.num_in_axes and spec.scheme is None
-    if is_matrix_as_it_is and transposed.is_faster(array.dtype, mesh):
-      return transposed.place(array, spec.num_in_axes, spec.axes, mesh)
-    placed = sharding.put(array, sharding.sharding_of(mesh, spec.axes))
+    if is_matrix_as_it_is and transposed.is_faster(spec.dtype(dtype), mesh):
+      return transposed.place(
+        read, spec.padded_shape, spec.num_in_axes, spec.axes, mesh
+      )
+    placed = jax.make_array_from_callback(
+      spec.padded_shape,
+      sharding.sharding_of(mesh, spec.axes),
+      read,
+      dtype=spec.dtype(dtype),
+    )
     return _quantized(placed, spec, mesh)
 
   return jax.tree_util.tree_map_with_path(place, specs, arrays)

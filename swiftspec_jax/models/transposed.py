@@ -4,6 +4,7 @@ Legend: N rows, K inputs.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 
 from kernels_pallas import products
 from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.models import array_parts
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,8 @@ def is_faster(dtype: np.dtype, mesh: Mesh) -> bool:
 
 
 def place(
-  array: np.ndarray,
+  read: Callable[[array_parts.Index], np.ndarray],
+  shape: tuple[int, ...],
   num_in_axes: int,
   axes: tuple[str | None, ...],
   mesh: Mesh,
@@ -47,19 +50,31 @@ def place(
   """Returns the matrix on a mesh.
 
   Args:
-    array: f32[*inputs, *outputs].
+    read: function that returns a part of the array f32[*inputs, *outputs].
+    shape: shape of the array.
     num_in_axes: number of axes that are inputs; of them only the first may be
       sharded.
     axes: logical names of the axes.
     mesh: devices of the matrix.
   """
-  in_shape = array.shape[:num_in_axes]
-  merged = array.reshape(math.prod(in_shape), *array.shape[num_in_axes:])
-  values = np.ascontiguousarray(np.moveaxis(merged, 0, -1))
-  sharding = sharding_lib.sharding_of(mesh, (*axes[num_in_axes:], axes[0]))
-  return TransposedMatrix(
-    values=sharding_lib.put(values, sharding), in_shape=in_shape
+  in_shape, out_shape = shape[:num_in_axes], shape[num_in_axes:]
+  num_inputs, num_behind = math.prod(in_shape), math.prod(in_shape[1:])
+
+  def read_transposed(index):
+    *outputs, inputs = index
+    start, stop, _ = inputs.indices(num_inputs)
+    first = slice(start // num_behind, stop // num_behind)
+    part = read((first, *(slice(None),) * (num_in_axes - 1), *outputs))
+    merged = part.reshape(stop - start, *part.shape[num_in_axes:])
+    return np.ascontiguousarray(np.moveaxis(merged, 0, -1))
+
+  values = jax.make_array_from_callback(
+    (*out_shape, num_inputs),
+    sharding_lib.sharding_of(mesh, (*axes[num_in_axes:], axes[0])),
+    read_transposed,
+    dtype=np.float32,
   )
+  return TransposedMatrix(values=values, in_shape=in_shape)
 
 
 def undone(params: Any) -> Any:
