@@ -26,7 +26,8 @@ if jax.__version_info__ < (0, 11):
   os.environ.setdefault(
     'XLA_FLAGS',
     '--xla_cpu_use_fusion_emitters=false '
-    '--xla_cpu_parallel_codegen_split_count=1',
+    '--xla_cpu_parallel_codegen_split_count=1 '
+    '--xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-assigner',
   )
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
@@ -43,6 +44,16 @@ os.environ['JAX_COMPILATION_CACHE_DIR'] = str(
 jax.config.update(
   'jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR']
 )
+if jax.__version_info__ < (0, 11):
+  from jax._src import cache_key
+
+  # A program for other simulated devices is the same one.
+  _hash_options = cache_key._hash_serialized_compile_options
+  cache_key._hash_serialized_compile_options = (
+    lambda hash_object, options, **_: _hash_options(
+      hash_object, options, strip_device_assignment=True
+    )
+  )
 
 # A process takes whole files; with these first none is left alone at the end.
 LONGEST = (
