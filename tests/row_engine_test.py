@@ -153,8 +153,12 @@ def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
   for _ in range(3):
     engine.step()
   engine.drain()
-  texts = engine.pipeline._target_rows.state
-  draft_cache = engine.pipeline._draft_rows.state.cache
+  texts, draft_cache = jax.device_get(
+    (
+      engine.pipeline._target_rows.state,
+      engine.pipeline._draft_rows.state.cache,
+    )
+  )
   slots = [i for i, job in enumerate(engine._rows) if job is not None]
   assert slots
   for slot in slots:
@@ -162,7 +166,7 @@ def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
     for model, cache in ((target, texts.target_cache), (draft, draft_cache)):
       known = int(cache.kv_lengths[slot])
       assert len(token_ids) - known in ((1,) if model is target else (1, 2))
-      want = fresh_cache(model, token_ids)
+      want = jax.device_get(fresh_cache(model, token_ids))
       for got, fresh in zip(
         [*cache.keys, *cache.values], [*want.keys, *want.values], strict=True
       ):
