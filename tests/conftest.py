@@ -22,7 +22,8 @@ from swiftspec_jax.checkpoint import builtin
 
 if jax.__version_info__ < (0, 11):
   # XLA's older way to emit fusions compiles faster; newer XLA lacks it. All
-  # processors are busy, so that parts of a program gain nothing by threads.
+  # processors are busy, so that parts of a program gain nothing by threads. The
+  # passes that split sums and loops take a fifth of the compile time.
   os.environ.setdefault(
     'XLA_FLAGS',
     '--xla_cpu_use_fusion_emitters=false '
@@ -47,7 +48,7 @@ jax.config.update(
 if jax.__version_info__ < (0, 11):
   from jax._src import cache_key
 
-  # A program for other simulated devices is the same one.
+  # Programs for other ones of the simulated devices are the same, as on GPUs.
   _hash_options = cache_key._hash_serialized_compile_options
   cache_key._hash_serialized_compile_options = (
     lambda hash_object, options, **_: _hash_options(
@@ -62,6 +63,9 @@ LONGEST = (
   'tree_modes_test',
   'notebook_test',
   'engine_test',
+  'quantized_weights_test',
+  'living_trees_test',
+  'row_engine_test',
   'distillation_test',
   'benchmark_test',
   'decoding_test',
@@ -69,7 +73,6 @@ LONGEST = (
   'hybrid_tree_test',
   'evaluate_draft_test',
   'real_weights_test',
-  'row_engine_test',
   'serve_load_test',
   'draw_tree_test',
   'engine_tree_test',
