@@ -44,9 +44,14 @@ def context_of(size: int, capacity: int) -> int:
   return min(power_of_two(size), capacity)
 
 
-def power_of_two(size: int) -> int:
-  """Returns the smallest declared power of two that is at least `size`."""
-  power = SMALLEST
+def power_of_two(size: int, smallest: int = SMALLEST) -> int:
+  """Returns the smallest declared power of two that is at least `size`.
+
+  Args:
+    size: number to reach.
+    smallest: power of two; no smaller one is declared.
+  """
+  power = smallest
   while power < size:
     power *= 2
   return power

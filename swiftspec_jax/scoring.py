@@ -17,6 +17,9 @@ from swiftspec_jax.models.params import Params
 from swiftspec_jax.requests import Request
 from swiftspec_jax.verification import matching
 
+# Of what `choices` is compiled for: engines are tested with short requests.
+_FEWEST_TOKENS, _FEWEST_ROWS = 256, 64
+
 
 def score(
   model: Model, token_ids: Sequence[int], first: int
@@ -59,7 +62,7 @@ def choices(
   """
   num_prompt = len(request.token_ids)
   token_ids = [*request.token_ids, *output]
-  num_rows = buckets.power_of_two(len(output))
+  num_rows = buckets.power_of_two(len(output), _FEWEST_ROWS)
   # Each prefix is a row of its own, so that penalties count what it has.
   lengths = num_prompt + np.arange(num_rows, dtype=np.int32)
   sampling = sampling_lib.make_state(
@@ -67,7 +70,7 @@ def choices(
   )
   chosen = _choose(
     model.params,
-    *_new_text(model, token_ids),
+    *_new_text(model, token_ids, _FEWEST_TOKENS),
     np.minimum(lengths, len(token_ids) - 1),
     np.full(num_rows, num_prompt, np.int32),
     sampling,
@@ -77,10 +80,10 @@ def choices(
 
 
 def _new_text(
-  model: Model, token_ids: Sequence[int]
+  model: Model, token_ids: Sequence[int], smallest: int = buckets.SMALLEST
 ) -> tuple[jax.Array, dense.KVCache]:
   """Returns tokens i32[1, S], padded, and an empty cache for them."""
-  size = buckets.power_of_two(len(token_ids))
+  size = buckets.power_of_two(len(token_ids), smallest)
   padded = np.zeros((1, size), np.int32)
   padded[0, : len(token_ids)] = token_ids
   cache = dense.KVCacheConfig.of_model(model.config, 1, size, model.dtype)

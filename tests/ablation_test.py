@@ -213,10 +213,10 @@ def test_interrupted_and_resumed(model, tmp_path):
   def count():
     return results.read_bytes().count(b'\n') if results.exists() else 0
 
-  with programs.start('swiftspec_ablation', *flags) as process:
+  with programs.running('swiftspec_ablation', *flags) as process:
     programs.wait_for(lambda: count() >= 3)
-    process.send_signal(signal.SIGINT)
-    status, output, _ = programs.finish(process)
+    process.send(signal.SIGINT)
+    status, output, _ = process.finish()
   assert status == 130
   num_done = count()
   assert num_done < 72

@@ -187,10 +187,8 @@ def test_directory_with_results_is_refused(finished, flags, model):
 @pytest.mark.ci
 def test_kill_and_resume(flags, tmp_path):
   flags = [*flags, TWO_MODES, '--repeats=6', f'--output_dir={tmp_path}']
-  with programs.start('benchmark', *flags) as process:
+  with programs.running('benchmark', *flags):
     programs.wait_for(lambda: count_lines(tmp_path) >= 3)
-    process.kill()
-    programs.finish(process)
   num_done = count_lines(tmp_path)
   assert num_done < 48
   with (tmp_path / 'results.jsonl').open('a') as file:
@@ -207,10 +205,10 @@ def test_kill_and_resume(flags, tmp_path):
 
 def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
   flags = [*flags, TWO_MODES, '--repeats=10000', f'--output_dir={tmp_path}']
-  with programs.start('benchmark', *flags) as process:
+  with programs.running('benchmark', *flags) as process:
     programs.wait_for(lambda: count_lines(tmp_path) >= 20)
-    process.send_signal(signal.SIGINT)
-    status, output, complaints = programs.finish(process)
+    process.send(signal.SIGINT)
+    status, output, complaints = process.finish()
   assert status == 130
   assert complaints.endswith('\ninterrupted\n')
   assert len(read_lines(tmp_path)) >= 20
@@ -243,11 +241,11 @@ def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
 )
 def test_full_disk_while_measuring(flags, tmp_path):
   flags = [*flags, TWO_MODES, '--repeats=10000', f'--output_dir={tmp_path}']
-  with programs.start('benchmark', *flags) as process:
+  with programs.running('benchmark', *flags) as process:
     programs.wait_for(lambda: count_lines(tmp_path) >= 1)
     size = (tmp_path / 'results.jsonl').stat().st_size + 10_000
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
-    status, _, complaints = programs.finish(process)
+    resource.prlimit(process.process_id, resource.RLIMIT_FSIZE, (size, size))
+    status, _, complaints = process.finish()
   assert status == 1
   last = complaints.splitlines()[-1]
   assert last.startswith('error: cannot write ')

@@ -22,11 +22,13 @@ from swiftspec_jax.checkpoint import builtin
 
 if jax.__version_info__ < (0, 11):
   # XLA's older way to emit fusions compiles faster; newer XLA lacks it. All
-  # processors are busy, so that parts of a program gain nothing by threads.
+  # processors are busy, so that parts of a program gain nothing by threads. The
+  # passes that split sums and loops take a fifth of the compile time.
   os.environ.setdefault(
     'XLA_FLAGS',
     '--xla_cpu_use_fusion_emitters=false '
-    '--xla_cpu_parallel_codegen_split_count=1',
+    '--xla_cpu_parallel_codegen_split_count=1 '
+    '--xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-assigner',
   )
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
@@ -43,6 +45,16 @@ os.environ['JAX_COMPILATION_CACHE_DIR'] = str(
 jax.config.update(
   'jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR']
 )
+if jax.__version_info__ < (0, 11):
+  from jax._src import cache_key
+
+  # Programs for other ones of the simulated devices are the same, as on GPUs.
+  _hash_options = cache_key._hash_serialized_compile_options
+  cache_key._hash_serialized_compile_options = (
+    lambda hash_object, options, **_: _hash_options(
+      hash_object, options, strip_device_assignment=True
+    )
+  )
 
 # A process takes whole files; with these first none is left alone at the end.
 LONGEST = (
@@ -51,6 +63,9 @@ LONGEST = (
   'tree_modes_test',
   'notebook_test',
   'engine_test',
+  'quantized_weights_test',
+  'living_trees_test',
+  'row_engine_test',
   'distillation_test',
   'benchmark_test',
   'decoding_test',
@@ -58,7 +73,6 @@ LONGEST = (
   'hybrid_tree_test',
   'evaluate_draft_test',
   'real_weights_test',
-  'row_engine_test',
   'serve_load_test',
   'draw_tree_test',
   'engine_tree_test',

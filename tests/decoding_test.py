@@ -1,5 +1,6 @@
 """The host loop: exactness, rows that come and go, stops, statistics."""
 
+import functools
 import itertools
 
 import jax
@@ -38,6 +39,11 @@ def plain_tokens(request):
 ORACLE = ss.Decoder(TARGET, run_ahead=0)
 
 
+@functools.cache
+def plain_of(num_requests):
+  return run(ORACLE, requests_of(num_requests))
+
+
 def test_plain_decoding_equals_prefill_for_each_token():
   for request in requests_of(3):
     assert run(ss.Decoder(TARGET), [request])[0].token_ids == plain_tokens(
@@ -49,12 +55,10 @@ def test_plain_decoding_equals_prefill_for_each_token():
 @pytest.mark.parametrize('batch_size', [1, 3])
 @pytest.mark.parametrize('run_ahead', [0, 2])
 def test_greedy_output_is_that_of_plain_decoding(draft, batch_size, run_ahead):
-  requests = requests_of(7)
-  expected = run(ORACLE, requests)
   decoder = ss.Decoder(
     TARGET, DRAFTS[draft], batch_size=batch_size, run_ahead=run_ahead
   )
-  for got, want in zip(run(decoder, requests), expected, strict=True):
+  for got, want in zip(run(decoder, requests_of(7)), plain_of(7), strict=True):
     assert got.token_ids == want.token_ids
     assert got.finish_reason == want.finish_reason == 'length'
 

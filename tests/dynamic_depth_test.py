@@ -71,21 +71,24 @@ def test_golden_stops(min_mass, num_steps):
 
 def test_rows_stop_for_themselves():
   roots = jnp.asarray([1, 3, 6, 16, 17, 5], jnp.int32)
-  trees = tree_lib.new_tree(roots, capacity=24, num_cache_rows=16)
+  trees = jax.device_get(
+    tree_lib.new_tree(roots, capacity=24, num_cache_rows=16)
+  )
   options = {'num_steps': 6, 'width': 2, 'num_nodes': 2}
   sizes = []
   for min_mass in (0.0, 0.3):
-    least = jnp.full(len(roots), min_mass)
+    least = np.full(len(roots), min_mass, np.float32)
     together, _ = grow(trees, 0, DRAFT, min_mass=least, **options)
+    together = jax.device_get(together)
     for row in range(len(roots)):
       alone = jax.tree.map(lambda x, row=row: x[row : row + 1], trees)
       alone, _ = grow(alone, 0, DRAFT, min_mass=least[:1], **options)
       jax.tree.map(
         lambda x, y, row=row: np.testing.assert_array_equal(x[row], y[0]),
         together,
-        alone,
+        jax.device_get(alone),
       )
-    sizes.append(np.asarray(together.size))
+    sizes.append(together.size)
   assert (sizes[1] <= sizes[0]).all()
   assert len(set(sizes[0] - sizes[1])) > 1
 

@@ -88,7 +88,7 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
       max_context=MAX_CONTEXT,
       page_size=8,
     ),
-    contexts=(MAX_CONTEXT,) if drafts is TREES else (64, MAX_CONTEXT),
+    contexts=(64, MAX_CONTEXT) if drafts is CHAINS else (MAX_CONTEXT,),
   )
 
 

@@ -5,6 +5,7 @@ Item 35 of the checklist has no test, as there are no grammars.
 
 import asyncio
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -49,6 +50,13 @@ def alone(requests, model=TARGET):
   return run(ss.Decoder(model, batch_size=4), requests)
 
 
+@functools.cache
+def plain_load(count, seed):
+  """Random requests, and what plain decoding says."""
+  requests = random_requests(count, seed)
+  return requests, alone(requests)
+
+
 def serve_at_random(engine, requests, seed=0):
   """Submits and cancels between steps; returns the handles."""
   generator = np.random.default_rng(seed)
@@ -69,7 +77,7 @@ def serve_at_random(engine, requests, seed=0):
 
 
 def check_load(draft, count, seed=0):
-  requests = random_requests(count, seed)
+  requests, plain = plain_load(count, seed)
   engine = make_engine(DRAFTS[draft], RandomLengths(seed))
   engine.warm_up()
   with profiling.count_compilations() as compilations:
@@ -77,7 +85,7 @@ def check_load(draft, count, seed=0):
   assert compilations.count == 0
   assert engine.scheduler.num_preemptions > 0
   assert_empty(engine)
-  for handle, expected in zip(handles, alone(requests), strict=True):
+  for handle, expected in zip(handles, plain, strict=True):
     result = handle.result()
     updates = list(handle)
     tokens = sum((update.token_ids for update in updates), ())
@@ -149,11 +157,10 @@ def test_a_perfect_draft_stays_in_step():
   assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
 
 
-@pytest.mark.parametrize('draft', DRAFTS)
-def test_conversations_that_share_pages_write_what_they_would_alone(draft):
-  """A turn goes on from the text of the one before, beside others."""
-  engine = make_engine(DRAFTS[draft], RandomLengths(3))
-  texts = [(*range(20, 50), i) for i in range(3)]
+@functools.cache
+def conversations():
+  """Requests of three turns, and what plain decoding says."""
+  texts, turns = [(*range(20, 50), i) for i in range(3)], []
   for turn in range(3):
     requests = [
       ss.Request(
@@ -164,14 +171,22 @@ def test_conversations_that_share_pages_write_what_they_would_alone(draft):
       )
       for i, text in enumerate(texts)
     ]
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
-    for got, expected in zip(results, alone(requests), strict=True):
-      assert got.token_ids == expected.token_ids
+    turns.append((requests, alone(requests)))
     texts = [
       (*text, *result.token_ids, turn)
-      for text, result in zip(texts, results, strict=True)
+      for text, result in zip(texts, turns[-1][1], strict=True)
     ]
+  return turns
+
+
+@pytest.mark.parametrize('draft', DRAFTS)
+def test_conversations_that_share_pages_write_what_they_would_alone(draft):
+  """A turn goes on from the text of the one before, beside others."""
+  engine = make_engine(DRAFTS[draft], RandomLengths(3))
+  for requests, plain in conversations():
+    handles = [engine.submit(request) for request in requests]
+    for handle, expected in zip(handles, plain, strict=True):
+      assert handle.result().token_ids == expected.token_ids
   # All that was fed before, in full pages, but for the first turn.
   assert engine.scheduler.num_shared_tokens == 3 * (48 + 64)
   assert_empty(engine)

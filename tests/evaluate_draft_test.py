@@ -139,11 +139,11 @@ def check_lines(directory, mode, results):
 def test_ctrl_c_and_resume(flags, tmp_path):
   flags = (*flags, f'--output_dir={tmp_path}')
   path = tmp_path / 'results.jsonl'
-  with programs.start('evaluate_draft', *flags) as process:
+  with programs.running('evaluate_draft', *flags) as process:
     # The line of the first result is whole before the second one begins.
     programs.wait_for(lambda: path.exists() and '\n' in path.read_text())
-    process.send_signal(signal.SIGINT)
-    status, output, _ = programs.finish(process)
+    process.send(signal.SIGINT)
+    status, output, _ = process.finish()
   assert status == 130
   assert 'chain4' in output
   num_done = len(read_lines(tmp_path))

@@ -34,6 +34,7 @@ SPLITS = {
   'async': (1, 1),
   'two': (2, 0),
   'three': (2, 1),
+  'seven': (6, 1),
   'eight': (6, 2),
   'eight_serial': (8, 0),
 }
@@ -135,7 +136,8 @@ def test_300_random_requests(split, run_ahead):
 
 
 def test_outputs_on_more_devices():
-  target, draft = make_models('eight')
+  """`row_engine_test` splits the draft, too."""
+  target, draft = make_models('seven')
   engine = make_engine(target, draft, RandomLengths(1, share_of_none=0.0))
   requests = random_requests(8, seed=7)
   check(target, requests, serve(engine, requests, seed=7))
@@ -147,7 +149,7 @@ def arrays_of(cache):
 
 def assert_fresh(rows, model, text):
   """Arrays [G, n, E] of a row are those of a text that is read at once."""
-  wanted = arrays_of(fresh_cache(model, text))
+  wanted = arrays_of(jax.device_get(fresh_cache(model, text)))
   for row, fresh in zip(rows, wanted, strict=True):
     np.testing.assert_allclose(row, fresh[0, :, : row.shape[1]], atol=1e-5)
 
@@ -166,8 +168,9 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
   for _ in range(40):
     engine.step()
     drafter, scheduler = engine.drafter, engine.scheduler
-    texts = jax.device_get(engine._target.rows)
-    cache, pages = drafter.rows.state.cache, engine._target.cache
+    texts, cache, pages = jax.device_get(
+      (engine._target.rows, drafter.rows.state.cache, engine._target.cache)
+    )
     for slot in np.flatnonzero(scheduler.request_ids >= 0):
       is_new = drafter._num_tenants[slot] != scheduler.num_tenants[slot]
       if is_new or drafter._num_read[slot] < 2:
@@ -178,9 +181,7 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
       text = texts.token_ids[slot, : texts.lengths[slot] - 1].tolist()
       assert_fresh([x[slot, :, :known] for x in arrays_of(cache)], draft, text)
       table = scheduler.page_table[slot, : -(-len(text) // 8)]
-      rows = [
-        np.asarray(x)[table].reshape(-1, *shape) for x in arrays_of(pages)
-      ]
+      rows = [x[table].reshape(-1, *shape) for x in arrays_of(pages)]
       rows = [x[: len(text)].swapaxes(0, 1) for x in rows]
       assert_fresh(rows, target, text)
       num_checked += 1

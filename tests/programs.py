@@ -1,10 +1,12 @@
 """Runs the programs of `experiments` as their users do."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,23 +22,29 @@ gc.set_threshold(50_000)  # as in conftest.py
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 """
-# Imports take longer than most programs. This one makes them once, and forks
-# for each line that names a module, its arguments, the files for its streams
-# and its environment. JAX starts no threads before it is used.
+# Imports take longer than most programs. This one makes them once. It forks for
+# each line that names a module, its arguments, the files for its streams and
+# its environment, and waits for the process that a line of one number names.
+# JAX starts no threads before it is used.
 _FORKS = """
-import faulthandler, gc, json, os, runpy, sys
+import faulthandler, gc, json, os, runpy, signal, sys
 gc.set_threshold(50_000)
 import matplotlib.pyplot, optax, swiftspec_jax, transformers
 gc.freeze()
 while line := sys.stdin.readline():
-  module, flags, streams, environment = json.loads(line)
-  if child := os.fork():
-    _, status = os.waitpid(child, 0)
+  call = json.loads(line)
+  if isinstance(call, int):
+    _, status = os.waitpid(call, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
     continue
+  if child := os.fork():
+    print(child, flush=True)
+    continue
+  module, flags, streams, environment = call
   for number, path in enumerate(streams):
     os.dup2(os.open(path, os.O_RDWR), number)
   faulthandler.dump_traceback_later(300, exit=True)
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   os.environ.clear()
   os.environ.update(environment)
   sys.argv = ['', *flags]
@@ -83,24 +91,77 @@ def _forks():
   return process
 
 
-def run(program, *flags, text=''):
-  """Runs a program to its end, with `text` as its input.
+def _ask(call):
+  """Returns the number that the process that forks answers."""
+  _forks().stdin.write(json.dumps(call) + '\n')
+  _forks().stdin.flush()
+  return int(_forks().stdout.readline())
+
+
+class Program:
+  """A program that starts at once, and whose streams are files.
 
   What its modules read from the environment as they are imported, such as
-  JAX's settings, is that of the first call; `start` takes the present one.
+  JAX's settings, is that of the first one; `start` takes the present one.
+
+  Attributes:
+    process_id: of the system.
   """
-  with tempfile.TemporaryDirectory() as folder:
-    paths = [pathlib.Path(folder, name) for name in ('in', 'out', 'error')]
-    for path in paths:
+
+  def __init__(self, folder, program, *flags, text='', changes=()):
+    """Starts it.
+
+    Args:
+      folder: gets the files of its streams.
+      program: module of `experiments`.
+      *flags: of the program.
+      text: standard input.
+      changes: changes of the environment.
+    """
+    self._paths = [pathlib.Path(folder, x) for x in ('in', 'out', 'error')]
+    for path in self._paths:
       path.write_text(text if path.name == 'in' else '')
-    streams = [*map(str, paths)]
-    call = [f'experiments.{program}', flags, streams, environment()]
-    _forks().stdin.write(json.dumps(call) + '\n')
-    _forks().stdin.flush()
-    status = int(_forks().stdout.readline())
-    output, complaints = (p.read_text(errors='replace') for p in paths[1:])
+    streams = [*map(str, self._paths)]
+    variables = {**environment(), **dict(changes)}
+    self.process_id = _ask(
+      [f'experiments.{program}', flags, streams, variables]
+    )
+    self._status = None
+
+  @property
+  def output(self):
+    """What it has written to standard output."""
+    return self._paths[1].read_text(errors='replace')
+
+  def send(self, number):
+    """Sends a signal."""
+    if self._status is None:
+      os.kill(self.process_id, number)
+
+  def finish(self):
+    """Waits for the end; returns exit status, standard output and error."""
+    if self._status is None:
+      self._status = _ask(self.process_id)
+    return self._status, self.output, self._paths[2].read_text(errors='replace')
+
+
+@contextlib.contextmanager
+def running(program, *flags, text=''):
+  """Yields a `Program`, which ends with the block at the latest."""
+  with tempfile.TemporaryDirectory() as folder:
+    process = Program(folder, program, *flags, text=text)
+    try:
+      yield process
+    finally:
+      process.send(signal.SIGKILL)
+      _, _, complaints = process.finish()
   assert 'Traceback' not in complaints, complaints
-  return status, output, complaints
+
+
+def run(program, *flags, text=''):
+  """Runs a program to its end, with `text` as its input."""
+  with running(program, *flags, text=text) as process:
+    return process.finish()
 
 
 def error_of(program, *flags):

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -76,21 +77,29 @@ def rolled(target):
   return token_ids, law, features, written, ops
 
 
-def _expected(target, token_ids):
-  """Log-probabilities and features of a plain forward."""
-  cache = dense.KVCacheConfig.of_model(
-    target.config, 1, 512, target.dtype
-  ).init(target.mesh)
+@functools.partial(jax.jit, static_argnames='config')
+def _forward(params, token_ids, cache, *, config):
   hidden, features, _ = decoder.forward_with_features(
-    target.params,
-    target.config,
-    jnp.asarray(token_ids)[None],
+    params,
+    config,
+    token_ids,
     cache,
     starts=jnp.zeros(1, jnp.int32),
     feature_layers=FEATURE_LAYERS,
   )
-  logits = decoder.unembed(target.params, target.config, hidden)
-  return np.asarray(jax.nn.log_softmax(logits[0], axis=-1)), features[0]
+  logits = decoder.unembed(params, config, hidden)
+  return jax.nn.log_softmax(logits[0], axis=-1), features[0]
+
+
+def _expected(target, token_ids):
+  """Log-probabilities and features of a plain forward."""
+  cache = dense.KVCacheConfig.of_model(target.config, 1, 512, target.dtype)
+  padded = np.zeros((1, 512), np.int32)
+  padded[0, : len(token_ids)] = token_ids
+  found = _forward(
+    target.params, padded, cache.init(target.mesh), config=target.config
+  )
+  return [np.asarray(x)[: len(token_ids)] for x in found]
 
 
 def test_laws_and_features_are_those_of_a_plain_forward(target, rolled):

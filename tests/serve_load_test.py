@@ -227,7 +227,7 @@ def test_runs_learn_nothing_from_each_other(tmp_path):
 def test_interrupted(model, tmp_path):
   sizes, prompts = small(model, tmp_path)
   rows = tmp_path / 'results' / 'rows.jsonl'
-  with programs.start(
+  with programs.running(
     'serve_load',
     *sizes,
     prompts,
@@ -239,8 +239,8 @@ def test_interrupted(model, tmp_path):
     f'--output_dir={rows.parent}',
   ) as process:
     programs.wait_for(lambda: rows.exists() and rows.read_bytes())
-    process.send_signal(signal.SIGINT)
-    status, output, _ = programs.finish(process)
+    process.send(signal.SIGINT)
+    status, output, _ = process.finish()
   assert status == 130
   assert 'written to' in output
   assert (rows.parent / 'latency.png').exists()

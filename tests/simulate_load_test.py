@@ -139,15 +139,15 @@ def test_options(tmp_path):
 
 def test_interrupted(tmp_path):
   rows = tmp_path / 'rows.jsonl'
-  with programs.start(
+  with programs.running(
     'simulate_load',
     '--num_requests=200',
     '--seeds=50',
     f'--output_dir={tmp_path}',
   ) as process:
     programs.wait_for(lambda: rows.exists() and rows.read_bytes())
-    process.send_signal(signal.SIGINT)
-    status, output, _ = programs.finish(process)
+    process.send(signal.SIGINT)
+    status, output, _ = process.finish()
   assert status == 130
   assert len(read_rows(tmp_path)) < 900
   assert 'written to' in output

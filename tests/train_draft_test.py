@@ -1,9 +1,8 @@
 """The program that trains drafts: kill -9, and several processes."""
 
 import json
-import signal
-import socket
 
+import host_programs
 import numpy as np
 import programs
 import pytest
@@ -68,9 +67,8 @@ def test_a_killed_program_goes_on(model, data, whole, tmp_path):
   """kill -9 in the middle changes no loss."""
   killed = tmp_path / 'killed'
   flags = flags_of(model, data, killed)
-  with programs.start('train_draft', *flags) as process:
+  with programs.running('train_draft', *flags):
     programs.wait_for(lambda: (killed / 'checkpoints/2').exists())
-    process.send_signal(signal.SIGKILL)
   assert not (killed / 'training.png').exists()
   status, output, _ = programs.run('train_draft', *flags)
   assert status == 0
@@ -85,30 +83,14 @@ def test_several_processes_share_the_batches(model, data, whole, tmp_path):
   two = tmp_path / 'two'
   flags = flags_of(model, data, two)
 
-  def start_both():
-    with socket.create_server(('localhost', 0)) as server:
-      port = server.getsockname()[1]
-    return [
-      programs.start(
-        'train_draft',
-        *flags,
-        '--distributed',
-        f'--coordinator_address=localhost:{port}',
-        '--num_processes=2',
-        f'--process_id={i}',
-      )
-      for i in range(2)
-    ]
-
-  processes = start_both()
+  together = host_programs.Together(
+    tmp_path, 'train_draft', *flags, environments=[{}] * 2
+  )
   programs.wait_for(lambda: (two / 'checkpoints/2').exists())
-  for process in processes:
-    process.kill()
-    process.communicate()
-  first, second = (programs.finish(process) for process in start_both())
-  assert (first[0], second[0]) == (0, 0)
-  assert 'chain_acceptance_length' in first[1]
-  assert 'held out' not in second[1]
+  together.kill()
+  first, second = host_programs.run(tmp_path, 'train_draft', *flags, count=2)
+  assert 'chain_acceptance_length' in first
+  assert 'held out' not in second
   np.testing.assert_allclose(losses_of(two), losses_of(whole), rtol=1e-4)
   figures, expected = (
     read_lines(x)[-1]['held_out']['all'] for x in (two, whole)

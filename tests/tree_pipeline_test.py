@@ -212,13 +212,13 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   pipeline.prepare(200, [sampling])
   pipeline.admit(0, request, 200, [(0, 32, 2)])
   pipeline.follow()
-  seen = set()
+  seen, reroot = set(), jax.jit(tree_lib.reroot)
   for _ in range(60):
     output = pipeline.verify()
     pipeline.grow()
     tokens = types.StepReport.unpack(np.asarray(output.packed)[0]).token_ids
     verified = np.pad(tokens, (0, tree.num_nodes - len(tokens)))[None]
-    after, moved = tree_lib.reroot(
+    after, moved = reroot(
       pipeline.tree,
       *jax.device_put(
         (verified.astype(np.int32), np.array([len(tokens)], np.int32)),

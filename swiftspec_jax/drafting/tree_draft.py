@@ -75,8 +75,8 @@ def init(
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype
   )
-  on_mesh = sharding_lib.replicated(mesh)
-  tree = new_tree(tree_config, jnp.zeros(batch_size, jnp.int32))
+  put = functools.partial(sharding_lib.replicate, mesh=mesh)
+  zeros = np.zeros(batch_size, np.int32)
   reference = None
   if tree_config.forced_acceptance is not None:
     reference = forced_acceptance.make_reference((), 0, capacity)
@@ -89,18 +89,17 @@ def init(
   )
   return TreeDraftState(
     cache=cache.init(mesh),
-    tree=sharding_lib.replicate(tree, mesh),
-    outcome=jnp.zeros(batch_size, jnp.int32, device=on_mesh),
-    is_busy=jnp.zeros(batch_size, bool, device=on_mesh),
-    before=jnp.full(
-      batch_size, types.PLACEHOLDER_TOKEN_ID, jnp.int32, device=on_mesh
-    ),
-    reference=sharding_lib.replicate(reference, mesh),
-    lookup=sharding_lib.replicate(lookup, mesh),
-    features=sharding_lib.replicate(features, mesh),
+    tree=put(new_tree(tree_config, zeros)),
+    outcome=put(zeros),
+    is_busy=put(zeros.astype(bool)),
+    before=put(zeros + types.PLACEHOLDER_TOKEN_ID),
+    reference=put(reference),
+    lookup=put(lookup),
+    features=put(features),
   )
 
 
+@functools.partial(jax.jit, static_argnames='tree_config')
 def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
