@@ -142,7 +142,7 @@ def test_price_of_a_forward(is_async, num_steps, price):
     catch_up_seconds=0.0,
   )
   tree = ss.TreeConfig(num_nodes=8, num_draft_steps=num_steps)
-  rates = RoundRates(tree, is_async=is_async)
+  rates = RoundRates(tree)
   for _ in range(200):
     for num_rows, num_tokens in ((4, 3), (1, 4)):
       rates.observe(

@@ -9,9 +9,7 @@ from swiftspec_jax.drafting.round_rates import RoundRates
 
 def followed(*, num_rows, tree_tokens, draft_seconds, num_missed=1, waits=None):
   """Rates of many rounds of a second, half of them with a wait."""
-  rates = RoundRates(
-    TreeConfig(num_draft_steps=4, waits_for_misses=waits), is_async=True
-  )
+  rates = RoundRates(TreeConfig(num_draft_steps=4, waits_for_misses=waits))
   for i in range(200):
     has_waited = i % 2
     num_sent = np.full(num_rows, 8)
@@ -72,7 +70,7 @@ def test_a_hiccup_changes_nothing():
 
 def test_before_all_is_timed_forwards_fill_a_verification():
   """Five forwards beside a verification: one takes a fifth of it."""
-  rates = RoundRates(TreeConfig(num_draft_steps=5), is_async=True)
+  rates = RoundRates(TreeConfig(num_draft_steps=5))
   for _ in range(200):
     rates.observe(np.full(8, 8), np.full(8, 3), 0, None)
   # A fifth of the 24 tokens of a round is 4.8.
@@ -80,7 +78,7 @@ def test_before_all_is_timed_forwards_fill_a_verification():
 
 
 def test_rows_that_do_not_draft_are_held_up_too():
-  rates = RoundRates(TreeConfig(num_draft_steps=10), is_async=True)
+  rates = RoundRates(TreeConfig(num_draft_steps=10))
   num_sent = np.repeat([8, 0], [4, 16])
   for _ in range(200):
     rates.observe(num_sent, np.where(num_sent > 0, 3, 1), 0, None)

@@ -36,24 +36,16 @@ class RoundRates:
     num_tree_tokens: mean tokens of a row and round for which a tree was sent.
   """
 
-  def __init__(self, tree: TreeConfig, *, is_async: bool):
-    """Begins with a guess: draft forwards fill the time of a verification.
-
-    Args:
-      tree: sizes of the trees.
-      is_async: whether the draft has devices of its own; else the target waits
-        for all of its forwards.
-    """
+  def __init__(self, tree: TreeConfig):
+    """Begins with a guess: draft forwards fill the time of a verification."""
     self._waits = tree.waits_for_misses
     self.num_tree_tokens = 2.0
     # Mean tokens of a round, all rows, for each row that drafts; and the share
     # of rounds with a wait.
     self._num_tokens = 2.0
-    self._share = float(not is_async)
+    self._share = 0.0
     # Of a wait: its forwards, and what one is thought to take of a round.
-    self._wait_forwards = float(tree.num_draft_steps)
-    if is_async:
-      self._wait_forwards = 1.0 + tree.num_restart_steps
+    self._wait_forwards = 1.0 + tree.num_restart_steps
     self._forward_cost = 1 / max(tree.num_draft_steps, 1)
     # Seconds of rounds without a wait, and with one.
     self._without = collections.deque[float](maxlen=_NUM_RECENT)

@@ -90,7 +90,7 @@ class TreeDraftRows:
       UserError: the models share a part of their devices only.
     """
     self.is_async = tree_checks.are_disjoint(target, model)
-    self.rates = RoundRates(tree, is_async=self.is_async)
+    self.rates = RoundRates(tree)
     self._model, self._tree = model, tree
     self._target_mesh = target.mesh
     # What the host decides must not be compiled in.
