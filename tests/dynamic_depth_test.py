@@ -11,9 +11,10 @@ from tree_cases import DEVICES, TREE, pair, requests_of
 from tree_test import DRAFT
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, types
+from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.pipelines.depth_price import DepthPrice
+from swiftspec_jax.drafting.round_rates import RoundRates
+from swiftspec_jax.pipelines import depth_price
 from swiftspec_jax.pipelines.tree_sizes import StepTimes
 
 # Probabilities of the four leaves behind each forward; of the paths of steps
@@ -129,24 +130,11 @@ def test_outputs_stay_and_forwards_go(mode):
     assert forwards[1] < forwards[0]
 
 
-def report(num_tokens, num_forwards):
-  return types.StepReport(
-    token_ids=[0] * num_tokens,
-    num_drafted=7,
-    num_levels=3,
-    num_accepted=num_tokens - 1,
-    outcome=0,
-    num_forwards=num_forwards,
-    path=[],
-    is_looked_up=[False] * (num_tokens - 1),
-  )
-
-
 @pytest.mark.parametrize(
   ('is_async', 'num_steps', 'price'),
   # A round of 70 ms, a forward of 5; then 9 forwards of 45 ms beside 27 ms of
-  # the target, 40 % of which stick out; then 5, which do not.
-  [(False, 5, 3.2 * 5 / 70), (True, 9, 3.2 * 0.4 * 5 / 45), (True, 5, 0.0)],
+  # the target, 40 % of which stick out of a round of 50; then 5, which do not.
+  [(False, 5, 3.2 * 5 / 70), (True, 9, 3.2 * 0.4 * 5 / 50), (True, 5, 0.0)],
 )
 def test_price_of_a_forward(is_async, num_steps, price):
   times = StepTimes(
@@ -156,15 +144,19 @@ def test_price_of_a_forward(is_async, num_steps, price):
     advance_seconds=0.01,
     catch_up_seconds=0.0,
   )
-  rule = DepthPrice(num_nodes=8, num_steps=num_steps, is_async=is_async)
-  assert rule.min_mass == 0
-  rule.start(times)
+  tree = ss.TreeConfig(num_nodes=8, num_draft_steps=num_steps)
+  rates = RoundRates(tree)
   for _ in range(200):
-    rule.observe([report(3, 0 if is_async else 5)] * 4)
-    rule.observe([report(4, 0 if is_async else 5)])
-    rule.observe([])
-  mean = (3 * 0.9 + 4) / 1.9  # the last round counts a little more
-  assert rule.min_mass == pytest.approx(price / 3.2 * mean, rel=1e-3)
+    for num_rows, num_tokens in ((4, 3), (1, 4)):
+      rates.observe(
+        np.full(num_rows, 8),
+        np.full(num_rows, num_tokens),
+        0 if is_async else 5,
+        None,
+      )
+  found = depth_price.min_mass(rates, times, tree, is_async=is_async)
+  mean = (3 * 0.95 + 4) / 1.95  # the last round counts a little more
+  assert found == pytest.approx(price / 3.2 * mean, rel=1e-3)
 
 
 @pytest.mark.parametrize(

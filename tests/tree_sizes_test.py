@@ -46,11 +46,10 @@ def play(sizes, path, num_rounds, is_async=False, seconds=lambda sent: None):
   sent = []
   for _ in range(num_rounds):
     now = sizes.next()
-    sizes.note_verified(now)
     sent.append(now)
     num_accepted = len(path) if is_async else now.num_steps + 1
     found = [node for node in path[:num_accepted] if node < now.num_nodes]
-    sizes.observe([report(found, now.num_nodes - 1)], seconds(now))
+    sizes.observe(now, [report(found, now.num_nodes - 1)], seconds(now))
   return sent
 
 
@@ -181,10 +180,9 @@ def test_lookup_alone_is_tried_and_kept_where_it_is_better():
   sent = []
   for _ in range(300):
     now = sizes.next()
-    sizes.note_verified(now)
     sent.append(now)
     path, num_drafted = ([0] * 4, 3) if now == PAUSE else ([0, 1], 15)
-    sizes.observe([report(path, num_drafted)])
+    sizes.observe(now, [report(path, num_drafted)])
   assert any(now != PAUSE for now in sent[:10])
   assert sent[-1] == PAUSE
   assert sent.count(PAUSE) > 100
@@ -230,11 +228,11 @@ def test_copying_does_not_end_probes():
   def play_texts(num_copied, path, num_rounds):
     for _ in range(num_rounds):
       now = sizes.next()
-      sizes.note_verified(now)
       found = [node for node in path if node < now.num_nodes]
       if now == PAUSE:
         found = [0] * num_copied
-      sizes.observe([report(found, max(num_copied, now.num_nodes) - 1)])
+      num_drafted = max(num_copied, now.num_nodes) - 1
+      sizes.observe(now, [report(found, num_drafted)])
 
   play_texts(8, list(range(8)), 400)
   assert sizes.current == PAUSE
@@ -250,20 +248,6 @@ def test_probes_are_not_put_off_for_ever():
   assert sizes.current == PAUSE
   play(sizes, DEEP, 1100)
   assert sizes.current != PAUSE
-
-
-def test_reports_come_late():
-  """What 100 rounds ahead were sent is known when they are read."""
-  sizes = new_sizes()
-  for _ in range(100):
-    sizes.note_verified(PAUSE)
-  sizes.note_verified(Sizes(num_nodes=4, num_steps=3))
-  before = sizes._acceptance.survivals()
-  for _ in range(100):
-    sizes.observe([report([0], 0)])
-  assert np.array_equal(sizes._acceptance.survivals(), before)
-  sizes.observe([report([0], 3)])
-  assert not np.array_equal(sizes._acceptance.survivals(), before)
 
 
 def test_fixed_sizes_stay():

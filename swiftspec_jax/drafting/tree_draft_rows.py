@@ -31,8 +31,8 @@ from swiftspec_jax.drafting import (
   tree_checks,
   tree_draft,
 )
+from swiftspec_jax.drafting.round_rates import RoundRates
 from swiftspec_jax.drafting.text_news import Texts
-from swiftspec_jax.drafting.wait_price import WaitPrice
 from swiftspec_jax.model import Model
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices
@@ -61,8 +61,8 @@ class TreeDraftRows:
   Attributes:
     state: the draft's cache and trees, on its devices.
     is_async: whether the draft has devices of its own.
-    wait_price: chooses when the target waits for rows without a tree; learns
-      of the rounds that it is told.
+    rates: means of the rounds that it is told; says when the target waits for
+      rows without a tree.
     max_context: tokens that prompt and output can have together.
   """
 
@@ -90,7 +90,7 @@ class TreeDraftRows:
       UserError: the models share a part of their devices only.
     """
     self.is_async = tree_checks.are_disjoint(target, model)
-    self.wait_price = WaitPrice(tree)
+    self.rates = RoundRates(tree)
     self._model, self._tree = model, tree
     self._target_mesh = target.mesh
     # What the host decides must not be compiled in.
@@ -270,7 +270,7 @@ class TreeDraftRows:
       steps = num_steps, max(num_steps - 1, 0)
     wait_from = 1
     if self.is_async:
-      wait_from = self.wait_price.wait_from(int(is_busy.sum()))
+      wait_from = self.rates.wait_from(int(is_busy.sum()))
     dispatched = time.perf_counter()
     self.state, proposal = self._call(
       tree_draft.advance,

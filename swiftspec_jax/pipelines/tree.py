@@ -28,8 +28,7 @@ from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.drafting.tree_draft_rows import TreeDraftRows
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import step_timing, tree_sizes
-from swiftspec_jax.pipelines.depth_price import DepthPrice
+from swiftspec_jax.pipelines import depth_price, step_timing, tree_sizes
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
@@ -91,13 +90,7 @@ class TreePipeline:
     self._measure_steps = functools.cache(self._measure_steps)
     self._assumed: tree_sizes.StepTimes | None = None
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
-    self._price: DepthPrice | None = None
-    if tree_config.is_depth_priced:
-      self._price = DepthPrice(
-        num_nodes=tree_config.num_nodes,
-        num_steps=tree_config.num_draft_steps,
-        is_async=self.is_async,
-      )
+    self._times: tree_sizes.StepTimes | None = None  # that depths depend on
     # Of the next round. The proposal lies on the target's devices; a pause
     # needs none.
     self._next: tree_sizes.Sizes | None = None
@@ -142,11 +135,10 @@ class TreePipeline:
     self._target_rows.prepare(limit, sampling)
     self._prepare_draft(buckets.power_of_two(limit))
     self._is_busy[:] = False
-    self._sizes.reset()
     if self._tree_config.is_adaptive:
       self._adapt(self._measure_steps(self.capacity))
-    if self._price is not None:
-      self._price.start(self._measure_steps(self.capacity))
+    if self._tree_config.is_depth_priced:
+      self._times = self._measure_steps(self.capacity)
     self._forget_rounds()
 
   def _prepare_draft(self, max_context: int) -> None:
@@ -205,7 +197,6 @@ class TreePipeline:
       self._timeline.start_round()
     if self._next is None:
       self.follow()
-    self._sizes.note_verified(self._next)
     output = self.verify()
     if self.is_async and self._next != tree_sizes.PAUSE:
       self.grow()
@@ -222,12 +213,10 @@ class TreePipeline:
       seconds = None
     own = list(reports.values())
     if own and sizes != tree_sizes.PAUSE:
-      self._observe_waits(sizes, own, seconds)
-    self._sizes.observe(own, None if self._assumed else seconds)
-    if self._price is not None:
-      self._price.observe(own)
+      self._observe_rates(sizes, own, seconds)
+    self._sizes.observe(sizes, own, None if self._assumed else seconds)
 
-  def _observe_waits(
+  def _observe_rates(
     self,
     sizes: tree_sizes.Sizes,
     reports: Sequence[types.StepReport],
@@ -235,10 +224,10 @@ class TreePipeline:
   ) -> None:
     num_forwards = max(report.num_forwards for report in reports)
     if self._assumed is not None:
-      draft = self._assumed.draft_seconds
-      target = self._assumed.target_seconds[sizes.num_nodes]
-      seconds = max(target, sizes.num_steps * draft) + num_forwards * draft
-    self._draft_rows.wait_price.observe(
+      seconds = self._assumed.round_seconds(
+        sizes.num_nodes, sizes.num_steps * self.is_async, num_forwards
+      )
+    self._draft_rows.rates.observe(
       np.array([report.num_drafted + 1 for report in reports]),
       np.array([len(report.token_ids) for report in reports]),
       num_forwards,
@@ -452,9 +441,14 @@ class TreePipeline:
 
   def _min_mass(self) -> float | None:
     """Returns what the leaves of a forward must hold, if that is asked."""
-    if self._price is not None:
-      return self._price.min_mass
-    return self._tree_config.min_leaf_mass or None
+    tree = self._tree_config
+    if not tree.is_depth_priced:
+      return tree.min_leaf_mass or None
+    if self._times is None:
+      return 0.0
+    return depth_price.min_mass(
+      self._draft_rows.rates, self._times, tree, is_async=self.is_async
+    )
 
   def _on_target(self, values: np.ndarray) -> jax.Array:
     return sharding_lib.replicate(values, self._target.mesh)

@@ -6,7 +6,6 @@ step times give the expected tokens per second of all sizes, and rounds without
 the draft give their own.
 """
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -54,6 +53,22 @@ class StepTimes:
   advance_seconds: float  # from a verdict to the proposal, with one forward
   catch_up_seconds: float  # of the draft, after a pause
 
+  def round_seconds(
+    self, num_nodes: int, num_beside: int, num_waited: float
+  ) -> float:
+    """Returns the seconds of a round with trees.
+
+    Args:
+      num_nodes: nodes to verify.
+      num_beside: draft forwards beside the target; 0 in serial mode.
+      num_waited: draft forwards for which the target waits.
+    """
+    growth = max(
+      self.target_seconds[num_nodes], num_beside * self.draft_seconds
+    )
+    handoff = max(self.advance_seconds - self.draft_seconds, 0.0)
+    return growth + handoff + num_waited * self.draft_seconds
+
 
 def node_buckets(tree_config: TreeConfig) -> tuple[int, ...]:
   """Returns the numbers of nodes that are compiled, in ascending order."""
@@ -84,8 +99,6 @@ class TreeSizes:
     self._is_capped = not is_async and not self._has_chains
     self._buckets = node_buckets(tree_config)
     self._times: StepTimes | None = None
-    # Sizes of the proposals that are being verified.
-    self._verified = collections.deque()
     self._acceptance = TreeAcceptance(self._buckets)
     # Of paused rounds: how many, their tokens, and their seconds.
     self._pause = np.zeros(3)
@@ -123,24 +136,19 @@ class TreeSizes:
       self._plan_probes()
     return next(self._probes)
 
-  def note_verified(self, sizes: Sizes) -> None:
-    """Notes that a proposal of these sizes is being verified."""
-    self._verified.append(sizes)
-
-  def reset(self) -> None:
-    """Forgets the proposals whose reports will not come."""
-    self._verified.clear()
-
   def observe(
-    self, reports: Sequence[types.StepReport], seconds: float | None = None
+    self,
+    sizes: Sizes,
+    reports: Sequence[types.StepReport],
+    seconds: float | None = None,
   ) -> None:
-    """Takes the reports of the oldest proposal that has none yet.
+    """Takes what came of a round, which may be read late.
 
     Args:
+      sizes: sizes of the round.
       reports: reports of the rows.
       seconds: duration of the round; None if it did more than others do.
     """
-    sizes = self._verified.popleft()
     if not self.is_timed or not reports:
       return
     if seconds is not None:
@@ -240,13 +248,10 @@ class TreeSizes:
 
   def _tree_seconds(self, sizes: Sizes) -> float:
     """Returns how long a round with trees took when steps were measured."""
-    times = self._times
-    target = times.target_seconds[sizes.num_nodes]
+    num_forwards = (0, sizes.num_steps)
     if self._is_async:
-      growth = sizes.num_steps * times.draft_seconds
-      return max(target, growth) + self._num_forwards * times.draft_seconds
-    more_steps = max(sizes.num_steps - 1, 0) * times.draft_seconds
-    return target + times.advance_seconds + more_steps
+      num_forwards = (sizes.num_steps, self._num_forwards)
+    return self._times.round_seconds(sizes.num_nodes, *num_forwards)
 
   def _plan_probes(self) -> None:
     """Chooses the sizes that tell about others, and rounds between them."""

@@ -195,7 +195,7 @@ class EngineDrafter(Protocol):
     report: np.ndarray,
     seconds: float | None,
   ) -> None:
-    """Learns how long a step took; only where drafts have a `report`.
+    """Learns how long a step took; only if its drafts have a `report`.
 
     Args:
       drafted: i64[B] as in `overlap`.
@@ -259,9 +259,6 @@ class HostDrafter:
 
   def commit(self, view, drafted, verified, accepted, is_present) -> None:
     del view, drafted, verified, accepted, is_present
-
-  def observe(self, drafted, verified, accepted, report, seconds) -> None:
-    del drafted, verified, accepted, report, seconds
 
   def learn(
     self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts

@@ -122,9 +122,6 @@ class TextOnly:
     view = self._of_text(view)
     self._drafter.commit(view, drafted, verified, accepted, is_present)
 
-  def observe(self, drafted, verified, accepted, report, seconds) -> None:
-    self._drafter.observe(drafted, verified, accepted, report, seconds)
-
   def forget(self, request_id: int) -> None:
     self._drafter.forget(request_id)
 

@@ -226,7 +226,7 @@ class LivingTreeDrafter:
   ) -> None:
     num_sent = np.minimum(report[:, 2], verified + 1) * (drafted > 0)
     num_forwards = int(report[drafted > 0, 1].max(initial=0))
-    self.rows.wait_price.observe(num_sent, accepted + 1, num_forwards, seconds)
+    self.rows.rates.observe(num_sent, accepted + 1, num_forwards, seconds)
 
   def forget(self, request_id: int) -> None:
     del request_id

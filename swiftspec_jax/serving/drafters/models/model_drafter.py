@@ -136,9 +136,6 @@ class ModelDrafter:
   ) -> None:
     del view, drafted, verified  # target and draft take turns
 
-  def observe(self, drafted, verified, accepted, report, seconds) -> None:
-    del drafted, verified, accepted, report, seconds
-
   def forget(self, request_id: int) -> None:
     del request_id
 

@@ -1,4 +1,4 @@
-"""When the target waits for rows that have lost their trees.
+"""What rounds with trees give and cost, and when the target waits for new ones.
 
 A row loses its tree when the last verified token was not in it, or not
 expanded. Either the target waits for the w draft forwards of a new one, or the
@@ -29,22 +29,32 @@ _NUM_RECENT, _FEWEST = 15, 3
 _LEAST_GAIN = 1e-3  # tokens of a tree, besides the root's
 
 
-class WaitPrice:
-  """Follows the rounds of an engine, and chooses unless the user has."""
+class RoundRates:
+  """Follows the rounds of an engine.
+
+  Attributes:
+    num_tree_tokens: mean tokens of a row and round for which a tree was sent.
+  """
 
   def __init__(self, tree: TreeConfig):
     """Begins with a guess: draft forwards fill the time of a verification."""
     self._waits = tree.waits_for_misses
-    # Means of a round: tokens of all rows, for each row that drafts; tokens of
-    # a row that sent a tree; and the share of rounds with a wait.
-    self._num_tokens = self._num_tree_tokens = 2.0
+    self.num_tree_tokens = 2.0
+    # Mean tokens of a round, all rows, for each row that drafts; and the share
+    # of rounds with a wait.
+    self._num_tokens = 2.0
     self._share = 0.0
     # Of a wait: its forwards, and what one is thought to take of a round.
-    self._num_forwards = 1.0 + tree.num_restart_steps
+    self._wait_forwards = 1.0 + tree.num_restart_steps
     self._forward_cost = 1 / max(tree.num_draft_steps, 1)
     # Seconds of rounds without a wait, and with one.
     self._without = collections.deque[float](maxlen=_NUM_RECENT)
     self._waited = collections.deque[float](maxlen=_NUM_RECENT)
+
+  @property
+  def num_forwards(self) -> float:
+    """Mean draft forwards of a round for which the target waits."""
+    return self._share * self._wait_forwards
 
   def wait_from(self, num_rows: int) -> int:
     """Returns the least number of rows without a tree that is worth a wait.
@@ -53,18 +63,18 @@ class WaitPrice:
       num_rows: rows that draft.
 
     Returns:
-      1 to `num_rows`, or 1 if that is 0.
+      1 to `num_rows`, or 1 if that is 0; what the user has chosen, if so.
     """
     if self._waits is not None:
       return 1 if self._waits else max(num_rows, 1)
-    gain = min(self._num_tree_tokens - 1, self._num_forwards)
+    gain = min(self.num_tree_tokens - 1, self._wait_forwards)
     gain = max(gain, _LEAST_GAIN)
-    least = int(num_rows * self._num_tokens * self._cost() / gain) + 1
+    least = int(num_rows * self._num_tokens * self._wait_cost() / gain) + 1
     return max(min(least, num_rows), 1)
 
-  def _cost(self) -> float:
+  def _wait_cost(self) -> float:
     """Returns t / T."""
-    more = self._num_forwards * self._forward_cost
+    more = self._wait_forwards * self._forward_cost
     if min(len(self._without), len(self._waited)) >= _FEWEST:
       plain = statistics.median(self._without)
       more = max(statistics.median(self._waited) / plain - 1, 0.0)
@@ -94,11 +104,11 @@ class WaitPrice:
     has_tree = num_sent > 1
     if has_tree.any():
       of_trees = num_tokens[has_tree].mean()
-      self._num_tree_tokens = _moved(self._num_tree_tokens, of_trees)
+      self.num_tree_tokens = _moved(self.num_tree_tokens, of_trees)
     has_waited = num_forwards > 0
     self._share = _moved(self._share, has_waited)
     if has_waited:
-      self._num_forwards = _moved(self._num_forwards, num_forwards)
+      self._wait_forwards = _moved(self._wait_forwards, num_forwards)
     if seconds is not None:
       (self._waited if has_waited else self._without).append(seconds)
 
