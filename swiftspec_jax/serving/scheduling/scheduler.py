@@ -142,7 +142,7 @@ class Scheduler:
 
     Only without unread steps.
     """
-    return bool(self._running) and self._num_wanted() > self._table.num_free
+    return self._num_wanted() > self._table.num_free
 
   @property
   def page_table(self) -> np.ndarray:
@@ -360,11 +360,12 @@ class Scheduler:
   def _grow(self) -> bool:
     """Gives rows pages for their tokens; returns whether one had to go."""
     had_to_go = False
-    while self.is_short:
+    while (wanted := self._num_wanted()) > self._table.num_free:
       self._preempt(self._running[-1])
       had_to_go = True
-    slots = np.array(self._running, np.int64)
-    self._table.own(slots, self._most_tokens(slots))
+    if wanted:
+      slots = np.array(self._running, np.int64)
+      self._table.own(slots, self._most_tokens(slots))
     return had_to_go
 
   def _num_wanted(self) -> int:
