@@ -241,14 +241,16 @@ class PageEngine(engine.Engine[PagedJob]):
   def _read(self, unread: Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed, logprobs, report, shown = jax.device_get(unread.output)
+    packed = np.asarray(unread.output[0])
+    logprobs, report, shown = jax.device_get(unread.output[1:])
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)
-    # Now it is known where the rows were.
-    view = dataclasses.replace(
-      unread.view, kv_lengths=step.starts[decoding], num_ahead=0
-    )
+    view = unread.view
+    if step is not unread.step:  # now it is known where the rows were
+      view = dataclasses.replace(
+        view, kv_lengths=step.starts[decoding], num_ahead=0
+      )
     rows = is_present[decoding]
     judged = None
     if self.policy.judges_lookups and not unread.plan.looks_up:
@@ -379,7 +381,9 @@ class PageEngine(engine.Engine[PagedJob]):
     for i in np.flatnonzero(step.is_sampled).tolist():
       slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
       known = job.num_known
-      own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
+      own = extras
+      if own != (None, None):
+        own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
       new = job.push_verdict(
         self._verdicts(packed[slot]),
         int(step.lengths[i]),

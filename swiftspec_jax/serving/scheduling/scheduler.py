@@ -266,10 +266,11 @@ class Scheduler:
       lengths: i64[B] draft tokens to verify; made to fit by
         `StepView.shortened`.
     """
-    lengths = view.shortened(lengths)
+    if lengths.any():
+      lengths = view.shortened(lengths)
+      self.reserve(view, lengths)
     buckets = self._config.buckets
     decoding, num_decoding = view.slots, view.num_rows
-    self.reserve(view, lengths)
     num_tokens = num_decoding + int(lengths.sum())
     chunks = self._chunks(num_tokens)
     filling = np.array(list(chunks), np.int64)
@@ -307,6 +308,8 @@ class Scheduler:
     """
     slots = step.slots
     is_present = self._request_ids[slots] == step.request_ids
+    if not step.num_ahead.any():
+      return step, is_present
     is_decoding = np.arange(len(slots)) < step.num_decoding
     room = np.maximum(self._num_remaining[slots] - 1, 0)
     settled = dataclasses.replace(

@@ -333,7 +333,7 @@ class Target:
       query_logits,
       self.model.params,
       self.cache,
-      self.put(packed),
+      sharding.argument(packed, self.model.mesh),
       self.rows,
       drafted,
       trees,
