@@ -241,8 +241,11 @@ class PageEngine(engine.Engine[PagedJob]):
   def _read(self, unread: Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed = np.asarray(unread.output[0])
-    logprobs, report, shown = jax.device_get(unread.output[1:])
+    packed, *extras = unread.output
+    packed = np.asarray(packed)
+    if any(x is not None for x in extras):
+      extras = jax.device_get(extras)
+    logprobs, report, shown = extras
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)

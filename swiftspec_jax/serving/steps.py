@@ -4,6 +4,7 @@ Legend: B rows that decode, F requests that have ended.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Unread:
   output: tuple[Any, ...]
   start: float
 
-  @property
+  @functools.cached_property
   def drafted(self) -> np.ndarray:
     """i64[B] tokens of the drafter, which does not know what is looked up."""
     return self.drafts.drafts.lengths * (not self.plan.looks_up)
