@@ -148,7 +148,7 @@ class Unfolded:
 
   rows: jax.Array  # i32[n] of each item; padding has any
   index: jax.Array  # i32[n] in its row
-  is_any: jax.Array  # bool[n]: False for padding
+  is_real: jax.Array  # bool[n]: False for padding
 
 
 def unfold(counts: jax.Array, size: int) -> Unfolded:
@@ -157,7 +157,7 @@ def unfold(counts: jax.Array, size: int) -> Unfolded:
   rows = jnp.sum(items[:, None] >= ends[None], axis=1, dtype=jnp.int32)
   rows = jnp.minimum(rows, len(counts) - 1)
   return Unfolded(
-    rows=rows, index=items - (ends - counts)[rows], is_any=items < ends[-1]
+    rows=rows, index=items - (ends - counts)[rows], is_real=items < ends[-1]
   )
 
 
@@ -185,7 +185,7 @@ def lay_out(
   if has_rows and sizes.num_tokens == num_rows * width:
     first = jnp.arange(num_rows, dtype=jnp.int32) * width
     rows, index = jnp.divmod(jnp.arange(sizes.num_tokens), width)
-    tokens = Unfolded(rows=rows, index=index, is_any=index < counts[rows])
+    tokens = Unfolded(rows=rows, index=index, is_real=index < counts[rows])
     block_lengths = counts
   else:
     first = jnp.cumsum(counts) - counts
@@ -194,15 +194,15 @@ def lay_out(
     blocks = unfold(num_blocks, num_rows if has_rows else sizes.num_blocks)
     done = blocks.index * width
     block_lengths = jnp.clip(counts[blocks.rows] - done, 0, width)
-    block_lengths = jnp.where(blocks.is_any, block_lengths, 0)
+    block_lengths = jnp.where(blocks.is_real, block_lengths, 0)
     block_tokens = (first[blocks.rows] + done)[:, None]
     block_tokens = block_tokens + jnp.arange(width)[None]
     block_tokens = jnp.minimum(block_tokens, sizes.num_tokens - 1)
     before = jnp.cumsum(num_blocks) - num_blocks
     block_places = before[tokens.rows] * width + tokens.index
-    block_places = jnp.where(tokens.is_any, block_places, 0)
+    block_places = jnp.where(tokens.is_real, block_places, 0)
     block_pages = None if has_rows else pages[blocks.rows]
-  positions = jnp.where(tokens.is_any, starts[tokens.rows] + tokens.index, 0)
+  positions = jnp.where(tokens.is_real, starts[tokens.rows] + tokens.index, 0)
   batch = FlatBatch(
     positions=positions,
     places=None,

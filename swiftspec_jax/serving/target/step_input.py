@@ -7,6 +7,8 @@ Legend: R rows of the program, N tokens, M queries, B slots, K longest draft,
 T = K + 1, or 1 in a plain step, C pages of a row, P pages, Z tokens of one.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,6 @@ from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 
 _AT_THE_END = -1  # start of rows that decode: the devices know where that is
-_NUM_COUNTS = 5  # that lead a row of a packed step, behind them its pages
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,19 @@ class PlacedStep:
   node_places: jax.Array
 
 
+class _Fed(NamedTuple):
+  """What leads the rows of a packed step, i32[R] each."""
+
+  slots: jax.Array  # B for padding
+  starts: jax.Array
+  counts: jax.Array  # tokens; 0 for padding
+  lengths: jax.Array  # draft tokens among them
+  is_sampled: jax.Array  # whether the row emits a token
+
+
+_NUM_COUNTS = len(_Fed._fields)
+
+
 def pack(
   sizes: ProgramSizes,
   flat: FlatSizes,
@@ -48,9 +62,8 @@ def pack(
 ) -> np.ndarray:
   """Returns a step as one array i32[R, 5 + C], as transfers cost the host time.
 
-  Of each row: slot, start, number of tokens, draft tokens among them, whether
-  it emits a token, and pages. C is 0 where slots have rows, which then stand
-  in the order of the slots.
+  Of each row what `_Fed` says, and its pages. C is 0 where slots have rows,
+  which then stand in the order of the slots.
 
   Args:
     sizes: declared.
@@ -61,14 +74,20 @@ def pack(
   config = sizes.scheduler
   starts = step.starts.copy()
   starts[: step.num_decoding] = _AT_THE_END
-  counts = step.slots, starts, step.num_query_tokens, step.lengths
+  fed = _Fed(
+    slots=step.slots,
+    starts=starts,
+    counts=step.num_query_tokens,
+    lengths=step.lengths,
+    is_sampled=step.is_sampled,
+  )
   rows, num_pages = step.slots, 0
   if not sizes.has_rows:
     rows = slice(len(step.slots))
     num_pages = flat.context // config.page_size
   packed = np.zeros((flat.num_rows, _NUM_COUNTS + num_pages), np.int32)
   packed[:, 0] = config.buckets.max_rows
-  packed[rows, :_NUM_COUNTS] = np.array([*counts, step.is_sampled]).T
+  packed[rows, :_NUM_COUNTS] = np.array(fed).T
   if num_pages:
     # The context may be more than a row can have.
     pages = page_table[step.slots, :num_pages]
@@ -98,63 +117,78 @@ def place(
     flat: same as in `pack`; static.
     num_queries: M; static.
   """
-  slots, starts, counts, lengths, is_sampled = packed[:, :_NUM_COUNTS].T
-  is_decoding = starts == _AT_THE_END
-  known = rows.lengths.at[slots].get(mode='fill', fill_value=0)
-  starts = jnp.where(is_decoding, known - 1, starts)
+  fed = _Fed(*packed[:, :_NUM_COUNTS].T)
+  is_decoding = fed.starts == _AT_THE_END
+  known = rows.lengths.at[fed.slots].get(mode='fill', fill_value=0)
+  fed = fed._replace(starts=jnp.where(is_decoding, known - 1, fed.starts))
   pages = None
   if not isinstance(cache, dense.KVCache):
     pages = packed[:, _NUM_COUNTS:]
-  batch, tokens, first = flat_batch.lay_out(flat, starts, counts, pages)
+  batch, tokens, first = flat_batch.lay_out(flat, fed.starts, fed.counts, pages)
   if pages is not None:
     # An output goes no further than that, whatever is drafted for it.
-    ends = rows.max_lengths.at[slots].get(mode='fill', fill_value=0)
-    ends = jnp.where(is_decoding, ends, starts + counts)
+    ends = rows.max_lengths.at[fed.slots].get(mode='fill', fill_value=0)
+    ends = jnp.where(is_decoding, ends, fed.starts + fed.counts)
     batch = batch.replace(places=_places(batch, tokens, pages, ends, cache))
   num_slots, positions = len(rows.lengths), batch.positions
-  own_slots = jnp.where(tokens.is_any, slots[tokens.rows], num_slots)
-  token_ids = rows.token_ids.at[own_slots, positions].get(
-    mode='fill', fill_value=0
-  )
-  if drafted.size:
-    # The last known token is node 0.
-    nodes = tokens.index - (counts - 1 - lengths)[tokens.rows]
-    drafts = drafted.at[own_slots, jnp.maximum(nodes - 1, 0)].get(
-      mode='fill', fill_value=0
-    )
-    token_ids = jnp.where(nodes > 0, drafts, token_ids)
-  # A row that emits asks behind its last tokens.
-  num_asked = jnp.where(is_sampled > 0, lengths + 1, 0)
-  asked = flat_batch.unfold(num_asked, num_queries)
-  query_index = (first + counts - num_asked)[asked.rows] + asked.index
-  query_index = jnp.where(asked.is_any, query_index, 0)
-  nodes = jnp.arange(1 if flat.block_size == 1 else drafted.shape[1] + 1)[None]
-  before = jnp.cumsum(num_asked) - num_asked
+  slots = jnp.where(tokens.is_real, fed.slots[tokens.rows], num_slots)
+  num_nodes = 1 if flat.block_size == 1 else drafted.shape[1] + 1
+  query_index, index = _asked(fed, first, num_queries, num_nodes)
 
   def by_slot(values):
     none = jnp.zeros((num_slots, *values.shape[1:]), jnp.int32)
-    return none.at[slots].set(values, mode='drop')
+    return none.at[fed.slots].set(values, mode='drop')
 
   queries = choices.Queries(
-    slots=own_slots[query_index],
+    slots=slots[query_index],
     positions=positions[query_index][:, None] + 1,
-    index=by_slot(
-      jnp.where(nodes < num_asked[:, None], before[:, None] + nodes, 0)
-    ),
+    index=by_slot(index),
     # The last token comes from the target.
-    num_drafted=jnp.minimum(by_slot(lengths), jnp.maximum(rows.room - 1, 0)),
-    is_sampled=by_slot(is_sampled) > 0,
+    num_drafted=jnp.minimum(
+      by_slot(fed.lengths), jnp.maximum(rows.room - 1, 0)
+    ),
+    is_sampled=by_slot(fed.is_sampled) > 0,
   )
   places = positions if batch.places is None else batch.places
   placed = PlacedStep(
     batch=batch,
-    slots=own_slots,
-    token_ids=token_ids,
+    slots=slots,
+    token_ids=_token_ids(fed, tokens, slots, positions, rows, drafted),
     query_index=query_index,
     queries=queries,
     node_places=places[query_index[queries.index]],
   )
   return placed if trees is None else _place_nodes(placed, trees)
+
+
+def _token_ids(fed, tokens, slots, positions, rows, drafted):
+  """Returns i32[N] known tokens, and draft tokens behind them."""
+  token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
+  if not drafted.size:
+    return token_ids
+  # The last known token is node 0.
+  nodes = tokens.index - (fed.counts - 1 - fed.lengths)[tokens.rows]
+  drafts = drafted.at[slots, jnp.maximum(nodes - 1, 0)].get(
+    mode='fill', fill_value=0
+  )
+  return jnp.where(nodes > 0, drafts, token_ids)
+
+
+def _asked(fed, first, num_queries, num_nodes):
+  """Returns i32[M] queries among the tokens, and i32[R, T] those of each row.
+
+  A row that emits asks behind its last known token and its draft. Rows begin
+  at the tokens `first` i32[R].
+  """
+  counts = jnp.where(fed.is_sampled > 0, fed.lengths + 1, 0)
+  asked = flat_batch.unfold(counts, num_queries)
+  index = (first + fed.counts - counts)[asked.rows] + asked.index
+  nodes = jnp.arange(num_nodes)[None]
+  own = (jnp.cumsum(counts) - counts)[:, None] + nodes
+  return (
+    jnp.where(asked.is_real, index, 0),
+    jnp.where(nodes < counts[:, None], own, 0),
+  )
 
 
 def _places(batch, tokens, pages, ends, cache):
@@ -163,7 +197,7 @@ def _places(batch, tokens, pages, ends, cache):
   page = pages.at[tokens.rows, positions // size].get(
     mode='fill', fill_value=NO_PAGE
   )
-  is_kept = tokens.is_any & (positions < ends[tokens.rows]) & (page >= 0)
+  is_kept = tokens.is_real & (positions < ends[tokens.rows]) & (page >= 0)
   return jnp.where(is_kept, page * size + positions % size, cache.num_places)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from swiftspec_jax import ahead_of_time, policies, sharding, types
 from swiftspec_jax import tree as tree_lib
@@ -37,15 +36,6 @@ from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.slot_images import SlotImages
 from swiftspec_jax.serving.target.verdicts import Verdicts
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class Asked:
-  """What the target is asked in a step."""
-
-  queries: choices.Queries
-  token_ids: jax.Array  # i32[M] of the queries
-  node_places: jax.Array  # i32[B, T] as in `PlacedStep`
 
 
 @functools.partial(jax.jit, static_argnames='kernels', donate_argnames='cache')
@@ -101,7 +91,7 @@ def query_logits(
   config: ModelConfig,
   flat: FlatSizes,
   num_queries: int,
-) -> tuple[Cache, jax.Array, Asked]:
+) -> tuple[Cache, jax.Array, jax.Array, choices.Queries, jax.Array]:
   """Runs the target over the tokens of a step.
 
   Args:
@@ -117,7 +107,8 @@ def query_logits(
     num_queries: M; static.
 
   Returns:
-    The cache, logits f32[M, V], and the queries behind which these are.
+    The cache; logits f32[M, V], token ids i32[M] and more of the queries; and
+    `PlacedStep.node_places`.
   """
   step = step_input.place(
     packed, rows, drafted, trees, cache, flat=flat, num_queries=num_queries
@@ -130,12 +121,8 @@ def query_logits(
   )
   hidden = hidden[step.query_index]
   logits = paged_forward.logits_of(params, config, hidden)
-  asked = Asked(
-    queries=step.queries,
-    token_ids=step.token_ids[step.query_index],
-    node_places=step.node_places,
-  )
-  return cache, logits, asked
+  token_ids = step.token_ids[step.query_index]
+  return cache, logits, token_ids, step.queries, step.node_places
 
 
 class Target:
@@ -329,7 +316,7 @@ class Target:
     """
     if flat.block_size == 1:
       trees = None  # a plain step
-    self.cache, logits, asked = self._call(
+    self.cache, logits, token_ids, queries, places = self._call(
       query_logits,
       self.model.params,
       self.cache,
@@ -347,16 +334,16 @@ class Target:
       noise = self._call(
         choices.make_noise,
         sampling.seeds,
-        asked.queries.slots,
-        asked.queries.positions,
+        queries.slots,
+        queries.positions,
         vocab_size=self.model.config.vocab_size,
       )
     self.rows, packed, logprobs = self._call(
       choices.verify,
       logits,
       noise,
-      asked.token_ids,
-      asked.queries,
+      token_ids,
+      queries,
       drafted,
       sampling,
       self.rows,
@@ -369,7 +356,7 @@ class Target:
       self.cache = self._call(
         commit_nodes,
         self.cache,
-        asked.node_places,
+        places,
         packed,
         kernels=self.model.config.kernels,
       )
