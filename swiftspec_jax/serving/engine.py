@@ -381,11 +381,12 @@ class PageEngine(engine.Engine[PagedJob]):
     """
     num_accepted = np.zeros(len(step.slots), np.int64)
     is_ended = np.zeros(len(step.slots), bool)
+    is_wanted = any(x is not None for x in extras)
     for i in np.flatnonzero(step.is_sampled).tolist():
       slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
       known = job.num_known
       own = extras
-      if own != (None, None):
+      if is_wanted:
         own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
       new = job.push_verdict(
         self._verdicts(packed[slot]),

@@ -3,8 +3,10 @@
 The host says which rows run, and how many tokens each feeds. The devices know
 the texts to their ends, and lay the tokens out.
 
-Legend: R rows of the program, N tokens, M queries, B slots, K longest draft,
-T = K + 1, or 1 in a plain step, C pages of a row, P pages, Z tokens of one.
+Legend:
+- R rows of the program, N tokens, M queries
+- B slots, K longest draft, T = K + 1, or 1 in a plain step
+- C pages of a row under the attention
 """
 
 from typing import NamedTuple
