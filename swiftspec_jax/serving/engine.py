@@ -341,9 +341,9 @@ class PageEngine(engine.Engine[PagedJob]):
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues the target's forward and the verdict."""
     flat = self.programs.fit(step_input.flat_sizes(self._sizes, step))
-    found = drafts.token_ids, drafts.trees
-    if isinstance(drafts.token_ids, np.ndarray):
-      found = self._target.put(found)
+    found = self._target.no_drafts
+    if step.lengths.any():
+      found = self._target.put((drafts.token_ids, drafts.trees))
     return self._target.dispatch(
       step_input.pack(self._sizes, flat, step, self._texts.page_table),
       flat,
