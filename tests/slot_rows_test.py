@@ -83,9 +83,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   token_ids = np.arange(NUM_SLOTS * (LENGTH + 1), dtype=np.int32)
   token_ids = token_ids.reshape(NUM_SLOTS, -1)
   flat = CHAINS.mixed(NUM_SLOTS, token_ids.size, MAX_CONTEXT)
-  # Whatever the order in which the scheduler names them.
-  slots = np.array([2, 0, 1])
-  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  batch, *_ = flat_batch.lay_out(flat, lengths, counts, None)
   if kind == 'tree':
     depths = np.array([0, 1, 1, 2])
     is_above = np.eye(4, dtype=bool)
@@ -117,9 +115,8 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   if kind == 'tree':
     return
   # A twin in which a slot feeds nothing, and another one less.
-  counts = np.array([2, LENGTH + 1])
-  slots = np.array([0, 2])
-  batch, _ = flat_batch.pack_rows(flat, lengths[slots], counts, slots)
+  counts = np.array([2, 0, LENGTH + 1])
+  batch, *_ = flat_batch.lay_out(flat, lengths, counts, None)
   twin, twin_cache = run_rows(token_ids, batch, cache)
   is_fed = np.arange(LENGTH + 1) < np.array([[2], [0], [LENGTH + 1]])
   np.testing.assert_array_equal(twin[is_fed.ravel()], got[is_fed.ravel()])
@@ -164,9 +161,7 @@ def test_nothing_is_gathered_of_the_cache():
 def test_a_plan_has_no_pages():
   flat = CHAINS.mixed(NUM_SLOTS, 12, MAX_CONTEXT)
   step = warm_up.made_up_step(flat, MAX_CONTEXT)
-  packed = step_input.pack(CHAINS, flat, step, None)
-  batch = packed.batch
-  assert (batch.block_pages, batch.block_tokens, batch.places) == (None,) * 3
+  assert step_input.pack(CHAINS, flat, step, None).shape == (NUM_SLOTS, 5)
 
 
 def test_outputs_are_those_of_plain_decoding():

@@ -177,6 +177,9 @@ class Engine(abc.ABC, Generic[JobT]):
     Returns:
       Its `fact`, a JSON value.
     """
+    if not hosts.is_together():
+      self._take_news()
+      return fact
     self._has_work.clear()
     num_submitted, num_cancelled = self._count_news()
     found = hosts.of_first(

@@ -256,6 +256,8 @@ def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
 
 def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
   """Returns a plan as it fits, and the view that this is planned in."""
+  if not plan.lengths.any():
+    return view, plan
   if plan.is_first:
     view = view.with_drafts_first()
   if plan.is_pool:

@@ -221,7 +221,8 @@ class PageEngine(engine.Engine[PagedJob]):
   ) -> policies.StepView:
     """Returns the view with what the scheduler does not know."""
     num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
-    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    if num_late_tokens:
+      view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
     if np.isfinite(view.slo_tpots).any():
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
@@ -251,27 +252,30 @@ class PageEngine(engine.Engine[PagedJob]):
   def _read(self, unread: Unread) -> PagedStepRecord:
     """Waits for the oldest step, and takes what came of it."""
     dispatched = time.perf_counter()
-    packed, logprobs, report, shown = jax.device_get(unread.output)
+    packed, *extras = unread.output
+    packed = np.asarray(packed)
+    if any(x is not None for x in extras):
+      extras = jax.device_get(extras)
+    logprobs, report, shown = extras
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)
-    # Now it is known where the rows were.
-    view = dataclasses.replace(
-      unread.view, kv_lengths=step.starts[decoding], num_ahead=0
-    )
+    view = unread.view
+    if step is not unread.step:  # now it is known where the rows were
+      view = dataclasses.replace(
+        view, kv_lengths=step.starts[decoding], num_ahead=0
+      )
     rows = is_present[decoding]
     judged = None
     if self.policy.judges_lookups and not unread.plan.looks_up:
       judged = self.lookup.draft(view, view.limits * rows, self._texts)
     lengths, step = step.lengths[decoding], step.only(is_present)
-    verdicts = Verdicts.unpack(
-      packed.astype(np.int64), self.max_draft_tokens + 1
-    )
-    of_view = jax.tree.map(lambda x: x[view.slots], verdicts)
+    packed = packed.astype(np.int64)
+    of_view = self._verdicts(packed[view.slots])
     if isinstance(self.drafter, HostDrafter):
       self.drafter.learn(view, lengths, of_view)
     accepted, ended = self._commit(
-      unread, step, is_present, verdicts, (logprobs, shown)
+      unread, step, is_present, packed, (logprobs, shown)
     )
     self.drafter.commit(
       view, unread.drafted, unread.verified, of_view.num_accepted, rows
@@ -285,7 +289,8 @@ class PageEngine(engine.Engine[PagedJob]):
       )
     self.policy.observe(
       steps.outcome(
-        dataclasses.replace(unread, view=view),
+        unread,
+        view,
         lengths,
         of_view,
         seconds,
@@ -348,15 +353,14 @@ class PageEngine(engine.Engine[PagedJob]):
     """Enqueues the target's forward and the verdict."""
     reads_prompts = len(step.slots) > step.num_decoding
     self._target.use(self._target.models[-1 if reads_prompts else 0])
-    packed = step_input.pack(
-      self._sizes,
-      self.programs.fit(step_input.flat_sizes(self._sizes, step)),
-      step,
-      self._texts.page_table,
-    )
+    flat = self.programs.fit(step_input.flat_sizes(self._sizes, step))
+    found = self._target.no_drafts
+    if step.lengths.any():
+      found = self._target.put((drafts.token_ids, drafts.trees))
     return self._target.dispatch(
-      packed,
-      *self._target.put((drafts.token_ids, drafts.trees)),
+      step_input.pack(self._sizes, flat, step, self._texts.page_table),
+      flat,
+      *found,
       self._target.sampling.level(step.slots),
     )
 
@@ -372,7 +376,7 @@ class PageEngine(engine.Engine[PagedJob]):
     unread: Unread,
     step: StepPlan,
     is_present: np.ndarray,
-    verdicts: Verdicts,
+    packed: np.ndarray,
     extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
   ) -> tuple[np.ndarray, np.ndarray]:
     """Appends what stands to the outputs.
@@ -381,7 +385,7 @@ class PageEngine(engine.Engine[PagedJob]):
       unread: step that was read.
       step: plan of it for the R rows whose requests have not ended before.
       is_present: mask of these among all its rows.
-      verdicts: verdicts on the drafts of all slots.
+      packed: packed verdicts on the drafts of all slots.
       extras: log-probabilities and drafts of all slots, for who asked for them.
 
     Returns:
@@ -390,14 +394,15 @@ class PageEngine(engine.Engine[PagedJob]):
     """
     num_accepted = np.zeros(len(step.slots), np.int64)
     is_ended = np.zeros(len(step.slots), bool)
+    is_wanted = any(x is not None for x in extras)
     for i in np.flatnonzero(step.is_sampled).tolist():
       slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
       known = job.num_known
-      verdict, *own = jax.tree.map(
-        lambda x, slot=slot: x[slot], (verdicts, *extras)
-      )
+      own = extras
+      if is_wanted:
+        own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
       new = job.push_verdict(
-        verdict,
+        self._verdicts(packed[slot]),
         int(step.lengths[i]),
         *own,
         looks_up=unread.plan.looks_up,
@@ -413,6 +418,9 @@ class PageEngine(engine.Engine[PagedJob]):
       del self._jobs[request_id]
       self._forget(request_id)
     return num_accepted, ended
+
+  def _verdicts(self, packed: np.ndarray) -> Verdicts:
+    return Verdicts.unpack(packed, self.max_draft_tokens + 1)
 
   def _forget(self, request_id: int) -> None:
     """Tells all drafters that a request has ended."""

@@ -4,6 +4,7 @@ Legend: B rows that decode, F requests that have ended.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Unread:
   output: tuple[Any, ...]
   start: float
 
-  @property
+  @functools.cached_property
   def drafted(self) -> np.ndarray:
     """i64[B] tokens of the drafter, which does not know what is looked up."""
     return self.drafts.drafts.lengths * (not self.plan.looks_up)
@@ -57,6 +58,7 @@ class Unread:
 
 def outcome(
   unread: Unread,
+  view: policies.StepView,
   lengths: np.ndarray,
   verdicts: Verdicts,
   seconds: float,
@@ -67,14 +69,14 @@ def outcome(
   """Returns what a policy is told of a step.
 
   Args:
-    unread: step, with the view of where its rows were.
+    unread: step.
+    view: view of where its rows were.
     lengths: i64[B] draft tokens that were verified.
     verdicts: verdicts on the drafts of the B rows.
     seconds: duration of the step.
     is_usable: bool[B] as in `policies.Outcome`.
     takes_trees: whether the target takes trees.
   """
-  view = unread.view
   ranks = None
   if takes_trees:
     path = np.zeros((0, view.num_rows), np.int64)

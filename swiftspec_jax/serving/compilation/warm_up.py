@@ -57,5 +57,5 @@ def run_step(
     level: level of sampling.
   """
   packed = step_input.pack(sizes, flat, step, sizes.made_up_pages())
-  output = target.dispatch(packed, *target.no_drafts, level)
+  output = target.dispatch(packed, flat, *target.no_drafts, level)
   jax.block_until_ready(output)

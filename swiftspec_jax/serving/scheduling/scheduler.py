@@ -142,7 +142,7 @@ class Scheduler:
 
     Only without unread steps.
     """
-    return bool(self._running) and self._num_wanted() > self._table.num_free
+    return self._num_wanted() > self._table.num_free
 
   @property
   def page_table(self) -> np.ndarray:
@@ -266,35 +266,36 @@ class Scheduler:
       lengths: i64[B] draft tokens to verify; made to fit by
         `StepView.shortened`.
     """
-    lengths = view.shortened(lengths)
+    if lengths.any():
+      lengths = view.shortened(lengths)
+      self.reserve(view, lengths)
     buckets = self._config.buckets
-    decoding, num_decoding = view.slots, view.num_rows
-    self.reserve(view, lengths)
-    num_tokens = num_decoding + int(lengths.sum())
-    chunks = self._chunks(num_tokens)
-    filling = np.array(list(chunks), np.int64)
-    sizes = np.array(list(chunks.values()), np.int64)
-    slots = np.concatenate([decoding, filling])
-    num_query_tokens = np.concatenate([lengths + 1, sizes])
+    slots, num_query_tokens = view.slots, lengths + 1
+    if view.num_prefill_tokens:
+      filling, sizes = self._chunks(int(num_query_tokens.sum()))
+      slots = np.concatenate([slots, filling])
+      num_query_tokens = np.concatenate([num_query_tokens, sizes])
+      lengths = np.concatenate([lengths, np.zeros_like(filling)])
     starts = self._num_cached[slots]
-    num_tokens += int(sizes.sum())
+    num_tokens = int(num_query_tokens.sum())
     step = StepPlan(
       request_ids=self._request_ids[slots],
       slots=slots,
       starts=starts,
       num_query_tokens=num_query_tokens,
-      lengths=np.concatenate([lengths, np.zeros_like(filling)]),
+      lengths=lengths,
       is_sampled=starts + num_query_tokens >= self._num_known[slots],
       num_ahead=self._num_ahead[slots],
-      num_decoding=num_decoding,
+      num_decoding=view.num_rows,
       shape=(len(slots), num_tokens),
       padded_rows=buckets.pad_rows(len(slots)),
       padded_query_tokens=buckets.pad_query_tokens(num_tokens),
     )
     self._num_steps += 1
     # What is not certain is added when the step is read.
-    self._num_cached[slots] += num_query_tokens - _most_emitted(step)
-    self._num_ahead[slots] += _most_emitted(step)
+    most_emitted = _most_emitted(step)
+    self._num_cached[slots] += num_query_tokens - most_emitted
+    self._num_ahead[slots] += most_emitted
     self._num_unread[slots] += step.is_sampled
     return step
 
@@ -307,6 +308,8 @@ class Scheduler:
     """
     slots = step.slots
     is_present = self._request_ids[slots] == step.request_ids
+    if not step.num_ahead.any():
+      return step, is_present
     is_decoding = np.arange(len(slots)) < step.num_decoding
     room = np.maximum(self._num_remaining[slots] - 1, 0)
     settled = dataclasses.replace(
@@ -360,11 +363,12 @@ class Scheduler:
   def _grow(self) -> bool:
     """Gives rows pages for their tokens; returns whether one had to go."""
     had_to_go = False
-    while self.is_short:
+    while (wanted := self._num_wanted()) > self._table.num_free:
       self._preempt(self._running[-1])
       had_to_go = True
-    slots = np.array(self._running, np.int64)
-    self._table.own(slots, self._most_tokens(slots))
+    if wanted:
+      slots = np.array(self._running, np.int64)
+      self._table.own(slots, self._most_tokens(slots))
     return had_to_go
 
   def _num_wanted(self) -> int:
@@ -435,8 +439,12 @@ class Scheduler:
     self._running.remove(slot)
     self._free_slots.append(slot)
 
-  def _chunks(self, num_tokens: int) -> dict[int, int]:
-    """Returns a chunk for each row to fill, beside `num_tokens` of others."""
+  def _chunks(self, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns slots to fill and the sizes of their chunks, i64[f] each.
+
+    Args:
+      num_tokens: number of tokens that other rows feed.
+    """
     left = self._config.buckets.max_query_tokens - num_tokens
     chunks = {}
     for slot in self._running:
@@ -444,7 +452,7 @@ class Scheduler:
       if missing > 1 and left > 0:
         chunks[slot] = min(missing, left)
         left -= chunks[slot]
-    return chunks
+    return np.array([*chunks], np.int64), np.array([*chunks.values()], np.int64)
 
 
 def _most_emitted(step: StepPlan) -> np.ndarray:

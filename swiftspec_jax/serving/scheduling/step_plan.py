@@ -39,6 +39,8 @@ class StepPlan:
 
   def only(self, is_kept: np.ndarray) -> 'StepPlan':
     """Returns what the step runs for rows bool[R]."""
+    if is_kept.all():
+      return self
     values = vars(self) | {
       name: value[is_kept]
       for name, value in vars(self).items()

@@ -15,9 +15,9 @@ attention, Z tokens of a page.
 """
 
 import dataclasses
-import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -142,41 +142,76 @@ def pack(
   )
 
 
-def pack_rows(
+@struct.dataclass(frozen=True, kw_only=True)
+class Unfolded:
+  """Rows of different lengths behind each other."""
+
+  rows: jax.Array  # i32[n] of each item; padding has any
+  index: jax.Array  # i32[n] in its row
+  is_real: jax.Array  # bool[n]: False for padding
+
+
+def unfold(counts: jax.Array, size: int) -> Unfolded:
+  """Returns i32[R] items of rows as a list of `size`, which is static."""
+  ends, items = jnp.cumsum(counts), jnp.arange(size, dtype=jnp.int32)
+  rows = jnp.sum(items[:, None] >= ends[None], axis=1, dtype=jnp.int32)
+  rows = jnp.minimum(rows, len(counts) - 1)
+  return Unfolded(
+    rows=rows, index=items - (ends - counts)[rows], is_real=items < ends[-1]
+  )
+
+
+def lay_out(
   sizes: FlatSizes,
-  starts: np.ndarray,
-  num_tokens: np.ndarray,
-  slots: np.ndarray,
-) -> tuple[FlatBatch, np.ndarray]:
-  """Returns what `pack` does where slots have rows.
+  starts: jax.Array,
+  counts: jax.Array,
+  pages: jax.Array | None,
+) -> tuple[FlatBatch, Unfolded, jax.Array]:
+  """Does on the devices what `pack` does, but for `FlatBatch.places`.
 
   Args:
-    sizes: sizes that the batch is padded to; their rows are all slots.
-    starts: same as in `pack`.
-    num_tokens: same as in `pack`, at most W.
-    slots: i64[r] of the rows.
+    sizes: sizes of the program; static.
+    starts: i32[R] position of the first token of each row.
+    counts: i32[R] tokens of each row; 0 for padding.
+    pages: i32[R, C] of the rows; None where slots have rows, of which none has
+      more than W tokens.
 
   Returns:
-    The batch, and the place i64[n] of each token among the N.
+    The batch, its N tokens, and i32[R] the first one of each row.
   """
-  shape = sizes.num_rows, sizes.block_size
-  rows = np.repeat(np.arange(len(starts)), num_tokens)
-  index = np.arange(len(rows)) - _before(num_tokens)[rows]
-  order = own = slots[rows] * sizes.block_size + index
-  block_tokens = block_places = None
-  if sizes.num_tokens != math.prod(shape):
-    order = np.arange(len(rows))
-    block_tokens = spread(order, own, math.prod(shape)).reshape(shape)
-    block_places = padded(own, sizes.num_tokens)
+  has_rows = pages is None
+  num_rows, width = len(counts), sizes.block_size
+  block_tokens = block_places = block_pages = None
+  if has_rows and sizes.num_tokens == num_rows * width:
+    first = jnp.arange(num_rows, dtype=jnp.int32) * width
+    rows, index = jnp.divmod(jnp.arange(sizes.num_tokens), width)
+    tokens = Unfolded(rows=rows, index=index, is_real=index < counts[rows])
+    block_lengths = counts
+  else:
+    first = jnp.cumsum(counts) - counts
+    tokens = unfold(counts, sizes.num_tokens)
+    num_blocks = jnp.ones_like(counts) if has_rows else -(-counts // width)
+    blocks = unfold(num_blocks, num_rows if has_rows else sizes.num_blocks)
+    done = blocks.index * width
+    block_lengths = jnp.clip(counts[blocks.rows] - done, 0, width)
+    block_lengths = jnp.where(blocks.is_real, block_lengths, 0)
+    block_tokens = (first[blocks.rows] + done)[:, None]
+    block_tokens = block_tokens + jnp.arange(width)[None]
+    block_tokens = jnp.minimum(block_tokens, sizes.num_tokens - 1)
+    before = jnp.cumsum(num_blocks) - num_blocks
+    block_places = before[tokens.rows] * width + tokens.index
+    block_places = jnp.where(tokens.is_real, block_places, 0)
+    block_pages = None if has_rows else pages[blocks.rows]
+  positions = jnp.where(tokens.is_real, starts[tokens.rows] + tokens.index, 0)
   batch = FlatBatch(
-    positions=spread(starts[rows] + index, order, sizes.num_tokens),
+    positions=positions,
     places=None,
     block_tokens=block_tokens,
-    block_lengths=spread(num_tokens, slots, sizes.num_rows),
-    block_pages=None,
+    block_lengths=block_lengths,
+    block_pages=block_pages,
     block_places=block_places,
   )
-  return batch, order
+  return batch, tokens, first
 
 
 def places_of(

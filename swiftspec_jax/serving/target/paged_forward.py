@@ -89,22 +89,17 @@ def check_kernels(model: Model, sizes: ProgramSizes) -> None:
 
 
 def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
-  config, scheduler = model.config, sizes.scheduler
-  starts, counts = np.zeros(1, int), np.ones(1, int)
-  if sizes.has_rows:
-    batch, _ = flat_batch.pack_rows(flat, starts, counts, starts)
-  else:
-    batch = flat_batch.pack(
-      flat,
-      starts,
-      counts,
-      np.zeros((1, 1), np.int32),
-      scheduler.page_size,
-      scheduler.num_pages,
-    )
+  config = model.config
+  counts, pages = np.ones(flat.num_rows, np.int32), None
+  if not sizes.has_rows:
+    shape = flat.num_rows, flat.context // sizes.scheduler.page_size
+    pages = np.zeros(shape, np.int32)
 
-  def run(params, token_ids, batch, features_before):
+  def run(params, token_ids, features_before):
     cache = init_cache(model, sizes)
+    batch, *_ = flat_batch.lay_out(flat, counts, counts, pages)
+    if pages is not None:
+      batch = batch.replace(places=batch.positions)
     return forward(params, config, token_ids, batch, cache, features_before)
 
   before = None
@@ -112,7 +107,7 @@ def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
     shape = flat.num_tokens, config.hidden_dim
     before = jax.ShapeDtypeStruct(shape, model.dtype)
   token_ids = jax.ShapeDtypeStruct((flat.num_tokens,), jnp.int32)
-  jax.eval_shape(run, model.params, token_ids, batch, before)
+  jax.eval_shape(run, model.params, token_ids, before)
 
 
 def forward(

@@ -1,80 +1,37 @@
 """From the plan of a step to what the target is fed.
 
-The host packs it with the lengths that it has read. The devices know the texts
-to their ends, and move the rows there.
+The host says which rows run, and how many tokens each feeds. The devices know
+the texts to their ends, and lay the tokens out.
 
-Legend: N tokens, M queries, B slots, K longest draft, T = K + 1, or 1 in a
-plain step, P pages, Z tokens of one.
+Legend:
+- R rows of the program, N tokens, M queries
+- B slots, K longest draft, T = K + 1, or 1 in a plain step
+- C pages of a row under the attention
 """
 
-import functools
-import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from swiftspec_jax.cache import dense
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
+from swiftspec_jax.serving.scheduling.page_table import NO_PAGE
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.target import choices, flat_batch
 from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 
-_AS_PACKED = -1  # known tokens of slots whose positions are those of the host
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class StepInput:
-  """Host arrays of a step."""
-
-  batch: FlatBatch
-  slots: jax.Array  # i32[N]; B for padding
-  draft_index: jax.Array  # i32[N] of B * K draft tokens, -1 for known tokens
-  query_index: jax.Array  # i32[M] queries, among the N tokens
-  index: jax.Array  # i32[B, T] as in `Queries`
-  # i32[B] tokens that the host knows of the rows that decode; -1 for others.
-  num_known: jax.Array
-  num_drafted: jax.Array  # i32[B] draft tokens to verify
-  is_sampled: jax.Array  # bool[B] slots that emit tokens
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class PackedInput:
-  """A `StepInput` in one array: each transfer costs the host as much."""
-
-  values: jax.Array  # i32[any], those of all arrays
-  tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
-  # Shape and dtype of each.
-  arrays: tuple[tuple[tuple[int, ...], np.dtype], ...] = struct.field(
-    pytree_node=False
-  )
-
-  @classmethod
-  def of(cls, step: StepInput) -> 'PackedInput':
-    """Packs host arrays, i32 or bool."""
-    arrays, tree = jax.tree.flatten(step)
-    return cls(
-      values=np.concatenate([x.ravel() for x in arrays], dtype=np.int32),
-      tree=tree,
-      arrays=tuple((x.shape, x.dtype) for x in arrays),
-    )
-
-  def unpack(self) -> StepInput:
-    """Returns the arrays."""
-    sizes = [math.prod(shape) for shape, _ in self.arrays]
-    parts = jnp.split(self.values, np.cumsum(sizes)[:-1])
-    arrays = [
-      part.reshape(shape).astype(dtype)
-      for part, (shape, dtype) in zip(parts, self.arrays, strict=True)
-    ]
-    return jax.tree.unflatten(self.tree, arrays)
+_AT_THE_END = -1  # start of rows that decode: the devices know where that is
 
 
 @struct.dataclass(frozen=True, kw_only=True)
 class PlacedStep:
-  """The same where the rows are."""
+  """The tokens of a step, where the rows are."""
 
   batch: FlatBatch
   slots: jax.Array  # i32[N]; B for padding
@@ -86,71 +43,164 @@ class PlacedStep:
   node_places: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=('page_size', 'num_pages'))
+class _Fed(NamedTuple):
+  """What leads the rows of a packed step, i32[R] each."""
+
+  slots: jax.Array  # B for padding
+  starts: jax.Array
+  counts: jax.Array  # tokens; 0 for padding
+  lengths: jax.Array  # draft tokens among them
+  is_sampled: jax.Array  # whether the row emits a token
+
+
+_NUM_COUNTS = len(_Fed._fields)
+
+
+def pack(
+  sizes: ProgramSizes,
+  flat: FlatSizes,
+  step: StepPlan,
+  page_table: np.ndarray,
+) -> np.ndarray:
+  """Returns a step as one array i32[R, 5 + C], as transfers cost the host time.
+
+  Of each row what `_Fed` says, and its pages. C is 0 where slots have rows,
+  which then stand in the order of the slots.
+
+  Args:
+    sizes: declared.
+    flat: sizes of the program that runs it, at least its own `flat_sizes`.
+    step: step that it runs.
+    page_table: i32[B, any].
+  """
+  config = sizes.scheduler
+  starts = step.starts.copy()
+  starts[: step.num_decoding] = _AT_THE_END
+  fed = _Fed(
+    slots=step.slots,
+    starts=starts,
+    counts=step.num_query_tokens,
+    lengths=step.lengths,
+    is_sampled=step.is_sampled,
+  )
+  rows, num_pages = step.slots, 0
+  if not sizes.has_rows:
+    rows = slice(len(step.slots))
+    num_pages = flat.context // config.page_size
+  packed = np.zeros((flat.num_rows, _NUM_COUNTS + num_pages), np.int32)
+  packed[:, 0] = config.buckets.max_rows
+  packed[rows, :_NUM_COUNTS] = np.array(fed).T
+  if num_pages:
+    # The context may be more than a row can have.
+    pages = page_table[step.slots, :num_pages]
+    packed[:, _NUM_COUNTS:] = NO_PAGE
+    packed[rows, _NUM_COUNTS : _NUM_COUNTS + pages.shape[1]] = pages
+  return packed
+
+
 def place(
-  packed: PackedInput,
+  packed: jax.Array,
   rows: RowState,
   drafted: jax.Array,
   trees: SlotTrees | None,
+  cache: Cache,
   *,
-  page_size: int,
-  num_pages: int,
+  flat: FlatSizes,
+  num_queries: int,
 ) -> PlacedStep:
-  """Brings a step to where the rows are.
+  """Lays a step out where the rows are.
 
   Args:
-    packed: step with the positions that the host knows.
+    packed: i32[R, 5 + C] result of `pack`.
     rows: texts of the slots.
     drafted: i32[B, K].
     trees: trees of the drafts; None where they are chains, or none.
-    page_size: Z; static.
-    num_pages: P; static.
+    cache: cache that the step writes.
+    flat: same as in `pack`; static.
+    num_queries: M; static.
   """
-  step = packed.unpack()
-  batch, slots = step.batch, step.slots
+  fed = _Fed(*packed[:, :_NUM_COUNTS].T)
+  is_decoding = fed.starts == _AT_THE_END
+  known = rows.lengths.at[fed.slots].get(mode='fill', fill_value=0)
+  fed = fed._replace(starts=jnp.where(is_decoding, known - 1, fed.starts))
+  pages = None
+  if not isinstance(cache, dense.KVCache):
+    pages = packed[:, _NUM_COUNTS:]
+  batch, tokens, first = flat_batch.lay_out(flat, fed.starts, fed.counts, pages)
+  if pages is not None:
+    # An output goes no further than that, whatever is drafted for it.
+    ends = rows.max_lengths.at[fed.slots].get(mode='fill', fill_value=0)
+    ends = jnp.where(is_decoding, ends, fed.starts + fed.counts)
+    batch = batch.replace(places=_places(batch, tokens, pages, ends, cache))
+  num_slots, positions = len(rows.lengths), batch.positions
+  slots = jnp.where(tokens.is_real, fed.slots[tokens.rows], num_slots)
+  num_nodes = 1 if flat.block_size == 1 else drafted.shape[1] + 1
+  query_index, index = _asked(fed, first, num_queries, num_nodes)
 
-  def of_slot(values, fill=0):
-    return values.at[slots].get(mode='fill', fill_value=fill)
+  def by_slot(values):
+    none = jnp.zeros((num_slots, *values.shape[1:]), jnp.int32)
+    return none.at[fed.slots].set(values, mode='drop')
 
-  is_moved = step.num_known != _AS_PACKED
-  shift = jnp.where(is_moved, rows.lengths - step.num_known, 0)
-  positions = batch.positions + of_slot(shift)
-  token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
-  if drafted.size:
-    drafts = drafted.reshape(-1)[jnp.maximum(step.draft_index, 0)]
-    token_ids = jnp.where(step.draft_index >= 0, drafts, token_ids)
-  places = None
-  if batch.block_pages is not None:
-    # What an output has no room for is written nowhere, and neither is padding.
-    ends = jnp.where(is_moved, rows.max_lengths, jnp.iinfo(jnp.int32).max)
-    blocks = batch.block_places // batch.block_size
-    pages = batch.block_pages.at[blocks, positions // page_size].get(
-      mode='fill', fill_value=-1
-    )
-    places = jnp.where(
-      (positions < of_slot(ends)) & (pages >= 0),
-      pages * page_size + positions % page_size,
-      num_pages * page_size,
-    )
-  # The last token comes from the target.
-  num_drafted = jnp.minimum(step.num_drafted, jnp.maximum(rows.room - 1, 0))
   queries = choices.Queries(
-    slots=slots[step.query_index],
-    positions=positions[step.query_index][:, None] + 1,
-    index=step.index,
-    num_drafted=num_drafted,
-    is_sampled=step.is_sampled,
+    slots=slots[query_index],
+    positions=positions[query_index][:, None] + 1,
+    index=by_slot(index),
+    # The last token comes from the target.
+    num_drafted=jnp.minimum(
+      by_slot(fed.lengths), jnp.maximum(rows.room - 1, 0)
+    ),
+    is_sampled=by_slot(fed.is_sampled) > 0,
   )
-  nodes = step.query_index[step.index]
+  places = positions if batch.places is None else batch.places
   placed = PlacedStep(
-    batch=batch.replace(positions=positions, places=places),
+    batch=batch,
     slots=slots,
-    token_ids=token_ids,
-    query_index=step.query_index,
+    token_ids=_token_ids(fed, tokens, slots, positions, rows, drafted),
+    query_index=query_index,
     queries=queries,
-    node_places=(positions if places is None else places)[nodes],
+    node_places=places[query_index[queries.index]],
   )
   return placed if trees is None else _place_nodes(placed, trees)
+
+
+def _token_ids(fed, tokens, slots, positions, rows, drafted):
+  """Returns i32[N] known tokens, and draft tokens behind them."""
+  token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
+  if not drafted.size:
+    return token_ids
+  # The last known token is node 0.
+  nodes = tokens.index - (fed.counts - 1 - fed.lengths)[tokens.rows]
+  drafts = drafted.at[slots, jnp.maximum(nodes - 1, 0)].get(
+    mode='fill', fill_value=0
+  )
+  return jnp.where(nodes > 0, drafts, token_ids)
+
+
+def _asked(fed, first, num_queries, num_nodes):
+  """Returns i32[M] queries among the tokens, and i32[R, T] those of each row.
+
+  A row that emits asks behind its last known token and its draft. Rows begin
+  at the tokens `first` i32[R].
+  """
+  counts = jnp.where(fed.is_sampled > 0, fed.lengths + 1, 0)
+  asked = flat_batch.unfold(counts, num_queries)
+  index = (first + fed.counts - counts)[asked.rows] + asked.index
+  nodes = jnp.arange(num_nodes)[None]
+  own = (jnp.cumsum(counts) - counts)[:, None] + nodes
+  return (
+    jnp.where(asked.is_real, index, 0),
+    jnp.where(nodes < counts[:, None], own, 0),
+  )
+
+
+def _places(batch, tokens, pages, ends, cache):
+  """Returns `FlatBatch.places` of what rows have before their `ends` i32[R]."""
+  positions, size = batch.positions, cache.page_size
+  page = pages.at[tokens.rows, positions // size].get(
+    mode='fill', fill_value=NO_PAGE
+  )
+  is_kept = tokens.is_real & (positions < ends[tokens.rows]) & (page >= 0)
+  return jnp.where(is_kept, page * size + positions % size, cache.num_places)
 
 
 def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
@@ -180,67 +230,6 @@ def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
       block_mask=chains.at[blocks].set(mask, mode='drop'),
     ),
     queries=queries.replace(positions=of_queries[:, None]),
-  )
-
-
-def pack(
-  sizes: ProgramSizes,
-  flat: FlatSizes,
-  step: StepPlan,
-  page_table: np.ndarray,
-) -> StepInput:
-  """Returns the input of a step.
-
-  Args:
-    sizes: declared.
-    flat: sizes of the program that runs it, at least its own `flat_sizes`.
-    step: step that it runs.
-    page_table: i32[B, any].
-  """
-  counts, config = step.num_query_tokens, sizes.scheduler
-  num_slots = config.buckets.max_rows
-  rows = np.repeat(np.arange(len(counts)), counts)
-  # Counted from the last known token: the root is 0, drafts are 1 and more.
-  offsets = np.arange(len(rows)) - (np.cumsum(counts) - 1)[rows]
-  offsets += step.lengths[rows]
-  slots = step.slots[rows]
-  draft_index = slots * config.buckets.max_length + offsets - 1
-  is_query = step.is_sampled[rows] & (offsets >= 0)
-  decoding = step.slots[: step.num_decoding]
-  length = 0 if flat.block_size == 1 else config.buckets.max_length
-  index = np.zeros((num_slots, length + 1), np.int32)
-  index[slots[is_query], offsets[is_query]] = np.arange(is_query.sum())
-
-  def by_slot(slots, values, fill):
-    found = np.full(num_slots, fill, np.asarray(fill).dtype)
-    found[slots] = values
-    return found
-
-  if sizes.has_rows:
-    batch, order = flat_batch.pack_rows(flat, step.starts, counts, step.slots)
-  else:
-    order = np.arange(len(rows))
-    batch = flat_batch.pack(
-      flat,
-      step.starts,
-      counts,
-      page_table[step.slots],
-      config.page_size,
-      config.num_pages,
-    )
-  return StepInput(
-    batch=batch,
-    slots=flat_batch.spread(slots, order, flat.num_tokens, num_slots),
-    draft_index=flat_batch.spread(
-      np.where(offsets > 0, draft_index, -1), order, flat.num_tokens, -1
-    ),
-    query_index=flat_batch.padded(order[is_query], sizes.num_logits(flat)),
-    index=index,
-    num_known=by_slot(
-      decoding, step.starts[: len(decoding)] + 1, np.int32(_AS_PACKED)
-    ),
-    num_drafted=by_slot(step.slots, step.lengths, np.int32(0)),
-    is_sampled=by_slot(step.slots, step.is_sampled, False),
   )
 
 

@@ -30,16 +30,12 @@ from swiftspec_jax.serving.target import (
   paged_forward,
   row_state,
   slot_images,
+  step_input,
 )
-from swiftspec_jax.serving.target import step_input as step_input_lib
+from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.slot_images import SlotImages
-from swiftspec_jax.serving.target.step_input import (
-  PackedInput,
-  PlacedStep,
-  StepInput,
-)
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
@@ -79,24 +75,45 @@ def _commit_rows(cache, starts, path, kernels):
   return dense.commit(cache, path, jnp.zeros_like(starts), kernels=kernels)
 
 
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'flat', 'num_queries'),
+  donate_argnames='cache',
+)
 def query_logits(
   params: Params,
   cache: Cache,
-  step: PlacedStep,
-  images: SlotImages | None = None,
+  packed: jax.Array,
+  rows: RowState,
+  drafted: jax.Array,
+  trees: SlotTrees | None,
+  images: SlotImages | None,
   *,
   config: ModelConfig,
-) -> tuple[Cache, jax.Array, jax.Array]:
-  """Returns the cache, logits f32[M, V] and token ids i32[M] of the queries.
+  flat: FlatSizes,
+  num_queries: int,
+) -> tuple[Cache, jax.Array, jax.Array, choices.Queries, jax.Array]:
+  """Runs the target over the tokens of a step.
 
   Args:
     params: parameters of the target.
     cache: donated.
-    step: tokens that are fed, and where.
+    packed: step, as `step_input.pack` returns it.
+    rows: texts of the slots.
+    drafted: i32[B, K].
+    trees: trees of the drafts; None where they are chains, or none.
     images: images of the slots; None where the model reads none.
     config: static configuration of the model.
+    flat: static sizes of the program.
+    num_queries: M; static.
+
+  Returns:
+    The cache; logits f32[M, V], token ids i32[M] and more of the queries; and
+    `PlacedStep.node_places`.
   """
+  step = step_input.place(
+    packed, rows, drafted, trees, cache, flat=flat, num_queries=num_queries
+  )
   found = None
   if images is not None:
     found = images.of_tokens(step.slots, step.batch.positions)
@@ -105,7 +122,8 @@ def query_logits(
   )
   hidden = hidden[step.query_index]
   logits = paged_forward.logits_of(params, config, hidden)
-  return cache, logits, step.token_ids[step.query_index]
+  token_ids = step.token_ids[step.query_index]
+  return cache, logits, token_ids, step.queries, step.node_places
 
 
 class Target:
@@ -145,6 +163,7 @@ class Target:
     """
     self.models = (model,) if prompt_model is None else (model, prompt_model)
     self.model = self.models[-1]
+    self._sizes = sizes
     config = sizes.scheduler
     self.cache = paged_forward.init_cache(
       self.model, sizes, feature_layers, sharding.sequence_devices(model.mesh)
@@ -164,10 +183,6 @@ class Target:
     self._max_images = sizes.max_images
     self.images = self._no_images(config.max_context)
     self.is_image = np.zeros((self._num_slots, config.max_context), bool)
-    self._page_sizes = {
-      'page_size': config.page_size,
-      'num_pages': config.num_pages,
-    }
     shape = (config.buckets.max_rows, config.buckets.max_length + 1)
     trees = chains = None
     if takes_trees:
@@ -304,7 +319,8 @@ class Target:
 
   def dispatch(
     self,
-    step_input: StepInput,
+    packed: np.ndarray,
+    flat: FlatSizes,
     drafted: jax.Array,
     trees: SlotTrees | None,
     level: choices.Level,
@@ -312,7 +328,8 @@ class Target:
     """Enqueues a step; does not wait for it.
 
     Args:
-      step_input: tokens that are fed, and where.
+      packed: step, as `step_input.pack` returns it.
+      flat: sizes of the program.
       drafted: i32[B, K] on the devices.
       trees: trees of the drafts, None where they are chains.
       level: level of sampling.
@@ -320,31 +337,28 @@ class Target:
     Returns:
       Numbers and tokens, and log-probabilities, as `choices.verify` does.
     """
-    if step_input.index.shape[1] == 1:
+    if flat.block_size == 1:
       trees = None  # a plain step
-    step = self._call(
-      step_input_lib.place,
-      self.put(PackedInput.of(step_input)),
-      self.rows,
-      drafted,
-      trees,
-      **self._page_sizes,
-    )
-    self.cache, logits, token_ids = self._call(
+    self.cache, logits, token_ids, queries, places = self._call(
       query_logits,
       self.model.params,
       self.cache,
-      step,
+      sharding.argument(packed, self.model.mesh),
+      self.rows,
+      drafted,
+      trees,
       self.images,
       config=self.model.config,
+      flat=flat,
+      num_queries=self._sizes.num_logits(flat),
     )
     sampling, noise = self.sampling.state(level), None
     if level != choices.Level.GREEDY:
       noise = self._call(
         choices.make_noise,
         sampling.seeds,
-        step.queries.slots,
-        step.queries.positions,
+        queries.slots,
+        queries.positions,
         vocab_size=self.model.config.vocab_size,
       )
     self.rows, packed, logprobs = self._call(
@@ -352,7 +366,7 @@ class Target:
       logits,
       noise,
       token_ids,
-      step.queries,
+      queries,
       drafted,
       sampling,
       self.rows,
@@ -365,7 +379,7 @@ class Target:
       self.cache = self._call(
         commit_nodes,
         self.cache,
-        step.node_places,
+        places,
         packed,
         kernels=self.model.config.kernels,
       )

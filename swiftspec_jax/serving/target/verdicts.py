@@ -46,19 +46,19 @@ class Verdicts:
     """Returns them without a copy.
 
     Args:
-      packed: result of `pack`.
+      packed: result of `pack`, or of some slots, or of one without an axis.
       max_nodes: T of the largest step of the engine; trees have no other.
     """
-    counts, rest = packed[:, :2], packed[:, 2:]
+    counts, rest = packed[..., :2], packed[..., 2:]
     tree = None
-    if rest.shape[1] > max_nodes:
+    if rest.shape[-1] > max_nodes:
       rest, path, is_looked_up, choices = (
-        rest[:, i * max_nodes : (i + 1) * max_nodes] for i in range(4)
+        rest[..., i * max_nodes : (i + 1) * max_nodes] for i in range(4)
       )
       tree = TreePart(path=path, is_looked_up=is_looked_up > 0, choices=choices)
     return cls(
-      num_accepted=counts[:, 0],
-      num_levels=counts[:, 1],
+      num_accepted=counts[..., 0],
+      num_levels=counts[..., 1],
       token_ids=rest,
       tree=tree,
     )
