@@ -9,7 +9,7 @@ from configs.deployment import Deployment, Draft, Published
 from configs.hardware import nvidia
 
 CONFIG = Deployment(
-  name='Llama-3-70B + 3B on 8 H800',
+  name='Llama-3-70B on 8 H800',
   target=models.LLAMA_70B,
   drafts=(
     Draft(

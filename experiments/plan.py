@@ -14,10 +14,9 @@ starts is counted, see configs/launches.py. --measured names the folder of
 measured. The directory gets rows.jsonl (the best plan of each mode, split and
 kernels), search.jsonl (the best sizes of all choices), rounds.jsonl,
 validation.jsonl (predictions beside published and measured figures),
-constants.jsonl (the numbers of the chip and their sources), parts.jsonl (what a
-round of the best plan is spent on), needs.jsonl (what would reach the config's
-goal), summary.json, speed.png and report.html. The best plan is in config.json,
-which tune, serve and the others take as --config.
+constants.jsonl (the numbers of the chip and their sources), needs.jsonl (what
+would reach the config's goal), summary.json, speed.png and report.html. The
+best plan is in config.json, which tune, serve and the others take as --config.
 """
 
 import dataclasses
@@ -40,12 +39,11 @@ from experiments.output import (
   benchmark_output,
   configuration,
   provenance,
-  report_page,
-  result_folder,
 )
 from experiments.planning import (
   plan_changes,
   plan_measured,
+  plan_page,
   plan_report,
   plan_rounds,
   plan_rows,
@@ -105,10 +103,13 @@ def main() -> None:
   goal = _GOAL.value
   found, left_out = plan_search.plans(deployment, recordings)
   chosen = plan_search.best(found, goal)
-  rows = [
-    plan_rows.row(plan, deployment, ratios)
-    for plan in plan_search.best_of(found, goal, lambda c: c.group)
-  ]
+  rows = sorted(
+    (
+      plan_rows.row(plan, deployment, ratios)
+      for plan in plan_search.best_of(found, goal, lambda c: c.group)
+    ),
+    key=lambda row: -row[GOALS[goal]],
+  )
   summary = {
     'deployment': deployment.name,
     'drafts': {
@@ -117,17 +118,13 @@ def main() -> None:
     },
     'goal': {'tokens_per_second': deployment.goal, 'of': goal},
     'measured': _MEASURED.value,
-    'best': plan_rows.row(chosen, deployment, ratios),
+    'best': rows[0],
     'left_out': left_out,
     'what_if': plan_changes.what_ifs(deployment, recordings, goal),
     'provenance': provenance.collect(),
   }
   tables = {
     'rows': rows,
-    'parts': [
-      {'what': what, 'seconds': seconds}
-      for what, seconds in chosen.parts.items()
-    ],
     'needs': plan_changes.needs(deployment, recordings, chosen, goal),
     'constants': plan_measured.constants(deployment.chip),
     'validation': validation,
@@ -137,13 +134,15 @@ def main() -> None:
     ],
     'rounds': [recording.to_json() for recording in recordings],
   }
-  _write(directory, tables, summary, plan_report.draw(rows, deployment))
+  _write(directory, tables, summary, plan_page.draw(rows, deployment.goal))
   print(plan_report.validation_table(validation))
   print(f'\n{deployment.name}')
   print(plan_report.table(rows))
   for reason in left_out:
     print(f'left out: {reason}')
-  print(f'\n{plan_report.advice(summary, tables)}\nwritten to {directory}')
+  print(f'\n{plan_report.advice(summary, tables)}\n')
+  print(plan_report.sources(tables['constants']))
+  print(f'written to {directory}')
 
 
 def _read(path: pathlib.Path) -> Deployment:
@@ -222,7 +221,7 @@ def _write(directory, tables, summary, picture) -> None:
     device_kind=None,
   )
   benchmark_output.write_pictures(directory, {'speed': picture})
-  page = report_page.render([result_folder.read(directory)])
+  page = plan_page.render(summary, tables, picture)
   benchmark_output.write(directory / 'report.html', page.encode())
 
 

@@ -1,10 +1,7 @@
-"""What a plan says: beside published figures, as a table, as a picture."""
+"""What a plan says: beside published figures, as a table, in words."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from matplotlib import figure as figure_lib
 
 from configs.deployment import Deployment
 from experiments.measuring import benchmark_report
@@ -24,7 +21,6 @@ _RATIOS = {
     1.21,
   ),
 }
-_COLORS = {True: '#0072b2', False: '#8c8c8c'}  # by kernels
 
 
 def compare(
@@ -150,36 +146,41 @@ def advice(
   """Returns what the best plan is, what holds it back, and what would help."""
   best, goal = summary['best'], summary['goal']
   lines = [
-    f'best for {goal["of"]}: {_name(best)}, '
+    f'best for {goal["of"]}: {name_of(best)}, '
     f'{best["tokens_per_second"]:.0f} tokens/s '
     f'({best["low"]:.0f} to {best["high"]:.0f}), '
     f'{best["slow_tokens_per_second"]:.0f} or more in 95 % of the requests'
   ]
-  parts = sorted(tables['parts'], key=lambda part: -part['seconds'])
-  seconds = sum(part['seconds'] for part in parts)
-  shares = [f'{p["seconds"] / seconds:.0%} {p["what"]}' for p in parts]
-  lines.append(f'its round of {1e3 * seconds:.2f} ms: {", ".join(shares)}')
+  parts = sorted(best['parts'].items(), key=lambda part: -part[1])
+  total = sum(best['parts'].values())
+  shares = [f'{seconds / total:.0%} {what}' for what, seconds in parts]
+  lines.append(f'its round of {1e3 * total:.2f} ms: {", ".join(shares)}')
   if (wanted := goal['tokens_per_second']) is not None:
     lines += _of_goal(wanted, GOALS[goal['of']], tables)
+  lines.append('the best plan would have')
   lines += [
-    f'  with {change}: {speed:.0f}'
+    f'  {speed:.0f} tokens/s with {change}'
     for change, speed in summary['what_if'].items()
   ]
+  return '\n'.join(lines)
+
+
+def sources(constants: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the numbers of a chip by their sources."""
   by_source: dict[str, list[str]] = {}
-  for row in tables['constants']:
+  for row in constants:
     number = f'{row["number"]} {row["value"]:.4g}'
     by_source.setdefault(row['source'], []).append(number)
-  lines += [f'{source}: {", ".join(by)}' for source, by in by_source.items()]
-  return '\n'.join(lines)
+  return '\n'.join(f'{k}: {", ".join(v)}' for k, v in by_source.items())
 
 
 def _of_goal(wanted, score, tables) -> list[str]:
   """Returns which plans reach the goal, or what it would need."""
   above = [row for row in tables['rows'] if row[score] > wanted]
-  names = [f'{_name(row)} ({row[score]:.0f})' for row in above]
+  names = [f'{name_of(row)} ({row[score]:.0f})' for row in above]
   lines = [f'above the goal of {wanted:g}: {"; ".join(names) or "none"}']
   if above:
-    sure = [_name(row) for row in above if row['low'] > wanted]
+    sure = [name_of(row) for row in above if row['low'] > wanted]
     lines.append(f'with the whole interval: {"; ".join(sure) or "none"}')
   if tables['needs']:
     lines.append(f'to reach {wanted:g}, one of')
@@ -191,40 +192,10 @@ def _of_goal(wanted, score, tables) -> list[str]:
   return lines
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def name_of(row: Mapping[str, Any]) -> str:
   """Returns a plan in a few words."""
   kernels = 'kernels' if row['kernels'] else 'no kernels'
   return (
     f'{row["mode"]} {chips(row)}, {row["weight_dtype"]} with '
     f'{row["draft"]} {row["draft_weight_dtype"]}, {kernels}'
   )
-
-
-def draw(rows: Sequence[Mapping[str, Any]], deployment: Deployment) -> bytes:
-  """Returns a PNG of the speeds with intervals, and of published ones."""
-  figure = figure_lib.Figure(
-    figsize=(9, 1.2 + 0.24 * len(rows)), layout='constrained'
-  )
-  axes = figure.subplots()
-  for place, row in enumerate(rows):
-    color = _COLORS[row['kernels']]
-    axes.plot([row['low'], row['high']], [place] * 2, color=color)
-    axes.plot(row['tokens_per_second'], place, 'o', color=color)
-    if row['published'] is not None:
-      axes.plot(row['published'], place, 'D', color='#e69f00')
-  if deployment.goal is not None:
-    axes.axvline(deployment.goal, color='#e69f00', linestyle='--')
-  axes.set_yticks(
-    range(len(rows)),
-    [_name(row) for row in rows],
-  )
-  axes.invert_yaxis()
-  axes.set_xlim(left=0)
-  axes.set_xlabel(
-    'tokens a second; blue: with kernels; diamond: published; dashed: goal'
-  )
-  axes.set_title(deployment.name)
-  axes.grid(alpha=0.3)
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format='png', dpi=110)
-  return buffer.getvalue()

@@ -61,6 +61,7 @@ def row(
       'high': high,
       'published': known[0].tokens_per_second if known else None,
     }
+    values['parts'] = plan.parts
   return {**values, 'limit': max(plan.parts, key=plan.parts.get)}
 
 
