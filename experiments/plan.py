@@ -11,12 +11,14 @@ chips, serial and asynchronous, with the kernels of this project and without,
 each draft, and each dtype of target and draft. How many kernels a program
 starts is counted, see configs/launches.py. --measured names the folder of
 `experiments.accelerator_report` on one such chip; without it nothing is
-measured. The directory gets rows.jsonl (the best plan of each mode, split and
-kernels), search.jsonl (the best sizes of all choices), rounds.jsonl,
-validation.jsonl (predictions beside published and measured figures),
-constants.jsonl (the numbers of the chip and their sources), needs.jsonl (what
-would reach the config's goal), summary.json, speed.png and report.html. The
-best plan is in config.json, which tune, serve and the others take as --config.
+measured.
+
+The directory gets rows.jsonl, the best plan of each mode, split and kernels;
+search.jsonl, the best sizes of all choices; and rounds.jsonl. validation.jsonl
+has predictions beside published and measured figures, constants.jsonl the
+numbers of the chip and their sources, needs.jsonl what would reach the config's
+goal. summary.json, speed.png and report.html have the rest. The best plan is in
+config.json, which tune, serve and the others take as --config.
 """
 
 import dataclasses

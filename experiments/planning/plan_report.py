@@ -185,10 +185,14 @@ def _of_goal(wanted, score, tables) -> list[str]:
   if tables['needs']:
     lines.append(f'to reach {wanted:g}, one of')
   for row in tables['needs']:
-    needed = 'no value will do, it is'
-    if row['needed'] is not None:
-      needed = f'{row["needed"]:.3g} in place of'
-    lines.append(f'  {row["what"]}: {needed} {row["now"]:.3g}')
+    needed, now = row['needed'], f'{row["now"]:.3g}'
+    if needed is None:
+      lines.append(f'  {row["what"]}: no value will do, it is {now}')
+      continue
+    line = f'  {row["what"]}: {needed:.3g} in place of {now}'
+    if row['what'] == 'launch_seconds':
+      line += f', or {1 - needed / row["now"]:.0%} fewer kernels'
+    lines.append(line)
   return lines
 
 
