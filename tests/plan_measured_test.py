@@ -18,13 +18,19 @@ from swiftspec_jax.planning.forward import Efficiency, Forward
 H100 = hardware.get('h100')
 
 
-def test_a_report_of_this_cpu_prices_a_forward(tmp_path):
-  (section,) = sections.choose(['device'])
-  settings = sections.Settings(directory=tmp_path, work=tmp_path, tiny=True)
+def measure(directory, name):
+  """Returns the rows of a section, with the smallest sizes on this CPU."""
+  (section,) = sections.choose([name])
+  settings = sections.Settings(directory=directory, work=directory, tiny=True)
   messages = []
   worker.work(section, settings, (), messages.append)
   rows = [row for m in messages if isinstance(m, list) for row in m]
-  rows_lib.append(tmp_path, rows)
+  rows_lib.append(directory, rows)
+  return rows
+
+
+def test_a_report_of_this_cpu_prices_a_forward(tmp_path):
+  rows = measure(tmp_path, 'device')
   # A data sheet that promises more than any CPU has.
   sheet = dataclasses.replace(
     CHIP,
@@ -59,6 +65,19 @@ def test_a_report_of_this_cpu_prices_a_forward(tmp_path):
   assert sources['memory_bandwidth'] == 'measured'
   assert sources['peak_flops bfloat16'] == 'measured'
   assert sources['link_bandwidth'] == 'data sheet'
+
+
+@pytest.mark.ci
+def test_tiny_steps_are_left_out(tmp_path):
+  rows = measure(tmp_path, 'large')
+  steps = [row for row in rows if row.name in plan_measured.STEPS]
+  assert len(steps) == len(plan_measured.STEPS)
+  for row in steps:
+    assert row.figures['num_tokens'] == 8
+    assert row.figures['tiny']
+  chip = dataclasses.replace(CHIP, device_kinds=('cpu',))
+  deployment = dataclasses.replace(PAIR, chip=chip)
+  assert plan_measured.apply(deployment, tmp_path) == (deployment, [])
 
 
 # What the steps below were made with.

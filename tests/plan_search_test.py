@@ -149,3 +149,29 @@ def test_a_measured_step_replaces_its_prediction():
 
 def test_acceptance_of_chains():
   assert acceptance.of_chain((0.5 + 0.25 + 0.125) / 3, 3) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+  ('dtypes', 'expected'),
+  [
+    (('int4', 'int4'), ('int4', None)),  # the draft's default is the target's
+    (('int4', 'int8'), ('int4', 'int8')),
+    (('int4', 'bfloat16'), ('int4', 'wide')),
+    (('bfloat16', 'bfloat16'), (None, None)),
+    (('bfloat16', 'int4'), (None, 'int4')),
+  ],
+)
+@pytest.mark.parametrize('mode', ['serial', 'async'])
+def test_plans_are_flags(mode, dtypes, expected):
+  sizes = {'num_nodes': 8, 'width': 8, 'num_draft_steps': 4}
+  names = 'weight_dtype', 'draft_weight_dtype'
+  row = {'mode': mode, 'target_chips': 6, 'draft_chips': 2, **sizes}
+  assert plan_rows.flags_of(
+    {**row, **dict(zip(names, dtypes, strict=True))}
+  ) == {
+    'mode': mode,
+    'target_devices': 6,
+    'draft_devices': 2 if mode == 'async' else None,
+    **sizes,
+    **dict(zip(names, expected, strict=True)),
+  }

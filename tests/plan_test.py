@@ -12,7 +12,7 @@ from plan_cases import CHIP, DRAFT, PAIR, ROUNDS, TINY
 
 from configs import hardware, launches, models
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
-from experiments.planning import plan_validation
+from experiments.planning import plan_rows, plan_validation
 from swiftspec_jax import errors, testing
 from swiftspec_jax.planning import forward as forward_lib
 from swiftspec_jax.planning import rounds as rounds_lib
@@ -168,12 +168,19 @@ def test_program_plans(tmp_path):
     f'--output_dir={directory}',
   )
   assert status == 0, complaints
-  rows, validation, search, rounds = (
+  rows, validation, search, rounds, needs, constants = (
     [
       json.loads(line)
       for line in (directory / f'{name}.jsonl').read_text().splitlines()
     ]
-    for name in ('rows', 'validation', 'search', 'rounds')
+    for name in (
+      'rows',
+      'validation',
+      'search',
+      'rounds',
+      'needs',
+      'constants',
+    )
   )
   # Serial and three splits, with stock and with fused kernels.
   assert len(rows) == 8
@@ -192,27 +199,11 @@ def test_program_plans(tmp_path):
   assert (best['mode'], best['weight_dtype']) == ('async', 'int4')
   assert best['draft'] == '1.5B'
   assert best['limit'] == max(best['parts'], key=best['parts'].get)
-  needs, constants = (
-    [json.loads(line) for line in (directory / f'{name}.jsonl').open()]
-    for name in ('needs', 'constants')
-  )
   assert not needs  # the goal is reached
   assert 'data sheet' in {row['source'] for row in constants}
   config = json.loads((directory / 'config.json').read_text())
-  assert {k: v for k, v in config['flags'].items() if v is not None} == {
-    'mode': 'async',
-    'weight_dtype': 'int4',
-    **(
-      {'draft_weight_dtype': 'wide'}
-      if best['draft_weight_dtype'] == 'bfloat16'
-      else {}
-    ),
-    'target_devices': best['target_chips'],
-    'draft_devices': best['draft_chips'],
-    'num_nodes': 4,
-    'width': 8,
-    'num_draft_steps': best['num_draft_steps'],
-  }
+  planned = plan_rows.flags_of(best)
+  assert {name: config['flags'][name] for name in planned} == planned
   assert set(summary['what_if']) > {'twice the memory bandwidth'}
   assert 'above the goal of 150: async ' in output
   page = (directory / 'report.html').read_text()
