@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import programs
 import pytest
 from plan_cases import CHIP, DRAFT, PAIR, TINY
 
@@ -190,3 +191,10 @@ def test_reports_of_other_chips_are_refused(tmp_path):
     match=r'was measured on NVIDIA H100 80GB HBM3, .* h200 \(NVIDIA H200\)',
   ):
     plan_measured.apply(h200, tmp_path)
+  error = programs.error_of(
+    'plan',
+    '--config=configs/llama3_70b_3b_8xh800.py',
+    f'--measured={tmp_path}',
+    f'--output_dir={tmp_path / "out"}',
+  )
+  assert 'the plan is for h800 (NVIDIA H800)' in error
