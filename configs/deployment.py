@@ -76,7 +76,8 @@ class Deployment:
     goal: tokens per second to reach.
     published: speeds to compare with.
     published_split: chips of the target in the best published split.
-    measured: forwards that were timed on the chip, and their seconds.
+    measured: forwards that were timed on the chip, and for each the measured
+      seconds over the predicted ones.
   """
 
   name: str

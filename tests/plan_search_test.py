@@ -134,17 +134,16 @@ def test_a_measured_step_replaces_its_prediction():
     context=ROOMY.context,
     launches=plan_search.launches.counted(None, False).verify,
   )
-  deployment = dataclasses.replace(ROOMY, measured=((forward, 7.0),))
+  deployment = dataclasses.replace(ROOMY, measured=((forward, 1.5),))
   price = plan_search.price_of(deployment, choice, tree)
   assert price.measured == ('target',)
-  assert price.target.total == pytest.approx(7.0)
+  assert price.target.total == pytest.approx(1.5 * predicted.target.total)
   assert price.draft == predicted.draft
   longer = dataclasses.replace(deployment, context=2 * ROOMY.context)
-  ratio = 7.0 / predicted.target.total
   price = plan_search.price_of(longer, choice, tree)
   unmeasured = dataclasses.replace(longer, measured=())
   expected = plan_search.price_of(unmeasured, choice, tree)
-  assert price.target.total == pytest.approx(ratio * expected.target.total)
+  assert price.target.total == pytest.approx(1.5 * expected.target.total)
 
 
 def test_acceptance_of_chains():

@@ -12,6 +12,7 @@ from experiments.accelerator.rows import Row
 from experiments.planning import plan_validation
 from experiments.planning.plan_validation import Point
 from swiftspec_jax import errors
+from swiftspec_jax.planning import forward as forward_lib
 from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
 
 _MEASURED = 'measured'
@@ -48,7 +49,13 @@ def apply(
   if sum(p.forward.config.weight_dtype is None for p in points) >= _LEAST_STEPS:
     chip = _with_steps(chip, points)
     points = [dataclasses.replace(point, chip=chip) for point in points]
-  measured = tuple((point.forward, point.seconds) for point in points)
+  measured = tuple(
+    (
+      point.forward,
+      point.seconds / forward_lib.predict(point.forward, chip).total,
+    )
+    for point in points
+  )
   return dataclasses.replace(deployment, chip=chip, measured=measured), points
 
 

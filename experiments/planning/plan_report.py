@@ -85,11 +85,12 @@ def _row(source, what, predicted, published) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the plans as text for a terminal, times in milliseconds."""
+  """Returns the plans as text for a terminal."""
   cells = [
     (
-      'mode', 'chips', 'kernels', 'weights', 'draft', 'limit', 'bs', 'd',
-      'tokens', 'target', 'draft', 'tokens/s', 'slow', 'interval', 'paper',
+      'mode', 'chips', 'kernels', 'target', 'draft', 'limit', 'bs', 'd',
+      'tokens', 'target ms', 'draft ms', 'tokens/s', 'slow', 'interval',
+      'paper',
     )
   ]  # fmt: skip
   for row in rows:

@@ -220,38 +220,30 @@ def price_of(
     UserError: the models do not fit into the chips' memory, or a model cannot
       have such weights.
   """
-  chip, draft_config = deployment.chip, choice.draft.config
-  verify = programs_of(choice.weight_dtype, choice.kernels).verify
+  chip, context = deployment.chip, deployment.context * num_rows
   of_draft = programs_of(choice.draft_weight_dtype, choice.kernels)
-  target, draft = (
-    Forward(
-      config=dataclasses.replace(config, weight_dtype=weight_dtype),
-      num_chips=num_chips,
-      num_tokens=num_tokens * num_rows,
-      context=deployment.context * num_rows,
-      launches=own,
-    )
-    for config, weight_dtype, num_chips, num_tokens, own in (
-      (
-        deployment.target,
-        choice.weight_dtype,
-        choice.target_chips,
-        tree.num_nodes,
-        verify,
-      ),
-      (
-        draft_config,
-        choice.draft_weight_dtype,
-        choice.draft_chips,
-        tree.width,
-        of_draft.grow,
-      ),
-    )
+  target = Forward(
+    config=dataclasses.replace(
+      deployment.target, weight_dtype=choice.weight_dtype
+    ),
+    num_chips=choice.target_chips,
+    num_tokens=tree.num_nodes * num_rows,
+    context=context,
+    launches=programs_of(choice.weight_dtype, choice.kernels).verify,
+  )
+  draft = Forward(
+    config=dataclasses.replace(
+      choice.draft.config, weight_dtype=choice.draft_weight_dtype
+    ),
+    num_chips=choice.draft_chips,
+    num_tokens=tree.width * num_rows,
+    context=context,
+    launches=of_draft.grow,
   )
   is_shared = choice.mode == 'serial'
   for models in [(target, draft)] if is_shared else [(target,), (draft,)]:
     forward_lib.check_fits(models, chip)
-  advance = of_draft.advance.of(draft_config) * chip.launch_seconds
+  advance = of_draft.advance.of(draft.config) * chip.launch_seconds
   steps = {'target': target, 'draft': draft}
   ratios = {name: _measured_ratio(deployment, f) for name, f in steps.items()}
   return Price(
@@ -265,13 +257,10 @@ def price_of(
 
 
 def _measured_ratio(deployment: Deployment, forward: Forward) -> float | None:
-  """Returns measured over predicted seconds, None if none were measured.
-
-  The ratio is that of the same forward in another context.
-  """
-  for timed, seconds in deployment.measured:
+  """Returns the ratio of the same forward in any context, if it was timed."""
+  for timed, ratio in deployment.measured:
     if dataclasses.replace(timed, context=forward.context) == forward:
-      return seconds / forward_lib.predict(timed, deployment.chip).total
+      return ratio
   return None
 
 
