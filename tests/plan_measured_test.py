@@ -10,7 +10,7 @@ from configs import hardware, launches, models
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator import sections, worker
 from experiments.accelerator.rows import Row
-from experiments.planning import plan_measured, plan_search
+from experiments.planning import plan_measured, plan_search, plan_validation
 from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.planning import forward as forward_lib
@@ -146,7 +146,11 @@ def test_steps_are_fitted_and_replace_predictions(tmp_path):
   failed = Row(name='8B verify 8', status=rows_lib.FAILED)
   draft = step('1B draft forward', 'bfloat16', 'auto')
   deployment, points = write(tmp_path, *rows, draft, tiny, failed)
-  assert len(points) == 7
+  assert len(points) == len(deployment.measured) == 7
+  errors_left_out = [
+    row['left_out_error'] for row in plan_validation.validate(points)
+  ]
+  assert errors_left_out == pytest.approx([0.0] * 7, abs=1e-3)
   chip = deployment.chip
   assert chip.launch_seconds == pytest.approx(3e-6, rel=1e-3)
   assert chip.efficiency.wide == pytest.approx(0.8, rel=1e-3)
@@ -174,7 +178,8 @@ def test_steps_are_fitted_and_replace_predictions(tmp_path):
 
 def test_one_step_fits_nothing(tmp_path):
   deployment, points = write(tmp_path, step('8B verify 8', 'bfloat16', 'auto'))
-  assert len(points) == 1
+  assert not points
+  assert len(deployment.measured) == 1
   assert deployment.chip.launch_seconds == H100.launch_seconds
   # The share of the data sheet, in bytes a second, is what it was.
   share = H100.efficiency.quantized * H100.memory_bandwidth / 3e12

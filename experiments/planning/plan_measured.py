@@ -28,7 +28,7 @@ _LEAST_STEPS = 2  # for the seconds of a launch, and a share of the bandwidth
 def apply(
   deployment: Deployment, directory: pathlib.Path
 ) -> tuple[Deployment, list[Point]]:
-  """Returns a deployment on the chip as it was measured, and the steps.
+  """Returns a deployment on the chip as it was measured, and what was fitted.
 
   Args:
     deployment: models and chips.
@@ -45,10 +45,10 @@ def apply(
     )
   _check_kind(deployment.chip, rows, directory)
   chip = _with_device(deployment.chip, rows)
-  points = _points(rows, chip, directory)
+  points, fitted = _points(rows, chip, directory), []
   if sum(p.forward.config.weight_dtype is None for p in points) >= _LEAST_STEPS:
     chip = _with_steps(chip, points)
-    points = [dataclasses.replace(point, chip=chip) for point in points]
+    fitted = [dataclasses.replace(point, chip=chip) for point in points]
   measured = tuple(
     (
       point.forward,
@@ -56,7 +56,7 @@ def apply(
     )
     for point in points
   )
-  return dataclasses.replace(deployment, chip=chip, measured=measured), points
+  return dataclasses.replace(deployment, chip=chip, measured=measured), fitted
 
 
 def _check_kind(
