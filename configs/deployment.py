@@ -6,7 +6,7 @@ import runpy
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.planning.forward import Chip
+from swiftspec_jax.planning.forward import Chip, Forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,43 @@ class Published:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Draft:
+  """A model that may grow the tree.
+
+  Attributes:
+    name: name for the results.
+    config: sizes of the model.
+    acceptance: probability that its best child is right.
+    source: origin of the acceptance: a run or a publication.
+  """
+
+  name: str
+  config: ModelConfig
+  acceptance: float
+  source: str
+
+  def __post_init__(self):
+    errors.check_fields(
+      self,
+      {
+        'acceptance': (0 < self.acceptance <= 1, 'in (0, 1]'),
+        'source': (bool(self.source), 'the origin of the acceptance'),
+      },
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment:
   """Models, chips, and sizes to choose from.
 
   Attributes:
-    name: name of the pair and the chips.
+    name: name of the models and the chips.
     target: model that defines the output.
-    draft: model that grows the tree.
+    drafts: models to choose from; that of the published speeds is the first.
     chip: kind of chip.
     num_chips: number of chips, all of one host.
-    acceptance: probability that the draft's best child is right.
-    weight_dtypes: dtypes of both models' matrices to choose from; None is
-      bfloat16.
+    weight_dtypes: dtypes of the matrices to choose from, for target and draft
+      each; None is bfloat16.
     context: tokens in the caches.
     num_nodes: numbers of nodes to choose from.
     width: leaves that a draft forward expands.
@@ -51,15 +76,16 @@ class Deployment:
     goal: tokens per second to reach.
     published: speeds to compare with.
     published_split: chips of the target in the best published split.
+    measured: forwards that were timed on the chip, and for each the measured
+      seconds over the predicted ones.
   """
 
   name: str
   target: ModelConfig
-  draft: ModelConfig
+  drafts: tuple[Draft, ...]
   chip: Chip
   num_chips: int
-  acceptance: float
-  weight_dtypes: tuple[str | None, ...] = ('int4', 'int8', None)
+  weight_dtypes: tuple[str | None, ...] = ('int4', 'int8', 'float8', None)
   context: int = 500
   num_nodes: tuple[int, ...] = (4, 8)
   width: int = 8
@@ -68,10 +94,11 @@ class Deployment:
   goal: float | None = None
   published: tuple[Published, ...] = ()
   published_split: int | None = None
+  measured: tuple[tuple[Forward, float], ...] = ()
 
   def __post_init__(self):
     checks = {
-      'acceptance': (0 < self.acceptance <= 1, 'in (0, 1]'),
+      'drafts': (bool(self.drafts), 'one Draft or more'),
       'target_chips': (
         all(0 < n < self.num_chips for n in self.target_chips),
         f'between 1 and the {self.num_chips - 1} chips that leave one for the '
@@ -98,7 +125,7 @@ def read(path: pathlib.Path) -> Deployment:
   """
   try:
     found = runpy.run_path(str(path)).get('CONFIG')
-  except (OSError, SyntaxError, ImportError) as error:
+  except (OSError, SyntaxError, ImportError, TypeError) as error:
     raise errors.UserError(f'cannot read {path}: {error}') from error
   if not isinstance(found, Deployment):
     raise errors.UserError(

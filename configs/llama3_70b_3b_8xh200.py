@@ -7,7 +7,7 @@ from configs.llama3_70b_3b_8xh800 import CONFIG as _H800
 
 CONFIG = dataclasses.replace(
   _H800,
-  name='Llama-3-70B + 3B on 8 H200',
+  name='Llama-3-70B on 8 H200',
   chip=nvidia.H200,
   goal=400.0,
   published=(),

@@ -1,16 +1,22 @@
 """The pair of table 7 of the SwiftSpec paper, with published step times."""
 
 from configs import acceptance, models
-from configs.deployment import Deployment, Published
+from configs.deployment import Deployment, Draft, Published
 from configs.hardware import nvidia
 
 CONFIG = Deployment(
   name='Qwen2-72B + 1.5B on 8 H800',
   target=models.QWEN2_72B,
-  draft=models.QWEN2_1B5,
+  drafts=(
+    Draft(
+      name='1.5B',
+      config=models.QWEN2_1B5,
+      acceptance=acceptance.QWEN2_72B_1B5,
+      source=acceptance.QWEN2_72B_1B5_SOURCE,
+    ),
+  ),
   chip=nvidia.H800,
   num_chips=8,
-  acceptance=acceptance.STAND_ALONE,
   published=(
     Published(
       source='table 7',

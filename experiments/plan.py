@@ -1,16 +1,24 @@
-r"""Plans how fast a pair will decode on chips that one has not rented.
+r"""Plans how fast models will decode on chips that one has not rented.
 
   python -m experiments.plan --config=configs/llama3_70b_3b_8xh200.py \
     --output_dir=results
+  python -m experiments.plan --config=CONFIG.py --measured=REPORT \
+    --goal=latency --output_dir=results
 
-Runs the real tree pipeline on this CPU with a draft whose acceptance is forced.
+Runs the real tree pipeline on this CPU with drafts whose acceptance is forced.
 Predicted times of the forwards give its rounds a price: for each split of the
-chips, serial and asynchronous, with the kernels of this project and without.
-How many kernels a program starts is counted, see configs/launches.py. Nothing
-is measured on the chips. The directory gets rows.jsonl (the best sizes of each
-plan), search.jsonl (all sizes), rounds.jsonl, validation.jsonl (predictions
-beside published figures), summary.json, speed.png and report.html. The best
-plan is in config.json, which tune, serve and the others take as --config.
+chips, serial and asynchronous, with the kernels of this project and without,
+each draft, and each dtype of target and draft. How many kernels a program
+starts is counted, see configs/launches.py. --measured names the folder of
+`experiments.accelerator_report` on one such chip; without it nothing is
+measured.
+
+The directory gets rows.jsonl, the best plan of each mode, split and kernels;
+search.jsonl, the best sizes of all choices; and rounds.jsonl. validation.jsonl
+has predictions beside published and measured figures, constants.jsonl the
+numbers of the chip and their sources, needs.jsonl what would reach the config's
+goal. summary.json, speed.png and report.html have the rest. The best plan is in
+config.json, which tune, serve and the others take as --config.
 """
 
 import dataclasses
@@ -33,23 +41,39 @@ from experiments.output import (
   benchmark_output,
   configuration,
   provenance,
-  report_page,
-  result_folder,
 )
 from experiments.planning import (
+  plan_changes,
+  plan_measured,
+  plan_page,
   plan_report,
   plan_rounds,
+  plan_rows,
   plan_search,
   plan_validation,
 )
+from experiments.planning.plan_search import GOALS
 
 _CONFIG = flags.DEFINE_string(
   'config', None, 'Python file with a CONFIG, see configs/.', required=True
 )
+_GOAL = flags.DEFINE_enum(
+  'goal',
+  'throughput',
+  list(GOALS),
+  'What the best plan is chosen by: tokens a second of all requests, one after '
+  'the other, or the speed that 95 % of them reach.',
+)
+_MEASURED = flags.DEFINE_string(
+  'measured',
+  None,
+  'Directory of experiments.accelerator_report, made on one such chip. '
+  'Default: data sheets and published step times.',
+)
 _FORCED_ACCEPTANCE = flags.DEFINE_float(
   'forced_acceptance',
   None,
-  "Probability that the draft's best child is right. Default: the config's.",
+  "Probability that a draft's best child is right. Default: the config's.",
 )
 _NUM_REQUESTS = flags.DEFINE_integer(
   'num_requests', 24, 'Requests to run on this CPU.', lower_bound=2
@@ -62,48 +86,65 @@ _OUTPUT_DIR = flags.DEFINE_string(
 def main() -> None:
   """Runs the program."""
   deployment = _read(pathlib.Path(_CONFIG.value))
+  timed = []
+  if _MEASURED.value is not None:
+    deployment, timed = plan_measured.apply(
+      deployment, pathlib.Path(_MEASURED.value)
+    )
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)
   # Rounds need a device for the target and one for the draft, and no more.
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', 2)
-  points = plan_validation.points()
-  constants = plan_validation.fit([p for p in points if p.is_fitted])
-  validation = plan_validation.validate(points)
-  recordings = _record(deployment)
-  found, left_out = plan_search.plans(deployment, recordings)
-  as_published, _ = plan_search.plans(
-    deployment, recordings, launches.published
-  )
-  validation += plan_report.compare(deployment, as_published)
+  validation = plan_validation.validate(plan_validation.points())
+  if timed:
+    validation += plan_validation.validate(timed)
   ratios = _ratios(validation)
-  rows = [
-    plan_search.row(plan, deployment, ratios)
-    for plan in plan_search.best_of_groups(found)
-  ]
+  recordings = _record(deployment)
+  validation += _compare(deployment, recordings)
+  goal = _GOAL.value
+  found, left_out = plan_search.plans(deployment, recordings)
+  chosen = plan_search.best(found, goal)
+  rows = sorted(
+    (
+      plan_rows.row(plan, deployment, ratios)
+      for plan in plan_search.best_of(found, goal, lambda c: c.group)
+    ),
+    key=lambda row: -row[GOALS[goal]],
+  )
   summary = {
     'deployment': deployment.name,
-    'acceptance': deployment.acceptance,
-    'goal': deployment.goal,
-    'fitted': dataclasses.asdict(constants),
-    'best': max(rows, key=lambda row: row['tokens_per_second']),
+    'drafts': {
+      draft.name: {'acceptance': draft.acceptance, 'source': draft.source}
+      for draft in deployment.drafts
+    },
+    'goal': {'tokens_per_second': deployment.goal, 'of': goal},
+    'measured': _MEASURED.value,
+    'best': rows[0],
     'left_out': left_out,
-    'what_if': plan_search.what_ifs(deployment, recordings),
+    'what_if': plan_changes.what_ifs(deployment, recordings, goal),
     'provenance': provenance.collect(),
   }
   tables = {
     'rows': rows,
+    'needs': plan_changes.needs(deployment, recordings, chosen, goal),
+    'constants': plan_measured.constants(deployment.chip),
     'validation': validation,
-    'search': [plan_search.row(plan, deployment) for plan in found],
+    'search': [
+      plan_rows.row(plan, deployment)
+      for plan in plan_search.best_of(found, goal, lambda c: c)
+    ],
     'rounds': [recording.to_json() for recording in recordings],
   }
-  _write(directory, tables, summary, plan_report.draw(rows, deployment))
+  _write(directory, tables, summary, plan_page.draw(rows, deployment.goal))
   print(plan_report.validation_table(validation))
-  print(f'\n{deployment.name}, acceptance {deployment.acceptance:g}')
+  print(f'\n{deployment.name}')
   print(plan_report.table(rows))
   for reason in left_out:
     print(f'left out: {reason}')
-  print(f'\n{_advice(summary, rows)}\nwritten to {directory}')
+  print(f'\n{plan_report.advice(summary, tables)}\n')
+  print(plan_report.sources(tables['constants']))
+  print(f'written to {directory}')
 
 
 def _read(path: pathlib.Path) -> Deployment:
@@ -111,7 +152,17 @@ def _read(path: pathlib.Path) -> Deployment:
   found = deployment_lib.read(path)
   if _FORCED_ACCEPTANCE.value is None:
     return found
-  return dataclasses.replace(found, acceptance=_FORCED_ACCEPTANCE.value)
+  return dataclasses.replace(
+    found,
+    drafts=tuple(
+      dataclasses.replace(
+        draft,
+        acceptance=_FORCED_ACCEPTANCE.value,
+        source='--forced_acceptance',
+      )
+      for draft in found.drafts
+    ),
+  )
 
 
 def _record(deployment: Deployment) -> list[plan_rounds.Recording]:
@@ -120,9 +171,10 @@ def _record(deployment: Deployment) -> list[plan_rounds.Recording]:
       num_nodes=num_nodes,
       width=deployment.width,
       num_draft_steps=num_draft_steps,
-      forced_acceptance=deployment.acceptance,
+      forced_acceptance=acceptance,
       prompt_lookup=False,
     )
+    for acceptance in dict.fromkeys(d.acceptance for d in deployment.drafts)
     for num_nodes in deployment.num_nodes
     for num_draft_steps in deployment.num_draft_steps
   ]
@@ -132,6 +184,17 @@ def _record(deployment: Deployment) -> list[plan_rounds.Recording]:
   )
 
 
+def _compare(deployment: Deployment, recordings) -> list[dict[str, Any]]:
+  """Returns the rows of validation.jsonl with published speeds."""
+  if not deployment.published:
+    return []
+  paper = dataclasses.replace(
+    deployment, weight_dtypes=('int4',), drafts=deployment.drafts[:1]
+  )
+  found, _ = plan_search.plans(paper, recordings, launches.published)
+  return plan_report.compare(paper, found)
+
+
 def _ratios(
   validation: Sequence[Mapping[str, Any]],
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -139,9 +202,10 @@ def _ratios(
 
   Predictions are those of constants that were fitted without the point.
   """
-  steps = [row for row in validation if 'is_draft' in row]
   return tuple(
-    np.array([1 / (1 + row['left_out_error']) for row in steps if keep(row)])
+    np.array(
+      [1 / (1 + row['left_out_error']) for row in validation if keep(row)]
+    )
     for keep in (lambda r: not r['is_draft'], lambda r: r['is_draft'])
   )
 
@@ -154,50 +218,13 @@ def _write(directory, tables, summary, picture) -> None:
   best = summary['best']
   configuration.write(
     directory / 'config.json',
-    plan_search.flags_of(best),
+    plan_rows.flags_of(best),
     [best],
     device_kind=None,
   )
   benchmark_output.write_pictures(directory, {'speed': picture})
-  page = report_page.render([result_folder.read(directory)])
+  page = plan_page.render(summary, tables, picture)
   benchmark_output.write(directory / 'report.html', page.encode())
-
-
-def _advice(
-  summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> str:
-  """Returns what the best plan is, what holds it back, and what was fitted."""
-  best, fitted, goal = summary['best'], summary['fitted'], summary['goal']
-  lines = [
-    f'best: {_name(best)}, {best["tokens_per_second"]:.0f} tokens/s '
-    f'({best["low"]:.0f} to {best["high"]:.0f}); limit: {best["limit"]}'
-  ]
-  if goal is not None:
-    above = [row for row in rows if row['tokens_per_second'] > goal]
-    names = [f'{_name(r)} ({r["tokens_per_second"]:.0f})' for r in above]
-    lines.append(f'above the goal of {goal:g}: {", ".join(names) or "none"}')
-    if above:
-      sure = [_name(row) for row in above if row['low'] > goal]
-      lines.append(f'with the whole interval: {", ".join(sure) or "none"}')
-  lines += [
-    f'  with {change}: {speed:.0f}'
-    for change, speed in summary['what_if'].items()
-  ]
-  lines.append(
-    f'three fitted constants: {1e6 * fitted["launch_seconds"]:.2f} us a '
-    f'launch; of the bandwidth {fitted["efficiency"]["wide"]:.3f} for '
-    f'bfloat16, {fitted["efficiency"]["quantized"]:.3f} for integers'
-  )
-  return '\n'.join(lines)
-
-
-def _name(row: Mapping[str, Any]) -> str:
-  """Returns a plan in a few words."""
-  kernels = 'kernels' if row['kernels'] else 'no kernels'
-  chips = f'{row["target_chips"]}'
-  if row['mode'] == 'async':
-    chips += f'+{row["draft_chips"]}'
-  return f'{row["weight_dtype"]} {row["mode"]} {chips} {kernels}'
 
 
 if __name__ == '__main__':

@@ -108,5 +108,5 @@ def test_plan():
   }
   printed, types = run('plan_eight_chips', changes)
   assert types.count('image/png') == 2
-  assert 'best: int4 async' in printed
+  assert 'best for throughput: async ' in printed
   assert ' async, acceptance 0.6:' in printed

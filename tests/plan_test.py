@@ -8,44 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+from plan_cases import CHIP, DRAFT, PAIR, ROUNDS, TINY
 
 from configs import hardware, launches, models
-from configs.deployment import Deployment
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
-from experiments.planning import plan_validation
+from experiments.planning import plan_rows, plan_validation
 from swiftspec_jax import errors, testing
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.planning import forward as forward_lib
 from swiftspec_jax.planning import rounds as rounds_lib
-from swiftspec_jax.planning.forward import (
-  Chip,
-  Efficiency,
-  Forward,
-  Launches,
-)
-from swiftspec_jax.planning.rounds import Rounds, Times
-
-TINY = ModelConfig(
-  family='llama',
-  vocab_size=512,
-  num_layers=2,
-  embed_dim=128,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=32,
-  ffw_dim=256,
-  max_context=64,
-  tie_embeddings=False,
-)
-CHIP = Chip(
-  name='toy',
-  memory_bytes=1e6,
-  peak_flops={'bfloat16': 1e9},
-  memory_bandwidth=1e6,
-  link_bandwidth=1e4,
-  link_latency=1e-3,
-  launch_seconds=1e-4,
-)
+from swiftspec_jax.planning.forward import Efficiency, Forward, Launches
+from swiftspec_jax.planning.rounds import Times
 
 
 def test_parts_of_a_forward_can_be_computed_by_hand():
@@ -56,9 +28,9 @@ def test_parts_of_a_forward_can_be_computed_by_hand():
     context=10,
     launches=Launches(layer=7.5, rest=4),
   )
-  seconds = forward_lib.predict(
-    forward, CHIP, Efficiency(wide=0.5, quantized=0.25)
-  )
+  efficiency = Efficiency(wide=0.5, quantized=0.25)
+  chip = dataclasses.replace(CHIP, efficiency=efficiency)
+  seconds = forward_lib.predict(forward, chip)
   # Half of the matrices of a layer and of the logits, and all norms (float32).
   matrices = 128 * 8 * 32 + 4 * 32 * 128 + 3 * 128 * 256
   wide = (2 * matrices + 512 * 128) + 5 * 128 * 4
@@ -71,6 +43,10 @@ def test_parts_of_a_forward_can_be_computed_by_hand():
   assert seconds.all_reduces == pytest.approx(4 * (2e-3 + 4 * 128 * 2 / 1e4))
   assert seconds.launches == pytest.approx((2 * 7.5 + 4) * 1e-4)
   assert seconds.limit == 'weights'
+  assert seconds.compute < seconds.weights
+  assert seconds.total == pytest.approx(
+    seconds.weights + seconds.kv + seconds.all_reduces + seconds.launches
+  )
   alone = dataclasses.replace(forward, num_chips=1)
   assert forward_lib.predict(alone, CHIP).all_reduces == 0
 
@@ -141,14 +117,6 @@ def test_constants_are_the_fit():
   assert np.mean(fitted) < 0.045
 
 
-ROUNDS = Rounds(
-  num_tokens=np.array([12, 6]),
-  num_rounds=np.array([3, 2]),
-  num_waits=np.array([1, 0]),
-  num_growth_steps=2,
-)
-
-
 def test_rounds_are_priced():
   """Growth of 2 x 3 s hides a verification of 5 s; one more forward waits."""
   times = Times(target=5.0, draft=3.0, handoff=0.5)
@@ -157,6 +125,10 @@ def test_rounds_are_priced():
   serial = dataclasses.replace(ROUNDS, num_growth_steps=0)
   assert serial.seconds(times).tolist() == [3 * 5.5 + 3, 2 * 5.5]
   assert ROUNDS.acceptance_length == 3.6
+  # 12 tokens in 22.5 s and 6 in 13 s; the slowest twentieth of two requests.
+  slow, fast = 6 / 13, 12 / 22.5
+  slow_speed = ROUNDS.slow_tokens_per_second(times)
+  assert slow_speed == pytest.approx(slow + 0.05 * (fast - slow))
 
 
 def test_interval_covers_both_kinds_of_doubt():
@@ -168,17 +140,12 @@ def test_interval_covers_both_kinds_of_doubt():
 
 
 def test_deployments_are_checked():
-  parts = {
-    'name': 'x',
-    'target': TINY,
-    'draft': TINY,
-    'chip': CHIP,
-    'num_chips': 2,
-  }
   with pytest.raises(errors.UserError, match=r'acceptance must be in \(0, 1'):
-    Deployment(**parts, acceptance=1.5, target_chips=(1,))
+    dataclasses.replace(DRAFT, acceptance=1.5)
+  with pytest.raises(errors.UserError, match='source must be the origin'):
+    dataclasses.replace(DRAFT, source='')
   with pytest.raises(errors.UserError, match='target_chips must be between 1'):
-    Deployment(**parts, acceptance=0.5, target_chips=(2,))
+    dataclasses.replace(PAIR, target_chips=(2,))
   with pytest.raises(errors.UserError, match='published must be empty where'):
     dataclasses.replace(H800, weight_dtypes=('int8',))
 
@@ -187,7 +154,7 @@ CONFIG = """
 import dataclasses
 from configs.qwen2_72b_1b5_8xh800 import CONFIG as _BASE
 CONFIG = dataclasses.replace(_BASE, num_nodes=(4,), num_draft_steps=(1, 3),
-  weight_dtypes=('int4',), goal=150.0)
+  weight_dtypes=('int4', None), goal=150.0)
 """
 
 
@@ -201,16 +168,24 @@ def test_program_plans(tmp_path):
     f'--output_dir={directory}',
   )
   assert status == 0, complaints
-  rows, validation, search, rounds = (
+  rows, validation, search, rounds, needs, constants = (
     [
       json.loads(line)
       for line in (directory / f'{name}.jsonl').read_text().splitlines()
     ]
-    for name in ('rows', 'validation', 'search', 'rounds')
+    for name in (
+      'rows',
+      'validation',
+      'search',
+      'rounds',
+      'needs',
+      'constants',
+    )
   )
   # Serial and three splits, with stock and with fused kernels.
   assert len(rows) == 8
-  assert len(search) == 16
+  # Each with two dtypes of the target and two of the draft.
+  assert len(search) == 32
   assert {(r['mode'], r['num_draft_steps']) for r in rounds} == {
     (mode, steps) for mode in ('serial', 'async') for steps in (1, 3)
   }
@@ -222,19 +197,18 @@ def test_program_plans(tmp_path):
   assert summary['provenance']['git_sha']
   best = summary['best']
   assert (best['mode'], best['weight_dtype']) == ('async', 'int4')
+  assert best['draft'] == '1.5B'
+  assert best['limit'] == max(best['parts'], key=best['parts'].get)
+  assert not needs  # the goal is reached
+  assert 'data sheet' in {row['source'] for row in constants}
   config = json.loads((directory / 'config.json').read_text())
-  assert {k: v for k, v in config['flags'].items() if v is not None} == {
-    'mode': 'async',
-    'weight_dtype': 'int4',
-    'target_devices': best['target_chips'],
-    'draft_devices': best['draft_chips'],
-    'num_nodes': 4,
-    'width': 8,
-    'num_draft_steps': best['num_draft_steps'],
-  }
+  planned = plan_rows.flags_of(best)
+  assert {name: config['flags'][name] for name in planned} == planned
   assert set(summary['what_if']) > {'twice the memory bandwidth'}
-  assert 'above the goal of 150: int4 ' in output
-  assert 'validation.jsonl' in (directory / 'report.html').read_text()
+  assert 'above the goal of 150: async ' in output
+  page = (directory / 'report.html').read_text()
+  assert '<h2>Numbers of the chip</h2>' in page
+  assert 'best for throughput: async ' in page
 
 
 def test_program_refuses_what_is_no_config(tmp_path):

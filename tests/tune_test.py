@@ -10,7 +10,7 @@ from decoding_cases import CONFIG
 import swiftspec_jax as ss
 from experiments.measuring import step_times
 from experiments.output import configuration
-from experiments.planning import plan_search
+from experiments.planning import plan_rows
 from swiftspec_jax import testing
 
 
@@ -29,8 +29,9 @@ def test_steps_are_timed():
 def test_configuration_is_made_and_used(model, tmp_path, mode):
   path, start = tmp_path / 'tuned.json', tmp_path / 'config.json'
   planned = {'mode': mode, 'num_nodes': 4, 'width': 8, 'num_draft_steps': 3}
-  chips = {'target_chips': 1, 'draft_chips': 1, 'weight_dtype': 'bfloat16'}
-  settings = plan_search.flags_of({**planned, **chips})
+  dtypes = dict.fromkeys(('weight_dtype', 'draft_weight_dtype'), 'bfloat16')
+  chips = {'target_chips': 1, 'draft_chips': 1}
+  settings = plan_rows.flags_of({**planned, **chips, **dtypes})
   configuration.write(start, settings, [], device_kind=None)
   status, output, complaints = programs.run(
     'tune',

@@ -14,11 +14,16 @@ _LINK_LATENCY = 1e-6
 # A step is one program: no driver starts its parts. Assumed, not measured.
 _LAUNCH_SECONDS = 1e-6
 
-_SHARED = {'link_latency': _LINK_LATENCY, 'launch_seconds': _LAUNCH_SECONDS}
+_SHARED = {
+  'link_latency': _LINK_LATENCY,
+  'launch_seconds': _LAUNCH_SECONDS,
+  'sources': {'link_latency': 'assumed', 'launch_seconds': 'assumed'},
+}
 _GIB = 2**30
 
 V5E = Chip(  # docs.cloud.google.com/tpu/docs/v5e
   name='v5e',
+  device_kinds=('TPU v5 lite', 'TPU v5e'),
   memory_bytes=16 * _GIB,
   peak_flops={'bfloat16': 197e12, 'int8': 393e12},
   memory_bandwidth=819e9,
@@ -27,6 +32,7 @@ V5E = Chip(  # docs.cloud.google.com/tpu/docs/v5e
 )
 V5P = Chip(  # docs.cloud.google.com/tpu/docs/v5p; int8 from the same book
   name='v5p',
+  device_kinds=('TPU v5', 'TPU v5p'),
   memory_bytes=95 * _GIB,
   peak_flops={'bfloat16': 459e12, 'int8': 918e12},
   memory_bandwidth=2765e9,
@@ -35,6 +41,7 @@ V5P = Chip(  # docs.cloud.google.com/tpu/docs/v5p; int8 from the same book
 )
 V6E = Chip(  # docs.cloud.google.com/tpu/docs/v6e
   name='v6e',
+  device_kinds=('TPU v6 lite', 'TPU v6e'),
   memory_bytes=32 * _GIB,
   peak_flops={'bfloat16': 918e12, 'int8': 1836e12},
   memory_bandwidth=1638e9,
@@ -43,6 +50,7 @@ V6E = Chip(  # docs.cloud.google.com/tpu/docs/v6e
 )
 TPU7X = Chip(  # docs.cloud.google.com/tpu/docs/tpu7x, which has fp8, no int8
   name='tpu7x',
+  device_kinds=('TPU7x',),
   memory_bytes=192 * _GIB,
   peak_flops={'bfloat16': 2307e12, 'float8': 4614e12},
   memory_bandwidth=7380e9,

@@ -13,12 +13,20 @@ _LINK_LATENCY = (13.65e-6 - 1e-6) / 4
 # coefficients (H100): `experiments.plan` prints the fit. Same remark.
 _LAUNCH_SECONDS = 5.81e-6
 
-_SHARED = {'link_latency': _LINK_LATENCY, 'launch_seconds': _LAUNCH_SECONDS}
+_SHARED = {
+  'link_latency': _LINK_LATENCY,
+  'launch_seconds': _LAUNCH_SECONDS,
+  'sources': {
+    'link_latency': 'SwiftSpec, table 3',
+    'launch_seconds': 'fitted to published step times',
+  },
+}
 # H100 and H200 data sheets, SXM.
 _HOPPER_FLOPS = {'bfloat16': 989e12, 'int8': 1979e12}
 
 H100 = Chip(  # data sheet, SXM
   name='h100',
+  device_kinds=('NVIDIA H100 80GB HBM3',),
   memory_bytes=80e9,
   peak_flops=_HOPPER_FLOPS,
   memory_bandwidth=3.35e12,
@@ -27,6 +35,7 @@ H100 = Chip(  # data sheet, SXM
 )
 H800 = Chip(  # an H100 whose NVLink has 400 GB/s both ways together
   name='h800',
+  device_kinds=('NVIDIA H800',),
   memory_bytes=80e9,
   peak_flops=_HOPPER_FLOPS,
   memory_bandwidth=3.35e12,
@@ -35,6 +44,7 @@ H800 = Chip(  # an H100 whose NVLink has 400 GB/s both ways together
 )
 H200 = Chip(  # data sheet, SXM
   name='h200',
+  device_kinds=('NVIDIA H200',),
   memory_bytes=141e9,
   peak_flops=_HOPPER_FLOPS,
   memory_bandwidth=4.8e12,
@@ -43,6 +53,7 @@ H200 = Chip(  # data sheet, SXM
 )
 B200 = Chip(  # DGX B200 data sheet, divided by eight
   name='b200',
+  device_kinds=('NVIDIA B200',),
   memory_bytes=180e9,
   peak_flops={'bfloat16': 2.25e15, 'int8': 4.5e15},
   memory_bandwidth=8e12,

@@ -72,18 +72,33 @@ def render(
     folders: Result folders, in the order of the page.
     ratios: Comparison of the second folder with the first, if there is one.
   """
-  parts = [
-    '<!DOCTYPE html>',
-    '<html lang="en"><head><meta charset="utf-8">',
-    '<meta name="viewport" content="width=device-width">',
-    f'<title>Results</title><style>{_STYLE}</style></head><body>',
-    '<h1>Results</h1>',
-  ]
+  parts = []
   if ratios is not None:
     parts += _comparison(folders[0], folders[1], ratios)
   for folder in folders:
     parts += _section(folder)
-  return '\n'.join([*parts, f'<script>{_SCRIPT}</script></body></html>\n'])
+  return page('Results', parts)
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+  """Returns a page.
+
+  Args:
+    title: Title, and first heading.
+    parts: HTML of the content.
+  """
+  title = html.escape(title)
+  return '\n'.join(
+    [
+      '<!DOCTYPE html>',
+      '<html lang="en"><head><meta charset="utf-8">',
+      '<meta name="viewport" content="width=device-width">',
+      f'<title>{title}</title><style>{_STYLE}</style></head><body>',
+      f'<h1>{title}</h1>',
+      *parts,
+      f'<script>{_SCRIPT}</script></body></html>\n',
+    ]
+  )
 
 
 def _comparison(
@@ -109,7 +124,7 @@ def _comparison(
     'bootstrap over prompts, seeds or shapes. They do not know of machines '
     'that change their speed between runs.</p>',
     _picture(_draw_ratios(ratios), 'speed ratios'),
-    _table(rows),
+    table(rows),
   ]
 
 
@@ -119,23 +134,32 @@ def _section(folder: Folder) -> list[str]:
   if 0 < len(speeds) <= _MOST_BARS:
     parts.append(_picture(_draw_speeds(speeds, folder.unit), folder.unit))
   for name, picture in folder.pictures.items():
-    data = base64.b64encode(picture).decode()
-    parts.append(
-      f'<figure><img alt="{html.escape(name)}" '
-      f'src="data:image/png;base64,{data}"></figure>'
-    )
+    parts.append(image(name, picture))
   for name, rows in folder.tables.items():
     if rows:
-      parts += [f'<h3>{html.escape(name)}</h3>', _table(rows)]
+      parts += [f'<h3>{html.escape(name)}</h3>', table(rows)]
   if folder.facts:
     facts = [{'name': k, 'value': v} for k, v in folder.facts.items()]
-    parts.append(
-      f'<details><summary>Provenance</summary>{_table(facts)}</details>'
-    )
+    parts.append(details('Provenance', facts))
   return parts
 
 
-def _table(rows: Sequence[result_folder.Row]) -> str:
+def image(name: str, picture: bytes) -> str:
+  """Returns a PNG as part of the page."""
+  data = base64.b64encode(picture).decode()
+  return (
+    f'<figure><img alt="{html.escape(name)}" '
+    f'src="data:image/png;base64,{data}"></figure>'
+  )
+
+
+def details(name: str, rows: Sequence[result_folder.Row]) -> str:
+  """Returns a table that a click on its name shows."""
+  name = html.escape(name)
+  return f'<details><summary>{name}</summary>{table(rows)}</details>'
+
+
+def table(rows: Sequence[result_folder.Row]) -> str:
   """Returns a table whose columns can be sorted."""
   columns = list(dict.fromkeys(name for row in rows for name in row))
   left_out = []

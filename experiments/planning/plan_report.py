@@ -1,15 +1,12 @@
-"""What a plan says: beside published figures, as a table, as a picture."""
+"""What a plan says: beside published figures, as a table, in words."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import figure as figure_lib
-
 from configs.deployment import Deployment
 from experiments.measuring import benchmark_report
-from experiments.planning import plan_search
-from experiments.planning.plan_search import Plan
+from experiments.planning import plan_rows, plan_search
+from experiments.planning.plan_search import GOALS, Plan
 from swiftspec_jax.planning.rounds import Times
 
 # SwiftSpec, figure 8: means of five pairs. The faster of two ways to decode
@@ -24,7 +21,6 @@ _RATIOS = {
     1.21,
   ),
 }
-_COLORS = {True: '#0072b2', False: '#8c8c8c'}  # by kernels
 
 
 def compare(
@@ -36,11 +32,12 @@ def compare(
 
   Args:
     deployment: models and chips.
-    found: plans with the kernels of the paper's programs.
+    found: plans with int4 weights, the first draft, and the kernels of the
+      paper's programs.
   """
   rows = []
   for published in deployment.published:
-    own = [plan for plan in found if plan_search.is_of(plan, published)]
+    own = [plan for plan in found if plan_rows.is_of(plan, published)]
     speed = published.tokens_per_second
     predicted = {'': plan_search.best(own).tokens_per_second}
     if published.target_seconds and published.draft_seconds:
@@ -54,26 +51,23 @@ def compare(
       _row(published.source, f'{published.mode}{note}, tokens/s', value, speed)
       for note, value in predicted.items()
     ]
-  if not deployment.published:
-    return rows
-  int4 = [plan for plan in found if plan.weight_dtype == 'int4']
   speeds = {
     key: plan_search.best(
-      [p for p in int4 if (p.recording.mode, p.kernels) == key]
+      [p for p in found if (p.choice.mode, p.choice.kernels) == key]
     ).tokens_per_second
     for *keys, _ in _RATIOS.values()
     for key in keys
   }
   for what, (faster, slower, ratio) in _RATIOS.items():
     rows.append(_row('figure 8', what, speeds[faster] / speeds[slower], ratio))
-  ours = [p for p in int4 if p.recording.mode == 'async' and p.kernels]
+  ours = [p for p in found if p.choice.mode == 'async' and p.choice.kernels]
   first = plan_search.best(ours)
   theirs = plan_search.best(
-    [p for p in ours if p.target_chips == deployment.published_split]
+    [p for p in ours if p.choice.target_chips == deployment.published_split]
   )
   what = (
-    f'best split, here with {first.target_chips} chips of the target, over the '
-    f'published one with {theirs.target_chips}'
+    f'best split, here with {first.choice.target_chips} chips of the target, '
+    f'over the published one with {theirs.choice.target_chips}'
   )
   ratio = first.tokens_per_second / theirs.tokens_per_second
   rows.append(_row('table 9', what, ratio, 1.0))
@@ -91,23 +85,22 @@ def _row(source, what, predicted, published) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the plans as text for a terminal, times in milliseconds."""
+  """Returns the plans as text for a terminal."""
   cells = [
     (
-      'weights', 'mode', 'chips', 'kernels', 'limit', 'bs', 'd', 'tokens',
-      'target', 'draft', 'tokens/s', 'interval', 'paper',
+      'mode', 'chips', 'kernels', 'target', 'draft', 'limit', 'bs', 'd',
+      'tokens', 'target ms', 'draft ms', 'tokens/s', 'slow', 'interval',
+      'paper',
     )
   ]  # fmt: skip
   for row in rows:
-    chips = f'{row["target_chips"]}'
-    if row['mode'] == 'async':
-      chips += f'+{row["draft_chips"]}'
     cells.append(
       (
-        row['weight_dtype'],
         row['mode'],
-        chips,
+        chips(row),
         'yes' if row['kernels'] else 'no',
+        row['weight_dtype'],
+        f'{row["draft"]} {row["draft_weight_dtype"]}',
         row['limit'],
         str(row['num_nodes']),
         str(row['num_draft_steps']),
@@ -115,11 +108,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         f'{1e3 * row["target_step_seconds"]:.2f}',
         f'{1e3 * row["draft_step_seconds"]:.2f}',
         f'{row["tokens_per_second"]:.0f}',
+        f'{row["slow_tokens_per_second"]:.0f}',
         f'{row["low"]:.0f} to {row["high"]:.0f}',
         '-' if row['published'] is None else f'{row["published"]:.0f}',
       )
     )
-  return benchmark_report.aligned(cells, num_names=5)
+  return benchmark_report.aligned(cells, num_names=6)
+
+
+def chips(row: Mapping[str, Any]) -> str:
+  """Returns the chips of target and draft, or those that they share."""
+  draft = f'+{row["draft_chips"]}' if row['mode'] == 'async' else ''
+  return f'{row["target_chips"]}{draft}'
 
 
 def validation_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -141,35 +141,66 @@ def validation_table(rows: Sequence[Mapping[str, Any]]) -> str:
   return benchmark_report.aligned(cells, num_names=2)
 
 
-def draw(rows: Sequence[Mapping[str, Any]], deployment: Deployment) -> bytes:
-  """Returns a PNG of the speeds with intervals, and of published ones."""
-  figure = figure_lib.Figure(
-    figsize=(9, 1.2 + 0.24 * len(rows)), layout='constrained'
+def advice(
+  summary: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> str:
+  """Returns what the best plan is, what holds it back, and what would help."""
+  best, goal = summary['best'], summary['goal']
+  lines = [
+    f'best for {goal["of"]}: {name_of(best)}, '
+    f'{best["tokens_per_second"]:.0f} tokens/s '
+    f'({best["low"]:.0f} to {best["high"]:.0f}), '
+    f'{best["slow_tokens_per_second"]:.0f} or more in 95 % of the requests'
+  ]
+  parts = sorted(best['parts'].items(), key=lambda part: -part[1])
+  total = sum(best['parts'].values())
+  shares = [f'{seconds / total:.0%} {what}' for what, seconds in parts]
+  lines.append(f'its round of {1e3 * total:.2f} ms: {", ".join(shares)}')
+  if (wanted := goal['tokens_per_second']) is not None:
+    lines += _of_goal(wanted, GOALS[goal['of']], tables)
+  lines.append('the best plan would have')
+  lines += [
+    f'  {speed:.0f} tokens/s with {change}'
+    for change, speed in summary['what_if'].items()
+  ]
+  return '\n'.join(lines)
+
+
+def sources(constants: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the numbers of a chip by their sources."""
+  by_source: dict[str, list[str]] = {}
+  for row in constants:
+    number = f'{row["number"]} {row["value"]:.4g}'
+    by_source.setdefault(row['source'], []).append(number)
+  return '\n'.join(f'{k}: {", ".join(v)}' for k, v in by_source.items())
+
+
+def _of_goal(wanted, score, tables) -> list[str]:
+  """Returns which plans reach the goal, or what it would need."""
+  above = [row for row in tables['rows'] if row[score] > wanted]
+  names = [f'{name_of(row)} ({row[score]:.0f})' for row in above]
+  lines = [f'above the goal of {wanted:g}: {"; ".join(names) or "none"}']
+  if above:
+    sure = [name_of(row) for row in above if row['low'] > wanted]
+    lines.append(f'with the whole interval: {"; ".join(sure) or "none"}')
+  if tables['needs']:
+    lines.append(f'to reach {wanted:g}, one of')
+  for row in tables['needs']:
+    needed, now = row['needed'], f'{row["now"]:.3g}'
+    if needed is None:
+      lines.append(f'  {row["what"]}: no value will do, it is {now}')
+      continue
+    line = f'  {row["what"]}: {needed:.3g} in place of {now}'
+    if row['what'] == 'launch_seconds':
+      line += f', or {1 - needed / row["now"]:.0%} fewer kernels'
+    lines.append(line)
+  return lines
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+  """Returns a plan in a few words."""
+  kernels = 'kernels' if row['kernels'] else 'no kernels'
+  return (
+    f'{row["mode"]} {chips(row)}, {row["weight_dtype"]} with '
+    f'{row["draft"]} {row["draft_weight_dtype"]}, {kernels}'
   )
-  axes = figure.subplots()
-  for place, row in enumerate(rows):
-    color = _COLORS[row['kernels']]
-    axes.plot([row['low'], row['high']], [place] * 2, color=color)
-    axes.plot(row['tokens_per_second'], place, 'o', color=color)
-    if row['published'] is not None:
-      axes.plot(row['published'], place, 'D', color='#e69f00')
-  if deployment.goal is not None:
-    axes.axvline(deployment.goal, color='#e69f00', linestyle='--')
-  axes.set_yticks(
-    range(len(rows)),
-    [
-      f'{row["weight_dtype"]} {row["mode"]} '
-      f'{row["target_chips"]}/{row["draft_chips"]}'
-      for row in rows
-    ],
-  )
-  axes.invert_yaxis()
-  axes.set_xlim(left=0)
-  axes.set_xlabel(
-    'tokens a second; blue: with kernels; diamond: published; dashed: goal'
-  )
-  axes.set_title(deployment.name)
-  axes.grid(alpha=0.3)
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format='png', dpi=110)
-  return buffer.getvalue()

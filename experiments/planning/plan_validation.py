@@ -15,6 +15,7 @@ from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
 
 _CONTEXT = 500  # tokens; the papers do not say, their prompts are short
 _MICRO = 1e6  # what is fitted has sizes near one
+_LEAST = 1e-3  # of what is fitted
 _DRAFTS = models.LLAMA_1B, models.LLAMA_3B, models.QWEN2_1B5
 _TABLE_1 = {  # milliseconds at 1, 2, 4, 8 GPUs
   '1B': (models.LLAMA_1B, 1.58, 1.58, 1.73, 1.72),
@@ -54,7 +55,7 @@ class Point:
   forward: Forward
   chip: Chip
   seconds: float
-  is_fitted: bool
+  is_fitted: bool = True
 
   @property
   def is_draft(self) -> bool:
@@ -77,8 +78,12 @@ class Constants:
 
   def predict(self, point: Point) -> float:
     """Returns the seconds of a step by these constants."""
-    chip = dataclasses.replace(point.chip, launch_seconds=self.launch_seconds)
-    return forward_lib.predict(point.forward, chip, self.efficiency).total
+    chip = dataclasses.replace(
+      point.chip,
+      launch_seconds=self.launch_seconds,
+      efficiency=self.efficiency,
+    )
+    return forward_lib.predict(point.forward, chip).total
 
 
 def points() -> list[Point]:
@@ -135,7 +140,10 @@ def _point(
 
 
 def fit(fitted: Sequence[Point]) -> Constants:
-  """Returns the constants with the least squares of relative errors."""
+  """Returns the constants with the least squares of relative errors.
+
+  What the points say nothing of stays as it is of the first one's chip.
+  """
 
   def constants(values) -> Constants:
     launch, wide, quantized = values
@@ -148,7 +156,14 @@ def fit(fitted: Sequence[Point]) -> Constants:
     predict = constants(values).predict
     return [np.log(predict(p) / p.seconds) for p in fitted]
 
-  return constants(optimize.least_squares(errors, [5.0, 0.8, 0.5]).x)
+  chip = fitted[0].chip
+  start = (
+    chip.launch_seconds * _MICRO,
+    chip.efficiency.wide,
+    chip.efficiency.quantized,
+  )
+  bounds = (_LEAST, np.inf)
+  return constants(optimize.least_squares(errors, start, bounds=bounds).x)
 
 
 def validate(found: Sequence[Point]) -> list[dict]:

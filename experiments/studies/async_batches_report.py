@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from configs import launches
 from configs.deployment import Deployment
 from experiments.planning import plan_search
 from swiftspec_jax.config import TreeConfig
@@ -30,8 +29,8 @@ def best_of_splits(
 ) -> dict[str, Any]:
   """Returns the figures of rounds on the chips of a deployment, split best.
 
-  Both models have the first of its dtypes. The programs start as few kernels as
-  the paper's.
+  The draft is its first one, and both models have the first of its dtypes. The
+  programs start the kernels that were counted.
 
   Args:
     deployment: models and chips.
@@ -45,15 +44,23 @@ def best_of_splits(
     As `summarize`, and `target_chips`.
   """
   weight_dtype = deployment.weight_dtypes[0]
-  programs = launches.published(weight_dtype, True)
   growth = tree.num_draft_steps if mode == 'async' else 0
   found = []
-  for split in plan_search.splits(deployment, mode):
-    times, _ = plan_search.times_of(
-      deployment, split, tree, weight_dtype, programs, num_rows=num_rows
+  for target_chips, draft_chips in plan_search.splits(deployment, mode):
+    choice = plan_search.Choice(
+      mode=mode,
+      target_chips=target_chips,
+      draft_chips=draft_chips,
+      kernels=True,
+      weight_dtype=weight_dtype,
+      draft=deployment.drafts[0],
+      draft_weight_dtype=weight_dtype,
     )
+    times = plan_search.price_of(
+      deployment, choice, tree, num_rows=num_rows
+    ).times
     figures = summarize(run(times), times, num_growth_steps=growth)
-    found.append({**figures, 'target_chips': split[0]})
+    found.append({**figures, 'target_chips': target_chips})
   return max(found, key=lambda figures: figures['tokens_per_second'])
 
 

@@ -27,29 +27,6 @@ _ALL_REDUCES = 2  # of a layer: behind attention and behind the feed-forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chip:
-  """One accelerator, as its maker describes it but for the two latencies.
-
-  Attributes:
-    name: name for messages and results.
-    memory_bytes: bytes of memory.
-    peak_flops: operations per second of dense products, by dtype.
-    memory_bandwidth: bytes per second read from memory.
-    link_bandwidth: bytes per second that leave for the other chips.
-    link_latency: seconds that each chip adds to a small all-reduce.
-    launch_seconds: seconds between the starts of kernels that do little.
-  """
-
-  name: str
-  memory_bytes: float
-  peak_flops: Mapping[str, float]
-  memory_bandwidth: float
-  link_bandwidth: float
-  link_latency: float
-  launch_seconds: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency:
   """Shares of the memory bandwidth that products of few tokens reach.
 
@@ -65,6 +42,36 @@ class Efficiency:
 # `experiments.plan` fits both, and the seconds of a launch, to the published
 # step times, and `tests/plan_test.py` that these are the fit.
 FITTED = Efficiency(wide=0.917, quantized=0.586)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """One accelerator.
+
+  Attributes:
+    name: name for messages and results.
+    device_kinds: JAX's names of it.
+    memory_bytes: bytes of memory.
+    peak_flops: operations per second of dense products, by dtype.
+    memory_bandwidth: bytes per second read from memory.
+    link_bandwidth: bytes per second that leave for the other chips.
+    link_latency: seconds that each chip adds to a small all-reduce.
+    launch_seconds: seconds between the starts of kernels that do little.
+    efficiency: shares of the memory bandwidth that are reached.
+    sources: origins of the numbers, by their names; the maker's data sheet
+      where there is none.
+  """
+
+  name: str
+  device_kinds: tuple[str, ...] = ()
+  memory_bytes: float
+  peak_flops: Mapping[str, float]
+  memory_bandwidth: float
+  link_bandwidth: float
+  link_latency: float
+  launch_seconds: float
+  efficiency: Efficiency = FITTED
+  sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,16 +147,29 @@ class ForwardSeconds:
   launches: float
 
   @property
+  def parts(self) -> dict[str, float]:
+    """The parts that follow each other: reading, or the products beside it."""
+    parts = dataclasses.asdict(self)
+    if self.compute < self.weights + self.kv:
+      del parts['compute']
+    else:
+      del parts['weights'], parts['kv']
+    return parts
+
+  @property
   def total(self) -> float:
     """Seconds of the forward."""
-    work = max(self.weights + self.kv, self.compute)
-    return work + self.all_reduces + self.launches
+    return sum(self.parts.values())
 
   @property
   def limit(self) -> str:
     """The name of the largest part."""
+    return max(self.parts, key=self.parts.get)
+
+  def scaled(self, factor: float) -> 'ForwardSeconds':
+    """Returns all parts times a factor."""
     parts = dataclasses.asdict(self)
-    return max(parts, key=parts.get)
+    return ForwardSeconds(**{k: factor * v for k, v in parts.items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,11 +222,10 @@ def _bits(spec: params_lib.ParamSpec, weight_dtype: str | None) -> float:
   return bits
 
 
-def predict(
-  forward: Forward, chip: Chip, efficiency: Efficiency = FITTED
-) -> ForwardSeconds:
+def predict(forward: Forward, chip: Chip) -> ForwardSeconds:
   """Returns the seconds of a forward on chips of one kind."""
   config, num_chips = forward.sharded, forward.num_chips
+  efficiency = chip.efficiency
   weights = weights_of(config)
   sums = forward.num_tokens * config.embed_dim * _DTYPE.itemsize
   ring = 2 * (num_chips - 1) / num_chips * sums / chip.link_bandwidth

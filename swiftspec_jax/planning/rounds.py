@@ -11,6 +11,8 @@ import dataclasses
 
 import numpy as np
 
+_SLOW = 0.05  # of the requests
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
@@ -58,6 +60,10 @@ class Rounds:
   def tokens_per_second(self, times: Times) -> float:
     """Returns all tokens over all seconds."""
     return float(self.num_tokens.sum() / self.seconds(times).sum())
+
+  def slow_tokens_per_second(self, times: Times) -> float:
+    """Returns the speed that 95 % of the requests reach."""
+    return float(np.quantile(self.num_tokens / self.seconds(times), _SLOW))
 
 
 def interval(

@@ -128,8 +128,10 @@ def _time(run: Callable[[], Any]) -> tuple[float, float | None]:
   return seconds, sum(kernel_timing.busy_seconds(run_all)) / _NUM_STEPS
 
 
-def _row(setup, model, seconds, busy_seconds=None) -> list[Row]:
-  """Returns a row of a forward of `model`."""
+def _row(
+  setup, model, seconds, busy_seconds=None, *, num_tokens, context
+) -> list[Row]:
+  """Returns a row of a forward of `model`; plans read its figures."""
   embedding = 0
   if not model.config.tie_embeddings:  # of which a step reads few rows
     embedding = model.params['embedding'].nbytes
@@ -139,26 +141,44 @@ def _row(setup, model, seconds, busy_seconds=None) -> list[Row]:
       seconds=seconds,
       reference_seconds=_plain_step(setup)[0],
       bandwidth_share=num_bytes / seconds / shapes.bandwidth(),
-      figures={'busy_seconds': busy_seconds, 'num_bytes': num_bytes},
+      figures={
+        'busy_seconds': busy_seconds,
+        'num_bytes': num_bytes,
+        'num_tokens': num_tokens,
+        'context': context,
+        **dataclasses.asdict(setup),
+      },
     )
   ]
 
 
 def _measure_plain(setup: _Setup) -> list[Row]:
-  return _row(setup, _target(setup), *_plain_step(setup))
+  return _row(
+    setup,
+    _target(setup),
+    *_plain_step(setup),
+    num_tokens=1,
+    context=_PROMPT_TOKENS,
+  )
 
 
 def _measure_verify(setup: _Setup) -> list[Row]:
   decoder = _tree_decoder(setup)
   jax.block_until_ready(decoder.dispatch())
-  return _row(setup, _target(setup), *_time(decoder.pipeline.verify))
+  return _row(
+    setup,
+    _target(setup),
+    *_time(decoder.pipeline.verify),
+    num_tokens=_TREE.num_nodes,
+    context=_PROMPT_TOKENS,
+  )
 
 
 def _measure_draft(setup: _Setup) -> list[Row]:
   draft = _draft(setup)
   max_tokens = _PROMPT_TOKENS + _NEW_TOKENS
   seconds = step_times.draft_step_seconds(draft, _TREE, max_tokens)
-  return _row(setup, draft, seconds)
+  return _row(setup, draft, seconds, num_tokens=_TREE.width, context=0)
 
 
 def _measure_rounds(setup: _Setup) -> list[Row]:
