@@ -4,10 +4,12 @@ A program multiplies some chunks of inputs with one tile of outputs. It reads
 the numbers as they are stored and widens them in registers; a chunk has one
 scale for each output, which multiplies the few sums instead of the many
 weights. Several programs share the inputs of a tile, so that a small weight
-occupies the device, too; the one that ends last adds their sums.
+occupies the device, too; the one that ends last adds their sums. With a gated
+activation a program has the tile of both parts.
 
-Legend: T rows, M rows with padding, P parts, K inputs, N outputs, C groups of
-inputs, J inputs of a chunk, W block_outputs, L tiles of outputs, S splits.
+Legend: T rows, M rows with padding, P parts, of which a program has G, K
+inputs, N outputs, C groups of inputs, J inputs of a chunk, W block_outputs, L
+tiles of outputs, S splits.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ from jax.experimental.pallas import triton as plgpu
 from kernels_pallas import last_program
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import float4, tiles
+from kernels_pallas.swiglu import reference as gate
 
 _LEAST_SIDE = 16  # of a product in Triton
 _MOST_SIDE = 128
@@ -63,7 +66,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
   """Returns tiles that occupy a device; not measured.
 
   Args:
-    num_parts: P.
+    num_parts: number of parts that have programs of their own.
     num_inputs: K.
     num_outputs: N.
   """
@@ -119,6 +122,7 @@ def quantized_matmul(
   values: jax.Array,
   scales: jax.Array,
   *,
+  activation: str | None = None,
   config: Config | None = None,
   interpret: bool = False,
 ) -> jax.Array:
@@ -127,94 +131,99 @@ def quantized_matmul(
   num_rows, num_inputs = x.shape
   num_parts, _, num_outputs = values.shape
   num_groups = scales.shape[1]
-  config = config or default_config(*values.shape)
+  num_joined = num_parts if activation else 1
+  num_results = num_parts // num_joined
+  config = config or default_config(num_results, num_inputs, num_outputs)
   block, num_splits = config.block_outputs, config.num_splits
   if num_outputs % block:
     raise ValueError(f'{block} outputs of a tile do not divide {num_outputs}')
   tiles_of_part = num_outputs // block
-  num_tiles = num_parts * tiles_of_part
+  num_tiles = num_results * tiles_of_part
   padded_rows = max(pl.next_power_of_2(num_rows), _LEAST_SIDE)
 
-  def tile_of(num_lines):
-    """One tile of outputs of a part."""
+  def tile_of(num_joined, num_lines):
+    """One tile of outputs of some parts."""
     return pl.BlockSpec(
-      (None, num_lines, block),
+      (num_joined, num_lines, block),
       lambda tile, _: (tile // tiles_of_part, 0, tile % tiles_of_part),
     )
 
-  def of_tile(*shape):
-    """What the programs of a tile share."""
-    return pl.BlockSpec(
-      (None, *shape), lambda tile, _: (tile, *(0 for _ in shape))
-    )
-
-  totals_shape = (num_splits, padded_rows, block)
-  out, *_ = pl.pallas_call(
+  totals_shape = (num_splits, num_joined, padded_rows, block)
+  counters, counter = last_program.counters(num_tiles, lambda tile, _: tile)
+  out, _ = pl.pallas_call(
     functools.partial(
       _kernel,
       chunk_size=chunk_size_of(num_inputs, num_groups),
+      activation=activation,
       interpret=interpret,
     ),
     grid=(num_tiles, num_splits),
     in_specs=[
       pl.BlockSpec(x.shape, lambda *_: (0, 0)),
-      tile_of(num_inputs),
-      tile_of(num_groups),
-      of_tile(1),
+      tile_of(num_joined, num_inputs),
+      tile_of(num_joined, num_groups),
+      counter,
     ],
-    out_specs=[tile_of(num_rows), of_tile(*totals_shape), of_tile(1)],
+    out_specs=[
+      tile_of(None, num_rows),
+      pl.BlockSpec((None, *totals_shape), lambda tile, _: (tile, 0, 0, 0, 0)),
+    ],
     out_shape=[
-      jax.ShapeDtypeStruct((num_parts, num_rows, num_outputs), x.dtype),
+      jax.ShapeDtypeStruct((num_results, num_rows, num_outputs), x.dtype),
       jax.ShapeDtypeStruct((num_tiles, *totals_shape), jnp.float32),
-      jax.ShapeDtypeStruct((num_tiles, 1), jnp.int32),
     ],
-    input_output_aliases={3: 2},
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
     interpret=interpret,
     name='quantized_matmul',
-  )(x, values, scales, jnp.zeros((num_tiles, 1), jnp.int32))
+  )(x, values, scales, counters)
   return jnp.moveaxis(out, 0, 1)
 
 
 def _kernel(
   # Inputs:
   x,  # [T, K]
-  values,  # int8, int4 or float8_e4m3fn [K, W]
-  scales,  # f32[C, W]
-  _,  # i32[1] zero, the same memory as num_done
+  values,  # int8, int4 or float8_e4m3fn [G, K, W]
+  scales,  # f32[G, C, W]
+  num_done,  # i32[1]
   # Outputs:
   out,  # [T, W]
-  totals,  # f32[S, M, W] partial sums
-  num_done,  # i32[1]
+  totals,  # f32[S, G, M, W] partial sums
   *,
   chunk_size: int,
+  activation: str | None,
   interpret: bool,
 ):
   num_rows, num_inputs = x.shape
-  num_splits, padded_rows, block = totals.shape
+  num_splits, num_joined, padded_rows, block = totals.shape
   row = jnp.arange(padded_rows)
   is_row = (row < num_rows)[:, None]
   num_chunks = num_inputs // chunk_size
   share = pl.cdiv(num_chunks, num_splits)
   split = pl.program_id(1)
 
-  def add_split(other, total):
-    return total + totals[other]
-
-  nothing = jnp.zeros((padded_rows, block), jnp.float32)
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
-  totals[split] = add_chunks(
-    x, row, is_row, values, scales, start, stop, chunk_size
-  )
+  for i in range(num_joined):
+    totals[split, i] = add_chunks(
+      x, row, is_row, values, scales, start, stop, chunk_size, (i,)
+    )
+
+  def sum_of(part):
+    total = jax.lax.fori_loop(
+      0,
+      num_splits,
+      lambda other, total: total + totals[other, part],
+      jnp.zeros((padded_rows, block), jnp.float32),
+    )
+    return total * scales[part] if scales.shape[1] == 1 else total
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    total = jax.lax.fori_loop(0, num_splits, add_split, nothing)
-    if scales.shape[0] == 1:
-      total *= scales[...]
+    total, *up = map(sum_of, range(num_joined))
+    if activation:
+      total = gate.gated_activation(total, *up, activation)
     plgpu.store(
       out.at[row[:, None], jnp.arange(block)[None]],
       total.astype(out.dtype),

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from kernels_pallas import products as products_lib
+from kernels_pallas.fused_attention import api as fused_api
+from kernels_pallas.fused_attention import reference as fused_reference
 from kernels_pallas.matmul_all_reduce import api as project_api
 from kernels_pallas.matmul_all_reduce import reference as project_reference
 from kernels_pallas.swiglu import api as swiglu_api
@@ -25,6 +27,7 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import experts, layers, recurrent
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import QuantizedMatrix
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -83,7 +86,7 @@ def forward_with_features(
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = [], []
 
-  def attend(i, queries, new_keys, new_values):
+  def seen_by(i):
     mask, seen_from, window = attention_mask, positions, None
     if config.is_sliding(i):
       seen_from = layers.window_ends(positions, config)
@@ -96,26 +99,52 @@ def forward_with_features(
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
+    return prefix_lengths, mask, seen_from, window
+
+  def attend(i, queries, new_keys, new_values):
+    *seen, window = seen_by(i)
     keys.append(dense.write(cache.keys[i], new_keys, starts))
     values.append(dense.write(cache.values[i], new_values, starts))
     return attention_fn(
       queries,
       keys[i][:, :, :context],
       values[i][:, :, :context],
-      prefix_lengths,
-      mask,
-      seen_from,
+      *seen,
       scale=query_scale(config),
       window=window,
       sinks=params['layers'][i].get('sinks'),
     )
 
+  def attend_from_heads(i, heads, cos, sin):
+    *seen, window = seen_by(i)
+    attended, new_keys, new_values = fused_api.fused_attention(
+      heads,
+      cos,
+      sin,
+      cache.keys[i],
+      cache.values[i],
+      starts,
+      *seen,
+      params['layers'][i].get('sinks'),
+      scale=query_scale(config),
+      window=window,
+      implementation=config.kernels,
+      sharding=cache.sharding,
+    )
+    keys.append(new_keys)
+    values.append(new_values)
+    return attended
+
+  # Else there is more between the product and attention than a rotation.
+  is_plain = not (config.use_qk_norm or config.irope)
+  is_fused = context is None and is_plain
   x, features = run_layers(
     params,
     config,
     token_ids,
     positions,
     attend,
+    attend_from_heads=attend_from_heads if is_fused else None,
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,
@@ -126,6 +155,9 @@ def forward_with_features(
 # Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E] -> attended
 # [B, T, G, Q, E].
 AttendFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+# Layer, heads [B, T, G, Q + 2, E] that are not rotated, cos and sin f32[B, T,
+# E / 2] -> attended [B, T, G, Q, E].
+HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +202,7 @@ def run_layers(
   positions: jax.Array,
   attend_fn: AttendFn,
   *,
+  attend_from_heads: HeadsFn | None = None,
   products: Products = Products(),
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
@@ -184,6 +217,8 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: function that attends in a layer, called once for each in their
       order. Its queries and keys are rotated; it keeps the keys and values.
+    attend_from_heads: function that rotates, too, and takes the place of
+      `attend_fn`; None where the layers have more than a rotation.
     products: functions that make the products of a layer.
     features_before: [B, T, D] feature of the token before each one, where the
       model reads features. It is `project_features` of the target's outputs, or
@@ -234,10 +269,11 @@ def run_layers(
         x,
         layer,
         config,
-        functools.partial(attend_fn, i),
+        functools.partial(attend_from_heads or attend_fn, i),
         products,
         encoding,
         pair if i == 0 else None,
+        rotates=attend_from_heads is not None,
       )
     outputs.append(x)
   if config.returns_normed:
@@ -316,7 +352,9 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(x, layer, config, attend, products, encoding, pair=None):
+def _layer(
+  x, layer, config, attend, products, encoding, pair=None, *, rotates=False
+):
   """One decoder layer over x [B, T, D].
 
   `encoding` is as in `_encode_positions`. Where there is a `pair`, it is the
@@ -327,7 +365,9 @@ def _layer(x, layer, config, attend, products, encoding, pair=None):
   if pair is not None:
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
-  attended = _attention_block(normed, layer, config, attend, encoding)
+  attended = _attention_block(
+    normed, layer, config, attend, encoding, rotates=rotates
+  )
   attended = _project(attended, layer['attention_out'], products)
   if config.use_output_bias:
     attended = attended + layer['attention_out_bias'][None, None]
@@ -362,12 +402,16 @@ def _dense(x, layer, config, products, prefix=''):
   return _project(hidden, down, products)
 
 
-def _attention_block(x, layer, config, attend, encoding):
+def _attention_block(x, layer, config, attend, encoding, *, rotates=False):
+  """Attention of one layer; `attend` is a HeadsFn if it `rotates`."""
   num_groups = config.num_query_groups
   batch, length = x.shape[:2]
   qkv = layers.product(x, layer['qkv'])
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
+  if rotates:
+    with jax.named_scope('attention'):
+      return attend(qkv, *encoding).reshape(batch, length, -1)
   queries, new_keys = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups]
   new_values = qkv[:, :, :, num_groups + 1]
   if config.use_qk_norm:
@@ -389,8 +433,8 @@ def _encode_positions(queries, keys, config, encoding):
     factors = encoding[:, :, None, None, None]
     return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
   heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
-  queries = layers.apply_rope(heads, *encoding).reshape(queries.shape)
-  keys = layers.apply_rope(keys, *encoding)
+  queries = fused_reference.rotate(heads, *encoding).reshape(queries.shape)
+  keys = fused_reference.rotate(keys, *encoding)
   if config.irope and config.irope.norms_rotated:
     scale = jnp.ones(config.head_dim)
     queries = layers.rms_norm(queries, scale, config.norm_eps)
@@ -413,6 +457,10 @@ def _project(x, weight, products):
 
 def _gated_product(x, weight, products, activation):
   """The gated activation of x [B, T, D] times a weight [D, 2, F]."""
+  if isinstance(weight, QuantizedMatrix):
+    rows = x.reshape(-1, x.shape[-1])
+    hidden = weight.multiply_gated(rows, activation)
+    return hidden.reshape(*x.shape[:2], -1)
   if isinstance(weight, layers.MATRICES):
     gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)

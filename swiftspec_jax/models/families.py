@@ -425,7 +425,7 @@ def layer_from_hf(
 def _as_rotated(
   heads: list[np.ndarray], config: ModelConfig
 ) -> list[np.ndarray]:
-  """Returns q, k and v [G, Q, E, ...] with E as `layers.apply_rope` has it."""
+  """Returns q, k and v [G, Q, E, ...] with E in the order of rotations."""
   if config.family != llama4.FAMILY:
     return heads
   return [*map(llama4.rotated_halves, heads[:2]), heads[2]]

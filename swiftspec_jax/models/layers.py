@@ -134,11 +134,3 @@ def window_ends(positions: jax.Array, config: ModelConfig) -> jax.Array:
     return positions
   size = config.sliding_window
   return positions // size * size + size - 1
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates [B, T, heads, E]; first and second half of E are the pairs."""
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  cos, sin = cos[:, :, None], sin[:, :, None]
-  rotated = (first * cos - second * sin, second * cos + first * sin)
-  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
