@@ -79,17 +79,25 @@ class ArgSpec(call_spec.CallSpec):
     )
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
+def arg_specs(
+  matrices: tuple[str, ...] = ('qkv', 'attention_out', 'gate_up', 'down'),
+) -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it.
+
+  Args:
+    matrices: names of matrices of a layer.
+  """
+  return model_shapes.once_each(_all(matrices))
 
 
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+def _all(matrices: tuple[str, ...]) -> Iterator[tuple[str, ArgSpec]]:
   """Yields users and their shapes, the same ones several times."""
   for model, shards, weight_dtype in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):
-    for name, sizes in _matrices(model, shards).items():
+    sizes_of = _matrices(model, shards)
+    for name in matrices:
+      sizes = sizes_of[name]
       user = f'{model.name}/tp{shards}/{name}'
       options = (sizes, weight_dtype)
       numbers = (_NUM_TOKENS,)

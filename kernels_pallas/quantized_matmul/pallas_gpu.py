@@ -15,7 +15,8 @@ tiles of outputs, S splits.
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +128,47 @@ def quantized_matmul(
   interpret: bool = False,
 ) -> jax.Array:
   """See `api.quantized_matmul`; raises NotImplementedError as `check`."""
+  product, *_ = launch(
+    'quantized_matmul',
+    [x],
+    values,
+    scales,
+    activation=activation,
+    config=config,
+    interpret=interpret,
+  )
+  return product
+
+
+def launch(
+  name: str,
+  rows: Sequence[jax.Array],
+  values: jax.Array,
+  scales: jax.Array,
+  *,
+  activation: str | None,
+  config: Config | None,
+  interpret: bool,
+  epsilon: float | None = None,
+) -> list[jax.Array]:
+  """Launches the kernel.
+
+  Args:
+    name: name of the launch.
+    rows: x [T, K]. With a norm, what is added to x [T, K], and the scale of
+      the norm f32[K], too.
+    values: weight [P, K, N].
+    scales: scales [P, C, N].
+    activation: gate that joins the parts, or None.
+    config: tiles; None for the defaults.
+    interpret: whether the interpreter runs it.
+    epsilon: number that is added to the mean square; None for no norm.
+
+  Returns:
+    The product [T, P, N], or [T, 1, N] with an activation; with a norm, the
+    sum of both rows [T, K], too.
+  """
+  x = rows[0]
   check(x, values, scales)
   num_rows, num_inputs = x.shape
   num_parts, _, num_outputs = values.shape
@@ -141,6 +183,15 @@ def quantized_matmul(
   num_tiles = num_results * tiles_of_part
   padded_rows = max(pl.next_power_of_2(num_rows), _LEAST_SIDE)
 
+  def whole(array):
+    return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
+
+  def of_tile(*shape):
+    """What the programs of a tile share."""
+    return pl.BlockSpec(
+      (None, *shape), lambda tile, _: (tile, *(0 for _ in shape))
+    )
+
   def tile_of(num_joined, num_lines):
     """One tile of outputs of some parts."""
     return pl.BlockSpec(
@@ -148,67 +199,107 @@ def quantized_matmul(
       lambda tile, _: (tile // tiles_of_part, 0, tile % tiles_of_part),
     )
 
-  totals_shape = (num_splits, num_joined, padded_rows, block)
+  totals = (num_splits, num_joined, padded_rows, block)
+  squares = (num_splits, padded_rows)
+  partial_sums = [totals] if epsilon is None else [totals, squares]
+  sums = [] if epsilon is None else [x]
   counters, counter = last_program.counters(num_tiles, lambda tile, _: tile)
-  out, _ = pl.pallas_call(
+  out, *others = pl.pallas_call(
     functools.partial(
       _kernel,
       chunk_size=chunk_size_of(num_inputs, num_groups),
       activation=activation,
+      epsilon=epsilon,
       interpret=interpret,
     ),
     grid=(num_tiles, num_splits),
     in_specs=[
-      pl.BlockSpec(x.shape, lambda *_: (0, 0)),
+      *map(whole, rows),
       tile_of(num_joined, num_inputs),
       tile_of(num_joined, num_groups),
       counter,
     ],
     out_specs=[
       tile_of(None, num_rows),
-      pl.BlockSpec((None, *totals_shape), lambda tile, _: (tile, 0, 0, 0, 0)),
+      *map(whole, sums),
+      *(of_tile(*shape) for shape in partial_sums),
     ],
     out_shape=[
       jax.ShapeDtypeStruct((num_results, num_rows, num_outputs), x.dtype),
-      jax.ShapeDtypeStruct((num_tiles, *totals_shape), jnp.float32),
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in sums),
+      *(
+        jax.ShapeDtypeStruct((num_tiles, *shape), jnp.float32)
+        for shape in partial_sums
+      ),
     ],
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
     interpret=interpret,
-    name='quantized_matmul',
-  )(x, values, scales, counters)
-  return jnp.moveaxis(out, 0, 1)
+    name=name,
+  )(*rows, values, scales, counters)
+  return [jnp.moveaxis(out, 0, 1), *others[: len(sums)]]
 
 
 def _kernel(
-  # Inputs:
-  x,  # [T, K]
-  values,  # int8, int4 or float8_e4m3fn [G, K, W]
-  scales,  # f32[G, C, W]
-  num_done,  # i32[1]
-  # Outputs:
-  out,  # [T, W]
-  totals,  # f32[S, G, M, W] partial sums
-  *,
+  # Inputs: x [T, K]; with a norm, what is added to it [T, K] and the scale f32[K]
+  # values int8, int4 or float8_e4m3fn [G, K, W]
+  # scales f32[G, C, W]
+  # num_done i32[1]
+  # Outputs: out [T, W]; with a norm, the sum of rows [T, K]
+  # totals f32[S, G, M, W] partial sums; with a norm, those of squares f32[S, M]
+  *refs,
   chunk_size: int,
   activation: str | None,
+  epsilon: float | None,
   interpret: bool,
 ):
+  if epsilon is None:
+    x, values, scales, num_done, out, totals = refs
+  else:
+    x, added, norm, values, scales, num_done, out, summed, totals, squares = (
+      refs
+    )
   num_rows, num_inputs = x.shape
   num_splits, num_joined, padded_rows, block = totals.shape
   row = jnp.arange(padded_rows)
   is_row = (row < num_rows)[:, None]
   num_chunks = num_inputs // chunk_size
   share = pl.cdiv(num_chunks, num_splits)
-  split = pl.program_id(1)
+  tile, split = pl.program_id(0), pl.program_id(1)
 
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
-  for i in range(num_joined):
-    totals[split, i] = add_chunks(
-      x, row, is_row, values, scales, start, stop, chunk_size, (i,)
+
+  def load(ref, inputs):
+    return plgpu.load(ref.at[row[:, None], inputs[None]], mask=is_row, other=0)
+
+  def rows_of(inputs, square_sums):
+    if epsilon is None:
+      return load(x, inputs), square_sums
+    rows = load(x, inputs) + load(added, inputs)
+    plgpu.store(
+      summed.at[row[:, None], inputs[None]],
+      rows,
+      mask=is_row & (tile == 0),
     )
+    wide = rows.astype(jnp.float32)
+    scaled = (wide * plgpu.load(norm.at[inputs])[None]).astype(x.dtype)
+    return scaled, square_sums + (wide * wide).sum(axis=1)
+
+  for i in range(num_joined):
+    totals[split, i], square_sums = add_chunks(
+      rows_of,
+      jnp.zeros((padded_rows,), jnp.float32),
+      values,
+      scales,
+      start,
+      stop,
+      chunk_size,
+      (i,),
+    )
+  if epsilon is not None:
+    squares[split] = square_sums
 
   def sum_of(part):
     total = jax.lax.fori_loop(
@@ -221,7 +312,18 @@ def _kernel(
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    total, *up = map(sum_of, range(num_joined))
+    parts = map(sum_of, range(num_joined))
+    if epsilon is not None:
+      # A row's factor, which the products were made without.
+      square_sums = jax.lax.fori_loop(
+        0,
+        num_splits,
+        lambda other, total: total + squares[other],
+        jnp.zeros((padded_rows,), jnp.float32),
+      )
+      factors = jax.lax.rsqrt(square_sums / num_inputs + epsilon)
+      parts = [part * factors[:, None] for part in parts]
+    total, *up = parts
     if activation:
       total = gate.gated_activation(total, *up, activation)
     plgpu.store(
@@ -232,16 +334,23 @@ def _kernel(
 
 
 def add_chunks(
-  x, row, is_row, values, scales, start, stop, chunk_size, part=()
-) -> jax.Array:
-  """Returns the product of some chunks of inputs: f32[M, W].
+  rows_fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
+  carry: jax.Array,
+  values,
+  scales,
+  start,
+  stop,
+  chunk_size,
+  part=(),
+) -> tuple[jax.Array, Any]:
+  """Returns the product of some chunks of inputs f32[M, W], and a carry.
 
   A scale for all inputs is left to the caller.
 
   Args:
-    x: reference to the rows [T, K].
-    row: numbers i32[M] of the rows to multiply.
-    is_row: bool[M, 1], false where zeros take the place of a row.
+    rows_fn: function of the inputs i32[J] of a chunk and the carry, that
+      returns rows [M, J] and the next carry.
+    carry: argument of the first call, an array f32[M].
     values: reference to the numbers [*part, K, W].
     scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
     start: number of the first chunk.
@@ -251,23 +360,23 @@ def add_chunks(
   """
   num_groups, block = scales.shape[-2:]
 
-  def add_chunk(chunk, total):
+  def add_chunk(chunk, carry):
+    total, carry = carry
     first = chunk * chunk_size
     inputs = first + jnp.arange(chunk_size)
     weights = values[(*part, pl.ds(first, chunk_size))]
     if float4.is_used(scales):
       weights = float4.numbers(weights)
+    rows, carry = rows_fn(inputs, carry)
     product = plgpu.dot(
-      plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0),
-      weights.astype(x.dtype),
-      precision=tiles.precision(x.dtype),
+      rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
     )
-    if num_groups == 1:
-      return total + product
-    return total + product * float4.wide(scales[(*part, chunk)])[None]
+    if num_groups > 1:
+      product *= float4.wide(scales[(*part, chunk)])[None]
+    return total + product, carry
 
-  nothing = jnp.zeros((len(row), block), jnp.float32)
-  return jax.lax.fori_loop(start, stop, add_chunk, nothing)
+  nothing = jnp.zeros((len(carry), block), jnp.float32)
+  return jax.lax.fori_loop(start, stop, add_chunk, (nothing, carry))
 
 
 def chunk_size_of(num_inputs: int, num_groups: int) -> int:

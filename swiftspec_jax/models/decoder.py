@@ -259,14 +259,15 @@ def run_layers(
           x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
           x = layers.product(x, params['token_fusion'])
         x = x + layers.product(normed, params['feature_fusion'])
-  outputs = []
+  added, features = None, {}
   for i, layer in enumerate(params['layers']):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
       encoding = factors
     with jax.named_scope(f'layer_{i}'):
-      x = _layer(
+      x, added = _layer(
         x,
+        added,
         layer,
         config,
         functools.partial(attend_from_heads or attend_fn, i),
@@ -275,11 +276,15 @@ def run_layers(
         pair if i == 0 else None,
         rotates=attend_from_heads is not None,
       )
-    outputs.append(x)
+    if i in feature_layers:
+      features[i] = x + added
+  if added is not None:
+    x = x + added
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
-  features = [outputs[i] for i in feature_layers]
-  return x, jnp.concatenate(features, axis=-1) if features else None
+  if not feature_layers:
+    return x, None
+  return x, jnp.concatenate([features[i] for i in feature_layers], axis=-1)
 
 
 def project_features(
@@ -343,7 +348,8 @@ def keys_and_values(
     angles = layers.rope_angles(
       positions, config, is_sliding=config.is_sliding(i)
     )
-    _attention_block(context, layer, config, attend, angles)
+    qkv = layers.product(context, layer['qkv'])
+    _attention_block(qkv, layer, config, attend, angles)
   return keys, values
 
 
@@ -353,20 +359,27 @@ def query_scale(config: ModelConfig) -> float:
 
 
 def _layer(
-  x, layer, config, attend, products, encoding, pair=None, *, rotates=False
+  x, added, layer, config, attend, products, encoding, pair=None, *, rotates
 ):
-  """One decoder layer over x [B, T, D].
+  """One decoder layer over x + added [B, T, D]; returns the two of its output.
 
-  `encoding` is as in `_encode_positions`. Where there is a `pair`, it is the
-  normed feature that is attended with beside x, and what is added to in the
-  place of x.
+  That sum is left to the product behind the next norm. `added` is None in front
+  of the first layer. `encoding` is as in `_encode_positions`. Where there is a
+  `pair`, it is the normed feature that is attended with beside x, and what is
+  added to in the place of x.
   """
-  normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
-  if pair is not None:
+  scale = layer['attention_norm']
+  if pair is None:
+    x, qkv = _normed_product(
+      x, added, scale, layer['qkv'], config, layers.product
+    )
+  else:
+    normed = layers.rms_norm(x, scale, config.norm_eps)
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
+    qkv = layers.product(normed, layer['qkv'])
   attended = _attention_block(
-    normed, layer, config, attend, encoding, rotates=rotates
+    qkv, layer, config, attend, encoding, rotates=rotates
   )
   attended = _project(attended, layer['attention_out'], products)
   if config.use_output_bias:
@@ -375,38 +388,59 @@ def _layer(
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
     )
-  x = x + attended
-  normed = layers.rms_norm(x, layer['ffw_norm'], config.norm_eps)
-  hidden = _feed_forward(normed, layer, config, products)
+  x, hidden = _feed_forward(x, attended, layer, config, products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
-  return x + hidden
+  return x, hidden
 
 
-def _feed_forward(x, layer, config, products):
-  if 'router' in layer:
-    rows = x.reshape(-1, x.shape[-1])
-    with jax.named_scope('experts'):
-      mixed = experts.feed_forward(
-        rows, layer, config.experts, config.activation
-      ).reshape(x.shape)
-    if not config.experts.has_shared:
-      return mixed
-    return mixed + _dense(x, layer, config, products, 'shared_')
-  return _dense(x, layer, config, products)
+def _normed_product(
+  x, added, scale, weight, config, product_fn, activation=None
+):
+  """Returns x + added, and what `product_fn` makes of its norm and a weight.
+
+  With an `activation` it is that of a gated product.
+  """
+  if added is not None and isinstance(weight, QuantizedMatrix):
+    rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
+    total, product = weight.multiply_normed(
+      *rows, scale, config.norm_eps, activation
+    )
+    product = product.reshape(*x.shape[:2], *product.shape[1:])
+    return total.reshape(x.shape), product
+  total = x if added is None else x + added
+  normed = layers.rms_norm(total, scale, config.norm_eps)
+  return total, product_fn(normed, weight)
 
 
-def _dense(x, layer, config, products, prefix=''):
-  gate_up, down = layer[f'{prefix}gate_up'], layer[f'{prefix}down']
-  hidden = _gated_product(x, gate_up, products, config.activation)
-  return _project(hidden, down, products)
+def _feed_forward(x, added, layer, config, products):
+  """Returns x + added, and what the layer makes of its norm."""
+  scale, activation = layer['ffw_norm'], config.activation
+  gated_product = functools.partial(
+    _gated_product, products=products, activation=activation
+  )
+  if 'router' not in layer:
+    x, hidden = _normed_product(
+      x, added, scale, layer['gate_up'], config, gated_product, activation
+    )
+    return x, _project(hidden, layer['down'], products)
+  x = x + added
+  normed = layers.rms_norm(x, scale, config.norm_eps)
+  rows = normed.reshape(-1, x.shape[-1])
+  with jax.named_scope('experts'):
+    mixed = experts.feed_forward(
+      rows, layer, config.experts, activation
+    ).reshape(x.shape)
+  if config.experts.has_shared:
+    hidden = gated_product(normed, layer['shared_gate_up'])
+    mixed = mixed + _project(hidden, layer['shared_down'], products)
+  return x, mixed
 
 
-def _attention_block(x, layer, config, attend, encoding, *, rotates=False):
+def _attention_block(qkv, layer, config, attend, encoding, *, rotates=False):
   """Attention of one layer; `attend` is a HeadsFn if it `rotates`."""
   num_groups = config.num_query_groups
-  batch, length = x.shape[:2]
-  qkv = layers.product(x, layer['qkv'])
+  batch, length = qkv.shape[:2]
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
   if rotates:
