@@ -138,13 +138,8 @@ def _kernel(
   is_own = ((row >= first) & (row < stop))[:, None]
   none = jnp.zeros((), jnp.int32)
   num_chunks = jnp.where(first < stop, x.shape[1] // chunk_size, none)
-
-  def rows_of(inputs, nothing):
-    places = row[:, None], inputs[None]
-    return plgpu.load(x.at[places], mask=is_own, other=0), nothing
-
   total, _ = dense.add_chunks(
-    rows_of,
+    functools.partial(dense.plain_rows, x, row, is_own),
     jnp.zeros((_BLOCK_ROWS,), jnp.float32),
     values,
     scales,

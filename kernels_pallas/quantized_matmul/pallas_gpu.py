@@ -242,12 +242,14 @@ def launch(
 
 
 def _kernel(
-  # Inputs: x [T, K]; with a norm, what is added to it [T, K] and the scale f32[K]
+  # Inputs:
+  # x [T, K]; with a norm, what is added to it [T, K], and the scale f32[K]
   # values int8, int4 or float8_e4m3fn [G, K, W]
   # scales f32[G, C, W]
   # num_done i32[1]
-  # Outputs: out [T, W]; with a norm, the sum of rows [T, K]
-  # totals f32[S, G, M, W] partial sums; with a norm, those of squares f32[S, M]
+  # Outputs:
+  # out [T, W]; with a norm, the sum of both rows [T, K]
+  # totals f32[S, G, M, W], partial sums; with a norm, of squares f32[S, M]
   *refs,
   chunk_size: int,
   activation: str | None,
@@ -271,25 +273,15 @@ def _kernel(
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
 
-  def load(ref, inputs):
-    return plgpu.load(ref.at[row[:, None], inputs[None]], mask=is_row, other=0)
-
-  def rows_of(inputs, square_sums):
-    if epsilon is None:
-      return load(x, inputs), square_sums
-    rows = load(x, inputs) + load(added, inputs)
-    plgpu.store(
-      summed.at[row[:, None], inputs[None]],
-      rows,
-      mask=is_row & (tile == 0),
+  rows_fn = functools.partial(plain_rows, x, row, is_row)
+  if epsilon is not None:
+    is_written = is_row & (tile == 0)
+    rows_fn = functools.partial(
+      _scaled_rows, x, added, norm, summed, row, is_row, is_written
     )
-    wide = rows.astype(jnp.float32)
-    scaled = (wide * plgpu.load(norm.at[inputs])[None]).astype(x.dtype)
-    return scaled, square_sums + (wide * wide).sum(axis=1)
-
   for i in range(num_joined):
     totals[split, i], square_sums = add_chunks(
-      rows_of,
+      rows_fn,
       jnp.zeros((padded_rows,), jnp.float32),
       values,
       scales,
@@ -301,27 +293,13 @@ def _kernel(
   if epsilon is not None:
     squares[split] = square_sums
 
-  def sum_of(part):
-    total = jax.lax.fori_loop(
-      0,
-      num_splits,
-      lambda other, total: total + totals[other, part],
-      jnp.zeros((padded_rows, block), jnp.float32),
-    )
-    return total * scales[part] if scales.shape[1] == 1 else total
-
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    parts = map(sum_of, range(num_joined))
+    parts = [_sum_of(totals.at[:, i]) for i in range(num_joined)]
+    if scales.shape[1] == 1:
+      parts = [part * scales[i] for i, part in enumerate(parts)]
     if epsilon is not None:
-      # A row's factor, which the products were made without.
-      square_sums = jax.lax.fori_loop(
-        0,
-        num_splits,
-        lambda other, total: total + squares[other],
-        jnp.zeros((padded_rows,), jnp.float32),
-      )
-      factors = jax.lax.rsqrt(square_sums / num_inputs + epsilon)
+      factors = _factors_of(squares, num_inputs, epsilon)
       parts = [part * factors[:, None] for part in parts]
     total, *up = parts
     if activation:
@@ -331,6 +309,41 @@ def _kernel(
       total.astype(out.dtype),
       mask=is_row,
     )
+
+
+def plain_rows(x, row, is_row, inputs, carry):
+  """Returns rows [M, J] of x [T, K], for `add_chunks`."""
+  places = row[:, None], inputs[None]
+  return plgpu.load(x.at[places], mask=is_row, other=0), carry
+
+
+def _scaled_rows(
+  x, added, norm, summed, row, is_row, is_written, inputs, square_sums
+):
+  """Adds rows, writes the sums, and scales them by inputs alone."""
+  rows, _ = plain_rows(x, row, is_row, inputs, None)
+  others, _ = plain_rows(added, row, is_row, inputs, None)
+  rows += others
+  plgpu.store(summed.at[row[:, None], inputs[None]], rows, mask=is_written)
+  wide = rows.astype(jnp.float32)
+  scaled = (wide * plgpu.load(norm.at[inputs])[None]).astype(rows.dtype)
+  return scaled, square_sums + (wide * wide).sum(axis=1)
+
+
+def _factors_of(squares, num_inputs, epsilon) -> jax.Array:
+  """Returns f32[M], what the norm multiplies the products of a row with."""
+  return jax.lax.rsqrt(_sum_of(squares) / num_inputs + epsilon)
+
+
+def _sum_of(sums) -> jax.Array:
+  """Returns f32[...], what the splits f32[S, ...] have together."""
+  num_splits, *shape = sums.shape
+  return jax.lax.fori_loop(
+    0,
+    num_splits,
+    lambda split, total: total + sums[split],
+    jnp.zeros(shape, jnp.float32),
+  )
 
 
 def add_chunks(

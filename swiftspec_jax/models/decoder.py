@@ -259,7 +259,7 @@ def run_layers(
           x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
           x = layers.product(x, params['token_fusion'])
         x = x + layers.product(normed, params['feature_fusion'])
-  added, features = None, {}
+  outputs, added = [], None
   for i, layer in enumerate(params['layers']):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
@@ -276,15 +276,12 @@ def run_layers(
         pair if i == 0 else None,
         rotates=attend_from_heads is not None,
       )
-    if i in feature_layers:
-      features[i] = x + added
-  if added is not None:
-    x = x + added
+    outputs.append((x, added))
+  x = _sum(x, added)
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
-  if not feature_layers:
-    return x, None
-  return x, jnp.concatenate([features[i] for i in feature_layers], axis=-1)
+  features = [_sum(*outputs[i]) for i in feature_layers]
+  return x, jnp.concatenate(features, axis=-1) if features else None
 
 
 def project_features(
@@ -394,6 +391,10 @@ def _layer(
   return x, hidden
 
 
+def _sum(x, added):
+  return x if added is None else x + added
+
+
 def _normed_product(
   x, added, scale, weight, config, product_fn, activation=None
 ):
@@ -408,7 +409,7 @@ def _normed_product(
     )
     product = product.reshape(*x.shape[:2], *product.shape[1:])
     return total.reshape(x.shape), product
-  total = x if added is None else x + added
+  total = _sum(x, added)
   normed = layers.rms_norm(total, scale, config.norm_eps)
   return total, product_fn(normed, weight)
 
