@@ -295,7 +295,7 @@ def _kernel(
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    parts = [_sum_of(totals.at[:, i]) for i in range(num_joined)]
+    parts = [_sum_of(totals, i) for i in range(num_joined)]
     if scales.shape[1] == 1:
       parts = [part * scales[i] for i, part in enumerate(parts)]
     if epsilon is not None:
@@ -335,14 +335,14 @@ def _factors_of(squares, num_inputs, epsilon) -> jax.Array:
   return jax.lax.rsqrt(_sum_of(squares) / num_inputs + epsilon)
 
 
-def _sum_of(sums) -> jax.Array:
-  """Returns f32[...], what the splits f32[S, ...] have together."""
+def _sum_of(sums, *part: int) -> jax.Array:
+  """Returns f32[...], what the splits of f32[S, *part, ...] have together."""
   num_splits, *shape = sums.shape
   return jax.lax.fori_loop(
     0,
     num_splits,
-    lambda split, total: total + sums[split],
-    jnp.zeros(shape, jnp.float32),
+    lambda split, total: total + sums[(split, *part)],
+    jnp.zeros(shape[len(part) :], jnp.float32),
   )
 
 
