@@ -73,6 +73,7 @@ def test_a_model_on_kernels_gives_the_same():
   assert ('reference', 'no kernel for cpu') in chosen
 
 
+@pytest.mark.ci
 def test_a_layer_of_few_launches_gives_the_same(monkeypatch):
   """On GPUs: norms in products, rotation and write in attention."""
   for kernel in ('fused_attention', 'normed_matmul', 'quantized_matmul'):

@@ -6,9 +6,10 @@ first program of a kv head rotates the new keys, too. It attends to the new
 tokens, and writes them; the others leave their rows out, so that nobody reads
 what is being written.
 
-Legend: B rows, T new tokens, M cache rows of the tree, S cache capacity, G kv
-heads, Q query heads for each kv head, E head_dim, J new tokens with padding, N
-rows of queries, W mask words.
+Legend:
+- B rows, T new tokens, M cache rows of the tree, S cache capacity
+- G kv heads, Q query heads for each kv head, E head_dim, W mask words
+- J new tokens with padding, N rows of queries
 """
 
 import functools

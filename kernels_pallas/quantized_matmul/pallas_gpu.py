@@ -7,9 +7,10 @@ weights. Several programs share the inputs of a tile, so that a small weight
 occupies the device, too; the one that ends last adds their sums. With a gated
 activation a program has the tile of both parts.
 
-Legend: T rows, M rows with padding, P parts, of which a program has G, K
-inputs, N outputs, C groups of inputs, J inputs of a chunk, W block_outputs, L
-tiles of outputs, S splits.
+Legend:
+- T rows, M rows with padding, P parts, of which a program has G
+- K inputs, C groups of inputs, J inputs of a chunk, S splits
+- N outputs, W block_outputs, L tiles of outputs
 """
 
 import dataclasses
