@@ -35,7 +35,8 @@ class ArgSpec(product_specs.ArgSpec):
   @property
   def num_bytes(self) -> int:
     """Bytes of the arguments and the results."""
-    return super().num_bytes + 2 * self.arrays()[0].nbytes
+    x = self.arrays()[0]
+    return super().num_bytes + 2 * x.size * x.dtype.itemsize
 
 
 def arg_specs() -> list[ArgSpec]:

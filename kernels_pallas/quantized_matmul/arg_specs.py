@@ -46,7 +46,7 @@ class ArgSpec(call_spec.CallSpec):
   @property
   def num_bytes(self) -> int:
     """Bytes of the arguments and the result."""
-    x, values, scales = self.arrays()
+    x, *_, values, scales = self.arrays()
     num_results = 1 if self.activation else self.num_parts
     result = self.num_tokens * num_results * self.num_outputs
     return (
