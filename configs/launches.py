@@ -1,8 +1,8 @@
 """Kernels that the programs of a round start.
 
 Those of the papers' programs are what their text names, for want of a count.
-Ours are in `launches.jsonl`, counted on 2026-11-24 in what the GPU compiler of
-jax 0.10.2 made, by
+Ours are in `launches.jsonl`, counted on 2026-11-25 (with kernels) and the day
+before (without) in what the GPU compiler of jax 0.10.2 made, by
 
   python -m experiments.aot --suite=launches --target=h200 --output=DIR
 """

@@ -18,8 +18,10 @@ from kernels_pallas import dispatch
 
 PACKAGES = {
   'quantized_matmul': 'kernels_pallas.quantized_matmul',
+  'normed_matmul': 'kernels_pallas.normed_matmul',
   'grouped_matmul': 'kernels_pallas.grouped_matmul',
   'tree_attention': 'kernels_pallas.tree_attention',
+  'fused_attention': 'kernels_pallas.fused_attention',
   'paged_attention': 'kernels_pallas.paged_attention',
   'verify_tree': 'kernels_pallas.verification',
   'accept_chain': 'kernels_pallas.rejection',

@@ -1,6 +1,7 @@
 """Models run on kernels as they do without them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import swiftspec_jax as ss
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, registry
 from kernels_pallas.verification import api as verification_api
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.architecture import Experts
@@ -70,6 +71,29 @@ def test_a_model_on_kernels_gives_the_same():
   ]
   assert ('pallas_tpu', 'asked for') in chosen
   assert ('reference', 'no kernel for cpu') in chosen
+
+
+@pytest.mark.ci
+def test_a_layer_of_few_launches_gives_the_same(monkeypatch):
+  """On GPUs: norms in products, rotation and write in attention."""
+  for kernel in ('fused_attention', 'normed_matmul', 'quantized_matmul'):
+    module = registry.module(kernel, 'pallas_gpu')
+    call = functools.partial(getattr(module, kernel), interpret=True)
+    monkeypatch.setattr(module, kernel, call)
+  quantized = registry.module('quantized_matmul', 'pallas_gpu')
+  monkeypatch.setattr(quantized, '_MOST_FLOAT32_ROWS', 64)  # of the prefix
+  found = []
+  for kernels in ('pallas_gpu', 'reference'):
+    config = dataclasses.replace(CONFIG, weight_dtype='int4', kernels=kernels)
+    model = testing.random_model(config)
+    found.append(hidden_states(model, config))
+  np.testing.assert_allclose(*found, atol=1e-5)
+  chosen = {
+    choice.kernel
+    for choice in dispatch.choices()
+    if choice.implementation == 'pallas_gpu'
+  }
+  assert {'fused_attention', 'normed_matmul', 'quantized_matmul'} <= chosen
 
 
 def test_experts_on_kernels_give_the_same():

@@ -104,6 +104,17 @@ def test_padding_does_not_leak(name, weight_dtype):
   np.testing.assert_array_equal(padded[:3], alone)
 
 
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_gates_are_joined(name):
+  arrays = arguments(4, 5, 'float32', 'int4')
+  got = jax.jit(functools.partial(IMPLEMENTATIONS[name], activation='silu'))(
+    *arrays
+  )
+  gate, up = jnp.moveaxis(reference.quantized_matmul(*arrays), 1, 0)
+  want = jax.nn.silu(gate) * up
+  np.testing.assert_allclose(got[:, 0], want, atol=2e-6 * abs(want).max())
+
+
 @pytest.mark.parametrize('weight_dtype', WEIGHTS)
 @pytest.mark.parametrize('axes', [(None, 'ffw'), ('ffw', None), (None, None)])
 def test_shares_of_devices(axes, weight_dtype):

@@ -138,8 +138,15 @@ def _kernel(
   is_own = ((row >= first) & (row < stop))[:, None]
   none = jnp.zeros((), jnp.int32)
   num_chunks = jnp.where(first < stop, x.shape[1] // chunk_size, none)
-  total = dense.add_chunks(
-    x, row, is_own, values, scales, none, num_chunks, chunk_size, (expert,)
+  total, _ = dense.add_chunks(
+    functools.partial(dense.plain_rows, x, row, is_own),
+    jnp.zeros((_BLOCK_ROWS,), jnp.float32),
+    values,
+    scales,
+    none,
+    num_chunks,
+    chunk_size,
+    (expert,),
   )
   if scales.shape[1] == 1:
     total *= float4.wide(scales[expert])

@@ -134,7 +134,7 @@ def _kernel(
     return places[:, None], lanes
 
   triton_blocks.attend(
-    queries,
+    functools.partial(triton_blocks.load_queries, queries),
     words,
     positions,
     keys,

@@ -25,6 +25,7 @@ def quantized_matmul(
   values: jax.Array,
   scales: jax.Array,
   *,
+  activation: str | None = None,
   implementation: str = 'auto',
   sharding: NamedSharding,
 ) -> jax.Array:
@@ -36,35 +37,37 @@ def quantized_matmul(
       same rows, as gate and up do.
     scales: f32[P, C, N], one for each output and group of K / C successive
       inputs.
+    activation: gate that joins two parts, gate and up: one of
+      `swiglu.reference.ACTIVATIONS`. None leaves the parts as they are.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of `values`, of whose last two axes one may be sharded.
       The C groups are sharded with the inputs, unless there is only one.
 
   Returns:
-    [T, P, N] with the dtype of x, summed in float32 on each device.
+    [T, P, N] with the dtype of x, summed in float32 on each device; [T, 1, N]
+    with an activation, whose inputs are not sharded.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
 
   def product(*arrays):
-    chosen = _choose(*arrays, implementation, sharding)
+    chosen = _choose(*arrays, activation, implementation, sharding)
     backend = _BACKENDS.get(chosen, reference)
-    return tuning.tuned(
-      'quantized_matmul', chosen, backend.quantized_matmul, sharding
-    )(*arrays)
+    call = functools.partial(backend.quantized_matmul, activation=activation)
+    return tuning.tuned('quantized_matmul', chosen, call, sharding)(*arrays)
 
   return shards.multiply(
     product, x, values, scales, sharding=sharding, result=(None, None)
   )
 
 
-def _choose(x, values, scales, implementation, sharding):
+def _choose(x, values, scales, activation, implementation, sharding):
   """Returns the name of the implementation for a device's part."""
   described = (
     f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
-    f'{scales.shape[1]} groups'
+    f'{scales.shape[1]} groups{f", {activation}" if activation else ""}'
   )
   num_parts, num_inputs, num_outputs = values.shape
   spec = arg_specs.ArgSpec(
@@ -76,6 +79,7 @@ def _choose(x, values, scales, implementation, sharding):
     group_size=num_inputs // scales.shape[1],
     dtype=x.dtype.name,
     weight_dtype=values.dtype.name,
+    activation=activation,
   )
   return dispatch.choose(
     'quantized_matmul',

@@ -31,6 +31,7 @@ class ArgSpec(call_spec.CallSpec):
     group_size: inputs of a group, where the weight is not int8.
     dtype: dtype of the rows.
     weight_dtype: dtype of the weight, one of `tiles.BITS`.
+    activation: gate that joins the parts, or None.
   """
 
   num_tokens: int
@@ -40,12 +41,14 @@ class ArgSpec(call_spec.CallSpec):
   group_size: int
   dtype: str
   weight_dtype: str
+  activation: str | None = None
 
   @property
   def num_bytes(self) -> int:
     """Bytes of the arguments and the result."""
-    x, values, scales = self.arrays()
-    result = self.num_tokens * self.num_parts * self.num_outputs
+    x, *_, values, scales = self.arrays()
+    num_results = 1 if self.activation else self.num_parts
+    result = self.num_tokens * num_results * self.num_outputs
     return (
       values.size * tiles.BITS[self.weight_dtype] // 8
       + scales.size * scales.dtype.itemsize
@@ -57,6 +60,10 @@ class ArgSpec(call_spec.CallSpec):
     """Operations of the product."""
     weights = self.num_parts * self.num_inputs * self.num_outputs
     return 2 * weights * self.num_tokens
+
+  def options(self) -> dict[str, str | None]:
+    """Returns the keyword arguments."""
+    return {'activation': self.activation}
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `quantized_matmul`."""
@@ -72,17 +79,25 @@ class ArgSpec(call_spec.CallSpec):
     )
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
+def arg_specs(
+  matrices: tuple[str, ...] = ('qkv', 'attention_out', 'gate_up', 'down'),
+) -> list[ArgSpec]:
+  """Returns all shapes, each once, with the models that have it.
+
+  Args:
+    matrices: names of matrices of a layer.
+  """
+  return model_shapes.once_each(_all(matrices))
 
 
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+def _all(matrices: tuple[str, ...]) -> Iterator[tuple[str, ArgSpec]]:
   """Yields users and their shapes, the same ones several times."""
   for model, shards, weight_dtype in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):
-    for name, sizes in _matrices(model, shards).items():
+    sizes_of = _matrices(model, shards)
+    for name in matrices:
+      sizes = sizes_of[name]
       user = f'{model.name}/tp{shards}/{name}'
       options = (sizes, weight_dtype)
       numbers = (_NUM_TOKENS,)
@@ -121,6 +136,7 @@ def _spec(sizes, weight_dtype, num_tokens, dtype) -> ArgSpec:
       f'T{num_tokens} {dtype} x {weight_dtype}'
       f'[{num_parts}, {num_inputs}, {num_outputs}]'
     ),
+    activation='silu' if num_parts == 2 else None,
     num_tokens=num_tokens,
     num_parts=num_parts,
     num_inputs=num_inputs,

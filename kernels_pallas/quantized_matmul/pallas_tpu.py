@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import float4, tiles
+from kernels_pallas.swiglu import reference as gate
 
 _LANES = 128
 _ROW_TILE = 16  # of a register of bfloat16
@@ -112,6 +113,7 @@ def quantized_matmul(
   values: jax.Array,
   scales: jax.Array,
   *,
+  activation: str | None = None,
   config: Config | None = None,
   interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
@@ -146,7 +148,10 @@ def quantized_matmul(
     interpret=interpret,
     name='quantized_matmul',
   )(chunks, values, scales)
-  return jnp.moveaxis(out[:, :num_rows], 0, 1)
+  parts = out[:, :num_rows]
+  if activation:
+    return gate.gated_activation(*parts, activation)[:, None]
+  return jnp.moveaxis(parts, 0, 1)
 
 
 def _kernel(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.quantized_matmul import float4
+from kernels_pallas.swiglu import reference as gate
 
 # By dtype, of the largest number of a result: implementations add up in
 # different orders. Other dtypes must be equal.
@@ -14,11 +15,17 @@ TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
 
 
 def quantized_matmul(
-  x: jax.Array, values: jax.Array, scales: jax.Array
+  x: jax.Array,
+  values: jax.Array,
+  scales: jax.Array,
+  *,
+  activation: str | None = None,
 ) -> jax.Array:
   """See `api.quantized_matmul`."""
   # One product for each part: together they would need a transposed copy.
   parts = [_product(x, *part) for part in zip(values, scales, strict=True)]
+  if activation:
+    return gate.gated_activation(*parts, activation)[:, None]
   return jnp.stack(parts, axis=1)
 
 

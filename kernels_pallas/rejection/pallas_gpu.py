@@ -49,8 +49,8 @@ def accept_chain(
     partial,
     partial,
     partial,
-    ((1,), jnp.int32),
   ]
+  counters, counter = last_program.counters(batch, lambda b, _: b)
   num_accepted, normalisers, *_ = pl.pallas_call(
     functools.partial(
       _kernel,
@@ -63,18 +63,17 @@ def accept_chain(
       of_row(num_places, vocab_size),
       of_row(num_places),
       of_row(num_places),
-      of_row(1),
+      counter,
     ],
     out_specs=[of_row(*shape) for shape, _ in out_shapes],
     out_shape=[
       jax.ShapeDtypeStruct((batch, *shape), dtype)
       for shape, dtype in out_shapes
     ],
-    input_output_aliases={3: 5},
     compiler_params=plgpu.CompilerParams(num_warps=config.num_warps),
     interpret=interpret,
     name='accept_chain',
-  )(law, token_ids, bars, jnp.zeros((batch, 1), jnp.int32))
+  )(law, token_ids, bars, counters)
   return num_accepted[:, 0], normalisers
 
 
@@ -83,14 +82,13 @@ def _kernel(
   law,  # f32[T, V]
   token_ids,  # i32[T]
   bars,  # f32[T]
-  _,  # i32[1] zero, the same memory as num_done
+  num_done,  # i32[1]
   # Outputs:
   num_accepted,  # i32[1]
   normalisers,  # f32[T]
   highest,  # f32[P, N] of the logits of each program
   total,  # f32[P, N] of exp(logit - highest)
   drafted,  # f32[P, N] logit of the draft token, if a program has it
-  num_done,  # i32[1]
   *,
   num_tiles: int,
   block_vocab: int,

@@ -125,7 +125,8 @@ def swiglu(
   def of_tile(*shape):
     return pl.BlockSpec((None, *shape), lambda f, p: (f, *(0 for _ in shape)))
 
-  out, *_ = pl.pallas_call(
+  counters, counter = last_program.counters(num_tiles, lambda f, _: f)
+  out, _ = pl.pallas_call(
     functools.partial(
       _kernel,
       activation=activation,
@@ -134,20 +135,18 @@ def swiglu(
       interpret=interpret,
     ),
     grid=(num_tiles, config.num_splits),
-    in_specs=[whole(*x.shape), whole(*gate_up.shape), of_tile(1)],
-    out_specs=[whole(num_tokens, ffw_dim), of_tile(*sums[1:]), of_tile(1)],
+    in_specs=[whole(*x.shape), whole(*gate_up.shape), counter],
+    out_specs=[whole(num_tokens, ffw_dim), of_tile(*sums[1:])],
     out_shape=[
       jax.ShapeDtypeStruct((num_tokens, ffw_dim), x.dtype),
       jax.ShapeDtypeStruct(sums, jnp.float32),
-      jax.ShapeDtypeStruct((num_tiles, 1), jnp.int32),
     ],
-    input_output_aliases={2: 2},
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
     interpret=interpret,
     name='swiglu',
-  )(x, gate_up, jnp.zeros((num_tiles, 1), jnp.int32))
+  )(x, gate_up, counters)
   return out
 
 
@@ -155,11 +154,10 @@ def _kernel(
   # Inputs:
   x,  # [N, D]
   gate_up,  # [D, 2, F]
-  _,  # i32[1] zero, the same memory as num_done
+  num_done,  # i32[1]
   # Outputs:
   out,  # [N, F]
   sums,  # f32[P, 2, R, C] of each split
-  num_done,  # i32[1]
   *,
   activation: str,
   num_rows: int,

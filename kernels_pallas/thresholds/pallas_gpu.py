@@ -70,25 +70,22 @@ def find_thresholds(
     return jnp.repeat(values.astype(jnp.float32), num_queries)
 
   least = jnp.full((num_rows,), exact.LEAST, jnp.int32)
-  num_done = jnp.zeros((num_rows, 1), jnp.int32)
   if top_ks is not None:
-    least, num_done = search(None, least, of_queries(top_ks), num_done)
+    least = search(None, least, of_queries(top_ks))
   if top_ps is not None:
-    highest = rows.max(axis=1)
-    found, _ = search(highest, least, of_queries(top_ps), num_done)
+    found = search(rows.max(axis=1), least, of_queries(top_ps))
     least = jnp.maximum(least, found)
   return exact.logits_of(least).reshape(batch, num_queries)
 
 
-def _search(rows, highest, least, goals, num_done, *, config, interpret):
-  """Returns keys i32[N], and the counters, which are zero again.
+def _search(rows, highest, least, goals, *, config, interpret):
+  """Returns keys i32[N].
 
   Args:
     rows: f32[N, V].
     highest: f32[N] highest logits, for weights of tokens; None counts tokens.
     least: i32[N] least keys; tokens with lower keys do not count.
     goals: f32[N] numbers of tokens; with weights, shares of their sum.
-    num_done: i32[N, 1] zeros.
     config: tiles.
     interpret: whether the interpreter runs it.
   """
@@ -96,7 +93,7 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
   num_programs = pl.cdiv(vocab_size, config.block_vocab)
   has_weights = highest is not None
   of_row = pl.BlockSpec((None,), lambda n, p: (n,))
-  counter = pl.BlockSpec((None, 1), lambda n, p: (n, 0))
+  counters, counter = last_program.counters(num_rows, lambda n, _: n)
   sums_shape = (
     1 + has_weights,
     pl.next_power_of_2(num_programs),
@@ -106,7 +103,7 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
   inputs = [least, goals, *([highest] if has_weights else [])]
   # The launches differ in their arguments only, and are compiled once.
   for shift in reversed(range(0, 32, config.num_bits)):
-    keys, num_done, _ = pl.pallas_call(
+    keys, _ = pl.pallas_call(
       functools.partial(_kernel, config=config, interpret=interpret),
       grid=(num_rows, num_programs),
       in_specs=[
@@ -118,36 +115,33 @@ def _search(rows, highest, least, goals, num_done, *, config, interpret):
       ],
       out_specs=[
         of_row,
-        counter,
         pl.BlockSpec((None, *sums_shape), lambda n, p: (n, 0, 0, 0)),
       ],
       out_shape=[
         jax.ShapeDtypeStruct(keys.shape, jnp.int32),
-        jax.ShapeDtypeStruct(num_done.shape, jnp.int32),
         jax.ShapeDtypeStruct((num_rows, *sums_shape), jnp.int32),
       ],
-      input_output_aliases={2: 1},
       compiler_params=plgpu.CompilerParams(num_warps=config.num_warps),
       interpret=interpret,
       name='find_thresholds',
-    )(jnp.full(1, shift, jnp.int32), keys, num_done, rows, *inputs)
-  return keys, num_done
+    )(jnp.full(1, shift, jnp.int32), keys, counters, rows, *inputs)
+  return keys
 
 
 def _kernel(
   # Inputs:
   shift,  # i32[] place of the bits that this launch finds
   key,  # i32[] the bits found so far
-  _,  # i32[1] zero, the same memory as num_done
+  num_done,  # i32[1]
   logits,  # f32[V]
   least,  # i32[]
   goal,  # f32[]
   *refs,  # highest f32[] where there are weights, then the outputs:
-  # found i32[], num_done i32[1], sums i32[1 or 2, L, C] of each program
+  # found i32[], sums i32[1 or 2, L, C] of each program
   config: Config,
   interpret: bool,
 ):
-  *highest, found, num_done, sums = refs
+  *highest, found, sums = refs
   num_limbs, padded_programs, num_candidates = sums.shape
   num_programs = pl.cdiv(logits.shape[0], config.block_vocab)
   program = pl.program_id(1)
@@ -192,5 +186,3 @@ def _kernel(
     is_enough = (measures >= goal_sum) & (candidate > 0)
     digit = is_enough.astype(jnp.int32).sum()
     found[()] = key[()] + (digit << shift[()])
-    # For the next launch.
-    num_done[0] = jnp.int32(0)

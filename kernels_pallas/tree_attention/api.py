@@ -81,9 +81,7 @@ def tree_attention(
     backend = filled if is_on_cpu else reference
     return backend.tree_attention(*arrays, **options, sinks=sinks)
   if tree_mask is None:
-    batch, num_tokens = positions.shape
-    chain = jnp.tri(num_tokens, dtype=bool)[None]
-    tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+    tree_mask = chain_mask(positions)
   call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
   call = tuning.tuned('tree_attention', chosen, call, sharding)
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
@@ -107,6 +105,17 @@ def tree_attention(
       check_vma=False,
     )
   return call(*arrays)
+
+
+def chain_mask(positions: jax.Array) -> jax.Array:
+  """Returns bool[B, T, T], the mask of a chain: each token sees those before.
+
+  Args:
+    positions: i32[B, T] of the tokens, of which the shape is read.
+  """
+  batch, num_tokens = positions.shape
+  chain = jnp.tri(num_tokens, dtype=bool)[None]
+  return jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
 
 
 def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):

@@ -137,7 +137,7 @@ def _kernel(
 ):
   prefix_length = prefix_length[()]
   triton_blocks.attend(
-    queries,
+    functools.partial(triton_blocks.load_queries, queries),
     words,
     positions,
     keys,

@@ -1,6 +1,6 @@
 """The running softmax of attention kernels for NVIDIA GPUs, in Triton.
 
-What `tree_attention` and `paged_attention` have in common. The visible rows of
+What the attention kernels have in common. The visible rows of
 a kv head are split over several programs, so that one request occupies the
 whole device. The program that ends last combines their partial results, as
 FlashDecoding does in a second launch. Where the rows lie is up to them.
@@ -10,6 +10,7 @@ heads for each of them, E head_dim. N rows of queries (T x Q with padding), K
 block_kv, P splits.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import last_program
-from kernels_pallas.tree_attention import mask_words, reference
+from kernels_pallas.tree_attention import reference, running_softmax
 
 MAX_QUERY_ROWS = 128
 _MIN_QUERY_ROWS = 16  # of a product in Triton
@@ -29,6 +30,22 @@ _MIN_QUERY_ROWS = 16  # of a product in Triton
 def num_rows_of(num_tokens: int, num_groups: int) -> int:
   """Returns N."""
   return max(pl.next_power_of_2(num_tokens * num_groups), _MIN_QUERY_ROWS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewRows:
+  """Rows that a kernel writes, and so reads from elsewhere.
+
+  Attributes:
+    first: i32[] number of the first one.
+    num_rows: number of them, that of the tokens.
+    load_fn: function that returns keys [J, E] and values [J, E], the first of
+      which are those of the rows.
+  """
+
+  first: jax.Array
+  num_rows: int
+  load_fn: Callable[[], tuple[jax.Array, jax.Array]]
 
 
 def launch(
@@ -45,15 +62,17 @@ def launch(
   config: Any,
   name: str,
   interpret: bool,
+  writes: bool = False,
   **options,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """Launches a kernel that calls `attend` over rows, kv heads and splits.
 
   Args:
     kernel: function of a part of `by_row`, then of what `attend` takes, from
       queries to results; and of the options, `config` and `interpret`.
     by_row: arrays [B, ...], of which a program has its row.
-    queries: [B, T, G, Q, E].
+    queries: [B, T, G, Q, E]; [B, T, G, Q + 2, E] with the key and the value of
+      a token behind its queries, where the kernel writes.
     words: i32[B, T, W].
     positions: i32[B, T].
     keys: keys; `store_spec` takes a part of them.
@@ -63,13 +82,17 @@ def launch(
     config: tiles.
     name: name of the kernel.
     interpret: whether it is interpreted.
+    writes: whether the kernel writes keys and values. They are then its last
+      results, in the memory of the inputs.
     **options: options of the kernel.
 
   Returns:
     [B, T, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums of the
-    softmax, without those of sinks.
+    softmax, without those of sinks; then keys and values, where the kernel
+    writes.
   """
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
+  num_groups -= 2 if writes else 0
   num_rows = num_rows_of(num_tokens, num_groups)
   num_splits = config.num_splits
 
@@ -85,25 +108,31 @@ def launch(
       (None, None, *shape), lambda b, g, p: (b, g, *(0 for _ in shape))
     )
 
-  tokens_spec = pl.BlockSpec(
-    (None, num_tokens, None, num_groups, head_dim),
-    lambda b, g, p: (b, 0, g, 0, 0),
-  )
+  def of_tokens(num_heads):
+    return pl.BlockSpec(
+      (None, num_tokens, None, num_heads, head_dim),
+      lambda b, g, p: (b, 0, g, 0, 0),
+    )
+
   partial_shapes = [
     ((num_splits, num_rows, head_dim), jnp.float32),
     ((num_splits, num_rows), jnp.float32),
     ((num_splits, num_rows), jnp.float32),
-    ((1,), jnp.int32),
   ]
   heads = (batch, num_kv_heads)
+  counters, counter = last_program.counters(
+    batch * num_kv_heads, lambda b, g, _: b * num_kv_heads + g
+  )
   # One more input, which `attend` finds in front of the results.
   by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
-  out, _, maxima, sums, _ = pl.pallas_call(
+  written = [keys, values] if writes else []
+  first_written = len(by_row) + 3
+  out, _, maxima, sums, *written = pl.pallas_call(
     functools.partial(kernel, config=config, interpret=interpret, **options),
     grid=(*heads, num_splits),
     in_specs=[
       *(whole_row(*x.shape[1:]) for x in by_row),
-      tokens_spec,
+      of_tokens(queries.shape[3]),
       whole_row(*words.shape[1:]),
       whole_row(num_tokens),
       store_spec,
@@ -112,20 +141,26 @@ def launch(
         pl.BlockSpec((None, num_groups), lambda b, g, p: (g, 0))
         for _ in by_head
       ),
-      whole_head(1),
+      counter,
     ],
     out_specs=[
-      tokens_spec,
+      of_tokens(num_groups),
       *(whole_head(*shape) for shape, _ in partial_shapes),
+      *[store_spec] * len(written),
     ],
     out_shape=[
-      jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+      jax.ShapeDtypeStruct(
+        (batch, num_tokens, num_kv_heads, num_groups, head_dim), queries.dtype
+      ),
       *(
         jax.ShapeDtypeStruct((*heads, *shape), dtype)
         for shape, dtype in partial_shapes
       ),
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
     ],
-    input_output_aliases={len(by_row) + 5 + len(by_head): 4},
+    input_output_aliases={
+      first_written + i: 4 + i for i in range(len(written))
+    },
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
@@ -139,18 +174,23 @@ def launch(
     keys,
     values,
     *by_head,
-    jnp.zeros((*heads, 1), jnp.int32),
+    counters,
   )
   log_sums = jax.nn.logsumexp(maxima, axis=2, b=sums)[
     ..., : num_tokens * num_groups
   ]
   log_sums = jnp.maximum(log_sums, reference.MASKED_SCORE)  # sees nothing
   log_sums = log_sums.reshape(*heads, num_tokens, num_groups)
-  return out, jnp.swapaxes(log_sums, 1, 2)
+  return out, jnp.swapaxes(log_sums, 1, 2), *written
+
+
+def load_queries(queries, places, is_row):
+  """Returns rotated queries [N, E], for `attend`; `queries` is [T, Q, E]."""
+  return plgpu.load(queries.at[places], mask=is_row, other=0)
 
 
 def attend(
-  queries,
+  queries_fn,
   words,
   positions,
   keys,
@@ -166,18 +206,20 @@ def attend(
   soft_cap: float | None,
   interpret: bool,
   token_count: jax.Array | None = None,
+  new: NewRows | None = None,
 ):
   """Attends from one row's tokens to this split's share of a kv head.
 
   Args:
-    queries: [T, Q, E].
+    queries_fn: function that returns queries [N, E], of tokens i32[N, 1],
+      heads i32[N, 1] and columns i32[1, E], and of which of them there are:
+      bool[N, 1].
     words: i32[T, W] mask.
     positions: i32[T].
     keys: keys of the kv head, which `place_fn` points into.
     values: values, as keys.
-    results: sinks f32[Q], where there are any; the counter, which is the same
-      memory as the last one; then refs of [T, Q, E], partial results
-      f32[P, N, E], f32[P, N] and f32[P, N], and of the counter i32[1].
+    results: sinks f32[Q], where there are any; the counter i32[1]; then refs of
+      [T, Q, E], and partial results f32[P, N, E], f32[P, N] and f32[P, N].
     prefix_length: i32[] rows that every token sees.
     end: i32[] rows that any token may see.
     place_fn: function that returns where the rows of a block lie, of its number
@@ -189,9 +231,10 @@ def attend(
     soft_cap: limit of the scores, or None.
     interpret: whether it is interpreted.
     token_count: i32[] tokens that are no padding, which gives zeros.
+    new: rows that the kernel writes; None where it writes none.
   """
-  *sinks, _, out, totals, maxima, sums, num_done = results
-  num_tokens, num_groups, head_dim = queries.shape
+  *sinks, num_done, out, totals, maxima, sums = results
+  num_tokens, num_groups, head_dim = out.shape
   num_rows = num_rows_of(num_tokens, num_groups)
   split = pl.program_id(2)
   index = jnp.arange(num_rows)
@@ -202,7 +245,7 @@ def attend(
     (index % num_groups)[:, None],
     jnp.arange(head_dim)[None],
   )
-  tile = plgpu.load(queries.at[places], mask=is_row[:, None], other=0)
+  tile = queries_fn(places, is_row[:, None])
   columns = [
     plgpu.load(words.at[token, word], mask=is_row, other=0)[:, None]
     for word in range(words.shape[1])
@@ -215,27 +258,30 @@ def attend(
     first_row = jnp.maximum(first.min(axis=0), 0)
     first = first[:, None]
   blocks, tree_block = _blocks_of(split, first_row, prefix_length, end, config)
+  options = {'queries': tile, 'first': first}
+  options |= {'scale': scale, 'soft_cap': soft_cap}
+  mask = {'columns': columns, 'prefix_length': prefix_length}
   add = functools.partial(
     _add_block,
-    queries=tile,
     keys=keys,
     values=values,
     place_fn=place_fn,
     block_kv=config.block_kv,
     end=end,
-    first=first,
-    scale=scale,
-    soft_cap=soft_cap,
+    new=new,
+    **options,
   )
-  carry = _nothing(num_rows, head_dim)
+  carry = running_softmax.nothing(num_rows, head_dim)
   # A block of the prefix alone needs no mask.
   carry = jax.lax.fori_loop(blocks[0], tree_block, add, carry)
   carry = jax.lax.fori_loop(
-    tree_block,
-    blocks[1],
-    functools.partial(add, columns=columns, prefix_length=prefix_length),
-    carry,
+    tree_block, blocks[1], functools.partial(add, **mask), carry
   )
+  if new is not None:
+    # A loop of one turn in the first split, and of none in the others.
+    add_new = functools.partial(_add_new, new, **options, **mask)
+    is_first = (split == 0).astype(jnp.int32)
+    carry = jax.lax.fori_loop(0, is_first, lambda _, c: add_new(c), carry)
   maximum, total_weight, total = carry
   maxima[split] = maximum
   sums[split] = total_weight
@@ -245,26 +291,19 @@ def attend(
     last_program.is_last(num_done, config.num_splits, interpret=interpret)
   )
   def _():
-    nothing = _nothing(num_rows, head_dim)
+    nothing = running_softmax.nothing(num_rows, head_dim)
     if sinks:
       # Each takes the weight of a score without a value.
       sink = plgpu.load(sinks[0].at[index % num_groups])
       nothing = (sink, jnp.ones_like(sink), nothing[2])
-    combined = _combine(maxima, sums, totals, config.num_splits, nothing)
+    combined = running_softmax.combine(
+      maxima, sums, totals, config.num_splits, nothing
+    )
     if token_count is not None:
       combined = jnp.where((token < token_count)[:, None], combined, 0.0)
     plgpu.store(
       out.at[places], combined.astype(out.dtype), mask=is_row[:, None]
     )
-
-
-def _nothing(num_rows, head_dim):
-  """Returns maxima f32[N], sums f32[N] and totals f32[N, E] of no rows."""
-  return (
-    jnp.full((num_rows,), reference.MASKED_SCORE, jnp.float32),
-    jnp.zeros((num_rows,), jnp.float32),
-    jnp.zeros((num_rows, head_dim), jnp.float32),
-  )
 
 
 def _blocks_of(split, first_row, prefix_length, end, config):
@@ -283,92 +322,61 @@ def _add_block(
   block,
   carry,
   *,
-  queries,
   keys,
   values,
   place_fn,
   block_kv,
   end,
-  first,
-  scale,
-  soft_cap,
+  new,
   columns=None,
-  prefix_length=None,
+  **options,
 ):
   """Takes one block into the running softmax.
 
   Args:
     block: number of the block.
     carry: maxima f32[N], sums f32[N] and totals f32[N, E] so far.
-    queries: [N, E].
     keys: keys of the kv head.
     values: values, as keys.
     place_fn: function, as `attend` takes it.
     block_kv: K.
     end: i32[] rows that any token may see.
-    first: i32[N, 1] first visible row, or None.
-    scale: factor of the scores.
-    soft_cap: limit of the scores, or None.
+    new: rows that are left out, as they are being written, or None.
     columns: the mask's words i32[N, 1]; None where no mask is needed.
-    prefix_length: row at which the mask begins.
+    **options: options of `running_softmax.add_rows`.
   """
-  maximum, total_weight, total = carry
   rows = block * block_kv + jnp.arange(block_kv)
-  is_row = None if columns is None else rows < end
+  is_row = mask = fill = None
+  if columns is not None:
+    is_row = rows < end
+    if new is not None:
+      is_row &= (rows < new.first) | (rows >= new.first + new.num_rows)
+    mask, fill = is_row[:, None], 0
   place = place_fn(block, rows, is_row)
-  is_row = None if columns is None else is_row[:, None]
-  fill = None if columns is None else 0
 
   def load(ref):
-    return plgpu.load(ref.at[place], mask=is_row, other=fill)
+    return plgpu.load(ref.at[place], mask=mask, other=fill)
 
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
-  scores = plgpu.dot(queries, load(keys), trans_b=True, precision=precision)
-  scores = scores.astype(jnp.float32) * scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
-  visible = None
-  if columns is not None:
-    visible = mask_words.is_visible(columns, (rows - prefix_length)[None])
-    visible &= (rows < end)[None]
-  if first is not None:
-    near = rows[None] >= first
-    visible = near if visible is None else visible & near
-  if visible is not None:
-    scores = jnp.where(visible, scores, reference.MASKED_SCORE)
-  new_max = jnp.maximum(maximum, scores.max(axis=1))
-  weights = jnp.exp(scores - new_max[:, None])
-  if visible is not None:
-    weights = jnp.where(visible, weights, 0.0)
-  decay = jnp.exp(maximum - new_max)
-  added = plgpu.dot(
-    weights.astype(values.dtype), load(values), precision=precision
-  )
-  return (
-    new_max,
-    total_weight * decay + weights.sum(axis=1),
-    total * decay[:, None] + added,
+  return running_softmax.add_rows(
+    carry,
+    rows,
+    is_row,
+    functools.partial(load, keys),
+    functools.partial(load, values),
+    columns=columns,
+    **options,
   )
 
 
-def _combine(maxima, sums, totals, num_splits, carry):
-  """Returns f32[N, E] of all partial results and what `carry` has so far."""
-
-  def add(split, carry):
-    maximum, total_weight, total = carry
-    other = maxima[split]
-    new_max = jnp.maximum(maximum, other)
-    decay, weight = jnp.exp(maximum - new_max), jnp.exp(other - new_max)
-    added_weight = sums[split] * weight
-    added = totals[split] * weight[:, None]
-    return (
-      new_max,
-      total_weight * decay + added_weight,
-      total * decay[:, None] + added,
-    )
-
-  _, total_weight, total = jax.lax.fori_loop(0, num_splits, add, carry)
-  # A row that sees nothing gives zeros.
-  return total / jnp.where(total_weight == 0, 1.0, total_weight)[:, None]
+def _add_new(new, carry, **options):
+  """Takes the new rows into the running softmax."""
+  keys, values = new.load_fn()
+  index = jnp.arange(len(keys))
+  return running_softmax.add_rows(
+    carry,
+    new.first + index,
+    index < new.num_rows,
+    lambda: keys,
+    lambda: values,
+    **options,
+  )

@@ -51,8 +51,8 @@ def verify_tree(
     ((num_nodes,), jnp.int32),
     ((num_programs, num_rows), jnp.float32),
     ((num_programs, num_rows), jnp.int32),
-    ((1,), jnp.int32),
   ]
+  counters, counter = last_program.counters(batch, lambda b, _: b)
   tokens, num_accepted, path, *_ = pl.pallas_call(
     functools.partial(
       _kernel,
@@ -67,14 +67,13 @@ def verify_tree(
       of_row(num_nodes),
       of_row(num_nodes),
       of_row(num_nodes, num_nodes),
-      of_row(1),
+      counter,
     ],
     out_specs=[of_row(*shape) for shape, _ in out_shapes],
     out_shape=[
       jax.ShapeDtypeStruct((batch, *shape), dtype)
       for shape, dtype in out_shapes
     ],
-    input_output_aliases={5: 5},
     compiler_params=plgpu.CompilerParams(num_warps=config.num_warps),
     interpret=interpret,
     name='verify_tree',
@@ -84,7 +83,7 @@ def verify_tree(
     token_ids,
     parents,
     ancestor_mask.astype(jnp.int32),
-    jnp.zeros((batch, 1), jnp.int32),
+    counters,
   )
   return tokens, num_accepted[:, 0], path
 
@@ -96,14 +95,13 @@ def _kernel(
   token_ids,  # i32[T]
   parents,  # i32[T]
   ancestor_mask,  # i32[T, T]
-  _,  # i32[1] zero, the same memory as num_done
+  num_done,  # i32[1]
   # Outputs:
   tokens,  # i32[T]
   num_accepted,  # i32[1]
   path,  # i32[T]
   best,  # f32[P, N] highest score of each program
   first,  # i32[P, N] its token
-  num_done,  # i32[1]
   *,
   num_tiles: int,
   block_vocab: int,

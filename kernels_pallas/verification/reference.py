@@ -45,9 +45,10 @@ def follow(
   # Siblings differ, so that the nodes whose ancestors match are one path.
   is_accepted = ~jnp.any(ancestor_mask & ~matches[:, None], axis=2)
   num_accepted = is_accepted.sum(axis=1, dtype=jnp.int32) - 1
-  # A child stands behind its parent: in order of index is from the root down.
-  path = jnp.argsort(~is_accepted, axis=1, stable=True).astype(jnp.int32)
+  # An accepted node lies on the path where its depth says.
+  depths = ancestor_mask.sum(axis=2, dtype=jnp.int32) - 1
+  is_place = is_accepted[:, None] & (depths[:, None] == nodes[:, :, None])
+  path = jnp.where(is_place, nodes[:, None], 0).sum(axis=2, dtype=jnp.int32)
   is_output = nodes <= num_accepted[:, None]
-  path = jnp.where(is_output, path, 0)
   output = jnp.take_along_axis(choices, path, axis=1)
   return jnp.where(is_output, output, NO_TOKEN), num_accepted, path

@@ -22,12 +22,15 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
+from kernels_pallas.fused_attention import reference
 from kernels_pallas.kv_commit import api
 from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
 
 # Rows that kernels read at once; on a TPU the lanes of a register.
 _ROW_TILE = 128
+
+write = reference.write
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -123,25 +126,6 @@ def capacity_on(mesh: Mesh, num_rows: int) -> int:
   return math.ceil(num_rows / _ROW_TILE) * _ROW_TILE
 
 
-def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
-  """Returns one layer's keys or values with a block of new ones written.
-
-  Args:
-    rows: [B, G, S, E].
-    new: [B, T, G, E].
-    starts: i32[B] first row of each block; the block must fit (the caller
-      keeps scratch rows behind the last committed one).
-  """
-  new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
-  if rows.shape[0] > 1:
-    return jax.vmap(_write_block)(rows, new, starts)
-  # XLA CPU copies the whole cache each step unless the update has all axes of
-  # the cache and more than one row; the second row is scratch.
-  if new.shape[2] == 1:
-    new = jnp.concatenate([new, new], axis=2)
-  return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
-
-
 def write_features(
   cache: KVCache, features: jax.Array | None, starts: jax.Array
 ) -> KVCache:
@@ -157,11 +141,6 @@ def write_features(
   # As the rows of a single head.
   rows = write(cache.features[:, None], features[:, :, None], starts)
   return cache.replace(features=rows[:, 0])
-
-
-def _write_block(rows, new, start):
-  """Writes [G, T, E] into [G, S, E] at row `start`."""
-  return jax.lax.dynamic_update_slice_in_dim(rows, new, start, axis=1)
 
 
 def commit(

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import products as products_lib
+from kernels_pallas.fused_attention import api as fused_api
+from kernels_pallas.fused_attention import reference as fused_reference
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax.cache import dense
@@ -24,6 +26,7 @@ from swiftspec_jax.models import (
 )
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.models.quantization import QuantizedMatrix
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -84,7 +87,7 @@ def forward_with_features(
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = list(cache.keys), list(cache.values)
 
-  def attend(i, queries, new_keys, new_values):
+  def seen_by(i):
     mask, seen_from, window = attention_mask, positions, None
     if config.is_sliding(i):
       seen_from = layers.window_ends(positions, config)
@@ -97,28 +100,52 @@ def forward_with_features(
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is behind it.
       seen_from, window = jnp.ones_like(positions), 1
+    return prefix_lengths, mask, seen_from, window
+
+  def attend(i, queries, new_keys, new_values):
+    *seen, window = seen_by(i)
     if new_keys is not None:
       keys[i] = dense.write(cache.keys[i], new_keys, starts)
       values[i] = dense.write(cache.values[i], new_values, starts)
-    seen = config.kv_layer(i)
+    kept = config.kv_layer(i)
     return attention_fn(
       queries,
-      keys[seen][:, :, :context],
-      values[seen][:, :, :context],
-      prefix_lengths,
-      mask,
-      seen_from,
+      keys[kept][:, :, :context],
+      values[kept][:, :, :context],
+      *seen,
       scale=query_scale(config),
       window=window,
       sinks=params['layers'][i].get('sinks'),
     )
 
+  def attend_from_heads(i, heads, cos, sin):
+    *seen, window = seen_by(i)
+    attended, keys[i], values[i] = fused_api.fused_attention(
+      heads,
+      cos,
+      sin,
+      cache.keys[i],
+      cache.values[i],
+      starts,
+      *seen,
+      params['layers'][i].get('sinks'),
+      scale=query_scale(config),
+      window=window,
+      implementation=config.kernels,
+      sharding=cache.sharding,
+    )
+    return attended
+
+  # Else there is more between the product and attention than a rotation.
+  is_plain = not (config.use_qk_norm or config.irope or config.gemma4)
+  is_fused = context is None and is_plain
   x, features = run_layers(
     params,
     config,
     token_ids,
     positions,
     attend,
+    attend_from_heads=attend_from_heads if is_fused else None,
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,
@@ -132,6 +159,9 @@ def forward_with_features(
 AttendFn = Callable[
   [int, jax.Array, jax.Array | None, jax.Array | None], jax.Array
 ]
+# Layer, heads [B, T, G, Q + 2, E] that are not rotated, cos and sin f32[B, T,
+# E / 2] -> attended [B, T, G, Q, E].
+HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def run_layers(
@@ -141,6 +171,7 @@ def run_layers(
   positions: jax.Array,
   attend_fn: AttendFn,
   *,
+  attend_from_heads: HeadsFn | None = None,
   products: layer_products.Products = layer_products.PLAIN,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
@@ -156,6 +187,8 @@ def run_layers(
     positions: i32[B, T] RoPE positions.
     attend_fn: function that attends in a layer, called once for each in their
       order. Its queries and keys are rotated; it keeps the keys and values.
+    attend_from_heads: function that rotates, too, and takes the place of
+      `attend_fn`; None where the layers have more than a rotation.
     products: functions that make the products of a layer.
     features_before: [B, T, D] feature of the token before each one, where the
       model reads features. It is `project_features` of the target's outputs, or
@@ -188,29 +221,32 @@ def run_layers(
   pair = None
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
-  outputs, num_begun = dict(begun or {}), 0
-  if outputs:
-    num_begun = max(outputs) + 1
-    x = outputs[num_begun - 1]
+  # Of each layer, two arrays whose sum is its output.
+  outputs = {i: (output, None) for i, output in (begun or {}).items()}
+  num_begun = max(outputs, default=-1) + 1
+  x, added = outputs.get(num_begun - 1, (x, None))
   for i, layer in enumerate(params['layers'][num_begun:], num_begun):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
       encoding = factors
     with jax.named_scope(f'layer_{i}'):
-      x = _layer(
+      x, added = _layer(
         x,
+        added,
         layer,
         config.of_layer(i),
-        functools.partial(attend_fn, i),
+        functools.partial(attend_from_heads or attend_fn, i),
         products,
         encoding,
         pair if i == 0 else None,
         inputs[i],
+        rotates=attend_from_heads is not None,
       )
-    outputs[i] = x
+    outputs[i] = x, added
+  x = _sum(x, added)
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
-  features = [outputs[i] for i in feature_layers]
+  features = [_sum(*outputs[i]) for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
 
 
@@ -299,7 +335,8 @@ def keys_and_values(
     angles = layers.rope_angles(
       positions, config, is_sliding=config.is_sliding(i)
     )
-    _attention_block(context, layer, config, attend, angles)
+    qkv = layers.product(context, layer['qkv'])
+    _attention_block(qkv, layer, config, attend, angles)
   return keys, values
 
 
@@ -309,19 +346,38 @@ def query_scale(config: ModelConfig) -> float:
 
 
 def _layer(
-  x, layer, config, attend, products, encoding, pair=None, inputs=None
+  x,
+  added,
+  layer,
+  config,
+  attend,
+  products,
+  encoding,
+  pair=None,
+  inputs=None,
+  *,
+  rotates,
 ):
-  """One decoder layer over x [B, T, D].
+  """One decoder layer over x + added [B, T, D]; returns the two of its output.
 
-  `encoding` is as in `_encode_positions`. Where there is a `pair`, it is the
-  normed feature that is attended with beside x, and what is added to in the
-  place of x. `inputs` are of `gemma4.layer_inputs`.
+  That sum is left to the product behind the next norm. `added` is None in front
+  of the first layer. `encoding` is as in `_encode_positions`. Where there is a
+  `pair`, it is the normed feature that is attended with beside x, and what is
+  added to in the place of x. `inputs` are of `gemma4.layer_inputs`.
   """
-  normed = layers.rms_norm(x, layer['attention_norm'], config.norm_eps)
-  if pair is not None:
+  scale = layer['attention_norm']
+  if pair is None:
+    x, qkv = _normed_product(
+      x, added, scale, layer['qkv'], config, layers.product
+    )
+  else:
+    normed = layers.rms_norm(x, scale, config.norm_eps)
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
-  attended = _attention_block(normed, layer, config, attend, encoding)
+    qkv = layers.product(normed, layer['qkv'])
+  attended = _attention_block(
+    qkv, layer, config, attend, encoding, rotates=rotates
+  )
   attended = layer_products.project(attended, layer['attention_out'], products)
   if config.use_output_bias:
     attended = attended + layer['attention_out_bias'][None, None]
@@ -329,23 +385,64 @@ def _layer(
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
     )
-  x = x + attended
-  hidden = _feed_forward(x, layer, config, products)
+  x, hidden = _feed_forward(x, attended, layer, config, products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
-  x = x + hidden
-  return gemma4.output(x, layer, config, inputs) if config.gemma4 else x
+  if config.gemma4:
+    return gemma4.output(x + hidden, layer, config, inputs), None
+  return x, hidden
 
 
-def _feed_forward(x, layer, config, products):
-  """Returns what is added to x [B, T, D], before the norm behind it."""
+def _sum(x, added):
+  return x if added is None else x + added
+
+
+def _normed_product(
+  x, added, scale, weight, config, product_fn, activation=None
+):
+  """Returns x + added, and what `product_fn` makes of its norm and a weight.
+
+  With an `activation` it is that of a gated product.
+  """
+  if added is not None and isinstance(weight, QuantizedMatrix):
+    rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
+    total, product = weight.multiply_normed(
+      *rows, scale, config.norm_eps, activation
+    )
+    product = product.reshape(*x.shape[:2], *product.shape[1:])
+    return total.reshape(x.shape), product
+  total = _sum(x, added)
+  normed = layers.rms_norm(total, scale, config.norm_eps)
+  return total, product_fn(normed, weight)
+
+
+def _feed_forward(x, added, layer, config, products):
+  """Returns x + added, and what the layer makes of its norm."""
+  if 'router' not in layer:
+    gate = functools.partial(
+      layer_products.gate, products=products, activation=config.activation
+    )
+    x, hidden = _normed_product(
+      x,
+      added,
+      layer['ffw_norm'],
+      layer['gate_up'],
+      config,
+      gate,
+      config.activation,
+    )
+    return x, layer_products.project(hidden, layer['down'], products)
+  x = x + added
+  return x, _with_experts(x, layer, config, products)
+
+
+def _with_experts(x, layer, config, products):
+  """Returns what a layer with experts adds to x [B, T, D]."""
 
   def normed(array, name):
     return layers.rms_norm(array, layer[name], config.norm_eps)
 
   hidden = normed(x, 'ffw_norm')
-  if 'router' not in layer:
-    return _dense(hidden, layer, config, products)
   if config.experts.is_beside_dense:
     dense = normed(_dense(hidden, layer, config, products), 'post_dense_norm')
     router_inputs = normed(x, 'router_norm')
@@ -373,12 +470,15 @@ def _dense(x, layer, config, products, prefix=''):
   return layer_products.project(hidden, down, products)
 
 
-def _attention_block(x, layer, config, attend, encoding):
+def _attention_block(qkv, layer, config, attend, encoding, *, rotates=False):
+  """Attention of one layer; `attend` is a HeadsFn if it `rotates`."""
   num_groups = config.num_query_groups
-  batch, length = x.shape[:2]
-  qkv = layers.product(x, layer['qkv'])
+  batch, length = qkv.shape[:2]
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
+  if rotates:
+    with jax.named_scope('attention'):
+      return attend(qkv, *encoding).reshape(batch, length, -1)
   queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
   if config.num_kv_parts:
     # The same, where keys are values.
@@ -406,9 +506,9 @@ def _encode_positions(queries, keys, config, encoding):
     factors = encoding[:, :, None, None, None]
     return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
   heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
-  queries = layers.apply_rope(heads, *encoding).reshape(queries.shape)
+  queries = fused_reference.rotate(heads, *encoding).reshape(queries.shape)
   if keys is not None:
-    keys = layers.apply_rope(keys, *encoding)
+    keys = fused_reference.rotate(keys, *encoding)
   if config.irope and config.irope.norms_rotated:
     scale = jnp.ones(config.head_dim)
     queries = layers.rms_norm(queries, scale, config.norm_eps)

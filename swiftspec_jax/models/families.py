@@ -401,7 +401,7 @@ def _scales(
 def as_rotated(
   heads: list[np.ndarray], config: ModelConfig, axis: int
 ) -> list[np.ndarray]:
-  """Returns q, k and v with `axis`, head_dim, as `layers.apply_rope` has it."""
+  """Returns q, k and v with `axis`, head_dim, in the order of rotations."""
   if config.family != llama4.FAMILY:
     return heads
   return [*(llama4.rotated_halves(x, axis) for x in heads[:2]), heads[2]]

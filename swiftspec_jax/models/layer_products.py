@@ -15,6 +15,7 @@ from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import layers
+from swiftspec_jax.models.quantization import QuantizedMatrix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ def gate(
   x: jax.Array, weight: Any, products: Products, activation: str
 ) -> jax.Array:
   """Returns the gated activation of x [B, T, D] times a weight [D, 2, F]."""
+  if isinstance(weight, QuantizedMatrix):
+    rows = x.reshape(-1, x.shape[-1])
+    hidden = weight.multiply_gated(rows, activation)
+    return hidden.reshape(*x.shape[:2], -1)
   if isinstance(weight, layers.MATRICES):
     gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import products
+from kernels_pallas.normed_matmul import reference
 from swiftspec_jax.architecture import IRope, RopeScaling
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.int8_dynamic import Int8Matrix
@@ -18,6 +19,8 @@ from swiftspec_jax.models.transposed import TransposedMatrix
 
 # Weights that multiply themselves.
 MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)
+
+rms_norm = reference.rms_norm
 
 
 def product(x: jax.Array, weight: Any) -> jax.Array:
@@ -35,33 +38,6 @@ def take_rows(table: Any, token_ids: jax.Array) -> jax.Array:
   if isinstance(table, Int8Matrix):
     return table.take_rows(token_ids)
   return products.take_rows(table, token_ids)
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-  """Root-mean-square norm over the last axis, computed in float32."""
-  wide = x.astype(jnp.float32)
-  variance = jax.lax.platform_dependent(
-    wide, cpu=_mean_square_of_many, default=_mean_square
-  )
-  scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-  return (wide * jax.lax.rsqrt(variance + eps) * scale).astype(x.dtype)
-
-
-def _mean_square(x):
-  return jnp.mean(x * x, axis=-1, keepdims=True)
-
-
-def _mean_square_of_many(x):
-  """The same with rows of zeros, so that there are at least 8.
-
-  XLA adds up fewer rows in another order on CPUs. With this, steps of any
-  number of tokens give the same bits in bfloat16, as its products do anyway.
-  """
-  rows = x.reshape(-1, x.shape[-1])
-  num_rows = len(rows)
-  padding = max(8 - num_rows, 0)
-  means = _mean_square(jnp.pad(rows, ((0, padding), (0, 0))))
-  return means[:num_rows].reshape(*x.shape[:-1], 1)
 
 
 def rope_frequencies(
@@ -145,14 +121,6 @@ def window_ends(positions: jax.Array, config: ModelConfig) -> jax.Array:
     return positions
   size = config.sliding_window
   return positions // size * size + size - 1
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates [B, T, heads, E]; first and second half of E are the pairs."""
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  cos, sin = cos[:, :, None], sin[:, :, None]
-  rotated = (first * cos - second * sin, second * cos + first * sin)
-  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def cap(logits: jax.Array, bound: float | None) -> jax.Array:

@@ -21,7 +21,10 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import dispatch
+from kernels_pallas.normed_matmul import api as normed_api
+from kernels_pallas.normed_matmul import reference as normed_reference
 from kernels_pallas.quantized_matmul import api, tiles
+from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
 
 # By `ModelConfig.weight_dtype`.
@@ -54,19 +57,71 @@ class QuantizedMatrix:
 
   def multiply(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix: [T, *out_shape]."""
-    # The chunks of a prompt are no work for a kernel of few rows.
-    is_short = len(x) <= tiles.MOST_ROWS
-    product = api.quantized_matmul(
-      x,
-      self.values,
-      self.scales,
-      implementation=self.kernels if is_short else dispatch.REFERENCE,
-      sharding=self.sharding,
-    )
+    product = self._product(x)
     if self.offsets is not None:
       total = product.astype(jnp.float32) + self._offset_product(x)
       product = total.astype(x.dtype)
     return product.reshape(-1, *self.out_shape)
+
+  def multiply_gated(self, x: jax.Array, activation: str) -> jax.Array:
+    """Returns act(x gate) * (x up) of rows x [T, K] and two parts: [T, N]."""
+    if self.offsets is not None:
+      gate, up = jnp.moveaxis(self.multiply(x), 1, 0)
+      return swiglu_reference.gated_activation(gate, up, activation)
+    return self._product(x, activation)[:, 0]
+
+  def multiply_normed(
+    self,
+    x: jax.Array,
+    added: jax.Array,
+    norm_scale: jax.Array,
+    epsilon: float,
+    activation: str | None = None,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns x + added, and its norm times the matrix.
+
+    Args:
+      x: [T, K].
+      added: [T, K].
+      norm_scale: f32[K] scale of the norm.
+      epsilon: number that is added to the mean square.
+      activation: gate that joins two parts, or None.
+
+    Returns:
+      [T, K], and [T, *out_shape], or [T, N] with an activation.
+    """
+    if self.offsets is not None or len(x) > tiles.MOST_ROWS:
+      total = x + added
+      normed = normed_reference.rms_norm(total, norm_scale, epsilon)
+      if activation:
+        return total, self.multiply_gated(normed, activation)
+      return total, self.multiply(normed)
+    total, product = normed_api.normed_matmul(
+      x,
+      added,
+      norm_scale,
+      self.values,
+      self.scales,
+      epsilon=epsilon,
+      activation=activation,
+      implementation=self.kernels,
+      sharding=self.sharding,
+    )
+    if activation:
+      return total, product[:, 0]
+    return total, product.reshape(-1, *self.out_shape)
+
+  def _product(self, x, activation=None):
+    # The chunks of a prompt are no work for a kernel of few rows.
+    is_short = len(x) <= tiles.MOST_ROWS
+    return api.quantized_matmul(
+      x,
+      self.values,
+      self.scales,
+      activation=activation,
+      implementation=self.kernels if is_short else dispatch.REFERENCE,
+      sharding=self.sharding,
+    )
 
   def _offset_product(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the offsets of their inputs: f32[T, P, N].

@@ -200,11 +200,8 @@ def ancestor_mask(parents: jax.Array) -> jax.Array:
   )
   # A root jumps to itself, where it sees nothing new.
   jumps = jnp.where(parents == NO_PARENT, nodes[None], parents)
-
-  def double(_, carry):
-    mask, jumps = carry
-    above = arrays.take(mask, jumps[:, :, None])
-    return mask | above, arrays.take(jumps, jumps)
-
-  num_doublings = (num_nodes - 1).bit_length()
-  return jax.lax.fori_loop(0, num_doublings, double, (mask, jumps))[0]
+  # Each turn doubles the path; not a loop, so that a GPU needs few launches.
+  for _ in range((num_nodes - 1).bit_length()):
+    mask |= arrays.take(mask, jumps[:, :, None])
+    jumps = arrays.take(jumps, jumps)
+  return mask

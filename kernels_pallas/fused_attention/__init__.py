@@ -1,0 +1,1 @@
+"""Rotation, write to the cache and tree attention in one launch."""

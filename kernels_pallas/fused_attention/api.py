@@ -1,0 +1,141 @@
+"""Rotation, write and attention by what suits devices and shape.
+
+Legend: B rows, T new tokens, M cache rows of the tree, S cache capacity, G kv
+heads, Q query heads for each kv head, E head_dim.
+"""
+
+import functools
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas.fused_attention import arg_specs, pallas_gpu, reference
+from kernels_pallas.tree_attention import api as attention_api
+
+
+def fused_attention(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  starts: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  *,
+  scale: float,
+  window: int | None = None,
+  implementation: str = 'auto',
+  sharding: NamedSharding | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Rotates and writes new tokens, and attends from them.
+
+  Args:
+    heads: [B, T, G, Q + 2, E] queries, key and value of each kv head, not
+      rotated.
+    cos: f32[B, T, E / 2] cosines of the angles.
+    sin: f32[B, T, E / 2] sines.
+    keys: [B, G, S, E] keys of the cache.
+    values: [B, G, S, E] values of the cache.
+    starts: i32[B] first row of the new tokens, not before the prefix's end.
+      They must fit.
+    prefix_lengths: i32[B] rows that every token sees.
+    tree_mask: bool[B, T, M] or None, as in `tree_attention.api`, whose
+      arguments are the others, too.
+    positions: i32[B, T] positions of the tokens.
+    sinks: [G, Q] or None.
+    scale: factor of the scores.
+    window: tokens that are visible.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
+      name is that of the code of `tree_attention`.
+    sharding: sharding of keys and values, whose first two axes alone may be
+      sharded. None means JAX's default device.
+
+  Returns:
+    [B, T, G, Q, E], and the keys and values.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  options = {'scale': scale, 'window': window}
+  chosen = _choose(
+    heads, keys, tree_mask, options, sinks, implementation, sharding
+  )
+  if chosen == dispatch.REFERENCE:
+    queries, keys, values = reference.rotate_and_write(
+      heads, cos, sin, keys, values, starts
+    )
+    attended = attention_api.tree_attention(
+      queries,
+      keys,
+      values,
+      prefix_lengths,
+      tree_mask,
+      positions,
+      **options,
+      sinks=sinks,
+      implementation=implementation,
+      sharding=sharding,
+    )
+    return attended, keys, values
+  if tree_mask is None:
+    tree_mask = attention_api.chain_mask(positions)
+  call = functools.partial(pallas_gpu.fused_attention, **options)
+  call = tuning.tuned('fused_attention', chosen, call, sharding)
+  arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
+  arrays = (*arrays, tree_mask, positions)
+  if sinks is not None:
+    arrays = (*arrays, sinks)
+  if sharding is not None:
+    rows, groups = (*sharding.spec, None, None)[:2]
+    tokens, cache, of_row = P(rows, None, groups), P(rows, groups), P(rows)
+    specs = (tokens, *[of_row] * 2, *[cache] * 2, *[of_row] * 4, P(groups))
+    call = jax.shard_map(
+      call,
+      mesh=sharding.mesh,
+      in_specs=specs[: len(arrays)],
+      out_specs=(tokens, cache, cache),
+      check_vma=False,
+    )
+  return call(*arrays)
+
+
+def _choose(heads, keys, tree_mask, options, sinks, implementation, sharding):
+  """Returns the name of the implementation."""
+  if implementation in ('pallas_tpu', 'mosaic_gpu'):
+    implementation = dispatch.REFERENCE
+  shape = keys.shape if sharding is None else sharding.shard_shape(keys.shape)
+  tokens = (shape[0], heads.shape[1], shape[1], *heads.shape[3:])
+  tree_size = heads.shape[1] if tree_mask is None else tree_mask.shape[2]
+  spec = arg_specs.ArgSpec(
+    name=f'heads {heads.dtype}{list(tokens)}, cache {list(shape)}, '
+    f'{tree_size} tree rows, window {options["window"]}'
+    f'{"" if sinks is None else ", sinks"}',
+    batch_size=min(shape[0], call_spec.MOST_ROWS),
+    num_tokens=heads.shape[1],
+    num_kv_heads=shape[1],
+    num_groups=heads.shape[3] - 2,
+    head_dim=shape[3],
+    context=shape[2] - tree_size,
+    tree_size=tree_size,
+    dtype=heads.dtype.name,
+    window=options['window'],
+    has_sinks=sinks is not None,
+  )
+  return dispatch.choose(
+    'fused_attention',
+    spec.name,
+    implementation,
+    dispatch.platform_of(sharding),
+    {
+      'pallas_gpu': functools.partial(
+        pallas_gpu.check, tokens, tree_size, heads.dtype
+      )
+    },
+    trial=functools.partial(trials.verdict, 'fused_attention', spec, sharding),
+  )

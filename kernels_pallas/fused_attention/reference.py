@@ -1,0 +1,105 @@
+"""Rotation, write and attention in plain JAX: what the kernel follows.
+
+Legend: B rows, T new tokens, M cache rows of the tree, S cache capacity, G kv
+heads, Q query heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.tree_attention import reference
+
+TOLERANCES = reference.TOLERANCES
+
+
+def fused_attention(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  starts: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  *,
+  scale: float,
+  window: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """See `api.fused_attention`."""
+  queries, keys, values = rotate_and_write(
+    heads, cos, sin, keys, values, starts
+  )
+  attended = reference.tree_attention(
+    queries,
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    sinks,
+    scale=scale,
+    window=window,
+  )
+  return attended, keys, values
+
+
+def rotate_and_write(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  starts: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns queries [B, T, G, Q, E], and the cache with the new tokens.
+
+  The arguments are those of `api.fused_attention`.
+  """
+  num_groups = heads.shape[3] - 2
+  queries = heads[:, :, :, :num_groups]
+  flat = queries.reshape(*queries.shape[:2], -1, queries.shape[4])
+  queries = rotate(flat, cos, sin).reshape(queries.shape)
+  new_keys = rotate(heads[:, :, :, num_groups], cos, sin)
+  keys = write(keys, new_keys, starts)
+  values = write(values, heads[:, :, :, num_groups + 1], starts)
+  return queries, keys, values
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Rotates [B, T, heads, E]; first and second half of E are the pairs.
+
+  Args:
+    x: [B, T, heads, E].
+    cos: f32[B, T, E / 2] cosines of the angles.
+    sin: f32[B, T, E / 2] sines.
+  """
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos[:, :, None], sin[:, :, None]
+  rotated = (first * cos - second * sin, second * cos + first * sin)
+  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+  """Returns one layer's keys or values with a block of new ones written.
+
+  Args:
+    rows: [B, G, S, E].
+    new: [B, T, G, E].
+    starts: i32[B] first row of each block; the block must fit (the caller
+      keeps scratch rows behind the last committed one).
+  """
+  new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
+  if rows.shape[0] > 1:
+    return jax.vmap(_write_block)(rows, new, starts)
+  # XLA CPU copies the whole cache each step unless the update has all axes of
+  # the cache and more than one row; the second row is scratch.
+  if new.shape[2] == 1:
+    new = jnp.concatenate([new, new], axis=2)
+  return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
+
+
+def _write_block(rows, new, start):
+  """Writes [G, T, E] into [G, S, E] at row `start`."""
+  return jax.lax.dynamic_update_slice_in_dim(rows, new, start, axis=1)
