@@ -6,7 +6,6 @@ wanted, D embed, V vocabulary.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kernels_pallas import dispatch
 from kernels_pallas.paged_attention import api as paged_attention_api
@@ -90,13 +89,13 @@ def check_kernels(model: Model, sizes: ProgramSizes) -> None:
 
 def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
   config = model.config
-  counts, pages = np.ones(flat.num_rows, np.int32), None
-  if not sizes.has_rows:
-    shape = flat.num_rows, flat.context // sizes.scheduler.page_size
-    pages = np.zeros(shape, np.int32)
 
   def run(params, token_ids, features_before):
     cache = init_cache(model, sizes)
+    counts, pages = jnp.ones(flat.num_rows, jnp.int32), None
+    if not sizes.has_rows:
+      shape = flat.num_rows, flat.context // sizes.scheduler.page_size
+      pages = jnp.zeros(shape, jnp.int32)
     batch, *_ = flat_batch.lay_out(flat, counts, counts, pages)
     if pages is not None:
       batch = batch.replace(places=batch.positions)
