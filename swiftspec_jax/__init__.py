@@ -1,14 +1,14 @@
 """Fast, exact LLM decoding in JAX: speculation that never changes the law."""
 
 from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
+from swiftspec_jax.checkpoint.drafts.speculators import save_draft
 from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
-from swiftspec_jax.checkpoint.speculators import save_draft
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
-from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.draft_model import DraftModel
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.texts.adaptive_lookup import AdaptiveLookup
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.errors import UserError
 from swiftspec_jax.generate import generate, stream
 from swiftspec_jax.model import Model

@@ -509,7 +509,8 @@ class TreeConfig:
       If not, a row whose last verified token was not in its tree sends that
       token alone, and grows a new tree while the target verifies. The target
       then waits only if no row has a tree. None chooses in each round, as
-      `drafting.round_rates` says. Asynchronous mode with several rows only.
+      `drafting.trees.round_rates` says. Asynchronous mode with several rows
+      only.
     capacity: most nodes of a tree.
     num_cache_rows: most nodes of a tree with keys and values.
     coverage: nats by which possible next roots that were not sent are

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import largest
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import spec_step, types
 from swiftspec_jax import tree as tree_lib

@@ -10,7 +10,7 @@ from decoding_cases import assert_same, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling, spec_step, testing, types
-from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.drafting.texts import text_lookup
 
 SIZE = 32
 DRAFTER = ss.AdaptiveLookup(num_speculative_tokens=7)

@@ -11,8 +11,8 @@ from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import adaserve, allocation
 from swiftspec_jax.policies.adaserve import AdaServe
-from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving.load_metrics import LatencyTarget, LoadRecorder
 from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig

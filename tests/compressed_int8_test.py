@@ -11,7 +11,7 @@ from safetensors import numpy as safetensors_numpy
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors, testing
-from swiftspec_jax.models import transposed
+from swiftspec_jax.models.matrices import transposed
 
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
 

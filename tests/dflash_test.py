@@ -17,7 +17,7 @@ import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
-from swiftspec_jax.checkpoint import dflash
+from swiftspec_jax.checkpoint.drafts import dflash
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import draft_block, draft_places

@@ -16,7 +16,7 @@ from distillation_cases import (
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cache import dense
-from swiftspec_jax.checkpoint import draft as draft_lib
+from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
   losses,
@@ -26,8 +26,9 @@ from swiftspec_jax.distillation import (
   trainer,
   training,
 )
-from swiftspec_jax.models import decoder, transposed
+from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import transposed
 
 STANDS_ALONE = student.StudentConfig(init_layers=(0, 2), output_vocab_size=100)
 READS_FEATURES = dataclasses.replace(

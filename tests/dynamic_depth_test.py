@@ -13,7 +13,7 @@ from tree_test import DRAFT
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.drafting.round_rates import RoundRates
+from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.pipelines import depth_price
 from swiftspec_jax.pipelines.tree_sizes import StepTimes
 

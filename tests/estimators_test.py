@@ -7,9 +7,15 @@ import serving_cases as cases
 from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import allocation
-from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
-from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
 from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.prediction.calibration import (
+  Calibration,
+  NodeCalibration,
+)
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  TreeEstimator,
+)
 from swiftspec_jax.simulator import TreeAcceptance, node_gains
 
 BUCKETS = cases.unpadded(256)

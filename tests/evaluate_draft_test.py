@@ -10,7 +10,7 @@ from benchmark_report_test import record
 
 import swiftspec_jax as ss
 from experiments.measuring import evaluation_report
-from swiftspec_jax.checkpoint import draft as draft_lib
+from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 
 QUESTIONS = ('What is rain?', 'Name a tree.', 'Add 2 and 3.')
 TIMES = evaluation_report.StepTimes(

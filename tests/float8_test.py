@@ -15,7 +15,7 @@ from safetensors import numpy as safetensors_numpy
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors, testing
-from swiftspec_jax.models import transposed
+from swiftspec_jax.models.matrices import transposed
 
 FP8 = {
   'quant_method': 'fp8',

@@ -10,10 +10,10 @@ from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.policies.estimators import ChainEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.prediction.estimators import ChainEstimator
 
 COSTS = cases.EAGLE_8B.monotone()
 

@@ -17,7 +17,8 @@ from kernels_pallas.verification import api as verification_api
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.architecture import Experts
 from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder, experts, quantized_experts
+from swiftspec_jax.models import decoder, experts
+from swiftspec_jax.models.matrices import quantized_experts
 
 CONFIG = ss.ModelConfig(
   family='llama',

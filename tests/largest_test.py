@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from kernels_pallas import largest
+from kernels_pallas.vocabulary import largest
 
 
 @pytest.mark.parametrize('size', [100, 512, 2048])

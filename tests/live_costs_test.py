@@ -7,7 +7,7 @@ import serving_cases as cases
 from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.live_costs import LiveCosts
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
 BUCKETS = StepBuckets(
   rows=(1, 4, 16), query_tokens=(4, 16, 32, 64, 128), lengths=tuple(range(8))

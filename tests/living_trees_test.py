@@ -14,7 +14,7 @@ from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.engine import handles as engine_handles
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel

@@ -10,8 +10,8 @@ from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.cost_model.without_draft import WithoutDraft
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
 BUCKETS = StepBuckets(
   rows=(1, 4, 16),

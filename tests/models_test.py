@@ -19,8 +19,9 @@ from swiftspec_jax.architecture import Experts
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting import no_draft
-from swiftspec_jax.models import decoder, transposed
+from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.serving.target import flat_batch, paged_forward
 
 GOLDEN = json.loads(

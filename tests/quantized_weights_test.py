@@ -26,7 +26,8 @@ from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import student
-from swiftspec_jax.models import decoder, quantization, transposed
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.matrices import quantization, transposed
 from swiftspec_jax.serving.engine import PageEngine
 
 # The highest weight lies almost half a step behind the last integer.

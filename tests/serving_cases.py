@@ -10,7 +10,7 @@ from swiftspec_jax.cost_model.linear import (
   TargetCoefficients,
 )
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies.estimators import ChainEstimator
+from swiftspec_jax.policies.prediction.estimators import ChainEstimator
 
 PLENTY = 10**6  # pages
 

@@ -8,10 +8,13 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies.estimators import ChainEstimator, TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  TreeEstimator,
+)
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LatencyTarget

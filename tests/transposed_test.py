@@ -7,8 +7,8 @@ import pytest
 
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import transposed
-from swiftspec_jax.models.transposed import TransposedMatrix
+from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 
 ARRAY = np.random.default_rng(0).standard_normal((2, 12, 3, 5), np.float32)
 AXES = ('kv_heads', None, None, None)

@@ -16,8 +16,8 @@ from swiftspec_jax import buckets, sharding, spec_step, tree_step, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
-from swiftspec_jax.drafting import tree_draft
 from swiftspec_jax.drafting.no_draft import NoDraft
+from swiftspec_jax.drafting.trees import tree_draft
 from swiftspec_jax.models import params as params_lib
 
 _DTYPE = jnp.bfloat16

@@ -11,12 +11,12 @@ from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.adaserve import AdaServe
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
-from swiftspec_jax.policies.estimators import TreeEstimator
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.live_costs import LiveCosts
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.prediction.estimators import TreeEstimator
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 from swiftspec_jax.policies.roofline import Roofline
 
 _TABLE = 'table'

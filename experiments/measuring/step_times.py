@@ -8,7 +8,7 @@ import numpy as np
 
 import swiftspec_jax as ss
 from swiftspec_jax import buckets, sharding
-from swiftspec_jax.drafting import tree_draft
+from swiftspec_jax.drafting.trees import tree_draft
 
 _NUM_TIMINGS = 8
 _MAX_STEPS = 8  # of the draft in one timing

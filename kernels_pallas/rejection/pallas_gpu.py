@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, whole_vocabulary
+from kernels_pallas import last_program
+from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_PLACES = 64
 _MIN_PLACES = 2

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import whole_vocabulary
+from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_PLACES = 128
 

@@ -6,13 +6,13 @@ Legend: B rows, T query tokens, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import vocabulary_dispatch
 from kernels_pallas.thresholds import (
   arg_specs,
   pallas_gpu,
   pallas_tpu,
   reference,
 )
+from kernels_pallas.vocabulary import vocabulary_dispatch
 
 _BACKENDS = {
   'reference': reference,

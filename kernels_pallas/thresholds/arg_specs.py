@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import vocabulary_spec
+from kernels_pallas.vocabulary import vocabulary_spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

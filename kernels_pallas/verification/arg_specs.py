@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import vocabulary_spec
+from kernels_pallas.vocabulary import vocabulary_spec
 
 
 class ArgSpec(vocabulary_spec.VocabularySpec):

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, whole_vocabulary
+from kernels_pallas import last_program
 from kernels_pallas.verification import walk
+from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_NODES = 64
 _MIN_NODES = 2

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import whole_vocabulary
 from kernels_pallas.verification import walk
+from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_NODES = 128
 

@@ -6,7 +6,7 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import largest
+from kernels_pallas.vocabulary import largest
 
 # Implementations must give equal numbers.
 TOLERANCES: dict[str, float] = {}

@@ -12,15 +12,13 @@ import numpy as np
 import transformers
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import (
+from swiftspec_jax.checkpoint import safetensors_file, stored_layers, torch_file
+from swiftspec_jax.checkpoint.quantized import (
   compressed_int8,
   float8,
   mxfp4,
   packed_int4,
   quantization_config,
-  safetensors_file,
-  stored_layers,
-  torch_file,
 )
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families, gemma4, vision_families

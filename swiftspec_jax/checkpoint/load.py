@@ -15,18 +15,10 @@ from kernels_pallas import dispatch, tuning
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import (
-  builtin,
-  dflash,
-  eagle3,
-  gguf_tokenizer,
-  hf,
-  mtp,
-  orbax,
-  redrafter,
-)
-from swiftspec_jax.checkpoint import draft as draft_lib
+from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
 from swiftspec_jax.checkpoint import gguf as gguf_lib
+from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
+from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting import shared_vocabulary
 from swiftspec_jax.model import Model

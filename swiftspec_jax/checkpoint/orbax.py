@@ -18,8 +18,9 @@ import numpy as np
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families, transposed
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import transposed
 
 _CONFIG = 'model_config.json'
 _PARAMS = 'params'

@@ -12,8 +12,8 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families, llama4
+from swiftspec_jax.models.matrices.quantization import StoredMatrix
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.models.quantization import StoredMatrix
 
 # From name, K and N to the matrix of one part: [1, K, N], or a plain [K, N].
 Read = Callable[[str, int, int], StoredMatrix | np.ndarray]

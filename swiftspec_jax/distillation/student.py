@@ -11,13 +11,14 @@ import numpy as np
 from kernels_pallas import products
 from swiftspec_jax import errors
 from swiftspec_jax.architecture import Recurrent
-from swiftspec_jax.checkpoint import draft as draft_lib
+from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, layers, recurrent, transposed
+from swiftspec_jax.models import decoder, layers, recurrent
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import transposed
 
 # An answer's token counts as much as this number of tokens of its prompt.
 _ANSWER_WEIGHT = 4

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from swiftspec_jax import spec_step, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig, TreeConfig
-from swiftspec_jax.drafting import feature_draft, text_lookup, tree_draft
+from swiftspec_jax.drafting import feature_draft
+from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.drafting.trees import tree_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 

@@ -24,9 +24,9 @@ from swiftspec_jax.models import (
   layers,
   recurrent,
 )
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
+from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
+from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.models.quantization import QuantizedMatrix
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:

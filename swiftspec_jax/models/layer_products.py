@@ -15,7 +15,7 @@ from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import layers
-from swiftspec_jax.models.quantization import QuantizedMatrix
+from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from kernels_pallas import products
 from kernels_pallas.normed_matmul import reference
 from swiftspec_jax.architecture import IRope, RopeScaling
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
-from swiftspec_jax.models.quantization import QuantizedMatrix
-from swiftspec_jax.models.transposed import TransposedMatrix
+from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
+from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
+from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 
 # Weights that multiply themselves.
 MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)

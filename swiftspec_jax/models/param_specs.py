@@ -13,7 +13,11 @@ import numpy as np
 from swiftspec_jax import config as config_lib
 from swiftspec_jax.architecture import Vision
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import int8_dynamic, quantization, quantized_experts
+from swiftspec_jax.models.matrices import (
+  int8_dynamic,
+  quantization,
+  quantized_experts,
+)
 
 Specs = dict[str, Any]  # tree of ParamSpec
 Scheme = quantization.Scheme | int8_dynamic.Scheme | quantized_experts.Scheme

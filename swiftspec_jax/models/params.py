@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import array_parts, quantization, transposed
+from swiftspec_jax.models import array_parts
+from swiftspec_jax.models.matrices import quantization, transposed
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds

@@ -11,7 +11,7 @@ from swiftspec_jax import buckets, spec_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.drafting import Drafter
-from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
+from swiftspec_jax.drafting.texts.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import step_timing
 from swiftspec_jax.pipelines.target_rows import TargetRows

@@ -8,7 +8,7 @@ time that sticks out counts.
 """
 
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting.round_rates import RoundRates
+from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.pipelines.tree_sizes import StepTimes
 
 

@@ -18,15 +18,12 @@ from swiftspec_jax import buckets, hosts, spec_step, tree_step, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.drafting import (
-  feature_draft,
-  forced_acceptance,
-  tree_checks,
-)
-from swiftspec_jax.drafting.adaptive_lookup import AdaptiveLookup
+from swiftspec_jax.drafting import feature_draft, forced_acceptance
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.drafting.text_news import Texts
-from swiftspec_jax.drafting.tree_draft_rows import TreeDraftRows
+from swiftspec_jax.drafting.texts.adaptive_lookup import AdaptiveLookup
+from swiftspec_jax.drafting.trees import tree_checks
+from swiftspec_jax.drafting.trees.tree_draft_rows import TreeDraftRows
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import depth_price, step_timing, tree_sizes
 from swiftspec_jax.pipelines.target_rows import TargetRows

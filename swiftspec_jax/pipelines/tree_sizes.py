@@ -15,7 +15,7 @@ import numpy as np
 
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.pipelines.tree_acceptance import TreeAcceptance
 
 _SMALLEST = 4  # nodes of a tree

@@ -12,7 +12,10 @@ import numpy as np
 
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.policies import allocation
-from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  Estimator,
+)
 
 _ROUNDING = 1e-9  # tokens by which a sum of floats may miss a need
 

@@ -9,8 +9,11 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.policies import allocation, search
-from swiftspec_jax.policies.estimators import ChainEstimator, Estimator
-from swiftspec_jax.policies.live_costs import LiveCosts
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  Estimator,
+)
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
 _HYSTERESIS = 1.02  # gain that is worth another length
 _PROBE_EVERY = 128  # steps

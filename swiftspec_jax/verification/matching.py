@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch, largest
+from kernels_pallas import dispatch
 from kernels_pallas.verification import api
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import types
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from swiftspec_jax import errors
 from swiftspec_jax.drafting import feature_draft, shared_vocabulary
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import text_only

@@ -18,7 +18,7 @@ from swiftspec_jax import errors
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params

@@ -34,7 +34,8 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.drafting import feature_draft, text_lookup
+from swiftspec_jax.drafting import feature_draft
+from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params

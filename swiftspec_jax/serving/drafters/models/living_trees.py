@@ -24,9 +24,10 @@ import numpy as np
 
 from swiftspec_jax import ahead_of_time, errors, policies, types
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import text_lookup, tree_checks
 from swiftspec_jax.drafting.text_news import Texts
-from swiftspec_jax.drafting.tree_draft_rows import Chunk, TreeDraftRows
+from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.drafting.trees import tree_checks
+from swiftspec_jax.drafting.trees.tree_draft_rows import Chunk, TreeDraftRows
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees

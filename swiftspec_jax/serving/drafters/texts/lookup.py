@@ -1,14 +1,14 @@
 """Prompt lookup on the host, which knows all tokens in an engine.
 
-The drafts are those of `drafting.prompt_lookup`, which compares the whole text
-in every step, on the device. Here the places of n-grams are kept, so a step
-costs some microseconds a row, and steps without drafts cost nothing.
+The drafts are those of `drafting.texts.prompt_lookup`, which compares the whole
+text in every step, on the device. Here the places of n-grams are kept, so a
+step costs some microseconds a row, and steps without drafts cost nothing.
 """
 
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,

@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.drafting.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch, trials, tuning, vocabulary_spec
+from kernels_pallas import dispatch, trials, tuning
+from kernels_pallas.vocabulary import vocabulary_spec
 
 
 def choose(

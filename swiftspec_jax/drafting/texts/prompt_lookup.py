@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from swiftspec_jax import drafting, errors, types
-from swiftspec_jax.drafting import text_match
+from swiftspec_jax.drafting.texts import text_match
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Legend: B rows, W leaves of a forward, K children of a leaf, D embed.
 
 import jax
 
-from kernels_pallas import largest
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafting import forced_acceptance

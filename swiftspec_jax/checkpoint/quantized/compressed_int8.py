@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+from swiftspec_jax.checkpoint.quantized import (
+  compressed_tensors,
+  quantization_config,
+)
 from swiftspec_jax.models import families
-from swiftspec_jax.models.quantization import StoredMatrix
+from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
 _FORMATS = (compressed_tensors.INT, compressed_tensors.PACKED)
 _SUPPORTED = {

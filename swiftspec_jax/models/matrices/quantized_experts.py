@@ -19,7 +19,7 @@ from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import api, tiles
 from kernels_pallas.quantized_matmul import float4
 from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax.models import quantization
+from swiftspec_jax.models.matrices import quantization
 
 _HIGHEST_EXPONENT = 2  # of float4: its highest number is 6
 

@@ -22,9 +22,12 @@ import ml_dtypes
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+from swiftspec_jax.checkpoint.quantized import (
+  compressed_tensors,
+  quantization_config,
+)
 from swiftspec_jax.models import families
-from swiftspec_jax.models.quantization import StoredMatrix
+from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
 # Numbers of outputs and inputs that share a scale; None is all.
 Block = tuple[int | None, int | None]

@@ -25,7 +25,7 @@ from flax import struct
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import text_match
+from swiftspec_jax.drafting.texts import text_match
 from swiftspec_jax.tree import arrays
 
 _NUM_LENGTHS = 16  # L; longer matches count as these

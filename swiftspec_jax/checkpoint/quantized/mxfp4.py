@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import quantization_config
-from swiftspec_jax.models.quantization import StoredMatrix
+from swiftspec_jax.checkpoint.quantized import quantization_config
+from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
 _METHOD = 'mxfp4'
 _BYTES = 16  # with the same scale

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import int8_products, products
 from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax.models import quantization
+from swiftspec_jax.models.matrices import quantization
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.architecture import Block
-from swiftspec_jax.checkpoint import draft_tensors, hf
+from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families

@@ -20,11 +20,12 @@ from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import draft_tensors
+from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families, transposed
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import transposed
 
 MODEL_TYPE = 'swiftspec_draft'
 _CONFIG = 'config.json'

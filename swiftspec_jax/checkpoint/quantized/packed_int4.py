@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import compressed_tensors, quantization_config
+from swiftspec_jax.checkpoint.quantized import (
+  compressed_tensors,
+  quantization_config,
+)
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
-from swiftspec_jax.models.quantization import MIDDLE, StoredMatrix
+from swiftspec_jax.models.matrices.quantization import MIDDLE, StoredMatrix
 
 _SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
 # Where a word of AWQ has its first output, its second, and so on.

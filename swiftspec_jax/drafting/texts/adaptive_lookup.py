@@ -16,7 +16,7 @@ import numpy as np
 
 from swiftspec_jax import errors, types
 from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax.drafting import text_lookup
+from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.tree import arrays
 
 _KINDS = (text_lookup.PROMPT_LOOKUP,)

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from swiftspec_jax.checkpoint import quantization_config
+from swiftspec_jax.checkpoint.quantized import quantization_config
 
 METHOD = 'compressed-tensors'
 PACKED = 'pack-quantized'  # several integers in a word

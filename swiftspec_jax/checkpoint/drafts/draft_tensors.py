@@ -11,7 +11,7 @@ from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
-from swiftspec_jax.models.int8_dynamic import Int8Matrix
+from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 
 # Tensors that nothing is lost without: t2d follows from d2t.
 _IGNORED = ('t2d',)

@@ -23,16 +23,11 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting import (
-  forced_acceptance,
-  read_row,
-  text_lookup,
-  text_news,
-  tree_checks,
-  tree_draft,
-)
-from swiftspec_jax.drafting.round_rates import RoundRates
+from swiftspec_jax.drafting import forced_acceptance, read_row, text_news
 from swiftspec_jax.drafting.text_news import Texts
+from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.drafting.trees import tree_checks, tree_draft
+from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.model import Model
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices

@@ -22,12 +22,9 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting import (
-  expansion,
-  feature_draft,
-  forced_acceptance,
-  text_lookup,
-)
+from swiftspec_jax.drafting import feature_draft, forced_acceptance
+from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.drafting.trees import expansion
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.tree import arrays

@@ -18,8 +18,8 @@ from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.architecture import Eagle3
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import int8_dynamic, transposed
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.matrices import int8_dynamic, transposed
 
 # Release of `speculators` whose fields and tensors these are.
 _VERSION = '0.9.0'

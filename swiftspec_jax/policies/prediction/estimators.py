@@ -14,7 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.policies.calibration import Calibration, NodeCalibration
+from swiftspec_jax.policies.prediction.calibration import (
+  Calibration,
+  NodeCalibration,
+)
 
 _DECAY = 0.99  # weight of a step against the one after it
 _PRIOR_RATE = 0.7
