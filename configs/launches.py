@@ -1,8 +1,9 @@
 """Kernels that the programs of a round start.
 
 Those of the papers' programs are what their text names, for want of a count.
-Ours are in `launches.jsonl`, counted on 2026-11-25 (with kernels) and the day
-before (without) in what the GPU compiler of jax 0.10.2 made, by
+Ours are in `launches.jsonl`, counted in what the GPU compiler of jax 0.10.2
+made: verifications and expansions with kernels on 2026-11-25, all else the day
+before, by
 
   python -m experiments.aot --suite=launches --target=h200 --output=DIR
 """
