@@ -32,7 +32,9 @@ def layers_before_exit(
     UserError: draft and target take turns, or the target has too few layers.
   """
   exit_layer, num_layers = tree_config.exit_layer, target.config.num_layers
-  if exit_layer and not is_async:
+  if not exit_layer:
+    return 0
+  if not is_async:
     raise errors.UserError(
       f'exit_layer={exit_layer} has no effect where draft and target take '
       'turns; load the draft on other devices, or leave it out'
