@@ -51,7 +51,7 @@ def forward_with_features(
   """Runs the model over new tokens; writes but does not commit their KV.
 
   Args:
-    params: parameters in the form of `params.param_specs(config)`.
+    params: parameters in the form of `param_specs(config)`.
     config: static sizes of the model.
     token_ids: i32[B, T] new tokens.
     cache: cache to read and write.
@@ -170,7 +170,7 @@ def run_layers(
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
   Args:
-    params: parameters in the form of `params.param_specs(config)`.
+    params: parameters in the form of `param_specs(config)`.
     config: static sizes of the model.
     token_ids: i32[B, T] tokens.
     positions: i32[B, T] RoPE positions.
