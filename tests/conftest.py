@@ -28,7 +28,8 @@ if jax.__version_info__ < (0, 11):
     'XLA_FLAGS',
     '--xla_cpu_use_fusion_emitters=false '
     '--xla_cpu_parallel_codegen_split_count=1 '
-    '--xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-assigner',
+    '--xla_disable_hlo_passes='
+    'tree_reduction_rewriter,cpu-parallel-task-assigner',
   )
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
@@ -48,7 +49,8 @@ jax.config.update(
 if jax.__version_info__ < (0, 11):
   from jax._src import cache_key
 
-  # Programs for other ones of the simulated devices are the same, as on GPUs.
+  # What is compiled for one simulated device serves all: without their numbers
+  # in the key, as JAX has it for GPUs, it is found in the cache.
   _hash_options = cache_key._hash_serialized_compile_options
   cache_key._hash_serialized_compile_options = (
     lambda hash_object, options, **_: _hash_options(

@@ -125,13 +125,26 @@ def test_equals_oracle(name, case):
   np.testing.assert_array_equal(cache[1].astype(jnp.float32), want_cache[1])
 
 
-def test_a_chain_has_no_mask():
-  """On each of two devices, with heads of its own."""
-  *arrays, mask, positions = arguments(CASES['one_token'])
+@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
+def test_a_chain_has_no_mask(implementation, monkeypatch):
+  """On each of two devices, with heads and sinks of its own."""
+  kernel = functools.partial(pallas_gpu.fused_attention, interpret=True)
+  monkeypatch.setattr(pallas_gpu, 'fused_attention', kernel)
+  case = CASES['edges']
+  *arrays, masks, positions = arguments(case)
+  chain = jnp.broadcast_to(
+    jnp.tri(case.num_tokens, dtype=bool)[None], masks.shape
+  )
+  sinks = jnp.arange(6.0).reshape(case.num_kv_heads, case.num_groups)
   mesh = sharding_lib.make_mesh(jax.devices()[:2])
   on_mesh = sharding_lib.sharding_of(mesh, ('batch', 'kv_heads', None, None))
-  options = {'scale': 0.1, 'sharding': on_mesh}
-  got = api.fused_attention(*arrays, None, positions, **options)
-  want = reference.fused_attention(*arrays, mask, positions, scale=0.1)
+  call = functools.partial(
+    api.fused_attention,
+    scale=0.1,
+    implementation=implementation,
+    sharding=on_mesh,
+  )
+  got = jax.jit(call)(*arrays, None, positions, sinks)
+  want = reference.fused_attention(*arrays, chain, positions, sinks, scale=0.1)
   for x, y in zip(got, want, strict=True):
-    np.testing.assert_allclose(x, y, atol=1e-6)
+    np.testing.assert_allclose(x, y, atol=2e-6)

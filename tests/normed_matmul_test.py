@@ -71,10 +71,19 @@ def test_equals_oracle(name, dtype, weight_dtype, num_groups, activation):
   assert error.max() <= TOLERANCES[dtype] * abs(want).max()
 
 
-def test_devices_share_the_outputs():
+@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
+def test_devices_share_the_outputs(implementation, monkeypatch):
+  kernel = functools.partial(pallas_gpu.normed_matmul, interpret=True)
+  monkeypatch.setattr(pallas_gpu, 'normed_matmul', kernel)
   mesh = sharding.make_mesh(jax.devices()[:3])
   on_mesh = sharding.sharding_of(mesh, (None, None, 'ffw'))
   arrays = arguments('float32', 'int4', 3)
-  got = api.normed_matmul(*arrays, epsilon=EPSILON, sharding=on_mesh)
+  call = functools.partial(
+    api.normed_matmul,
+    epsilon=EPSILON,
+    implementation=implementation,
+    sharding=on_mesh,
+  )
+  got = jax.jit(call)(*arrays)
   for x, want in zip(got, oracle(*arrays), strict=True):
     np.testing.assert_allclose(x, want, atol=1e-5 * abs(want).max())

@@ -50,7 +50,7 @@ def normed_matmul(
   """
   options = {'epsilon': epsilon, 'activation': activation}
   arrays = (x, added, norm_scale, values, scales)
-  chosen = _choose(*arrays, options, implementation, sharding)
+  chosen = _choose(x, values, scales, options, implementation, sharding)
   if chosen == dispatch.REFERENCE:
     total = x + added
     product = product_api.quantized_matmul(
@@ -73,15 +73,14 @@ def normed_matmul(
   )(*arrays)
 
 
-def _choose(x, added, norm_scale, values, scales, options, wanted, sharding):
+def _choose(x, values, scales, options, wanted, sharding):
   """Returns the name of the implementation for a device's part."""
-  del added, norm_scale
   if wanted in ('pallas_tpu', 'mosaic_gpu'):
     wanted = dispatch.REFERENCE
-  num_parts, num_inputs, num_outputs = sharding.shard_shape(values.shape)
   weight = jax.ShapeDtypeStruct(
-    (num_parts, num_inputs, num_outputs), values.dtype
+    sharding.shard_shape(values.shape), values.dtype
   )
+  num_parts, num_inputs, num_outputs = weight.shape
   described = (
     f'x {x.dtype}{list(x.shape)}, weight {weight.dtype}{list(weight.shape)}, '
     f'{scales.shape[1]} groups, {options["activation"]}'

@@ -7,7 +7,6 @@ table, G kv heads, Q query heads for each kv head, E head_dim.
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -19,6 +18,7 @@ from kernels_pallas.paged_attention import (
   reference,
   shared_pages,
 )
+from kernels_pallas.tree_attention import api as tree_api
 
 _BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
@@ -88,9 +88,7 @@ def paged_attention(
   if chosen == dispatch.REFERENCE and tokens is None:
     return call(queries, *arrays, tree_mask, positions, sinks=sinks)
   if tree_mask is None:
-    num_blocks, size = positions.shape
-    chain = jnp.tri(size, dtype=bool)[None]
-    tree_mask = jnp.broadcast_to(chain, (num_blocks, size, size))
+    tree_mask = tree_api.chain_mask(positions)
   if tokens is not None:
     call = functools.partial(call, with_sums=True)
   call = tuning.tuned('paged_attention', chosen, call, sharding)

@@ -1,9 +1,9 @@
 """The running softmax of attention kernels for NVIDIA GPUs, in Triton.
 
-What the attention kernels have in common. The visible rows of
-a kv head are split over several programs, so that one request occupies the
-whole device. The program that ends last combines their partial results, as
-FlashDecoding does in a second launch. Where the rows lie is up to them.
+What the attention kernels have in common. The visible rows of a kv head are
+split over several programs, so that one request occupies the whole device. The
+program that ends last combines their partial results, as FlashDecoding does in
+a second launch. Where the rows lie is up to the kernels.
 
 Legend: B rows, T query tokens, S cache rows, W mask words. G kv heads, Q query
 heads for each of them, E head_dim. N rows of queries (T x Q with padding), K

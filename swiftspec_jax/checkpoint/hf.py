@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import huggingface_hub
@@ -125,12 +125,11 @@ def read_params(
   if stored is not None and stored == config.weight_dtype:
     place = stored_layers.place_as_stored(place)
     get_stored, names = _open_stored(directory)
+    has = functools.partial(_is_in, frozenset(names))
     if stored == 'mxfp4':
-      get = functools.partial(
-        mxfp4.stored, get_stored, functools.partial(_is_in, names)
-      )
+      get = functools.partial(mxfp4.stored, get_stored, has)
     else:
-      read = _reader(path, values, config, get_stored, names)
+      read = _reader(path, values, config, get_stored, has)
       read_matrices = functools.partial(stored_layers.read, config, read)
     if stored == 'int8':
       get = functools.partial(compressed_int8.refused, get)
@@ -161,11 +160,10 @@ def _reader(
   values: Mapping[str, Any],
   config: ModelConfig,
   get: Callable[[str], np.ndarray],
-  names: Collection[str],
+  has: Callable[[str], bool],
 ) -> stored_layers.Read:
   """Returns what reads the matrices of layers as they are stored."""
   packing = packed_int4.packing_of(path, values)
-  has = functools.partial(_is_in, frozenset(names))
   if packing is not None:
     return packed_int4.Reader(
       get=get, has=has, packing=packing, config=config
@@ -189,7 +187,7 @@ def open_tensors(
     UserError: files are missing or cut; so does the function, of a tensor.
   """
   get, names = _open_stored(directory)
-  has = functools.partial(_is_in, names)
+  has = functools.partial(_is_in, frozenset(names))
   get = functools.partial(float8.dequantized, get, has, block)
   return functools.partial(mxfp4.widened, get, has), names
 

@@ -20,7 +20,7 @@ Read = Callable[[str, int, int], StoredMatrix | np.ndarray]
 
 
 def read(config: ModelConfig, read: Read, prefix: str, layer: int) -> Params:
-  """Returns the matrices of a layer; see `params.param_specs`.
+  """Returns the matrices of a layer; see `param_specs`.
 
   Args:
     config: the model's.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from kernels_pallas import products
 from kernels_pallas.tree_attention import reference
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import attention, decoder
 
 # Keys and values [B, S, G, E] of each layer.
 Written = list[tuple[jax.Array, jax.Array]]
@@ -41,7 +41,7 @@ def make_attend_fn(
   config: ModelConfig,
   rows: Mapping[str, jax.Array],
   earlier: Sequence[Written],
-) -> tuple[decoder.AttendFn, Written]:
+) -> tuple[attention.AttendFn, Written]:
   """Returns the attention of the next pass, and the list that it fills.
 
   Args:

@@ -5,27 +5,26 @@ capacity, D embed, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas import products as products_lib
 from kernels_pallas.fused_attention import api as fused_api
-from kernels_pallas.fused_attention import reference as fused_reference
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
-  experts,
+  attention,
+  feed_forward,
   gemma4,
   layer_products,
   layers,
   recurrent,
 )
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
-from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.params import Params
 
 
@@ -52,7 +51,7 @@ def forward_with_features(
   """Runs the model over new tokens; writes but does not commit their KV.
 
   Args:
-    params: parameters in the form of `params.param_specs(config)`.
+    params: parameters in the form of `param_specs(config)`.
     config: static sizes of the model.
     token_ids: i32[B, T] new tokens.
     cache: cache to read and write.
@@ -154,24 +153,14 @@ def forward_with_features(
   return x, features, cache.replace(keys=keys, values=values)
 
 
-# Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E], None where
-# the layer sees those of another one -> attended [B, T, G, Q, E].
-AttendFn = Callable[
-  [int, jax.Array, jax.Array | None, jax.Array | None], jax.Array
-]
-# Layer, heads [B, T, G, Q + 2, E] that are not rotated, cos and sin f32[B, T,
-# E / 2] -> attended [B, T, G, Q, E].
-HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
-
-
 def run_layers(
   params: Params,
   config: ModelConfig,
   token_ids: jax.Array,
   positions: jax.Array,
-  attend_fn: AttendFn,
+  attend_fn: attention.AttendFn,
   *,
-  attend_from_heads: HeadsFn | None = None,
+  attend_from_heads: attention.HeadsFn | None = None,
   products: layer_products.Products = layer_products.PLAIN,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
@@ -181,7 +170,7 @@ def run_layers(
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
   Args:
-    params: parameters in the form of `params.param_specs(config)`.
+    params: parameters in the form of `param_specs(config)`.
     config: static sizes of the model.
     token_ids: i32[B, T] tokens.
     positions: i32[B, T] RoPE positions.
@@ -243,10 +232,10 @@ def run_layers(
         rotates=attend_from_heads is not None,
       )
     outputs[i] = x, added
-  x = _sum(x, added)
+  x = layer_products.add(x, added)
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
-  features = [_sum(*outputs[i]) for i in feature_layers]
+  features = [layer_products.add(*outputs[i]) for i in feature_layers]
   return x, jnp.concatenate(features, axis=-1) if features else None
 
 
@@ -336,7 +325,7 @@ def keys_and_values(
       positions, config, is_sliding=config.is_sliding(i)
     )
     qkv = layers.product(context, layer['qkv'])
-    _attention_block(qkv, layer, config, attend, angles)
+    attention.outputs(qkv, layer, config, attend, angles)
   return keys, values
 
 
@@ -361,13 +350,13 @@ def _layer(
   """One decoder layer over x + added [B, T, D]; returns the two of its output.
 
   That sum is left to the product behind the next norm. `added` is None in front
-  of the first layer. `encoding` is as in `_encode_positions`. Where there is a
+  of the first layer. `encoding` is as in `attention.outputs`. Where there is a
   `pair`, it is the normed feature that is attended with beside x, and what is
   added to in the place of x. `inputs` are of `gemma4.layer_inputs`.
   """
   scale = layer['attention_norm']
   if pair is None:
-    x, qkv = _normed_product(
+    x, qkv = layer_products.of_norm(
       x, added, scale, layer['qkv'], config, layers.product
     )
   else:
@@ -375,7 +364,7 @@ def _layer(
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
     qkv = layers.product(normed, layer['qkv'])
-  attended = _attention_block(
+  attended = attention.outputs(
     qkv, layer, config, attend, encoding, rotates=rotates
   )
   attended = layer_products.project(attended, layer['attention_out'], products)
@@ -385,135 +374,12 @@ def _layer(
     attended = layers.rms_norm(
       attended, layer['post_attention_norm'], config.norm_eps
     )
-  x, hidden = _feed_forward(x, attended, layer, config, products)
+  x, hidden = feed_forward.outputs(x, attended, layer, config, products)
   if config.use_post_norms:
     hidden = layers.rms_norm(hidden, layer['post_ffw_norm'], config.norm_eps)
   if config.gemma4:
     return gemma4.output(x + hidden, layer, config, inputs), None
   return x, hidden
-
-
-def _sum(x, added):
-  return x if added is None else x + added
-
-
-def _normed_product(
-  x, added, scale, weight, config, product_fn, activation=None
-):
-  """Returns x + added, and what `product_fn` makes of its norm and a weight.
-
-  With an `activation` it is that of a gated product.
-  """
-  if added is not None and isinstance(weight, QuantizedMatrix):
-    rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
-    total, product = weight.multiply_normed(
-      *rows, scale, config.norm_eps, activation
-    )
-    product = product.reshape(*x.shape[:2], *product.shape[1:])
-    return total.reshape(x.shape), product
-  total = _sum(x, added)
-  normed = layers.rms_norm(total, scale, config.norm_eps)
-  return total, product_fn(normed, weight)
-
-
-def _feed_forward(x, added, layer, config, products):
-  """Returns x + added, and what the layer makes of its norm."""
-  if 'router' not in layer:
-    gate = functools.partial(
-      layer_products.gate, products=products, activation=config.activation
-    )
-    x, hidden = _normed_product(
-      x,
-      added,
-      layer['ffw_norm'],
-      layer['gate_up'],
-      config,
-      gate,
-      config.activation,
-    )
-    return x, layer_products.project(hidden, layer['down'], products)
-  x = x + added
-  return x, _with_experts(x, layer, config, products)
-
-
-def _with_experts(x, layer, config, products):
-  """Returns what a layer with experts adds to x [B, T, D]."""
-
-  def normed(array, name):
-    return layers.rms_norm(array, layer[name], config.norm_eps)
-
-  hidden = normed(x, 'ffw_norm')
-  if config.experts.is_beside_dense:
-    dense = normed(_dense(hidden, layer, config, products), 'post_dense_norm')
-    router_inputs = normed(x, 'router_norm')
-    mixed = _mix(normed(x, 'experts_norm'), router_inputs, layer, config)
-    return dense + normed(mixed, 'post_experts_norm')
-  mixed = _mix(hidden, hidden, layer, config)
-  if not config.experts.has_shared:
-    return mixed
-  return mixed + _dense(hidden, layer, config, products, 'shared_')
-
-
-@jax.named_scope('experts')
-def _mix(x, router_inputs, layer, config):
-  rows, router_rows = (
-    array.reshape(-1, array.shape[-1]) for array in (x, router_inputs)
-  )
-  return experts.feed_forward(
-    rows, layer, config.experts, config.activation, router_rows
-  ).reshape(x.shape)
-
-
-def _dense(x, layer, config, products, prefix=''):
-  gate_up, down = layer[f'{prefix}gate_up'], layer[f'{prefix}down']
-  hidden = layer_products.gate(x, gate_up, products, config.activation)
-  return layer_products.project(hidden, down, products)
-
-
-def _attention_block(qkv, layer, config, attend, encoding, *, rotates=False):
-  """Attention of one layer; `attend` is a HeadsFn if it `rotates`."""
-  num_groups = config.num_query_groups
-  batch, length = qkv.shape[:2]
-  if config.use_qkv_bias:
-    qkv = qkv + layer['qkv_bias'][None, None]
-  if rotates:
-    with jax.named_scope('attention'):
-      return attend(qkv, *encoding).reshape(batch, length, -1)
-  queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
-  if config.num_kv_parts:
-    # The same, where keys are values.
-    new_keys, new_values = qkv[:, :, :, num_groups], qkv[:, :, :, -1]
-  if config.use_qk_norm:
-    queries = layers.rms_norm(queries, layer['query_norm'], config.norm_eps)
-  if config.use_qk_norm and config.num_kv_parts:
-    new_keys = layers.rms_norm(new_keys, layer['key_norm'], config.norm_eps)
-  if config.gemma4 and config.num_kv_parts:
-    scale = jnp.ones(config.head_dim)
-    new_values = layers.rms_norm(new_values, scale, config.norm_eps)
-  queries, new_keys = _encode_positions(queries, new_keys, config, encoding)
-  with jax.named_scope('attention'):
-    attended = attend(queries, new_keys, new_values)
-  return attended.reshape(batch, length, -1)
-
-
-def _encode_positions(queries, keys, config, encoding):
-  """Returns queries [B, T, G, Q, E] and keys [B, T, G, E] with positions.
-
-  `encoding` holds cos and sin; of a layer without rotation it is the factors
-  f32[B, T] of the queries.
-  """
-  if not isinstance(encoding, tuple):
-    factors = encoding[:, :, None, None, None]
-    return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
-  heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
-  queries = fused_reference.rotate(heads, *encoding).reshape(queries.shape)
-  if keys is not None:
-    keys = fused_reference.rotate(keys, *encoding)
-  if config.irope and config.irope.norms_rotated:
-    scale = jnp.ones(config.head_dim)
-    queries = layers.rms_norm(queries, scale, config.norm_eps)
-    keys = layers.rms_norm(keys, scale, config.norm_eps)
-  return queries, keys
 
 
 def before_unembedding(

@@ -26,7 +26,7 @@ Place = Callable[[Params, Params], Params]
 _NUM_THREADS = 8  # that read layers; each holds one in memory
 MIMO = 'mimo'  # Qwen 2 with layers for multi-token prediction
 LLAVA = 'llava'  # a vision tower around a decoder of one of the families
-# Those of which only the decoder is read.
+# Families of which only the decoder is read.
 _WITH_TOWER = llama4.WITH_TOWER, *gemma4.WITH_TOWERS
 # Families that transformers lacks, by those whose config.json is the same.
 SAME_CONFIG = {MIMO: 'qwen2'}
@@ -260,7 +260,7 @@ def params_from_hf(
     read_matrices: function as in `layer_from_hf`.
 
   Returns:
-    What `place` makes of the tree of `params.param_specs(config)`.
+    What `place` makes of the tree of `param_specs(config)`.
   """
   c = config
   get = functools.partial(get_checked, get)
@@ -377,7 +377,7 @@ def _scales(
   norm_offset: float,
   prefix: str,
 ) -> Params:
-  """Returns those of the norms of a layer, and that of its output."""
+  """Returns the scales of the norms of a layer, and of its output."""
   c = config
 
   def norm(name, size=c.embed_dim):
@@ -410,7 +410,7 @@ def as_rotated(
 def _feed_forward(
   get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
 ) -> Params:
-  """Returns the matrices behind the attention; see `params.param_specs`."""
+  """Returns the matrices behind the attention; see `param_specs`."""
   c, is_llama4, prefix = config, config.family == llama4.FAMILY, start
   start += 'feed_forward' if is_llama4 else 'mlp'
 
@@ -456,7 +456,7 @@ def _feed_forward(
 def _gpt_oss_experts(
   get: Callable[..., np.ndarray], config: ModelConfig, start: str
 ) -> Params:
-  """Returns those of gpt-oss, where gate and up take turns in one tensor."""
+  """Returns the experts of gpt-oss; gate and up take turns in one tensor."""
   num, ffw = config.num_experts, config.expert_ffw_dim
   embed = config.embed_dim
   gate_up, down = (f'{start}.experts.{x}_proj' for x in ('gate_up', 'down'))

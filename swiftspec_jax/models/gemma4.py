@@ -25,7 +25,7 @@ WITH_TOWERS = 'gemma4', 'gemma4_unified'
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns those fields of ModelConfig that are not Llama's, but the window's.
+  """Returns the fields of ModelConfig that Llama lacks, but the window.
 
   Args:
     values: complete Hugging Face configuration of the decoder.
@@ -202,7 +202,7 @@ def extras(
 def experts(
   get: Callable[..., np.ndarray], config: ModelConfig, prefix: str
 ) -> Params:
-  """Returns those of a layer; the arguments are those of `extras`."""
+  """Returns the experts of a layer; the arguments are as in `extras`."""
   num, ffw = config.num_experts, config.expert_ffw_dim
   embed = config.embed_dim
   gate_up = get(f'{prefix}experts.gate_up_proj', num, 2 * ffw, embed)

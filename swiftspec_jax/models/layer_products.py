@@ -14,6 +14,7 @@ from kernels_pallas.matmul_all_reduce import reference as project_reference
 from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 
@@ -75,3 +76,41 @@ def gate(
     gate, up = jnp.moveaxis(layers.product(x, weight), 2, 0)
     return swiglu_reference.gated_activation(gate, up, activation)
   return products.swiglu(x, weight, activation=activation)
+
+
+def of_norm(
+  x: jax.Array,
+  added: jax.Array | None,
+  scale: jax.Array,
+  weight: Any,
+  config: ModelConfig,
+  product_fn: Callable[[jax.Array, Any], jax.Array],
+  activation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns x + added [B, T, D], and the product of its norm and a weight.
+
+  Args:
+    x: [B, T, D].
+    added: [B, T, D], or None for nothing.
+    scale: f32[D] scale of the norm.
+    weight: weight [D, ...].
+    config: configuration of the model.
+    product_fn: function of the norm and the weight, where one launch does not
+      make all of it.
+    activation: name of the activation where the product is gated, or None.
+  """
+  if added is not None and isinstance(weight, QuantizedMatrix):
+    rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
+    total, product = weight.multiply_normed(
+      *rows, scale, config.norm_eps, activation
+    )
+    product = product.reshape(*x.shape[:2], *product.shape[1:])
+    return total.reshape(x.shape), product
+  total = add(x, added)
+  normed = layers.rms_norm(total, scale, config.norm_eps)
+  return total, product_fn(normed, weight)
+
+
+def add(x: jax.Array, added: jax.Array | None) -> jax.Array:
+  """Returns x + added; x where there is nothing to add."""
+  return x if added is None else x + added

@@ -20,7 +20,7 @@ _KINDS = ('chunked_attention', 'full_attention')
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns those fields of ModelConfig that are not Llama's.
+  """Returns the fields of ModelConfig that Llama lacks.
 
   Args:
     values: complete Hugging Face configuration of the decoder.
@@ -65,7 +65,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 def experts(
   get: Callable[..., np.ndarray], config: ModelConfig, start: str
 ) -> Params:
-  """Returns those of a layer; one tensor has all gates and, behind them, ups.
+  """Returns the experts of a layer; one tensor has gates and, behind them, ups.
 
   Args:
     get: function from name and shape to the tensor.

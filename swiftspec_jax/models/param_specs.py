@@ -158,7 +158,7 @@ def _makers(
 
 
 def _layer_specs(config: ModelConfig, layer: int) -> Specs:
-  """Returns those of a layer, of its `ModelConfig.of_layer`."""
+  """Returns the specs of a layer; `config` is its `ModelConfig.of_layer`."""
   spec, matrix = _makers(config)
   specs = {
     'attention_norm': spec('embed'),
@@ -320,7 +320,7 @@ def _feature_specs(
 
 
 def _vision_specs(vision: Vision, embed_dim: int) -> Specs:
-  """Returns those of a vision tower, which every device holds whole."""
+  """Returns the specs of a vision tower, which every device holds whole."""
   width, ffw = vision.embed_dim, vision.ffw_dim
 
   def array(*shape: int, scale: float | None) -> ParamSpec:

@@ -213,7 +213,7 @@ def _features_of(
 def _arrays(
   tensors: draft_tensors.Tensors, config: ModelConfig
 ) -> params_lib.Params:
-  """Returns host arrays as `params.param_specs` says, but the embedding."""
+  """Returns host arrays as `param_specs` says, but the embedding."""
   c = config
   outputs = draft_tensors.output_token_ids(tensors, c)
 

@@ -120,7 +120,7 @@ class _Tensors:
 
 
 def _arrays(tensors: _Tensors, config: ModelConfig) -> params_lib.Params:
-  """Returns host arrays of what is stored, as `params.param_specs` says."""
+  """Returns host arrays of what is stored, as `param_specs` says."""
   head, width = config.recurrent, config.embed_dim
   arrays: params_lib.Params = {
     'layers': [],

@@ -302,7 +302,7 @@ class Scheme:
   def _shardings(
     self, axes: tuple[str | None, ...], mesh: Mesh, is_grouped: bool
   ) -> tuple[NamedSharding, NamedSharding]:
-    """Returns those of values and of scales."""
+    """Returns the shardings of values and of scales."""
     outputs = axes[self.num_in_axes + self.num_part_axes]
     values, scales = (
       sharding_lib.sharding_of(mesh, (None, inputs, outputs))

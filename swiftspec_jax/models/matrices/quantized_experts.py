@@ -131,7 +131,7 @@ class Scheme:
 def _shardings(
   axes: tuple[str | None, ...], mesh: Mesh, is_grouped: bool
 ) -> tuple[NamedSharding, NamedSharding]:
-  """Returns those of values and of scales."""
+  """Returns the shardings of values and of scales."""
   experts, inputs, outputs = axes
   of_scales = experts, inputs if is_grouped else None, outputs
   return (

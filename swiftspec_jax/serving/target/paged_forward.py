@@ -121,7 +121,7 @@ def forward(
   """Runs the model over tokens and writes what the cache keeps of them.
 
   Args:
-    params: parameters, laid out as `params.param_specs(config)` says.
+    params: parameters, laid out as `param_specs(config)` says.
     config: static configuration of the model.
     token_ids: i32[N].
     batch: rows and places of the tokens.

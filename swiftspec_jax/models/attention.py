@@ -1,0 +1,85 @@
+"""Attention of a decoder layer, between its two products.
+
+Legend: B rows, T new tokens, G kv heads, Q query heads for each kv head, E
+head_dim.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.fused_attention import reference
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import layers
+from swiftspec_jax.models.params import Params
+
+# Layer, queries [B, T, G, Q, E], new keys and values [B, T, G, E], None where
+# the layer sees those of another one -> attended [B, T, G, Q, E].
+AttendFn = Callable[
+  [int, jax.Array, jax.Array | None, jax.Array | None], jax.Array
+]
+# Layer, heads [B, T, G, Q + 2, E] that are not rotated, cos and sin f32[B, T,
+# E / 2] -> attended [B, T, G, Q, E].
+HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def outputs(
+  qkv: jax.Array,
+  layer: Params,
+  config: ModelConfig,
+  attend: Callable[..., jax.Array],
+  encoding: tuple[jax.Array, jax.Array] | jax.Array,
+  *,
+  rotates: bool = False,
+) -> jax.Array:
+  """Returns what the tokens of a layer attend to: [B, T, G * Q * E].
+
+  Args:
+    qkv: [B, T, G, Q + 2, E] queries, key and value of each kv head, without
+      biases; with fewer than two behind the queries as `num_kv_parts` says.
+    layer: parameters of the layer.
+    config: sizes of the layer, of `ModelConfig.of_layer`.
+    attend: AttendFn, or a HeadsFn if it `rotates`, of this layer.
+    encoding: cosines and sines f32[B, T, E / 2]; of a layer without rotation
+      the factors f32[B, T] of the queries.
+    rotates: whether `attend` rotates queries and keys.
+  """
+  num_groups = config.num_query_groups
+  batch, length = qkv.shape[:2]
+  if config.use_qkv_bias:
+    qkv = qkv + layer['qkv_bias'][None, None]
+  if rotates:
+    with jax.named_scope('attention'):
+      return attend(qkv, *encoding).reshape(batch, length, -1)
+  queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
+  if config.num_kv_parts:
+    # The same, where keys are values.
+    new_keys, new_values = qkv[:, :, :, num_groups], qkv[:, :, :, -1]
+  if config.use_qk_norm:
+    queries = layers.rms_norm(queries, layer['query_norm'], config.norm_eps)
+  if config.use_qk_norm and config.num_kv_parts:
+    new_keys = layers.rms_norm(new_keys, layer['key_norm'], config.norm_eps)
+  if config.gemma4 and config.num_kv_parts:
+    scale = jnp.ones(config.head_dim)
+    new_values = layers.rms_norm(new_values, scale, config.norm_eps)
+  queries, new_keys = _encode_positions(queries, new_keys, config, encoding)
+  with jax.named_scope('attention'):
+    attended = attend(queries, new_keys, new_values)
+  return attended.reshape(batch, length, -1)
+
+
+def _encode_positions(queries, keys, config, encoding):
+  """Returns queries [B, T, G, Q, E] and keys [B, T, G, E] with positions."""
+  if not isinstance(encoding, tuple):
+    factors = encoding[:, :, None, None, None]
+    return (queries.astype(jnp.float32) * factors).astype(queries.dtype), keys
+  heads = queries.reshape(*queries.shape[:2], -1, config.head_dim)
+  queries = reference.rotate(heads, *encoding).reshape(queries.shape)
+  if keys is not None:
+    keys = reference.rotate(keys, *encoding)
+  if config.irope and config.irope.norms_rotated:
+    scale = jnp.ones(config.head_dim)
+    queries = layers.rms_norm(queries, scale, config.norm_eps)
+    keys = layers.rms_norm(keys, scale, config.norm_eps)
+  return queries, keys
