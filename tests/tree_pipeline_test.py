@@ -44,15 +44,14 @@ def start(mode, draft_seed=0, **changes):
 @functools.partial(jax.jit, static_argnames='config')
 def prefill(params, token_ids, config):
   """Keys and values of a text from scratch: [layers, 2, S, G, E]."""
-  cache = dense.KVCacheConfig.of_model(config, 1, 256, 'float32')
-  zeros = jnp.zeros((1, 2, 256, 8))
+  zeros = [jnp.zeros((1, 2, 256, 8))] * config.num_layers
   _, cache = decoder.forward(
     params,
     config,
     token_ids,
     dense.KVCache(
-      keys=[zeros] * cache.num_layers,
-      values=[zeros] * cache.num_layers,
+      keys=zeros,
+      values=zeros,
       kv_lengths=jnp.zeros(1, jnp.int32),
       capacity=256,
     ),
