@@ -207,3 +207,7 @@ def test_program_of_exit_layers(model, tmp_path):
   assert last['among_1'] == last['among_8'] == 1
   assert last['num_tokens'] <= 16
   assert f'{last["layer"]:5}  1.00  1.00  1.00' in output
+  flags = f'--target={model}', '--layers=1,99', f'--output_dir={tmp_path / "x"}'
+  assert '--layers=1,99 must be at most' in programs.error_of(
+    'exit_layers', *flags
+  )
