@@ -1,5 +1,6 @@
 """Mirror-SD: the target's first layers tell the draft what they expect."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -13,7 +14,9 @@ from decoding_cases import assert_same, run
 from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
+from experiments.pictures import timeline_plot
 from swiftspec_jax import errors, testing, tree_step, types
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.pipelines.target_rows import TargetRows
@@ -175,6 +178,26 @@ def test_expected_tokens_by_hand():
     (1, 3, 6): -0.75,
     # Nothing below t5, as t2 is not expanded.
   }
+
+
+def test_a_timeline_sees_both_programs_of_a_step():
+  target, draft = pair(*DEVICES['async'], num_layers=2)
+  timeline = ss.Timeline()
+  tree = dataclasses.replace(TREE, exit_layer=1)
+  run(ss.Decoder(target, draft, tree=tree, timeline=timeline), MIXED[:1])
+  spans = timeline.finish()
+  counts = collections.Counter(span.name for span in spans)
+  assert counts['begin'] == counts['verify'] == counts['expect'] > 0
+  steps = [
+    begin.end - begin.start + verify.end - verify.start
+    for begin, verify in zip(
+      *([s for s in spans if s.name == name] for name in ('begin', 'verify')),
+      strict=True,
+    )
+  ]
+  figures = timeline_lib.summarize(spans)
+  assert figures['target_step_seconds'] == np.median(steps)
+  assert timeline_plot.draw(spans)
 
 
 def test_refusals():
