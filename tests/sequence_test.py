@@ -27,9 +27,9 @@ def shared(num_devices, num_sharing):
 
 
 @functools.cache
-def expected():
+def expected(count=3):
   """Prompts of several chunks, decoded by one device."""
-  requests = requests_of(3, max_new_tokens=24)
+  requests = requests_of(count, max_new_tokens=24)
   decoder = ss.Decoder(TARGET, batch_size=3)
   return [result.token_ids for result in run(decoder, requests)]
 
@@ -183,15 +183,15 @@ def test_an_engine_reads_prompts_on_more_devices(drafts, run_ahead):
     prompt_target=many,
   )
   engine.warm_up()
-  requests = requests_of(3, max_new_tokens=24)
-  used = []
+  requests, plain = requests_of(6, max_new_tokens=24), expected(6)
+  used, handles = [], []
   with profiling.count_compilations() as compilations:
-    for _ in range(2):
-      handles = [engine.submit(request) for request in requests]
+    for some in (requests[:3], requests[3:]):
+      handles += [engine.submit(request) for request in some]
       while engine.num_requests:
         engine.step()
         used.append(engine._target.model.mesh.size)
-      assert [x.result().token_ids for x in handles] == expected()
+  assert [x.result().token_ids for x in handles] == plain
   assert compilations.count == 0
   changes = [size for size, _ in itertools.groupby(used)]
   assert changes[:2] == changes[-2:] == [8, 2]

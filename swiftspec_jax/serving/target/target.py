@@ -196,9 +196,7 @@ class Target:
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
     self.chains: SlotTrees | None = self.put(chains)
-    # Finds devices that do not fit, and compiles what a change of them needs.
-    for other in (model, self.model):
-      self.use(other)
+    self.use(model)  # finds now if the devices do not fit
 
   def _greedy_sampling(self) -> choices.SlotSampling:
     return choices.SlotSampling(
