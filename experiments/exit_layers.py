@@ -24,7 +24,7 @@ from experiments import prompts as prompts_lib
 from experiments.flags import shared_flags, size_flags
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output, provenance
-from swiftspec_jax import buckets
+from swiftspec_jax import buckets, errors
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
 
@@ -54,6 +54,11 @@ def main() -> None:
   numbers = range(1, target.config.num_layers + 1)
   if _LAYERS.value:
     numbers = size_flags.read(_LAYERS)
+    if numbers[-1] > target.config.num_layers:
+      raise errors.UserError(
+        f'--layers={",".join(_LAYERS.value)} must be at most '
+        f'{target.config.num_layers}, the layers of {target.name}'
+      )
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
   sampling = shared_flags.sampling()
   decode = benchmark_run.make_decode(ss.Decoder(target))

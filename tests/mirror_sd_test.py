@@ -1,5 +1,6 @@
 """Mirror-SD: the target's first layers tell the draft what they expect."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -13,7 +14,9 @@ from decoding_cases import assert_same, run
 from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
 
 import swiftspec_jax as ss
+from experiments.pictures import timeline_plot
 from swiftspec_jax import errors, testing, tree_step, types
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.pipelines.target_rows import TargetRows
@@ -177,6 +180,26 @@ def test_expected_tokens_by_hand():
   }
 
 
+def test_a_timeline_sees_both_programs_of_a_step():
+  target, draft = pair(*DEVICES['async'], num_layers=2)
+  timeline = ss.Timeline()
+  tree = dataclasses.replace(TREE, exit_layer=1)
+  run(ss.Decoder(target, draft, tree=tree, timeline=timeline), MIXED[:1])
+  spans = timeline.finish()
+  counts = collections.Counter(span.name for span in spans)
+  assert counts['begin'] == counts['verify'] == counts['expect'] > 0
+  steps = [
+    begin.end - begin.start + verify.end - verify.start
+    for begin, verify in zip(
+      *([s for s in spans if s.name == name] for name in ('begin', 'verify')),
+      strict=True,
+    )
+  ]
+  figures = timeline_lib.summarize(spans)
+  assert figures['target_step_seconds'] == np.median(steps)
+  assert timeline_plot.draw(spans)
+
+
 def test_refusals():
   target, draft = pair(*DEVICES['serial'], num_layers=2)
   tree = dataclasses.replace(TREE, exit_layer=1)
@@ -207,3 +230,7 @@ def test_program_of_exit_layers(model, tmp_path):
   assert last['among_1'] == last['among_8'] == 1
   assert last['num_tokens'] <= 16
   assert f'{last["layer"]:5}  1.00  1.00  1.00' in output
+  flags = f'--target={model}', '--layers=1,99', f'--output_dir={tmp_path / "x"}'
+  assert '--layers=1,99 must be at most' in programs.error_of(
+    'exit_layers', *flags
+  )

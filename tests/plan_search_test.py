@@ -7,7 +7,12 @@ import pytest
 from plan_cases import CHIP, DRAFT, PAIR, RECORDINGS, TINY, recording
 
 from configs import acceptance
-from experiments.planning import plan_changes, plan_rows, plan_search
+from experiments.planning import (
+  plan_changes,
+  plan_report,
+  plan_rows,
+  plan_search,
+)
 from swiftspec_jax import errors
 from swiftspec_jax.planning.forward import Forward
 
@@ -90,6 +95,21 @@ def test_goals_choose_differently():
   assert fast.recording is uneven
   assert even.recording is not uneven
   assert even.slow_tokens_per_second > fast.slow_tokens_per_second
+
+
+@pytest.mark.parametrize('goal', plan_search.GOALS)
+def test_only_speeds_of_all_requests_have_an_interval(goal):
+  found, _ = plan_search.plans(ROOMY, RECORDINGS)
+  ratios = np.ones(1), np.ones(1)
+  rows = [plan_rows.row(plan, ROOMY, ratios) for plan in found]
+  summary = {
+    'best': rows[0],
+    'goal': {'tokens_per_second': 1e-3, 'of': goal},
+    'what_if': {},
+  }
+  text = plan_report.advice(summary, {'rows': rows, 'needs': []})
+  assert 'above the goal of 0.001: serial' in text
+  assert ('with the whole interval' in text) == (goal == 'throughput')
 
 
 def test_what_a_goal_needs_reaches_it():

@@ -1,6 +1,7 @@
 """Devices that share the tokens of a sequence: equal tokens, no KV moves."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -26,9 +27,9 @@ def shared(num_devices, num_sharing):
 
 
 @functools.cache
-def expected():
+def expected(count=3):
   """Prompts of several chunks, decoded by one device."""
-  requests = requests_of(3, max_new_tokens=24)
+  requests = requests_of(count, max_new_tokens=24)
   decoder = ss.Decoder(TARGET, batch_size=3)
   return [result.token_ids for result in run(decoder, requests)]
 
@@ -182,17 +183,19 @@ def test_an_engine_reads_prompts_on_more_devices(drafts, run_ahead):
     prompt_target=many,
   )
   engine.warm_up()
-  requests = requests_of(3, max_new_tokens=24)
-  handles = [engine.submit(request) for request in requests]
-  used = []
+  requests, plain = requests_of(6, max_new_tokens=24), expected(6)
+  used, handles = [], []
   with profiling.count_compilations() as compilations:
-    while engine.num_requests:
-      engine.step()
-      used.append(engine._target.model.mesh.size)
-  assert [x.result().token_ids for x in handles] == expected()
+    for some in (requests[:3], requests[3:]):
+      handles += [engine.submit(request) for request in some]
+      while engine.num_requests:
+        engine.step()
+        used.append(engine._target.model.mesh.size)
+  assert [x.result().token_ids for x in handles] == plain
   assert compilations.count == 0
-  assert used[0] == 8
-  assert used[-1] == 2
+  changes = [size for size, _ in itertools.groupby(used)]
+  assert changes[:2] == changes[-2:] == [8, 2]
+  assert len(changes) > 2
   kept = engine._target.cache.sharding.device_set
   assert kept == set(few.mesh.devices.flat)
 
@@ -205,6 +208,14 @@ def test_prompts_are_read_elsewhere_without_models_that_draft():
       sizes=make_sizes(drafts=TREES),
       prompt_target=shared(8, 8),
     )
+
+
+def test_prompts_are_read_on_devices_that_begin_with_those_of_the_target():
+  apart = testing.random_model(
+    CONFIG, devices=jax.devices()[4:], sequence_devices=4
+  )
+  with pytest.raises(errors.UserError, match='keeps tokens, and the new mesh'):
+    PageEngine(shared(2, 2), sizes=make_sizes(), prompt_target=apart)
 
 
 def test_devices_that_keep_nothing_get_no_keys():

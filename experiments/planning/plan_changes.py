@@ -73,8 +73,8 @@ def needs(
     goal: one of `GOALS`.
 
   Returns:
-    `what`, `now` and `needed`, which is None where no such number will do. None
-    at all if the plan reaches the goal.
+    Rows of `what`, `now` and `needed`, which is None where no such number will
+    do. There are none if the plan reaches the goal.
   """
   wanted, speed = deployment.goal, getattr(chosen, GOALS[goal])
   if wanted is None or speed >= wanted:

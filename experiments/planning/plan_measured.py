@@ -160,9 +160,13 @@ def constants(chip: Chip) -> list[dict[str, Any]]:
     'launch_seconds': (chip.launch_seconds, 's'),
   }
   return [
-    {'number': name, 'value': value, 'unit': unit, 'source': source}
+    {
+      'number': name,
+      'value': value,
+      'unit': unit,
+      'source': chip.sources.get(name, 'data sheet'),
+    }
     for name, (value, unit) in values.items()
-    for source in [chip.sources.get(name, 'data sheet')]
   ] + [
     {
       'number': f'efficiency {name}',

@@ -180,7 +180,7 @@ def _of_goal(wanted, score, tables) -> list[str]:
   above = [row for row in tables['rows'] if row[score] > wanted]
   names = [f'{name_of(row)} ({row[score]:.0f})' for row in above]
   lines = [f'above the goal of {wanted:g}: {"; ".join(names) or "none"}']
-  if above:
+  if above and score == GOALS['throughput']:  # which the intervals are of
     sure = [name_of(row) for row in above if row['low'] > wanted]
     lines.append(f'with the whole interval: {"; ".join(sure) or "none"}')
   if tables['needs']:

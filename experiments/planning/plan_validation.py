@@ -39,14 +39,14 @@ _HELD_OUT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-  """A published step time.
+  """A step time that was published or measured.
 
   Attributes:
     source: place of the figure.
     what: model, GPUs and tokens.
     forward: the step.
     chip: the hardware.
-    seconds: the published time.
+    seconds: the time.
     is_fitted: whether the constants are fitted to it.
   """
 
@@ -142,7 +142,7 @@ def _point(
 def fit(fitted: Sequence[Point]) -> Constants:
   """Returns the constants with the least squares of relative errors.
 
-  What the points say nothing of stays as it is of the first one's chip.
+  A constant of which the points say nothing stays that of their first chip.
   """
 
   def constants(values) -> Constants:
@@ -167,7 +167,7 @@ def fit(fitted: Sequence[Point]) -> Constants:
 
 
 def validate(found: Sequence[Point]) -> list[dict]:
-  """Returns a row for each point, with errors relative to what was published.
+  """Returns a row for each point, with errors relative to its seconds.
 
   `left_out_error` is that of constants fitted to all other fitted points; for
   a point that is not among them it is the error.

@@ -87,10 +87,13 @@ class PageEngine(engine.Engine[PagedJob]):
 
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
-        insists on kernels that cannot do its steps, `run_ahead` does not fit
-        the draft, or the policy wants lookups that there are not.
+        insists on kernels that cannot do its steps, `prompt_target` does not
+        begin with its devices, `run_ahead` does not fit the draft, or the
+        policy wants lookups that there are not.
     """
-    paged_forward.check_kernels(target, sizes)
+    for model in (target, prompt_target):
+      if model is not None:
+        paged_forward.check_kernels(model, sizes)
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
       raise errors.UserError(

@@ -153,11 +153,17 @@ def grow(
 
 
 @functools.partial(jax.jit, donate_argnames='state')
-def expect(state: TreeDraftState, expected: jax.Array) -> TreeDraftState:
-  """Adds packed `ExpectedTokens`, which the target's first layers give."""
+def expect(
+  state: TreeDraftState, expected: jax.Array
+) -> tuple[TreeDraftState, jax.Array]:
+  """Adds packed `ExpectedTokens`, which the target's first layers give.
+
+  Returns:
+    The state, and i32[B] how many nodes came to each tree.
+  """
   expected = types.ExpectedTokens.unpack(expected)
   tree = tree_lib.expect(state.tree, expected.token_ids, expected.log_probs)
-  return state.replace(tree=tree)
+  return state.replace(tree=tree), tree.size - state.tree.size
 
 
 @functools.partial(

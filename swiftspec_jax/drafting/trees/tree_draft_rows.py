@@ -314,8 +314,8 @@ class TreeDraftRows:
     """Enqueues that the trees get packed `ExpectedTokens`."""
     expected = self._send('expected', expected, 'begin')
     dispatched = time.perf_counter()
-    self.state = self._call(tree_draft.expect, self.state, expected)
-    self._note('expect', dispatched, self.state.tree.size, 'expected')
+    self.state, num_new = self._call(tree_draft.expect, self.state, expected)
+    self._note('expect', dispatched, num_new, 'expected')
 
   def _set_busy(self, is_busy: np.ndarray) -> None:
     self._is_busy = is_busy.copy()

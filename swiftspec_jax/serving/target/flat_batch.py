@@ -152,7 +152,12 @@ class Unfolded:
 
 
 def unfold(counts: jax.Array, size: int) -> Unfolded:
-  """Returns i32[R] items of rows as a list of `size`, which is static."""
+  """Returns the items of all rows as one list, row after row.
+
+  Args:
+    counts: i32[R] items of each row.
+    size: n, at least all items together; static.
+  """
   ends, items = jnp.cumsum(counts), jnp.arange(size, dtype=jnp.int32)
   rows = jnp.sum(items[:, None] >= ends[None], axis=1, dtype=jnp.int32)
   rows = jnp.minimum(rows, len(counts) - 1)

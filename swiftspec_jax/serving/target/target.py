@@ -160,6 +160,9 @@ class Target:
       feature_layers: indices of layers whose outputs the draft reads.
       prompt_model: the same model on more devices, the first of which are
         those of `model` and keep all keys and values; None if there are none.
+
+    Raises:
+      UserError: the devices that keep keys and values are not those.
     """
     self.models = (model,) if prompt_model is None else (model, prompt_model)
     self.model = self.models[-1]
@@ -193,6 +196,7 @@ class Target:
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
     self.chains: SlotTrees | None = self.put(chains)
+    self.use(model)  # finds now if the devices do not fit
 
   def _greedy_sampling(self) -> choices.SlotSampling:
     return choices.SlotSampling(

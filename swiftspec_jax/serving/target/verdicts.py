@@ -46,7 +46,7 @@ class Verdicts:
     """Returns them without a copy.
 
     Args:
-      packed: result of `pack`, or of some slots, or of one without an axis.
+      packed: result of `pack`, its rows of some slots, or a single row.
       max_nodes: T of the largest step of the engine; trees have no other.
     """
     counts, rest = packed[..., :2], packed[..., 2:]
