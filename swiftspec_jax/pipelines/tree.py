@@ -286,9 +286,10 @@ class TreePipeline:
     """Enqueues the draft forwards that need no verdict."""
     num_steps = self._sizes.current.num_steps
     if self._expected is not None:
-      # As many before as the target's first layers have time for.
+      # As many before as the target's first layers have time for. What is
+      # expected gets a forward, if there is one.
       share = self._num_before_exit / self._target.config.num_layers
-      num_early = round(share * num_steps)
+      num_early = min(round(share * num_steps), max(num_steps - 1, 0))
       self._grow(num_early)
       self._draft_rows.expect(self._expected)
       self._expected = None
