@@ -18,7 +18,7 @@ from kernel_calls import API_CALLS
 
 from experiments import check_kernels
 from experiments.kernels.kernel_cases import KERNELS
-from kernels_pallas import comparison, dispatch, trials, tuning
+from kernels_pallas import comparison, dispatch, registry, trials, tuning
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import reference as attention_reference
@@ -109,7 +109,8 @@ def test_what_could_not_be_compared_can_be_later(monkeypatch, capsys):
 def test_what_is_compared_are_the_shapes_of_the_call(
   kernel, folder, monkeypatch
 ):
-  """As if CPUs had the kernels of TPUs; nothing runs."""
+  """As if CPUs had the kernels of TPUs, or those of GPUs; nothing runs."""
+  implementation, *_ = registry.implementations(kernel)
   spec = KERNELS[kernel][0][0]
   call = functools.partial(API_CALLS[kernel], **spec.options())
 
@@ -119,12 +120,12 @@ def test_what_is_compared_are_the_shapes_of_the_call(
     return [json.loads(path.read_text()) for path in folder.glob('*.json')]
 
   assert not notes()  # a CPU has no kernels, so nothing is compared
-  monkeypatch.setitem(dispatch._OF_PLATFORM, 'cpu', ('pallas_tpu',))
+  monkeypatch.setitem(dispatch._OF_PLATFORM, 'cpu', (implementation,))
   monkeypatch.setattr(trials, 'EXCLUSIVE_PLATFORMS', ('cpu',))
   monkeypatch.setattr(dispatch, '_choices', {})
   (note,) = notes()
   trial = note['trial']
-  assert (trial['kernel'], trial['implementation']) == (kernel, 'pallas_tpu')
+  assert (trial['kernel'], trial['implementation']) == (kernel, implementation)
   found = comparison.load_spec(trial['package'], trial['spec'])
   assert found.options() == spec.options()
   assert tuning.shapes_of(found.arrays()) == tuning.shapes_of(spec.arrays())

@@ -14,7 +14,7 @@ from kernel_calls import API_CALLS
 import swiftspec_jax as ss
 from experiments import tune_kernels
 from experiments.kernels.kernel_cases import KERNELS, Case
-from kernels_pallas import tuning
+from kernels_pallas import registry, tuning
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
 from kernels_pallas.thresholds import arg_specs, pallas_gpu
 
@@ -154,8 +154,15 @@ def test_equal_shapes_are_counted():
   assert tuning.shapes_of(arrays) == '4 x float32[2, 3], int32[1]'
 
 
-@pytest.mark.parametrize('implementation', ['pallas_tpu', 'pallas_gpu'])
-@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize(
+  ('kernel', 'implementation'),
+  [
+    (kernel, implementation)
+    for kernel in KERNELS
+    for implementation in registry.implementations(kernel)
+    if implementation != 'mosaic_gpu'
+  ],
+)
 def test_there_are_tiles_to_try(kernel, implementation):
   configs = list(tune_kernels.candidates(kernel, implementation))
   assert len(configs) == len(set(configs)) > 1
