@@ -39,7 +39,7 @@ def einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return plain(x, y)
 
   def wide(x, y):
-    return _of_two_rows(subscripts, x, y).astype(x.dtype)
+    return _of_three_rows(subscripts, x, y).astype(x.dtype)
 
   on_gpu = wide if len(x) == 1 else plain
   return jax.lax.platform_dependent(x, y, cpu=wide, cuda=on_gpu, default=plain)
@@ -96,16 +96,20 @@ def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
 
   on_cpu = multiply_transposed
   if rows.dtype == jnp.bfloat16:
-    on_cpu = functools.partial(_of_two_rows, 'nk,vk->nv')
+    on_cpu = functools.partial(_of_three_rows, 'nk,vk->nv')
   return jax.lax.platform_dependent(rows, table, cpu=on_cpu, default=plain)
 
 
-def _of_two_rows(subscripts, x, y):
-  """`wide_einsum`, with a second row if the first axis of x has one only."""
+def _of_three_rows(subscripts, x, y):
+  """`wide_einsum`, with copies of the last row if x has fewer.
+
+  With two rows and the AMX instructions of a CPU, the bits are others than with
+  more.
+  """
   size = len(x)
   of_y = subscripts.replace('->', ',').split(',')[1]
-  if size == 1 and subscripts[0] not in of_y:
-    x = jnp.repeat(x, 2, axis=0)
+  if size < 3 and subscripts[0] not in of_y:
+    x = jnp.concatenate([x, *[x[-1:]] * (3 - size)])
   return wide_einsum(subscripts, x, y)[:size]
 
 
