@@ -112,15 +112,20 @@ def test_a_saved_model_comes_back(name, tmp_path):
 
 
 def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
-  """In chains, and in the trees of mode serial; the draft is the target."""
+  """In chains and trees; the draft is the target, or like it and elsewhere."""
   target = models_test.load_case('gemma4_text', tmp_path)
   requests = requests_of(2, max_new_tokens=24)
   want = [result.token_ids for result in run(ss.Decoder(target), requests)]
   tree = ss.TreeConfig(
     num_nodes=6, width=3, num_draft_steps=2, capacity=32, num_cache_rows=14
   )
-  for options in ({}, {'tree': tree}):
-    got = run(ss.Decoder(target, target, **options), requests)
+  elsewhere = ss.load(tmp_path, devices=jax.devices()[1:2])
+  for draft, options in (
+    (target, {}),
+    (target, {'tree': tree}),
+    (elsewhere, {'tree': tree}),
+  ):
+    got = run(ss.Decoder(target, draft, **options), requests)
     assert [result.token_ids for result in got] == want
     assert sum(result.stats.num_accepted for result in got) > 20
 
