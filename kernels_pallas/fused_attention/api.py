@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.fused_attention import arg_specs, pallas_gpu, reference
 from kernels_pallas.tree_attention import api as attention_api
 
@@ -112,20 +112,15 @@ def _choose(heads, keys, tree_mask, options, sinks, implementation, sharding):
   shape = keys.shape if sharding is None else sharding.shard_shape(keys.shape)
   tokens = (shape[0], heads.shape[1], shape[1], *heads.shape[3:])
   tree_size = heads.shape[1] if tree_mask is None else tree_mask.shape[2]
-  spec = arg_specs.ArgSpec(
-    name=f'heads {heads.dtype}{list(tokens)}, cache {list(shape)}, '
-    f'{tree_size} tree rows, window {options["window"]}'
-    f'{"" if sinks is None else ", sinks"}',
-    batch_size=min(shape[0], call_spec.MOST_ROWS),
+  spec = arg_specs.ArgSpec.of_call(
+    f'heads {heads.dtype}{list(tokens)}',
+    shape,
+    heads.dtype,
     num_tokens=heads.shape[1],
-    num_kv_heads=shape[1],
     num_groups=heads.shape[3] - 2,
-    head_dim=shape[3],
-    context=shape[2] - tree_size,
     tree_size=tree_size,
-    dtype=heads.dtype.name,
-    window=options['window'],
     has_sinks=sinks is not None,
+    window=options['window'],
   )
   return dispatch.choose(
     'fused_attention',

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.tree_attention import (
   arg_specs,
   filled,
@@ -131,21 +131,16 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
   }
   if sinks is not None:
     checks['mosaic_gpu'] = mosaic_gpu.refuse_sinks
-  spec = arg_specs.ArgSpec(
-    name=f'queries {queries.dtype}{list(tokens)}, cache {list(shape)}, '
-    f'{tree_size} tree rows, window {options["window"]}'
-    f'{"" if sinks is None else ", sinks"}',
-    batch_size=min(shape[0], call_spec.MOST_ROWS),
+  spec = arg_specs.ArgSpec.of_call(
+    f'queries {queries.dtype}{list(tokens)}',
+    shape,
+    queries.dtype,
     num_tokens=queries.shape[1],
-    num_kv_heads=shape[1],
     num_groups=queries.shape[3],
-    head_dim=shape[3],
-    context=shape[2] - tree_size,
     tree_size=tree_size,
-    dtype=queries.dtype.name,
+    has_sinks=sinks is not None,
     window=options['window'],
     soft_cap=options['soft_cap'],
-    has_sinks=sinks is not None,
   )
   return dispatch.choose(
     'tree_attention',

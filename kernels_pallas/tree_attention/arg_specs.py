@@ -52,6 +52,50 @@ class ArgSpec(call_spec.CallSpec):
   soft_cap: float | None = None
   has_sinks: bool = False
 
+  @classmethod
+  def of_call(
+    cls,
+    tokens: str,
+    cache_shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    *,
+    num_tokens: int,
+    num_groups: int,
+    tree_size: int,
+    has_sinks: bool,
+    window: int | None,
+    soft_cap: float | None = None,
+  ) -> 'ArgSpec':
+    """Returns the spec of a call.
+
+    Args:
+      tokens: dtype and shape of the tokens' argument, in words.
+      cache_shape: (B, G, S, E) of a device's keys.
+      dtype: dtype of tokens and cache.
+      num_tokens: T.
+      num_groups: Q.
+      tree_size: M.
+      has_sinks: whether query heads have sinks.
+      window: window in tokens, or None.
+      soft_cap: bound of the scores, or None.
+    """
+    batch_size, num_kv_heads, capacity, head_dim = cache_shape
+    return cls(
+      name=f'{tokens}, cache {list(cache_shape)}, {tree_size} tree rows, '
+      f'window {window}{", sinks" if has_sinks else ""}',
+      batch_size=min(batch_size, call_spec.MOST_ROWS),
+      num_tokens=num_tokens,
+      num_kv_heads=num_kv_heads,
+      num_groups=num_groups,
+      head_dim=head_dim,
+      context=capacity - tree_size,
+      tree_size=tree_size,
+      dtype=jnp.dtype(dtype).name,
+      window=window,
+      soft_cap=soft_cap,
+      has_sinks=has_sinks,
+    )
+
   @property
   def capacity(self) -> int:
     """S, in whole tiles."""
