@@ -79,7 +79,45 @@ def take_chunk(values: jax.Array, starts: jax.Array, size: int) -> jax.Array:
   )(values, starts)
 
 
-def before_leaves(of_rows: jax.Array, leaves: tree_lib.Leaves) -> jax.Array:
+def read_leaves(
+  params: Params,
+  config: ModelConfig,
+  cache: dense.KVCache,
+  of_rows: jax.Array | None,
+  leaves: tree_lib.Leaves,
+  lengths: jax.Array,
+) -> tuple[jax.Array, dense.KVCache, jax.Array | None]:
+  """Runs the draft over leaves of its trees.
+
+  Args:
+    params: parameters of the draft.
+    config: configuration of the draft.
+    cache: cache of the draft.
+    of_rows: [B, any, D] hidden states at the rows of the tree; None where the
+      draft reads no features.
+    leaves: leaves of the trees.
+    lengths: i32[B] rows of the cache in front of the trees.
+
+  Returns:
+    Hidden states [B, W, D], the cache, and `of_rows` with these.
+  """
+  before = None if of_rows is None else _before_leaves(of_rows, leaves)
+  hidden, cache = decoder.forward(
+    params,
+    config,
+    jnp.maximum(leaves.token_ids, 0),
+    cache,
+    starts=lengths + leaves.cache_slots[:, 0],
+    positions=lengths[:, None] + leaves.depths,
+    attention_mask=leaves.attention_mask,
+    features_before=before,
+  )
+  if of_rows is not None:
+    of_rows = _put(of_rows, hidden, leaves.cache_slots[:, 0])
+  return hidden, cache, of_rows
+
+
+def _before_leaves(of_rows: jax.Array, leaves: tree_lib.Leaves) -> jax.Array:
   """Returns the features [B, W, D] of what stands before the leaves.
 
   That is the parent; or, of a leaf whose parent is in the same forward, the
@@ -94,13 +132,6 @@ def before_leaves(of_rows: jax.Array, leaves: tree_lib.Leaves) -> jax.Array:
   # Nodes are expanded after those above them.
   nearest = jnp.where(is_above, rows, 0).max(axis=2)
   return _take(of_rows, nearest)
-
-
-def put_leaves(
-  of_rows: jax.Array, leaves: tree_lib.Leaves, hidden: jax.Array
-) -> jax.Array:
-  """Notes the hidden states [B, W, D] of leaves in those of rows."""
-  return _put(of_rows, hidden, leaves.cache_slots[:, 0])
 
 
 def follow(

@@ -352,21 +352,11 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
   def draft_fn(carry, leaves):
     cache, features, num_forwards = carry
     lengths = cache.kv_lengths
-    before = None
-    if features is not None:
-      before = feature_draft.before_leaves(features.of_rows, leaves)
-    hidden, cache = decoder.forward(
-      params,
-      config,
-      jnp.maximum(leaves.token_ids, 0),
-      cache,
-      starts=lengths + leaves.cache_slots[:, 0],
-      positions=lengths[:, None] + leaves.depths,
-      attention_mask=leaves.attention_mask,
-      features_before=before,
+    of_rows = None if features is None else features.of_rows
+    hidden, cache, of_rows = feature_draft.read_leaves(
+      params, config, cache, of_rows, leaves, lengths
     )
     if features is not None:
-      of_rows = feature_draft.put_leaves(features.of_rows, leaves, hidden)
       features = features.replace(of_rows=of_rows)
     children = children_fn(params, hidden, leaves, lengths, state.reference)
     return *children, (cache, features, num_forwards + 1)

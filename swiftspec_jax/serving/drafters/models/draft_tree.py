@@ -168,21 +168,9 @@ def grow(
 
   def draft_fn(carry, leaves):
     cache, of_rows = carry
-    before = None
-    if of_rows is not None:
-      before = feature_draft.before_leaves(of_rows, leaves)
-    hidden, cache = decoder.forward(
-      params,
-      config,
-      jnp.maximum(leaves.token_ids, 0),
-      cache,
-      starts=lengths + leaves.cache_slots[:, 0],
-      positions=lengths[:, None] + leaves.depths,
-      attention_mask=leaves.attention_mask,
-      features_before=before,
+    hidden, cache, of_rows = feature_draft.read_leaves(
+      params, config, cache, of_rows, leaves, lengths
     )
-    if of_rows is not None:
-      of_rows = feature_draft.put_leaves(of_rows, leaves, hidden)
     logits = decoder.unembed(params, config, hidden)
     return *children(logits, leaves.depths), (cache, of_rows)
 
