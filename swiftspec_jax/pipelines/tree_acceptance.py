@@ -1,8 +1,9 @@
 """How many nodes a round accepts, by how many of them are sent.
 
 The last rounds tell about the text at hand, and are few. All rounds of the
-decoder tell what texts are like. The estimate is what the last rounds say,
-shrunk to what all say (empirical Bayes).
+decoder tell what texts are like, and all depths what a depth is like that was
+hardly reached. Each estimate is shrunk to the next broader one (empirical
+Bayes), so that a new decoder soon stops sending trees that do not pay.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ import numpy as np
 # Of the last rounds, and of all: weight of a round against the one after it.
 _DECAYS = np.array([0.9, 0.99])[:, None, None]
 _PAUSED = 0.5  # weight of the last rounds before a pause after it
-_ALL_WEIGHT = 3.0  # rounds that what all say counts as
 # Before the first round: of the first node, and of deeper ones.
-_PRIOR_SHARES, _PRIOR_WEIGHT = (0.6, 0.95), 2.0
+_PRIOR_SHARES = (0.5, 0.8)
+_WEIGHT = 3.0  # rounds that a broader estimate counts as
 
 
 class TreeAcceptance:
@@ -31,11 +32,8 @@ class TreeAcceptance:
     # [:, i, k]: rounds that accepted k of the first `buckets[i]` nodes, and
     # those among them that accepted another node.
     shape = (len(buckets), max(buckets[-1] - 1, 1))
-    self._tried = np.stack([np.zeros(shape), np.full(shape, _PRIOR_WEIGHT)])
-    # Where no round reached, sizes that go there are worth a trial.
-    first, deeper = _PRIOR_SHARES
-    self._hits = deeper * self._tried
-    self._hits[..., 0] = first * self._tried[..., 0]
+    self._tried = np.zeros((2, *shape))
+    self._hits = np.zeros_like(self._tried)
 
   @property
   def is_new(self) -> bool:
@@ -70,10 +68,27 @@ class TreeAcceptance:
 
   def survivals(self) -> np.ndarray:
     """Returns f64[N, K]: probability to accept more than 0, 1, ... nodes."""
-    of_all = self._hits[1] / self._tried[1]
-    shares = self._hits[0] + _ALL_WEIGHT * of_all
-    shares /= self._tried[0] + _ALL_WEIGHT
-    is_possible = np.arange(shares.shape[1]) < self._buckets[:, None] - 1
-    survivals = np.cumprod(shares, axis=1) * is_possible
-    # With more nodes, at least as many are accepted.
-    return np.maximum.accumulate(survivals, axis=0)
+    shares = self._shares()
+    shares *= np.arange(shares.shape[1]) < self._buckets[:, None] - 1
+    survivals, reached = np.empty_like(shares), np.ones(len(shares))
+    for depth, rates in enumerate(shares.T):
+      # With more nodes, at least as many are accepted.
+      reached = np.maximum.accumulate(reached * rates)
+      survivals[:, depth] = reached
+    return survivals
+
+  def _shares(self) -> np.ndarray:
+    """Returns f64[N, K]: probability to accept one more, behind k nodes."""
+    (hits, of_all_hits), (tried, of_all_tried) = self._hits, self._tried
+    first, deeper = _PRIOR_SHARES
+    shares = np.full_like(hits, first)
+    shares[:, 1:] = _shrunk(
+      of_all_hits[:, 1:].sum(axis=1), of_all_tried[:, 1:].sum(axis=1), deeper
+    )[:, None]
+    shares = _shrunk(of_all_hits, of_all_tried, shares)
+    return _shrunk(hits, tried, shares)
+
+
+def _shrunk(hits, tried, broader):
+  """Returns shares of hits, shrunk to a broader estimate."""
+  return (hits + _WEIGHT * broader) / (tried + _WEIGHT)
