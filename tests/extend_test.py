@@ -61,7 +61,7 @@ def plain_outputs():
   return [output.token_ids for output in outputs]
 
 
-def serve(draft, policy):
+def serve(draft, policy, run_ahead=0):
   """Returns engine, handles and the record of each step; two rows decode."""
   sizes = ProgramSizes(
     scheduler=SchedulerConfig(
@@ -73,7 +73,9 @@ def serve(draft, policy):
     ),
     contexts=(64,),
   )
-  engine = PageEngine(CYCLE, draft, sizes=sizes, policy=policy)
+  engine = PageEngine(
+    CYCLE, draft, sizes=sizes, policy=policy, run_ahead=run_ahead
+  )
   sampling = ss.SamplingParams(max_new_tokens=20)
   handles = [
     engine.submit(ss.Request(token_ids=tuple(prompt), sampling=sampling))
@@ -93,6 +95,10 @@ def test_the_drafter():
   # The second prompt is a period: 5 tokens a round.
   assert outputs[1].stats.num_rounds == 4
   assert outputs[1].stats.acceptance_rate == 1
+  _, handles, _ = serve(drafter, example('modest').Modest(), run_ahead=1)
+  results = [handle.result() for handle in handles]
+  assert [result.token_ids for result in results] == plain_outputs()
+  assert results[1].stats.acceptance_rate == 1
 
 
 def test_drafter_policy_and_metric_of_an_engine():

@@ -311,6 +311,8 @@ def test_other_models_and_drafts_refuse_images(models):
     engine_of(models['text']).submit(golden_request())
   with pytest.raises(errors.UserError, match='takes at most 0, and a PageEng'):
     list(ss.Decoder(models['clip']).run([golden_request()]))
+  with pytest.raises(errors.UserError, match='devices cannot leave out the im'):
+    engine_of(models['clip'], LOOKUP, run_ahead=1)
   with pytest.raises(errors.UserError, match='LivingTrees cannot leave out'):
     engine_of(
       models['clip'], LivingTrees(model=models['text'], tree=ss.TreeConfig())

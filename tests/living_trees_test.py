@@ -20,6 +20,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.requests import Source
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = {
@@ -253,7 +254,7 @@ def test_what_needs_something_else_is_refused():
   target, _ = make_models('serial')
   sizes = engine_cases.make_sizes()
   with pytest.raises(errors.UserError, match='run_ahead=1 needs LivingTrees'):
-    PageEngine(target, PromptLookup(), sizes=sizes, run_ahead=1)
+    PageEngine(target, SuffixLookup(), sizes=sizes, run_ahead=1)
   policy = LookupOrModel(FixedLength(1), FixedLength(1))
   with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
     PageEngine(target, sizes=sizes, policy=policy)

@@ -18,6 +18,7 @@ from swiftspec_jax import ahead_of_time, errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.models import decoder
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
@@ -164,9 +165,17 @@ def test_a_plan_has_no_pages():
   assert step_input.pack(CHAINS, flat, step, None).shape == (NUM_SLOTS, 5)
 
 
-def test_outputs_are_those_of_plain_decoding():
+@pytest.mark.parametrize('run_ahead', [0, 2])
+def test_outputs_are_those_of_plain_decoding(run_ahead):
+  """Looked up on the host, or on the devices by steps that are ahead."""
   draft = ss.PromptLookup(prompt_lookup_min=1)
-  engine = PageEngine(MODEL, draft, sizes=CHAINS, policy=RandomLengths(0))
+  engine = PageEngine(
+    MODEL,
+    draft,
+    sizes=CHAINS,
+    policy=RandomLengths(0),
+    run_ahead=run_ahead,
+  )
   engine.warm_up()
   requests = random_requests(20, seed=1)
   with profiling.count_compilations() as compilations:
@@ -174,6 +183,30 @@ def test_outputs_are_those_of_plain_decoding():
   assert compilations.count == 0
   check(MODEL, requests, results)
   assert engine.scheduler.num_free_pages == NUM_SLOTS
+  assert sum(result.stats.num_accepted for result in results) > 0
+
+
+def test_devices_draft_what_the_host_does():
+  """Counts of what was found come from the devices, with the verdicts."""
+  requests = random_requests(6, seed=4)
+  found = ([], [])
+  for run_ahead in (0, 1):
+    engine = PageEngine(
+      MODEL,
+      ss.PromptLookup(prompt_lookup_min=1),
+      sizes=CHAINS,
+      policy=FixedLength(LENGTH),
+      run_ahead=run_ahead,
+    )
+    for request in requests:  # alone, so that steps are the same
+      handle, records = engine.submit(request), []
+      while engine.num_requests:
+        records.append(engine.step())
+      stats = handle.result().stats
+      lengths = sum(record.lengths.sum() for record in records if record)
+      found[run_ahead].append((stats.num_drafted, stats.num_accepted, lengths))
+  assert found[1] == found[0]
+  assert sum(num_accepted for _, num_accepted, _ in found[0]) > 0
 
 
 @functools.partial(jax.jit, static_argnames='layers')

@@ -98,7 +98,7 @@ _MAX_IMAGES = flags.DEFINE_integer(
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
-_RUN_AHEAD_MODES = 'autoregressive', *_LIVING
+_RUN_AHEAD_MODES = 'autoregressive', 'prompt_lookup', *_LIVING
 _HOLDERS = (
   _MODE,
   _ROWS,
@@ -216,15 +216,25 @@ def make_engine(
   elif mode() == shared_flags.ENGINE_FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
-  runs_ahead = runs_ahead and mode() in _RUN_AHEAD_MODES
   engine = PageEngine(
     target,
     draft,
     sizes=declared,
     lookup=lookup,
-    run_ahead=tree_flags.run_ahead() if runs_ahead else 0,
+    run_ahead=_run_ahead() if runs_ahead else 0,
   )
   return engine, target
+
+
+def _run_ahead() -> int:
+  """Returns the steps to enqueue ahead."""
+  if mode() not in _RUN_AHEAD_MODES:
+    return 0
+  # Lookups of the host are free where nothing is found, those that are ahead
+  # are not.
+  if mode() == 'prompt_lookup' and not flags.FLAGS['run_ahead'].present:
+    return 0
+  return tree_flags.run_ahead()
 
 
 def _tree_draft(model: ss.Model) -> TreeDraft | BeamDraft | LivingTrees:

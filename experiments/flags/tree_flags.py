@@ -90,7 +90,8 @@ _RUN_AHEAD = flags.DEFINE_integer(
   'run_ahead',
   1,
   'Rounds that are dispatched before one is read; 0 waits for each. Where '
-  'requests come at any time it is for modes serial, async and autoregressive.',
+  'requests come at any time it is for modes serial, async and autoregressive, '
+  'and for prompt_lookup if it is given: lookups then run on the devices.',
 )
 
 

@@ -61,7 +61,11 @@ class Drafter(Protocol):
 
 
 class StatelessDrafter:
-  """Base of drafters that need neither parameters nor a state."""
+  """Base of drafters that need neither parameters nor a state.
+
+  A `PageEngine` asks them, too. What it gives `propose` has `token_ids`,
+  `lengths`, `prompt_lengths` and `max_lengths` of its slots.
+  """
 
   def init(self, batch_size, capacity, mesh):
     del batch_size, capacity, mesh

@@ -73,13 +73,14 @@ class PageEngine(engine.Engine[PagedJob]):
       target: model that decides every token of the output.
       draft: source of drafts. A draft model makes chains, and so does
         `SelfDraft`; in a `TreeDraft` or `LivingTrees` it makes trees. Others
-        are a lookup, a `Datastore`, a `PhraseDraft` and a `HostDrafter`. None
-        is plain decoding.
+        are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and a
+        `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
-        the next. More takes `LivingTrees` or no draft, as others need the text.
+        the next. More takes `LivingTrees`, a lookup or drafter on the devices,
+        or no draft, as others need the text.
       prompt_target: the target on more devices, which all share the tokens of
         the steps that read prompts (LoongServe, arXiv 2404.09526). Its first
         devices are those of `target` and keep all keys and values. Not for
@@ -123,13 +124,14 @@ class PageEngine(engine.Engine[PagedJob]):
       feature_layers=model.config.feature_layers if model else (),
       prompt_model=prompt_target,
     )
-    self.drafter = make_drafter.make(self._target, draft, sizes)
+    self.drafter = make_drafter.make(
+      self._target, draft, sizes, run_ahead=run_ahead
+    )
     self.lookup: HostDrafter | None = None
     if lookup is not None:
       self.lookup = make_drafter.make_second(self._target, lookup, sizes)
     self.policy = policy or NoSpeculation()
     self._run_ahead = run_ahead
-    make_drafter.check_run_ahead(run_ahead, self.drafter)
     self._unread: collections.deque[Unread] = collections.deque()
     self._last_read = 0.0  # time
     # A plan that waits until all steps are read, with its view.
@@ -211,6 +213,7 @@ class PageEngine(engine.Engine[PagedJob]):
           *self._dispatch(step, drafts),
           drafts.report,
           self._shown(step, drafts),
+          drafts.num_found,
         )
       ),
       start=start,
@@ -259,7 +262,7 @@ class PageEngine(engine.Engine[PagedJob]):
     packed = np.asarray(packed)
     if any(x is not None for x in extras):
       extras = jax.device_get(extras)
-    logprobs, report, shown = extras
+    logprobs, report, shown, num_found = extras
     waited = time.perf_counter() - dispatched
     step, is_present = self.scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)
@@ -268,6 +271,8 @@ class PageEngine(engine.Engine[PagedJob]):
       view = dataclasses.replace(
         view, kv_lengths=step.starts[decoding], num_ahead=0
       )
+    if num_found is not None:
+      unread, step = steps.with_found(unread, step, num_found)
     rows = is_present[decoding]
     judged = None
     if self.policy.judges_lookups and not unread.plan.looks_up:

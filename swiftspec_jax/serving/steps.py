@@ -56,6 +56,27 @@ class Unread:
     return self.step.lengths[: self.step.num_decoding]
 
 
+def with_found(
+  unread: Unread, step: StepPlan, num_found: np.ndarray
+) -> tuple[Unread, StepPlan]:
+  """Returns a step with as many draft tokens as the devices have found.
+
+  Args:
+    unread: step.
+    step: plan of it, as it was run.
+    num_found: i32[U] result of `SlotDrafts.num_found`.
+  """
+  facts = unread.drafts.drafts
+  lengths = np.minimum(facts.lengths, num_found[unread.view.slots])
+  facts = dataclasses.replace(facts, lengths=lengths)
+  drafts = dataclasses.replace(unread.drafts, drafts=facts)
+  lengths = np.minimum(step.lengths, num_found[step.slots])
+  return (
+    dataclasses.replace(unread, drafts=drafts),
+    dataclasses.replace(step, lengths=lengths),
+  )
+
+
 def outcome(
   unread: Unread,
   view: policies.StepView,

@@ -63,6 +63,8 @@ class SlotDrafts:
     report: i32[U, 3] on the devices, for trees that live on: the outcome of
       the verdict that each has followed, or NO_OUTCOME; the draft forwards for
       which the target has waited; and the nodes, the root included.
+    num_found: i32[U] on the devices, where only these know how many tokens of
+      the `lengths` of `drafts` there are; None where the host does.
   """
 
   drafts: policies.Drafts
@@ -72,6 +74,7 @@ class SlotDrafts:
   takes_in: bool = False
   is_late: np.ndarray | None = None
   report: jax.Array | None = None
+  num_found: jax.Array | None = None
 
 
 def verdicts_of(report: np.ndarray | None) -> dict[str, Any]:
@@ -244,11 +247,8 @@ class EngineDrafter(Protocol):
     """
 
 
-class HostDrafter:
-  """Base of drafters that leave the devices alone."""
-
-  has_programs = False
-  runs_ahead = False
+class NothingToRead:
+  """Base of drafters that keep nothing on the devices."""
 
   def num_late_tokens(self, view, texts) -> int:
     del view, texts
@@ -259,6 +259,22 @@ class HostDrafter:
 
   def commit(self, view, drafted, verified, accepted, is_present) -> None:
     del view, drafted, verified, accepted, is_present
+
+  def forget(self, request_id) -> None:
+    del request_id
+
+  def reset(self) -> None:
+    pass
+
+  def trial_intake(self, num_rows, num_known) -> None:
+    del num_rows, num_known
+
+
+class HostDrafter(NothingToRead):
+  """Base of drafters that leave the devices alone."""
+
+  has_programs = False
+  runs_ahead = False
 
   def learn(
     self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
@@ -272,12 +288,6 @@ class HostDrafter:
     """
     del view, lengths, verdicts
 
-  def forget(self, request_id) -> None:
-    del request_id
-
-  def reset(self) -> None:
-    pass
-
   def compiling(self) -> 'HostDrafter':
     return self
 
@@ -286,9 +296,6 @@ class HostDrafter:
 
   def trial(self, num_rows, num_known, length) -> None:
     del num_rows, num_known, length
-
-  def trial_intake(self, num_rows, num_known) -> None:
-    del num_rows, num_known
 
 
 class NoDrafter(HostDrafter):

@@ -1,13 +1,19 @@
 """From what the user names to a drafter of the engine."""
 
+import dataclasses
 from typing import Any
 
 from swiftspec_jax import errors
-from swiftspec_jax.drafting import feature_draft, shared_vocabulary
+from swiftspec_jax.drafting import (
+  StatelessDrafter,
+  feature_draft,
+  shared_vocabulary,
+)
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import text_only
+from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
@@ -68,7 +74,7 @@ _TextTrees = Datastore | PhraseDraft
 _Trees = TreeDraft | BeamDraft | LivingTrees
 # Of the target itself.
 _Own = SelfDraft | SnapKVDraft
-Draft = Model | _Own | _Trees | _TextTrees | Lookup | None
+Draft = Model | _Own | _Trees | _TextTrees | Lookup | StatelessDrafter | None
 # That draft in the pages of the target.
 InPages = Model | _Own | TreeDraft | BeamDraft
 # That only a `PageEngine` has.
@@ -95,7 +101,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     UserError: it is no draft, has another vocabulary, lies on other devices,
       or reads features that the target does not have.
   """
-  if draft is None or isinstance(draft, Lookup | _TextTrees):
+  if draft is None or isinstance(draft, Lookup | _TextTrees | StatelessDrafter):
     return None
   if isinstance(draft, _Own):
     return target
@@ -103,8 +109,8 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   if not isinstance(model, Model):
     raise errors.UserError(
       'an engine drafts with a model, SelfDraft, SnapKVDraft, TreeDraft, '
-      'BeamDraft, PromptLookup, SuffixLookup, Datastore, PhraseDraft or a '
-      f'HostDrafter, got {draft!r}'
+      'BeamDraft, PromptLookup, SuffixLookup, Datastore, PhraseDraft, a '
+      f'HostDrafter or a StatelessDrafter, got {draft!r}'
     )
   if isinstance(draft, LivingTrees):
     feature_draft.check_lives(model)
@@ -118,17 +124,42 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   return model
 
 
-def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
+def make(
+  target: Target, draft: Draft, sizes: ProgramSizes, *, run_ahead: int = 0
+) -> EngineDrafter:
   """Returns the drafter that `draft` stands for.
 
   One that reads no features of a target that reads images is told of the text
   alone.
 
+  Args:
+    target: target of the engine.
+    draft: source of drafts.
+    sizes: declared.
+    run_ahead: steps that are enqueued before one is read.
+
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
-      kernels that cannot read its pages, images cannot be left out, or the
-      draft needs the target's pages and there are none.
+      kernels that cannot read its pages, images cannot be left out, the draft
+      needs the target's pages and there are none, or it needs the text of steps
+      that are ahead.
   """
+  drafter = _make_for(target, draft, sizes, run_ahead)
+  if run_ahead < 0:
+    raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
+  if run_ahead and not drafter.runs_ahead:
+    raise errors.UserError(
+      f'run_ahead={run_ahead} needs LivingTrees, PromptLookup, a '
+      f'StatelessDrafter or no draft: {drafter.name} drafts behind texts that '
+      'the host has read; take run_ahead=0'
+    )
+  return drafter
+
+
+def _make_for(
+  target: Target, draft: Draft, sizes: ProgramSizes, run_ahead: int
+) -> EngineDrafter:
+  """Does what `make` says, whether or not it can run ahead."""
   if draft is None:
     return NoDrafter()
   if sizes.has_rows and isinstance(draft, InPages):
@@ -136,6 +167,8 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
       f'{type(draft).__name__} drafts in the pages of the target, whose slots '
       'have rows; declare sizes with has_rows=False'
     )
+  if _is_on_devices(draft, run_ahead):
+    return _on_devices(target, draft, sizes)
   if target.images is None or isinstance(draft, _Own):
     return _make(target, draft, sizes)
   if isinstance(draft, LivingTrees):
@@ -148,6 +181,28 @@ def make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return _make(target, draft, sizes)
   drafter = _make(target, draft, text_only.sizes_of_draft(sizes))
   return _without_images(drafter, target, sizes)
+
+
+def _is_on_devices(draft: Draft, run_ahead: int) -> bool:
+  """Returns whether a draft of texts is made on the devices, not the host."""
+  if isinstance(draft, PromptLookup):
+    return run_ahead > 0
+  return isinstance(draft, StatelessDrafter)
+
+
+def _on_devices(
+  target: Target, drafter: StatelessDrafter, sizes: ProgramSizes
+) -> DeviceDrafter:
+  if target.images is not None:
+    raise errors.UserError(
+      f'{drafter!r} on the devices cannot leave out the images of '
+      f'{target.model.name}; take PromptLookup with run_ahead=0, or a '
+      'HostDrafter'
+    )
+  max_length = sizes.scheduler.buckets.max_length
+  if isinstance(drafter, PromptLookup):  # as long as on the host
+    drafter = dataclasses.replace(drafter, num_speculative_tokens=max_length)
+  return DeviceDrafter(drafter, max_length, target)
 
 
 def _without_images(
@@ -211,14 +266,3 @@ def make_lookup(lookup: Lookup) -> HostDrafter:
   if isinstance(lookup, ForcedDraft):
     return ForcedDrafter(lookup)
   return lookup
-
-
-def check_run_ahead(run_ahead: int, drafter: EngineDrafter) -> None:
-  """Raises UserError for steps ahead that a drafter cannot follow."""
-  if run_ahead < 0:
-    raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
-  if run_ahead and not drafter.runs_ahead:
-    raise errors.UserError(
-      f'run_ahead={run_ahead} needs LivingTrees or no draft: {drafter.name} '
-      'drafts behind texts that the host has read; take run_ahead=0'
-    )
