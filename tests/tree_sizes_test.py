@@ -146,8 +146,12 @@ def test_fewer_forwards_hide_no_depth():
 
 
 def test_starts_paused_and_probes_soon():
-  sent = play(new_sizes(), DEEP, 8)
-  assert sent[:3] == 3 * [PAUSE]
+  """The first probe costs a tenth of the time before it."""
+  sent = play(new_sizes(), DEEP, 32)
+  # 16 nodes and 8 forwards take 2.1 s more than a paused round of 1 s, and the
+  # draft catches up in 0.1 s.
+  assert sent[:21] == 21 * [PAUSE]
+  assert sent[21] != PAUSE
   assert sent[-1] != PAUSE
 
 
@@ -166,14 +170,14 @@ def test_good_drafts_never_pause():
     catch_up_seconds=0.01,
   )
   sizes = new_sizes(times=times)
-  play(sizes, DEEP, 10)
+  play(sizes, DEEP, 40)
   rng = np.random.default_rng(0)
   for _ in range(500):
     (sent,) = play(sizes, list(range(rng.geometric(0.1))), 1)
     assert sent.num_nodes >= 8
 
 
-def test_lookup_alone_is_tried_and_kept_where_it_is_better():
+def test_lookup_alone_is_kept_where_it_is_better():
   """Trees give two tokens in 1.2 s, lookup of three 4 in 1.1 s."""
   times = dataclasses.replace(CHEAP, pause_seconds={0: 1.0, 3: 1.1})
   sizes = new_sizes(times=times)
@@ -183,15 +187,13 @@ def test_lookup_alone_is_tried_and_kept_where_it_is_better():
     sent.append(now)
     path, num_drafted = ([0] * 4, 3) if now == PAUSE else ([0, 1], 15)
     sizes.observe(now, [report(path, num_drafted)])
-  assert any(now != PAUSE for now in sent[:10])
-  assert sent[-1] == PAUSE
-  assert sent.count(PAUSE) > 100
+  assert set(sent) == {PAUSE}
 
 
 def test_lookup_alone_is_left_where_trees_are_better():
   times = dataclasses.replace(CHEAP, pause_seconds={0: 1.0, 3: 1.1})
   sent = play(new_sizes(times=times), DEEP, 500)
-  assert 1 <= sent[10:].count(PAUSE) < 10
+  assert 1 <= sent[30:].count(PAUSE) < 10
   assert sent[-1].num_nodes == 16
 
 

@@ -26,8 +26,9 @@ _HYSTERESIS = 1.03  # gain that is worth a change
 # What a round says of the speed of its kind, and of that of the other kind.
 _OWN_SPEED, _OTHER_SPEED = 0.1, 0.03
 _PROBE_EVERY = (32, 1024)  # rounds at least, and at most
-_FIRST_PROBE = 4  # rounds
-_PROBE_SHARE = 0.01  # of the time that probes may cost
+_FIRST_PROBE = 2  # rounds at least
+# Of the time that probes may cost, the first one and later ones.
+_FIRST_SHARE, _PROBE_SHARE = 0.1, 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,6 @@ class TreeSizes:
       # A short text that trees do not help must not pay for finding out.
       self.current = PAUSE
     self._plan_probes()
-    if is_first:
-      self._num_rounds = self._interval - _FIRST_PROBE
 
   def next(self) -> Sizes:
     """Returns the sizes of the next proposal."""
@@ -281,7 +280,10 @@ class TreeSizes:
       probes = [dataclasses.replace(best, ends_pause=True)]
       cost = self._cost(best)
     self._probes = itertools.cycle(probes)
-    self._interval = np.clip(cost / (_PROBE_SHARE * now), *_PROBE_EVERY)
+    share, (least, most) = _PROBE_SHARE, _PROBE_EVERY
+    if self.current == PAUSE and self._acceptance.is_new:
+      share, least = _FIRST_SHARE, _FIRST_PROBE
+    self._interval = np.clip(cost / (share * now), least, most)
 
   def _cost(self, sizes: Sizes) -> float:
     """Returns the seconds that a probe takes longer than a paused round."""
