@@ -9,8 +9,8 @@ from distillation_cases import CONFIG, NUM_STORED
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import IRope
 from swiftspec_jax.cache import dense
+from swiftspec_jax.config.architecture import IRope
 from swiftspec_jax.distillation import (
   documents,
   generation,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Experts
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import gemma4, llama4, rope_scaling, vision_families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.array_parts import Joined
