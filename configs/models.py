@@ -1,7 +1,12 @@
 """Sizes of models to plan for and to compile, as they were published."""
 
-from swiftspec_jax.architecture import Experts, Gemma4, IRope, RopeScaling
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import (
+  Experts,
+  Gemma4,
+  IRope,
+  RopeScaling,
+)
 
 _LLAMA3 = {
   'family': 'llama',

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from experiments import program
 from experiments.flags import shared_flags
 from swiftspec_jax import errors
-from swiftspec_jax.distillation import documents, generation, scripts
+from swiftspec_jax.distillation.writing import documents, generation, scripts
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where the shards go.', required=True

@@ -20,8 +20,8 @@ from experiments import program
 from experiments.flags import host_flags, shared_flags
 from experiments.output import training_log
 from swiftspec_jax import errors, sharding
-from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
+from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import (
   evaluation,
   losses,

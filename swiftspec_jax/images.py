@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Vision
+from swiftspec_jax.config.architecture import Vision
 
 MAX_PIXELS = 2**24  # of an image before it is made smaller
 _FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF')

@@ -72,7 +72,7 @@ def make_state(
   features = batch if features is None else features
   neutral = SamplingParams()
 
-  def column(field, dtype, is_used=None):
+  def column(field, dtype):
     values = [getattr(params, field) for params in features]
     is_used = any(v != getattr(neutral, field) for v in values)
     if not is_used:

@@ -15,7 +15,7 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.config.architecture import RopeScaling
 
 
 def assert_same_params(one, other, **tolerances):

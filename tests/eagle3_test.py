@@ -19,7 +19,7 @@ from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import Eagle3, RopeScaling
+from swiftspec_jax.config.architecture import Eagle3, RopeScaling
 from swiftspec_jax.models import decoder
 from swiftspec_jax.serving.engine import PageEngine
 

@@ -19,7 +19,7 @@ from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')

@@ -39,7 +39,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target import choices
 
 LONG = ss.SamplingParams(max_new_tokens=100)

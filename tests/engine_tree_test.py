@@ -20,7 +20,7 @@ from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 SIZE = 7  # tokens of the tables
 LENGTHS = tuple(range(9))

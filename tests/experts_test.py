@@ -11,7 +11,7 @@ from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import Experts, IRope
+from swiftspec_jax.config.architecture import Experts, IRope
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.models import experts
 from swiftspec_jax.planning.forward import Forward, Launches

@@ -22,7 +22,7 @@ from swiftspec_jax.models import families
 from swiftspec_jax.server import metrics
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'extend.md'
 EXAMPLES = dict(

@@ -17,8 +17,8 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.config.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models import params as params_lib

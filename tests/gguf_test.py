@@ -12,7 +12,7 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.config.architecture import RopeScaling
 
 KIND = gguf.GGMLQuantizationType
 # What a .gguf file can say: the scaling of Llama 3.1, and Gemma's pattern.

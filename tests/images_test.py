@@ -30,7 +30,7 @@ from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()

@@ -15,8 +15,8 @@ import swiftspec_jax as ss
 from kernels_pallas import dispatch, registry
 from kernels_pallas.verification import api as verification_api
 from swiftspec_jax import sharding, testing
-from swiftspec_jax.architecture import Experts
 from swiftspec_jax.cache import dense
+from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import decoder, experts
 from swiftspec_jax.models.matrices import quantized_experts
 

@@ -14,7 +14,7 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import Experts, IRope
+from swiftspec_jax.config.architecture import Experts, IRope
 from swiftspec_jax.models import layers
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import sampling, sharding, spec_step, testing, types
-from swiftspec_jax.architecture import Experts
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.drafting import no_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib

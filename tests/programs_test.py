@@ -21,7 +21,7 @@ from swiftspec_jax import profiling
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 
 def start_first(engine):

@@ -19,8 +19,8 @@ from tree_cases import CONFIG, DEVICES, TREE, requests_of
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
+from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import losses, student, trainer, training
 from swiftspec_jax.models import decoder, recurrent
 from swiftspec_jax.policies.fixed_length import FixedLength

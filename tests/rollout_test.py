@@ -9,16 +9,16 @@ from distillation_cases import CONFIG, NUM_STORED
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import errors, testing
-from swiftspec_jax.architecture import IRope
 from swiftspec_jax.cache import dense
-from swiftspec_jax.distillation import (
+from swiftspec_jax.config.architecture import IRope
+from swiftspec_jax.distillation import samples, shards
+from swiftspec_jax.distillation.writing import (
+  chat_format,
   documents,
   generation,
   laws,
   rollout,
-  samples,
   scripts,
-  shards,
 )
 from swiftspec_jax.models import decoder
 
@@ -189,13 +189,13 @@ def plain_target():
 
 
 def test_chat_format_and_its_lack(plain_target):
-  form = scripts.chat_format(plain_target.tokenizer)
+  form = chat_format.chat_format(plain_target.tokenizer)
   assert form.opening == (256, 260)
   assert form.closing == (257, 261)
   assert form.between == (257, 260)
   bare = testing.table_model(np.eye(3)).tokenizer
   with pytest.raises(errors.UserError, match='no chat template'):
-    scripts.chat_format(bare)
+    chat_format.chat_format(bare)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 NAME = 'letters'
 MAX_CONTEXT = 600

@@ -23,7 +23,7 @@ from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 _LIVING = shared_flags.TREE_MODES
 _NEW_TREES = shared_flags.ENGINE_TREE, shared_flags.ENGINE_BEAMS

@@ -22,7 +22,7 @@ from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 _MAX_LENGTH = 7  # draft tokens in the serving engine
 _PAGE_SIZE = 16

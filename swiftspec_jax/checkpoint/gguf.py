@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import RopeScaling
 from swiftspec_jax.checkpoint import gguf_header
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models.params import Params
 

@@ -21,7 +21,8 @@ from swiftspec_jax.checkpoint.quantized import (
   quantization_config,
 )
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, gemma4, vision_families
+from swiftspec_jax.models import families
+from swiftspec_jax.models.families import gemma4, vision_families
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'

@@ -11,7 +11,8 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models import families, llama4
+from swiftspec_jax.models import families
+from swiftspec_jax.models.families import llama4
 from swiftspec_jax.models.matrices.quantization import StoredMatrix
 from swiftspec_jax.models.params import Params
 

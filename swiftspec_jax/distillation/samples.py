@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swiftspec_jax.distillation import laws, rollout, scripts
+from swiftspec_jax.distillation.writing import laws, rollout, scripts
 
 KINDS = (
   'chat',

@@ -10,9 +10,9 @@ import numpy as np
 
 from kernels_pallas import products
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 from swiftspec_jax.model import Model

@@ -19,11 +19,11 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
   attention,
   feed_forward,
-  gemma4,
   layer_products,
   layers,
   recurrent,
 )
+from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
 

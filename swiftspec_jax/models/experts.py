@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from kernels_pallas import products
 from kernels_pallas.swiglu import reference as swiglu_reference
-from swiftspec_jax.architecture import Experts
+from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models.matrices.quantized_experts import QuantizedExperts
 from swiftspec_jax.models.params import Params
 

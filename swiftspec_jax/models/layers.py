@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from kernels_pallas import products
 from kernels_pallas.normed_matmul import reference
-from swiftspec_jax.architecture import IRope, RopeScaling
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import IRope, RopeScaling
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix

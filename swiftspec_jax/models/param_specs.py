@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import config as config_lib
-from swiftspec_jax.architecture import Vision
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.matrices import (
   int8_dynamic,
   quantization,

@@ -16,8 +16,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax.architecture import Recurrent
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import RopeScaling
+from swiftspec_jax.config.architecture import RopeScaling
 
 
 def from_hf(rope: Mapping[str, Any], max_context: int) -> RopeScaling | None:

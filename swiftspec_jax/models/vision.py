@@ -7,7 +7,7 @@ embeddings of an image, P pixels of a side.
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax.architecture import Vision
+from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.params import Params
 
 

@@ -7,7 +7,7 @@ from concurrent import futures
 
 from swiftspec_jax import errors, images
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.architecture import Vision
+from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.images import Image
 
 # A text, messages or token ids.

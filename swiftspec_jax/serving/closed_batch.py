@@ -13,7 +13,7 @@ from swiftspec_jax.requests import Request
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 _LENGTH = 7  # draft tokens, unless the user says how many
 _CHUNK = 128  # tokens of a prompt in a step

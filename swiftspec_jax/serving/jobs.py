@@ -10,7 +10,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
 from swiftspec_jax.serving.drafters.draft_nodes import ShownDrafts
 from swiftspec_jax.serving.scheduling import pages
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target import choices
 from swiftspec_jax.serving.target.verdicts import Verdicts
 

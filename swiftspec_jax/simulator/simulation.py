@@ -12,10 +12,8 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.drafters.models.intake import Intake
-from swiftspec_jax.serving.scheduling.scheduler import (
-  Scheduler,
-  SchedulerConfig,
-)
+from swiftspec_jax.serving.scheduling.scheduler import Scheduler
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.simulator import layouts
 

@@ -16,7 +16,8 @@ from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
-from swiftspec_jax.distillation import generation, shards
+from swiftspec_jax.distillation import shards
+from swiftspec_jax.distillation.writing import generation
 
 _DATA_NAME = 'data'
 _SHARDS = 'shards'

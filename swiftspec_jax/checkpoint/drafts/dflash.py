@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Block
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Block
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib

@@ -15,8 +15,8 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
-from swiftspec_jax.architecture import Eagle3
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Eagle3
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import int8_dynamic, transposed

@@ -10,7 +10,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
 _SHORTEST_CONTEXT = 256

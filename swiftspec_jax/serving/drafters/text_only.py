@@ -20,7 +20,7 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
   SlotDrafts,
   SlotTexts,
 )
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.verdicts import Verdicts
 

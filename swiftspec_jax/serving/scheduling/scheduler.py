@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swiftspec_jax import errors, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import policies
 from swiftspec_jax.serving.scheduling.page_table import PageTable
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
@@ -25,42 +25,6 @@ _NOBODY = -1  # request of an empty slot
 # many. In full steps a guess takes the place of a token that is certainly
 # needed.
 _DRAFT_SHARE = 16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-  """Sizes of an engine.
-
-  Attributes:
-    buckets: the compiled sizes; there are as many slots as rows.
-    num_pages: pages of the KV cache.
-    max_context: most tokens of a request, prompt and output together.
-    page_size: tokens of a page.
-    shares_prefixes: whether requests that begin alike share full pages.
-  """
-
-  buckets: StepBuckets
-  num_pages: int
-  max_context: int
-  page_size: int = 16
-  shares_prefixes: bool = True
-
-  def __post_init__(self):
-    checks = {
-      'max_context': (self.max_context >= 2, 'at least 2'),
-      'num_pages': (self.num_pages >= 1, 'at least 1'),
-      'page_size': (self.page_size >= 1, 'at least 1'),
-    }
-    errors.check_fields(self, checks)
-
-  def check(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """Raises UserError for a request that does not fit even alone."""
-    limit = min(self.max_context, self.page_size * self.num_pages)
-    if num_prompt_tokens + max_new_tokens > limit:
-      raise errors.UserError(
-        f'a request of {num_prompt_tokens} + {max_new_tokens} tokens is more '
-        f'than the {limit} tokens of context and cache'
-      )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -293,7 +257,7 @@ class Scheduler:
     )
     self._num_steps += 1
     # What is not certain is added when the step is read.
-    most_emitted = _most_emitted(step)
+    most_emitted = step.most_emitted
     self._num_cached[slots] += num_query_tokens - most_emitted
     self._num_ahead[slots] += most_emitted
     self._num_unread[slots] += step.is_sampled
@@ -345,7 +309,7 @@ class Scheduler:
     # What was rejected is in the cache, too, but behind its end.
     self._num_cached[slots] += num_emitted
     self._num_known[slots] += num_emitted
-    self._num_ahead[slots] -= _most_emitted(plan)[is_present]
+    self._num_ahead[slots] -= plan.most_emitted[is_present]
     self._num_unread[slots] -= plan.is_sampled[is_present]
     self._num_output[slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
@@ -453,8 +417,3 @@ class Scheduler:
         chunks[slot] = min(missing, left)
         left -= chunks[slot]
     return np.array([*chunks], np.int64), np.array([*chunks.values()], np.int64)
-
-
-def _most_emitted(step: StepPlan) -> np.ndarray:
-  """Returns i64[R], the most tokens that a step emits for its rows."""
-  return (step.lengths + 1) * step.is_sampled

@@ -50,6 +50,11 @@ class StepPlan:
     return StepPlan(**values | {'num_decoding': num_decoding})
 
   @property
+  def most_emitted(self) -> np.ndarray:
+    """i64[R], the most tokens that each row emits."""
+    return (self.lengths + 1) * self.is_sampled
+
+  @property
   def is_plain(self) -> bool:
     """Whether each row feeds one token, for which there are programs."""
     num_rows, num_tokens = self.shape

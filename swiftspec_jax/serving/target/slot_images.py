@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax.architecture import Vision
+from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models import vision
 from swiftspec_jax.models.params import Params
 

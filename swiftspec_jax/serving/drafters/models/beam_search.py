@@ -22,9 +22,10 @@ from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.drafters.models import draft_tree
+from swiftspec_jax.serving.drafters.models import grown_trees
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
-from swiftspec_jax.serving.drafters.models.draft_tree import Grown
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDrafter
+from swiftspec_jax.serving.drafters.models.grown_trees import Grown
 from swiftspec_jax.tree import arrays
 
 
@@ -79,7 +80,7 @@ def search(
   params: Params,
   hidden: jax.Array,
   logits: jax.Array,
-  children_fn: draft_tree.ChildrenFn,
+  children_fn: grown_trees.ChildrenFn,
   num_steps: jax.Array,
   *,
   config: ModelConfig,
@@ -188,7 +189,7 @@ def grow(
     num_cache_rows=1,
     chain_length=1 + max(num_forwards, length),
   )
-  children = draft_tree.children_fn(
+  children = grown_trees.children_fn(
     params, config, noise, rows, sampling, width
   )
   beams = search(
@@ -202,12 +203,12 @@ def grow(
     length=num_forwards,
   )
   tree = tree_lib.add_chains(tree, *beams, is_looked_up=False)
-  tree = draft_tree.with_lookups(tree, rows, length, kinds)
+  tree = grown_trees.with_lookups(tree, rows, length, kinds)
   num_slots = sampling.seeds.shape[0]
-  return draft_tree.best_of(tree, rows, num_nodes, num_slots)
+  return grown_trees.best_of(tree, rows, num_nodes, num_slots)
 
 
-class BeamDrafter(draft_tree.TreeDrafter):
+class BeamDrafter(TreeDrafter):
   """Trees of beams: a step of the head for each of their tokens."""
 
   @property

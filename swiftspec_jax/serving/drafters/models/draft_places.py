@@ -24,12 +24,13 @@ from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
-from swiftspec_jax.serving.drafters.models import draft_tree
+from swiftspec_jax.serving.drafters.models import grown_trees
 from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   noise_of_outputs,
 )
-from swiftspec_jax.serving.drafters.models.draft_tree import Grown, TreeDrafter
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDrafter
+from swiftspec_jax.serving.drafters.models.grown_trees import Grown
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.serving.target import choices
 from swiftspec_jax.serving.target.target import Target
@@ -100,7 +101,7 @@ def grow(
     num_nodes: T to choose; static.
     sizes: leaves that get children at once, and children of a leaf; static.
     kinds: kinds of lookups in the known text; static.
-    min_leaf_mass: same as in `draft_tree.grow`; static.
+    min_leaf_mass: same as in `grown_trees.grow`; static.
   """
   noise = noise_of_outputs(params, config, noise)
   scores = choices.draft_scores(logits, noise, rows.slots, sampling)
@@ -121,7 +122,7 @@ def grow(
 
     return below(token_ids, 0), below(log_probs, -jnp.inf), carry
 
-  return draft_tree.grown(
+  return grown_trees.grown(
     (token_ids[:, :1], log_probs[:, :1]),
     None,
     draft_fn,

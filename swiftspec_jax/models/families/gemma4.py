@@ -1,6 +1,6 @@
 """Gemma 4: its configuration, and what only its layers do.
 
-`architecture.Gemma4` says what sets them apart from those of Gemma 3.
+`config.architecture.Gemma4` says what sets them apart from those of Gemma 3.
 
 Legend: B rows, T tokens, D embed, L layers, P width of a layer's inputs.
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Experts, Gemma4
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Experts, Gemma4
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.distillation import rollout, samples, scripts, shards
+from swiftspec_jax.distillation import samples, shards
+from swiftspec_jax.distillation.writing import rollout, scripts
 from swiftspec_jax.model import Model
 
 NUM_STEPS = 256  # length of a row

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Vision
+from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.params import Params
 
 _KINDS = {'clip_vision_model': 'clip', 'siglip_vision_model': 'siglip'}

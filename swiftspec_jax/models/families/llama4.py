@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.architecture import Experts, IRope
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Experts, IRope
 from swiftspec_jax.models.params import Params
 
 FAMILY = 'llama4_text'

@@ -3,29 +3,22 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jinja2
 import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.distillation import documents, instructions, rollout
+from swiftspec_jax.distillation.writing import documents, instructions, rollout
+from swiftspec_jax.distillation.writing.chat_format import (
+  ChatFormat,
+  chat_format,
+)
 
-_MARKS = ('\u2042first\u2042', '\u2042second\u2042', '\u2042third\u2042')
 _MAX_OPS = 320  # of one row
 _ANSWER_LIMIT = 160
 _GREEDY_SHARE = 0.75
 _SUM_SHARE = 0.12  # of chats: word problems
 _SHORT_TEXT_SHARE = 0.25  # of chats: tasks over a few sentences
 _INVENTED_SHARE = 0.55  # of documents, as soon as there are enough
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ChatFormat:
-  """Token ids around the turns of a conversation, as the template has them."""
-
-  opening: tuple[int, ...]  # before the first user turn
-  closing: tuple[int, ...]  # between a user turn and its answer
-  between: tuple[int, ...]  # between an answer and the next user turn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,61 +73,6 @@ DOCUMENT_SHAPES = (
 )
 _CHAT_SHARE = 0.4
 _DOCUMENT_SHARES = (0.35, 0.3, 0.22, 0.13)
-
-
-def chat_format(
-  tokenizer: tokenizer_lib.Tokenizer, system: str | None = None
-) -> ChatFormat:
-  """Finds out how the template wraps turns.
-
-  Args:
-    tokenizer: tokenizer of the target.
-    system: a system prompt, unless the template refuses it; None is what the
-      template does without.
-
-  Raises:
-    UserError: there is no chat template, or it changes what it is given.
-  """
-  if tokenizer.chat_template is None:
-    raise errors.UserError(
-      'the target has no chat template, so it cannot write conversations; '
-      'choose an instruction-tuned target'
-    )
-  roles = ('user', 'assistant', 'user')
-  messages = [
-    {'role': role, 'content': mark}
-    for role, mark in zip(roles, _MARKS, strict=True)
-  ]
-  if system is not None:
-    messages.insert(0, {'role': 'system', 'content': system})
-  try:
-    text = tokenizer.apply_chat_template(
-      messages, tokenize=False, add_generation_prompt=True
-    )
-  except jinja2.TemplateError as error:
-    if system is not None:  # not all templates know that role
-      return chat_format(tokenizer)
-    raise errors.UserError(
-      f"the target's chat template refuses a conversation: {error}"
-    ) from error
-  pieces, rest = [], text
-  for mark in _MARKS:
-    piece, found, rest = rest.partition(mark)
-    if not found:
-      raise errors.UserError(
-        "the target's chat template changes the text of turns; it cannot be "
-        'used to write conversations'
-      )
-    pieces.append(tokenizer.encode(piece, add_special_tokens=False))
-  opening, closing, between = pieces
-  if not (opening and closing and between):
-    raise errors.UserError(
-      "the target's chat template puts nothing before or between turns; it "
-      'cannot be used to write conversations'
-    )
-  return ChatFormat(
-    opening=tuple(opening), closing=tuple(closing), between=tuple(between)
-  )
 
 
 class Planner:

@@ -1,0 +1,102 @@
+"""How a token tree is grown."""
+
+import dataclasses
+import math
+
+from swiftspec_jax import errors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeConfig:
+  """How a draft model grows its token tree, and what it sends of it.
+
+  The letters are those of the SwiftSpec paper, section 3.1.
+
+  Attributes:
+    num_nodes: nodes that the target verifies in a round (bs). The root, which
+      is the last known token, is one of them.
+    width: leaves that one draft forward expands (w).
+    num_draft_steps: draft forwards of a round (d).
+    branching: children of a leaf that enter the tree.
+    num_restart_steps: forwards that a new tree gets after the first one before
+      it is sent, if the last verified token was not in the old tree. The
+      target waits for them. Asynchronous mode only.
+    waits_for_misses: whether the target waits until every row has a tree again.
+      If not, a row whose last verified token was not in its tree sends that
+      token alone, and grows a new tree while the target verifies. The target
+      then waits only if no row has a tree. None chooses in each round, as
+      `drafting.trees.round_rates` says. Asynchronous mode with several rows
+      only.
+    capacity: most nodes of a tree.
+    num_cache_rows: most nodes of a tree with keys and values.
+    coverage: nats by which possible next roots that were not sent are
+      preferred for expansion; 0 is the paper's order. Asynchronous mode only.
+    exit_layer: number of layers of the target behind which it tells the draft
+      what they expect (Mirror-SD); a negative one is counted from the last; 0
+      is off. Each node that was sent gets up to `branching` such children.
+      Asynchronous mode only.
+    is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
+      here, are chosen while decoding, from the acceptance and the step times.
+      Where no tree pays it decodes plainly, and tries again from time to time.
+    min_leaf_mass: least probability, by the draft, of all leaves of a forward
+      together. With less, a tree of `num_nodes` grows no further in this round;
+      0 is off.
+    is_depth_priced: whether `min_leaf_mass` is chosen while decoding, so that a
+      forward is run if what it may add is worth its time.
+    prompt_lookup: whether the tree also gets the tokens that followed the
+      longest earlier match of the last tokens. Their score is how often such
+      tokens were right in this request.
+    suffix_lookup: whether the tree also gets the tokens that followed several
+      matches, longer and shorter ones.
+    forced_acceptance: probability that the best child is right, for studies
+      of speed. The draft then knows the output, which the request must name.
+  """
+
+  num_nodes: int = 8
+  width: int = 8
+  num_draft_steps: int = 4
+  branching: int = 8
+  num_restart_steps: int = 0
+  waits_for_misses: bool | None = None
+  capacity: int = 256
+  num_cache_rows: int = 128
+  coverage: float = 0.0
+  exit_layer: int = 0
+  is_adaptive: bool = False
+  min_leaf_mass: float = 0.0
+  is_depth_priced: bool = False
+  prompt_lookup: bool = True
+  suffix_lookup: bool = False
+  forced_acceptance: float | None = None
+
+  def __post_init__(self):
+    forced = self.forced_acceptance
+    checks = {
+      'num_nodes': (
+        1 <= self.num_nodes <= self.capacity,
+        f'from 1 to the capacity of {self.capacity} nodes',
+      ),
+      'width': (
+        1 <= self.width <= self.num_cache_rows,
+        f'from 1 to num_cache_rows={self.num_cache_rows}',
+      ),
+      'num_draft_steps': (self.num_draft_steps >= 0, '>= 0'),
+      'branching': (self.branching >= 1, '>= 1'),
+      'num_restart_steps': (self.num_restart_steps >= 0, '>= 0'),
+      'num_cache_rows': (
+        1 <= self.num_cache_rows <= self.capacity,
+        f'from 1 to the capacity of {self.capacity} nodes',
+      ),
+      'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
+      'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
+      'is_depth_priced': (
+        not self.is_depth_priced
+        or not (self.is_adaptive or self.min_leaf_mass),
+        'False with is_adaptive or min_leaf_mass, which choose the depth, too',
+      ),
+      'forced_acceptance': (
+        forced is None or 0 < forced <= 1,
+        'in (0, 1], or None',
+      ),
+    }
+    errors.check_fields(self, checks)

@@ -1,0 +1,1 @@
+"""The target writes the text that a draft is trained on."""
