@@ -25,6 +25,7 @@ class StepRecord:
 
   Attributes:
     lengths: i64[B] draft tokens that were verified, of each row that decodes.
+    num_levels: i64[B] lengths of these drafts, or depths of trees.
     num_accepted: i64[B] draft tokens that are part of the outputs.
     time: time at the end of the step, in seconds of `time.perf_counter`.
     seconds: duration of the step.
@@ -37,6 +38,7 @@ class StepRecord:
   """
 
   lengths: np.ndarray
+  num_levels: np.ndarray
   num_accepted: np.ndarray
   time: float
   seconds: float
