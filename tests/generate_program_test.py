@@ -108,7 +108,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(model):
     ({'target_devices': 99}, '--target_devices=99 need 99 devices, but there'),
     (
       {'draft': 'x'},
-      '--draft=x is used by modes auto, chain, serial, async only',
+      '--draft=x is used by modes auto, chain, tree, beams, serial, async only',
     ),
   ],
 )
