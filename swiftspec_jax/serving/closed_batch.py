@@ -9,6 +9,7 @@ from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.of_first import OfFirst
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
@@ -54,16 +55,10 @@ class ClosedBatch:
         do not need its text.
 
     Raises:
-      UserError: the draft does not fit the target, or several processes work
-        together.
+      UserError: the draft does not fit the target.
     """
     if batch_size < 1:
       raise errors.UserError(f'batch_size must be at least 1, got {batch_size}')
-    if hosts.is_together():
-      raise errors.UserError(
-        f'{draft!r} drafts for one process in `Decoder`; use experiments.serve '
-        'with --distributed'
-      )
     make_drafter.model_of(draft, target)
     self.max_context = target.config.max_context
     self.host_seconds = 0.0
@@ -136,13 +131,17 @@ class ClosedBatch:
     policy = self._policy
     if not isinstance(policy, policies.Policy):
       policy = policy(declared)
-    return PageEngine(
+    if hosts.is_together():
+      policy = OfFirst(policy)
+    engine = PageEngine(
       self._target,
       self._draft,
       sizes=sizes,
       policy=policy,
       run_ahead=self._run_ahead,
     )
+    engine.follows_first = False
+    return engine
 
   @property
   def _has_rows(self) -> bool:
