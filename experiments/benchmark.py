@@ -22,9 +22,11 @@ from experiments.flags import (
   config_file,
   device_flags,
   host_flags,
+  policy_flags,
   shared_flags,
   tree_flags,
 )
+from experiments.flags import modes as modes_lib
 from experiments.measuring import (
   benchmark_plot,
   benchmark_report,
@@ -38,7 +40,7 @@ from swiftspec_jax import errors, hosts, profiling, sharding
 _MODES = flags.DEFINE_list(
   'modes',
   None,
-  f'Some of {", ".join(shared_flags.MODES)}. Default: all that need no '
+  f'Some of {", ".join(modes_lib.DECODING)}. Default: all that need no '
   '--draft, with --draft all but async.',
 )
 _PEERS = flags.DEFINE_list(
@@ -79,7 +81,11 @@ def main() -> None:
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   settings = shared_flags.shared_settings(
-    prompts_path, limit=_LIMIT.value, repeats=_REPEATS.value, modes=modes
+    prompts_path,
+    limit=_LIMIT.value,
+    repeats=_REPEATS.value,
+    modes=modes,
+    **policy_flags.to_json(),
   )
   shared_flags.compare_files(modes, str(prompts_path))
   is_first = sharding.is_first_process()
@@ -127,7 +133,7 @@ def _check_modes() -> list[str]:
   """Returns all modes to be measured, if the flags fit together."""
   modes = list(_MODES.value or shared_flags.default_modes())
   for flag, names, known in (
-    ('modes', modes, shared_flags.MODES),
+    ('modes', modes, modes_lib.DECODING),
     ('peers', _PEERS.value, peers.PEERS),
   ):
     for name in names:
@@ -139,6 +145,7 @@ def _check_modes() -> list[str]:
         raise errors.UserError(f'--{flag} names {name} twice')
   device_flags.spread(modes)
   shared_flags.check(modes)
+  policy_flags.check(modes)
   if _PEERS.value and hosts.is_together():
     raise errors.UserError('--peers run on one host, without --distributed')
   if _PEERS.value:
@@ -157,13 +164,15 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
     known.decoder.warmup(longest + sampling.max_new_tokens, sampling)
   runners = {}
   for mode in modes:
-    if mode in shared_flags.MODES:
-      decoder = shared_flags.make_decoder(mode, target, drafts.get(mode))
+    if mode in modes_lib.DECODING:
+      decoder = shared_flags.make_decoder(
+        mode, target, drafts.get(mode), policy=policy_flags.make(mode)
+      )
       print(f'compiling for {mode}...', file=sys.stderr, flush=True)
       decoder.warmup(longest + sampling.max_new_tokens, sampling)
       runners[mode] = benchmark_run.make_runner(
         decoder,
-        forced_acceptance if mode in shared_flags.TREE_MODES else None,
+        forced_acceptance if mode in modes_lib.LIVING_TREES else None,
         known.add_to,
       )
   if _PEERS.value:

@@ -14,14 +14,12 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import program
-from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.flags import config_file, modes, shared_flags, tree_flags
 from experiments.output import benchmark_output
 from experiments.pictures import tree_page, tree_picture, tree_rounds
 from swiftspec_jax import tokenizer as tokenizer_lib
 
-_MODE = flags.DEFINE_enum(
-  'mode', 'async', shared_flags.TREE_MODES, 'How to decode.'
-)
+_MODE = flags.DEFINE_enum('mode', 'async', modes.LIVING_TREES, 'How to decode.')
 _PROMPT = flags.DEFINE_string(
   'prompt', 'Why is the sky blue?', 'Text to continue.'
 )

@@ -22,8 +22,9 @@ from experiments import prompts as prompts_lib
 from experiments.flags import (
   config_file,
   device_flags,
-  draft_flags,
   host_flags,
+  modes,
+  policy_flags,
   shared_flags,
   tree_flags,
 )
@@ -35,11 +36,12 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
   'mode',
-  shared_flags.AUTO,
-  shared_flags.MODES,
+  modes.AUTO,
+  modes.DECODING,
   'How to decode. auto chooses round by round among plain decoding, prompt '
   'lookup and trees of the draft model, if there is one, by what it measures. '
-  f'{", ".join(draft_flags.MODES)} decode over pages, as in serve.',
+  f'{", ".join(modes.where(lambda mode: mode.decodes and mode.is_paged))} '
+  'decode over pages, as in serve.',
 )
 _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(
@@ -59,13 +61,20 @@ def main() -> None:
   host_flags.initialize()
   device_flags.spread([_MODE.value])
   shared_flags.check([_MODE.value])
+  policy_flags.check([_MODE.value])
   prompts = _read_prompts()
   _check_studies(prompts)
   shared_flags.compare_files([_MODE.value], _PROMPT_FILE.value)
   target = shared_flags.load_target()
   draft = shared_flags.load_drafts(target, [_MODE.value]).get(_MODE.value)
   timeline = ss.Timeline() if _TRACE_DIR.value else None
-  decoder = shared_flags.make_decoder(_MODE.value, target, draft, timeline)
+  decoder = shared_flags.make_decoder(
+    _MODE.value,
+    target,
+    draft,
+    policy=policy_flags.make(_MODE.value),
+    timeline=timeline,
+  )
   if prompts is None:
     chat.run(target, decoder, shared_flags.sampling())
     return
@@ -91,10 +100,14 @@ def main() -> None:
 
 def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
   """Raises UserError for flags that this mode, or a chat, cannot have."""
-  if _TRACE_DIR.value and _MODE.value not in shared_flags.TREE_MODES:
+  if _TRACE_DIR.value and _MODE.value not in modes.LIVING_TREES:
     raise errors.UserError(
       f'--trace_dir={_TRACE_DIR.value} is for modes '
-      f'{", ".join(shared_flags.TREE_MODES)}; the mode is {_MODE.value}'
+      f'{", ".join(modes.LIVING_TREES)}; the mode is {_MODE.value}'
+    )
+  if _TRACE_DIR.value and policy_flags.is_given():
+    raise errors.UserError(
+      f'--trace_dir={_TRACE_DIR.value} is for decoding without --policy'
     )
   forced = tree_flags.config().forced_acceptance
   if prompts is None and (_TRACE_DIR.value or forced is not None):

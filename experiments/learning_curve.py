@@ -21,7 +21,7 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import draft_flags, shared_flags
+from experiments.flags import modes, shared_flags
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax.serving.drafters.texts.datastore import (
@@ -53,7 +53,7 @@ _FORGETS, _LEARNS = 'forgets', 'learns'
 def main() -> None:
   """Runs the program."""
   num_past_tokens = flags.FLAGS.past_tokens or 2**16
-  shared_flags.check(['autoregressive', draft_flags.DATASTORE])
+  shared_flags.check(['autoregressive', modes.DATASTORE])
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
   benchmark_output.open_directory(directory, {}, resume=False)

@@ -29,7 +29,7 @@ from tqdm import tqdm
 import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import config_file, shared_flags, tree_flags
+from experiments.flags import config_file, modes, shared_flags, tree_flags
 from experiments.measuring import (
   benchmark_report,
   benchmark_run,
@@ -57,7 +57,7 @@ _PEERS = flags.DEFINE_enum(
 _MODE = flags.DEFINE_enum(
   'mode',
   None,
-  shared_flags.TREE_MODES,
+  modes.LIVING_TREES,
   'Take the rounds of this mode apart.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -186,7 +186,7 @@ def _profile_rounds(mode: str) -> None:
   encoded = benchmark_run.encode(target, prompts, _NUM_STEPS.value)
   timeline = ss.Timeline()
   plain = ss.Decoder(target)
-  decoder = shared_flags.make_decoder(mode, target, draft, timeline)
+  decoder = shared_flags.make_decoder(mode, target, draft, timeline=timeline)
   longest = max(len(token_ids) for _, token_ids in encoded)
   for each in (plain, decoder):
     each.warmup(longest + _NUM_STEPS.value)

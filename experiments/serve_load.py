@@ -27,7 +27,13 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import cost_flags, engine_flags, load_flags, shared_flags
+from experiments.flags import (
+  cost_flags,
+  engine_flags,
+  load_flags,
+  modes,
+  shared_flags,
+)
 from experiments.load import load_output, load_replay, load_simulation
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output
@@ -72,7 +78,7 @@ def main() -> None:
   for name in names:
     policies.make(name)
   engine.warm_up(show_progress=True)
-  if engine_flags.mode() == shared_flags.ENGINE_FORCED:
+  if engine_flags.mode() == modes.FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []
   interruption = None
@@ -147,7 +153,7 @@ def _serve(
 
   def run(name, arrivals, requests):
     engine.policy = policies.make(name)
-    if engine_flags.mode() != shared_flags.ENGINE_FORCED:
+    if engine_flags.mode() != modes.FORCED:
       engine.reset_drafters()
     before = engine.scheduler.num_preemptions
     records: list[PagedStepRecord] = []
@@ -163,7 +169,10 @@ def _serve(
     more: dict[str, Any] = {
       'num_preemptions': count,
       'num_repeated_prompts': len(requests) - num_prompts,
+      **load_replay.of_steps(records),
     }
+    if _VIRTUAL_TIME.value:
+      more['host_seconds_per_step'] = None  # is real, and so not repeatable
     if policies.costs is not None:
       more['step_time_error'] = statistics.median(
         load_simulation.step_error(policies.costs, record) for record in records

@@ -25,6 +25,7 @@ from experiments import prompts as prompts_lib
 from experiments.flags import (
   config_file,
   device_flags,
+  modes,
   shared_flags,
   tree_flags,
 )
@@ -38,9 +39,7 @@ from experiments.output import configuration
 from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 
-_MODE = flags.DEFINE_enum(
-  'mode', 'async', shared_flags.TREE_MODES, 'What to tune.'
-)
+_MODE = flags.DEFINE_enum('mode', 'async', modes.LIVING_TREES, 'What to tune.')
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
 )

@@ -14,6 +14,8 @@ from swiftspec_jax.generate import generate, stream
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.results import GenerationResult, GenerationStats
+from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
@@ -27,6 +29,7 @@ __all__ = [
   'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
   'AdaptiveLookup',
+  'BeamDraft',
   'Datastore',
   'Decoder',
   'DraftModel',
@@ -44,6 +47,7 @@ __all__ = [
   'SuffixLookup',
   'Timeline',
   'TreeConfig',
+  'TreeDraft',
   'UserError',
   'generate',
   'load',

@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
-from swiftspec_jax import errors, types
+from swiftspec_jax import errors, policies, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import Drafter
@@ -20,7 +20,8 @@ class Decoder:
   """Decodes requests with one target, one drafter and `batch_size` rows.
 
   The caches are as large as the requests at hand need. Models and drafters that
-  run on the devices draft in a `RowEngine`, those of serving in a `PageEngine`.
+  run on the devices draft in a `RowEngine`, those of serving in a `PageEngine`,
+  which also has policies, and chains of models that read features.
   """
 
   def __init__(
@@ -30,6 +31,7 @@ class Decoder:
     *,
     num_speculative_tokens: int | None = None,
     tree: TreeConfig | None = None,
+    policy: policies.Policy | policies.PolicyFn | None = None,
     batch_size: int = 1,
     run_ahead: int = 1,
     timeline: timeline_lib.Timeline | None = None,
@@ -46,10 +48,15 @@ class Decoder:
       tree: sizes of the token tree that a draft model grows instead of a
         chain. On the target's devices the two take turns. On others the tree
         grows while the target verifies.
+      policy: policy of a `PageEngine`, or what makes one for the sizes that it
+        is compiled for, which it does anew when the caches have to grow. It
+        says in each round how much to speculate, for any draft that a
+        `PageEngine` takes. By default a `PageEngine` drafts as much as it can.
       batch_size: rows that decode together (B).
       run_ahead: rounds that are dispatched before one is read; 0 waits for
         each, and so does a `PageEngine` whose drafts need the text.
-      timeline: timeline that notes when the programs of a tree's rounds ran.
+      timeline: timeline that notes when the programs of a tree's rounds ran;
+        not for a `PageEngine`.
 
     Raises:
       UserError: the draft has another vocabulary or other devices, or a count
@@ -57,17 +64,22 @@ class Decoder:
     """
     self._lock = threading.Lock()  # held by who uses the rows
     self._engine: RowEngine | ClosedBatch
-    if isinstance(draft, make_drafter.PagedDraft):
-      for name, value in (('tree', tree), ('timeline', timeline)):
-        if value is not None:
-          raise errors.UserError(
-            f'{name} is for draft models, and the draft is {draft!r}'
-          )
+    if (
+      policy is not None
+      or isinstance(draft, make_drafter.PagedDraft)
+      or (tree is None and make_drafter.chains_need_pages(draft))
+    ):
+      if timeline is not None:
+        raise errors.UserError(
+          'timeline is for draft models without a policy; leave it out'
+        )
       self._engine = ClosedBatch(
         target,
-        draft,
+        make_drafter.with_tree(draft, tree),
         num_speculative_tokens=num_speculative_tokens,
+        policy=policy,
         batch_size=batch_size,
+        run_ahead=run_ahead,
       )
       return
     self._engine = RowEngine(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from swiftspec_jax import errors, results
+from swiftspec_jax import errors, policies, results
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
@@ -21,6 +21,7 @@ def generate(
   draft: Model | Drafter | PagedDraft | None = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
+  policy: policies.Policy | policies.PolicyFn | None = None,
   sampling: SamplingParams | Sequence[SamplingParams] | None = None,
   max_new_tokens: int | None = None,
   use_chat_template: bool | None = None,
@@ -38,6 +39,7 @@ def generate(
       says.
     tree: sizes of the token tree that a draft model grows instead of a chain.
       If it lies on devices of its own, it does so while the target verifies.
+    policy: policy that says how much to speculate, as `Decoder` takes it.
     sampling: parameters for all prompts, or one for each. Greedy by default.
     max_new_tokens: shorthand for that field of the default `sampling`.
     use_chat_template: whether a text is the user's turn of a conversation;
@@ -61,6 +63,7 @@ def generate(
     draft,
     num_speculative_tokens=num_speculative_tokens,
     tree=tree,
+    policy=policy,
     batch_size=batch_size,
   )
   finished = {
@@ -78,6 +81,7 @@ def stream(
   draft: Model | Drafter | PagedDraft | None = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
+  policy: policies.Policy | policies.PolicyFn | None = None,
   sampling: SamplingParams | None = None,
   max_new_tokens: int | None = None,
   use_chat_template: bool | None = None,
@@ -91,7 +95,11 @@ def stream(
     target, [prompt], sampling, max_new_tokens, use_chat_template
   )
   decoder = Decoder(
-    target, draft, num_speculative_tokens=num_speculative_tokens, tree=tree
+    target,
+    draft,
+    num_speculative_tokens=num_speculative_tokens,
+    tree=tree,
+    policy=policy,
   )
   events = decoder.run(requests)
   return (event.text for event in events if event.text)

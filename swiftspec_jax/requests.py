@@ -193,9 +193,8 @@ class Row:
     self._pieces: list[Piece] = []
     self._logprobs: list[float] = []
     self._top_logprobs: list[results.TopLogprobs] = []
-    self._num_rounds = 0
-    self._num_plain_rounds = self._num_tree_rounds = 0
-    self._num_drafted = 0
+    self._lengths: list[int] = []  # draft tokens of each round
+    self._num_tree_rounds = 0
     self._num_forwards = 0
     self._outcomes = np.zeros(tree_lib.NUM_OUTCOMES, int)
     self._drafted = np.zeros(num_speculative_tokens, int)
@@ -250,13 +249,11 @@ class Row:
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
     # That of the first round is no verdict's.
-    if self._num_rounds and report.outcome != types.NO_OUTCOME:
+    if self._lengths and report.outcome != types.NO_OUTCOME:
       self._outcomes[report.outcome] += 1
-    self._num_rounds += 1
-    is_tree = bool(report.num_drafted) and report.outcome != types.NO_OUTCOME
-    self._num_plain_rounds += not report.num_drafted
+    self._lengths.append(report.num_drafted)
+    is_tree = report.is_tree and report.num_drafted > 0
     self._num_tree_rounds += is_tree
-    self._num_drafted += report.num_drafted
     self._num_forwards += report.num_forwards
     self._drafted[: report.num_levels] += 1
     self._accepted[: report.num_accepted] += 1
@@ -316,22 +313,28 @@ class Row:
     return Event(index=self._index, text=text, result=self._result('cancelled'))
 
   def _result(self, finish_reason: str) -> results.GenerationResult:
+    now = time.perf_counter()
+    lengths = np.array(self._lengths, np.int64)
     stats = results.GenerationStats(
       prompt_tokens=len(self.request.token_ids),
       new_tokens=len(self._token_ids),
-      num_rounds=self._num_rounds,
-      num_drafted=self._num_drafted,
+      num_rounds=len(lengths),
+      num_drafted=int(lengths.sum()),
       num_accepted=int(self._accepted.sum()),
       drafted_per_position=tuple(self._drafted.tolist()),
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
-      decode_seconds=time.perf_counter() - self._decode_time,
+      decode_seconds=now - self._decode_time,
+      latency_seconds=now - self._start_time,
       num_hits=int(self._outcomes[tree_lib.HIT]),
       num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),
       num_misses=int(self._outcomes[tree_lib.MISS]),
       num_draft_forwards=self._num_forwards,
-      num_plain_rounds=self._num_plain_rounds,
+      num_plain_rounds=int((lengths == 0).sum()),
       num_tree_rounds=self._num_tree_rounds,
+      chosen_lengths=tuple(
+        np.bincount(lengths, minlength=len(self._drafted) + 1).tolist()
+      ),
     )
     return results.GenerationResult(
       text=self._stream.text,

@@ -1,6 +1,7 @@
 """What a finished request gives: text, tokens, and raw counts."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 
@@ -25,8 +26,11 @@ class GenerationStats:
       next proposal, for which the target waited.
     num_plain_rounds: rounds that verified no draft token.
     num_tree_rounds: rounds that verified a tree; the others, a chain.
+    chosen_lengths: number of rounds that verified i draft tokens; those of a
+      tree are its nodes without the root.
     ttft_seconds: time from submission to the first token on the host.
     decode_seconds: time from the end of prefill to the last token on the host.
+    latency_seconds: time from submission to the last token on the host.
   """
 
   prompt_tokens: int
@@ -38,12 +42,21 @@ class GenerationStats:
   accepted_per_position: tuple[int, ...]
   ttft_seconds: float
   decode_seconds: float
+  latency_seconds: float
   num_hits: int = 0
   num_late_hits: int = 0
   num_misses: int = 0
   num_draft_forwards: int = 0
   num_plain_rounds: int = 0
   num_tree_rounds: int = 0
+  chosen_lengths: tuple[int, ...] = ()
+
+  @property
+  def tpot_seconds(self) -> float | None:
+    """Mean seconds of a token behind the first; None if there is none."""
+    if self.new_tokens < 2:
+      return None
+    return (self.latency_seconds - self.ttft_seconds) / (self.new_tokens - 1)
 
   @property
   def acceptance_length(self) -> float:
@@ -125,12 +138,35 @@ def total_acceptance_length(stats: Sequence[GenerationStats]) -> float:
   return 1 + sum(s.num_accepted for s in stats) / max(num_rounds, 1)
 
 
+def sums(counts: Sequence[Sequence[int]]) -> list[int]:
+  """Returns the sum at each place; places that a sequence lacks count 0."""
+  return [sum(x) for x in itertools.zip_longest(*counts, fillvalue=0)]
+
+
+def rate_per_position(stats: Sequence[GenerationStats]) -> list[float | None]:
+  """Accepted at each position, of the drafts that had it; None without any."""
+  drafted = sums([s.drafted_per_position for s in stats])
+  accepted = sums([s.accepted_per_position for s in stats])
+  return [a / d if d else None for a, d in zip(accepted, drafted, strict=True)]
+
+
 def tree_rates(stats: Sequence[GenerationStats]) -> dict[str, float | None]:
   """Rates of hits, late hits and misses of verdicts; None without trees."""
+  return verdict_rates(
+    sum(s.num_hits for s in stats),
+    sum(s.num_late_hits for s in stats),
+    sum(s.num_misses for s in stats),
+  )
+
+
+def verdict_rates(
+  num_hits: int, num_late_hits: int, num_misses: int
+) -> dict[str, float | None]:
+  """Returns the shares of the kinds of verdicts; None without any."""
   counts = {
-    'hit_rate': sum(s.num_hits for s in stats),
-    'late_hit_rate': sum(s.num_late_hits for s in stats),
-    'miss_rate': sum(s.num_misses for s in stats),
+    'hit_rate': num_hits,
+    'late_hit_rate': num_late_hits,
+    'miss_rate': num_misses,
   }
   total = sum(counts.values())
   return {

@@ -232,7 +232,8 @@ class StepReport:
   num_drafted: int
   num_levels: int  # length of the longest chain that was drafted
   num_accepted: int
-  outcome: int  # of the verdict before; NO_OUTCOME where there is no tree
+  is_tree: bool  # whether the draft was a tree
+  outcome: int  # of the verdict before; NO_OUTCOME where no tree lives on
   num_forwards: int  # of the draft after that verdict, for a tree
   path: list[int]  # indices of root and accepted nodes, for a tree
   # Which accepted draft tokens came of a text, where a model drafts, too.
@@ -254,6 +255,7 @@ class StepReport:
     end = report['num_accepted'] + 1
     return cls(
       token_ids=token_ids[:num_emitted].tolist(),
+      is_tree=report['outcome'] != NO_OUTCOME,
       path=path[:end].tolist(),
       is_looked_up=is_looked_up[1:end].astype(bool).tolist(),
       **report,

@@ -14,6 +14,7 @@ from swiftspec_jax.planning.rounds import Times
 def record(accepted, num_forwards, outcomes=(0, 0, 0)):
   return StepRecord(
     lengths=np.full(len(accepted), 3),
+    num_levels=np.full(len(accepted), 3),
     num_accepted=np.array(accepted, int),
     time=0.0,
     seconds=1.0,

@@ -132,6 +132,13 @@ def test_plan_takes_all_modes_of_a_prompt_together():
   assert [job.token_ids for job in jobs[::3]] == [(0,), (1,), (0,), (1,)]
 
 
+def test_picture_of_more_modes_than_colors():
+  names = [f'mode {i}' for i in range(20)]
+  records = [record(1, name) for name in names]
+  summary = benchmark_report.summarize(records, names, is_greedy=True)
+  assert benchmark_plot.draw(summary, 'title').startswith(b'\x89PNG')
+
+
 def test_picture_of_a_single_mode_without_figures():
   summary = benchmark_report.summarize(
     [record(1, 'chain', decode_seconds=0.0)], ['chain'], is_greedy=True

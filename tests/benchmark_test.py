@@ -26,7 +26,11 @@ TWO_MODES = '--modes=autoregressive,prompt_lookup'
 FIELDS = {
   'tokens_per_second',
   'speedup',
+  'mean_ttft',
+  'mean_tpot',
   'acceptance_length',
+  'acceptance_rate_per_position',
+  'chosen_lengths',
   'hit_rate',
   'late_hit_rate',
   'miss_rate',

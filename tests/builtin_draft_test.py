@@ -6,8 +6,8 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments.flags import shared_flags
-from swiftspec_jax import errors, results
+from experiments.flags import modes, shared_flags
+from swiftspec_jax import results
 from swiftspec_jax.checkpoint import builtin
 
 NAME = 'smollm2-135m-draft'
@@ -44,17 +44,11 @@ def test_trees_of_it_write_what_the_target_writes(target):
   assert results.total_acceptance_length([r.stats for r in serial]) > 1.5
 
 
-def test_chains_do_not_take_it(target):
-  draft = ss.load(NAME, draft_of=target)
-  with pytest.raises(errors.UserError, match='cannot draft chains'):
-    ss.Decoder(target, draft)
-
-
 def test_modes_with_trees_take_it_by_default():
-  names = {mode: shared_flags.draft_name(mode) for mode in shared_flags.MODES}
+  names = {mode: shared_flags.draft_name(mode) for mode in modes.DECODING}
   assert names == {
     **dict.fromkeys(names),
-    **dict.fromkeys(('auto', 'serial', 'async'), NAME),
+    **dict.fromkeys(('auto', 'tree', 'serial', 'async'), NAME),
   }
   with flagsaver.flagsaver(target='gemma-3-270m'):
     assert shared_flags.draft_name('serial') is None

@@ -1,37 +1,118 @@
 """Drafts of serving in `Decoder` and `generate`: the same outputs as plain."""
 
+import dataclasses
+import functools
+import typing
+
+import engine_cases
+import numpy as np
 import pytest
+import redrafter_cases
 from decoding_cases import CONFIG, assert_same, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
+from swiftspec_jax.serving.drafters import engine_drafter, make_drafter
+from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
+from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 
 MODEL = testing.random_model(CONFIG)
+TREE = ss.TreeConfig(num_nodes=5, width=2, num_draft_steps=2, branching=3)
+
+
+class Repeats(engine_drafter.HostDrafter):
+  """Drafts the last token again."""
+
+  name = 'repeats'
+
+  def draft(self, view, lengths, texts):
+    found = {
+      row: texts.known_from(view, row, 0)[-1:] * int(lengths[row])
+      for row in np.flatnonzero(lengths).tolist()
+    }
+    return engine_drafter.chains_of(view, texts, found)
+
+
+def goodput(buckets):
+  return Goodput(LiveCosts(buckets, drafts_by_model=False))
+
+
+# What `Decoder` is told of each draft.
 DRAFTS = {
-  'suffix_lookup': ss.SuffixLookup(),
-  'datastore': ss.Datastore(),
-  'phrases': ss.PhraseDraft(),
-  'self': ss.SelfDraft(window=16),
+  'suffix_lookup': {'draft': ss.SuffixLookup(), 'num_speculative_tokens': 4},
+  'datastore': {'draft': ss.Datastore(), 'num_speculative_tokens': 4},
+  'phrases': {'draft': ss.PhraseDraft(), 'num_speculative_tokens': 4},
+  'self': {'draft': ss.SelfDraft(window=16), 'num_speculative_tokens': 4},
+  'snapkv': {
+    'draft': ss.SnapKVDraft(budget=16, window=4),
+    'num_speculative_tokens': 2,
+  },
+  'forced': {'draft': ForcedDraft(acceptance=1.0)},
+  'repeats': {'draft': Repeats(), 'num_speculative_tokens': 1},
+  'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3)},
+  'beams': {'num_speculative_tokens': 3},
+  'chain_of_features': {'draft': engine_cases.READING_DRAFT},
+  'living_trees': {'draft': LivingTrees(model=MODEL, tree=TREE)},
+  # With a policy, all that a `PageEngine` takes.
+  'prompt_lookup': {'draft': ss.PromptLookup(), 'policy': goodput},
+  'chain': {'draft': MODEL, 'policy': FixedLength(2)},
+  'none': {'policy': FixedLength(3)},
 }
+TREES = 'datastore', 'phrases', 'tree', 'beams', 'living_trees'
+# Drafts that know little.
+MAY_BE_WRONG = 'forced', 'repeats', 'beams', 'none', 'chain_of_features'
 
 
-@pytest.fixture(scope='module')
+@functools.cache
 def plain():
   return run(ss.Decoder(MODEL), requests_of(5))
 
 
+@pytest.fixture
+def options(name, tmp_path):
+  """What `Decoder` is told; a recurrent head is a file first."""
+  if name != 'beams':
+    return DRAFTS[name]
+  sizes = {'width': CONFIG.embed_dim, 'vocab_size': CONFIG.vocab_size}
+  weights = redrafter_cases.make_weights(*sizes.values(), head_width=64)
+  head = redrafter_cases.write(tmp_path, weights, **sizes)
+  draft = BeamDraft(model=ss.load(head, draft_of=MODEL), width=2)
+  return {**DRAFTS[name], 'draft': draft}
+
+
 @pytest.mark.parametrize('name', DRAFTS)
-def test_outputs_are_those_of_plain_decoding(plain, name):
-  decoder = ss.Decoder(
-    MODEL, DRAFTS[name], num_speculative_tokens=4, batch_size=2
-  )
-  got = run(decoder, requests_of(5))
-  assert_same(got, plain)
-  assert sum(result.stats.num_accepted for result in got) > 0
+def test_outputs_are_those_of_plain_decoding(name, options):
+  got = run(ss.Decoder(MODEL, batch_size=2, **options), requests_of(5))
+  assert_same(got, plain())
+  stats = [result.stats for result in got]
+  assert sum(s.num_accepted for s in stats) > 0 or name in MAY_BE_WRONG
+  for s in stats:
+    sizes = np.arange(len(s.chosen_lengths))
+    assert sizes @ s.chosen_lengths == s.num_drafted
+    assert sum(s.chosen_lengths) == s.num_rounds
+    num_drafts = s.num_rounds - s.num_plain_rounds
+    assert s.num_tree_rounds == (num_drafts if name in TREES else 0)
+    num_verdicts = s.num_hits + s.num_late_hits + s.num_misses
+    assert (num_verdicts > 0) == (name == 'living_trees' and num_drafts > 1)
+
+
+def test_no_draft_of_serving_is_left_out():
+  drafts = [options.get('draft') for options in DRAFTS.values()]
+  left_out = [
+    kind
+    for kind in typing.get_args(make_drafter.Draft)
+    if not any(isinstance(draft, kind) for draft in drafts)
+  ]
+  assert left_out == [BeamDraft]  # its head is a file first
 
 
 def test_rooms_grow_with_the_requests():
-  decoder = ss.Decoder(MODEL, DRAFTS['suffix_lookup'])
+  decoder = ss.Decoder(MODEL, ss.SuffixLookup())
   short = ss.Request(
     token_ids=(1, 2, 3), sampling=ss.SamplingParams(max_new_tokens=5)
   )
@@ -45,14 +126,35 @@ def test_rooms_grow_with_the_requests():
   assert after.token_ids == before.token_ids
 
 
+LOOKUP, LENGTH = ss.SuffixLookup(), {'num_speculative_tokens': 2}
+
+
 @pytest.mark.parametrize(
-  ('options', 'message'),
+  ('draft', 'options', 'message'),
   [
-    ({'tree': ss.TreeConfig()}, 'tree is for draft models'),
-    ({'timeline': ss.Timeline()}, 'timeline is for draft models'),
-    ({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
+    (LOOKUP, {'tree': TREE}, 'tree is for draft models'),
+    (LOOKUP, {'timeline': ss.Timeline()}, 'timeline is for draft models'),
+    (LOOKUP, {'batch_size': 0}, 'batch_size must be at least 1, got 0'),
+    (
+      ss.AdaptiveLookup(),
+      {'policy': goodput},
+      'an engine with policies drafts',
+    ),
+    (
+      ss.PromptLookup(),
+      {'policy': goodput, **LENGTH},
+      'num_speculative_tokens=2 is for drafts without a length of their own',
+    ),
+    (
+      MODEL,
+      {
+        'policy': goodput,
+        'tree': dataclasses.replace(TREE, is_adaptive=True),
+      },
+      'is_adaptive=True has no effect in an engine with policies',
+    ),
   ],
 )
-def test_what_does_not_fit_is_refused(options, message):
+def test_what_does_not_fit_is_refused(draft, options, message):
   with pytest.raises(ss.UserError, match=message):
-    ss.Decoder(MODEL, DRAFTS['suffix_lookup'], **options)
+    ss.Decoder(MODEL, draft, **options)

@@ -4,8 +4,10 @@ import json
 
 import programs
 import pytest
+from decoding_cases import CONFIG
 
 from experiments.studies import systems
+from swiftspec_jax import testing
 
 LOAD = ('--request_rates=20', '--num_requests=30', '--settings=load')
 
@@ -77,6 +79,12 @@ def test_prompts(model, tmp_path):
 def test_bad_flags(tmp_path, flags, message):
   found = programs.error_of('compare', *flags, f'--output_dir={tmp_path}')
   assert message in found
+
+
+def test_an_exit_needs_layers_behind_it():
+  small = testing.random_model(CONFIG)  # of one layer
+  names = [n for n in systems.SYSTEMS if systems.lacks_layers(n, small)]
+  assert names == ['mirror_sd']
 
 
 def test_every_system_takes_part_in_something():

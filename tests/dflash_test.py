@@ -19,6 +19,7 @@ from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
 from swiftspec_jax.checkpoint.drafts import dflash
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import draft_block, draft_places
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
@@ -370,8 +371,8 @@ def test_what_cannot_be_drafted_is_refused(directory):
     PageEngine(target, LivingTrees(model=draft, tree=TREE), sizes=make_sizes())
   with pytest.raises(errors.UserError, match='engine alone'):
     ss.Decoder(target, draft, tree=TREE)
-  with pytest.raises(errors.UserError, match='`serve` in mode chain or tree'):
-    ss.Decoder(target, draft)
+  with pytest.raises(errors.UserError, match='a draft of blocks drafts over p'):
+    RowEngine(target, draft)
   with pytest.raises(errors.UserError, match='load it with draft_of=target'):
     ss.load(directory / 'z-lab')
   with pytest.raises(errors.UserError, match='is no EAGLE-3 head'):

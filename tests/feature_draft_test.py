@@ -14,6 +14,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import buckets, errors, profiling, sharding, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.drafting import text_news
+from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.pipelines import tree_sizes
 
@@ -320,10 +321,8 @@ def test_nothing_is_compiled_after_warmup():
 
 def test_impossible_settings_are_refused():
   target, draft = fed_pair(*DEVICES['serial'])
-  with pytest.raises(
-    errors.UserError, match='cannot draft chains; give `tree`'
-  ):
-    ss.Decoder(target, draft)
+  with pytest.raises(errors.UserError, match='cannot draft chains in rows'):
+    RowEngine(target, draft)
   small = testing.random_model(
     dataclasses.replace(CONFIG, num_layers=1), name='small'
   )

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import pathlib
 import re
 
 import jax
@@ -19,6 +20,7 @@ from experiments.flags import (
   config_file,
   device_flags,
   engine_flags,
+  modes,
   shared_flags,
   tree_flags,
 )
@@ -84,10 +86,10 @@ def test_splits_use_all_devices_or_those_given():
     assert device_flags.splits() == [(3, 1)]
 
 
-@pytest.mark.parametrize('mode', shared_flags.MODES)
+# Beams need a recurrent head; `closed_batch_test` has one.
+@pytest.mark.parametrize('mode', sorted({*modes.DECODING} - {modes.BEAMS}))
 def test_every_mode_gives_the_same_text(model, mode):
-  users = shared_flags.AUTO, 'chain', *shared_flags.TREE_MODES
-  drafts = {'draft': str(model)} if mode in users else {}
+  drafts = {'draft': str(model)} if mode in modes.OF_DRAFTS else {}
   with given(target=str(model), max_new_tokens=20, **drafts):
     shared_flags.check([mode])
     target = shared_flags.load_target()
@@ -99,16 +101,34 @@ def test_every_mode_gives_the_same_text(model, mode):
     assert last.result.token_ids == expected.token_ids
     stats = last.result.stats
     num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
-    if mode != shared_flags.AUTO:
-      is_tree = mode in shared_flags.TREE_MODES
+    if mode != modes.AUTO:
+      is_tree = mode in modes.LIVING_TREES
       assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
+
+
+def test_the_page_of_modes_has_all_of_them():
+  page = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'
+  table = page.read_text().split('\n## ')[1]
+  found = {
+    cells[0].strip('`'): tuple(cell == 'yes' for cell in cells[1:5])
+    for cells in re.findall(r'^\| (`\w+`)' + 4 * r' \| (\w*)', table, re.M)
+  }
+  assert found == {
+    name: (
+      mode.decodes,
+      mode.serves,
+      mode.takes_draft,
+      mode.decodes and mode.takes_policy,
+    )
+    for name, mode in modes.MODES.items()
+  }
 
 
 def test_auto_looks_up_where_there_is_no_draft(model):
   with given(target=str(model)):
     target = shared_flags.load_target()
-    assert shared_flags.load_drafts(target, [shared_flags.AUTO]) == {}
-    decoder = shared_flags.make_decoder(shared_flags.AUTO, target, None)
+    assert shared_flags.load_drafts(target, [modes.AUTO]) == {}
+    decoder = shared_flags.make_decoder(modes.AUTO, target, None)
   assert decoder.pipeline.num_speculative_tokens == 7
 
 

@@ -29,10 +29,11 @@ def generate(model, *flags, text=''):
   )
 
 
-def test_text_and_statistics(model, expected):
-  status, output, complaints = generate(
-    model, '--prompt=hello', '--mode=prompt_lookup'
-  )
+@pytest.mark.parametrize(
+  'flags', [['--mode=prompt_lookup'], ['--mode=datastore', '--policy=goodput']]
+)
+def test_text_and_statistics(model, expected, flags):
+  status, output, complaints = generate(model, '--prompt=hello', *flags)
   assert status == 0
   assert output == f'{expected}\n'
   last = complaints.splitlines()[-1]
@@ -108,7 +109,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(model):
     ({'target_devices': 99}, '--target_devices=99 need 99 devices, but there'),
     (
       {'draft': 'x'},
-      '--draft=x is used by modes auto, chain, serial, async only',
+      '--draft=x is used by modes auto, chain, tree, beams, serial, async only',
     ),
   ],
 )
@@ -126,6 +127,11 @@ def test_flags_are_checked_before_anything_is_loaded(flags, message):
     (['--mode=guess'], 'flag --mode=guess: value should be one of'),
     (['--num_speculative_tokens=0'], 'flag --num_speculative_tokens=0'),
     (['--mode=chain'], 'error: mode chain needs a draft model: give --draft'),
+    (
+      ['--policy=goodput'],
+      'error: --policy=goodput has no effect in mode auto',
+    ),
+    (['--mode=self', '--policy=dsd'], 'error: --policy=dsd needs costs of a'),
     (['--temperature=nan'], 'error: temperature must be finite and >= 0'),
     (['--target=no-model'], "error: no model 'no-model'"),
     (['--prompt_file=x'], 'error: give --prompt or --prompt_file, not both'),

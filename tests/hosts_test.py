@@ -120,7 +120,7 @@ def test_two_hosts_share_both_models(model, prompts, tmp_path):
     *flags_of(model),
     f'--prompts={prompts}',
     '--temperature=1',
-    '--modes=prompt_lookup,chain,async',
+    '--modes=prompt_lookup,chain,async,suffix_lookup,tree',
   )
   one, two = tmp_path / 'one', tmp_path / 'two'
   host_programs.run(

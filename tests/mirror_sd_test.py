@@ -201,6 +201,10 @@ def test_a_timeline_sees_both_programs_of_a_step():
 
 
 def test_refusals():
+  with pytest.raises(
+    errors.UserError, match='exit_layer must be 0 with forced'
+  ):
+    dataclasses.replace(TREE, exit_layer=1, forced_acceptance=0.5)
   target, draft = pair(*DEVICES['serial'], num_layers=2)
   tree = dataclasses.replace(TREE, exit_layer=1)
   with pytest.raises(errors.UserError, match='exit_layer=1 has no effect'):

@@ -31,6 +31,7 @@ def report(path, num_drafted):
     num_drafted=num_drafted,
     num_levels=8,
     num_accepted=len(path) - 1,
+    is_tree=True,
     outcome=0,
     num_forwards=len(path) < 2,  # a miss
     path=path,

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 import swiftspec_jax as ss
+from experiments.flags import modes
 from swiftspec_jax import errors
 from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 
-SUFFIX_LOOKUP = 'suffix_lookup'
-DATASTORE = 'datastore'
-PHRASES = 'phrases'
-SELF = 'self'
-MODES = (SUFFIX_LOOKUP, DATASTORE, PHRASES, SELF)
+MODES = (modes.SUFFIX_LOOKUP, modes.DATASTORE, modes.PHRASES, modes.SELF)
 
 _STORE = flags.DEFINE_string(
   'datastore',
@@ -48,22 +45,22 @@ _SNAPKV_BUDGET = flags.DEFINE_integer(
 )
 HOLDERS = (_STORE, _PAST_TOKENS, _NUM_PHRASES, _WINDOW, _SNAPKV_BUDGET)
 _USED = {
-  DATASTORE: (_STORE, _PAST_TOKENS),
-  PHRASES: (_NUM_PHRASES,),
-  SELF: (_WINDOW, _SNAPKV_BUDGET),
+  modes.DATASTORE: (_STORE, _PAST_TOKENS),
+  modes.PHRASES: (_NUM_PHRASES,),
+  modes.SELF: (_WINDOW, _SNAPKV_BUDGET),
 }
 
 
-def check(modes: Sequence[str]) -> None:
+def check(names: Sequence[str]) -> None:
   """Raises UserError for flags that are of no use, in these modes or at all."""
   for mode, holders in _USED.items():
     for holder in holders:
-      if mode not in modes and flags.FLAGS[holder.name].present:
+      if mode not in names and flags.FLAGS[holder.name].present:
         raise errors.UserError(
-          f'--{holder.name} has no effect in mode {", ".join(modes)}; give '
+          f'--{holder.name} has no effect in mode {", ".join(names)}; give '
           f'--mode={mode}'
         )
-  if SELF in modes:
+  if modes.SELF in names:
     _self_draft()
 
 
@@ -82,11 +79,11 @@ def make(
     lookup: drafter of the chains of mode phrases.
     lengths: the argument that says how long these chains are, if it is given.
   """
-  if mode == SUFFIX_LOOKUP:
+  if mode == modes.SUFFIX_LOOKUP:
     return ss.SuffixLookup()
-  if mode == SELF:
+  if mode == modes.SELF:
     return _self_draft()
-  if mode == DATASTORE:
+  if mode == modes.DATASTORE:
     store = None
     if _STORE.value is not None:
       store = TokenStore.open(pathlib.Path(_STORE.value))

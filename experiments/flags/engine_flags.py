@@ -10,6 +10,7 @@ import swiftspec_jax as ss
 from experiments.flags import (
   device_flags,
   draft_flags,
+  modes,
   shared_flags,
   size_flags,
   tree_flags,
@@ -19,28 +20,14 @@ from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
-_LIVING = shared_flags.TREE_MODES
-_NEW_TREES = shared_flags.ENGINE_TREE, shared_flags.ENGINE_BEAMS
 _MODE = flags.DEFINE_enum(
   'mode',
-  shared_flags.AUTO,
-  [
-    shared_flags.AUTO,
-    'autoregressive',
-    'prompt_lookup',
-    *draft_flags.MODES,
-    'chain',
-    shared_flags.ENGINE_TREE,
-    shared_flags.ENGINE_BEAMS,
-    shared_flags.ENGINE_FORCED,
-    *_LIVING,
-  ],
+  modes.AUTO,
+  modes.SERVING,
   'What drafts; auto is serial if there is a draft model, else prompt_lookup; '
   'with a draft model, policy goodput may let it rest and look drafts up. '
   'Modes chain, tree, beams, serial and async take --draft; DFlash drafts and '
@@ -98,7 +85,7 @@ _MAX_IMAGES = flags.DEFINE_integer(
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
-_RUN_AHEAD_MODES = 'autoregressive', 'prompt_lookup', *_LIVING
+_RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.LIVING_TREES
 _HOLDERS = (
   _MODE,
   _ROWS,
@@ -113,31 +100,25 @@ _HOLDERS = (
 
 def mode() -> str:
   """Returns what drafts, with a choice made for mode auto."""
-  if _MODE.value != shared_flags.AUTO:
+  if _MODE.value != modes.AUTO:
     return _MODE.value
-  has_draft = shared_flags.draft_name(shared_flags.AUTO) is not None
+  has_draft = shared_flags.draft_name(modes.AUTO) is not None
   return 'serial' if has_draft else 'prompt_lookup'
 
 
 def is_tree() -> bool:
   """Returns whether drafts are trees."""
-  return (
-    mode() in (draft_flags.DATASTORE, draft_flags.PHRASES) or _has_tree_draft()
-  )
-
-
-def _has_tree_draft() -> bool:
-  return mode() in (*_NEW_TREES, *_LIVING)
+  return modes.MODES[mode()].makes_trees
 
 
 def drafts_by_model() -> bool:
   """Returns whether drafts take the time of a model."""
-  return _has_tree_draft() or mode() in ('chain', draft_flags.SELF)
+  return modes.MODES[mode()].drafts_by_model
 
 
 def looks_up() -> bool:
   """Returns whether drafts can be looked up beside a draft model."""
-  return _MODE.value == shared_flags.AUTO and mode() in _LIVING
+  return _MODE.value == modes.AUTO and mode() in modes.LIVING_TREES
 
 
 def _refuse(names: Sequence[str], remedy: str) -> None:
@@ -160,7 +141,7 @@ def sizes() -> ProgramSizes:
     size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
   )
   longest = _MAX_LENGTH.value
-  if mode() in _LIVING:
+  if mode() in modes.LIVING_TREES:
     _refuse(['max_length'], 'give --num_nodes')
     _refuse(_DECODER_FLAGS, 'leave it out')
     longest = tree_flags.config().num_nodes - 1
@@ -170,8 +151,8 @@ def sizes() -> ProgramSizes:
   # A lookup takes the same time whatever it finds.
   most_steps = {
     'chain': lengths[-1],
-    draft_flags.SELF: lengths[-1],
-    **dict.fromkeys(_NEW_TREES, tree_flags.config().num_draft_steps),
+    modes.SELF: lengths[-1],
+    **dict.fromkeys(modes.NEW_TREES, tree_flags.config().num_draft_steps),
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
@@ -207,13 +188,17 @@ def make_engine(
   draft: Any = None
   if mode() == 'chain':
     draft = shared_flags.load_draft(target, mode())
-  elif _has_tree_draft():
-    draft = _tree_draft(shared_flags.load_draft(target, mode()))
+  elif mode() in modes.NEW_TREES:
+    model = shared_flags.load_draft(target, mode())
+    draft = tree_flags.new_trees(mode(), model)
+  elif mode() in modes.LIVING_TREES:
+    model = shared_flags.load_draft(target, mode())
+    draft = LivingTrees(model=model, tree=tree_flags.config())
   elif mode() == 'prompt_lookup':
     draft = shared_flags.prompt_lookup()
   elif mode() in draft_flags.MODES:
     draft = shared_flags.paged_draft(mode())
-  elif mode() == shared_flags.ENGINE_FORCED:
+  elif mode() == modes.FORCED:
     draft = _forced_draft()
   lookup = shared_flags.prompt_lookup() if looks_up() else None
   engine = PageEngine(
@@ -237,31 +222,10 @@ def _run_ahead() -> int:
   return tree_flags.run_ahead()
 
 
-def _tree_draft(model: ss.Model) -> TreeDraft | BeamDraft | LivingTrees:
-  tree = tree_flags.config()
-  if mode() in _LIVING:
-    return LivingTrees(model=model, tree=tree)
-  lookups = {
-    'prompt_lookup': tree.prompt_lookup,
-    'suffix_lookup': tree.suffix_lookup,
-  }
-  if mode() == shared_flags.ENGINE_BEAMS:
-    return BeamDraft(model=model, width=tree.width, **lookups)
-  return TreeDraft(
-    model=model,
-    width=tree.width,
-    branching=tree.branching,
-    min_leaf_mass=tree.min_leaf_mass,
-    **lookups,
-  )
-
-
 def _forced_draft() -> ForcedDraft:
   acceptance = tree_flags.config().forced_acceptance
   if acceptance is None:
-    raise errors.UserError(
-      f'mode {shared_flags.ENGINE_FORCED} needs --forced_acceptance'
-    )
+    raise errors.UserError(f'mode {modes.FORCED} needs --forced_acceptance')
   return ForcedDraft(acceptance=acceptance)
 
 

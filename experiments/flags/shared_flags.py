@@ -14,6 +14,7 @@ from experiments.flags import (
   config_file,
   device_flags,
   draft_flags,
+  modes,
   tree_flags,
 )
 from experiments.output import provenance
@@ -21,23 +22,6 @@ from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
 from swiftspec_jax.checkpoint import builtin, load
 from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
-
-TREE_MODES = ('serial', 'async')
-# Modes of the serving engine alone.
-ENGINE_TREE = 'tree'
-ENGINE_BEAMS = 'beams'
-ENGINE_FORCED = 'forced'
-_DRAFT_MODES = ('chain', *TREE_MODES)
-AUTO = 'auto'  # with a draft model or without
-MODES = (
-  'autoregressive',
-  'prompt_lookup',
-  'adaptive_lookup',
-  AUTO,
-  *draft_flags.MODES,
-  *_DRAFT_MODES,
-)
-_DRAFT_USERS = AUTO, *_DRAFT_MODES
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -49,7 +33,7 @@ _TARGET = flags.DEFINE_string(
 _DRAFT = flags.DEFINE_string(
   'draft',
   None,
-  f'Draft model of modes {", ".join(_DRAFT_USERS)}; named like --target. '
+  f'Draft model of modes {", ".join(modes.OF_DRAFTS)}; named like --target. '
   'Default: the built-in one, which auto and modes with trees can use '
   f'({", ".join(ss.BUILTIN_DRAFTS)}).',
 )
@@ -187,22 +171,26 @@ def default_modes() -> tuple[str, ...]:
   These are all that the flags allow, but async, which needs devices, and those
   that decode over pages.
   """
+  own = modes.where(lambda mode: mode.decodes and not mode.is_paged)
   return tuple(
     mode
-    for mode in MODES[:-1]
-    if mode not in draft_flags.MODES
-    and (mode not in _DRAFT_MODES or draft_name(mode) is not None)
+    for mode in own
+    if mode != 'async' and (mode == modes.AUTO or not _lacks_draft(mode))
   )
 
 
 def draft_name(mode: str) -> str | None:
   """Returns the name of the draft model of a mode, None if there is none."""
-  if _DRAFT.value or mode not in (AUTO, *TREE_MODES, ENGINE_TREE):
+  if _DRAFT.value or not modes.MODES[mode].has_builtin:
     return _DRAFT.value or None
   return builtin.draft_for(_TARGET.value)
 
 
-def check(modes: Sequence[str]) -> None:
+def _lacks_draft(mode: str) -> bool:
+  return modes.MODES[mode].takes_draft and draft_name(mode) is None
+
+
+def check(names: Sequence[str]) -> None:
   """Raises UserError if the flags do not fit together; loads nothing.
 
   Must come before anything asks JAX for its devices.
@@ -210,35 +198,35 @@ def check(modes: Sequence[str]) -> None:
   sampling()
   prompt_lookup()
   forced = tree_flags.config().forced_acceptance
-  device_flags.prepare(modes)
-  device_flags.check(modes)
-  draft_flags.check(modes)
+  device_flags.prepare(names)
+  device_flags.check(names)
+  draft_flags.check(names)
   config_file.check_device()
-  users = *_DRAFT_USERS, ENGINE_TREE, ENGINE_BEAMS
-  drafting = [mode for mode in modes if mode in users]
-  forcible = *TREE_MODES, ENGINE_FORCED
-  forced_modes = [mode for mode in modes if mode in forcible]
+  users = modes.OF_DRAFTS
+  drafting = [mode for mode in names if mode in users]
+  forcible = *modes.LIVING_TREES, modes.FORCED
+  forced_modes = [mode for mode in names if mode in forcible]
   for mode in drafting:
-    if mode != AUTO and draft_name(mode) is None:
+    if mode != modes.AUTO and _lacks_draft(mode):
       raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
-  for flag, value, users, used in (
-    ('draft', _DRAFT.value, _DRAFT_USERS, drafting),
-    ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_USERS, drafting),
-    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_USERS, drafting),
+  for flag, value, allowed, used in (
+    ('draft', _DRAFT.value, users, drafting),
+    ('draft_layers', _DRAFT_LAYERS.value, users, drafting),
+    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, users, drafting),
     ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
       raise errors.UserError(
-        f'--{flag}={value} is used by modes {", ".join(users)} only; the mode '
-        f'is {", ".join(modes)}'
+        f'--{flag}={value} is used by modes {", ".join(allowed)} only; the '
+        f'mode is {", ".join(names)}'
       )
 
 
-def compare_files(modes: Sequence[str], *paths: str | None) -> None:
+def compare_files(names: Sequence[str], *paths: str | None) -> None:
   """Makes sure that all processes read the same.
 
   Args:
-    modes: modes whose models are loaded.
+    names: modes whose models are loaded.
     *paths: other files; None is none.
 
   Raises:
@@ -246,7 +234,7 @@ def compare_files(modes: Sequence[str], *paths: str | None) -> None:
   """
   if not hosts.is_together():
     return
-  models = {_TARGET.value, *map(draft_name, modes)}
+  models = {_TARGET.value, *map(draft_name, names)}
   files = {name: load.find(name) for name in models if name is not None}
   files |= {path: pathlib.Path(path) for path in paths if path is not None}
   hosts.agree(
@@ -267,19 +255,19 @@ def load_target(weight_dtype: str | None = None) -> ss.Model:
   )
 
 
-def load_drafts(target: ss.Model, modes: Sequence[str]) -> dict[str, ss.Model]:
-  """Loads the model of --draft where `modes` need it.
+def load_drafts(target: ss.Model, names: Sequence[str]) -> dict[str, ss.Model]:
+  """Loads the model of --draft where modes need it.
 
   Returns:
     The draft of each mode that has one. Modes that have it on the target's
     devices share it.
   """
   drafts = {}
-  sharing = [mode for mode in modes if mode in (AUTO, 'chain', 'serial')]
-  sharing = [mode for mode in sharing if draft_name(mode) is not None]
+  drafting = [mode for mode in names if mode in modes.OF_DRAFTS]
+  sharing = [m for m in drafting if m != 'async' and draft_name(m) is not None]
   if sharing:
     drafts = dict.fromkeys(sharing, load_draft(target, sharing[0]))
-  if 'async' in modes:
+  if 'async' in drafting:
     drafts['async'] = load_draft(target, 'async')
   return drafts
 
@@ -310,20 +298,23 @@ def _draft_weight_dtype(target: ss.Model) -> str | None:
 
 
 def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
-  """Returns the arguments of `ss.Decoder` that make it one of `MODES`."""
-  if mode == 'autoregressive':
+  """Returns the arguments of `ss.Decoder` that make it one of the modes."""
+  if mode == modes.PLAIN:
     return {}
   if mode == 'prompt_lookup':
     return {'draft': prompt_lookup()}
-  if mode == 'adaptive_lookup' or (mode == AUTO and draft is None):
+  if mode == 'adaptive_lookup' or (mode == modes.AUTO and draft is None):
     return {'draft': ss.AdaptiveLookup(**num_speculative_tokens())}
   if mode in draft_flags.MODES:
-    lengths = {} if mode == draft_flags.PHRASES else num_speculative_tokens()
+    lengths = {} if mode == modes.PHRASES else num_speculative_tokens()
     return {'draft': paged_draft(mode), **lengths}
   if mode == 'chain':
     return {'draft': draft, **num_speculative_tokens()}
   tree = tree_flags.config()
-  if mode == AUTO:
+  if mode in modes.NEW_TREES:
+    new_trees = tree_flags.new_trees(mode, draft)
+    return {'draft': new_trees, 'num_speculative_tokens': tree.num_nodes - 1}
+  if mode == modes.AUTO:
     tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
   return {'draft': draft, 'tree': tree, 'run_ahead': tree_flags.run_ahead()}
 
@@ -332,10 +323,17 @@ def make_decoder(
   mode: str,
   target: ss.Model,
   draft: ss.Model | None,
-  timeline: ss.Timeline | None = None,
+  **options: Any,
 ) -> ss.Decoder:
-  """Returns a decoder of one of `MODES`, for one request at a time."""
-  return ss.Decoder(target, **speculation(mode, draft), timeline=timeline)
+  """Returns a decoder of one of the modes, for one request at a time.
+
+  Args:
+    mode: mode.
+    target: model that defines the output.
+    draft: model of the mode, if it has one.
+    **options: further arguments of the decoder.
+  """
+  return ss.Decoder(target, **speculation(mode, draft), **options)
 
 
 def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Flags of the token tree, modes serial and async; some also of mode tree."""
+"""Flags of the token tree, modes serial and async; some also of new trees."""
 
 from typing import Any
 
 from absl import flags
 
 import swiftspec_jax as ss
+from experiments.flags import modes
+from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 _DEFAULTS = ss.TreeConfig()
 
@@ -112,6 +115,23 @@ def config() -> ss.TreeConfig:
     prompt_lookup=_TREE_PROMPT_LOOKUP.value,
     suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
     forced_acceptance=_FORCED_ACCEPTANCE.value,
+  )
+
+
+def new_trees(mode: str, model: ss.Model) -> TreeDraft | BeamDraft:
+  """Returns the draft of one of `modes.NEW_TREES`."""
+  tree = config()
+  options = {
+    'model': model,
+    'width': tree.width,
+    'num_draft_steps': tree.num_draft_steps,
+    'prompt_lookup': tree.prompt_lookup,
+    'suffix_lookup': tree.suffix_lookup,
+  }
+  if mode == modes.BEAMS:
+    return BeamDraft(**options)
+  return TreeDraft(
+    branching=tree.branching, min_leaf_mass=tree.min_leaf_mass, **options
   )
 
 

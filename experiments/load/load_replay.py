@@ -1,12 +1,15 @@
 """Requests that arrive at an engine over time, real or virtual."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 import swiftspec_jax as ss
-from swiftspec_jax import cost_model, simulator
+from swiftspec_jax import cost_model, results, simulator, tree
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
@@ -112,3 +115,15 @@ def replay(
     )
     recorder.note_finished(record.ended - first_id)
   return recorder
+
+
+def of_steps(records: Sequence[PagedStepRecord]) -> dict[str, float | None]:
+  """Returns columns that simulated steps do not have."""
+  outcomes = np.sum([record.outcomes for record in records], axis=0)
+  num_hits, num_late_hits, num_misses = (
+    int(outcomes[i]) for i in (tree.HIT, tree.LATE_HIT, tree.MISS)
+  )
+  return {
+    **results.verdict_rates(num_hits, num_late_hits, num_misses),
+    'host_seconds_per_step': statistics.fmean(x.host_seconds for x in records),
+  }

@@ -1,6 +1,7 @@
 """The picture of a benchmark: speed of each mode on each task."""
 
 import io
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from experiments.measuring.benchmark_report import BASELINE
 _BLUE, _ORANGE, _GREEN = '#0072b2', '#e69f00', '#009e73'
 _COLORS = (
   '#8c8c8c', _BLUE, _ORANGE, _GREEN, '#cc79a7', '#56b4e9', '#d55e00',
-  '#f0e442', '#000000',
+  '#f0e442', '#000000', '#332288', '#44aa99', '#882255', '#999933', '#88ccee',
 )  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def draw(summary: Mapping[str, dict[str, Any]], title: str) -> bytes:
   width = 2 + len(groups) * (0.4 + 0.3 * len(summary))
   figure = figure_lib.Figure(figsize=(max(width, 8), 6.4), layout='constrained')
   speedup, speed = figure.subplots(2, sharex=True)
-  colors = dict(zip(summary, _COLORS, strict=False))
+  colors = dict(zip(summary, itertools.cycle(_COLORS), strict=False))
   compared = [mode for mode in summary if mode != BASELINE] or list(summary)
   bars(speedup, summary, compared, groups, 'speedup', '{:.2f}', colors)
   speedup.axhline(1, color=colors.get(BASELINE, 'black'), linewidth=1, zorder=1)

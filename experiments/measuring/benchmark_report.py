@@ -24,7 +24,9 @@ def summarize(
 
   Returns:
     For each mode `tokens_per_second`, `speedup` over the baseline,
-    `acceptance_length`, `hit_rate`, `late_hit_rate` and `miss_rate` of its
+    `mean_ttft`, `mean_tpot`, `acceptance_length`,
+    `acceptance_rate_per_position`, `chosen_lengths` (rounds by their draft
+    tokens), `hit_rate`, `late_hit_rate` and `miss_rate` of its
     trees, `host_seconds_per_round`, `outputs_equal`, `num_outputs_equal`,
     `num_prompts`, `forced_acceptance` and the same for each of its `tasks`.
     Speedup and equality compare what both modes have measured. Figures are
@@ -154,7 +156,11 @@ def _figures(
     'speedup': own_speed / reference_speed
     if own_speed and reference_speed
     else None,
+    'mean_ttft': _mean([record.ttft_seconds for record in own]),
+    'mean_tpot': _mean([record.tpot_seconds for record in own]),
     'acceptance_length': results.total_acceptance_length(own),
+    'acceptance_rate_per_position': results.rate_per_position(own),
+    'chosen_lengths': results.sums([record.chosen_lengths for record in own]),
     **results.tree_rates(own),
     'host_seconds_per_round': _host_seconds(own),
     'forced_acceptance': own[0].forced_acceptance,
@@ -172,6 +178,11 @@ def _figures(
     figures['outputs_equal'] = not unequal
     figures['num_outputs_equal'] = len(compared) - len(unequal)
   return figures
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+  known = [value for value in values if value is not None]
+  return sum(known) / len(known) if known else None
 
 
 def _host_seconds(records: Sequence[Record]) -> float | None:

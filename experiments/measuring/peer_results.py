@@ -60,6 +60,7 @@ def make_result(
       prompt_tokens=len(request.token_ids),
       ttft_seconds=float(rounds.times[0] - rounds.start),
       decode_seconds=float((rounds.times[-1] - rounds.times[0]) * scale),
+      latency_seconds=float(rounds.times[-1] - rounds.start),
     ),
   )
 
@@ -82,6 +83,9 @@ def _stats(
     num_rounds=len(accepted),
     num_drafted=int(drafted.sum()),
     num_accepted=int(accepted.sum()),
+    chosen_lengths=tuple(
+      np.bincount(drafted, minlength=num_positions + 1).tolist()
+    ),
     drafted_per_position=tuple(
       (drafted[:, None] > positions).sum(axis=0).tolist()
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import program
 from experiments.prompts import Prompt
-from swiftspec_jax import atomic_file, errors, results
+from swiftspec_jax import atomic_file, errors, figures, results
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'
@@ -18,11 +18,11 @@ _SETTINGS = 'settings.json'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-  """One line of results.jsonl; the fields of `GenerationStats` and more.
+  """One line of results.jsonl: `figures.FIGURES` and more.
 
   `host_seconds` is the work of the host loop, waits excluded, and
   `forced_acceptance` what the draft was told to reach; both are None where
-  there is no such thing.
+  there is no such thing. What older files lack has a default.
   """
 
   question_id: int | str
@@ -47,6 +47,9 @@ class Record:
   finish_reason: str
   num_plain_rounds: int = 0
   num_tree_rounds: int = 0
+  chosen_lengths: tuple[int, ...] = ()
+  tpot_seconds: float | None = None
+  latency_seconds: float | None = None
   host_seconds: float | None = None
   forced_acceptance: float | None = None
 
@@ -64,30 +67,16 @@ def make_record(
   **values: float | None,
 ) -> Record:
   """Returns what is kept of `result`, and the `values` it does not have."""
-  stats = result.stats
+  of_request = figures.FIGURES.keys() - {figures.HOST_SECONDS}
   return Record(
     question_id=prompt.question_id,
     task=prompt.task,
     mode=mode,
     repeat=repeat,
-    prompt_tokens=stats.prompt_tokens,
     token_ids=result.token_ids,
-    new_tokens=stats.new_tokens,
-    ttft_seconds=stats.ttft_seconds,
-    decode_seconds=stats.decode_seconds,
-    num_rounds=stats.num_rounds,
-    num_drafted=stats.num_drafted,
-    num_accepted=stats.num_accepted,
-    drafted_per_position=stats.drafted_per_position,
-    accepted_per_position=stats.accepted_per_position,
-    acceptance_length=stats.acceptance_length,
-    num_hits=stats.num_hits,
-    num_late_hits=stats.num_late_hits,
-    num_misses=stats.num_misses,
-    num_draft_forwards=stats.num_draft_forwards,
-    num_plain_rounds=stats.num_plain_rounds,
-    num_tree_rounds=stats.num_tree_rounds,
+    acceptance_length=result.stats.acceptance_length,
     finish_reason=result.finish_reason,
+    **{name: getattr(result.stats, name) for name in of_request},
     **values,
   )
 

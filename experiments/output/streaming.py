@@ -32,11 +32,9 @@ def describe(stats: Sequence[ss.GenerationStats]) -> str:
     f'time to first token {ttft:.2f} s',
     f'acceptance length {results.total_acceptance_length(stats):.2f}',
   ]
-  drafted = _sum_positions([s.drafted_per_position for s in stats])
-  accepted = _sum_positions([s.accepted_per_position for s in stats])
-  if any(drafted):
-    rates = [a / max(d, 1) for a, d in zip(accepted, drafted, strict=True)]
-    shares = ' '.join(f'{rate:.2f}' for rate in rates)
+  at_positions = results.rate_per_position(stats)
+  if any(rate is not None for rate in at_positions):
+    shares = ' '.join(f'{rate or 0:.2f}' for rate in at_positions)
     parts.append(f'accepted per position {shares}')
   parts += _choices(stats)
   rates = results.tree_rates(stats)
@@ -59,7 +57,3 @@ def _choices(stats: Sequence[ss.GenerationStats]) -> list[str]:
   }
   used = [f'{count} {kind}' for kind, count in counts.items() if count]
   return [f'rounds {", ".join(used)}'] if len(used) > 1 else []
-
-
-def _sum_positions(counts: Sequence[Sequence[int]]) -> list[int]:
-  return [sum(position) for position in zip(*counts, strict=True)]

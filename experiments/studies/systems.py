@@ -1,7 +1,8 @@
 """The systems that `experiments.compare` sets side by side.
 
-A new one is an entry here. Prompts are decoded one at a time, by `ss.Decoder`
-or by the serving engine; load is served in virtual time, by a policy.
+A new one is an entry here. Prompts are decoded one at a time by `ss.Decoder`,
+with a policy where the system has one; load is served in virtual time, by a
+policy.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import swiftspec_jax as ss
+from experiments.flags import modes as modes_lib
 from experiments.flags import shared_flags
 from experiments.measuring import benchmark_run
 from swiftspec_jax import policies
@@ -16,16 +18,10 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-
-_MAX_LENGTH = 7  # draft tokens in the serving engine
-_PAGE_SIZE = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +30,11 @@ class System:
 
   Attributes:
     paper: source of the idea.
-    mode: one of `shared_flags.MODES`, for prompts; None if none fits. Beside
+    mode: one of `modes_lib.DECODING`, for prompts; None if none fits. Beside
       `engine_draft` it says which model that gets.
     tree: changes of the tree that the flags describe.
     engine_draft: makes the drafter of the serving engine, for prompts, in place
       of a mode.
-    num_draft_steps: forwards of that drafter.
     engine_policy: makes the policy of that engine, for its declared sizes.
     policy: name of its policy under load; None if it has none.
   """
@@ -48,8 +43,7 @@ class System:
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   engine_draft: Callable[..., Any] | None = None
-  num_draft_steps: int = 1
-  engine_policy: Callable[[StepBuckets], policies.Policy] | None = None
+  engine_policy: policies.PolicyFn | None = None
   policy: str | None = None
 
   @property
@@ -106,7 +100,6 @@ SYSTEMS = {
     paper='arXiv 2403.09919',
     mode='chain',
     engine_draft=_beams,
-    num_draft_steps=4,
     engine_policy=_whole_drafts,
   ),
   'sssd': System(
@@ -149,8 +142,14 @@ def lacks_draft(name: str) -> bool:
   if name == 'redrafter':
     return True
   mode = SYSTEMS[name].mode
-  takes_draft = mode in ('chain', *shared_flags.TREE_MODES)
+  takes_draft = mode in modes_lib.OF_DRAFTS
   return takes_draft and shared_flags.draft_name(mode) is None
+
+
+def lacks_layers(name: str, target: ss.Model) -> bool:
+  """Returns whether the exit of a system needs more layers than there are."""
+  exit_layer = SYSTEMS[name].tree.get('exit_layer', 0)
+  return abs(exit_layer) >= target.config.num_layers
 
 
 def make_runner(
@@ -172,39 +171,11 @@ def make_runner(
   system = SYSTEMS[name]
   if system.engine_draft is not None:
     drafter = system.engine_draft(*([draft] if system.mode else []))
-    return _engine_runner(system, drafter, target, max_context)
-  options = shared_flags.speculation(system.mode, draft)
+    options = {'draft': drafter, 'policy': system.engine_policy}
+  else:
+    options = shared_flags.speculation(system.mode, draft)
   if system.tree:
     options['tree'] = dataclasses.replace(options['tree'], **system.tree)
   decoder = ss.Decoder(target, **options)
   decoder.warmup(max_context, sampling)
   return benchmark_run.make_runner(decoder)
-
-
-def _engine_runner(
-  system: System, drafter: Any, target: ss.Model, max_context: int
-) -> benchmark_run.Runner:
-  lengths = tuple(range(_MAX_LENGTH + 1))
-  buckets = StepBuckets(
-    rows=(1,),
-    query_tokens=(8, 32),
-    lengths=lengths,
-    draft_steps=tuple(min(n, system.num_draft_steps) for n in lengths),
-  )
-  num_pages = -(-max_context // _PAGE_SIZE)
-  sizes = ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=buckets,
-      num_pages=num_pages,
-      max_context=max_context,
-      page_size=_PAGE_SIZE,
-      shares_prefixes=False,
-    ),
-    contexts=(max_context,),
-  )
-  policy = system.engine_policy(buckets)
-  engine = PageEngine(target, drafter, sizes=sizes, policy=policy)
-  engine.warm_up()
-  return benchmark_run.Runner(
-    decode=lambda request: engine.submit(request).result()
-  )

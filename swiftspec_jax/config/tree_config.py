@@ -34,7 +34,8 @@ class TreeConfig:
     exit_layer: number of layers of the target behind which it tells the draft
       what they expect (Mirror-SD); a negative one is counted from the last; 0
       is off. Each node that was sent gets up to `branching` such children.
-      Asynchronous mode only.
+      Asynchronous mode only, and without `forced_acceptance`, which it would
+      raise.
     is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
       here, are chosen while decoding, from the acceptance and the step times.
       Where no tree pays it decodes plainly, and tries again from time to time.
@@ -88,6 +89,10 @@ class TreeConfig:
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
       'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
+      'exit_layer': (
+        forced is None or not self.exit_layer,
+        '0 with forced_acceptance, which the layers would raise',
+      ),
       'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
       'is_depth_priced': (
         not self.is_depth_priced

@@ -30,13 +30,13 @@ class DraftModel:
   def __post_init__(self):
     if self.config.block is not None:
       raise errors.UserError(
-        'a draft of blocks drafts in the serving engine alone; give it to '
-        '`serve` in mode chain or tree'
+        'a draft of blocks drafts over pages; give its model to `ss.Decoder` '
+        'or a PageEngine, alone or in a TreeDraft'
       )
     if self.config.reads_features:
       raise errors.UserError(
-        'a draft that reads features of the target cannot draft chains; give '
-        '`tree` (mode serial or async)'
+        'a draft that reads features of the target cannot draft chains in '
+        'rows; give its model to `ss.Decoder`, or `tree` beside it'
       )
     is_valid = self.num_speculative_tokens >= 1
     errors.check_fields(

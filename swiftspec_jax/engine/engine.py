@@ -25,6 +25,7 @@ class StepRecord:
 
   Attributes:
     lengths: i64[B] draft tokens that were verified, of each row that decodes.
+    num_levels: i64[B] lengths of these drafts, or depths of trees.
     num_accepted: i64[B] draft tokens that are part of the outputs.
     time: time at the end of the step, in seconds of `time.perf_counter`.
     seconds: duration of the step.
@@ -37,6 +38,7 @@ class StepRecord:
   """
 
   lengths: np.ndarray
+  num_levels: np.ndarray
   num_accepted: np.ndarray
   time: float
   seconds: float
@@ -55,6 +57,8 @@ class Engine(abc.ABC, Generic[JobT]):
 
   Attributes:
     is_running: whether a thread runs the steps.
+    follows_first: whether, of several processes, process 0 tells the others
+      of requests; else all submit and cancel the same before each step.
     error: exception that a step has raised; the engine is of no use any more.
   """
 
@@ -68,6 +72,7 @@ class Engine(abc.ABC, Generic[JobT]):
 
   def __init__(self):
     self.is_running = False
+    self.follows_first = True
     self.error: BaseException | None = None
     self._jobs: dict[int, JobT] = {}
     self._request_ids = itertools.count()
@@ -172,12 +177,12 @@ class Engine(abc.ABC, Generic[JobT]):
     self._take(*self._count_news())
 
   def _take_news_of_first(self, fact: Any) -> Any:
-    """Takes the news of process 0, which is this one if it is alone.
+    """Takes the news of process 0, if others follow that, or else its own.
 
     Returns:
       Its `fact`, a JSON value.
     """
-    if not hosts.is_together():
+    if not (hosts.is_together() and self.follows_first):
       self._take_news()
       return fact
     self._has_work.clear()

@@ -218,6 +218,7 @@ class RowEngine(engine.Engine[Job]):
     ]
     return engine.StepRecord(
       lengths=np.array([r.num_drafted for r in reports], np.int64),
+      num_levels=np.array([r.num_levels for r in reports], np.int64),
       num_accepted=np.array([max(n - 1, 0) for _, _, n in read], np.int64),
       time=end,
       seconds=end - start,

@@ -249,6 +249,10 @@ class Policy(abc.ABC):
     del outcome
 
 
+# Makes a policy for the sizes that an engine is compiled for.
+PolicyFn = Callable[[StepBuckets], Policy]
+
+
 def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
   """Returns what to draft as it fits, and the view that this is planned in."""
   return fit(view, policy.plan_draft(view))

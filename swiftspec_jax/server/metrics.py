@@ -129,15 +129,26 @@ class Metrics:
         {tree.MISS: 'miss', tree.LATE_HIT: 'late_hit', tree.HIT: 'hit'}.items()
       )
     ]
-    per_position = self._metric(
-      prometheus_client.Counter,
+    self._accepted_at = self._numbered(
       'spec_decode_num_accepted_tokens_per_pos',
       'Drafts of which the token at a position is part of an output.',
       'position',
+      max_length,
     )
-    self._accepted_at = [
-      per_position.labels(self._model, str(i)) for i in range(max_length)
-    ]
+    self._drafted_at = self._numbered(
+      'spec_decode_num_draft_tokens_per_pos',
+      'Drafts that had a token at a position, in trees a node of that depth.',
+      'position',
+      max_length,
+      prefix=_OURS,
+    )
+    self._of_length = self._numbered(
+      'spec_decode_num_rounds_per_length',
+      'Rounds of a request that verified so many draft tokens.',
+      'length',
+      max_length + 1,
+      prefix=_OURS,
+    )
 
   def _add_requests(self) -> None:
     self._of_results = self._counters(OF_RESULTS)
@@ -171,8 +182,14 @@ class Metrics:
       counter.inc(count(record))
     for counter, count in zip(self._outcomes, record.outcomes, strict=True):
       counter.inc(int(count))
-    for i, counter in enumerate(self._accepted_at):
-      counter.inc(np.count_nonzero(record.num_accepted > i))
+    for counters, numbers in (
+      (self._accepted_at, record.num_accepted),
+      (self._drafted_at, record.num_levels),
+    ):
+      for i, counter in enumerate(counters):
+        counter.inc(np.count_nonzero(numbers > i))
+    for i, counter in enumerate(self._of_length):
+      counter.inc(np.count_nonzero(record.lengths == i))
     num_preemptions = self._engine.num_preemptions
     self._preemptions.inc(num_preemptions - self._num_preemptions)
     self._num_preemptions = num_preemptions
@@ -200,9 +217,9 @@ class Metrics:
     for counter, count in self._of_results:
       counter.inc(count(result))
     self._ttft.observe(stats.ttft_seconds)
-    self._e2e.observe(stats.ttft_seconds + stats.decode_seconds)
-    if stats.new_tokens > 1:
-      self._tpot.observe(stats.decode_seconds / (stats.new_tokens - 1))
+    self._e2e.observe(stats.latency_seconds)
+    if stats.tpot_seconds is not None:
+      self._tpot.observe(stats.tpot_seconds)
 
   def _metric(self, kind, name, help_text, *labels, prefix=_THEIRS, **options):
     return kind(
@@ -212,6 +229,13 @@ class Metrics:
       registry=self.registry,
       **options,
     )
+
+  def _numbered(self, name, help_text, label, count, prefix=_THEIRS):
+    """Returns a counter for each of the numbers below `count`."""
+    counters = self._metric(
+      prometheus_client.Counter, name, help_text, label, prefix=prefix
+    )
+    return [counters.labels(self._model, str(i)) for i in range(count)]
 
   def _counters(self, table):
     """Returns the counters of a table with their functions."""

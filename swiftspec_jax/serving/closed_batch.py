@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from swiftspec_jax import buckets, errors, hosts, requests
+from swiftspec_jax import buckets, errors, hosts, policies, requests
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.of_first import OfFirst
 from swiftspec_jax.requests import Request
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
-_LENGTH = 7  # draft tokens, unless the user says how many
 _CHUNK = 128  # tokens of a prompt in a step
 _PAGE_SIZE = 16
 # Slots with rows of the cache. All of them are computed in every step.
@@ -33,10 +33,12 @@ class ClosedBatch:
   def __init__(
     self,
     target: Model,
-    draft: make_drafter.PagedDraft,
+    draft: make_drafter.Draft,
     *,
     num_speculative_tokens: int | None,
+    policy: policies.Policy | policies.PolicyFn | None = None,
     batch_size: int,
+    run_ahead: int = 0,
   ):
     """Allocates nothing yet.
 
@@ -44,26 +46,30 @@ class ClosedBatch:
       target: model that defines the output.
       draft: source of drafts, as `PageEngine` takes it.
       num_speculative_tokens: most tokens of a draft, or nodes of a tree without
-        its root; 7 by default.
+        its root. By default that of the draft, or else 4 for chains of a model
+        and 7 for others.
+      policy: policy, or what makes one whenever the caches have grown; by
+        default drafts are as long as they may be.
       batch_size: most rows that decode together.
+      run_ahead: rounds that are dispatched before one is read, by drafts that
+        do not need its text.
 
     Raises:
-      UserError: the draft does not fit the target, or several processes work
-        together.
+      UserError: the draft does not fit the target.
     """
     if batch_size < 1:
       raise errors.UserError(f'batch_size must be at least 1, got {batch_size}')
-    if hosts.is_together():
-      raise errors.UserError(
-        f'{draft!r} drafts for one process in `Decoder`; use experiments.serve '
-        'with --distributed'
-      )
     make_drafter.model_of(draft, target)
     self.max_context = target.config.max_context
     self.host_seconds = 0.0
     self._target, self._draft = target, draft
-    self._length = num_speculative_tokens or _LENGTH
+    self._length = make_drafter.longest(draft, num_speculative_tokens)
     self._batch_size = batch_size
+    # Others need the text before they draft.
+    runs_ahead = draft is None or isinstance(draft, make_drafter.LivingTrees)
+    self._run_ahead = run_ahead if runs_ahead else 0
+    self._sizes = self._declare()
+    self._policy = policy or FixedLength(self._length)
     self._engine: PageEngine | None = None
 
   @property
@@ -93,16 +99,21 @@ class ClosedBatch:
         min(buckets.power_of_two(limit), self.max_context)
       )
 
-  def _make(self, max_context: int) -> PageEngine:
-    num_rows = self._batch_size
+  def _declare(self) -> StepBuckets:
+    num_rows, lengths = self._batch_size, range(self._length + 1)
     # Some sizes between the rows alone and a chunk of a prompt beside them.
     drafts = num_rows * (self._length + 1)
     query_tokens = {num_rows, drafts, drafts + _CHUNK}
-    declared = StepBuckets(
+    most_steps = make_drafter.num_draft_steps(self._draft, self._length)
+    return StepBuckets(
       rows=(num_rows,),
       query_tokens=tuple(sorted(query_tokens)),
-      lengths=tuple(range(self._length + 1)),
+      lengths=tuple(lengths),
+      draft_steps=tuple(min(n, most_steps) for n in lengths),
     )
+
+  def _make(self, max_context: int) -> PageEngine:
+    num_rows, declared = self._batch_size, self._sizes
     if self._has_rows:
       sizes = ProgramSizes.of_rows(declared, max_context)
     else:
@@ -113,12 +124,24 @@ class ClosedBatch:
           num_pages=num_rows * -(-max_context // page_size),
           max_context=max_context,
           page_size=page_size,
+          shares_prefixes=False,  # as rows do not, so times compare
         ),
         contexts=(max_context,),
       )
-    return PageEngine(
-      self._target, self._draft, sizes=sizes, policy=FixedLength(self._length)
+    policy = self._policy
+    if not isinstance(policy, policies.Policy):
+      policy = policy(declared)
+    if hosts.is_together():
+      policy = OfFirst(policy)
+    engine = PageEngine(
+      self._target,
+      self._draft,
+      sizes=sizes,
+      policy=policy,
+      run_ahead=self._run_ahead,
     )
+    engine.follows_first = False
+    return engine
 
   @property
   def _has_rows(self) -> bool:
@@ -149,4 +172,6 @@ class ClosedBatch:
     self._engine.cancel_all()
 
   def drain(self) -> None:
-    """Does nothing: no step is on its way."""
+    """Drops the steps that are on their way; only without requests."""
+    if self._engine is not None:
+      self._engine.step()

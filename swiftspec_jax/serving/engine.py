@@ -283,7 +283,7 @@ class PageEngine(engine.Engine[PagedJob]):
     if isinstance(self.drafter, HostDrafter):
       self.drafter.learn(view, lengths, of_view)
     accepted, ended = self._commit(
-      unread, step, is_present, packed, (logprobs, shown)
+      unread, step, is_present, packed, (logprobs, shown), report
     )
     self.drafter.commit(
       view, unread.drafted, unread.verified, of_view.num_accepted, rows
@@ -313,6 +313,7 @@ class PageEngine(engine.Engine[PagedJob]):
       )
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
+      num_levels=of_view.num_levels[rows],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=unread.plan,
       looks_up=unread.plan.looks_up,
@@ -386,6 +387,7 @@ class PageEngine(engine.Engine[PagedJob]):
     is_present: np.ndarray,
     packed: np.ndarray,
     extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
+    report: np.ndarray | None,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Appends what stands to the outputs.
 
@@ -395,6 +397,7 @@ class PageEngine(engine.Engine[PagedJob]):
       is_present: mask of these among all its rows.
       packed: packed verdicts on the drafts of all slots.
       extras: log-probabilities and drafts of all slots, for who asked for them.
+      report: report of the drafts, by slot, if they have one.
 
     Returns:
       i64[R] draft tokens that are part of the outputs, and the requests i64[F]
@@ -414,6 +417,7 @@ class PageEngine(engine.Engine[PagedJob]):
         int(step.lengths[i]),
         *own,
         looks_up=unread.plan.looks_up,
+        news=None if report is None else report[slot],
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self.scheduler.add_page_keys(slot, job.new_page_keys())

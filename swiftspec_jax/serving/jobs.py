@@ -109,6 +109,7 @@ class PagedJob(Job):
     shown: ShownDrafts | None,
     *,
     looks_up: bool,
+    news: np.ndarray | None = None,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
 
@@ -118,26 +119,31 @@ class PagedJob(Job):
       logprobs: those of `push`.
       shown: drafts of this row, if anybody wants to see some.
       looks_up: whether a lookup drafted while a draft model rested.
+      news: row i32[3] of `SlotDrafts.report`, if there is one.
     """
     if not self._row.token_ids:
       self.end_prefill()
     end = int(verdict.num_accepted) + 1
-    path, is_looked_up = list(range(end)), [looks_up] * end
+    by_text = looks_up or not self._by_model
+    path, is_looked_up = list(range(end)), [by_text] * end
     if verdict.tree is not None:
       path = verdict.tree.path[:end].tolist()
-      is_looked_up = (looks_up | verdict.tree.is_looked_up[:end]).tolist()
+      is_looked_up = (by_text | verdict.tree.is_looked_up[:end]).tolist()
+    outcome, num_forwards = types.NO_OUTCOME, 0
+    if news is not None:
+      outcome, num_forwards, _ = news.tolist()
     report = types.StepReport(
       token_ids=verdict.token_ids[:end].tolist(),
       num_drafted=num_drafted,
       num_levels=int(verdict.num_levels),
       num_accepted=end - 1,
-      outcome=types.NO_OUTCOME,
-      num_forwards=0,
+      is_tree=verdict.tree is not None and not looks_up,
+      outcome=outcome,
+      num_forwards=num_forwards if outcome != types.NO_OUTCOME else 0,
       path=path,
       is_looked_up=is_looked_up[1:],
     )
     nodes = ()
     if self.shows_drafts and shown is not None:
-      by_model = self._by_model and not looks_up
-      nodes = shown.nodes(num_drafted, path, by_model)
+      nodes = shown.nodes(num_drafted, path, not by_text)
     return self.push(report, logprobs, nodes)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from swiftspec_jax import errors
+from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import (
   StatelessDrafter,
   feature_draft,
@@ -68,6 +69,10 @@ from swiftspec_jax.serving.drafters.texts.suffix_lookup import (
 from swiftspec_jax.serving.target import paged_forward
 from swiftspec_jax.serving.target.target import Target
 
+# Draft tokens of a row, where neither the user nor the draft says how many;
+# those of a chain take a forward each.
+_LENGTH, _CHAIN_LENGTH = 7, 4
+
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
@@ -82,11 +87,34 @@ PagedDraft = (
   _Own
   | TreeDraft
   | BeamDraft
+  | LivingTrees
   | _TextTrees
   | SuffixLookup
   | ForcedDraft
   | HostDrafter
 )
+
+
+def chains_need_pages(draft: Any) -> bool:
+  """Returns whether a model drafts blocks, or reads features of the target."""
+  if not isinstance(draft, Model):
+    return False
+  return draft.config.block is not None or draft.config.reads_features
+
+
+def with_tree(draft: Any, tree: TreeConfig | None) -> Any:
+  """Returns the draft that a model makes of a tree's sizes, if there are any.
+
+  Raises:
+    UserError: there are some, and no model.
+  """
+  if tree is None:
+    return draft
+  if not isinstance(draft, Model):
+    raise errors.UserError(
+      f'tree is for draft models, and the draft is {draft!r}'
+    )
+  return LivingTrees(model=draft, tree=tree)
 
 
 def makes_trees(draft: Draft) -> bool:
@@ -108,9 +136,10 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   model = draft.model if isinstance(draft, _Trees) else draft
   if not isinstance(model, Model):
     raise errors.UserError(
-      'an engine drafts with a model, SelfDraft, SnapKVDraft, TreeDraft, '
-      'BeamDraft, PromptLookup, SuffixLookup, Datastore, PhraseDraft, a '
-      f'HostDrafter or a StatelessDrafter, got {draft!r}'
+      'an engine with policies drafts with a model, SelfDraft, SnapKVDraft, '
+      'TreeDraft, BeamDraft, LivingTrees, PromptLookup, SuffixLookup, '
+      'Datastore, PhraseDraft, a HostDrafter or a StatelessDrafter, got '
+      f'{draft!r}'
     )
   if isinstance(draft, LivingTrees):
     feature_draft.check_lives(model)
@@ -122,6 +151,53 @@ def model_of(draft: Draft, target: Model) -> Model | None:
       'the same `devices`'
     )
   return model
+
+
+def longest(draft: Draft, given: int | None) -> int:
+  """Returns the most draft tokens of a row, where nobody declares sizes.
+
+  Args:
+    draft: source of drafts.
+    given: number that the user has given, None for none.
+
+  Raises:
+    UserError: there is a number, and the draft has its own.
+  """
+  own = None
+  if isinstance(draft, LivingTrees):
+    own = draft.tree.num_nodes - 1
+  elif isinstance(draft, StatelessDrafter):
+    own = draft.num_speculative_tokens
+  elif draft is None:
+    own = 0
+  if own is None:
+    return given or _default_length(draft)
+  if given is not None:
+    raise errors.UserError(
+      f'num_speculative_tokens={given} is for drafts without a length of their '
+      f'own, and the draft is {draft!r}'
+    )
+  return own
+
+
+def _default_length(draft: Draft) -> int:
+  if not isinstance(draft, Model):
+    return _LENGTH
+  block = draft.config.block
+  return _CHAIN_LENGTH if block is None else min(_LENGTH, block.num_drafts)
+
+
+def num_draft_steps(draft: Draft, length: int) -> int:
+  """Returns the forwards of a draft of `length` tokens, or nodes.
+
+  A lookup takes the same time whatever it finds, and trees that live on grow as
+  they are told.
+  """
+  if isinstance(draft, TreeDraft | BeamDraft):
+    return draft.num_draft_steps
+  if isinstance(draft, Model) and draft.config.block is not None:
+    return 1  # for all places of a block
+  return length if isinstance(draft, Model | _Own) else 1
 
 
 def make(

@@ -40,12 +40,15 @@ class BeamDraft:
   Attributes:
     model: recurrent head.
     width: number of beams.
+    num_draft_steps: forwards of a whole tree in `ss.Decoder`, which declares
+      the sizes itself.
     prompt_lookup: same as in `TreeConfig`.
     suffix_lookup: same as in `TreeConfig`.
   """
 
   model: Model
   width: int = 4
+  num_draft_steps: int = 4
   prompt_lookup: bool = True
   suffix_lookup: bool = False
 
@@ -56,8 +59,11 @@ class BeamDraft:
         f'beams need a recurrent head, and {self.model.name} is none; take '
         'TreeDraft'
       )
-    in_range = 1 <= self.width <= most
-    errors.check_fields(self, {'width': (in_range, f'1 to {most}')})
+    checks = {
+      'width': (1 <= self.width <= most, f'1 to {most}'),
+      'num_draft_steps': (self.num_draft_steps >= 1, 'at least 1'),
+    }
+    errors.check_fields(self, checks)
 
   @property
   def branching(self) -> int:

@@ -40,6 +40,8 @@ class TreeDraft:
     model: model that drafts.
     width: leaves that one forward expands.
     branching: children of a leaf that enter the tree.
+    num_draft_steps: forwards of a whole tree in `ss.Decoder`, which declares
+      the sizes itself.
     prompt_lookup: same as in `TreeConfig`.
     suffix_lookup: same as in `TreeConfig`.
     min_leaf_mass: bound on the mass of leaves, as in `TreeConfig`.
@@ -48,6 +50,7 @@ class TreeDraft:
   model: Model
   width: int = 8
   branching: int = 8
+  num_draft_steps: int = 4
   min_leaf_mass: float = 0.0
   prompt_lookup: bool = True
   suffix_lookup: bool = False
@@ -56,6 +59,7 @@ class TreeDraft:
     most = self.model.config.num_logits
     checks = {
       'width': (self.width >= 1, 'at least 1'),
+      'num_draft_steps': (self.num_draft_steps >= 1, 'at least 1'),
       'branching': (1 <= self.branching <= most, f'1 to {most}'),
       'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
     }

@@ -1,0 +1,87 @@
+"""The modes: ways to draft, and the programs that have them.
+
+docs/how_to/modes.md has the same list for users.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+AUTO = 'auto'  # with a draft model or without
+PLAIN = 'autoregressive'
+SUFFIX_LOOKUP = 'suffix_lookup'
+DATASTORE = 'datastore'
+PHRASES = 'phrases'
+SELF = 'self'
+TREE = 'tree'
+BEAMS = 'beams'
+FORCED = 'forced'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mode:
+  """What a mode is, and who has it.
+
+  Attributes:
+    decodes: whether `generate`, its chat and `benchmark` have it.
+    serves: whether `serve`, `serve_load` and `profile_costs` have it.
+    takes_draft: whether --draft names its draft model.
+    has_builtin: whether it takes the built-in draft without --draft.
+    is_paged: whether it decodes over pages; others do so with a policy.
+    takes_policy: whether `generate` and `benchmark` take a --policy in it.
+    makes_trees: whether a policy sees its drafts as trees.
+    drafts_by_model: whether its drafts take time, other than lookups.
+  """
+
+  decodes: bool = True
+  serves: bool = True
+  takes_draft: bool = False
+  has_builtin: bool = False
+  is_paged: bool = False
+  takes_policy: bool = True
+  makes_trees: bool = False
+  drafts_by_model: bool = False
+
+
+MODES = {
+  PLAIN: Mode(takes_policy=False),
+  'prompt_lookup': Mode(),
+  'adaptive_lookup': Mode(serves=False, takes_policy=False),
+  AUTO: Mode(takes_draft=True, has_builtin=True, takes_policy=False),
+  SUFFIX_LOOKUP: Mode(is_paged=True),
+  DATASTORE: Mode(is_paged=True, makes_trees=True),
+  PHRASES: Mode(is_paged=True, makes_trees=True),
+  SELF: Mode(is_paged=True, drafts_by_model=True),
+  'chain': Mode(takes_draft=True, drafts_by_model=True),
+  TREE: Mode(
+    takes_draft=True,
+    has_builtin=True,
+    is_paged=True,
+    makes_trees=True,
+    drafts_by_model=True,
+  ),
+  BEAMS: Mode(
+    takes_draft=True, is_paged=True, makes_trees=True, drafts_by_model=True
+  ),
+  FORCED: Mode(decodes=False, is_paged=True),
+  'serial': Mode(
+    takes_draft=True, has_builtin=True, makes_trees=True, drafts_by_model=True
+  ),
+  'async': Mode(
+    takes_draft=True,
+    has_builtin=True,
+    makes_trees=True,
+    drafts_by_model=True,
+  ),
+}
+
+
+def where(is_so: Callable[[Mode], bool]) -> tuple[str, ...]:
+  """Returns the names of modes, in the order of the list."""
+  return tuple(name for name, mode in MODES.items() if is_so(mode))
+
+
+DECODING = where(lambda mode: mode.decodes)
+SERVING = where(lambda mode: mode.serves)
+LIVING_TREES = ('serial', 'async')  # token trees that live on
+NEW_TREES = (TREE, BEAMS)  # those of a round
+OF_DRAFTS = where(lambda mode: mode.takes_draft)

@@ -1,0 +1,59 @@
+"""The list of figures: each is in all places that it names."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import server_cases
+from async_batches_test import record
+
+from experiments.load import load_replay
+from experiments.output import benchmark_output
+from swiftspec_jax import figures, results
+from swiftspec_jax.serving.load_metrics import LatencyTarget, LoadRecorder
+
+PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'
+
+
+def names_of(kind):
+  return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_results_have_all_figures():
+  own = figures.FIGURES.keys() - {figures.HOST_SECONDS}
+  stats = results.GenerationStats
+  assert names_of(stats) <= own <= {*names_of(stats), *vars(stats)}
+  assert figures.FIGURES.keys() <= names_of(benchmark_output.Record)
+
+
+def test_a_server_has_those_that_name_a_metric():
+  registry = server_cases.make_service().metrics.registry
+  known = {family.name for family in registry.collect()}
+  named = {figure.metric for figure in figures.FIGURES.values()} - {None}
+  assert named <= known
+  # Of others it counts alone what no request has.
+  of_drafts = {name for name in known if 'spec_decode' in name}
+  assert of_drafts - named == {
+    'vllm:spec_decode_num_drafts',
+    'swiftspec:spec_decode_num_lookup_steps',
+  }
+
+
+def test_a_load_has_those_that_name_a_column():
+  recorder = LoadRecorder(np.zeros(1), 3)
+  columns = recorder.summarize(LatencyTarget(ttft=1.0, tpot=1.0))
+  columns |= load_replay.of_steps([record([2, 0], 3, (1, 0, 1))])
+  named = {figure.column for figure in figures.FIGURES.values()} - {None}
+  assert named <= columns.keys()
+
+
+def test_the_page_has_the_list():
+  rows = [
+    f'| `{name}` | {cell(figure.metric)} | {cell(figure.column)} |'
+    for name, figure in figures.FIGURES.items()
+  ]
+  assert '\n'.join(rows) in PAGE.read_text()
+
+
+def cell(name):
+  return f'`{name}`' if name else ''
