@@ -40,7 +40,7 @@ def test_unknown_commands_are_told_those_that_exist():
   )
 
 
-@pytest.mark.parametrize('arguments', [['--help'], ['report', '--help']])
+@pytest.mark.parametrize('arguments', [['--help'], ['doctor', '--help']])
 def test_a_reader_of_help_may_go(arguments):
   reading, writing = os.pipe()
   os.close(reading)

@@ -42,22 +42,9 @@ def test_notebooks_are_committed_without_outputs(path):
       assert cell.execution_count is None
 
 
-@pytest.mark.parametrize(
-  'is_real',
-  [
-    pytest.param(False, marks=pytest.mark.ci),
-    pytest.param(True, marks=pytest.mark.optimised),
-  ],
-)
-def test_quickstart(tmp_path, is_real):
-  changes = {}
-  if not is_real:
-    testing.write_tiny_checkpoint(tmp_path)
-    changes = {
-      "'smollm2-135m-instruct'": repr(str(tmp_path)),
-      'num_layers=3': 'num_layers=1',
-    }
-  printed, types = run('swiftspec_quickstart', changes)
+@pytest.mark.optimised
+def test_quickstart():
+  printed, types = run('swiftspec_quickstart', {})
   assert {'text/html', 'image/png'} <= set(types)
   for mode in ('autoregressive', 'prompt_lookup', 'serial', 'async'):
     assert printed.count(mode) >= 2

@@ -27,9 +27,12 @@ runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 # its environment, and waits for the process that a line of one number names.
 # JAX starts no threads before it is used.
 _FORKS = """
-import faulthandler, gc, json, os, runpy, signal, sys
+import contextlib, faulthandler, gc, json, os, runpy, signal, sys
 gc.set_threshold(50_000)
-import matplotlib.pyplot, optax, swiftspec_jax, transformers
+import matplotlib.pyplot, optax, scipy.optimize, scipy.stats
+import swiftspec_jax, transformers
+with contextlib.suppress(ImportError):
+  import fastapi, prometheus_client, uvicorn  # of the extra `serve`
 gc.freeze()
 while line := sys.stdin.readline():
   call = json.loads(line)

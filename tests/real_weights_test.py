@@ -1,5 +1,6 @@
 """Greedy tokens of the built-in models against those of transformers."""
 
+import functools
 import json
 import pathlib
 
@@ -21,10 +22,13 @@ GOLDEN = json.loads(
 TIE = 1e-4
 
 
+load = functools.cache(ss.load)
+
+
 def check(name, prompts, **options):
   """Compares with what transformers made of the first prompts."""
   results = ss.generate(
-    ss.load(name),
+    load(name),
     prompts,
     max_new_tokens=model_cases.NUM_NEW_TOKENS,
     **options,

@@ -231,7 +231,6 @@ def test_two_hosts_share_the_target(model, tmp_path):
   [
     (2, ('--mode=tree', *TREE)),
     (2, ('--mode=chain', '--max_length=2', '--policy=fixed_2')),
-    (2, ('--mode=async', *TREE)),
     (3, ('--mode=async', *TREE, '--policy=fixed_3')),
   ],
 )

@@ -28,6 +28,8 @@ SIZES = (
   '--max_length=2',
   '--draft_layers=1',
 )
+# Where the sizes do not matter: few programs.
+ONE_SIZE = '--rows=2', '--query_tokens=6', '--contexts=64', '--max_length=2'
 
 
 def small(model, tmp_path, mode='chain'):
@@ -154,11 +156,15 @@ def test_load(model, tmp_path, mode):
 
 
 def test_load_of_living_trees(model, tmp_path):
-  (*sizes, _), prompts = small(model, tmp_path)
-  sizes.remove('--max_length=2')
+  _, prompts = small(model, tmp_path)
   status, _, complaints = programs.run(
     'serve_load',
-    *sizes,
+    f'--target={model}',
+    f'--draft={model}',
+    '--draft_layers=1',
+    '--rows=2',
+    '--query_tokens=12',
+    '--contexts=64',
     '--mode=async',
     '--num_nodes=3',
     '--num_draft_steps=2',
@@ -180,12 +186,9 @@ def test_forced_acceptance(model, tmp_path):
   load = (
     'serve_load',
     f'--target={model}',
+    *ONE_SIZE,
     prompts,
     '--mode=forced',
-    '--rows=2',
-    '--query_tokens=6',
-    '--contexts=64',
-    '--max_length=2',
     '--policies=none,fixed_2',
     '--request_rates=50',
     '--num_requests=6',
@@ -225,12 +228,14 @@ def test_runs_learn_nothing_from_each_other(tmp_path):
 
 
 def test_interrupted(model, tmp_path):
-  sizes, prompts = small(model, tmp_path)
+  _, prompts = small(model, tmp_path)
   rows = tmp_path / 'results' / 'rows.jsonl'
   with programs.running(
     'serve_load',
-    *sizes,
+    f'--target={model}',
+    *ONE_SIZE,
     prompts,
+    '--mode=prompt_lookup',
     '--policies=none',
     '--request_rates=50',
     '--num_requests=6',

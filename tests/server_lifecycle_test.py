@@ -91,7 +91,7 @@ SIZES = ('--rows=2', '--query_tokens=8', '--contexts=512', '--max_length=2')
 
 
 def test_program_ends_when_all_is_answered(model):
-  with programs.start(
+  with programs.running(
     'serve',
     f'--target={model}',
     *SIZES,
@@ -99,8 +99,8 @@ def test_program_ends_when_all_is_answered(model):
     '--port=0',
     '--served_model_name=tiny',
   ) as process:
-    line = process.stdout.readline()
-    address = re.search('tiny at (http://.*)/v1$', line)[1]
+    programs.wait_for(lambda: '/v1\n' in process.output)
+    address = re.search('tiny at (http://.*)/v1$', process.output, re.M)[1]
     with client_of(address) as client:
       messages = [{'role': 'user', 'content': 'Hello! ' * 9}]
       stream = client.chat.completions.create(
@@ -112,13 +112,13 @@ def test_program_ends_when_all_is_answered(model):
         stream_options={'include_usage': True},
       )
       next(stream)
-      process.send_signal(signal.SIGTERM)
+      process.send(signal.SIGTERM)
       programs.wait_for(lambda: fetch(f'{address}/health')[0] == 503)
       with pytest.raises(openai.InternalServerError) as refusal:
         client.completions.create(model='tiny', prompt='a')
       assert refusal.value.status_code == 503
       texts, ends, _, usage = collect(stream)
-    status, _, complaints = programs.finish(process)
+    status, _, complaints = process.finish()
   assert (status, ends[0]) == (0, 'length'), complaints
   (result,) = ss.generate(
     ss.load(str(model)),

@@ -152,17 +152,6 @@ def test_drafts_that_propose_some_tokens_only(temperature):
     assert_same(chain, want)
 
 
-def test_nothing_is_compiled_after_warmup():
-  target, draft = pair(*DEVICES['async'], num_layers=2)
-  tree = dataclasses.replace(TREE, exit_layer=1)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
-  jax.clear_caches()
-  tree_decoder.warmup(200)
-  with profiling.count_compilations() as compilations:
-    run(tree_decoder, requests_of(12))
-  assert compilations.count == 0
-
-
 def circles(**tree_changes):
   """A target of two circles, abcdefgh and ijklmnop, and a decoder with trees.
 
@@ -269,28 +258,6 @@ def test_pauses_change_no_token(plain, mode, draft_seed, batch_size, run_ahead):
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-def test_warmup_measures_step_times_and_compiles_pauses(mode):
-  target, draft = pair(*DEVICES[mode], BAD_DRAFT)
-  tree = dataclasses.replace(TREE, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
-  jax.clear_caches()
-  tree_decoder.warmup(200)
-  sizes = tree_decoder.pipeline._sizes
-  times = sizes._times
-  assert set(times.target_seconds) == {4, 8}
-  assert min(times.target_seconds.values()) > 0
-  assert set(times.pause_seconds) == {0}
-  assert times.pause_seconds[0] > 0
-  assert times.draft_seconds > 0
-  with profiling.count_compilations() as compilations:
-    run(tree_decoder, requests_of(8))
-    assert sizes._times is times  # measured once
-    tree_decoder.pipeline.assume(STEP_TIMES)
-    run(tree_decoder, requests_of(8))
-  assert compilations.count == 0
-
-
-@pytest.mark.parametrize('mode', DEVICES)
 def test_faults_leave_the_next_request_alone(mode):
   target, draft = pair(*DEVICES[mode])
   tree_decoder = ss.Decoder(target, draft, tree=TREE, run_ahead=2)
@@ -356,3 +323,39 @@ def test_forced_acceptance_is_as_often_right_as_told(acceptance):
   else:
     # One of the four children is right, unless the rank is four or more.
     assert abs(accepted / drafted - (1 - 0.5**4)) < 0.1
+
+
+# These two drop what the others have compiled.
+
+
+def test_nothing_is_compiled_after_warmup():
+  target, draft = pair(*DEVICES['async'], num_layers=2)
+  tree = dataclasses.replace(TREE, exit_layer=1)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  jax.clear_caches()
+  tree_decoder.warmup(200)
+  with profiling.count_compilations() as compilations:
+    run(tree_decoder, requests_of(12))
+  assert compilations.count == 0
+
+
+@pytest.mark.parametrize('mode', DEVICES)
+def test_warmup_measures_step_times_and_compiles_pauses(mode):
+  target, draft = pair(*DEVICES[mode], BAD_DRAFT)
+  tree = dataclasses.replace(TREE, is_adaptive=True)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  jax.clear_caches()
+  tree_decoder.warmup(200)
+  sizes = tree_decoder.pipeline._sizes
+  times = sizes._times
+  assert set(times.target_seconds) == {4, 8}
+  assert min(times.target_seconds.values()) > 0
+  assert set(times.pause_seconds) == {0}
+  assert times.pause_seconds[0] > 0
+  assert times.draft_seconds > 0
+  with profiling.count_compilations() as compilations:
+    run(tree_decoder, requests_of(8))
+    assert sizes._times is times  # measured once
+    tree_decoder.pipeline.assume(STEP_TIMES)
+    run(tree_decoder, requests_of(8))
+  assert compilations.count == 0
