@@ -72,6 +72,7 @@ def main() -> None:
   for name in names:
     policies.make(name)
   engine.warm_up(show_progress=True)
+  engine_flags.measure_devices(engine, declared)
   if engine_flags.mode() == shared_flags.ENGINE_FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []
