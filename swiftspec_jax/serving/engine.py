@@ -83,7 +83,8 @@ class PageEngine(engine.Engine[PagedJob]):
         the next. More takes `LivingTrees` or no draft, as others need the text.
       step_devices: numbers of the target's devices that a step can have
         (LoongServe, arXiv 2404.09526); each has a copy of the weights. None for
-        all devices in every step. Not for models that draft.
+        all devices in every step. For one process, and not for models that
+        draft.
 
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
@@ -108,10 +109,12 @@ class PageEngine(engine.Engine[PagedJob]):
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
-    if step_devices is not None and (model is not None or sizes.has_rows):
+    if step_devices is not None and (
+      model is not None or sizes.has_rows or hosts.is_together()
+    ):
       raise errors.UserError(
-        'step_devices is for pages, and for no draft or one of texts: models '
-        'that draft stay on their devices; leave it out'
+        'step_devices is for pages, for one process, and for no draft or one '
+        'of texts: models that draft stay on their devices; leave it out'
       )
     self._target = Target(
       target,
