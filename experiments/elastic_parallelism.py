@@ -66,8 +66,9 @@ def costs() -> elastic.ElasticCosts:
 def systems() -> dict[str, Callable[..., np.ndarray]]:
   """Returns what simulates each system."""
   static = functools.partial(
-    elastic.simulate_static, num_instances=NUM_INSTANCES
+    elastic.simulate_group, num_instances=NUM_INSTANCES
   )
+  chunked = functools.partial(static, chunk_tokens=8192)
 
   def of(policy):
     return functools.partial(
@@ -76,7 +77,8 @@ def systems() -> dict[str, Callable[..., np.ndarray]]:
 
   return {
     'static': static,
-    'chunked': functools.partial(static, chunk_tokens=8192),
+    'chunked': chunked,
+    'two keep': functools.partial(chunked, num_keeping=2),
     'elastic': of(elastic.Elastic()),
     'without scaling up': of(elastic.Elastic(scales_up=False)),
     'kept evenly': of(elastic.Elastic(keeps_fewest=False)),

@@ -60,6 +60,7 @@ def main() -> None:
   with program.writing(path.parent):
     path.parent.mkdir(parents=True, exist_ok=True)
   engine, target = engine_flags.make_engine(declared)
+  key = engine_flags.cost_key(engine, target, declared)
   engine.warm_up(show_progress=True)
   trials = [
     *_target_trials(engine, declared),
@@ -79,7 +80,6 @@ def main() -> None:
       records += _serve(engine, declared)
       progress.update()
   measurements = [_typical(own) for own in found]
-  key = engine_flags.cost_key(engine, target, declared)
   measurements = _with_host(measurements, records, declared)
   costs = measured.fit(key, measurements)
   with program.writing(path):

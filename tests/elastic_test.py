@@ -100,9 +100,32 @@ def test_golden_placement():
   assert elastic.place(0, [2, 5]).tolist() == [0, 0]
 
 
+def test_golden_numbers():
+  """One more instance takes 0.2 s more, and a share of the work."""
+  # The work of 8 tokens is 0.8 + 3.2 s: 4.2, 2.4, 2.1 s.
+  assert COSTS.fastest([8], numbers=(1, 2, 8)) == 8
+  # Of 2 tokens behind 6: 0.2 + 0.05 * (64 - 36) = 1.6, so 1.8, 1.2, 1.8 s.
+  assert COSTS.seconds([2], 2, [6]) == pytest.approx(1.2)
+  assert COSTS.fastest([2], [6], numbers=(1, 2, 8)) == 2
+  # Of one token 0.15: 0.35 and 0.475 s.
+  assert COSTS.fastest([1]) == 1
+  free = elastic.PrefillCosts(coefficients={2: (1, 0, 0), 4: (1, 0, 0)})
+  assert free.fastest([5, 7]) == 2
+  # A prompt in two parts takes the fixed time twice.
+  parts = COSTS.seconds([6], 2) + COSTS.seconds([2], 2, 6)
+  assert parts == pytest.approx(COSTS.seconds([8], 2) + 0.4)
+
+
 def test_exact_costs_are_found_again():
   batches = [[1], [5, 2], [9], [3, 3, 3]]
-  measured = {p: [(x, COSTS.seconds(x, p)) for x in batches] for p in (1, 2)}
+  measured = {
+    p: [
+      (x, start, COSTS.seconds(x, p, start))
+      for x in batches
+      for start in (0, 4)
+    ]
+    for p in (1, 2)
+  }
   found = elastic.PrefillCosts.fit(measured)
   for p in (1, 2):
     np.testing.assert_allclose(found.coefficients[p], COSTS.coefficients[p])
@@ -136,10 +159,13 @@ def test_a_request_alone():
   alone = simulator.simulate_elastic(requests, INSTANCE, 3)
   np.testing.assert_allclose(alone, min(widths.values()) + 2 * step)
   three = np.array([11 / 3] * 3)
-  static = simulator.simulate_static(requests, INSTANCE, 3)
+  static = simulator.simulate_group(requests, INSTANCE, 3)
   assert static[0] == pytest.approx(
     widths[3] + 2 * INSTANCE.decode_seconds(1, three, 3), abs=0.2
   )
+  # All three read, and one of them decodes behind 9 and 10 tokens.
+  kept = simulator.simulate_group(requests, INSTANCE, 3, num_keeping=1)
+  assert kept[0] == pytest.approx(widths[3] + 2 * (1.0 + 0.5) + 0.09 + 0.1)
 
 
 class Watched(simulator.Cluster):
@@ -177,7 +203,7 @@ def test_everybody_ends_and_nobody_has_more_than_the_room(
   assert (cluster.ends > requests.times).all()
   assert not cluster.kept.any()
   for chunk_tokens in (None, 8):
-    latency = simulator.simulate_static(
+    latency = simulator.simulate_group(
       requests, INSTANCE, num_instances, chunk_tokens
     )
     assert (latency > 0).all()
@@ -185,6 +211,6 @@ def test_everybody_ends_and_nobody_has_more_than_the_room(
 
 def test_a_request_longer_than_all_memory_is_refused():
   requests = requests_of([0], [81], [1])
-  for simulate in (simulator.simulate_elastic, simulator.simulate_static):
+  for simulate in (simulator.simulate_elastic, simulator.simulate_group):
     with pytest.raises(errors.UserError, match='82 tokens is more than the 80'):
       simulate(requests, INSTANCE, 2)

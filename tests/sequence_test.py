@@ -1,7 +1,7 @@
 """Devices that share the tokens of a sequence: equal tokens, no KV moves."""
 
+import dataclasses
 import functools
-import itertools
 
 import jax
 import numpy as np
@@ -11,12 +11,16 @@ from engine_cases import TARGET, TREES, make_sizes
 
 import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
-from swiftspec_jax import errors, profiling, sharding, testing
+from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target import flat_batch, paged_forward
+from swiftspec_jax.serving.target import (
+  flat_batch,
+  paged_forward,
+  step_devices,
+)
 
 
 @functools.cache
@@ -149,7 +153,7 @@ def test_the_number_of_devices_changes_and_no_keys_move():
   found = [token_id]
   for model, places in ((few, range(16, 24)), (many, range(24, 32))):
     before = held(cache)
-    cache = paged.regroup(cache, model.mesh)
+    cache, _ = paged.regroup(cache, model.mesh)
     after = held(cache)
     for device in jax.devices()[:2]:
       for i in range(2 * CONFIG.num_layers):
@@ -170,52 +174,36 @@ def test_the_number_of_devices_changes_and_no_keys_move():
     assert not np.asarray(pages)[:, 8:].any()
 
 
-@pytest.mark.parametrize(('drafts', 'run_ahead'), [(None, 1), ('lookup', 0)])
-def test_an_engine_reads_prompts_on_more_devices(drafts, run_ahead):
-  """Steps with tokens of prompts run on 8 devices, the others on 2."""
-  few, many = shared(2, 2), shared(8, 8)
-  engine = PageEngine(
-    few,
-    drafts and ss.PromptLookup(prompt_lookup_min=1),
-    sizes=make_sizes(),
-    policy=FixedLength(3 if drafts else 0),
-    run_ahead=run_ahead,
-    prompt_target=many,
-  )
-  engine.warm_up()
-  requests, plain = requests_of(6, max_new_tokens=24), expected(6)
-  used, handles = [], []
-  with profiling.count_compilations() as compilations:
-    for some in (requests[:3], requests[3:]):
-      handles += [engine.submit(request) for request in some]
-      while engine.num_requests:
-        engine.step()
-        used.append(engine._target.model.mesh.size)
-  assert [x.result().token_ids for x in handles] == plain
-  assert compilations.count == 0
-  changes = [size for size, _ in itertools.groupby(used)]
-  assert changes[:2] == changes[-2:] == [8, 2]
-  assert len(changes) > 2
-  kept = engine._target.cache.sharding.device_set
-  assert kept == set(few.mesh.devices.flat)
+def test_changes_of_the_number_allocate_nothing():
+  """What joins takes the memory that it has left before."""
+  config = shared(8, 8).config
+  meshes = {n: sharding.make_mesh(jax.devices()[:n], n) for n in (2, 4, 8)}
+  cache = paged.init(config, 8, 8, 'float32', meshes[8], num_keeping=2)
+  before, spare = held(cache), ()
+  for number in (2, 8, 4, 2, 4, 8):
+    cache, spare = paged.regroup(cache, meshes[number], spare)
+    after = held(cache)
+    assert len(after) == number * 2 * config.num_layers
+    assert after.items() <= before.items()
 
 
-def test_prompts_are_read_elsewhere_without_models_that_draft():
-  with pytest.raises(errors.UserError, match='prompt_target is for pages'):
-    PageEngine(
-      shared(2, 2),
-      TreeDraft(model=shared(2, 2), width=3, branching=3),
-      sizes=make_sizes(drafts=TREES),
-      prompt_target=shared(8, 8),
-    )
-
-
-def test_prompts_are_read_on_devices_that_begin_with_those_of_the_target():
-  apart = testing.random_model(
-    CONFIG, devices=jax.devices()[4:], sequence_devices=4
-  )
-  with pytest.raises(errors.UserError, match='keeps tokens, and the new mesh'):
-    PageEngine(shared(2, 2), sizes=make_sizes(), prompt_target=apart)
+def test_matrices_of_few_bits_go_to_a_part_of_the_devices():
+  config = dataclasses.replace(CONFIG, weight_dtype='int8')
+  many = testing.random_model(config, devices=jax.devices(), sequence_devices=8)
+  few = step_devices.StepDevices(numbers=(2, 8)).models_of(many)[2]
+  devices = {*jax.devices()[:2]}
+  assert all(x.devices() == devices for x in jax.tree.leaves(few.params))
+  assert few.params['layers'][0]['down'].sharding.device_set == devices
+  found = [
+    feed(
+      model,
+      paged.init(model.config, 8, 8, 'float32', model.mesh, num_keeping=2),
+      list(range(40, 56)),
+      0,
+    )[1]
+    for model in (few, many)
+  ]
+  assert found[0] == found[1]
 
 
 def test_devices_that_keep_nothing_get_no_keys():

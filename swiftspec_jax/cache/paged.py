@@ -18,6 +18,7 @@ devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,13 @@ def init(
   )
 
 
-def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
+# Parts of a cache's keys, then of its values, on devices that it has left.
+Spare = Sequence[Mapping[jax.Device, jax.Array]]
+
+
+def regroup(
+  cache: PagedCache, mesh: Mesh, spare: Spare = ()
+) -> tuple[PagedCache, Spare]:
   """Returns the cache on more or fewer devices; no keys or values move.
 
   Devices that join keep no tokens, and those that keep some stay (LoongServe,
@@ -126,6 +133,11 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
   Args:
     cache: cache that is not used any more, as both share their memory.
     mesh: mesh that begins with the devices that keep tokens.
+    spare: memory that such changes have left before, for devices that join;
+      those without any get some.
+
+  Returns:
+    The cache, and the memory that devices have now to spare.
 
   Raises:
     UserError: a device that keeps tokens is not there, or at another place.
@@ -146,27 +158,34 @@ def regroup(cache: PagedCache, mesh: Mesh) -> PagedCache:
         'place; its first devices must be those that keep tokens'
       )
 
-  def regrouped(array):
+  def regrouped(array, spare):
     part, shape = shapes_after(array.shape)
     if isinstance(array, jax.ShapeDtypeStruct):
-      return jax.ShapeDtypeStruct(shape, array.dtype, sharding=pages)
-    parts = {x.device: x.data for x in array.addressable_shards}
-    for device in pages.addressable_devices - parts.keys():
+      return jax.ShapeDtypeStruct(shape, array.dtype, sharding=pages), spare
+    parts = {**spare, **{x.device: x.data for x in array.addressable_shards}}
+    devices = pages.addressable_devices
+    for device in devices - parts.keys():
       parts[device] = jnp.zeros(part, array.dtype, device=device)
-    return jax.make_array_from_single_device_arrays(
-      shape, pages, [parts[device] for device in pages.addressable_devices]
-    )
+    used = [parts.pop(device) for device in devices]
+    array = jax.make_array_from_single_device_arrays(shape, pages, used)
+    return array, parts
 
   features = cache.features
   if features is not None:
     width = features.shape[-1]
     features = jax.device_put(features, sharding.of_kept_features(mesh, width))
-  return cache.replace(
-    keys=[*map(regrouped, cache.keys)],
-    values=[*map(regrouped, cache.values)],
+  num_layers = len(cache.keys)
+  arrays = [*cache.keys, *cache.values]
+  arrays, spare = zip(
+    *map(regrouped, arrays, spare or [{}] * len(arrays)), strict=True
+  )
+  cache = cache.replace(
+    keys=[*arrays[:num_layers]],
+    values=[*arrays[num_layers:]],
     sharding=pages,
     features=features,
   )
+  return cache, spare
 
 
 def _bounds(

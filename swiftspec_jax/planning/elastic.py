@@ -7,47 +7,86 @@ Legend: n requests, m instances.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+
+Numbers = int | Sequence[int] | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillCosts:
   """Seconds of prefill: a + b * sum of lengths + c * sum of their squares.
 
+  Of a prompt that is read in parts, each part adds to the squares what it makes
+  of the whole.
+
   Attributes:
-    coefficients: a, b and c by the number of instances, from 1 up. They are
-      fitted for each number, as more instances exchange more.
+    coefficients: a, b and c by the number of instances. They are fitted for
+      each number, as more instances exchange more.
   """
 
   coefficients: Mapping[int, tuple[float, float, float]]
 
   @classmethod
   def fit(
-    cls, measured: Mapping[int, Sequence[tuple[Sequence[int], float]]]
+    cls, measured: Mapping[int, Sequence[tuple[Numbers, Numbers, float]]]
   ) -> 'PrefillCosts':
-    """Returns the least squares of batches of lengths and their seconds.
+    """Returns the least squares of batches and their seconds.
 
     Args:
-      measured: batches by the number of instances, at least three for each.
+      measured: lengths, starts as in `seconds`, and seconds of batches by the
+        number of instances, at least three batches for each.
     """
     found = {}
     for num_instances, batches in measured.items():
-      sizes = [
-        (1.0, float(np.sum(lengths)), float(np.sum(np.square(lengths))))
-        for lengths, _ in batches
-      ]
-      seconds = [seconds for _, seconds in batches]
+      sizes = [_sizes(lengths, starts) for lengths, starts, _ in batches]
+      seconds = [seconds for _, _, seconds in batches]
       solution = np.linalg.lstsq(np.array(sizes), np.array(seconds))[0]
       found[num_instances] = tuple(solution.tolist())
     return cls(coefficients=found)
 
-  def seconds(self, lengths: Sequence[int], num_instances: int) -> float:
-    """Returns the seconds of a batch of prompts."""
-    fixed, linear, square = self.coefficients[num_instances]
-    lengths = np.asarray(lengths, float)
-    return float(fixed + linear * lengths.sum() + square * (lengths**2).sum())
+  def seconds(
+    self, lengths: Numbers, num_instances: int, starts: Numbers = 0
+  ) -> float:
+    """Returns the seconds of a batch of prompts, or of parts of them.
+
+    Args:
+      lengths: tokens that are read, of n prompts.
+      num_instances: instances that share them.
+      starts: tokens in front of them, of n prompts or of each.
+    """
+    coefficients = self.coefficients[num_instances]
+    return float(np.dot(coefficients, _sizes(lengths, starts)))
+
+  def fastest(
+    self,
+    lengths: Numbers,
+    starts: Numbers = 0,
+    numbers: Iterable[int] | None = None,
+  ) -> int:
+    """Returns the number of instances that reads a batch in the least time.
+
+    Section 5.2 of the paper: a batch gets more instances as long as they save
+    more than it takes to free them. Here they are free. Of equal numbers it is
+    the first one.
+
+    Args:
+      lengths: same as in `seconds`.
+      starts: same as in `seconds`.
+      numbers: numbers to choose from; all that have costs by default.
+    """
+    return min(
+      self.coefficients if numbers is None else numbers,
+      key=lambda number: self.seconds(lengths, number, starts),
+    )
+
+
+def _sizes(lengths: Numbers, starts: Numbers) -> np.ndarray:
+  """Returns f64[3]: what the coefficients of a batch are multiplied with."""
+  starts = np.asarray(starts, float)
+  ends = starts + np.asarray(lengths, float)
+  return np.array([1, (ends - starts).sum(), (ends**2 - starts**2).sum()])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ from swiftspec_jax.serving.steps import PagedStepRecord, Unread
 from swiftspec_jax.serving.target import paged_forward, step_input
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.serving.target.step_devices import StepDevices
 from swiftspec_jax.serving.target.target import Target
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
@@ -65,7 +66,7 @@ class PageEngine(engine.Engine[PagedJob]):
     lookup: make_drafter.Lookup | None = None,
     policy: policies.Policy | None = None,
     run_ahead: int = 0,
-    prompt_target: Model | None = None,
+    step_devices: StepDevices | None = None,
   ):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
@@ -81,20 +82,17 @@ class PageEngine(engine.Engine[PagedJob]):
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `LivingTrees`, a lookup or drafter on the devices,
         or no draft, as others need the text.
-      prompt_target: the target on more devices, which all share the tokens of
-        the steps that read prompts (LoongServe, arXiv 2404.09526). Its first
-        devices are those of `target` and keep all keys and values. Not for
-        models that draft.
+      step_devices: numbers of the target's devices that a step can have
+        (LoongServe, arXiv 2404.09526); each has a copy of the weights. None for
+        all devices in every step. For one process, and not for models that
+        draft.
 
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
-        insists on kernels that cannot do its steps, `prompt_target` does not
-        begin with its devices, `run_ahead` does not fit the draft, or the
-        policy wants lookups that there are not.
+        insists on kernels that cannot do its steps, `step_devices` does not fit
+        its devices, its pages or the draft, `run_ahead` does not fit the draft,
+        or the policy wants lookups that there are not.
     """
-    for model in (target, prompt_target):
-      if model is not None:
-        paged_forward.check_kernels(model, sizes)
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
       raise errors.UserError(
@@ -112,18 +110,22 @@ class PageEngine(engine.Engine[PagedJob]):
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
-    if prompt_target is not None and (model is not None or sizes.has_rows):
+    if step_devices is not None and (
+      model is not None or sizes.has_rows or hosts.is_together()
+    ):
       raise errors.UserError(
-        'prompt_target is for pages, and for no draft or one of texts: models '
-        'that draft stay on their devices; leave it out'
+        'step_devices is for pages, for one process, and for no draft or one '
+        'of texts: models that draft stay on their devices; leave it out'
       )
     self._target = Target(
       target,
       sizes,
       takes_trees=self._takes_trees,
       feature_layers=model.config.feature_layers if model else (),
-      prompt_model=prompt_target,
+      step_devices=step_devices,
     )
+    for own in self._target.models.values():
+      paged_forward.check_kernels(own, sizes)
     self.drafter = make_drafter.make(
       self._target, draft, sizes, run_ahead=run_ahead
     )
@@ -159,6 +161,21 @@ class PageEngine(engine.Engine[PagedJob]):
     if policy.judges_lookups and self.lookup is None:
       raise _no_lookup()
     self._policy = policy
+
+  @property
+  def step_devices(self) -> StepDevices:
+    """Rule of how many devices a step has; its costs may be replaced."""
+    return self._target.step_devices
+
+  @step_devices.setter
+  def step_devices(self, step_devices: StepDevices) -> None:
+    known = self._target.step_devices.numbers
+    if step_devices.numbers != known:
+      raise errors.UserError(
+        f'step_devices has numbers={step_devices.numbers}, and the engine was '
+        f'made for {known}; take these'
+      )
+    self._target.step_devices = step_devices
 
   @property
   def num_running(self) -> int:
@@ -203,19 +220,16 @@ class PageEngine(engine.Engine[PagedJob]):
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
+    output = *self._dispatch(step, drafts), drafts.report
     unread = Unread(
       view=view,
       plan=plan,
       step=step,
       drafts=drafts,
       output=sharding.everywhere(
-        (
-          *self._dispatch(step, drafts),
-          drafts.report,
-          self._shown(step, drafts),
-          drafts.num_found,
-        )
+        (*output, self._shown(step, drafts), drafts.num_found)
       ),
+      num_devices=self._target.model.mesh.size,
       start=start,
     )
     self.drafter.overlap(view, unread.drafted, unread.verified)
@@ -319,6 +333,7 @@ class PageEngine(engine.Engine[PagedJob]):
       looks_up=unread.plan.looks_up,
       takes_in=unread.drafts.takes_in,
       step=step,
+      num_devices=unread.num_devices,
       ended=ended,
       time=end,
       seconds=seconds,
@@ -360,8 +375,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self, step: StepPlan, drafts: SlotDrafts
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues the target's forward and the verdict."""
-    reads_prompts = len(step.slots) > step.num_decoding
-    self._target.use(self._target.models[-1 if reads_prompts else 0])
+    self._target.use(self._target.step_devices.choose(step))
     flat = self.programs.fit(step_input.flat_sizes(self._sizes, step))
     found = self._target.no_drafts
     if step.lengths.any():
@@ -510,7 +524,9 @@ class PageEngine(engine.Engine[PagedJob]):
     )
     self._target.seat(rows, is_new)
 
-  def trial(self, flat: FlatSizes, num_positions: int) -> StepPlan:
+  def trial(
+    self, flat: FlatSizes, num_positions: int, num_devices: int | None = None
+  ) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
 
     Only without requests.
@@ -519,10 +535,14 @@ class PageEngine(engine.Engine[PagedJob]):
       flat: sizes of the step.
       num_positions: positions of its longest row, among those that take the
         context.
+      num_devices: devices of the step, one of the numbers of `step_devices`;
+        None for those of the step before.
 
     Returns:
       The step.
     """
+    if num_devices is not None:
+      self._target.use(num_devices)
     jax.block_until_ready([unread.output for unread in self._unread])
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)

@@ -24,12 +24,14 @@ class PagedStepRecord(engine.StepRecord):
     draft_plan: plan of the policy, late rows left out.
     takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
     step: plan that was run; rows that decode lead.
+    num_devices: devices of the target that ran it.
     ended: i64[F] requests whose output is complete.
   """
 
   draft_plan: policies.DraftPlan
   takes_in: bool
   step: StepPlan
+  num_devices: int
   ended: np.ndarray
 
 
@@ -43,6 +45,7 @@ class Unread:
   drafts: SlotDrafts
   # Packed verdicts, log-probabilities, report of the drafts, and those to show.
   output: tuple[Any, ...]
+  num_devices: int
   start: float
 
   @functools.cached_property

@@ -81,22 +81,23 @@ class _Row:
 
 def unloaded_seconds(arrivals: Arrivals, costs: ElasticCosts) -> np.ndarray:
   """Returns f64[n], the best latency of each request alone."""
-  widths = costs.prefill.coefficients
   found = []
   for prompt, output in _sizes(arrivals):
-    first = min(costs.prefill.seconds([prompt], width) for width in widths)
+    width = costs.prefill.fastest([prompt])
+    first = costs.prefill.seconds([prompt], width)
     step = costs.decode_seconds(1, np.array([prompt + output]), 1)
     found.append(first + step * (output - 1))
   return np.array(found)
 
 
-def simulate_static(
+def simulate_group(
   arrivals: Arrivals,
   costs: ElasticCosts,
   num_instances: int,
   chunk_tokens: int | None = None,
+  num_keeping: int | None = None,
 ) -> np.ndarray:
-  """Serves all requests with one group of all instances, prompts first.
+  """Serves all requests with one group of instances, prompts first.
 
   Args:
     arrivals: arrivals of the requests.
@@ -104,17 +105,21 @@ def simulate_static(
     num_instances: m.
     chunk_tokens: tokens of a step that reads a part of a prompt beside the rows
       that decode; None reads whole prompts in steps of their own.
+    num_keeping: instances that decode and keep all keys and values. Each step
+      that reads prompts takes these or more, as `PrefillCosts.fastest` says.
+      None: all instances keep some, and all are in each step.
 
   Returns:
     f64[n] seconds from arrival to end.
 
   Raises:
-    UserError: a request is longer than all memory.
+    UserError: a request is longer than the memory that keeps it.
   """
-  _check(arrivals, costs, num_instances)
-  fixed, linear, square = costs.prefill.coefficients[num_instances]
+  num_keeping = num_keeping or num_instances
+  _check(arrivals, costs, num_keeping)
+  numbers = range(num_keeping, num_instances + 1)
   sizes, times = _sizes(arrivals), arrivals.times
-  ends, time, free = np.zeros(len(times)), 0.0, costs.room * num_instances
+  ends, time, free = np.zeros(len(times)), 0.0, costs.room * num_keeping
   waiting, reading, rows = list(range(len(times))), {}, {}
   while waiting or reading or rows:
     # Whole prompts, first come first served, while they fit.
@@ -132,21 +137,23 @@ def simulate_static(
       time = max(time, times[waiting[0]])
       continue
     seconds, done, budget = 0.0, [], most
-    if reading:
-      seconds += fixed
+    parts, starts = [], []
     for request, left in list(reading.items()):
       part = left if chunk_tokens is None else min(left, max(budget, 0))
-      before = sizes[request][0] - left
-      seconds += linear * part + square * ((before + part) ** 2 - before**2)
+      parts.append(part)
+      starts.append(sizes[request][0] - left)
       budget -= part
       reading[request] = left - part
       if part == left:
         del reading[request]
         done.append(request)
+    if parts:
+      number = costs.prefill.fastest(parts, starts, numbers)
+      seconds = costs.prefill.seconds(parts, number, starts)
     if rows and (chunk_tokens is not None or not seconds):
       kept = sum(sum(sizes[request]) - left for request, left in rows.items())
-      share = np.full(num_instances, kept / num_instances)
-      seconds += costs.decode_seconds(len(rows), share, num_instances)
+      share = np.full(num_keeping, kept / num_keeping)
+      seconds += costs.decode_seconds(len(rows), share, num_keeping)
       rows = {request: left - 1 for request, left in rows.items()}
     time += seconds
     rows |= {request: sizes[request][1] - 1 for request in done}

@@ -36,6 +36,7 @@ from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.paged_forward import Cache
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.slot_images import SlotImages
+from swiftspec_jax.serving.target.step_devices import StepDevices
 from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
@@ -131,7 +132,8 @@ class Target:
 
   Attributes:
     model: model that defines the output, on the devices of the next step.
-    models: the same, on all the devices that steps may have.
+    models: the same by the number of devices, for all that steps can have.
+    step_devices: rule that says how many a step has.
     rows: texts of the slots, on the devices.
     cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
@@ -149,7 +151,7 @@ class Target:
     *,
     takes_trees: bool,
     feature_layers: tuple[int, ...] = (),
-    prompt_model: Model | None = None,
+    step_devices: StepDevices | None = None,
   ):
     """Allocates the cache.
 
@@ -158,19 +160,23 @@ class Target:
       sizes: declared.
       takes_trees: drafts are trees, not chains.
       feature_layers: indices of layers whose outputs the draft reads.
-      prompt_model: the same model on more devices, the first of which are
-        those of `model` and keep all keys and values; None if there are none.
+      step_devices: numbers of the model's devices that a step can have; None
+        for all of them in every step.
 
     Raises:
-      UserError: the devices that keep keys and values are not those.
+      UserError: the numbers do not fit the model's devices or the pages.
     """
-    self.models = (model,) if prompt_model is None else (model, prompt_model)
-    self.model = self.models[-1]
+    num_devices = model.mesh.size
+    self.step_devices = step_devices or StepDevices(numbers=(num_devices,))
+    self.models = self.step_devices.models_of(model)
+    self.model = model
     self._sizes = sizes
     config = sizes.scheduler
+    fewest = self.models[self.step_devices.num_keeping]
     self.cache = paged_forward.init_cache(
-      self.model, sizes, feature_layers, sharding.sequence_devices(model.mesh)
+      model, sizes, feature_layers, sharding.sequence_devices(fewest.mesh)
     )
+    self._spare: paged.Spare = ()
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
@@ -196,7 +202,6 @@ class Target:
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
     self.chains: SlotTrees | None = self.put(chains)
-    self.use(model)  # finds now if the devices do not fit
 
   def _greedy_sampling(self) -> choices.SlotSampling:
     return choices.SlotSampling(
@@ -229,12 +234,17 @@ class Target:
     twin.sampling = twin._greedy_sampling()
     return twin
 
-  def use(self, model: Model) -> None:
-    """Enqueues that steps run on the devices of one of `models` from now on."""
+  def use(self, num_devices: int) -> None:
+    """Enqueues that steps run on some of the devices from now on.
+
+    Args:
+      num_devices: one of the numbers of `step_devices`.
+    """
+    model = self.models[num_devices]
     if model is self.model:
       return
     self.model = model
-    self.cache = paged.regroup(self.cache, model.mesh)
+    self.cache, self._spare = paged.regroup(self.cache, model.mesh, self._spare)
     self.rows, self.images, self.no_drafts, self.chains = jax.tree.map(
       lambda x: ahead_of_time.replicate(x, model.mesh),
       (self.rows, self.images, self.no_drafts, self.chains),
