@@ -14,6 +14,7 @@ from experiments.flags import (
   config_file,
   device_flags,
   draft_flags,
+  rope_flags,
   tree_flags,
 )
 from experiments.output import provenance
@@ -209,7 +210,9 @@ def check(modes: Sequence[str]) -> None:
   """
   sampling()
   prompt_lookup()
+  rope_flags.check()
   forced = tree_flags.config().forced_acceptance
+  draft_rope_scaling = flags.FLAGS['draft_rope_scaling'].value
   device_flags.prepare(modes)
   device_flags.check(modes)
   draft_flags.check(modes)
@@ -225,6 +228,7 @@ def check(modes: Sequence[str]) -> None:
     ('draft', _DRAFT.value, _DRAFT_USERS, drafting),
     ('draft_layers', _DRAFT_LAYERS.value, _DRAFT_USERS, drafting),
     ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, _DRAFT_USERS, drafting),
+    ('draft_rope_scaling', draft_rope_scaling, _DRAFT_USERS, drafting),
     ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
@@ -264,6 +268,7 @@ def load_target(weight_dtype: str | None = None) -> ss.Model:
     sequence_devices=device_flags.sequence_devices(),
     kernels=_KERNELS.value,
     weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
+    rope_scaling=rope_flags.of_target(),
   )
 
 
@@ -298,6 +303,7 @@ def load_draft(target: ss.Model, mode: str) -> ss.Model:
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,
     weight_dtype=_draft_weight_dtype(target),
+    rope_scaling=rope_flags.of_draft(),
   )
 
 
@@ -375,7 +381,10 @@ def to_json() -> dict[str, Any]:
   )
   return {
     **{holder.name: holder.value for holder in holders},
-    **{holder.name: holder.value for holder in draft_flags.HOLDERS},
+    **{
+      holder.name: holder.value
+      for holder in (*draft_flags.HOLDERS, *rope_flags.HOLDERS)
+    },
     **device_flags.to_json(),
     **tree_flags.to_json(),
   }
