@@ -19,6 +19,7 @@ from swiftspec_jax.serving.drafters.models.self_draft import (
 )
 
 LENGTH = 3
+LOOKUP = engine_cases.DRAFTS['lookup']
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,27 @@ def test_rows_beyond_the_window_are_drafted_from_what_is_left():
   assert max(accepted[:2]) < 1
 
 
+def test_an_engine_takes_other_drafts():
+  """The prompt is not read again, and the output is the same."""
+  engine = engine_cases.make_engine()
+  (request,) = requests_of([90])
+  outputs, num_fed = [], []
+  for draft in (None, SelfDraft(num_sink_tokens=8, window=16), LOOKUP, None):
+    engine.take_draft(draft)
+    engine.policy = FixedLength(0 if draft is None else LENGTH)
+    handle = engine.submit(request)
+    num_fed.append(int(engine.step().step.num_query_tokens.sum()))
+    with pytest.raises(errors.UserError, match='1 requests have not ended'):
+      engine.take_draft(None)
+    outputs.append(handle.result())
+  assert len({output.token_ids for output in outputs}) == 1
+  assert num_fed[0] > num_fed[1] == num_fed[2] == num_fed[3]  # 90 are 11 pages
+  assert [bool(o.stats.num_drafted) for o in outputs[::3]] == [False, False]
+  assert outputs[1].stats.num_drafted > 0
+  with pytest.raises(errors.UserError, match='other trees or features'):
+    engine.take_draft(engine_cases.DRAFTS['datastore'])
+
+
 # Of an 8B model on an H100, as in the golden examples; seconds.
 COSTS = SelfDraftCosts(
   linear_costs(fixed=6.94e-3, query_tokens=1.84e-5, kv=4.86e-8), 512
@@ -103,11 +125,11 @@ COSTS = SelfDraftCosts(
 OMEGA = 2.45  # tokens of a round with drafts of two
 
 
-def speedup(num_rows, context):
+def speedup(num_rows, context, costs=COSTS):
   """Tokens a second over those of plain decoding."""
   kv_tokens = num_rows * context
-  plain = COSTS.predict(num_rows, num_rows, kv_tokens, 0).total
-  drafted = COSTS.predict(num_rows, 3 * num_rows, kv_tokens, 2).total
+  plain = costs.predict(num_rows, num_rows, kv_tokens, 0).total
+  drafted = costs.predict(num_rows, 3 * num_rows, kv_tokens, 2).total
   return OMEGA * plain / drafted
 
 
@@ -140,6 +162,10 @@ def test_golden_choices():
     [0, 12 / 128 * choice],
     rtol=1e-6,
   )
+  # They make it pay later, most of all in large batches.
+  for num_rows, crossover in ((1, 58994), (32, 5660), (256, 4155)):
+    found = speedup(num_rows, crossover, chosen)
+    assert found == pytest.approx(1, abs=1e-4)
   with pytest.raises(errors.UserError, match='interval must be at least 1'):
     dataclasses.replace(COSTS, interval=0)
 
