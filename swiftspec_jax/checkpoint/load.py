@@ -118,7 +118,7 @@ def load(
   )
   if rope_scaling is not None:
     config = _stretched(name, config, rope_scaling, draft_of)
-    name = f'{name} ({config.rope_scaling.kind} {config.rope_scaling.factor:g})'
+    name = f'{name} ({rope_scaling["rope_type"]} {rope_scaling["factor"]:g})'
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'
