@@ -5,10 +5,10 @@ r"""Measures how long the steps of an engine take.
 
 Runs the engine's own compiled programs, in turn and several times. These are
 plain steps, steps of all declared sizes and contexts, drafts of all lengths,
-and chunks of prompts that a draft model reads. The whole engine with
-invented requests tells the host's part. The times, fitted, go to a file that
-`serve_load` and `simulate_load` take. It holds for these models, devices and
-sizes only.
+chunks of prompts that a draft model reads, and the choices of SnapKV. The whole
+engine with invented requests tells the host's part. The times, fitted, go to a
+file that `serve_load` and `simulate_load` take. It holds for these models,
+devices and sizes only.
 """
 
 import dataclasses
@@ -33,6 +33,7 @@ from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import HostDrafter
+from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDrafter
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
@@ -145,6 +146,7 @@ def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
   # What a drafter does on the host is overhead.
   is_free = isinstance(engine.drafter, HostDrafter)
+  chooses = isinstance(engine.drafter, SnapKVDrafter)
   trials = []
   ranges = map(declared.range_of, declared.contexts)
   ends = [(low, high - buckets.max_length) for low, high in ranges]
@@ -156,6 +158,9 @@ def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
       seconds = 0.0
       if length and not is_free:
         seconds = _seconds(lambda: engine.drafter.trial(rows, known, length))
+      if length and chooses:
+        choice = _seconds(lambda: engine.drafter.trial_choice(known))
+        seconds += choice * engine.drafter.num_choices(rows, length)
       return Measurement(
         part='draft',
         num_rows=rows,

@@ -24,10 +24,10 @@ _FEWEST_TOKENS, _FEWEST_ROWS = 256, 64
 def score(
   model: Model, token_ids: Sequence[int], first: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads a text in one forward pass.
+  """Reads a text, however long, in chunks.
 
   Args:
-    model: any target.
+    model: any target; a text may be longer than its context.
     token_ids: n tokens; 1 <= first < n.
     first: the first token that is rated.
 
@@ -36,11 +36,26 @@ def score(
     those before it, and the token i32[n - first] that is the most probable one
     in its place.
   """
-  log_probs, best = _score(
-    model.params, *_new_text(model, token_ids), config=model.config
-  )
+  padded, cache = _new_text(model, token_ids)
+  following = jnp.roll(padded, -1)
+  found = []
+  for start in range(0, len(token_ids), buckets.SMALLEST):
+    end = start + buckets.SMALLEST
+    cache, *rated = _score(
+      model.params,
+      padded[:, start:end],
+      following[0, start:end],
+      cache,
+      jnp.array([start], jnp.int32),
+      config=model.config,
+      context=buckets.context_of(end, cache.capacity),
+    )
+    found.append(jax.device_get(rated))
   rated = slice(first - 1, len(token_ids) - 1)
-  return np.asarray(log_probs)[rated], np.asarray(best)[rated]
+  log_probs, best = (
+    np.concatenate(part)[rated] for part in zip(*found, strict=True)
+  )
+  return log_probs, best
 
 
 def choices(
@@ -127,29 +142,24 @@ def _hidden(params, token_ids, cache, config):
   return hidden[0]
 
 
-@functools.partial(jax.jit, static_argnames='config')
+@functools.partial(
+  jax.jit, static_argnames=('config', 'context'), donate_argnames='cache'
+)
 def _score(
   params: Params,
   token_ids: jax.Array,
+  following: jax.Array,
   cache: dense.KVCache,
+  starts: jax.Array,
   *,
   config: ModelConfig,
-) -> tuple[jax.Array, jax.Array]:
-  """Rates the token behind each of i32[1, S]: f32[S] and i32[S]."""
-
-  def rate(block):
-    hidden, following = block
-    logits = decoder.unembed(params, config, hidden[None])[0]
-    chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
-    log_probs = chosen - jax.nn.logsumexp(logits, axis=1)
-    return log_probs, logits.argmax(axis=1)
-
-  # The logits of all tokens at once would be larger than the model.
-  blocks = (
-    _hidden(params, token_ids, cache, config).reshape(
-      -1, buckets.SMALLEST, config.embed_dim
-    ),
-    jnp.roll(token_ids[0], -1).reshape(-1, buckets.SMALLEST),
+  context: int,
+) -> tuple[dense.KVCache, jax.Array, jax.Array]:
+  """Rates the tokens i32[C] behind a chunk i32[1, C]: f32[C] and i32[C]."""
+  hidden, cache = decoder.forward(
+    params, config, token_ids, cache, starts=starts, context=context
   )
-  log_probs, best = jax.lax.map(rate, blocks)
-  return log_probs.ravel(), best.ravel()
+  logits = decoder.unembed(params, config, hidden)[0]
+  chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
+  log_probs = chosen - jax.nn.logsumexp(logits, axis=1)
+  return cache, log_probs, logits.argmax(axis=1)

@@ -274,6 +274,78 @@ def test_unusable_configurations(family, changes, message, tmp_path):
     ss.load(tmp_path)
 
 
+YARN = {'rope_type': 'yarn', 'factor': 4.0}
+OF_YARN = {'original_max_position_embeddings': 1024}
+
+
+@pytest.mark.parametrize(
+  ('family', 'entries', 'context'),
+  [
+    ('llama', YARN, 4096),
+    ('qwen3', {**YARN, 'beta_fast': 16.0, 'truncate': False}, 4096),
+    ('mistral', {'rope_type': 'linear', 'factor': 2.5}, 2560),
+    ('llama', {**YARN, 'original_max_position_embeddings': 512}, 2048),
+  ],
+)
+def test_rope_scaling_is_that_of_a_declared_one(
+  family, entries, context, tmp_path
+):
+  """Same as a checkpoint whose config.json says so."""
+  testing.write_tiny_checkpoint(tmp_path / 'plain', family)
+  testing.write_tiny_checkpoint(
+    tmp_path / 'declared',
+    family,
+    max_position_embeddings=context,
+    rope_scaling={**OF_YARN, **entries},
+  )
+  model = ss.load(tmp_path / 'plain', rope_scaling=entries)
+  declared = ss.load(tmp_path / 'declared')
+  assert model.config == declared.config
+  assert model.config.max_context == context
+  assert_same_params(model, declared)
+  found, expected = (
+    ss.generate(m, ['Hello'], sampling=ss.SamplingParams(max_new_tokens=8))
+    for m in (model, declared)
+  )
+  assert found[0].token_ids == expected[0].token_ids
+  ss.save(model, tmp_path / 'saved')
+  assert ss.load(tmp_path / 'saved').config == model.config
+
+
+@pytest.mark.parametrize(
+  ('family', 'entries', 'message'),
+  [
+    ('llama', {'factor': 4.0}, 'rope_type=None is unknown; choose from linear'),
+    ('llama', {**YARN, 'rope_type': 'dynamic'}, "rope_type='dynamic' is"),
+    ('llama', {**YARN, 'factor': 1.0}, 'factor=1.0 must be more than 1'),
+    ('llama', {**YARN, 'factor': '4'}, "factor='4' must be a positive number"),
+    ('llama', {'rope_type': 'linear'}, 'factor=None must be more than 1'),
+    ('llama', {**YARN, 'fator': 4}, "yarn has no entry 'fator'; it has factor"),
+    ('llama3', YARN, "has the scaling 'llama3' already, by a factor of 8"),
+    ('llama', ['yarn', 4.0], 'must be an object with rope_type'),
+  ],
+)
+def test_rope_scaling_that_makes_no_sense(family, entries, message, tmp_path):
+  testing.write_tiny_checkpoint(tmp_path, family)
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(tmp_path, rope_scaling=entries)
+
+
+def test_a_draft_is_stretched_as_its_target(tmp_path):
+  """One whose context is that of its target needs the original one."""
+  testing.write_tiny_checkpoint(tmp_path / 'short')
+  testing.write_tiny_checkpoint(tmp_path / 'long', max_position_embeddings=4096)
+  target = ss.load(tmp_path / 'short', rope_scaling=YARN)
+  draft = ss.load(tmp_path / 'short', draft_of=target, rope_scaling=YARN)
+  assert draft.config == target.config
+  with pytest.raises(ss.UserError, match='takes 4096 tokens already, as'):
+    ss.load(tmp_path / 'long', draft_of=target, rope_scaling=YARN)
+  draft = ss.load(
+    tmp_path / 'long', draft_of=target, rope_scaling={**YARN, **OF_YARN}
+  )
+  assert draft.config == target.config
+
+
 def cut(path, size):
   with path.open('r+b') as file:
     file.truncate(size)

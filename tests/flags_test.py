@@ -144,9 +144,38 @@ def test_modes_on_the_same_devices_share_the_draft(model):
   assert list(drafts['async'].mesh.devices.flat) == jax.devices()[1:2]
 
 
+def test_target_and_draft_are_stretched(model):
+  entries = '{"rope_type": "linear", "factor": 2}'
+  with given(target=str(model), draft=str(model), rope_scaling=entries):
+    shared_flags.check(['chain'])
+    target = shared_flags.load_target()
+    assert target.config.rope_scaling.factor == 2
+    assert shared_flags.to_json()['rope_scaling'] == entries
+    draft = shared_flags.load_draft(target, 'chain')
+    assert draft.config.rope_scaling == target.config.rope_scaling
+    with given(draft_rope_scaling='null'):
+      draft = shared_flags.load_draft(target, 'chain')
+    assert draft.config.rope_scaling is None
+
+
 @pytest.mark.parametrize(
   ('mode', 'flags', 'message'),
   [
+    (
+      'chain',
+      {'draft': 'x', 'rope_scaling': 'yarn'},
+      '--rope_scaling=yarn must be JSON such as {"rope_type": "yarn", ',
+    ),
+    (
+      'chain',
+      {'draft': 'x', 'draft_rope_scaling': '4.0'},
+      '--draft_rope_scaling=4.0 must be an object such as',
+    ),
+    (
+      'autoregressive',
+      {'draft_rope_scaling': 'null'},
+      '--draft_rope_scaling=null is used by',
+    ),
     (
       'serial',
       {'target': 'x'},

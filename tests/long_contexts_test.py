@@ -10,8 +10,7 @@ TEXTS = f'--texts={programs.ROOT}/README.md'
 
 @pytest.mark.ci
 def test_program(model, tmp_path):
-  status, output, complaints = programs.run(
-    'long_contexts',
+  flags = [
     f'--target={model}',
     TEXTS,
     '--prompt_tokens=256',
@@ -20,21 +19,55 @@ def test_program(model, tmp_path):
     '--max_new_tokens=24',
     '--num_speculative_tokens=3',
     f'--output_dir={tmp_path}',
+  ]
+  status, output, complaints = programs.run('long_contexts', *flags)
+  assert status == 0, complaints
+  path = tmp_path / 'rows.jsonl'
+  lines = path.read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  assert [(row['draft'], row['task']) for row in rows] == [
+    (draft, task)
+    for draft in ('plain', 'window', 'snapkv')
+    for task in ('continue', 'recall')
+  ]
+  for row in rows:
+    assert 0 <= row['num_accepted'] <= row['num_drafted']
+    length = 1 + row['num_accepted'] / row['num_rounds']
+    assert f'{length:.2f}' in output
+    assert row['seconds'] > 0
+  assert output.count('True') == len(rows)  # of outputs that are equal
+  assert (tmp_path / 'provenance.json').exists()
+  # Ended before its last two outputs.
+  path.write_text('\n'.join(lines[:4]) + '\n')
+  status, again, complaints = programs.run('long_contexts', *flags, '--resume')
+  assert status == 0, complaints
+  assert path.read_text().splitlines()[:4] == lines[:4]
+  assert [line.split()[:6] for line in again.splitlines()[1:]] == [
+    line.split()[:6] for line in output.splitlines()[1:]
+  ]
+
+
+def test_contexts_program(model, tmp_path):
+  status, output, complaints = programs.run(
+    'evaluate_contexts',
+    f'--target={model}',
+    TEXTS,
+    '--num_tokens=600',
+    '--span=256',
+    '--rope_scaling={"rope_type": "yarn", "factor": 2}',
+    f'--output_dir={tmp_path}',
   )
   assert status == 0, complaints
   lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
   rows = [json.loads(line) for line in lines]
-  assert [(row['draft'], row['task']) for row in rows] == [
-    ('window', 'continue'),
-    ('window', 'recall'),
-    ('snapkv', 'continue'),
-    ('snapkv', 'recall'),
+  assert [(row['from'], row['to']) for row in rows] == [
+    (0, 256),
+    (256, 512),
+    (512, 600),
   ]
-  for row in rows:
-    assert row['outputs_equal']
-    assert 0 <= row['num_accepted'] <= row['num_drafted']
-    assert f'{row["acceptance_length"]:.2f}' in output
-  assert (tmp_path / 'provenance.json').exists()
+  # Random weights know nothing of the 272 tokens.
+  assert all(row['perplexity'] > 100 for row in rows)
+  assert all(f'{row["perplexity"]:.2f}' in output for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,25 @@ def test_padding_changes_nothing(name):
   np.testing.assert_allclose(padded[:, :5], got, atol=TOLERANCES['bfloat16'])
 
 
+@pytest.mark.parametrize('window', [None, 40])
+def test_blocks_of_one_row_share_a_copy(window):
+  """Two full blocks, one with padding, and padding alone."""
+  case = dataclasses.replace(
+    CASES['trees'],
+    prefix_lengths=(100, 105, 110, 0),
+    num_tokens=(5, 5, 3, 0),
+    window=window,
+  )
+  arrays = list(arguments(case, unseen=1e4, is_chain=True))
+  arrays[3] = jnp.broadcast_to(arrays[3][2], arrays[3].shape)
+  sinks = jnp.ones((case.num_kv_heads, case.num_groups))
+  got = api.paged_attention(
+    *arrays[:6], None, arrays[7], **case.options, sinks=sinks, is_one_row=True
+  )
+  want = expected(case, arrays, sinks)
+  np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
+
+
 def test_each_device_takes_its_heads_of_a_chain():
   """The TPU kernel on two simulated devices that share the heads."""
   case = CASES['trees']

@@ -1,5 +1,7 @@
 """A target that drafts for itself over a sink and a window."""
 
+import dataclasses
+
 import engine_cases
 import numpy as np
 import programs
@@ -17,6 +19,7 @@ from swiftspec_jax.serving.drafters.models.self_draft import (
 )
 
 LENGTH = 3
+LOOKUP = engine_cases.DRAFTS['lookup']
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,27 @@ def test_rows_beyond_the_window_are_drafted_from_what_is_left():
   assert max(accepted[:2]) < 1
 
 
+def test_an_engine_takes_other_drafts():
+  """The prompt is not read again, and the output is the same."""
+  engine = engine_cases.make_engine()
+  (request,) = requests_of([90])
+  outputs, num_fed = [], []
+  for draft in (None, SelfDraft(num_sink_tokens=8, window=16), LOOKUP, None):
+    engine.take_draft(draft)
+    engine.policy = FixedLength(0 if draft is None else LENGTH)
+    handle = engine.submit(request)
+    num_fed.append(int(engine.step().step.num_query_tokens.sum()))
+    with pytest.raises(errors.UserError, match='1 requests have not ended'):
+      engine.take_draft(None)
+    outputs.append(handle.result())
+  assert len({output.token_ids for output in outputs}) == 1
+  assert num_fed[0] > num_fed[1] == num_fed[2] == num_fed[3]  # 90 are 11 pages
+  assert [bool(o.stats.num_drafted) for o in outputs[::3]] == [False, False]
+  assert outputs[1].stats.num_drafted > 0
+  with pytest.raises(errors.UserError, match='other trees or features'):
+    engine.take_draft(engine_cases.DRAFTS['datastore'])
+
+
 # Of an 8B model on an H100, as in the golden examples; seconds.
 COSTS = SelfDraftCosts(
   linear_costs(fixed=6.94e-3, query_tokens=1.84e-5, kv=4.86e-8), 512
@@ -101,11 +125,11 @@ COSTS = SelfDraftCosts(
 OMEGA = 2.45  # tokens of a round with drafts of two
 
 
-def speedup(num_rows, context):
+def speedup(num_rows, context, costs=COSTS):
   """Tokens a second over those of plain decoding."""
   kv_tokens = num_rows * context
-  plain = COSTS.predict(num_rows, num_rows, kv_tokens, 0).total
-  drafted = COSTS.predict(num_rows, 3 * num_rows, kv_tokens, 2).total
+  plain = costs.predict(num_rows, num_rows, kv_tokens, 0).total
+  drafted = costs.predict(num_rows, 3 * num_rows, kv_tokens, 2).total
   return OMEGA * plain / drafted
 
 
@@ -123,6 +147,27 @@ def test_golden_speedups(num_rows, crossover, speedups):
   # The golden ones have a small coefficient of the rows besides.
   np.testing.assert_allclose(found, speedups, atol=0.02)
   assert speedup(num_rows, crossover) == pytest.approx(1, abs=1e-4)
+
+
+def test_golden_choices():
+  """Of 4 rows of 10 000 tokens, each of which chooses after 128 tokens.
+
+  A choice is a forward of 32 tokens. With drafts of two a step may emit 12.
+  """
+  chosen = dataclasses.replace(COSTS, interval=128)
+  sizes = 4, np.array([4, 12]), 40_000, np.array([0, 2])
+  choice = 6.94e-3 + 32 * 1.84e-5 + 10_000 * 4.86e-8
+  np.testing.assert_allclose(
+    chosen.predict(*sizes).draft - COSTS.predict(*sizes).draft,
+    [0, 12 / 128 * choice],
+    rtol=1e-6,
+  )
+  # They make it pay later, most of all in large batches.
+  for num_rows, crossover in ((1, 58994), (32, 5660), (256, 4155)):
+    found = speedup(num_rows, crossover, chosen)
+    assert found == pytest.approx(1, abs=1e-4)
+  with pytest.raises(errors.UserError, match='interval must be at least 1'):
+    dataclasses.replace(COSTS, interval=0)
 
 
 @pytest.mark.parametrize('num_rows', [1, 32])

@@ -9,7 +9,7 @@ import numpy as np
 import programs
 import pytest
 from decoding_cases import CONFIG
-from self_draft_test import requests_of, serve
+from self_draft_test import LENGTH, requests_of, serve
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -154,6 +154,17 @@ def test_rows_beyond_the_budget_are_drafted_from_what_is_kept():
   accepted = [found.num_accepted / found.num_drafted for found in stats]
   assert accepted[2] == accepted[3] == 1
   assert max(accepted[:2]) < 1
+
+
+def test_a_trial_of_choices_is_forgotten():
+  """In the slot of a request, which chooses again."""
+  draft = ss.SnapKVDraft(budget=24, window=8, interval=100)
+  engine = engine_cases.make_engine(draft, FixedLength(LENGTH))
+  (request,) = requests_of([90])
+  first = engine.submit(request).result()
+  engine.drafter.trial_choice(60)
+  assert engine.submit(request).result().token_ids == first.token_ids
+  assert engine.drafter.num_choices(num_rows=5, length=3) == 5 * 4 / 100
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from experiments.flags import (
   device_flags,
   draft_flags,
   modes,
+  rope_flags,
   tree_flags,
 )
 from experiments.output import provenance
@@ -197,7 +198,9 @@ def check(names: Sequence[str]) -> None:
   """
   sampling()
   prompt_lookup()
+  rope_flags.check()
   forced = tree_flags.config().forced_acceptance
+  draft_rope_scaling = flags.FLAGS['draft_rope_scaling'].value
   device_flags.prepare(names)
   device_flags.check(names)
   draft_flags.check(names)
@@ -213,6 +216,7 @@ def check(names: Sequence[str]) -> None:
     ('draft', _DRAFT.value, users, drafting),
     ('draft_layers', _DRAFT_LAYERS.value, users, drafting),
     ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, users, drafting),
+    ('draft_rope_scaling', draft_rope_scaling, users, drafting),
     ('forced_acceptance', forced, forcible, forced_modes),
   ):
     if value is not None and not used:
@@ -263,6 +267,7 @@ def load_target(
     sequence_devices=num_sharing,
     kernels=_KERNELS.value,
     weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
+    rope_scaling=rope_flags.of_target(),
   )
 
 
@@ -297,6 +302,7 @@ def load_draft(target: ss.Model, mode: str) -> ss.Model:
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,
     weight_dtype=_draft_weight_dtype(target),
+    rope_scaling=rope_flags.of_draft(),
   )
 
 
@@ -384,7 +390,10 @@ def to_json() -> dict[str, Any]:
   )
   return {
     **{holder.name: holder.value for holder in holders},
-    **{holder.name: holder.value for holder in draft_flags.HOLDERS},
+    **{
+      holder.name: holder.value
+      for holder in (*draft_flags.HOLDERS, *rope_flags.HOLDERS)
+    },
     **device_flags.to_json(),
     **tree_flags.to_json(),
   }

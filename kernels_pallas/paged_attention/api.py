@@ -38,6 +38,7 @@ def paged_attention(
   soft_cap: float | None = None,
   sinks: jax.Array | None = None,
   page_size: int | None = None,
+  is_one_row: bool = False,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -66,6 +67,9 @@ def paged_attention(
     page_size: rows of a page that hold something, the first ones. It is Z, or
       less where some of the devices that share the rows keep none; None is Z.
       Read only where devices share them.
+    is_one_row: whether all blocks are of the same row, one behind the other,
+      and only the last one with tokens is not full. Plain JAX then copies its
+      pages once.
     implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: placement of keys and values, whose last axis may be sharded, by
       kv heads, and whose second, by tokens. None is JAX's default device.
@@ -86,6 +90,9 @@ def paged_attention(
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = _spec(sharding)
   if chosen == dispatch.REFERENCE and tokens is None:
+    if is_one_row and tree_mask is None:
+      call = functools.partial(reference.of_one_row, **options)
+      return call(queries, *arrays, positions, sinks=sinks)
     return call(queries, *arrays, tree_mask, positions, sinks=sinks)
   if tree_mask is None:
     tree_mask = tree_api.chain_mask(positions)

@@ -4,6 +4,8 @@ Legend: X blocks, T tokens of a block, P pages, Z rows of a page, C pages of a
 table, G kv heads, Q query heads for each kv head, E head_dim.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -47,6 +49,37 @@ def paged_attention(
   )
   attended, log_sums = (padding.zero(x, num_tokens) for x in found)
   return (attended, log_sums) if with_sums else attended
+
+
+def of_one_row(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  **options: Any,
+) -> jax.Array:
+  """Attention of blocks that are all of one row, with one copy of its pages.
+
+  The blocks are chains, one behind the other, so they are one long block.
+  Arguments are those of `paged_attention`.
+  """
+  found = paged_attention(
+    queries.reshape(1, -1, *queries.shape[2:]),
+    keys,
+    values,
+    page_table[:1],
+    prefix_lengths[:1],
+    num_tokens.sum(keepdims=True),
+    None,
+    positions.reshape(1, -1),
+    sinks,
+    **options,
+  )
+  return found.reshape(queries.shape)
 
 
 def read_pages(

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import huggingface_hub
 import jax
@@ -24,6 +25,7 @@ from swiftspec_jax.drafting import shared_vocabulary
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
 
 def load(
@@ -36,6 +38,7 @@ def load(
   num_layers: int | None = None,
   kernels: str = 'auto',
   weight_dtype: str | None = None,
+  rope_scaling: Mapping[str, Any] | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -75,14 +78,19 @@ def load(
       layers and the unembedding have a scale for each output, and the
       activations are rounded with a scale for each token. 'int8_dynamic16' is
       the same, but keeps 16 bits of the layers' activations.
+    rope_scaling: entries by which a model without a scaling takes longer texts
+      than it was trained for, as `config.json` has them: `rope_type`, which is
+      'yarn' or 'linear', `factor`, and others of that type.
+      `original_max_position_embeddings` is by default the context of the model.
+      The new one is `factor` times that. A draft needs the same.
 
   Raises:
     UserError: there is nothing by that name; the checkpoint is broken or
       unknown; its vocabulary is not that of `draft_of`; it has fewer layers
       than `num_layers`; the kernels are for other devices; `weight_dtype` is
-      unknown; `sequence_devices` does not divide the number of devices; or the
-      environment names a bad file of tiles
-      (`kernels_pallas.tuning`).
+      unknown; `rope_scaling` makes no sense, or the model has one;
+      `sequence_devices` does not divide the number of devices; or the
+      environment names a bad file of tiles (`kernels_pallas.tuning`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices, sequence_devices)
@@ -108,6 +116,9 @@ def load(
     kernels=kernels,
     weight_dtype=_weight_dtype(name, source.config, weight_dtype),
   )
+  if rope_scaling is not None:
+    config = _stretched(name, config, rope_scaling, draft_of)
+    name = f'{name} ({rope_scaling["rope_type"]} {rope_scaling["factor"]:g})'
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'
@@ -166,6 +177,27 @@ def _weight_dtype(
       'out weight_dtype'
     )
   return None if weight_dtype == config_lib.WIDE else weight_dtype or stored
+
+
+def _stretched(
+  name: str,
+  config: ModelConfig,
+  rope_scaling: Mapping[str, Any],
+  draft_of: Model | None,
+) -> ModelConfig:
+  """Returns the configuration for longer texts."""
+  found = rope_scaling_lib.override(config, rope_scaling)
+  is_named = 'original_max_position_embeddings' in rope_scaling
+  if draft_of is None or draft_of.config.rope_scaling is None or is_named:
+    return found
+  if config.max_context == draft_of.config.max_context:
+    # Heads of a target have its context, which is a stretched one.
+    raise errors.UserError(
+      f'{name} takes {config.max_context} tokens already, as {draft_of.name} '
+      'does; name original_max_position_embeddings in its rope_scaling, or '
+      'leave that out'
+    )
+  return found
 
 
 def _fit(source: _Source, name: str, target: Model) -> _Source:

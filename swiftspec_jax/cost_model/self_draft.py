@@ -8,20 +8,38 @@ import dataclasses
 
 import numpy as np
 
-from swiftspec_jax import cost_model
+from swiftspec_jax import cost_model, errors
 
 
 @dataclasses.dataclass(frozen=True)
 class SelfDraftCosts:
   """Costs of a target, with its own forwards for drafts.
 
+  Where attention chooses what drafts see (SnapKV), each row feeds its latest
+  tokens once more, over all of its text, whenever it has grown by `interval`
+  tokens. A step pays for the share of that which its tokens use up if all
+  drafts stand: too much where some do not.
+
   Attributes:
     costs: costs of the target; what they say of drafts does not count.
     num_seen: tokens of a row that a draft sees.
+    interval: tokens that a row grows by between two choices; None where nothing
+      is chosen.
+    num_queries: latest tokens, which choose.
   """
 
   costs: cost_model.CostModel
   num_seen: int
+  interval: int | None = None
+  num_queries: int = 32
+
+  def __post_init__(self):
+    checks = {
+      'num_seen': (self.num_seen >= 1, 'at least 1'),
+      'interval': (self.interval is None or self.interval >= 1, 'at least 1'),
+      'num_queries': (self.num_queries >= 1, 'at least 1'),
+    }
+    errors.check_fields(self, checks)
 
   @property
   def drafts_by_model(self) -> bool:
@@ -49,5 +67,10 @@ class SelfDraftCosts:
     # Rows of a batch differ; their mean is what is known here.
     seen = min(kv_tokens, num_rows * self.num_seen)
     forward = self.costs.predict(num_rows, num_rows, seen, 0).target
-    draft = forward * np.asarray(num_draft_steps)
+    num_draft_steps = np.asarray(num_draft_steps)
+    draft = forward * num_draft_steps
+    if self.interval is not None:
+      num_emitted = num_rows * (num_draft_steps + 1) * (num_draft_steps > 0)
+      choice = self.costs.predict(1, self.num_queries, kv_tokens / num_rows, 0)
+      draft = draft + choice.target * num_emitted / self.interval
     return dataclasses.replace(found, draft=draft)

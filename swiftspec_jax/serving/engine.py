@@ -126,26 +126,61 @@ class PageEngine(engine.Engine[PagedJob]):
     )
     for own in self._target.models.values():
       paged_forward.check_kernels(own, sizes)
-    self.drafter = make_drafter.make(
-      self._target, draft, sizes, run_ahead=run_ahead
-    )
+    self._run_ahead = run_ahead
+    self._make_drafter(draft)
     self.lookup: HostDrafter | None = None
     if lookup is not None:
       self.lookup = make_drafter.make_second(self._target, lookup, sizes)
     self.policy = policy or NoSpeculation()
-    self._run_ahead = run_ahead
     self._unread: collections.deque[Unread] = collections.deque()
     self._last_read = 0.0  # time
     # A plan that waits until all steps are read, with its view.
     self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
     self._waiting_plan = None
     num_slots = config.buckets.max_rows
-    self.programs = Programs(sizes, self._target, self.drafter)
     self._texts = SlotTexts(
       token_ids=np.zeros((num_slots, config.max_context), np.int32),
       num_tenants=np.zeros(num_slots, np.int64),
       page_table=self.scheduler.page_table,
     )
+
+  def take_draft(self, draft: make_drafter.Draft) -> None:
+    """Drafts in another way from now on; only without requests.
+
+    Keys and values of ended requests stay, so prompts that begin as theirs are
+    not read again. Programs of the new drafts are compiled by `warm_up`, or by
+    the steps that take them.
+
+    Args:
+      draft: source of drafts, as in the constructor.
+
+    Raises:
+      UserError: there are requests, or the draft needs trees or features of the
+        target, and the one before does not, or the other way round.
+    """
+    if self.num_requests:
+      raise errors.UserError(
+        f'{self.num_requests} requests have not ended; take another draft '
+        'behind them'
+      )
+    model = make_drafter.model_of(draft, self._model)
+    features = model.config.feature_layers if model else ()
+    if (
+      make_drafter.makes_trees(draft) != self._takes_trees
+      or features != self._target.cache.feature_layers
+    ):
+      raise errors.UserError(
+        f'{draft!r} needs other trees or features than the draft before; make '
+        'another engine'
+      )
+    self._drafts_by_model = model is not None
+    self._make_drafter(draft)
+
+  def _make_drafter(self, draft: make_drafter.Draft) -> None:
+    self.drafter = make_drafter.make(
+      self._target, draft, self._sizes, run_ahead=self._run_ahead
+    )
+    self.programs = Programs(self._sizes, self._target, self.drafter)
 
   @property
   def policy(self) -> policies.Policy:

@@ -67,6 +67,8 @@ class FlatBatch:
   # i32[X] tokens of the row whose pages are left out of the middle of
   # `block_pages`; None where there are none.
   num_skipped: jax.Array | None = None
+  # Whether all blocks are of the same row, one behind the other.
+  is_one_row: bool = struct.field(pytree_node=False, default=False)
 
   @property
   def block_size(self) -> int:
@@ -215,6 +217,7 @@ def lay_out(
     block_lengths=block_lengths,
     block_pages=block_pages,
     block_places=block_places,
+    is_one_row=num_rows == 1,
   )
   return batch, tokens, first
 

@@ -240,6 +240,7 @@ def _attend(
     mask,
     positions,
     page_size=cache.page_size,
+    is_one_row=batch.is_one_row,
     implementation=implementation,
     **options,
   )

@@ -11,6 +11,7 @@ Legend: R rows, r of them no padding, C pages of a row.
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from swiftspec_jax import errors
@@ -101,6 +102,23 @@ class SnapKVDrafter(TargetChains):
       none = np.zeros(0, np.int64)
       self._append(flat.num_rows, none, none)
     super().warm_up(flat)
+
+  def num_choices(self, num_rows: int, length: int) -> float:
+    """Returns how many choices drafts of a length use up, if all stand."""
+    return num_rows * (length + 1) / self._draft.interval
+
+  def trial_choice(self, num_known: int) -> None:
+    """Chooses for an invented row and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_known: tokens of the row.
+    """
+    num_kept = num_known - 1
+    context = self._sizes.context_of(num_kept)
+    self._keep_best(0, num_kept, context, self._made_up_texts())
+    jax.block_until_ready(self.cache.keys)
 
   def _seen(self, num_rows, slots, kv_lengths, lengths, texts):
     del lengths  # there is room for any
