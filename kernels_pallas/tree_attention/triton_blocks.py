@@ -293,7 +293,8 @@ def attend(
   )
   if new is not None:
     # A loop of no turns but in the first split.
-    num_turns = jnp.where(split == 0, pl.cdiv(new.num_rows, num_tokens), 0)
+    is_first = (split == 0).astype(jnp.int32)
+    num_turns = is_first * pl.cdiv(new.num_rows, num_tokens)
     add_new = functools.partial(_add_new, new, num_tokens, **options, **mask)
     carry = jax.lax.fori_loop(0, num_turns, add_new, carry)
   maximum, total_weight, total = carry

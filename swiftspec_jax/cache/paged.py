@@ -17,7 +17,6 @@ Legend: P pages, Z tokens of a page, Y places of a page, which are Z unless some
 devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 """
 
-import collections
 import functools
 import math
 
@@ -31,6 +30,7 @@ from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_commit import api as commit_api
 from kernels_pallas.paged_commit import reference as commit_reference
 from swiftspec_jax import errors, sharding
+from swiftspec_jax.cache import all_layers
 from swiftspec_jax.config import ModelConfig
 
 write = reference.write
@@ -222,23 +222,15 @@ def commit(
   flat = sources.ravel(), targets.ravel()
   if sharding.sequence_devices(cache.sharding.mesh) > 1:
     return move(cache, *flat)
-  arrays, by_shape = [*cache.keys, *cache.values], collections.defaultdict(list)
-  for i, array in enumerate(arrays):
-    by_shape[array.shape].append(i)
-  for places in by_shape.values():
-    moved = commit_api.paged_commit(
-      [arrays[i] for i in places],
-      sources,
-      targets,
-      implementation=kernels,
-      sharding=cache.sharding,
-    )
-    for i, pages in zip(places, moved, strict=True):
-      arrays[i] = pages
+  moved = functools.partial(
+    commit_api.paged_commit,
+    sources=sources,
+    targets=targets,
+    implementation=kernels,
+    sharding=cache.sharding,
+  )
   features = cache.features
   if features is not None:
     features = commit_reference.move(features, *flat)
-  num_layers = len(cache.keys)
-  return cache.replace(
-    keys=arrays[:num_layers], values=arrays[num_layers:], features=features
-  )
+  layers = all_layers.apply(moved, cache.keys, cache.values)
+  return cache.replace(**layers, features=features)
