@@ -28,6 +28,7 @@ def test_devices_lay_tokens_out_as_the_host_does(counts):
   np.testing.assert_array_equal(got.positions, want.positions)
   np.testing.assert_array_equal(got.block_lengths, want.block_lengths)
   np.testing.assert_array_equal(got.block_places, want.block_places)
+  np.testing.assert_array_equal(got.blocks_before, want.blocks_before)
   np.testing.assert_array_equal(
     got.block_pages[is_block], want.block_pages[is_block]
   )

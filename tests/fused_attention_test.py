@@ -6,10 +6,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paged_attention_test as paged
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
 
+from kernels_pallas import comparison
 from kernels_pallas.fused_attention import api, pallas_gpu, reference
+from kernels_pallas.fused_paged_attention import api as paged_api
+from kernels_pallas.fused_paged_attention import arg_specs as paged_specs
+from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
+from kernels_pallas.fused_paged_attention import reference as paged_reference
 from swiftspec_jax import sharding as sharding_lib
 
 IMPLEMENTATIONS = {
@@ -147,4 +153,173 @@ def test_a_chain_has_no_mask(implementation, monkeypatch):
   got = jax.jit(call)(*arrays, None, positions, sinks)
   want = reference.fused_attention(*arrays, chain, positions, sinks, scale=0.1)
   for x, y in zip(got, want, strict=True):
+    np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+PAGED = {
+  'reference': paged_reference.fused_paged_attention,
+  'pallas_gpu': functools.partial(
+    paged_gpu.fused_paged_attention,
+    config=paged_gpu.Config(block_kv=32, num_splits=3),
+    interpret=True,
+  ),
+}
+# The second block of each case goes on with the row of the first, from the last
+# token of a page on; of some rows nothing is in the pages yet.
+PAGED_CASES = {
+  'chunk': paged.Case(
+    prefix_lengths=(91, 96, 0, 40, 123), num_tokens=(5, 3, 4, 0, 5)
+  ),
+  'chunk_of_an_empty_row': paged.Case(
+    prefix_lengths=(0, 5, 31), num_tokens=(5, 5, 1), num_groups=1, page_size=8
+  ),
+  'one_token': paged.Case(
+    prefix_lengths=(0, 1, 200, 9),
+    num_tokens=(1, 1, 1, 0),
+    size=1,
+    num_kv_heads=1,
+    num_groups=4,
+  ),
+  'window': paged.Case(
+    prefix_lengths=(27, 32, 70), num_tokens=(5, 4, 5), window=7
+  ),
+  'bfloat16': paged.Case(
+    prefix_lengths=(28, 33, 60), num_tokens=(5, 5, 2), dtype='bfloat16'
+  ),
+}
+NUM_PADDING = 1  # tokens that no block has
+
+
+def paged_arguments(case, sinks, replaced):
+  """Of new tokens the last one is written nowhere."""
+  random = np.random.default_rng(1)
+  keys, values, table, lengths, counts, masks, positions = (
+    np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x).copy()
+    for x in paged.arguments(case, unseen=0.0, missing=0)[1:]
+  )
+  pages = np.arange(table.size).reshape(table.shape)
+  pages[1] = pages[0]
+  total = int(counts.sum())
+  tokens = total + NUM_PADDING
+  first = np.cumsum(counts) - counts
+  block_tokens = np.minimum(first[:, None] + np.arange(case.size), tokens - 1)
+  block_places, places = np.zeros(tokens, int), np.full(tokens, 10**6)
+  for block, token in np.argwhere(np.arange(case.size) < counts[:, None]):
+    row = lengths[block] + token
+    n = first[block] + token
+    block_places[n] = block * case.size + token
+    page = pages[block, row // case.page_size]
+    places[n] = page * case.page_size + row % case.page_size
+    place = page, row % case.page_size
+    keys[place] = values[place] = replaced
+  places[total - 1] = 10**6
+  heads = (tokens, case.num_kv_heads, case.num_groups + 2, case.head_dim)
+  angles = random.uniform(0, 6, (tokens, case.head_dim // 2))
+  dtype, integers = case.dtype, jnp.int32
+  before = np.zeros(len(counts), int)
+  before[1] = 1
+  return (
+    jnp.asarray(random.normal(size=heads), dtype),
+    jnp.asarray(np.cos(angles), jnp.float32),
+    jnp.asarray(np.sin(angles), jnp.float32),
+    jnp.asarray(keys, dtype),
+    jnp.asarray(values, dtype),
+    *(
+      jnp.asarray(x, integers)
+      for x in (places, block_tokens, block_places, before, pages)
+    ),
+    *(jnp.asarray(x, integers) for x in (lengths, counts)),
+    jnp.asarray(masks),
+    jnp.asarray(positions, integers),
+    *([] if sinks is None else [sinks]),
+  )
+
+
+def in_pages(pages, new, places):
+  """Returns pages [P, Z, G * E] with tokens [N, G, E] written one by one."""
+  pages = np.array(pages.astype(jnp.float32))
+  flat = pages.reshape(-1, pages.shape[2])
+  for place, row in zip(np.asarray(places), np.asarray(new), strict=True):
+    if place < len(flat):
+      flat[place] = row.ravel()
+  return jnp.asarray(pages)
+
+
+@pytest.mark.parametrize('case', PAGED_CASES)
+@pytest.mark.parametrize('name', PAGED)
+def test_pages_equal_oracle(name, case):
+  has_sinks = case == 'chunk'
+  case = PAGED_CASES[case]
+  sinks = jnp.arange(12.0).reshape(4, 3) if has_sinks else None
+  # The reference reads rows that nobody sees, and adds nothing of them.
+  arrays = paged_arguments(case, sinks, 1e4 if name == 'reference' else np.nan)
+  heads, cos, sin, keys, values, places, block_tokens, block_places = arrays[:8]
+  table, *by_block = arrays[9:14]
+  options = {'scale': case.head_dim**-0.5, 'window': case.window}
+  call = functools.partial(PAGED[name], **options)
+  attended, *cache = jax.jit(call)(*arrays)
+  turned = rotated(
+    heads[None, :, :, :-1].astype(jnp.float32), cos[None], sin[None]
+  )
+  turned = jnp.asarray(turned[0], jnp.float32)
+  want_cache = (
+    in_pages(keys, turned[:, :, -1], places),
+    in_pages(values, heads[:, :, -1].astype(jnp.float32), places),
+  )
+  queries = turned[:, :, :-1][block_tokens]
+  want = paged.expected(case, (queries, *want_cache, table, *by_block), sinks)
+  want = want.reshape(-1, *want.shape[2:])[block_places]
+  tolerance = TOLERANCES[case.dtype]
+  close = functools.partial(
+    np.testing.assert_allclose, rtol=tolerance, atol=tolerance
+  )
+  # The oracle misses the last token, which none but itself sees.
+  known = slice(len(places) - NUM_PADDING - 1)
+  close(attended[known].astype(jnp.float32), want[known])
+  assert jnp.isfinite(attended).all()
+  for got, rows in zip(cache, want_cache, strict=True):
+    close(got.astype(jnp.float32), rows)
+
+
+def test_a_comparison_agrees_in_the_interpreter(monkeypatch):
+  """With a row of two blocks, and padding."""
+  monkeypatch.setattr(paged_gpu, 'fused_paged_attention', PAGED['pallas_gpu'])
+  spec = paged_specs.ArgSpec(
+    name='tiny',
+    num_tokens=4,
+    num_kv_heads=1,
+    num_groups=2,
+    head_dim=32,
+    context=28,
+    tree_size=4,
+    dtype='float32',
+    window=None,
+    batch_size=2,
+    page_size=16,
+    has_sinks=True,
+  )
+  found = comparison.compare('fused_paged_attention', 'pallas_gpu', spec)
+  assert found.is_same
+
+
+@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
+def test_each_device_takes_its_heads_of_pages(implementation, monkeypatch):
+  """Of chains, whose mask is not given."""
+  monkeypatch.setattr(paged_gpu, 'fused_paged_attention', PAGED['pallas_gpu'])
+  case = PAGED_CASES['chunk']
+  sinks = jnp.arange(12.0).reshape(4, 3)
+  arrays = list(paged_arguments(case, sinks, 1e4))
+  arrays[12] = None
+  mesh = sharding_lib.make_mesh(jax.devices()[:2])
+  call = functools.partial(
+    paged_api.fused_paged_attention,
+    scale=0.1,
+    implementation=implementation,
+    sharding=sharding_lib.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads')),
+  )
+  got = jax.jit(call)(*arrays)
+  want = paged_reference.fused_paged_attention(*arrays, scale=0.1)
+  known = slice(int(arrays[11].sum()) - 1)
+  np.testing.assert_allclose(got[0][known], want[0][known], atol=2e-6)
+  for x, y in zip(got[1:], want[1:], strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)

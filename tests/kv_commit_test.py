@@ -19,6 +19,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu, reference
+from kernels_pallas.paged_commit import api as paged_api
+from kernels_pallas.paged_commit import pallas_gpu as paged_gpu
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
@@ -168,3 +170,27 @@ def test_what_no_kernel_takes_is_named():
     api.kv_commit(*arrays, num_rows=8, implementation='pallas_tpu')
   with pytest.raises(NotImplementedError, match='300 rows are more than 256'):
     api.kv_commit(*arrays, num_rows=300, implementation='pallas_gpu')
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'pallas_gpu'])
+@pytest.mark.parametrize('num_devices', [1, 2])
+def test_rows_move_within_their_pages(implementation, num_devices, monkeypatch):
+  """Of two rows, one with a place that is nowhere; others stay."""
+  kernel = functools.partial(paged_gpu.paged_commit, interpret=True)
+  monkeypatch.setattr(paged_gpu, 'paged_commit', kernel)
+  random = np.random.default_rng(0)
+  shape = 6, 4, 96  # the columns are no multiple of those of a program
+  caches = [jnp.asarray(random.normal(size=shape)) for _ in range(3)]
+  sources = np.array([[1, 3, 4, 20], [9, 10, 11, 8]], np.int32)
+  targets = np.array([[0, 1, 3, 4], [8, 9, 10, 24]], np.int32)
+  mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ('model',))
+  sharding = NamedSharding(mesh, PartitionSpec(None, None, 'model'))
+  call = functools.partial(
+    paged_api.paged_commit, implementation=implementation, sharding=sharding
+  )
+  got = jax.jit(call)(jax.device_put(caches, sharding), sources, targets)
+  for moved, cache in zip(got, caches, strict=True):
+    want = np.array(cache).reshape(24, 96)
+    is_kept = targets < 24
+    want[targets[is_kept]] = want[sources[is_kept]]
+    np.testing.assert_array_equal(moved, want.reshape(shape))

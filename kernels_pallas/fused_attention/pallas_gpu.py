@@ -9,7 +9,7 @@ what is being written.
 Legend:
 - B rows, T new tokens, M cache rows of the tree, S cache capacity
 - G kv heads, Q query heads for each kv head, E head_dim, W mask words
-- J new tokens with padding, N rows of queries
+- J new tokens with padding
 """
 
 import functools
@@ -17,12 +17,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas.fused_attention import triton_heads
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
-
-_MIN_TOKENS = 16  # of a product in Triton
 
 Config = tree_kernel.Config
 
@@ -55,12 +53,14 @@ def fused_attention(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; raises NotImplementedError as `check`."""
   check(heads.shape, tree_mask.shape[2], heads.dtype)
-  num_tokens, _, num_heads, head_dim = heads.shape[1:]
+  num_tokens, num_kv_heads, num_heads, head_dim = heads.shape[1:]
   num_rows = triton_blocks.num_rows_of(num_tokens, num_heads - 2)
+  cos, sin, flat = (x.reshape(-1, *x.shape[2:]) for x in (cos, sin, heads))
   attended, _, *written = triton_blocks.launch(
     functools.partial(_kernel, tree_size=tree_mask.shape[2]),
-    (prefix_lengths, starts, cos, sin),
-    heads,
+    (cos, sin),
+    (prefix_lengths, starts),
+    flat,
     mask_words.pack(tree_mask),
     positions,
     keys,
@@ -75,15 +75,16 @@ def fused_attention(
     interpret=interpret,
     writes=True,
   )
-  return attended, *written
+  shape = (*heads.shape[:2], num_kv_heads, num_heads - 2, head_dim)
+  return attended.reshape(shape), *written
 
 
 def _kernel(
+  cos,  # f32[B * T, E / 2]
+  sin,  # f32[B * T, E / 2]
   prefix_length,  # i32[]
   start,  # i32[]
-  cos,  # f32[T, E / 2]
-  sin,  # f32[T, E / 2]
-  heads,  # [T, Q + 2, E]
+  heads,  # [B * T, Q + 2, E]
   words,  # i32[T, W] mask
   positions,  # i32[T]
   keys,  # [S, E]
@@ -93,66 +94,28 @@ def _kernel(
   config: Config,
   **options,
 ):
-  *results, written_keys, written_values = results
-  num_tokens, num_heads, head_dim = heads.shape
-  capacity = keys.shape[0]
+  num_tokens, capacity = words.shape[0], keys.shape[0]
   prefix_length = prefix_length[()]
   # As the reference, which updates a slice.
   start = jnp.minimum(start[()], capacity - num_tokens)
-  index = jnp.arange(max(pl.next_power_of_2(num_tokens), _MIN_TOKENS))
-  is_new = (index < num_tokens)[:, None]
-  columns = jnp.arange(head_dim)[None]
-  rotated = functools.partial(_rotated, heads, cos, sin)
-
-  def load_new():
-    key = index[:, None], num_heads - 2, columns
-    value = index[:, None], num_heads - 1, columns
-    return (
-      rotated(key, is_new).astype(keys.dtype),
-      triton_blocks.load_queries(heads, value, is_new).astype(values.dtype),
-    )
-
-  @pl.when(pl.program_id(2) == 0)
-  def _():
-    places = (start + index)[:, None], columns
-    written = written_keys, written_values
-    for ref, new in zip(written, load_new(), strict=True):
-      plgpu.store(ref.at[places], new, mask=is_new)
-
-  triton_blocks.attend(
-    rotated,
+  index = triton_heads.indices(num_tokens)
+  triton_heads.attend(
+    heads,
+    cos,
+    sin,
     words,
     positions,
     keys,
     values,
     results,
+    first_row=start,
+    num_tokens=num_tokens,
+    places=start + index,
+    is_stored=index < num_tokens,
+    first_token=pl.program_id(0) * num_tokens,
     prefix_length=prefix_length,
     end=jnp.minimum(prefix_length + tree_size, capacity),
     place_fn=lambda block, *_: pl.ds(block * config.block_kv, config.block_kv),
     config=config,
-    new=triton_blocks.NewRows(
-      first=start, num_rows=num_tokens, load_fn=load_new
-    ),
     **options,
   )
-
-
-def _rotated(heads, cos, sin, places, is_row) -> jax.Array:
-  """Returns rotated heads [N, E], as `attend` wants queries.
-
-  The other half of a pair is loaded, too: registers cannot be sliced.
-  """
-  token, head, column = places
-  half = heads.shape[2] // 2
-  is_first = column < half
-  load = functools.partial(plgpu.load, mask=is_row, other=0)
-  own, other = (
-    load(heads.at[token, head, place]).astype(jnp.float32)
-    for place in (column, jnp.where(is_first, column + half, column - half))
-  )
-  angle = token, column & (half - 1)
-  sines = load(sin.at[angle])
-  rotated = own * load(cos.at[angle]) + other * jnp.where(
-    is_first, -sines, sines
-  )
-  return rotated.astype(heads.dtype)

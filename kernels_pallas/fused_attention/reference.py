@@ -57,14 +57,25 @@ def rotate_and_write(
 
   The arguments are those of `api.fused_attention`.
   """
+  queries, new_keys, new_values = rotate_heads(heads, cos, sin)
+  keys = write(keys, new_keys, starts)
+  values = write(values, new_values, starts)
+  return queries, keys, values
+
+
+def rotate_heads(
+  heads: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns queries [B, T, G, Q, E], new keys and values [B, T, G, E].
+
+  The arguments are those of `api.fused_attention`.
+  """
   num_groups = heads.shape[3] - 2
   queries = heads[:, :, :, :num_groups]
   flat = queries.reshape(*queries.shape[:2], -1, queries.shape[4])
   queries = rotate(flat, cos, sin).reshape(queries.shape)
   new_keys = rotate(heads[:, :, :, num_groups], cos, sin)
-  keys = write(keys, new_keys, starts)
-  values = write(values, heads[:, :, :, num_groups + 1], starts)
-  return queries, keys, values
+  return queries, new_keys, heads[:, :, :, num_groups + 1]
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import tiles
 
-_MOST_ROWS = 256
+MOST_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ def check(cache_shape: tuple[int, ...], num_rows: int) -> None:
     raise NotImplementedError(
       f'head_dim {head_dim} is no power of two from 16 to 256'
     )
-  if num_rows > _MOST_ROWS:
-    raise NotImplementedError(f'{num_rows} rows are more than {_MOST_ROWS}')
+  if num_rows > MOST_ROWS:
+    raise NotImplementedError(f'{num_rows} rows are more than {MOST_ROWS}')
 
 
 def kv_commit(
@@ -114,14 +114,35 @@ def _kernel(
   source = jnp.minimum(start[()] + offset, capacity - 1)
   target = start[()] + index
   is_moved = (is_kept & (offset != index) & (target < capacity))[:, None]
-  column = jnp.arange(num_columns)[None]
+  column = jnp.arange(num_columns)
+  move_rows(outputs, source, target, is_moved, column, interpret=interpret)
 
+
+def move_rows(
+  outputs: Sequence[jax.Array],
+  source: jax.Array,
+  target: jax.Array,
+  is_moved: jax.Array,
+  column: jax.Array,
+  *,
+  interpret: bool,
+) -> None:
+  """Moves rows of the cache that the third index of a program names.
+
+  Args:
+    outputs: caches [rows, columns], references of a kernel.
+    source: i32[T] rows to read, all before any is written.
+    target: i32[T] rows to write.
+    is_moved: bool[T, columns], or as wide as one of them, which numbers are.
+    column: i32[columns].
+    interpret: whether the kernel is interpreted.
+  """
   for i, cache in enumerate(outputs):
 
     @pl.when(pl.program_id(2) == i)
     def _(cache=cache):
-      rows = plgpu.load(cache.at[source[:, None], column], mask=is_moved)
+      rows = plgpu.load(cache.at[source[:, None], column[None]], mask=is_moved)
       if not interpret:
         # All threads have read before one of them writes.
         plgpu.debug_barrier()
-      plgpu.store(cache.at[target[:, None], column], rows, mask=is_moved)
+      plgpu.store(cache.at[target[:, None], column[None]], rows, mask=is_moved)

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, dispatch, trials, tuning
+from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.paged_attention import (
   arg_specs,
   pallas_gpu,
@@ -138,27 +138,16 @@ def _choose(
     pages = sharding.shard_shape(pages)
     num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
   local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
-  are_shared = _spec(sharding)[1] is not None
-  spec = arg_specs.ArgSpec(
-    name=f'queries {queries.dtype}{list(local)}, pages {list(pages)}, '
-    f'{num_columns} of a row, window {options["window"]}'
-    f'{"" if sinks is None else ", sinks"}'
-    f'{", devices share them" if are_shared else ""}',
-    # An engine has programs for many numbers of blocks.
-    batch_size=call_spec.MOST_ROWS,
-    num_tokens=size,
-    num_kv_heads=num_kv_heads,
-    num_groups=num_groups,
-    head_dim=head_dim,
-    context=max(num_columns * pages[1] - size, 0),
-    tree_size=size,
-    dtype=queries.dtype.name,
+  spec = arg_specs.ArgSpec.of_pages(
+    f'queries {queries.dtype}{list(local)}',
+    local,
+    pages,
+    num_columns,
+    queries.dtype,
+    has_sinks=sinks is not None,
     window=options['window'],
     soft_cap=options['soft_cap'],
-    page_size=pages[1],
-    # Devices that share rows count the sinks when they merge.
-    has_sinks=sinks is not None and not are_shared,
-    is_shared=are_shared,
+    is_shared=_spec(sharding)[1] is not None,
   )
   checks = {
     name: functools.partial(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import model_shapes, tiles
+from kernels_pallas import call_spec, model_shapes, tiles
 from kernels_pallas.paged_attention import padding
 from kernels_pallas.tree_attention import arg_specs as tree_specs
 
@@ -33,6 +33,56 @@ class ArgSpec(tree_specs.ArgSpec):
 
   page_size: int
   is_shared: bool = False
+
+  @classmethod
+  def of_pages(
+    cls,
+    tokens: str,
+    queries_shape: tuple[int, ...],
+    pages_shape: tuple[int, ...],
+    num_columns: int,
+    dtype: jax.typing.DTypeLike,
+    *,
+    has_sinks: bool,
+    window: int | None,
+    soft_cap: float | None = None,
+    is_shared: bool = False,
+  ) -> 'ArgSpec':
+    """Returns the spec of a call.
+
+    Args:
+      tokens: dtype and shape of the tokens' argument, in words.
+      queries_shape: (X, T, G, Q, E) of a device.
+      pages_shape: (P, Z, G * E) of a device.
+      num_columns: C.
+      dtype: dtype of tokens and pages.
+      has_sinks: whether query heads have sinks.
+      window: window in tokens, or None.
+      soft_cap: bound of the scores, or None.
+      is_shared: whether devices share the rows of a page.
+    """
+    _, size, num_kv_heads, num_groups, head_dim = queries_shape
+    page_size = pages_shape[1]
+    return cls(
+      name=f'{tokens}, pages {list(pages_shape)}, {num_columns} of a row, '
+      f'window {window}{", sinks" if has_sinks else ""}'
+      f'{", devices share them" if is_shared else ""}',
+      # An engine has programs for many numbers of blocks.
+      batch_size=call_spec.MOST_ROWS,
+      num_tokens=size,
+      num_kv_heads=num_kv_heads,
+      num_groups=num_groups,
+      head_dim=head_dim,
+      context=max(num_columns * page_size - size, 0),
+      tree_size=size,
+      dtype=jnp.dtype(dtype).name,
+      window=window,
+      soft_cap=soft_cap,
+      page_size=page_size,
+      # Devices that share rows count the sinks when they merge.
+      has_sinks=has_sinks and not is_shared,
+      is_shared=is_shared,
+    )
 
   @property
   def capacity(self) -> int:

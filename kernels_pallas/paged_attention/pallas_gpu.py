@@ -12,6 +12,8 @@ head_dim, K block_kv.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,27 +82,36 @@ def paged_attention(
   )
   attended, log_sums = triton_blocks.launch(
     functools.partial(_kernel, page_size=page_size),
+    (),
     (page_table, prefix_lengths, num_tokens),
-    queries,
+    queries.reshape(-1, *queries.shape[2:]),
     mask_words.pack(mask),
     positions,
     keys,
     values,
     pl.BlockSpec((len(keys), None, head_dim), lambda b, g, p: (0, g, 0)),
     sinks,
-    config=config or _default_config(queries.shape, keys.dtype),
+    config=config or default_config(queries.shape, keys.dtype),
     name='paged_attention',
     scale=scale,
     window=window,
     soft_cap=soft_cap,
     interpret=interpret,
   )
+  attended = attended.reshape(queries.shape)
   log_sums = padding.zero(log_sums, num_tokens)
   return (attended, log_sums) if with_sums else attended
 
 
-def _default_config(queries_shape, dtype) -> Config:
-  """Returns tiles; where there are many blocks, their rows are not split."""
+def default_config(
+  queries_shape: tuple[int, ...], dtype: jax.typing.DTypeLike
+) -> Config:
+  """Returns tiles; where there are many blocks, their rows are not split.
+
+  Args:
+    queries_shape: X, T, G, Q, E.
+    dtype: dtype of the pages.
+  """
   num_blocks, size, num_kv_heads, num_groups, head_dim = queries_shape
   num_rows = triton_blocks.num_rows_of(size, num_groups)
   config = tree_kernel.default_config(num_rows, head_dim, dtype)
@@ -112,7 +123,7 @@ def _kernel(
   page_table,  # i32[C]
   prefix_length,  # i32[]
   num_tokens,  # i32[]
-  queries,  # [T, Q, E]
+  queries,  # [X * T, Q, E]
   words,  # i32[T, W] mask
   positions,  # i32[T]
   keys,  # [P * Z, E]
@@ -122,17 +133,6 @@ def _kernel(
   **options,
 ):
   prefix_length, num_tokens = prefix_length[()], num_tokens[()]
-  lanes = jnp.arange(queries.shape[2])[None]
-
-  def place(_, rows, is_row):
-    pages = plgpu.load(
-      page_table.at[rows // page_size],
-      mask=is_row,
-      other=None if is_row is None else 0,
-    )
-    places = jnp.maximum(pages, 0) * page_size + rows % page_size
-    return places[:, None], lanes
-
   triton_blocks.attend(
     functools.partial(triton_blocks.load_queries, queries),
     words,
@@ -144,7 +144,33 @@ def _kernel(
     end=padding.ends_of(
       prefix_length, num_tokens, page_table.shape[0] * page_size
     ),
-    place_fn=place,
+    place_fn=place_fn(page_table, page_size, queries.shape[2]),
+    first_token=pl.program_id(0) * words.shape[0],
     token_count=num_tokens,
     **options,
   )
+
+
+def place_fn(
+  page_table, page_size: int, head_dim: int, first_column: int = 0
+) -> Callable[..., Any]:
+  """Returns what `triton_blocks.attend` calls to find rows in pages.
+
+  Args:
+    page_table: i32[any] reference of a kernel, which has the pages of the row.
+    page_size: Z.
+    head_dim: E.
+    first_column: place of the first page there.
+  """
+  lanes = jnp.arange(head_dim)[None]
+
+  def place(_, rows, is_row):
+    pages = plgpu.load(
+      page_table.at[first_column + rows // page_size],
+      mask=is_row,
+      other=None if is_row is None else 0,
+    )
+    places = jnp.maximum(pages, 0) * page_size + rows % page_size
+    return places[:, None], lanes
+
+  return place

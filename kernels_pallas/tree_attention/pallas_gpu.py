@@ -105,8 +105,9 @@ def tree_attention(
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   attended, _ = triton_blocks.launch(
     functools.partial(_kernel, tree_size=tree_mask.shape[2]),
+    (),
     (prefix_lengths,),
-    queries,
+    queries.reshape(-1, *queries.shape[2:]),
     mask_words.pack(tree_mask),
     positions,
     keys,
@@ -120,12 +121,12 @@ def tree_attention(
     soft_cap=soft_cap,
     interpret=interpret,
   )
-  return attended
+  return attended.reshape(queries.shape)
 
 
 def _kernel(
   prefix_length,  # i32[]
-  queries,  # [T, Q, E]
+  queries,  # [B * T, Q, E]
   words,  # i32[T, W] mask
   positions,  # i32[T]
   keys,  # [S, E]
@@ -147,5 +148,6 @@ def _kernel(
     end=jnp.minimum(prefix_length + tree_size, keys.shape[0]),
     place_fn=lambda block, *_: pl.ds(block * config.block_kv, config.block_kv),
     config=config,
+    first_token=pl.program_id(0) * words.shape[0],
     **options,
   )

@@ -34,22 +34,23 @@ def num_rows_of(num_tokens: int, num_groups: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewRows:
-  """Rows that a kernel writes, and so reads from elsewhere.
+  """Rows that a launch writes, and so reads from elsewhere.
 
   Attributes:
     first: i32[] number of the first one.
-    num_rows: number of them, that of the tokens.
-    load_fn: function that returns keys [J, E] and values [J, E], the first of
-      which are those of the rows.
+    num_rows: i32[] number of them.
+    load_fn: function of i32[] that returns keys [J, E] and values [J, E] of as
+      many rows as a block has tokens: those behind that many such blocks.
   """
 
   first: jax.Array
-  num_rows: int
-  load_fn: Callable[[], tuple[jax.Array, jax.Array]]
+  num_rows: jax.Array | int
+  load_fn: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def launch(
   kernel: Callable[..., None],
+  whole: Sequence[jax.Array],
   by_row: Sequence[jax.Array],
   queries: jax.Array,
   words: jax.Array,
@@ -68,11 +69,13 @@ def launch(
   """Launches a kernel that calls `attend` over rows, kv heads and splits.
 
   Args:
-    kernel: function of a part of `by_row`, then of what `attend` takes, from
-      queries to results; and of the options, `config` and `interpret`.
+    kernel: function of `whole`, of a part of `by_row`, then of what `attend`
+      takes, from queries to results; and of the options, `config` and
+      `interpret`.
+    whole: arrays that all programs have.
     by_row: arrays [B, ...], of which a program has its row.
-    queries: [B, T, G, Q, E]; [B, T, G, Q + 2, E] with the key and the value of
-      a token behind its queries, where the kernel writes.
+    queries: [N, G, Q, E] of the tokens of all rows; [N, G, Q + 2, E] with the
+      key and the value of a token behind its queries, where the kernel writes.
     words: i32[B, T, W].
     positions: i32[B, T].
     keys: keys; `store_spec` takes a part of them.
@@ -87,12 +90,13 @@ def launch(
     **options: options of the kernel.
 
   Returns:
-    [B, T, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums of the
+    [N, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums of the
     softmax, without those of sinks; then keys and values, where the kernel
     writes.
   """
-  batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
-  num_groups -= 2 if writes else 0
+  batch, num_tokens = words.shape[:2]
+  num_all, num_kv_heads, num_heads, head_dim = queries.shape
+  num_groups = num_heads - (2 if writes else 0)
   num_rows = num_rows_of(num_tokens, num_groups)
   num_splits = config.num_splits
 
@@ -110,8 +114,7 @@ def launch(
 
   def of_tokens(num_heads):
     return pl.BlockSpec(
-      (None, num_tokens, None, num_heads, head_dim),
-      lambda b, g, p: (b, 0, g, 0, 0),
+      (num_all, None, num_heads, head_dim), lambda b, g, p: (0, g, 0, 0)
     )
 
   partial_shapes = [
@@ -126,13 +129,16 @@ def launch(
   # One more input, which `attend` finds in front of the results.
   by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
   written = [keys, values] if writes else []
-  first_written = len(by_row) + 3
+  first_written = len(whole) + len(by_row) + 3
   out, _, maxima, sums, *written = pl.pallas_call(
     functools.partial(kernel, config=config, interpret=interpret, **options),
     grid=(*heads, num_splits),
     in_specs=[
+      *(
+        pl.BlockSpec(x.shape, lambda b, g, p, n=x.ndim: (0,) * n) for x in whole
+      ),
       *(whole_row(*x.shape[1:]) for x in by_row),
-      of_tokens(queries.shape[3]),
+      of_tokens(num_heads),
       whole_row(*words.shape[1:]),
       whole_row(num_tokens),
       store_spec,
@@ -150,7 +156,7 @@ def launch(
     ],
     out_shape=[
       jax.ShapeDtypeStruct(
-        (batch, num_tokens, num_kv_heads, num_groups, head_dim), queries.dtype
+        (num_all, num_kv_heads, num_groups, head_dim), queries.dtype
       ),
       *(
         jax.ShapeDtypeStruct((*heads, *shape), dtype)
@@ -167,6 +173,7 @@ def launch(
     interpret=interpret,
     name=name,
   )(
+    *whole,
     *by_row,
     queries,
     words,
@@ -185,7 +192,7 @@ def launch(
 
 
 def load_queries(queries, places, is_row):
-  """Returns rotated queries [N, E], for `attend`; `queries` is [T, Q, E]."""
+  """Returns rotated queries [N, E], for `attend`, of [tokens, Q, E]."""
   return plgpu.load(queries.at[places], mask=is_row, other=0)
 
 
@@ -205,7 +212,9 @@ def attend(
   window: int | None,
   soft_cap: float | None,
   interpret: bool,
+  first_token: jax.Array,
   token_count: jax.Array | None = None,
+  stores_padding: bool = True,
   new: NewRows | None = None,
 ):
   """Attends from one row's tokens to this split's share of a kv head.
@@ -213,13 +222,13 @@ def attend(
   Args:
     queries_fn: function that returns queries [N, E], of tokens i32[N, 1],
       heads i32[N, 1] and columns i32[1, E], and of which of them there are:
-      bool[N, 1].
+      bool[N, 1]. Others may lie outside of the array.
     words: i32[T, W] mask.
     positions: i32[T].
     keys: keys of the kv head, which `place_fn` points into.
     values: values, as keys.
     results: sinks f32[Q], where there are any; the counter i32[1]; then refs of
-      [T, Q, E], and partial results f32[P, N, E], f32[P, N] and f32[P, N].
+      [tokens, Q, E], and partial results f32[P, N, E], f32[P, N] and f32[P, N].
     prefix_length: i32[] rows that every token sees.
     end: i32[] rows that any token may see.
     place_fn: function that returns where the rows of a block lie, of its number
@@ -230,22 +239,27 @@ def attend(
     window: width of the layer's window, or None.
     soft_cap: limit of the scores, or None.
     interpret: whether it is interpreted.
-    token_count: i32[] tokens that are no padding, which gives zeros.
+    first_token: i32[] the first of the row's T tokens, among all tokens.
+    token_count: i32[] tokens of the row that are no padding; None for T.
+    stores_padding: whether padding gives zeros. If not, the tokens in its place
+      are those of others.
     new: rows that the kernel writes; None where it writes none.
   """
   *sinks, num_done, out, totals, maxima, sums = results
-  num_tokens, num_groups, head_dim = out.shape
+  num_tokens = words.shape[0]
+  _, num_groups, head_dim = out.shape
   num_rows = num_rows_of(num_tokens, num_groups)
   split = pl.program_id(2)
   index = jnp.arange(num_rows)
   is_row = index < num_tokens * num_groups
   token = index // num_groups
   places = (
-    token[:, None],
+    (first_token + token)[:, None],
     (index % num_groups)[:, None],
     jnp.arange(head_dim)[None],
   )
-  tile = queries_fn(places, is_row[:, None])
+  is_token = is_row if token_count is None else is_row & (token < token_count)
+  tile = queries_fn(places, is_token[:, None])
   columns = [
     plgpu.load(words.at[token, word], mask=is_row, other=0)[:, None]
     for word in range(words.shape[1])
@@ -278,10 +292,11 @@ def attend(
     tree_block, blocks[1], functools.partial(add, **mask), carry
   )
   if new is not None:
-    # A loop of one turn in the first split, and of none in the others.
-    add_new = functools.partial(_add_new, new, **options, **mask)
+    # A loop of no turns but in the first split.
     is_first = (split == 0).astype(jnp.int32)
-    carry = jax.lax.fori_loop(0, is_first, lambda _, c: add_new(c), carry)
+    num_turns = is_first * pl.cdiv(new.num_rows, num_tokens)
+    add_new = functools.partial(_add_new, new, num_tokens, **options, **mask)
+    carry = jax.lax.fori_loop(0, num_turns, add_new, carry)
   maximum, total_weight, total = carry
   maxima[split] = maximum
   sums[split] = total_weight
@@ -300,9 +315,10 @@ def attend(
       maxima, sums, totals, config.num_splits, nothing
     )
     if token_count is not None:
-      combined = jnp.where((token < token_count)[:, None], combined, 0.0)
+      combined = jnp.where(is_token[:, None], combined, 0.0)
+    is_stored = is_row if stores_padding else is_token
     plgpu.store(
-      out.at[places], combined.astype(out.dtype), mask=is_row[:, None]
+      out.at[places], combined.astype(out.dtype), mask=is_stored[:, None]
     )
 
 
@@ -313,7 +329,7 @@ def _blocks_of(split, first_row, prefix_length, end, config):
   share = pl.cdiv(jnp.maximum(end_block - first_block, 0), config.num_splits)
   start = first_block + split * share
   stop = jnp.maximum(jnp.minimum(start + share, end_block), start)
-  tree_block = jax.lax.div(prefix_length, config.block_kv)
+  tree_block = jax.lax.div(jnp.minimum(prefix_length, end), config.block_kv)
   tree_block = jnp.minimum(jnp.maximum(tree_block, start), stop)
   return (start, stop), tree_block
 
@@ -368,14 +384,15 @@ def _add_block(
   )
 
 
-def _add_new(new, carry, **options):
-  """Takes the new rows into the running softmax."""
-  keys, values = new.load_fn()
+def _add_new(new, size, turn, carry, **options):
+  """Takes some new rows into the running softmax, as many as a block has."""
+  keys, values = new.load_fn(turn)
   index = jnp.arange(len(keys))
+  row = turn * size + index
   return running_softmax.add_rows(
     carry,
-    new.first + index,
-    index < new.num_rows,
+    new.first + row,
+    (index < size) & (row < new.num_rows),
     lambda: keys,
     lambda: values,
     **options,

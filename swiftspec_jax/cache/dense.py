@@ -12,7 +12,6 @@ Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers, H
 features.
 """
 
-import collections
 import dataclasses
 import functools
 import math
@@ -25,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from kernels_pallas.fused_attention import reference
 from kernels_pallas.kv_commit import api
 from swiftspec_jax import sharding
+from swiftspec_jax.cache import all_layers
 from swiftspec_jax.config import ModelConfig
 
 # Rows that kernels read at once; on a TPU the lanes of a register.
@@ -170,16 +170,8 @@ def commit(
     implementation=kernels,
     sharding=cache.sharding,
   )
-  arrays, by_shape = [*cache.keys, *cache.values], collections.defaultdict(list)
-  for i, array in enumerate(arrays):
-    by_shape[array.shape].append(i)
-  for places in by_shape.values():
-    for i, moved in zip(places, move([arrays[i] for i in places]), strict=True):
-      arrays[i] = moved
-  num_layers = len(cache.keys)
   return cache.replace(
-    keys=arrays[:num_layers],
-    values=arrays[num_layers:],
+    **all_layers.apply(move, cache.keys, cache.values),
     kv_lengths=cache.kv_lengths + num_kept,
   )
 

@@ -17,6 +17,7 @@ Legend: P pages, Z tokens of a page, Y places of a page, which are Z unless some
 devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -26,8 +27,14 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import products
+from kernels_pallas.fused_paged_attention import reference
+from kernels_pallas.paged_commit import api as commit_api
+from kernels_pallas.paged_commit import reference as commit_reference
 from swiftspec_jax import errors, sharding
+from swiftspec_jax.cache import all_layers
 from swiftspec_jax.config import ModelConfig
+
+write = reference.write
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -200,31 +207,6 @@ def _bounds(
   }
 
 
-def write(
-  pages: jax.Array,
-  new: jax.Array,
-  places: jax.Array,
-  page_size: int | None = None,
-) -> jax.Array:
-  """Returns one layer's keys or values, or features, with new ones written.
-
-  Args:
-    pages: [P, Y, G * E], or features [P, Z, H].
-    new: [N, G, E], or [N, H].
-    places: i32[N] page * Z + offset; P * Z or more is written nowhere.
-    page_size: Z; None if Y is Z.
-  """
-  new = new.reshape(len(new), -1)
-  if len(places) == 1:
-    # XLA CPU copies the whole cache to write a single row; the second one is
-    # written nowhere.
-    new = jnp.concatenate([new, new])
-    places = jnp.append(places, pages.shape[0] * pages.shape[1])
-  # Pages are not merged: devices may share the tokens of each.
-  index = jnp.divmod(places, page_size or pages.shape[1])
-  return pages.at[index].set(new.astype(pages.dtype), mode='drop')
-
-
 def move(
   cache: PagedCache, sources: jax.Array, targets: jax.Array
 ) -> PagedCache:
@@ -235,14 +217,39 @@ def move(
     sources: i32[N] page * Z + offset.
     targets: i32[N]; P * Z or more is written nowhere.
   """
-  if len(sources) == 1:
-    # XLA for GPUs slices a single row, and to slice what devices share it first
-    # gathers all of it; the second row is written nowhere.
-    sources = jnp.append(sources, 0)
-    targets = jnp.append(targets, cache.num_places)
-
-  def moved(pages):
-    rows = pages[jnp.divmod(sources, cache.page_size)]
-    return write(pages, rows, targets, cache.page_size)
-
+  moved = functools.partial(
+    commit_reference.move,
+    sources=sources,
+    targets=targets,
+    page_size=cache.page_size,
+  )
   return jax.tree.map(moved, cache)
+
+
+def commit(
+  cache: PagedCache, sources: jax.Array, targets: jax.Array, *, kernels: str
+) -> PagedCache:
+  """Returns the cache with the tokens of rows moved within their own pages.
+
+  Args:
+    cache: cache of the rows.
+    sources: i32[B, T] page * Z + offset, all read before any is written.
+    targets: i32[B, T]; P * Z or more is written nowhere.
+    kernels: name of the code to run, one of
+      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+  """
+  flat = sources.ravel(), targets.ravel()
+  if sharding.sequence_devices(cache.sharding.mesh) > 1:
+    return move(cache, *flat)
+  moved = functools.partial(
+    commit_api.paged_commit,
+    sources=sources,
+    targets=targets,
+    implementation=kernels,
+    sharding=cache.sharding,
+  )
+  features = cache.features
+  if features is not None:
+    features = commit_reference.move(features, *flat)
+  layers = all_layers.apply(moved, cache.keys, cache.values)
+  return cache.replace(**layers, features=features)

@@ -24,6 +24,11 @@ AttendFn = Callable[
 HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
+def rotates_alone(config: ModelConfig) -> bool:
+  """Returns whether a rotation is all between the product and attention."""
+  return not (config.use_qk_norm or config.irope or config.gemma4)
+
+
 def outputs(
   qkv: jax.Array,
   layer: Params,

@@ -135,9 +135,7 @@ def forward_with_features(
     )
     return attended
 
-  # Else there is more between the product and attention than a rotation.
-  is_plain = not (config.use_qk_norm or config.irope or config.gemma4)
-  is_fused = context is None and is_plain
+  is_fused = context is None and attention.rotates_alone(config)
   x, features = run_layers(
     params,
     config,

@@ -142,7 +142,9 @@ def make_noise(
 
 
 @functools.partial(
-  jax.jit, static_argnames=('reads_texts', 'kernels', 'sharding')
+  jax.jit,
+  static_argnames=('reads_texts', 'kernels', 'sharding'),
+  donate_argnames='rows',
 )
 def verify(
   logits: jax.Array,
@@ -167,7 +169,7 @@ def verify(
     queries: rows and places of the queries.
     drafted: i32[B, K'] draft tokens, at least K if any are verified.
     sampling: sampling parameters of the slots.
-    rows: texts of the slots.
+    rows: texts of the slots; donated.
     trees: trees of the drafts; None where they are chains.
     reads_texts: whether the sampling looks at the texts; static.
     kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.

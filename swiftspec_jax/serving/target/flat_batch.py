@@ -69,6 +69,9 @@ class FlatBatch:
   num_skipped: jax.Array | None = None
   # Whether all blocks are of the same row, one behind the other.
   is_one_row: bool = struct.field(pytree_node=False, default=False)
+  # i32[X] blocks right in front with tokens of the same row; 0 for padding.
+  # None where such blocks may lie elsewhere, and where slots have rows.
+  blocks_before: jax.Array | None = None
 
   @property
   def block_size(self) -> int:
@@ -88,13 +91,6 @@ class FlatBatch:
     """Returns [N, ...] of [X, W, ...]."""
     values = values.reshape(-1, *values.shape[2:])
     return values if self.block_places is None else values[self.block_places]
-
-  def blocks_of(self, tokens: jax.Array) -> jax.Array:
-    """Returns the blocks i32[n] of tokens i32[n] of the N."""
-    places = tokens
-    if self.block_places is not None:
-      places = self.block_places[tokens]
-    return places // self.block_size
 
 
 def pack(
@@ -131,6 +127,7 @@ def pack(
     (sizes.num_blocks, sizes.context // page_size), np.int32
   )
   block_rows = np.repeat(np.arange(len(starts)), num_blocks)
+  blocks_before = np.arange(len(block_rows)) - _before(num_blocks)[block_rows]
   block_pages[: len(block_rows), :num_columns] = page_table[
     block_rows, :num_columns
   ]
@@ -141,6 +138,7 @@ def pack(
     block_lengths=block_lengths.astype(np.int32),
     block_pages=block_pages,
     block_places=padded(blocks * width + index % width, sizes.num_tokens),
+    blocks_before=padded(blocks_before, sizes.num_blocks),
   )
 
 
@@ -188,12 +186,16 @@ def lay_out(
   """
   has_rows = pages is None
   num_rows, width = len(counts), sizes.block_size
-  block_tokens = block_places = block_pages = None
-  if has_rows and sizes.num_tokens == num_rows * width:
+  block_tokens = block_places = block_pages = blocks_before = None
+  # A block for each row. Pages have such ones in plain steps.
+  is_plain = has_rows or width == 1
+  if is_plain and sizes.num_tokens == num_rows * width:
     first = jnp.arange(num_rows, dtype=jnp.int32) * width
     rows, index = jnp.divmod(jnp.arange(sizes.num_tokens), width)
     tokens = Unfolded(rows=rows, index=index, is_real=index < counts[rows])
     block_lengths = counts
+    if not has_rows:
+      block_pages, blocks_before = pages, jnp.zeros_like(counts)
   else:
     first = jnp.cumsum(counts) - counts
     tokens = unfold(counts, sizes.num_tokens)
@@ -208,7 +210,9 @@ def lay_out(
     before = jnp.cumsum(num_blocks) - num_blocks
     block_places = before[tokens.rows] * width + tokens.index
     block_places = jnp.where(tokens.is_real, block_places, 0)
-    block_pages = None if has_rows else pages[blocks.rows]
+    if not has_rows:
+      block_pages = pages[blocks.rows]
+      blocks_before = jnp.where(blocks.is_real, blocks.index, 0)
   positions = jnp.where(tokens.is_real, starts[tokens.rows] + tokens.index, 0)
   batch = FlatBatch(
     positions=positions,
@@ -218,6 +222,7 @@ def lay_out(
     block_pages=block_pages,
     block_places=block_places,
     is_one_row=num_rows == 1,
+    blocks_before=blocks_before,
   )
   return batch, tokens, first
 

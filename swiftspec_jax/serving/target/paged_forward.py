@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
+from kernels_pallas.fused_attention import api as fused_api
+from kernels_pallas.fused_paged_attention import api as fused_paged_api
 from kernels_pallas.paged_attention import api as paged_attention_api
 from kernels_pallas.tree_attention import api as tree_attention_api
-from swiftspec_jax import errors
+from swiftspec_jax import errors, sharding
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import decoder, layer_products, layers
+from swiftspec_jax.models import attention, decoder, layer_products, layers
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.target import flat_batch
@@ -134,43 +136,50 @@ def forward(
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
   """
-  positions = batch.in_blocks(batch.positions)
-  ends = layers.window_ends(positions, config)
-  if batch.num_skipped is not None:
-    # Among the pages that are there.
-    positions -= batch.num_skipped[:, None]
-    ends -= batch.num_skipped[:, None]
+  seen_by = _visibility(config, batch)
   keys, values = [], []
+
+  def options_of(i):
+    return {
+      'scale': decoder.query_scale(config),
+      'sinks': params['layers'][i].get('sinks'),
+      'implementation': config.kernels,
+      'sharding': cache.sharding,
+    }
 
   def attend(i, queries, new_keys, new_values):
     if new_keys is not None:
       keys.append(_written(cache, cache.keys[i], new_keys[0], batch))
       values.append(_written(cache, cache.values[i], new_values[0], batch))
-    seen = config.kv_layer(i)
-    mask, seen_from, window = batch.block_mask, positions, None
-    if config.is_sliding(i):
-      seen_from, window = ends, config.sliding_window
-      if mask is not None:
-        # The nodes of a tree do not lie at their positions.
-        mask &= ends[:, :, None] - positions[:, None] < window
-    elif config.hides_first_token:  # as in `decoder.forward_with_features`
-      seen_from, window = jnp.ones_like(positions), 1
-    if config.block and i in config.block.causal_layers and mask is not None:
-      mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
+    seen, window = seen_by(i)
+    kept = config.kv_layer(i)
     attended = _attend(
       cache,
       batch,
       batch.in_blocks(queries[0]),
-      keys[seen],
-      values[seen],
-      (positions[:, 0], mask, seen_from),
-      scale=decoder.query_scale(config),
+      keys[kept],
+      values[kept],
+      seen,
       window=window,
-      sinks=params['layers'][i].get('sinks'),
-      implementation=config.kernels,
-      sharding=cache.sharding,
+      **options_of(i),
     )
     return batch.of_blocks(attended)[None]
+
+  def attend_from_heads(i, *heads_and_angles):
+    seen, window = seen_by(i)
+    attended, *written = _attend_from_heads(
+      cache,
+      batch,
+      [x[0] for x in heads_and_angles],
+      cache.keys[i],
+      cache.values[i],
+      seen,
+      window=window,
+      **options_of(i),
+    )
+    for kept, rows in zip((keys, values), written, strict=True):
+      kept.append(rows)
+    return attended[None]
 
   features_before, images = jax.tree.map(
     lambda array: array[None], (features_before, images)
@@ -181,6 +190,9 @@ def forward(
     token_ids[None],
     batch.positions[None],
     attend,
+    attend_from_heads=(
+      attend_from_heads if _is_fused(config, batch, cache) else None
+    ),
     products=_products(len(token_ids), config, cache),
     features_before=features_before,
     feature_layers=cache.feature_layers,
@@ -190,6 +202,31 @@ def forward(
   if features is not None:
     cache = _with_features(cache, features[0], batch)
   return hidden[0], cache
+
+
+def _visibility(config, batch):
+  """Returns a function of a layer: `seen` of `_attend`, and the window."""
+  positions = batch.in_blocks(batch.positions)
+  ends = layers.window_ends(positions, config)
+  if batch.num_skipped is not None:
+    # Among the pages that are there.
+    positions -= batch.num_skipped[:, None]
+    ends -= batch.num_skipped[:, None]
+
+  def seen_by(i):
+    mask, seen_from, window = batch.block_mask, positions, None
+    if config.is_sliding(i):
+      seen_from, window = ends, config.sliding_window
+      if mask is not None:
+        # The nodes of a tree do not lie at their positions.
+        mask &= ends[:, :, None] - positions[:, None] < window
+    elif config.hides_first_token:  # as in `decoder.forward_with_features`
+      seen_from, window = jnp.ones_like(positions), 1
+    if config.block and i in config.block.causal_layers and mask is not None:
+      mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
+    return (positions[:, 0], mask, seen_from), window
+
+  return seen_by
 
 
 def _with_features(cache, features, batch):
@@ -242,6 +279,53 @@ def _attend(
     page_size=cache.page_size,
     is_one_row=batch.is_one_row,
     implementation=implementation,
+    **options,
+  )
+
+
+def _is_fused(config, batch, cache) -> bool:
+  """Whether rotation and write belong to attention."""
+  if len(batch.positions) > _MOST_KERNEL_TOKENS:
+    return False
+  if isinstance(cache, dense.KVCache):
+    is_alone = batch.block_tokens is None
+  else:
+    shares_pages = sharding.sequence_devices(cache.sharding.mesh) > 1
+    is_alone = batch.blocks_before is not None and not shares_pages
+  return is_alone and attention.rotates_alone(config)
+
+
+def _attend_from_heads(cache, batch, tokens, keys, values, seen, **options):
+  """Returns what new tokens [N, ...] read, and keys and values with them.
+
+  Heads, cosines and sines are `tokens`; the rest as in `_attend`.
+  """
+  if batch.block_pages is None:
+    attended, *written = fused_api.fused_attention(
+      *map(batch.in_blocks, tokens),
+      keys,
+      values,
+      _row_starts(cache, batch),
+      *seen,
+      **options,
+    )
+    return batch.of_blocks(attended), *written
+  prefix_lengths, mask, positions = seen
+  index = jnp.arange(len(batch.positions), dtype=jnp.int32)
+  is_in_order = batch.block_places is None
+  return fused_paged_api.fused_paged_attention(
+    *tokens,
+    keys,
+    values,
+    batch.places,
+    batch.in_blocks(index),
+    index if is_in_order else batch.block_places,
+    batch.blocks_before,
+    batch.block_pages,
+    prefix_lengths,
+    batch.block_lengths,
+    mask,
+    positions,
     **options,
   )
 

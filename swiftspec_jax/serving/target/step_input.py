@@ -39,8 +39,8 @@ class PlacedStep:
   query_index: jax.Array  # i32[M]
   queries: choices.Queries
   # i32[B, T] places of nodes before they are moved: `FlatBatch.places`, or
-  # positions where slots have rows.
-  node_places: jax.Array
+  # positions where slots have rows. None without trees.
+  node_places: jax.Array | None
 
 
 class _Fed(NamedTuple):
@@ -53,7 +53,7 @@ class _Fed(NamedTuple):
   is_sampled: jax.Array  # whether the row emits a token
 
 
-_NUM_COUNTS = len(_Fed._fields)
+NUM_COUNTS = len(_Fed._fields)  # of a row, in front of its pages
 
 
 def pack(
@@ -87,14 +87,14 @@ def pack(
   if not sizes.has_rows:
     rows = slice(len(step.slots))
     num_pages = flat.context // config.page_size
-  packed = np.zeros((flat.num_rows, _NUM_COUNTS + num_pages), np.int32)
+  packed = np.zeros((flat.num_rows, NUM_COUNTS + num_pages), np.int32)
   packed[:, 0] = config.buckets.max_rows
-  packed[rows, :_NUM_COUNTS] = np.array(fed).T
+  packed[rows, :NUM_COUNTS] = np.array(fed).T
   if num_pages:
     # The context may be more than a row can have.
     pages = page_table[step.slots, :num_pages]
-    packed[:, _NUM_COUNTS:] = NO_PAGE
-    packed[rows, _NUM_COUNTS : _NUM_COUNTS + pages.shape[1]] = pages
+    packed[:, NUM_COUNTS:] = NO_PAGE
+    packed[rows, NUM_COUNTS : NUM_COUNTS + pages.shape[1]] = pages
   return packed
 
 
@@ -119,13 +119,13 @@ def place(
     flat: same as in `pack`; static.
     num_queries: M; static.
   """
-  fed = _Fed(*packed[:, :_NUM_COUNTS].T)
+  fed = _Fed(*packed[:, :NUM_COUNTS].T)
   is_decoding = fed.starts == _AT_THE_END
   known = rows.lengths.at[fed.slots].get(mode='fill', fill_value=0)
   fed = fed._replace(starts=jnp.where(is_decoding, known - 1, fed.starts))
   pages = None
   if not isinstance(cache, dense.KVCache):
-    pages = packed[:, _NUM_COUNTS:]
+    pages = packed[:, NUM_COUNTS:]
   batch, tokens, first = flat_batch.lay_out(flat, fed.starts, fed.counts, pages)
   if pages is not None:
     # An output goes no further than that, whatever is drafted for it.
@@ -135,32 +135,41 @@ def place(
   num_slots, positions = len(rows.lengths), batch.positions
   slots = jnp.where(tokens.is_real, fed.slots[tokens.rows], num_slots)
   num_nodes = 1 if flat.block_size == 1 else drafted.shape[1] + 1
-  query_index, index = _asked(fed, first, num_queries, num_nodes)
-
-  def by_slot(values):
-    none = jnp.zeros((num_slots, *values.shape[1:]), jnp.int32)
-    return none.at[fed.slots].set(values, mode='drop')
-
-  queries = choices.Queries(
-    slots=slots[query_index],
-    positions=positions[query_index][:, None] + 1,
-    index=by_slot(index),
-    # The last token comes from the target.
-    num_drafted=jnp.minimum(
-      by_slot(fed.lengths), jnp.maximum(rows.room - 1, 0)
-    ),
-    is_sampled=by_slot(fed.is_sampled) > 0,
-  )
-  places = positions if batch.places is None else batch.places
-  placed = PlacedStep(
+  query_index, index = _asked(fed, first, flat, num_queries, num_nodes)
+  by_slot = _by_slot(fed.slots, num_slots, has_rows=pages is None)
+  index = by_slot(index)
+  # The last token comes from the target.
+  num_drafted = jnp.minimum(by_slot(fed.lengths), jnp.maximum(rows.room - 1, 0))
+  token_ids = _token_ids(fed, tokens, slots, positions, rows, drafted)
+  node_places = None
+  if trees is not None:
+    places = positions if batch.places is None else batch.places
+    node_places = places[query_index[index]]
+    batch = _place_nodes(batch, tokens, fed, slots, num_drafted, trees)
+  return PlacedStep(
     batch=batch,
     slots=slots,
-    token_ids=_token_ids(fed, tokens, slots, positions, rows, drafted),
+    token_ids=token_ids,
     query_index=query_index,
-    queries=queries,
-    node_places=places[query_index[queries.index]],
+    queries=choices.Queries(
+      slots=slots[query_index],
+      positions=batch.positions[query_index][:, None] + 1,
+      index=index,
+      num_drafted=num_drafted,
+      is_sampled=by_slot(fed.is_sampled) > 0,
+    ),
+    node_places=node_places,
   )
-  return placed if trees is None else _place_nodes(placed, trees)
+
+
+def _by_slot(slots, num_slots, *, has_rows):
+  """Returns a function that brings i32[R, ...] of rows to the slots."""
+  if has_rows:
+    return lambda values: values  # in their order
+  # One scatter; what is looked up there costs a GPU no launch of its own.
+  none = jnp.full(num_slots, len(slots), jnp.int32)
+  row = none.at[slots].set(jnp.arange(len(slots)), mode='drop')
+  return lambda values: values.at[row].get(mode='fill', fill_value=0)
 
 
 def _token_ids(fed, tokens, slots, positions, rows, drafted):
@@ -168,24 +177,32 @@ def _token_ids(fed, tokens, slots, positions, rows, drafted):
   token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
   if not drafted.size:
     return token_ids
-  # The last known token is node 0.
-  nodes = tokens.index - (fed.counts - 1 - fed.lengths)[tokens.rows]
+  nodes = _nodes(fed, tokens)
   drafts = drafted.at[slots, jnp.maximum(nodes - 1, 0)].get(
     mode='fill', fill_value=0
   )
   return jnp.where(nodes > 0, drafts, token_ids)
 
 
-def _asked(fed, first, num_queries, num_nodes):
+def _nodes(fed, tokens):
+  """Returns i32[N]: the last known token of a row is 0, its draft 1 and up."""
+  return tokens.index - (fed.counts - 1 - fed.lengths)[tokens.rows]
+
+
+def _asked(fed, first, flat, num_queries, num_nodes):
   """Returns i32[M] queries among the tokens, and i32[R, T] those of each row.
 
   A row that emits asks behind its last known token and its draft. Rows begin
   at the tokens `first` i32[R].
   """
   counts = jnp.where(fed.is_sampled > 0, fed.lengths + 1, 0)
-  asked = flat_batch.unfold(counts, num_queries)
-  index = (first + fed.counts - counts)[asked.rows] + asked.index
+  begin = first + fed.counts - counts
   nodes = jnp.arange(num_nodes)[None]
+  if num_queries == flat.num_tokens:  # room for all
+    own = jnp.where(nodes < counts[:, None], begin[:, None] + nodes, 0)
+    return jnp.arange(num_queries), own
+  asked = flat_batch.unfold(counts, num_queries)
+  index = begin[asked.rows] + asked.index
   own = (jnp.cumsum(counts) - counts)[:, None] + nodes
   return (
     jnp.where(asked.is_real, index, 0),
@@ -203,33 +220,29 @@ def _places(batch, tokens, pages, ends, cache):
   return jnp.where(is_kept, page * size + positions % size, cache.num_places)
 
 
-def _place_nodes(step: PlacedStep, trees: SlotTrees) -> PlacedStep:
-  """Brings the nodes of trees, packed as chains, to their positions."""
-  batch, queries = step.batch, step.queries
-  tokens = step.query_index[queries.index]
-  is_node = queries.is_node
-  positions = batch.positions[tokens[:, :1]] + trees.depths
+def _place_nodes(batch, tokens, fed, slots, num_drafted, trees):
+  """Returns the batch with nodes, packed as chains, at their positions."""
+  nodes, num_nodes = _nodes(fed, tokens), trees.depths.shape[1]
 
-  def put(values, index, new):
-    index = jnp.where(is_node, index, len(values))
-    return values.at[index].set(new, mode='drop')
+  def drafted_of(slots):
+    return num_drafted.at[slots].get(mode='fill', fill_value=0)
 
-  num_blocks, width = len(batch.block_lengths), batch.block_size
+  is_node = (
+    (nodes >= 0) & (nodes <= drafted_of(slots)) & (drafted_of(slots) > 0)
+  )
+  depths = trees.depths[slots, jnp.clip(nodes, 0, num_nodes - 1)]
+  positions = batch.positions - nodes + depths
   # A row and its draft are one block; all other blocks are chains.
-  blocks = batch.blocks_of(tokens[:, 0])
-  blocks = jnp.where(is_node[:, 0], blocks, num_blocks)
-  mask = trees.ancestor_mask[:, :width, :width]
+  block_slots = fed.slots[batch.in_blocks(tokens.rows)[:, 0]]
+  is_tree = (batch.block_lengths > 0) & (drafted_of(block_slots) > 0)
+  width = batch.block_size
+  mask = trees.ancestor_mask[block_slots, :width, :width]
   rest = width - mask.shape[1]
   mask = jnp.pad(mask, ((0, 0), (0, rest), (0, rest)))
-  chains = jnp.tri(width, dtype=bool)
-  chains = jnp.broadcast_to(chains, (num_blocks, width, width))
-  of_queries = put(queries.positions[:, 0], queries.index, positions + 1)
-  return step.replace(
-    batch=batch.replace(
-      positions=put(batch.positions, tokens, positions),
-      block_mask=chains.at[blocks].set(mask, mode='drop'),
-    ),
-    queries=queries.replace(positions=of_queries[:, None]),
+  chains = jnp.tri(width, dtype=bool)[None]
+  return batch.replace(
+    positions=jnp.where(is_node, positions, batch.positions),
+    block_mask=jnp.where(is_tree[:, None, None], mask, chains),
   )
 
 

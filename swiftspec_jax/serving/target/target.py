@@ -62,7 +62,7 @@ def commit_nodes(
     return _commit_rows(cache, places[:, 0], path, kernels)
   sources = jnp.take_along_axis(places, verdicts.tree.path, axis=1)
   targets = jnp.where(is_accepted, places, cache.num_places)
-  return paged.move(cache, sources[:, 1:].ravel(), targets[:, 1:].ravel())
+  return paged.commit(cache, sources[:, 1:], targets[:, 1:], kernels=kernels)
 
 
 def _commit_rows(cache, starts, path, kernels):
@@ -93,7 +93,7 @@ def query_logits(
   config: ModelConfig,
   flat: FlatSizes,
   num_queries: int,
-) -> tuple[Cache, jax.Array, jax.Array, choices.Queries, jax.Array]:
+) -> tuple[Cache, jax.Array, jax.Array, choices.Queries, jax.Array | None]:
   """Runs the target over the tokens of a step.
 
   Args:
@@ -121,9 +121,10 @@ def query_logits(
   hidden, cache = paged_forward.forward(
     params, config, step.token_ids, step.batch, cache, images=found
   )
-  hidden = hidden[step.query_index]
+  token_ids = step.token_ids
+  if num_queries < flat.num_tokens:
+    hidden, token_ids = hidden[step.query_index], token_ids[step.query_index]
   logits = paged_forward.logits_of(params, config, hidden)
-  token_ids = step.token_ids[step.query_index]
   return cache, logits, token_ids, step.queries, step.node_places
 
 
@@ -180,13 +181,14 @@ class Target:
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
-    slots = np.zeros(self._num_slots, np.int32)
+    no_text = np.zeros((self._num_slots, config.max_context), np.int32)
+    # Each array is its own, as they are donated.
     self.rows: RowState = self.put(
       RowState(
-        token_ids=np.zeros((self._num_slots, config.max_context), np.int32),
-        lengths=slots,
-        prompt_lengths=slots,
-        max_lengths=slots,
+        token_ids=no_text,
+        lengths=no_text[:, 0].copy(),
+        prompt_lengths=no_text[:, 0].copy(),
+        max_lengths=no_text[:, 0].copy(),
       )
     )
     self._max_images = sizes.max_images

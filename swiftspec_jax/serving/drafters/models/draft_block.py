@@ -135,6 +135,7 @@ def _block(token_ids, rows, cache, config):
     block_pages=rows.page_table,
     block_places=index,
     block_mask=jnp.ones((num_rows, size, size), bool),
+    blocks_before=jnp.zeros_like(token_ids),
   )
   return tokens.ravel(), batch
 

@@ -143,6 +143,7 @@ def feed(
     block_pages=rows.page_table,
     block_places=index,
     num_skipped=rows.num_skipped,
+    blocks_before=jnp.zeros_like(token_ids),
   )
   hidden, cache = paged_forward.forward(
     params, config, token_ids, batch, cache, features_before

@@ -117,6 +117,7 @@ def _with_masks(batch, rows, cache, num_masks):
     block_lengths=behind(batch.block_lengths, num_fed),
     block_pages=behind(batch.block_pages, rows.page_table),
     block_places=behind(batch.block_places, block_places),
+    blocks_before=None,  # masks see blocks of known tokens that lie elsewhere
   )
 
 

@@ -1,0 +1,1 @@
+"""Rotation, write to pages and paged attention in one launch."""

@@ -1,0 +1,104 @@
+"""Rotation, write and attention in plain JAX: what the kernel follows.
+
+Legend: N tokens, X blocks, T tokens of a block. P pages, Z rows of a page, C
+pages of a table. G kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.fused_attention import reference as fused_reference
+from kernels_pallas.paged_attention import reference as paged_reference
+
+TOLERANCES = paged_reference.TOLERANCES
+
+
+def fused_paged_attention(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  places: jax.Array,
+  block_tokens: jax.Array,
+  block_places: jax.Array,
+  blocks_before: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  tree_mask: jax.Array | None,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  *,
+  scale: float,
+  window: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """See `api.fused_paged_attention`."""
+  del blocks_before
+  queries, keys, values = rotate_and_write(
+    heads, cos, sin, keys, values, places
+  )
+  attended = paged_reference.paged_attention(
+    queries[block_tokens],
+    keys,
+    values,
+    page_table,
+    prefix_lengths,
+    num_tokens,
+    tree_mask,
+    positions,
+    sinks,
+    scale=scale,
+    window=window,
+  )
+  return of_blocks(attended, block_places), keys, values
+
+
+def rotate_and_write(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  places: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns queries [N, G, Q, E], and the pages with the new tokens.
+
+  The arguments are those of `api.fused_paged_attention`.
+  """
+  queries, new_keys, new_values = fused_reference.rotate_heads(
+    heads[None], cos[None], sin[None]
+  )
+  keys = write(keys, new_keys[0], places)
+  values = write(values, new_values[0], places)
+  return queries[0], keys, values
+
+
+def of_blocks(attended: jax.Array, block_places: jax.Array) -> jax.Array:
+  """Returns [N, ...] of [X, T, ...]; `block_places` as in the api."""
+  return attended.reshape(-1, *attended.shape[2:])[block_places]
+
+
+def write(
+  pages: jax.Array,
+  new: jax.Array,
+  places: jax.Array,
+  page_size: int | None = None,
+) -> jax.Array:
+  """Returns one layer's keys or values, or features, with new ones written.
+
+  Args:
+    pages: [P, Y, G * E], or features [P, Z, H].
+    new: [N, G, E], or [N, H].
+    places: i32[N] page * Z + offset; P * Z or more is written nowhere.
+    page_size: Z; None if Y is Z.
+  """
+  new = new.reshape(len(new), -1)
+  if len(places) == 1:
+    # XLA CPU copies the whole cache to write a single row; the second one is
+    # written nowhere.
+    new = jnp.concatenate([new, new])
+    places = jnp.append(places, pages.shape[0] * pages.shape[1])
+  # Pages are not merged: devices may share the tokens of each.
+  index = jnp.divmod(places, page_size or pages.shape[1])
+  return pages.at[index].set(new.astype(pages.dtype), mode='drop')

@@ -1,0 +1,1 @@
+"""Moves kept rows in pages behind each other, in all layers at once."""
