@@ -43,12 +43,12 @@ def own_files(tmp_path, monkeypatch):
     path.parent.mkdir(exist_ok=True)
     path.write_text(code)
   monkeypatch.syspath_prepend(tmp_path)
-  for module, table in (
-    (families, 'FAMILIES'),
-    (metrics, 'OF_RESULTS'),
-    (registry, 'PACKAGES'),
-  ):
-    monkeypatch.setattr(module, table, {**getattr(module, table)})
+  tables = families.FAMILIES, metrics.OF_RESULTS, registry.PACKAGES
+  known = [{**table} for table in tables]
+  yield
+  for table, entries in zip(tables, known, strict=True):
+    table.clear()
+    table.update(entries)
 
 
 def example(name):
