@@ -81,19 +81,22 @@ def check(
   if len(request.images) > max_images:
     raise errors.UserError(
       f'the prompt has {len(request.images)} images; {who} takes at most '
-      f'{max_images}, and a PageEngine the max_images of its sizes'
+      f'{max_images}; a decoder with a `policy` takes any number, a PageEngine '
+      'the max_images of its sizes'
     )
   if vision is not None:
     images.check_places(request.token_ids, request.images, vision)
 
 
-def limit_of(request: Request, target: Model, max_context: int) -> int:
+def limit_of(
+  request: Request, target: Model, max_context: int, max_images: int = 0
+) -> int:
   """Returns the length, prompt and output, at which a request must end.
 
   Raises:
     UserError: it cannot be decoded.
   """
-  check(request, target, max_context, target.name)
+  check(request, target, max_context, target.name, max_images)
   max_new_tokens = request.sampling.max_new_tokens or max_context
   return min(len(request.token_ids) + max_new_tokens, max_context)
 

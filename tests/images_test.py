@@ -111,6 +111,12 @@ def test_output_is_that_of_transformers(models, tower):
   assert list(found) == GOLDEN[tower]['token_ids']
 
 
+def test_a_decoder_over_pages_reads_images(models):
+  decoder = ss.Decoder(models['clip'], policy=FixedLength(0))
+  *_, last = decoder.run([golden_request()])
+  assert list(last.result.token_ids) == GOLDEN['clip']['token_ids']
+
+
 def drafts_of(models):
   reading = dataclasses.replace(
     models['text'].config, feature_layers=(0, 1), feature_dim=64
@@ -309,7 +315,7 @@ def test_bad_requests(models, change, message):
 def test_other_models_and_drafts_refuse_images(models):
   with pytest.raises(errors.UserError, match='reads no images'):
     engine_of(models['text']).submit(golden_request())
-  with pytest.raises(errors.UserError, match='takes at most 0, and a PageEng'):
+  with pytest.raises(errors.UserError, match='takes at most 0; a decoder with'):
     list(ss.Decoder(models['clip']).run([golden_request()]))
   with pytest.raises(errors.UserError, match='devices cannot leave out the im'):
     engine_of(models['clip'], LOOKUP, run_ahead=1)

@@ -1,5 +1,6 @@
 """An engine over pages for requests that are all known at the start."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from swiftspec_jax import buckets, errors, hosts, policies, requests
@@ -71,6 +72,7 @@ class ClosedBatch:
     self._sizes = self._declare()
     self._policy = policy or FixedLength(self._length)
     self._engine: PageEngine | None = None
+    self._max_images = 1  # of the requests so far
 
   @property
   def num_requests(self) -> int:
@@ -83,7 +85,12 @@ class ClosedBatch:
     Raises:
       UserError: it cannot be served.
     """
-    return requests.limit_of(request, self._target, self.max_context)
+    num_images = len(request.images)
+    limit = requests.limit_of(
+      request, self._target, self.max_context, num_images
+    )
+    self._max_images = max(self._max_images, num_images)
+    return limit
 
   def prepare(
     self, limit: int, sampling: Sequence[SamplingParams] = ()
@@ -93,8 +100,13 @@ class ClosedBatch:
     What past requests have taught a drafter is lost where there is not enough.
     """
     del sampling  # any are served
-    if self._engine is None or self._engine.max_context < limit:
-      self._engine = None  # free its memory first
+    engine = self._engine
+    if (
+      engine is None
+      or engine.max_context < limit
+      or engine.max_images < self._max_images
+    ):
+      engine = self._engine = None  # free its memory first
       self._engine = self._make(
         min(buckets.power_of_two(limit), self.max_context)
       )
@@ -136,7 +148,7 @@ class ClosedBatch:
     engine = PageEngine(
       self._target,
       self._draft,
-      sizes=sizes,
+      sizes=dataclasses.replace(sizes, max_images=self._max_images),
       policy=policy,
       run_ahead=self._run_ahead,
     )
