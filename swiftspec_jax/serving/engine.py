@@ -362,7 +362,7 @@ class PageEngine(engine.Engine[PagedJob]):
       )
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
-      num_levels=of_view.num_levels[rows],
+      num_levels=np.minimum(of_view.num_levels, lengths)[rows],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=unread.plan,
       looks_up=unread.plan.looks_up,

@@ -135,7 +135,8 @@ class PagedJob(Job):
     report = types.StepReport(
       token_ids=verdict.token_ids[:end].tolist(),
       num_drafted=num_drafted,
-      num_levels=int(verdict.num_levels),
+      # Of what the devices found, which may be less than what was verified.
+      num_levels=min(int(verdict.num_levels), num_drafted),
       num_accepted=end - 1,
       is_tree=verdict.tree is not None and not looks_up,
       outcome=outcome,
