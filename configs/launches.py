@@ -2,8 +2,8 @@
 
 Those of the papers' programs are what their text names, for want of a count.
 Ours are in `launches.jsonl`, counted in what the GPU compiler of jax 0.10.2
-made: verifications and expansions with kernels on 2026-11-25, all else the day
-before, by
+made: verifications, expansions and steps of the serving engine with kernels on
+2026-11-25, all else the day before, by
 
   python -m experiments.aot --suite=launches --target=h200 --output=DIR
 """
@@ -13,6 +13,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from swiftspec_jax.planning.forward import Launches
 
@@ -64,31 +65,42 @@ def published(weight_dtype: str | None, is_fused: bool) -> Programs:
 @functools.cache
 def counted(weight_dtype: str | None, is_fused: bool) -> Programs:
   """Returns the kernels of our programs; all quantized dtypes have int4's."""
-  rows = [json.loads(line) for line in _COUNTED.read_text().splitlines()]
-  dtype = None if weight_dtype is None else 'int4'
-
-  def of(step: str) -> Launches:
-    fewer, more = sorted(
-      (
-        row
-        for row in rows
-        if (row['step'], row['weight_dtype'], row['kernels'])
-        == (step, dtype, is_fused)
-      ),
-      key=lambda row: row['num_layers'],
-    )
-    depth = more['num_layers'] - fewer['num_layers']
-    kernels, all_reduces = (
-      (more[name] - fewer[name]) / depth
-      for name in ('num_kernels', 'num_all_reduces')
-    )
-    return Launches(
-      layer=kernels - all_reduces,
-      rest=fewer['num_kernels'] - fewer['num_layers'] * kernels,
-    )
-
   return Programs(
-    verify=of('verify (greedy)'),
-    grow=of('draft grow'),
-    advance=of('draft advance'),
+    verify=of_program('verify (greedy)', weight_dtype, is_fused),
+    grow=of_program('draft grow', weight_dtype, is_fused),
+    advance=of_program('draft advance', weight_dtype, is_fused),
+  )
+
+
+@functools.cache
+def _rows() -> list[dict[str, Any]]:
+  return [json.loads(line) for line in _COUNTED.read_text().splitlines()]
+
+
+def of_program(step: str, weight_dtype: str | None, is_fused: bool) -> Launches:
+  """Returns the kernels of a program, from its counts at two depths.
+
+  Args:
+    step: name of a step in `launches.jsonl`.
+    weight_dtype: dtype of the matrices, None for bfloat16.
+    is_fused: whether kernels are fused.
+  """
+  dtype = None if weight_dtype is None else 'int4'
+  fewer, more = sorted(
+    (
+      row
+      for row in _rows()
+      if (row['step'], row['weight_dtype'], row['kernels'])
+      == (step, dtype, is_fused)
+    ),
+    key=lambda row: row['num_layers'],
+  )
+  depth = more['num_layers'] - fewer['num_layers']
+  kernels, all_reduces = (
+    (more[name] - fewer[name]) / depth
+    for name in ('num_kernels', 'num_all_reduces')
+  )
+  return Launches(
+    layer=kernels - all_reduces,
+    rest=fewer['num_kernels'] - fewer['num_layers'] * kernels,
   )

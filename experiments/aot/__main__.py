@@ -58,8 +58,8 @@ _SUITE = flags.DEFINE_multi_enum(
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
   'with 1B and 70B with 3B; targets: those of Llama 4 Scout and Gemma 4 31B, '
   'without drafts; long: those of the serving engine over a long text '
-  'that devices share; launches: those that experiments.plan prices, whose '
-  f'kernels {_LAUNCHES} then has.',
+  'that devices share; launches: those that experiments.plan prices and those '
+  f'of the serving engine, whose kernels {_LAUNCHES} then has.',
 )
 _EVERY = flags.DEFINE_integer(
   'every', 1, 'Compile a kernel at each Nth shape only.', lower_bound=1
