@@ -58,7 +58,7 @@ def interpreted(name, monkeypatch):
       yield
     return
   with monkeypatch.context() as patch:
-    for kernel in ('fused_paged_attention', 'swiglu', 'verify_tree'):
+    for kernel in ('fused_paged_attention', 'swiglu', 'paged_commit'):
       call = functools.partial(registry.function(kernel, name), interpret=True)
       patch.setattr(registry.module(kernel, name), kernel, call)
     yield
@@ -84,9 +84,9 @@ def texts(kernels, draft):
   ('kernels', 'draft'),
   [
     ('pallas_tpu', 'tree'),
-    ('pallas_gpu', 'chain'),
+    ('pallas_gpu', 'tree'),
     pytest.param('pallas_tpu', 'chain', marks=pytest.mark.slow),
-    pytest.param('pallas_gpu', 'tree', marks=pytest.mark.slow),
+    pytest.param('pallas_gpu', 'chain', marks=pytest.mark.slow),
   ],
 )
 def test_an_engine_on_kernels_gives_the_same_tokens(
