@@ -65,6 +65,7 @@ FIGURES = {
     metric='vllm:e2e_request_latency_seconds', column='mean_e2e_latency'
   ),
   'decode_seconds': Figure(),
+  'decoded_tokens': Figure(),
   HOST_SECONDS: Figure(
     metric='swiftspec:step_host_seconds', column='host_seconds_per_step'
   ),

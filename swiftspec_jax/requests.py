@@ -203,6 +203,7 @@ class Row:
     self._drafted = np.zeros(num_speculative_tokens, int)
     self._accepted = np.zeros(num_speculative_tokens, int)
     self._start_time = self._decode_time = self._first_token_time = math.nan
+    self._num_prefilled = 0
 
   @property
   def token_ids(self) -> list[int]:
@@ -231,9 +232,14 @@ class Row:
     """Starts the clock of the first token."""
     self._start_time = time.perf_counter()
 
-  def end_prefill(self) -> None:
-    """Starts the clock of decoding."""
+  def end_prefill(self, num_tokens: int = 0) -> None:
+    """Starts the clock of decoding.
+
+    Args:
+      num_tokens: number of output tokens that prefill itself gives.
+    """
     self._decode_time = time.perf_counter()
+    self._num_prefilled = num_tokens
 
   def decode_seconds(self, now: float) -> float:
     """Returns the seconds from the first output token to `now`, or 0."""
@@ -328,6 +334,7 @@ class Row:
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
       decode_seconds=now - self._decode_time,
+      decoded_tokens=len(self._token_ids) - self._num_prefilled,
       latency_seconds=now - self._start_time,
       num_hits=int(self._outcomes[tree_lib.HIT]),
       num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),

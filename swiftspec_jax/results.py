@@ -30,6 +30,8 @@ class GenerationStats:
       tree are its nodes without the root.
     ttft_seconds: time from submission to the first token on the host.
     decode_seconds: time from the end of prefill to the last token on the host.
+    decoded_tokens: new tokens of these seconds. Over pages the last step of
+      prefill gives the first token.
     latency_seconds: time from submission to the last token on the host.
   """
 
@@ -42,6 +44,7 @@ class GenerationStats:
   accepted_per_position: tuple[int, ...]
   ttft_seconds: float
   decode_seconds: float
+  decoded_tokens: int
   latency_seconds: float
   num_hits: int = 0
   num_late_hits: int = 0
@@ -100,7 +103,7 @@ class GenerationStats:
   @property
   def tokens_per_second(self) -> float:
     """New tokens per second of decoding (prefill not counted)."""
-    return self.new_tokens / self.decode_seconds
+    return self.decoded_tokens / self.decode_seconds
 
 
 # Token ids with their log-probabilities, the most probable first.

@@ -78,8 +78,10 @@ def _stats(
 ) -> results.GenerationStats:
   """Returns statistics from the draft tokens of each round."""
   positions = np.arange(num_positions)
+  new_tokens = int((accepted + 1).sum())
   return results.GenerationStats(
-    new_tokens=int((accepted + 1).sum()),
+    new_tokens=new_tokens,
+    decoded_tokens=new_tokens,
     num_rounds=len(accepted),
     num_drafted=int(drafted.sum()),
     num_accepted=int(accepted.sum()),

@@ -50,6 +50,7 @@ class Record:
   chosen_lengths: tuple[int, ...] = ()
   tpot_seconds: float | None = None
   latency_seconds: float | None = None
+  decoded_tokens: int | None = None
   host_seconds: float | None = None
   forced_acceptance: float | None = None
 

@@ -116,7 +116,7 @@ def _of_records(records: Sequence[Row]) -> list[Sample]:
     Sample(
       group=record['mode'],
       key=f'{record["question_id"]} {record["repeat"]}',
-      amount=record['new_tokens'],
+      amount=record.get('decoded_tokens', record['new_tokens']),
       seconds=record['decode_seconds'],
     )
     for record in records

@@ -28,7 +28,7 @@ def describe(stats: Sequence[ss.GenerationStats]) -> str:
   ttft = sum(s.ttft_seconds for s in stats) / len(stats)
   parts = [
     f'{new_tokens} tokens in {seconds:.2f} s',
-    f'{new_tokens / seconds:.1f} tokens/s',
+    f'{sum(s.decoded_tokens for s in stats) / seconds:.1f} tokens/s',
     f'time to first token {ttft:.2f} s',
     f'acceptance length {results.total_acceptance_length(stats):.2f}',
   ]

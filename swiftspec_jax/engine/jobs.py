@@ -52,9 +52,9 @@ class Job:
     """
     return self._row.decode_seconds(now)
 
-  def end_prefill(self) -> None:
-    """Starts the clock of decoding."""
-    self._row.end_prefill()
+  def end_prefill(self, num_tokens: int = 0) -> None:
+    """Starts the clock of decoding, as `Row.end_prefill` does."""
+    self._row.end_prefill(num_tokens)
 
   def push(
     self,

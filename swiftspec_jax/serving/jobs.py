@@ -122,7 +122,7 @@ class PagedJob(Job):
       news: row i32[3] of `SlotDrafts.report`, if there is one.
     """
     if not self._row.token_ids:
-      self.end_prefill()
+      self.end_prefill(num_tokens=1)
     end = int(verdict.num_accepted) + 1
     by_text = looks_up or not self._by_model
     path, is_looked_up = list(range(end)), [by_text] * end
