@@ -48,13 +48,13 @@ def sweep(
         figures = recorder.summarize(target)
         row = {'policy': name, 'request_rate': rate, **figures}
         row |= {'seed': seed, **more}
+        rows.append(row)  # first, so that Ctrl-C loses no row of the file
         benchmark_output.append_line(directory / 'rows.jsonl', row)
         step_shapes.append(
           directory / 'steps.jsonl',
           recorder.shapes,
           {key: row[key] for key in ('policy', 'request_rate', 'seed')},
         )
-        rows.append(row)
         progress.update()
 
 
