@@ -68,7 +68,7 @@ docs: ## the site, into build/site; a broken link is an error
 
 peers: ## the live comparison with transformers, installs torch
 	$(BOOTSTRAP) experiments peers test
-	$(RUN) pytest -m 'peers and not gemma' $(call files_of,peers)
+	$(PYTEST) -m 'peers and not gemma' $(call files_of,peers)
 
 wheel-test: ## build the wheel, install it elsewhere and decode with it
 	$(BOOTSTRAP) experiments test

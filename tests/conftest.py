@@ -34,8 +34,7 @@ if jax.__version_info__ < (0, 11):
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
   jax.config.update('jax_num_cpu_devices', 8)
-# Tracing makes many objects, hardly any in cycles. Modules are there to stay.
-gc.freeze()
+# Tracing makes many objects, hardly any in cycles.
 gc.set_threshold(50_000)
 # Silent broadcasting and silent promotion hide mistakes.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -60,6 +59,7 @@ if jax.__version_info__ < (0, 11):
 
 # A process takes whole files; with these first none is left alone at the end.
 LONGEST = (
+  'first_hour_test',
   'notebook_test',
   'demo_test',
   'distillation_test',
@@ -92,6 +92,10 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
   places = {name: place for place, name in enumerate(LONGEST)}
   items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish():
+  gc.freeze()  # modules and tests are there to stay
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -133,7 +133,7 @@ def test_output_under_load_is_that_of_plain_decoding(draft):
   Greedy, drawn, truncated and adjusted requests share steps; they arrive at any
   time, some are cancelled, and memory is short. Every length occurs, 0 too.
   """
-  engine = check_load(draft, 48)
+  engine = check_load(draft, 32)
   assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
 
 

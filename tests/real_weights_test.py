@@ -49,7 +49,7 @@ def check(name, prompts, **options):
   logging.warning('%s: %d prompts, %d ties', name, len(results), num_ties)
 
 
-@pytest.mark.parametrize(('batch_size', 'num_prompts'), [(1, 2), (6, 6)])
+@pytest.mark.parametrize(('batch_size', 'num_prompts'), [(1, 1), (6, 6)])
 def test_smollm2_decodes_as_transformers_does(batch_size, num_prompts):
   prompts = model_cases.CHAT_PROMPTS[:num_prompts]
   check('smollm2-135m-instruct', prompts, batch_size=batch_size)

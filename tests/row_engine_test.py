@@ -101,7 +101,7 @@ def test_outputs_are_those_of_plain_decoding(
   split, run_ahead, waits_for_misses
 ):
   engine, model = make_engine(split, waits_for_misses, run_ahead=run_ahead)
-  requests = random_requests(24, seed=run_ahead)
+  requests = random_requests(16, seed=run_ahead)
   # Once, programs are compiled as requests use more and more.
   if (split, run_ahead) != ('serial', 0):
     engine.prepare(MAX_CONTEXT, [request.sampling for request in requests])

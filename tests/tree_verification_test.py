@@ -100,7 +100,7 @@ choose = jax.jit(
 )
 def test_output_follows_the_target_law(params, num_padding):
   """Over many seeds: the joint law of the first two output tokens."""
-  num_rows = 30_000
+  num_rows = 15_000
   proposal = proposal_of(num_rows, num_padding)
   num_nodes = proposal.token_ids.shape[1]
   rng = np.random.default_rng(1)

@@ -97,7 +97,7 @@ def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
   The target's law at each place is fixed here, so the second token, where
   there is one, must follow the law of its place whatever the first was.
   """
-  num_rows, num_tokens = 20_000, 3
+  num_rows, num_tokens = 10_000, 3
   rng = np.random.default_rng(1)
   target_logits = rng.normal(size=(num_tokens + 1, VOCAB)).astype(np.float32)
   draft_logits = rng.normal(size=(num_tokens, VOCAB)).astype(np.float32)
