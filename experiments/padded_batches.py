@@ -136,7 +136,7 @@ def _systems(
     arrivals = load_flags.arrivals(rate, seed)
     acceptance = load.acceptance(arrivals, seed)
     for policy in load_flags.policy_names():
-      recorder, _ = load.run(policy, arrivals, acceptance, layouts.flat)
+      recorder, _ = load.run(policy, arrivals, acceptance)
       shapes += recorder.shapes
   chosen = {
     f'flat, {number} programs': System(

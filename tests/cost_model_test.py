@@ -320,6 +320,11 @@ def test_powers_of_two():
   assert buckets.lengths == buckets.draft_steps == (0, 1, 2)
   assert buckets.pad_rows(3) == 4
   assert buckets.pad_query_tokens(13) == 16
+  # Three rows of a token each have a program for four rows.
+  computed = buckets.computed_tokens(3, np.array([3, 4, 9.5]))
+  assert computed.tolist() == [4, 4, 12]
+  assert buckets.computed_tokens(5, 5) == 6
+  assert buckets.computed_tokens(5, 6) == 8
   assert buckets.steps_of(0) == 0
   tree = dataclasses.replace(buckets, lengths=(0, 3, 7), draft_steps=(0, 1, 2))
   assert [tree.steps_of(n) for n in (0, 1, 3, 4, 7)] == [0, 1, 1, 2, 2]

@@ -186,6 +186,16 @@ def test_one_step_fits_nothing(tmp_path):
   assert deployment.chip.efficiency.quantized == pytest.approx(share)
 
 
+def test_reports_of_older_versions_are_refused(tmp_path):
+  old = step('8B verify 8', 'int4', 'auto')
+  del old.figures['num_tokens']
+  with pytest.raises(
+    errors.UserError,
+    match="does not say 'num_tokens' of '8B verify 8', .* make a new report",
+  ):
+    write(tmp_path, old)
+
+
 def test_reports_of_other_chips_are_refused(tmp_path):
   with pytest.raises(errors.UserError, match='has no measurements; name the'):
     plan_measured.apply(PAIR, tmp_path)

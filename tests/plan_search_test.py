@@ -140,6 +140,33 @@ def test_what_a_goal_needs_reaches_it():
   assert not plan_changes.needs(near, RECORDINGS, chosen, 'throughput')
 
 
+def test_what_a_goal_needs_keeps_the_dtypes():
+  """In int8 the target is faster, which is no way to reach the goal here."""
+  deployment = dataclasses.replace(ROOMY, weight_dtypes=('int8', None))
+  found, _ = plan_search.plans(deployment, RECORDINGS)
+
+  def rows_for(target_dtype, draft_dtype):
+    own = [
+      plan
+      for plan in found
+      if plan.choice.weight_dtypes == (target_dtype, draft_dtype)
+    ]
+    chosen = plan_search.best(own)
+    goal = 1.001 * chosen.tokens_per_second
+    return plan_changes.needs(
+      dataclasses.replace(deployment, goal=goal),
+      RECORDINGS,
+      chosen,
+      'throughput',
+    )
+
+  for dtypes in ((None, 'int8'), ('int8', None)):
+    (bandwidth,) = (
+      row for row in rows_for(*dtypes) if row['what'] == 'memory_bandwidth'
+    )
+    assert bandwidth['needed'] > 1.0001 * bandwidth['now']
+
+
 def test_a_measured_step_replaces_its_prediction():
   """In another context by the same ratio."""
   choice = next(

@@ -133,7 +133,7 @@ def test_dsd_per_request_shares_out():
   """Item 12; and 7, 4 and 2 of 8: 9 / (13 / 8) times them is 4.8, 2.8, 1.4."""
   assert dsd.share_out(3, np.array([0.9, 0.6, 0.3])).tolist() == [5, 3, 2]
   policy = dsd.DsdPerRequest(BY_TOKENS)
-  buckets = StepBuckets(rows=(3,), query_tokens=(12, 27), lengths=(0, 3, 8))
+  buckets = StepBuckets(rows=(12,), query_tokens=(12, 27), lengths=(0, 3, 8))
   accepted = np.array([7, 4, 2])
   for step in range(1, 200):
     view = cases.make_view(3, buckets, step=step)

@@ -129,7 +129,6 @@ def test_padding_of_a_step():
 @pytest.mark.parametrize(
   ('layout', 'forwards'),
   [
-    (layouts.declared, [(4, 512, 6580)]),
     (layouts.flat, [(4, 512, 6580)]),
     (layouts.one_batch, [(4, 4 * 384, 6580)]),
     (layouts.by_stage, [(4, 4 * 64, 5624), (1, 384, 956)]),

@@ -177,7 +177,7 @@ class SimulatedLoad:
     name: str,
     arrivals: Arrivals,
     acceptance: simulator.Acceptance,
-    layout: layouts.Layout = layouts.declared,
+    layout: layouts.Layout = layouts.flat,
   ) -> tuple[LoadRecorder, dict[str, Any]]:
     """Serves the arrivals; returns what happened and further columns.
 

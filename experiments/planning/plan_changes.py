@@ -80,11 +80,11 @@ def needs(
   if wanted is None or speed >= wanted:
     return []
   choice, chip = chosen.choice, deployment.chip
-  dtypes = dict.fromkeys((choice.weight_dtype, choice.draft_weight_dtype))
+  dtypes = choice.weight_dtypes
   deployment = dataclasses.replace(
     deployment,
     drafts=(choice.draft,),
-    weight_dtypes=tuple(dtypes),
+    weight_dtypes=tuple(dict.fromkeys(dtypes)),
     published=(),
   )
   length = chosen.recording.rounds.acceptance_length
@@ -97,27 +97,30 @@ def needs(
     }
   ]
   for name, most in _MOST.items():
-    factor = _least_change(deployment, recordings, goal, name, most)
+    factor = _least_change(deployment, recordings, goal, dtypes, name, most)
     now = getattr(chip, name)
     needed = None if factor is None else now * factor
     rows.append({'what': name, 'now': now, 'needed': needed})
   return rows
 
 
-def _least_change(deployment, recordings, goal, name, most) -> float | None:
+def _least_change(
+  deployment, recordings, goal, dtypes, name, most
+) -> float | None:
   """Returns the factor nearest to 1 that reaches the goal, None if none does.
 
   Args:
     deployment: models and chips, with a goal.
     recordings: rounds.
     goal: one of `GOALS`.
+    dtypes: dtypes of the matrices of target and draft.
     name: name of a number of the chip.
     most: factor to stop at.
   """
 
   def reaches(factor: float) -> bool:
     changed = _changed(deployment, {name: factor})
-    return _speed(changed, recordings, goal) >= deployment.goal
+    return _speed(changed, recordings, goal, dtypes=dtypes) >= deployment.goal
 
   too_little, enough = 1.0, most
   if not reaches(enough):
@@ -141,6 +144,10 @@ def _changed(
   )
 
 
-def _speed(deployment, recordings, goal, programs_of=launches.counted) -> float:
+def _speed(
+  deployment, recordings, goal, programs_of=launches.counted, dtypes=None
+) -> float:
   found, _ = plan_search.plans(deployment, recordings, programs_of)
+  if dtypes is not None:
+    found = [plan for plan in found if plan.choice.weight_dtypes == dtypes]
   return getattr(plan_search.best(found, goal), GOALS[goal])

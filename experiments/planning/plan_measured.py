@@ -22,6 +22,8 @@ STEPS = {
   '8B verify 8': (models.LLAMA_8B, 'verify'),
   '1B draft forward': (models.LLAMA_1B, 'grow'),
 }
+# Of each step; without them its forward is not known.
+_FIGURES = 'tiny', 'weight_dtype', 'kernels', 'num_tokens', 'context'
 _LEAST_STEPS = 2  # for the seconds of a launch, and a share of the bandwidth
 
 
@@ -35,7 +37,8 @@ def apply(
     directory: folder of a report of that chip.
 
   Raises:
-    UserError: there is no report, or it is of another chip.
+    UserError: there is no report, it is of another chip, or an older version
+      wrote it, and its steps lack a figure.
   """
   rows = [row for row in rows_lib.read(directory) if row.status == rows_lib.OK]
   if not rows:
@@ -108,7 +111,10 @@ def _points(
   """Returns the steps of real sizes; tiny ones say nothing of the chip."""
   found = []
   for row in rows:
-    if row.name not in STEPS or row.figures['tiny']:
+    if row.name not in STEPS:
+      continue
+    _check_figures(row, directory)
+    if row.figures['tiny']:
       continue
     config, program = STEPS[row.name]
     dtype = row.figures['weight_dtype']
@@ -130,6 +136,17 @@ def _points(
       )
     )
   return found
+
+
+def _check_figures(row: Row, directory: pathlib.Path) -> None:
+  for name in _FIGURES:
+    if name not in row.figures:
+      raise errors.UserError(
+        f'{directory}/{rows_lib.ROWS} does not say {name!r} of {row.name!r}, as '
+        'an older version wrote it; make a new report with python -m '
+        'experiments.accelerator_report --sections=device,large '
+        '--output_dir=DIR'
+      )
 
 
 def _with_steps(chip: Chip, points: Sequence[Point]) -> Chip:

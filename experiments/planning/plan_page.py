@@ -128,7 +128,7 @@ def draw(rows: Sequence[Row], goal: float | None) -> bytes:
     rounds.text(left, place, tokens, va='center', fontsize='small')
   if goal is not None:
     speeds.axvline(goal, color=_ORANGE, linestyle='--')
-  names = [plan_report.name_of(row) for row in rows]
+  names = [plan_report.plan_name(row) for row in rows]
   speeds.set_yticks(range(len(rows)), names)
   speeds.invert_yaxis()
   speeds.set_xlim(left=0)

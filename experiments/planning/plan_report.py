@@ -147,7 +147,7 @@ def advice(
   """Returns what the best plan is, what holds it back, and what would help."""
   best, goal = summary['best'], summary['goal']
   lines = [
-    f'best for {goal["of"]}: {name_of(best)}, '
+    f'best for {goal["of"]}: {plan_name(best)}, '
     f'{best["tokens_per_second"]:.0f} tokens/s '
     f'({best["low"]:.0f} to {best["high"]:.0f}), '
     f'{best["slow_tokens_per_second"]:.0f} or more in 95 % of the requests'
@@ -178,10 +178,10 @@ def sources(constants: Sequence[Mapping[str, Any]]) -> str:
 def _of_goal(wanted, score, tables) -> list[str]:
   """Returns which plans reach the goal, or what it would need."""
   above = [row for row in tables['rows'] if row[score] > wanted]
-  names = [f'{name_of(row)} ({row[score]:.0f})' for row in above]
+  names = [f'{plan_name(row)} ({row[score]:.0f})' for row in above]
   lines = [f'above the goal of {wanted:g}: {"; ".join(names) or "none"}']
   if above and score == GOALS['throughput']:  # which the intervals are of
-    sure = [name_of(row) for row in above if row['low'] > wanted]
+    sure = [plan_name(row) for row in above if row['low'] > wanted]
     lines.append(f'with the whole interval: {"; ".join(sure) or "none"}')
   if tables['needs']:
     lines.append(f'to reach {wanted:g}, one of')
@@ -197,7 +197,7 @@ def _of_goal(wanted, score, tables) -> list[str]:
   return lines
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def plan_name(row: Mapping[str, Any]) -> str:
   """Returns a plan in a few words."""
   kernels = 'kernels' if row['kernels'] else 'no kernels'
   return (

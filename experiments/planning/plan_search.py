@@ -48,6 +48,11 @@ class Choice:
     """What the best plan is shown of."""
     return self.mode, self.target_chips, self.kernels
 
+  @property
+  def weight_dtypes(self) -> tuple[str | None, str | None]:
+    """Dtypes of the target's and of the draft's matrices."""
+    return self.weight_dtype, self.draft_weight_dtype
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Price:

@@ -110,6 +110,29 @@ class StepBuckets:
     index = bisect.bisect_left(self.query_tokens, num_query_tokens)
     return self.query_tokens[index]
 
+  def computed_tokens(
+    self, num_rows: int, num_query_tokens: np.ndarray | float
+  ) -> np.ndarray:
+    """Returns the tokens that the target computes, padding too.
+
+    For rows that feed a token each there are programs without query tokens, and
+    only the rows are padded.
+
+    Args:
+      num_rows: rows of a step.
+      num_query_tokens: tokens that they feed, one number or one for each of
+        several candidates.
+
+    Returns:
+      i64 in the shape of `num_query_tokens`.
+    """
+    declared = self.query_token_array
+    return np.where(
+      np.less_equal(num_query_tokens, num_rows),
+      self.pad_rows(num_rows),
+      declared[np.searchsorted(declared, num_query_tokens)],
+    )
+
   def steps_of(self, length: int) -> int:
     """Returns the draft forwards for rows of up to `length` draft tokens."""
     return self.draft_steps[bisect.bisect_left(self.lengths, length)]

@@ -177,10 +177,9 @@ class AdaptiveVerification(policies.Policy):
     room = buckets.max_query_tokens - view.num_rows - len(gains)
     num_fed = view.num_rows + min(view.num_prefill_tokens, room)
     sizes = num_fed + np.arange(len(gains) + 1)
-    declared = buckets.query_token_array
     seconds = self._costs.predict(
       buckets.pad_rows(view.num_rows),
-      declared[np.searchsorted(declared, sizes)],
+      buckets.computed_tokens(view.num_rows, sizes),
       int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
       buckets.steps_of(int(plan.lengths.max())),
     ).total

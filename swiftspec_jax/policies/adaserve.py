@@ -127,11 +127,15 @@ class AdaServe(policies.Policy):
   def _num_nodes(self, view: policies.StepView) -> int:
     """Returns how many nodes, roots left out, the step may verify."""
     declared = view.buckets.query_token_array
-    sizes = declared[np.searchsorted(declared, view.num_rows) :]
-    kv_tokens = int(view.kv_lengths.sum())
-    rows = view.buckets.pad_rows(max(view.num_rows, 1))
-    seconds = self._costs.predict(rows, sizes, kv_tokens, 0).total
-    # The first size is the step without drafts. What a size pads is free.
+    larger = declared[np.searchsorted(declared, view.num_rows, 'right') :]
+    # The first is the step without drafts. What a size pads is free.
+    sizes = np.concatenate([[view.num_rows], larger])
+    seconds = self._costs.predict(
+      view.buckets.pad_rows(view.num_rows),
+      view.buckets.computed_tokens(view.num_rows, sizes),
+      int(view.kv_lengths.sum()),
+      0,
+    ).total
     is_within = seconds <= (1 + self._slack) * seconds[0]
     budget = int(sizes[is_within].max()) - view.num_rows
     # Prompts that wait get half of the room, or new requests would starve.
@@ -145,7 +149,9 @@ class AdaServe(policies.Policy):
     size = view.num_rows + num_nodes + view.num_prefill_tokens
     predicted = self._costs.predict(
       view.buckets.pad_rows(view.num_rows),
-      view.buckets.pad_query_tokens(min(size, view.buckets.max_query_tokens)),
+      view.buckets.computed_tokens(
+        view.num_rows, min(size, view.buckets.max_query_tokens)
+      ),
       int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
       view.buckets.steps_of(longest),
     )

@@ -60,7 +60,7 @@ class BatchTable(policies.Policy):
           break
         seconds = costs.predict(
           num_rows,
-          buckets.pad_query_tokens(num_tokens),
+          buckets.computed_tokens(num_rows, num_tokens),
           num_rows * kv_length,
           steps,
         ).total

@@ -48,7 +48,7 @@ def search(
       break
     seconds = costs.predict(
       buckets.pad_rows(num_rows),
-      buckets.pad_query_tokens(num_tokens),
+      buckets.computed_tokens(num_rows, num_tokens),
       int(view.kv_lengths.sum()),
       steps,
     ).total

@@ -43,10 +43,9 @@ class Roofline(policies.Policy):
     buckets = view.buckets
     sizes = view.num_rows * (1 + buckets.length_array)
     sizes = sizes[sizes <= buckets.max_query_tokens]
-    declared = buckets.query_token_array
     seconds = self._costs.predict(
       buckets.pad_rows(view.num_rows),
-      declared[np.searchsorted(declared, sizes)],
+      buckets.computed_tokens(view.num_rows, sizes),
       int(view.kv_lengths.sum()),
       0,
     ).target

@@ -121,9 +121,10 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   gained = _interpolate(num_tokens, counts, sums)
   # A hair less, so that rounding does not ask for the next size.
   fed = view.num_rows + share * num_tokens - 1e-6
-  seconds = predict(sizes[np.searchsorted(sizes, fed)]).total
+  computed = functools.partial(view.buckets.computed_tokens, view.num_rows)
+  seconds = predict(computed(fed)).total
   if plain_share:
-    plain = predict(sizes[:1], finds_drafts=False).total
+    plain = predict(computed(view.num_rows), finds_drafts=False).total
     seconds = (1 - plain_share) * seconds + plain_share * plain
   return num_tokens, gained, seconds, 0.0
 

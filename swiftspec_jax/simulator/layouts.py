@@ -30,22 +30,19 @@ class ForwardSizes:
 Layout = Callable[[StepPlan, StepBuckets], list[ForwardSizes]]
 
 
-def declared(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:
-  """Returns one forward over a flat list, as policies expect it.
-
-  To them a step of a token a row is a list like others.
-  """
-  del buckets
-  return [_flat(step, step.padded_query_tokens)]
-
-
 def flat(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:
   """Returns one forward over a flat list, as the engine runs it.
 
   A step of a token a row has as many tokens as padded rows.
   """
   del buckets
-  return [_flat(step, step.num_computed_tokens)]
+  return [
+    ForwardSizes(
+      num_rows=step.padded_rows,
+      num_tokens=step.num_computed_tokens,
+      kv_tokens=step.kv_tokens,
+    )
+  ]
 
 
 def one_batch(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:
@@ -59,12 +56,6 @@ def by_stage(step: StepPlan, buckets: StepBuckets) -> list[ForwardSizes]:
   stages = [slice(first)] if first else []
   stages += [slice(i, i + 1) for i in range(first, len(step.slots))]
   return [_batch(step, rows, buckets) for rows in stages]
-
-
-def _flat(step: StepPlan, num_tokens: int) -> ForwardSizes:
-  return ForwardSizes(
-    num_rows=step.padded_rows, num_tokens=num_tokens, kv_tokens=step.kv_tokens
-  )
 
 
 def _batch(step: StepPlan, rows: slice, buckets: StepBuckets) -> ForwardSizes:

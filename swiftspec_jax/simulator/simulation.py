@@ -55,7 +55,7 @@ def simulate(
   costs: cost_model.CostModel,
   *,
   drafts_by_model: bool = False,
-  layout: layouts.Layout = layouts.declared,
+  layout: layouts.Layout = layouts.flat,
 ) -> Simulation:
   """Serves all requests.
 
@@ -70,8 +70,7 @@ def simulate(
     costs: costs of its steps.
     drafts_by_model: whether a draft model has to read the texts, see
       `serving.intake`.
-    layout: forwards of the target in each step. Policies expect the default,
-      whatever it is.
+    layout: forwards of the target in each step. Policies expect the default.
 
   Raises:
     UserError: a request does not fit into the engine.
@@ -126,7 +125,7 @@ def step_seconds(
   step: StepPlan,
   *,
   takes_in: bool = False,
-  layout: layouts.Layout = layouts.declared,
+  layout: layouts.Layout = layouts.flat,
 ) -> float:
   """Returns how long a whole step will take.
 

@@ -99,10 +99,11 @@ class LiveCosts:
       kind = _VERIFIED if outcome.lengths.any() else _UNVERIFIED
     fed = view.num_rows + int(outcome.lengths.sum()) + view.num_prefill_tokens
     fed = min(fed, buckets.max_query_tokens)
+    computed = buckets.computed_tokens(view.num_rows, fed)
     size = (
       kind,
       np.searchsorted(buckets.rows, max(view.num_rows, 1)),
-      np.searchsorted(buckets.query_token_array, fed),
+      np.searchsorted(buckets.query_token_array, computed),
       np.searchsorted(self._draft_steps, buckets.steps_of(longest)),
     )
     self._recent[size][self._counts[size] % _NUM_RECENT] = outcome.seconds
