@@ -191,7 +191,7 @@ def test_reports_of_older_versions_are_refused(tmp_path):
   del old.figures['num_tokens']
   with pytest.raises(
     errors.UserError,
-    match="does not say 'num_tokens' of '8B verify 8', .* make a new report",
+    match="does not say 'num_tokens' of '8B verify 8': an older version",
   ):
     write(tmp_path, old)
 

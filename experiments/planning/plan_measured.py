@@ -142,7 +142,7 @@ def _check_figures(row: Row, directory: pathlib.Path) -> None:
   for name in _FIGURES:
     if name not in row.figures:
       raise errors.UserError(
-        f'{directory}/{rows_lib.ROWS} does not say {name!r} of {row.name!r}, as '
+        f'{directory}/{rows_lib.ROWS} does not say {name!r} of {row.name!r}: '
         'an older version wrote it; make a new report with python -m '
         'experiments.accelerator_report --sections=device,large '
         '--output_dir=DIR'
