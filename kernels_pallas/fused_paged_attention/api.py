@@ -39,6 +39,7 @@ def fused_paged_attention(
   *,
   scale: float,
   window: int | None = None,
+  is_one_row: bool = False,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -70,6 +71,8 @@ def fused_paged_attention(
     sinks: [G, Q] or None.
     scale: factor of the scores.
     window: tokens that are visible.
+    is_one_row: whether all blocks are of the same row, as in
+      `paged_attention.api`.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
       name is that of the code of `paged_attention`.
@@ -103,6 +106,7 @@ def fused_paged_attention(
       positions,
       **options,
       sinks=sinks,
+      is_one_row=is_one_row,
       implementation=implementation,
       sharding=sharding,
     )

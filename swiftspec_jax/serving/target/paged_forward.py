@@ -326,6 +326,7 @@ def _attend_from_heads(cache, batch, tokens, keys, values, seen, **options):
     batch.block_lengths,
     mask,
     positions,
+    is_one_row=batch.is_one_row,
     **options,
   )
 
