@@ -23,7 +23,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.scheduling.scheduler import SchedulerConfig
+from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target import choices, paged_forward, step_input
 from swiftspec_jax.serving.target import target as served
 from swiftspec_jax.serving.target.row_state import RowState
