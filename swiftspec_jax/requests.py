@@ -334,7 +334,8 @@ class Row:
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
       decode_seconds=now - self._decode_time,
-      decoded_tokens=len(self._token_ids) - self._num_prefilled,
+      # A stop may have cut those of prefill.
+      decoded_tokens=max(len(self._token_ids) - self._num_prefilled, 0),
       latency_seconds=now - self._start_time,
       num_hits=int(self._outcomes[tree_lib.HIT]),
       num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),

@@ -114,6 +114,12 @@ def test_an_engine_takes_other_drafts():
   assert num_fed[0] > num_fed[1] == num_fed[2] == num_fed[3]  # 90 are 11 pages
   assert [bool(o.stats.num_drafted) for o in outputs[::3]] == [False, False]
   assert outputs[1].stats.num_drafted > 0
+  # An invented step writes to pages, and what they held is forgotten.
+  sizes = engine_cases.make_sizes()
+  engine.trial(next(iter(sizes.all_mixed())), engine_cases.MAX_CONTEXT)
+  handle = engine.submit(request)
+  assert engine.step().step.num_query_tokens.sum() == num_fed[0]
+  assert handle.result().token_ids == outputs[0].token_ids
   with pytest.raises(errors.UserError, match='other trees or features'):
     engine.take_draft(engine_cases.DRAFTS['datastore'])
 

@@ -83,12 +83,16 @@ def test_prompts_are_read_on_more_devices():
 
 
 def test_output_under_load_is_that_of_plain_decoding():
-  """Greedy and drawn requests; memory is short, and some are cancelled."""
+  """Greedy and drawn requests; memory is short, and some are cancelled.
+
+  Lookups are on the devices of the step before.
+  """
   engine = Watched(
     shared(8, 8),
     LOOKUP,
     sizes=make_sizes(num_pages=24, drafts=FEW),
     policy=RandomLengths(),
+    run_ahead=1,
     step_devices=StepDevices(numbers=(2, 4, 8), costs=COSTS),
   )
   engine.warm_up()

@@ -139,7 +139,7 @@ def _check(values: Mapping[str, Any]) -> None:
       raise errors.UserError(
         f'rope_scaling: {name}={value!r} must be a positive number'
       )
-  if values.get('factor', 1) <= 1:
+  if not 1 < values.get('factor', 1) < math.inf:
     raise errors.UserError(
       f'rope_scaling: factor={values.get("factor")!r} must be more than 1, the '
       'length of texts over that which the model was trained for'

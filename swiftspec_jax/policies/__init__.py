@@ -49,6 +49,8 @@ class StepView:
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
       read before it can draft for all rows.
     buckets: the sizes that are compiled.
+    feeds_missing: whether draft tokens that are not found take the place of
+      others in the step, as the host learns of it too late.
   """
 
   step: int
@@ -71,6 +73,7 @@ class StepView:
   buckets: StepBuckets
   num_ahead: np.ndarray | int = 0
   num_late_tokens: int = 0
+  feeds_missing: bool = False
 
   @property
   def num_rows(self) -> int:
@@ -197,6 +200,8 @@ class Outcome:
       only compared with what the target said.
     is_usable: bool[B], whether the row tells about its drafter. It does not
       where a grammar or a bias has changed what the target would have said.
+    num_fed: draft tokens of all rows that were fed, where that is more than
+      was found; None where it is the sum of `lengths`.
   """
 
   view: StepView
@@ -207,6 +212,7 @@ class Outcome:
   seconds: float
   accepted_ranks: np.ndarray | None = None
   is_usable: np.ndarray | None = None
+  num_fed: int | None = None
 
 
 class Policy(abc.ABC):

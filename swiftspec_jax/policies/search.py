@@ -108,6 +108,8 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   With few rows it is often none that has a draft; the step is a plain one then.
   """
   declared = view.buckets.query_tokens
+  if view.feeds_missing:
+    coverage = 1.0
   plain_share = (1 - coverage) ** num_asked  # of such steps
   # Of rows with a draft, in the other steps.
   share = coverage / (1 - plain_share)

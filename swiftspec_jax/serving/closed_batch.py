@@ -66,9 +66,7 @@ class ClosedBatch:
     self._target, self._draft = target, draft
     self._length = make_drafter.longest(draft, num_speculative_tokens)
     self._batch_size = batch_size
-    # Others need the text before they draft.
-    runs_ahead = draft is None or isinstance(draft, make_drafter.LivingTrees)
-    self._run_ahead = run_ahead if runs_ahead else 0
+    self._run_ahead = run_ahead if make_drafter.runs_ahead(draft) else 0
     self._sizes = self._declare()
     self._policy = policy or FixedLength(self._length)
     self._engine: PageEngine | None = None

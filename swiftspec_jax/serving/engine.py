@@ -28,6 +28,7 @@ from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
+from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
@@ -110,13 +111,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
-    if step_devices is not None and (
-      model is not None or sizes.has_rows or hosts.is_together()
-    ):
-      raise errors.UserError(
-        'step_devices is for pages, for one process, and for no draft or one '
-        'of texts: models that draft stay on their devices; leave it out'
-      )
+    self._check_step_devices(model, step_devices)
     self._target = Target(
       target,
       sizes,
@@ -173,13 +168,28 @@ class PageEngine(engine.Engine[PagedJob]):
         f'{draft!r} needs other trees or features than the draft before; make '
         'another engine'
       )
-    self._drafts_by_model = model is not None
+    self._check_step_devices(model, self.step_devices)
+    self.programs.stop()
+    self.programs.join()
     self._make_drafter(draft)
+    self._drafts_by_model = model is not None
+
+  def _check_step_devices(
+    self, model: Model | None, step_devices: StepDevices | None
+  ) -> None:
+    if step_devices is None or len(step_devices.numbers) < 2:
+      return
+    if model is not None or self._sizes.has_rows or hosts.is_together():
+      raise errors.UserError(
+        'step_devices is for pages, for one process, and for no draft or one '
+        'of texts: models that draft stay on their devices; leave it out'
+      )
 
   def _make_drafter(self, draft: make_drafter.Draft) -> None:
     self.drafter = make_drafter.make(
       self._target, draft, self._sizes, run_ahead=self._run_ahead
     )
+    self._feeds_missing = isinstance(self.drafter, DeviceDrafter)
     self.programs = Programs(self._sizes, self._target, self.drafter)
 
   @property
@@ -282,6 +292,8 @@ class PageEngine(engine.Engine[PagedJob]):
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
       view = dataclasses.replace(view, decode_seconds=np.array(seconds))
+    if self._feeds_missing:
+      view = dataclasses.replace(view, feeds_missing=True)
     if not self.programs.can_draft(view):
       view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
     return view
@@ -564,7 +576,7 @@ class PageEngine(engine.Engine[PagedJob]):
   ) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
 
-    Only without requests.
+    Only without requests. What past ones have left in pages is lost.
 
     Args:
       flat: sizes of the step.
@@ -579,6 +591,7 @@ class PageEngine(engine.Engine[PagedJob]):
     if num_devices is not None:
       self._target.use(num_devices)
     jax.block_until_ready([unread.output for unread in self._unread])
+    self.scheduler.forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
     warm_up.run_step(self._sizes, self._target, flat, step)
     return step

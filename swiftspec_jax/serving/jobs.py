@@ -121,9 +121,9 @@ class PagedJob(Job):
       looks_up: whether a lookup drafted while a draft model rested.
       news: row i32[3] of `SlotDrafts.report`, if there is one.
     """
-    if not self._row.token_ids:
-      self.end_prefill(num_tokens=1)
     end = int(verdict.num_accepted) + 1
+    if not self._row.token_ids:
+      self.end_prefill(num_tokens=end)
     by_text = looks_up or not self._by_model
     path, is_looked_up = list(range(end)), [by_text] * end
     if verdict.tree is not None:

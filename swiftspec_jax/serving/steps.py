@@ -43,7 +43,8 @@ class Unread:
   plan: policies.DraftPlan
   step: StepPlan
   drafts: SlotDrafts
-  # Packed verdicts, log-probabilities, report of the drafts, and those to show.
+  # Packed verdicts, log-probabilities, report of the drafts, those to show, and
+  # how many were found.
   output: tuple[Any, ...]
   num_devices: int
   start: float
@@ -117,6 +118,7 @@ def outcome(
     accepted_ranks=ranks,
     seconds=seconds,
     is_usable=is_usable,
+    num_fed=int(unread.verified.sum()),
   )
 
 

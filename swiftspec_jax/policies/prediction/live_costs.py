@@ -94,10 +94,13 @@ class LiveCosts:
     longest = int(outcome.plan.lengths.max(initial=0))
     if np.isnan(outcome.seconds) or (longest and view.num_late_tokens):
       return
+    num_drafts = outcome.num_fed
+    if num_drafts is None:
+      num_drafts = int(outcome.lengths.sum())
     kind = _PLAIN
     if longest:
-      kind = _VERIFIED if outcome.lengths.any() else _UNVERIFIED
-    fed = view.num_rows + int(outcome.lengths.sum()) + view.num_prefill_tokens
+      kind = _VERIFIED if num_drafts else _UNVERIFIED
+    fed = view.num_rows + num_drafts + view.num_prefill_tokens
     fed = min(fed, buckets.max_query_tokens)
     computed = buckets.computed_tokens(view.num_rows, fed)
     size = (

@@ -107,7 +107,9 @@ class DeviceDrafter(NothingToRead):
 
   def warm_up(self, flat: FlatSizes) -> None:
     del flat  # it looks at all slots
-    self._propose(np.zeros(len(self._target.rows.lengths), np.int32))
+    for num_devices in self._target.models:
+      self._target.use(num_devices)
+      self._propose(np.zeros(len(self._target.rows.lengths), np.int32))
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     del num_rows, num_known, length

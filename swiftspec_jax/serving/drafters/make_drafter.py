@@ -153,6 +153,17 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   return model
 
 
+def runs_ahead(draft: Draft) -> bool:
+  """Returns whether steps are enqueued ahead, where nobody says how many.
+
+  Others need the text before they draft. Prompt lookup can do without, but on
+  the host it costs nothing where it finds nothing.
+  """
+  if isinstance(draft, PromptLookup):
+    return False
+  return draft is None or isinstance(draft, LivingTrees | StatelessDrafter)
+
+
 def longest(draft: Draft, given: int | None) -> int:
   """Returns the most draft tokens of a row, where nobody declares sizes.
 

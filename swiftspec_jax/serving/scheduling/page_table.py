@@ -52,6 +52,10 @@ class PageTable:
     """
     return self._allocator.find(keys[: (num_known - 1) // self._page_size])
 
+  def forget(self) -> None:
+    """Forgets what pages hold that no row owns; only without rows."""
+    self._allocator.forget()
+
   def num_missing(self, num_known: int, shared: list[int]) -> int:
     """Returns how many free pages a text takes that begins with `shared`."""
     missing = self.count(num_known) - len(shared)

@@ -97,6 +97,11 @@ class PageAllocator:
       pages.append(self._pages[key])
     return pages
 
+  def forget(self) -> None:
+    """Forgets what pages hold."""
+    self._keys = [None] * self.num_pages
+    self._pages = {}
+
   def num_idle(self, pages: list[int]) -> int:
     """Returns how many of the pages have no owner."""
     return int(np.count_nonzero(self._num_owners[pages] == 0))

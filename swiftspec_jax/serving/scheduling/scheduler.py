@@ -172,6 +172,10 @@ class Scheduler:
         self._waiting.remove(waiting)
         return
 
+  def forget_pages(self) -> None:
+    """Forgets what ended requests have left in pages; only without requests."""
+    self._table.forget()
+
   def begin_step(self) -> policies.StepView | None:
     """Gives rows the memory they need; returns None if no row has to run."""
     if not self._grow():
