@@ -144,7 +144,7 @@ class Metrics:
     )
     self._of_length = self._numbered(
       'spec_decode_num_rounds_per_length',
-      'Rounds of a request that verified so many draft tokens.',
+      'Rounds by the number of draft tokens that they verified.',
       'length',
       max_length + 1,
       prefix=_OURS,

@@ -30,6 +30,7 @@ from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
+  EngineDrafter,
   HostDrafter,
   SlotDrafts,
   SlotTexts,
@@ -122,7 +123,7 @@ class PageEngine(engine.Engine[PagedJob]):
     for own in self._target.models.values():
       paged_forward.check_kernels(own, sizes)
     self._run_ahead = run_ahead
-    self._make_drafter(draft)
+    self._set_drafter(self._make_drafter(draft))
     self.lookup: HostDrafter | None = None
     if lookup is not None:
       self.lookup = make_drafter.make_second(self._target, lookup, sizes)
@@ -169,9 +170,10 @@ class PageEngine(engine.Engine[PagedJob]):
         'another engine'
       )
     self._check_step_devices(model, self.step_devices)
+    drafter = self._make_drafter(draft)  # refuses before anything changes
     self.programs.stop()
     self.programs.join()
-    self._make_drafter(draft)
+    self._set_drafter(drafter)
     self._drafts_by_model = model is not None
 
   def _check_step_devices(
@@ -185,11 +187,14 @@ class PageEngine(engine.Engine[PagedJob]):
         'of texts: models that draft stay on their devices; leave it out'
       )
 
-  def _make_drafter(self, draft: make_drafter.Draft) -> None:
-    self.drafter = make_drafter.make(
+  def _make_drafter(self, draft: make_drafter.Draft) -> EngineDrafter:
+    return make_drafter.make(
       self._target, draft, self._sizes, run_ahead=self._run_ahead
     )
-    self._feeds_missing = isinstance(self.drafter, DeviceDrafter)
+
+  def _set_drafter(self, drafter: EngineDrafter) -> None:
+    self.drafter = drafter
+    self._feeds_missing = isinstance(drafter, DeviceDrafter)
     self.programs = Programs(self._sizes, self._target, self.drafter)
 
   @property

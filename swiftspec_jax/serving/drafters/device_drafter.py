@@ -72,6 +72,7 @@ class DeviceDrafter(NothingToRead):
     self._drafter = drafter
     self._max_length = max_length
     self._target = target
+    self._none_wanted = np.zeros(len(target.rows.lengths), np.int32)
     self._call = ahead_of_time.call
 
   @property
@@ -81,7 +82,8 @@ class DeviceDrafter(NothingToRead):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    wanted = np.zeros(len(texts.num_tenants), np.int32)
+    del texts  # those on the devices go further
+    wanted = self._none_wanted.copy()
     wanted[view.slots] = lengths
     token_ids, num_found = self._propose(wanted)
     return SlotDrafts(
@@ -109,9 +111,8 @@ class DeviceDrafter(NothingToRead):
     del flat  # it looks at all slots
     for num_devices in self._target.models:
       self._target.use(num_devices)
-      self._propose(np.zeros(len(self._target.rows.lengths), np.int32))
+      self._propose(self._none_wanted)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     del num_rows, num_known, length
-    wanted = np.zeros(len(self._target.rows.lengths), np.int32)
-    jax.block_until_ready(self._propose(wanted))
+    jax.block_until_ready(self._propose(self._none_wanted))
