@@ -21,6 +21,7 @@ from experiments import prompts as prompts_lib
 from experiments.flags import (
   config_file,
   device_flags,
+  draft_flags,
   host_flags,
   policy_flags,
   shared_flags,
@@ -176,7 +177,7 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
         known.add_to,
       )
   if _PEERS.value:
-    lookup = shared_flags.prompt_lookup()
+    lookup = draft_flags.prompt_lookup()
     rivals = peers.load(target, _PEERS.value, lookup.num_speculative_tokens)
     runners |= {
       name: benchmark_run.Runner(decode=decode)

@@ -33,7 +33,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments import program
-from experiments.flags import shared_flags, size_flags
+from experiments.flags import draft_flags, shared_flags, size_flags
 from experiments.load import long_texts
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -129,7 +129,7 @@ def _drafts() -> Iterator[tuple[str, int, _Draft]]:
 
 
 def _length() -> int:
-  options = shared_flags.num_speculative_tokens()
+  options = draft_flags.num_speculative_tokens()
   return options.get('num_speculative_tokens', _LENGTH)
 
 

@@ -1,18 +1,31 @@
 """Flags of the drafts that read texts, or that the target makes for itself."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import modes
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 
-MODES = (modes.SUFFIX_LOOKUP, modes.DATASTORE, modes.PHRASES, modes.SELF)
-
+_NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
+  'num_speculative_tokens',
+  None,
+  'Tokens drafted in a round, at most in mode adaptive_lookup. By default that '
+  f'of the drafter: {ss.PromptLookup().num_speculative_tokens} for '
+  'prompt_lookup and adaptive_lookup, 4 for chain.',
+  lower_bound=1,
+)
+_PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
+  'prompt_lookup_min',
+  ss.PromptLookup().prompt_lookup_min,
+  'Shortest n-gram that prompt_lookup takes for a match.',
+)
+_PROMPT_LOOKUP_MAX = flags.DEFINE_integer(
+  'prompt_lookup_max',
+  ss.PromptLookup().prompt_lookup_max,
+  'Longest n-gram that prompt_lookup compares.',
+)
 _STORE = flags.DEFINE_string(
   'datastore',
   None,
@@ -43,25 +56,17 @@ _SNAPKV_BUDGET = flags.DEFINE_integer(
   'Mode self: tokens that each kv head chooses by attention (SnapKV), for '
   'drafts to see in place of the first and the latest ones.',
 )
-HOLDERS = (_STORE, _PAST_TOKENS, _NUM_PHRASES, _WINDOW, _SNAPKV_BUDGET)
-_USED = {
-  modes.DATASTORE: (_STORE, _PAST_TOKENS),
-  modes.PHRASES: (_NUM_PHRASES,),
-  modes.SELF: (_WINDOW, _SNAPKV_BUDGET),
-}
-
-
-def check(names: Sequence[str]) -> None:
-  """Raises UserError for flags that are of no use, in these modes or at all."""
-  for mode, holders in _USED.items():
-    for holder in holders:
-      if mode not in names and flags.FLAGS[holder.name].present:
-        raise errors.UserError(
-          f'--{holder.name} has no effect in mode {", ".join(names)}; give '
-          f'--mode={mode}'
-        )
-  if modes.SELF in names:
-    _self_draft()
+OF_DATASTORE = _STORE, _PAST_TOKENS
+OF_PHRASES = (_NUM_PHRASES,)
+OF_SELF = _WINDOW, _SNAPKV_BUDGET
+HOLDERS = (
+  _NUM_SPECULATIVE_TOKENS,
+  _PROMPT_LOOKUP_MIN,
+  _PROMPT_LOOKUP_MAX,
+  *OF_DATASTORE,
+  *OF_PHRASES,
+  *OF_SELF,
+)
 
 
 def files() -> list[str]:
@@ -69,31 +74,45 @@ def files() -> list[str]:
   return [] if _STORE.value is None else [_STORE.value]
 
 
-def make(
-  mode: str, lookup: ss.PromptLookup, lengths: Mapping[str, int]
-) -> PagedDraft:
-  """Returns the draft of one of `MODES`.
+def num_speculative_tokens() -> dict[str, int]:
+  """Returns the argument of a drafter, nothing where it has its own."""
+  value = _NUM_SPECULATIVE_TOKENS.value
+  return {} if value is None else {'num_speculative_tokens': value}
 
-  Args:
-    mode: mode.
-    lookup: drafter of the chains of mode phrases.
-    lengths: the argument that says how long these chains are, if it is given.
-  """
-  if mode == modes.SUFFIX_LOOKUP:
-    return ss.SuffixLookup()
-  if mode == modes.SELF:
-    return _self_draft()
-  if mode == modes.DATASTORE:
-    store = None
-    if _STORE.value is not None:
-      store = TokenStore.open(pathlib.Path(_STORE.value))
-    return ss.Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
-  return ss.PhraseDraft(
-    lookup=lookup, num_phrases=_NUM_PHRASES.value, **lengths
+
+def prompt_lookup() -> ss.PromptLookup:
+  """Returns the drafter of mode prompt_lookup, checked."""
+  return ss.PromptLookup(
+    prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
+    prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
+    **num_speculative_tokens(),
   )
 
 
-def _self_draft() -> ss.SelfDraft | ss.SnapKVDraft:
+def adaptive_lookup() -> ss.AdaptiveLookup:
+  """Returns the drafter of mode adaptive_lookup."""
+  return ss.AdaptiveLookup(**num_speculative_tokens())
+
+
+def datastore() -> ss.Datastore:
+  """Returns the draft of mode datastore; reads the store."""
+  store = None
+  if _STORE.value is not None:
+    store = TokenStore.open(pathlib.Path(_STORE.value))
+  return ss.Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
+
+
+def phrases() -> ss.PhraseDraft:
+  """Returns the draft of mode phrases."""
+  return ss.PhraseDraft(
+    lookup=prompt_lookup(),
+    num_phrases=_NUM_PHRASES.value,
+    **num_speculative_tokens(),
+  )
+
+
+def self_draft() -> ss.SelfDraft | ss.SnapKVDraft:
+  """Returns the draft of mode self, checked."""
   budget = _SNAPKV_BUDGET.value
   if budget is None:
     return ss.SelfDraft(window=_WINDOW.value)

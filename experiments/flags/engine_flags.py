@@ -211,13 +211,11 @@ def make_engine(
   elif mode() in modes.LIVING_TREES:
     model = shared_flags.load_draft(target, mode())
     draft = LivingTrees(model=model, tree=tree_flags.config())
-  elif mode() == 'prompt_lookup':
-    draft = shared_flags.prompt_lookup()
-  elif mode() in draft_flags.MODES:
-    draft = shared_flags.paged_draft(mode())
   elif mode() == modes.FORCED:
     draft = _forced_draft()
-  lookup = shared_flags.prompt_lookup() if looks_up() else None
+  elif (make := modes.MODES[mode()].make) is not None:
+    draft = make()
+  lookup = draft_flags.prompt_lookup() if looks_up() else None
   engine = PageEngine(
     target,
     draft,

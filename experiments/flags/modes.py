@@ -4,7 +4,14 @@ docs/how_to/modes.md has the same list for users.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags
+
+import swiftspec_jax as ss
+from experiments.flags import draft_flags
+from swiftspec_jax import errors
 
 AUTO = 'auto'  # with a draft model or without
 PLAIN = 'autoregressive'
@@ -30,6 +37,8 @@ class Mode:
     takes_policy: whether `generate` and `benchmark` take a --policy in it.
     makes_trees: whether a policy sees its drafts as trees.
     drafts_by_model: whether its drafts take time, other than lookups.
+    make: maker of what drafts, where that is no model of --draft.
+    own_flags: flags that have no effect in other modes.
   """
 
   decodes: bool = True
@@ -40,17 +49,36 @@ class Mode:
   takes_policy: bool = True
   makes_trees: bool = False
   drafts_by_model: bool = False
+  make: Callable[[], Any] | None = None
+  own_flags: tuple[flags.FlagHolder, ...] = ()
 
 
 MODES = {
   PLAIN: Mode(takes_policy=False),
-  'prompt_lookup': Mode(),
-  'adaptive_lookup': Mode(serves=False, takes_policy=False),
+  'prompt_lookup': Mode(make=draft_flags.prompt_lookup),
+  'adaptive_lookup': Mode(
+    serves=False, takes_policy=False, make=draft_flags.adaptive_lookup
+  ),
   AUTO: Mode(takes_draft=True, has_builtin=True, takes_policy=False),
-  SUFFIX_LOOKUP: Mode(is_paged=True),
-  DATASTORE: Mode(is_paged=True, makes_trees=True),
-  PHRASES: Mode(is_paged=True, makes_trees=True),
-  SELF: Mode(is_paged=True, drafts_by_model=True),
+  SUFFIX_LOOKUP: Mode(is_paged=True, make=ss.SuffixLookup),
+  DATASTORE: Mode(
+    is_paged=True,
+    makes_trees=True,
+    make=draft_flags.datastore,
+    own_flags=draft_flags.OF_DATASTORE,
+  ),
+  PHRASES: Mode(
+    is_paged=True,
+    makes_trees=True,
+    make=draft_flags.phrases,
+    own_flags=draft_flags.OF_PHRASES,
+  ),
+  SELF: Mode(
+    is_paged=True,
+    drafts_by_model=True,
+    make=draft_flags.self_draft,
+    own_flags=draft_flags.OF_SELF,
+  ),
   'chain': Mode(takes_draft=True, drafts_by_model=True),
   TREE: Mode(
     takes_draft=True,
@@ -85,3 +113,14 @@ SERVING = where(lambda mode: mode.serves)
 LIVING_TREES = ('serial', 'async')  # token trees that live on
 NEW_TREES = (TREE, BEAMS)  # those of a round
 OF_DRAFTS = where(lambda mode: mode.takes_draft)
+
+
+def check_own_flags(names: Sequence[str]) -> None:
+  """Raises UserError for a flag that has no effect in these modes."""
+  for name, mode in MODES.items():
+    for holder in mode.own_flags:
+      if name not in names and flags.FLAGS[holder.name].present:
+        raise errors.UserError(
+          f'--{holder.name} has no effect in mode {", ".join(names)}; give '
+          f'--mode={name}'
+        )

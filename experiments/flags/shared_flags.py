@@ -22,7 +22,6 @@ from experiments.output import provenance
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
 from swiftspec_jax.checkpoint import builtin, load
-from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -44,24 +43,6 @@ _DRAFT_LAYERS = flags.DEFINE_integer(
   'Number of layers of --draft to keep, the first ones. If --draft is the '
   'model of --target, that makes a draft for studies of any model.',
   lower_bound=1,
-)
-_NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
-  'num_speculative_tokens',
-  None,
-  'Tokens drafted in a round, at most in mode adaptive_lookup. By default that '
-  f'of the drafter: {ss.PromptLookup().num_speculative_tokens} for '
-  'prompt_lookup and adaptive_lookup, 4 for chain.',
-  lower_bound=1,
-)
-_PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
-  'prompt_lookup_min',
-  ss.PromptLookup().prompt_lookup_min,
-  'Shortest n-gram that prompt_lookup takes for a match.',
-)
-_PROMPT_LOOKUP_MAX = flags.DEFINE_integer(
-  'prompt_lookup_max',
-  ss.PromptLookup().prompt_lookup_max,
-  'Longest n-gram that prompt_lookup compares.',
 )
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
   'max_new_tokens', 256, 'Token limit of each output.'
@@ -146,26 +127,6 @@ def layers(name: str) -> tuple[int, ...]:
   return tuple(map(int, texts))
 
 
-def prompt_lookup() -> ss.PromptLookup:
-  """Returns the drafter of mode prompt_lookup, checked."""
-  return ss.PromptLookup(
-    prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
-    prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
-    **num_speculative_tokens(),
-  )
-
-
-def num_speculative_tokens() -> dict[str, int]:
-  """Returns the argument of a drafter, nothing where it has its own."""
-  value = _NUM_SPECULATIVE_TOKENS.value
-  return {} if value is None else {'num_speculative_tokens': value}
-
-
-def paged_draft(mode: str) -> PagedDraft:
-  """Returns the draft of one of `draft_flags.MODES`."""
-  return draft_flags.make(mode, prompt_lookup(), num_speculative_tokens())
-
-
 def default_modes() -> tuple[str, ...]:
   """Returns the modes that are measured if none are named.
 
@@ -197,13 +158,14 @@ def check(names: Sequence[str]) -> None:
   Must come before anything asks JAX for its devices.
   """
   sampling()
-  prompt_lookup()
+  modes.check_own_flags(names)
+  draft_flags.prompt_lookup()
+  draft_flags.self_draft()
   rope_flags.check()
   forced = tree_flags.config().forced_acceptance
   draft_rope_scaling = flags.FLAGS['draft_rope_scaling'].value
   device_flags.prepare(names)
   device_flags.check(names)
-  draft_flags.check(names)
   config_file.check_device()
   users = modes.OF_DRAFTS
   drafting = [mode for mode in names if mode in users]
@@ -316,17 +278,18 @@ def _draft_weight_dtype(target: ss.Model) -> str | None:
 
 def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   """Returns the arguments of `ss.Decoder` that make it one of the modes."""
+  make = modes.MODES[mode].make
+  if mode == modes.AUTO and draft is None:
+    make = draft_flags.adaptive_lookup
+  if make is not None:
+    made = make()
+    has_length = hasattr(made, 'num_speculative_tokens')
+    lengths = {} if has_length else draft_flags.num_speculative_tokens()
+    return {'draft': made, **lengths}
   if mode == modes.PLAIN:
     return {}
-  if mode == 'prompt_lookup':
-    return {'draft': prompt_lookup()}
-  if mode == 'adaptive_lookup' or (mode == modes.AUTO and draft is None):
-    return {'draft': ss.AdaptiveLookup(**num_speculative_tokens())}
-  if mode in draft_flags.MODES:
-    lengths = {} if mode == modes.PHRASES else num_speculative_tokens()
-    return {'draft': paged_draft(mode), **lengths}
   if mode == 'chain':
-    return {'draft': draft, **num_speculative_tokens()}
+    return {'draft': draft, **draft_flags.num_speculative_tokens()}
   tree = tree_flags.config()
   if mode in modes.NEW_TREES:
     new_trees = tree_flags.new_trees(mode, draft)
@@ -375,9 +338,6 @@ def to_json() -> dict[str, Any]:
     _TARGET,
     _DRAFT,
     _DRAFT_LAYERS,
-    _NUM_SPECULATIVE_TOKENS,
-    _PROMPT_LOOKUP_MIN,
-    _PROMPT_LOOKUP_MAX,
     _MAX_NEW_TOKENS,
     _TEMPERATURE,
     _TOP_K,
