@@ -27,7 +27,7 @@ _NUM_TOKENS = flags.DEFINE_integer(
   'num_tokens', 16384, 'Length of the text.', lower_bound=2
 )
 _SPAN = flags.DEFINE_integer(
-  'span', 2048, 'Tokens that a perplexity is of.', lower_bound=1
+  'span', 2048, 'Tokens that a perplexity is of.', lower_bound=2
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the results.', required=True

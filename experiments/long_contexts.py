@@ -19,11 +19,13 @@ next choice. There are two tasks for each text of the files put together:
 A prompt is read once. rows.jsonl gets a line as soon as an output is there:
 counts, and the time of the steps behind the first token, as seconds and as
 seconds of processors. The table has those of a step over those of a plain one:
-a draft pays where its tokens a round are more. With --resume a run goes on.
+a draft pays where its tokens a round are more. Drafts have 3 tokens, or
+--num_speculative_tokens. With --resume a run goes on.
 """
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,7 @@ from experiments import program
 from experiments.flags import draft_flags, shared_flags, size_flags
 from experiments.load import long_texts
 from experiments.output import benchmark_output, provenance
+from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
@@ -82,6 +85,10 @@ _Key = tuple[int, str, int, str]  # text, draft, budget, task
 def main() -> None:
   """Runs the program."""
   shared_flags.check(['autoregressive'])
+  if shared_flags.sampling().max_new_tokens < 2:
+    raise errors.UserError(
+      '--max_new_tokens=1 leaves no step behind the first token; give 2 or more'
+    )
   drafts = list(_drafts())
   directory = pathlib.Path(_OUTPUT_DIR.value)
   settings = {
@@ -245,7 +252,9 @@ def _line(
 
 
 def _per_step(rows: Sequence[dict[str, Any]], what: str) -> float:
-  return sum(row[what] for row in rows) / sum(row['num_steps'] for row in rows)
+  num_steps = sum(row['num_steps'] for row in rows)
+  # A text may end with its first token.
+  return sum(row[what] for row in rows) / (num_steps or math.nan)
 
 
 if __name__ == '__main__':

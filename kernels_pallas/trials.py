@@ -160,7 +160,7 @@ def _uncompared(reason: str) -> Verdict:
   return Verdict(False, detail, is_compared=False)
 
 
-def check_uncompared(seconds: float = SECONDS) -> list[tuple[Trial, Verdict]]:
+def check_uncompared() -> list[tuple[Trial, Verdict]]:
   """Compares what could not be compared when it was wanted.
 
   The device must be free: this process does not use it.
@@ -171,7 +171,7 @@ def check_uncompared(seconds: float = SECONDS) -> list[tuple[Trial, Verdict]]:
     trial = None if row is None or row['is_compared'] else _trial_of(row)
     if trial is not None and trial.path() == path:
       with _locked():
-        found.append((trial, _check(trial, seconds)))
+        found.append((trial, _check(trial, SECONDS)))
   return found
 
 

@@ -21,6 +21,7 @@ from experiments.flags import (
   device_flags,
   engine_flags,
   modes,
+  policy_flags,
   shared_flags,
   tree_flags,
 )
@@ -78,6 +79,38 @@ def test_devices_share_the_tokens_of_long_pages(model):
     pytest.raises(errors.UserError, match='=2 does not divide the 3 devices'),
   ):
     shared_flags.load_target()
+
+
+@pytest.mark.parametrize(
+  ('values', 'names', 'message'),
+  [
+    ({'adaptive': True}, ['tree', 'chain'], '--adaptive has no effect in mode'),
+    ({'branching': 2}, ['beams'], '--branching has no effect in mode beams'),
+    ({'window': 64}, ['phrases'], '--window has no effect in mode phrases'),
+  ],
+)
+def test_flags_of_other_modes_are_refused(values, names, message):
+  with given(draft='x', **values):
+    with pytest.raises(errors.UserError, match=message):
+      shared_flags.check(names)
+    # Of several modes one may have it.
+    shared_flags.check([*names, 'serial', 'self'])
+
+
+@pytest.mark.parametrize(
+  ('policy', 'names', 'message'),
+  [
+    ('goodput', ['autoregressive', 'auto', 'chain'], 'no effect in mode auto;'),
+    ('goodput', ['autoregressive'], 'no effect in mode autoregressive;'),
+    ('goodputt', ['chain'], 'goodputt is none of none'),
+    ('fixed_x', ['chain'], 'fixed_x is none of none'),
+  ],
+)
+def test_policies_are_checked_before_anything_is_loaded(policy, names, message):
+  with given(policy=policy), pytest.raises(errors.UserError, match=message):
+    policy_flags.check(names)
+  with given(policy='fixed_3'):
+    policy_flags.check(['autoregressive', 'chain'])
 
 
 def test_splits_use_all_devices_or_those_given():

@@ -131,7 +131,7 @@ def test_flags_are_checked_before_anything_is_loaded(flags, message):
       ['--policy=goodput'],
       'error: --policy=goodput has no effect in mode auto',
     ),
-    (['--mode=self', '--policy=dsd'], 'error: --policy=dsd needs costs of a'),
+    (['--mode=self', '--policy=dsd'], 'error: --policy=dsd is none of none'),
     (['--temperature=nan'], 'error: temperature must be finite and >= 0'),
     (['--target=no-model'], "error: no model 'no-model'"),
     (['--prompt_file=x'], 'error: give --prompt or --prompt_file, not both'),

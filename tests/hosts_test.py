@@ -284,7 +284,7 @@ def test_values_of_the_first_come_until_it_leaves():
   for group in groups[1:]:
     group.leave(None)
     group.close()
-  groups[0].wait_for_others(0.1)  # longer than that: they are in this process
+  groups[0].wait_for_others(0.1)  # they never end, as they are in this process
   groups[0].close()
 
 

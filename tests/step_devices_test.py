@@ -188,7 +188,7 @@ def test_the_engine_of_the_server(model):
     engine_flags.measure_devices(engine, declared)
     assert engine.step_devices.costs.coefficients.keys() == {2, 8}
     with pytest.raises(errors.UserError, match='files of costs hold for one'):
-      engine_flags.cost_key(engine, target, declared)
+      engine_flags.check_for_costs()
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_the_engine_of_the_server(model):
     ),
     (
       {'target_devices': 4, 'prompt_devices': ['2', '8']},
-      '--prompt_devices=2,8 must be more than --target_devices=4',
+      '--prompt_devices=2,8 must be numbers above --target_devices=4',
     ),
     (
       {'target_devices': 2, 'prompt_devices': ['4', '6']},
-      '--prompt_devices=4,6 must be more than --target_devices=2, and each',
+      '--prompt_devices=4,6 must be numbers above --target_devices=2, each',
     ),
     ({'prompt_devices': ['many']}, '--prompt_devices=many must be numbers'),
   ],

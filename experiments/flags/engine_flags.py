@@ -91,9 +91,10 @@ _PROMPT_DEVICES = flags.DEFINE_list(
   [],
   'Numbers of devices for steps that read prompts, such as 8 or 4,8: multiples '
   'of --target_devices, which are the first of them and keep all keys and '
-  'values. Each step takes the number that is fastest by measured times, in '
-  'serve with --warm_up=full; else all steps that read prompts take the one '
-  'number. Each has a copy of the weights. Not with a draft model.',
+  'values, and divisors of the last number. Each step takes the number that is '
+  'fastest by measured times, in serve with --warm_up=full; else all steps '
+  'that read prompts take the one number. Each has a copy of the weights. Not '
+  'with a draft model.',
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
@@ -159,6 +160,8 @@ def sizes() -> ProgramSizes:
     _refuse(['max_length'], 'give --num_nodes')
     _refuse(_DECODER_FLAGS, 'leave it out')
     longest = tree_flags.config().num_nodes - 1
+  elif mode() in modes.NEW_TREES:
+    _refuse(['num_nodes'], 'give --max_length')
   if mode() not in _RUN_AHEAD_MODES:
     _refuse(['run_ahead'], 'its drafts need the text of the round before')
   lengths = tuple(range(longest + 1))
@@ -254,6 +257,15 @@ def check_unmeasured() -> None:
     )
 
 
+def check_for_costs() -> None:
+  """Raises UserError if the number of devices changes; costs are of one."""
+  if _PROMPT_DEVICES.value:
+    raise errors.UserError(
+      f'{_prompt_devices()} changes the number of devices, and files of costs '
+      'hold for one; leave it out here'
+    )
+
+
 def _prompt_devices() -> str:
   return f'--{_PROMPT_DEVICES.name}={",".join(_PROMPT_DEVICES.value)}'
 
@@ -280,8 +292,8 @@ def _step_devices() -> StepDevices | None:
     number % fewest or numbers[-1] % number for number in numbers
   ):
     raise errors.UserError(
-      f'{given} must be more than --target_devices={fewest}, and each number '
-      'a multiple of that which divides the last one'
+      f'{given} must be numbers above --target_devices={fewest}, each a '
+      'multiple of it and a divisor of the last one'
     )
   return StepDevices(numbers=(fewest, *numbers))
 
@@ -296,16 +308,7 @@ def _forced_draft() -> ForcedDraft:
 def cost_key(
   engine: PageEngine, target: ss.Model, declared: ProgramSizes
 ) -> CostKey:
-  """Returns what costs depend on.
-
-  Raises:
-    UserError: the number of devices changes, and costs are those of one.
-  """
-  if _PROMPT_DEVICES.value:
-    raise errors.UserError(
-      f'{_prompt_devices()} changes the number of devices, and files of costs '
-      'hold for one; leave it out here'
-    )
+  """Returns what costs depend on."""
   return CostKey(
     target=target.name,
     draft=engine.drafter.name,

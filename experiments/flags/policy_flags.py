@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from experiments.flags import modes, policy_names
+from experiments.load import load_report
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 _POLICY = flags.DEFINE_string(
   'policy',
   None,
-  'How much to speculate, over pages as in serve, by a policy that needs no '
-  f'--costs. Default: always as much as a draft may have. {policy_names.HELP}',
+  'How much to speculate, over pages as in serve: none, fixed_K or always_K '
+  'with a number of draft tokens for K, or goodput. Default: always as much as '
+  'a draft may have.',
 )
 
 
@@ -26,17 +28,19 @@ def check(names: Sequence[str]) -> None:
   """Raises UserError for a policy that these modes cannot have."""
   if _POLICY.value is None:
     return
-  if policy_names.needs_costs(_POLICY.value):
+  is_short = _POLICY.value.rpartition('_')[2].isdecimal()
+  is_fixed = load_report.is_fixed(_POLICY.value)
+  if policy_names.needs_costs(_POLICY.value) or (is_fixed and not is_short):
     raise errors.UserError(
-      f'--policy={_POLICY.value} needs costs of a server; take one of none, '
-      'fixed_K, always_K and goodput, or experiments.serve with --costs'
+      f'--policy={_POLICY.value} is none of none, fixed_K, always_K and '
+      'goodput; others need costs: experiments.serve with --costs'
     )
-  taking = [name for name in names if modes.MODES[name].takes_policy]
-  if not taking:
-    allowed = modes.where(lambda mode: mode.decodes and mode.takes_policy)
+  taking = modes.where(lambda mode: mode.decodes and mode.takes_policy)
+  without = [name for name in names if name not in (*taking, modes.PLAIN)]
+  if without or not {*names} & {*taking}:
     raise errors.UserError(
-      f'--policy={_POLICY.value} has no effect in mode {", ".join(names)}; it '
-      f'is for {", ".join(allowed)}'
+      f'--policy={_POLICY.value} has no effect in mode '
+      f'{", ".join(without or names)}; it is for {", ".join(taking)}'
     )
 
 

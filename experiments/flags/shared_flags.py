@@ -159,6 +159,7 @@ def check(names: Sequence[str]) -> None:
   """
   sampling()
   modes.check_own_flags(names)
+  tree_flags.check(names)
   draft_flags.prompt_lookup()
   draft_flags.self_draft()
   rope_flags.check()
@@ -278,6 +279,10 @@ def _draft_weight_dtype(target: ss.Model) -> str | None:
 
 def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   """Returns the arguments of `ss.Decoder` that make it one of the modes."""
+  return {'run_ahead': tree_flags.run_ahead(), **_drafts(mode, draft)}
+
+
+def _drafts(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   make = modes.MODES[mode].make
   if mode == modes.AUTO and draft is None:
     make = draft_flags.adaptive_lookup
@@ -296,7 +301,7 @@ def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
     return {'draft': new_trees, 'num_speculative_tokens': tree.num_nodes - 1}
   if mode == modes.AUTO:
     tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
-  return {'draft': draft, 'tree': tree, 'run_ahead': tree_flags.run_ahead()}
+  return {'draft': draft, 'tree': tree}
 
 
 def make_decoder(

@@ -1,11 +1,13 @@
 """Flags of the token tree, modes serial and async; some also of new trees."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import modes
+from swiftspec_jax import errors
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
@@ -92,10 +94,34 @@ _FORCED_ACCEPTANCE = flags.DEFINE_float(
 _RUN_AHEAD = flags.DEFINE_integer(
   'run_ahead',
   1,
-  'Rounds that are dispatched before one is read; 0 waits for each. Where '
-  'requests come at any time it is for modes serial, async and autoregressive, '
-  'and for prompt_lookup if it is given: lookups then run on the devices.',
+  'Rounds that are dispatched before one is read; 0 waits for each, and so do '
+  'drafts that need the text. Where requests come at any time it is for modes '
+  'serial, async and autoregressive, and for prompt_lookup if it is given: '
+  'lookups then run on the devices.',
 )
+
+_LIVING = *modes.LIVING_TREES, modes.AUTO
+# The modes of flags that not all trees have, by name.
+_USERS = {
+  _NUM_RESTART_STEPS.name: _LIVING,
+  _WAITS_FOR_MISSES.name: _LIVING,
+  _COVERAGE.name: _LIVING,
+  _EXIT_LAYER.name: _LIVING,
+  _ADAPTIVE.name: _LIVING,
+  _DEPTH_PRICED.name: _LIVING,
+  _BRANCHING.name: (modes.TREE, *_LIVING),
+  _MIN_LEAF_MASS.name: (modes.TREE, *_LIVING),
+}
+
+
+def check(names: Sequence[str]) -> None:
+  """Raises UserError for a flag that has no effect in these modes."""
+  for flag, users in _USERS.items():
+    if flags.FLAGS[flag].present and not {*users} & {*names}:
+      raise errors.UserError(
+        f'--{flag} has no effect in mode {", ".join(names)}; it is for '
+        f'{", ".join(users)}'
+      )
 
 
 def config() -> ss.TreeConfig:

@@ -75,7 +75,6 @@ def matmul_all_reduce(
   axis_name: str,
   num_devices: int,
   config: Config = Config(),
-  interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
   """Returns the sum over devices of x [N, K] times weight [K, D].
 
@@ -88,7 +87,6 @@ def matmul_all_reduce(
     axis_name: name of the axis of the mesh over which the sum goes.
     num_devices: number of devices along that axis.
     config: tiles.
-    interpret: whether, or how, the interpreter runs it; see `pallas_call`.
   """
   check(x.shape, weight.shape[1], num_devices, x.dtype)
   num_tokens, num_inputs = x.shape
@@ -114,7 +112,6 @@ def matmul_all_reduce(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('arbitrary',), collective_id=_COLLECTIVE_ID
     ),
-    interpret=interpret,
     name='matmul_all_reduce',
   )(x, weight)
 

@@ -9,17 +9,15 @@ from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
 
 _LEAST_SIZES = 3  # as many as coefficients
+_REPEATS = 3  # of a step, of which the shortest counts
 
 
-def measure(
-  engine: PageEngine, sizes: ProgramSizes, repeats: int = 3
-) -> PrefillCosts:
+def measure(engine: PageEngine, sizes: ProgramSizes) -> PrefillCosts:
   """Measures invented steps; only without requests, and of compiled programs.
 
   Args:
     engine: engine whose `step_devices` have the numbers.
     sizes: declared sizes of the engine, of which those with all rows count.
-    repeats: measurements of a step of which the shortest counts.
 
   Raises:
     UserError: there are too few sizes for a fit.
@@ -37,7 +35,7 @@ def measure(
     )
   numbers = engine.step_devices.numbers
   batches, seconds = {}, collections.defaultdict(list)
-  for _ in range(repeats):
+  for _ in range(_REPEATS):
     for number in numbers:
       engine.trial(programs[0], 1, number)  # the change is no part of a step
       for flat in programs:
