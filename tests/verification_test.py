@@ -4,7 +4,6 @@ import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_test import markov_table
