@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -70,13 +71,7 @@ class CallSpec(abc.ABC):
 
   def make_arrays(self, key: jax.Array) -> Arrays:
     """Returns random arguments; the key is consumed."""
-    abstract, treedef = jax.tree.flatten(self.arrays())
-    keys = jax.random.split(key, len(abstract))
-    return self.with_meaning(
-      *treedef.unflatten(
-        [_random(k, x) for k, x in zip(keys, abstract, strict=True)]
-      )
-    )
+    return _make_arrays(self, key)
 
   def suits(self, implementation: str) -> bool:
     """Returns whether an implementation is made for such a shape."""
@@ -90,6 +85,17 @@ class CallSpec(abc.ABC):
   def draws(self, key: jax.Array) -> Iterator[Arrays]:
     """Yields arguments to compare implementations at; the key is consumed."""
     yield from map(self.make_arrays, jax.random.split(key))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _make_arrays(spec, key):
+  abstract, treedef = jax.tree.flatten(spec.arrays())
+  keys = jax.random.split(key, len(abstract))
+  return spec.with_meaning(
+    *treedef.unflatten(
+      [_random(k, x) for k, x in zip(keys, abstract, strict=True)]
+    )
+  )
 
 
 def _random(key, abstract):

@@ -40,17 +40,32 @@ backend-path = ['.']
 """
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-  """A checkout of its own with the real bootstrap.py."""
-  shutil.copy(bootstrap.__file__, tmp_path)
-  (tmp_path / 'backend.py').write_text(BACKEND)
-  (tmp_path / 'pyproject.toml').write_text(PYPROJECT)
-  (tmp_path / 'requirements.txt').touch()
+@pytest.fixture(autouse=True)
+def no_index(monkeypatch):
   monkeypatch.setenv('PIP_CONFIG_FILE', os.devnull)
   monkeypatch.setenv('PIP_RETRIES', '0')
   monkeypatch.setenv('PIP_NO_INDEX', '1')
-  return tmp_path
+
+
+def checkout(folder: pathlib.Path) -> pathlib.Path:
+  """Fills a folder with the real bootstrap.py and what it installs."""
+  shutil.copy(bootstrap.__file__, folder)
+  (folder / 'backend.py').write_text(BACKEND)
+  (folder / 'pyproject.toml').write_text(PYPROJECT)
+  (folder / 'requirements.txt').touch()
+  return folder
+
+
+@pytest.fixture
+def project(tmp_path):
+  """A checkout of its own."""
+  return checkout(tmp_path)
+
+
+@pytest.fixture(scope='module')
+def shared_project(tmp_path_factory):
+  """A checkout for tests that go on with whatever its environment holds."""
+  return checkout(tmp_path_factory.mktemp('project'))
 
 
 def run(project: pathlib.Path, *extras: str) -> subprocess.CompletedProcess:
@@ -99,11 +114,11 @@ def test_uv_installs_if_it_is_named(project):
   )
 
 
-def test_an_unreachable_index_is_one_sentence(project, monkeypatch):
-  assert run(project).returncode == 0
-  stamp = project / 'venv' / 'bootstrap.stamp'
+def test_an_unreachable_index_is_one_sentence(shared_project, monkeypatch):
+  assert run(shared_project).returncode == 0
+  stamp = shared_project / 'venv' / 'bootstrap.stamp'
   before = json.loads(stamp.read_text())
-  pyproject = project / 'pyproject.toml'
+  pyproject = shared_project / 'pyproject.toml'
   pyproject.write_text(
     PYPROJECT.replace('requires = []', "requires = ['setuptools']")
   )
@@ -112,7 +127,7 @@ def test_an_unreachable_index_is_one_sentence(project, monkeypatch):
     port = closed.getsockname()[1]
     monkeypatch.setenv('PIP_INDEX_URL', f'http://127.0.0.1:{port}/simple')
     monkeypatch.delenv('PIP_NO_INDEX')
-    failed = run(project)
+    failed = run(shared_project)
 
   assert failed.returncode == 1
   last_line = failed.stderr.splitlines()[-1]
@@ -121,7 +136,7 @@ def test_an_unreachable_index_is_one_sentence(project, monkeypatch):
   # What was installed is whole, so that it can be used without a network.
   assert json.loads(stamp.read_text()) == before
   pyproject.write_text(PYPROJECT)
-  assert run(project).stdout == ''
+  assert run(shared_project).stdout == ''
 
 
 @pytest.mark.parametrize('version', [(3, 6, 15), (3, 10, 0)])
@@ -141,12 +156,12 @@ def test_an_old_python_gets_as_far_as_the_message():
   ast.parse(source, feature_version=(3, 6))
 
 
-def test_a_requirements_file_is_installed_and_watched(project):
-  (project / 'more.txt').write_text('# nothing\n')
+def test_a_requirements_file_is_installed_and_watched(shared_project):
+  (shared_project / 'more.txt').write_text('# nothing\n')
   options = ('--requirements', 'more.txt')
-  assert 'installing .' in run(project, *options).stdout
-  assert run(project, *options).stdout == ''
-  (project / 'more.txt').write_text('no-such-project==1\n')
-  failed = run(project, *options)
+  assert 'installing .' in run(shared_project, *options).stdout
+  assert run(shared_project, *options).stdout == ''
+  (shared_project / 'more.txt').write_text('no-such-shared_project==1\n')
+  failed = run(shared_project, *options)
   assert failed.returncode == 1
-  assert 'no-such-project' in failed.stderr
+  assert 'no-such-shared_project' in failed.stderr

@@ -71,14 +71,14 @@ def arguments(case):
   masks = [ancestor_mask(parents, case.tree_size)[-tokens:]] * batch
   depths = np.sum(masks, axis=2)
   return (
-    jnp.asarray(heads, case.dtype),
-    jnp.asarray(np.cos(angles), jnp.float32),
-    jnp.asarray(np.sin(angles), jnp.float32),
-    *jnp.asarray(cache, case.dtype),
-    jnp.asarray(starts),
-    jnp.asarray(lengths),
-    jnp.asarray(masks),
-    jnp.asarray(lengths[:, None] + depths - 1, jnp.int32),
+    heads.astype(jnp.dtype(case.dtype)),
+    np.cos(angles).astype(np.float32),
+    np.sin(angles).astype(np.float32),
+    *cache.astype(jnp.dtype(case.dtype)),
+    starts,
+    lengths,
+    np.stack(masks),
+    (lengths[:, None] + depths - 1).astype(np.int32),
   )
 
 
@@ -92,10 +92,10 @@ def rotated(x, cos, sin):
 
 
 def written(rows, new, starts):
-  rows = np.array(rows.astype(jnp.float32))
+  rows = np.array(rows, np.float32)
   for row, start in enumerate(np.asarray(starts)):
     rows[row, :, start : start + new.shape[1]] = np.moveaxis(new[row], 0, 1)
-  return jnp.asarray(rows)
+  return rows
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -107,14 +107,13 @@ def test_equals_oracle(name, case):
   call = functools.partial(IMPLEMENTATIONS[name], **options)
   attended, *cache = jax.jit(call)(*arrays)
   heads, cos, sin, keys, values, starts, *seen = arrays
-  turned = rotated(heads[:, :, :, :-1].astype(jnp.float32), cos, sin)
-  new_values = heads[:, :, :, -1].astype(jnp.float32)
+  turned = rotated(heads[:, :, :, :-1], cos, sin).astype(np.float32)
   want_cache = (
     written(keys, turned[:, :, :, -1], starts),
-    written(values, np.asarray(new_values), starts),
+    written(values, heads[:, :, :, -1], starts),
   )
   want = oracle(
-    jnp.asarray(turned[:, :, :, :-1]),
+    turned[:, :, :, :-1],
     *want_cache,
     *seen,
     **options,
@@ -124,11 +123,11 @@ def test_equals_oracle(name, case):
   close = functools.partial(
     np.testing.assert_allclose, rtol=tolerance, atol=tolerance
   )
-  close(attended.astype(jnp.float32), want)
-  for got, rows in zip(cache, want_cache, strict=True):
-    close(got.astype(jnp.float32), rows)
+  close(np.asarray(attended, np.float32), want)
+  keys, values = (np.asarray(x, np.float32) for x in cache)
+  close(keys, want_cache[0])
   # A key may be rounded the other way.
-  np.testing.assert_array_equal(cache[1].astype(jnp.float32), want_cache[1])
+  np.testing.assert_array_equal(values, want_cache[1])
 
 
 @pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
@@ -138,10 +137,9 @@ def test_a_chain_has_no_mask(implementation, monkeypatch):
   monkeypatch.setattr(pallas_gpu, 'fused_attention', kernel)
   case = CASES['edges']
   *arrays, masks, positions = arguments(case)
-  chain = jnp.broadcast_to(
-    jnp.tri(case.num_tokens, dtype=bool)[None], masks.shape
-  )
-  sinks = jnp.arange(6.0).reshape(case.num_kv_heads, case.num_groups)
+  chain = np.tile(np.tri(case.num_tokens, dtype=bool), (len(masks), 1, 1))
+  sinks = np.arange(6, dtype=np.float32)
+  sinks = sinks.reshape(case.num_kv_heads, case.num_groups)
   mesh = sharding_lib.make_mesh(jax.devices()[:2])
   on_mesh = sharding_lib.sharding_of(mesh, ('batch', 'kv_heads', None, None))
   call = functools.partial(
@@ -151,7 +149,8 @@ def test_a_chain_has_no_mask(implementation, monkeypatch):
     sharding=on_mesh,
   )
   got = jax.jit(call)(*arrays, None, positions, sinks)
-  want = reference.fused_attention(*arrays, chain, positions, sinks, scale=0.1)
+  plain = functools.partial(reference.fused_attention, scale=0.1)
+  want = jax.jit(plain)(*arrays, chain, positions, sinks)
   for x, y in zip(got, want, strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)
 
@@ -187,6 +186,7 @@ PAGED_CASES = {
     prefix_lengths=(28, 33, 60), num_tokens=(5, 5, 2), dtype='bfloat16'
   ),
 }
+SINKS = np.arange(12, dtype=np.float32).reshape(4, 3)
 NUM_PADDING = 1  # tokens that no block has
 
 
@@ -194,8 +194,7 @@ def paged_arguments(case, sinks, replaced):
   """Of new tokens the last one is written nowhere."""
   random = np.random.default_rng(1)
   keys, values, table, lengths, counts, masks, positions = (
-    np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x).copy()
-    for x in paged.arguments(case, unseen=0.0, missing=0)[1:]
+    x.copy() for x in paged.arguments(case, unseen=0.0, missing=0)[1:]
   )
   pages = np.arange(table.size).reshape(table.shape)
   pages[1] = pages[0]
@@ -215,34 +214,35 @@ def paged_arguments(case, sinks, replaced):
   places[total - 1] = 10**6
   heads = (tokens, case.num_kv_heads, case.num_groups + 2, case.head_dim)
   angles = random.uniform(0, 6, (tokens, case.head_dim // 2))
-  dtype, integers = case.dtype, jnp.int32
+  dtype = jnp.dtype(case.dtype)
   before = np.zeros(len(counts), int)
   before[1] = 1
   return (
-    jnp.asarray(random.normal(size=heads), dtype),
-    jnp.asarray(np.cos(angles), jnp.float32),
-    jnp.asarray(np.sin(angles), jnp.float32),
-    jnp.asarray(keys, dtype),
-    jnp.asarray(values, dtype),
+    random.normal(size=heads).astype(dtype),
+    np.cos(angles).astype(np.float32),
+    np.sin(angles).astype(np.float32),
+    keys,
+    values,
     *(
-      jnp.asarray(x, integers)
+      x.astype(np.int32)
       for x in (places, block_tokens, block_places, before, pages)
     ),
-    *(jnp.asarray(x, integers) for x in (lengths, counts)),
-    jnp.asarray(masks),
-    jnp.asarray(positions, integers),
+    lengths,
+    counts,
+    masks,
+    positions,
     *([] if sinks is None else [sinks]),
   )
 
 
 def in_pages(pages, new, places):
   """Returns pages [P, Z, G * E] with tokens [N, G, E] written one by one."""
-  pages = np.array(pages.astype(jnp.float32))
+  pages = np.array(pages, np.float32)
   flat = pages.reshape(-1, pages.shape[2])
-  for place, row in zip(np.asarray(places), np.asarray(new), strict=True):
+  for place, row in zip(places, new, strict=True):
     if place < len(flat):
       flat[place] = row.ravel()
-  return jnp.asarray(pages)
+  return pages
 
 
 @pytest.mark.parametrize('case', PAGED_CASES)
@@ -250,7 +250,7 @@ def in_pages(pages, new, places):
 def test_pages_equal_oracle(name, case):
   has_sinks = case == 'chunk'
   case = PAGED_CASES[case]
-  sinks = jnp.arange(12.0).reshape(4, 3) if has_sinks else None
+  sinks = SINKS if has_sinks else None
   # The reference reads rows that nobody sees, and adds nothing of them.
   arrays = paged_arguments(case, sinks, 1e4 if name == 'reference' else np.nan)
   heads, cos, sin, keys, values, places, block_tokens, block_places = arrays[:8]
@@ -258,13 +258,11 @@ def test_pages_equal_oracle(name, case):
   options = {'scale': case.head_dim**-0.5, 'window': case.window}
   call = functools.partial(PAGED[name], **options)
   attended, *cache = jax.jit(call)(*arrays)
-  turned = rotated(
-    heads[None, :, :, :-1].astype(jnp.float32), cos[None], sin[None]
-  )
-  turned = jnp.asarray(turned[0], jnp.float32)
+  turned = rotated(heads[None, :, :, :-1], cos[None], sin[None])[0]
+  turned = turned.astype(np.float32)
   want_cache = (
     in_pages(keys, turned[:, :, -1], places),
-    in_pages(values, heads[:, :, -1].astype(jnp.float32), places),
+    in_pages(values, heads[:, :, -1], places),
   )
   queries = turned[:, :, :-1][block_tokens]
   want = paged.expected(case, (queries, *want_cache, table, *by_block), sinks)
@@ -275,10 +273,11 @@ def test_pages_equal_oracle(name, case):
   )
   # The oracle misses the last token, which none but itself sees.
   known = slice(len(places) - NUM_PADDING - 1)
-  close(attended[known].astype(jnp.float32), want[known])
-  assert jnp.isfinite(attended).all()
+  attended = np.asarray(attended, np.float32)
+  close(attended[known], want[known])
+  assert np.isfinite(attended).all()
   for got, rows in zip(cache, want_cache, strict=True):
-    close(got.astype(jnp.float32), rows)
+    close(np.asarray(got, np.float32), rows)
 
 
 def test_a_comparison_agrees_in_the_interpreter(monkeypatch):
@@ -307,8 +306,7 @@ def test_each_device_takes_its_heads_of_pages(implementation, monkeypatch):
   """Of chains, whose mask is not given."""
   monkeypatch.setattr(paged_gpu, 'fused_paged_attention', PAGED['pallas_gpu'])
   case = PAGED_CASES['chunk']
-  sinks = jnp.arange(12.0).reshape(4, 3)
-  arrays = list(paged_arguments(case, sinks, 1e4))
+  arrays = list(paged_arguments(case, SINKS, 1e4))
   arrays[12] = None
   mesh = sharding_lib.make_mesh(jax.devices()[:2])
   call = functools.partial(
@@ -318,8 +316,10 @@ def test_each_device_takes_its_heads_of_pages(implementation, monkeypatch):
     sharding=sharding_lib.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads')),
   )
   got = jax.jit(call)(*arrays)
-  want = paged_reference.fused_paged_attention(*arrays, scale=0.1)
+  plain = functools.partial(paged_reference.fused_paged_attention, scale=0.1)
+  want = jax.jit(plain)(*arrays)
   known = slice(int(arrays[11].sum()) - 1)
-  np.testing.assert_allclose(got[0][known], want[0][known], atol=2e-6)
+  attended = (np.asarray(x[0])[known] for x in (got, want))
+  np.testing.assert_allclose(*attended, atol=2e-6)
   for x, y in zip(got[1:], want[1:], strict=True):
     np.testing.assert_allclose(x, y, atol=2e-6)

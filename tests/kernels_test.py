@@ -37,20 +37,25 @@ CONFIG = ss.ModelConfig(
 
 def hidden_states(model, config):
   """Of a tree behind a prefix; the prefix is taken in by the reference."""
+  cache = dense.KVCacheConfig.of_model(config, 1, 128, jnp.float32)
+  return _hidden_states(model.params, cache.init(model.mesh), config=config)
+
+
+@functools.partial(jax.jit, static_argnames='config')
+def _hidden_states(params, cache, config):
   token_ids = model_cases.token_ids()
   num_nodes = len(model_cases.PARENTS)
-  cache = dense.KVCacheConfig.of_model(config, 1, 128, jnp.float32)
   _, cache = decoder.forward(
-    model.params,
+    params,
     config,
     jnp.asarray(token_ids[None, : model_cases.NUM_PREFIX]),
-    cache.init(model.mesh),
+    cache,
     starts=jnp.zeros(1, jnp.int32),
     context=128,
   )
   cache = dense.extend(cache, jnp.asarray([model_cases.NUM_PREFIX]))
   return decoder.forward(
-    model.params,
+    params,
     config,
     jnp.asarray(token_ids[None, -num_nodes:]),
     cache,
@@ -105,10 +110,10 @@ def test_experts_on_kernels_give_the_same():
     'experts_up': (5, 128, 128),
     'experts_down': (5, 128, 128),
   }
-  keys = jax.random.split(jax.random.key(0), len(shapes))
+  random = np.random.default_rng(0)
   weights = {
-    name: jax.random.normal(key, shape) / 16
-    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    name: random.normal(size=shape, scale=1 / 16).astype(np.float32)
+    for name, shape in shapes.items()
   }
 
   def mixed(kernels):
@@ -121,7 +126,9 @@ def test_experts_on_kernels_give_the_same():
       else array
       for name, array in weights.items()
     }
-    return experts.feed_forward(weights['router'][:3], layer, sizes, 'silu')
+    return jax.jit(experts.feed_forward, static_argnums=(2, 3))(
+      weights['router'][:3], layer, sizes, 'silu'
+    )
 
   with pltpu.force_tpu_interpret_mode():
     got = mixed('pallas_tpu')

@@ -30,7 +30,11 @@ IMPLEMENTATIONS = {
   'pallas_tpu': functools.partial(
     pallas_tpu.kv_commit, interpret=interpret_tpu()
   ),
-  'pallas_gpu': functools.partial(pallas_gpu.kv_commit, interpret=True),
+  'pallas_gpu': functools.partial(
+    pallas_gpu.kv_commit,
+    config=pallas_gpu.Config(num_caches=4),
+    interpret=True,
+  ),
 }
 
 
@@ -74,9 +78,9 @@ def arguments(case, seed=0, offsets=None):
     kept = random.choice(case.num_rows, case.num_kept, replace=False)
     row[: case.num_kept] = sorted(kept) if offsets is None else offsets
   return (
-    [jnp.asarray(cache, case.dtype) for cache in caches],
-    jnp.asarray(case.starts, jnp.int32),
-    jnp.asarray(path),
+    list(caches.astype(jnp.dtype(case.dtype))),
+    np.asarray(case.starts, np.int32),
+    path,
   )
 
 
@@ -117,8 +121,8 @@ def test_equals_oracle(name, case):
 
 
 @pytest.mark.parametrize('name', ['reference', 'pallas_gpu'])
-def test_narrow_heads_and_many_caches(name):
-  case = Case(head_dim=16, num_caches=35, num_kv_heads=1)
+def test_narrow_heads_and_more_caches_than_a_launch(name):
+  case = Case(head_dim=16, num_caches=5, num_kv_heads=1)
   check(name, case, arguments(case))
 
 
@@ -137,10 +141,10 @@ def test_windows_that_do_not_fit_at_once():
   case = Case(num_caches=5)
   arrays = arguments(case)
   config = pallas_tpu.Config(window_bytes=40_000)
-  got = pallas_tpu.kv_commit(
-    *arrays, num_rows=8, config=config, interpret=interpret_tpu()
+  move = functools.partial(
+    pallas_tpu.kv_commit, num_rows=8, config=config, interpret=interpret_tpu()
   )
-  check_equal(got, arrays)
+  check_equal(jax.jit(move)(*arrays), arrays)
 
 
 def test_each_device_moves_its_heads():
@@ -180,7 +184,7 @@ def test_rows_move_within_their_pages(implementation, num_devices, monkeypatch):
   monkeypatch.setattr(paged_gpu, 'paged_commit', kernel)
   random = np.random.default_rng(0)
   shape = 6, 4, 96  # the columns are no multiple of those of a program
-  caches = [jnp.asarray(random.normal(size=shape)) for _ in range(3)]
+  caches = list(random.normal(size=(3, *shape)).astype(np.float32))
   sources = np.array([[1, 3, 4, 20], [9, 10, 11, 8]], np.int32)
   targets = np.array([[0, 1, 3, 4], [8, 9, 10, 24]], np.int32)
   mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ('model',))

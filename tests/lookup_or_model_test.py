@@ -100,33 +100,31 @@ def tokens_per_second(policy, costs, num_rows, coverage, steps):
   return num_tokens / seconds
 
 
-@pytest.mark.parametrize('is_live', [False, True])
 @pytest.mark.parametrize('coverage', [0.05, 0.9])
 @pytest.mark.parametrize('drafts', COSTS)
 @pytest.mark.parametrize('num_rows', [1, 12])
-def test_it_is_as_good_as_the_better_source(
-  num_rows, drafts, coverage, is_live
-):
+def test_it_is_as_good_as_the_better_source(num_rows, drafts, coverage):
+  """With costs that are known, and with those that it learns."""
   costs = COSTS[drafts]
-  known = None if is_live else costs
-  policies_ = [
-    by_model(costs),
-    OnlyLookup(by_model(costs), by_lookup(costs)),
-    LookupOrModel(by_model(known), by_lookup(known)),
-  ]
-  *single, both = (
-    tokens_per_second(policy, costs, num_rows, coverage, range(1000))
-    for policy in policies_
+
+  def reached(policy):
+    return tokens_per_second(policy, costs, num_rows, coverage, range(1000))
+
+  single = max(
+    reached(by_model(costs)),
+    reached(OnlyLookup(by_model(costs), by_lookup(costs))),
   )
-  assert both > 0.96 * max(single)
+  for known in (costs, None):
+    both = reached(LookupOrModel(by_model(known), by_lookup(known)))
+    assert both > 0.96 * single
 
 
 def test_a_change_of_the_text_is_noticed():
   """Lookups find nothing for long, then nearly everything."""
   costs = COSTS['dear']
   policy = LookupOrModel(by_model(costs), by_lookup(costs))
-  tokens_per_second(policy, costs, 4, 0.0, range(1500))
-  tokens_per_second(policy, costs, 4, 0.95, range(1500, 3000))
-  reached = tokens_per_second(policy, costs, 4, 0.95, range(3000, 3500))
+  tokens_per_second(policy, costs, 4, 0.0, range(1000))
+  tokens_per_second(policy, costs, 4, 0.95, range(1000, 2500))
+  reached = tokens_per_second(policy, costs, 4, 0.95, range(2500, 3000))
   alone = OnlyLookup(by_model(costs), by_lookup(costs))
   assert reached > 0.95 * tokens_per_second(alone, costs, 4, 0.95, range(500))

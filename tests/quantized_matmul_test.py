@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import strategies as st
 from interpreters import interpret_tpu
 
@@ -61,9 +62,9 @@ def arguments(seed, num_rows, dtype, weight_dtype):
   )
   scales = random.uniform(0.01, 1, (NUM_PARTS, num_groups, NUM_OUTPUTS))
   return (
-    jnp.asarray(random.normal(size=(num_rows, NUM_INPUTS)), dtype),
-    jnp.asarray(values, weight_dtype),
-    jnp.asarray(scales, jnp.float32),
+    random.normal(size=(num_rows, NUM_INPUTS)).astype(jnp.dtype(dtype)),
+    values.astype(jnp.dtype(weight_dtype)),
+    scales.astype(np.float32),
   )
 
 
@@ -79,11 +80,11 @@ def check(product, arrays):
 
 
 @pytest.mark.parametrize('weight_dtype', WEIGHTS)
-@pytest.mark.parametrize('dtype', TOLERANCES)
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
-@hypothesis.given(
-  seed=st.integers(0, 2**32 - 1), num_rows=st.sampled_from([1, 16])
+@pytest.mark.parametrize(
+  ('dtype', 'num_rows'), [('float32', 16), ('bfloat16', 1)]
 )
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+@hypothesis.given(seed=st.integers(0, 2**32 - 1))
 @hypothesis.settings(
   max_examples=3,
   deadline=None,
@@ -99,9 +100,10 @@ def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
 def test_padding_does_not_leak(name, weight_dtype):
   """Rows do not depend on those behind them, whatever these hold."""
   x, *weight = arguments(0, 20, 'bfloat16', weight_dtype)
-  padded = compiled(name)(x.at[3:].set(jnp.nan), *weight)
-  alone = compiled(name)(x[:3], *weight)
-  np.testing.assert_array_equal(padded[:3], alone)
+  alone = compiled(name)(x[:1], *weight)
+  x[1:] = np.nan
+  padded = np.asarray(compiled(name)(x, *weight))
+  np.testing.assert_array_equal(padded[:1], alone)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -110,24 +112,34 @@ def test_gates_are_joined(name):
   got = jax.jit(functools.partial(IMPLEMENTATIONS[name], activation='silu'))(
     *arrays
   )
-  gate, up = jnp.moveaxis(reference.quantized_matmul(*arrays), 1, 0)
-  want = jax.nn.silu(gate) * up
-  np.testing.assert_allclose(got[:, 0], want, atol=2e-6 * abs(want).max())
+  gate, up = np.moveaxis(compiled('reference')(*arrays), 1, 0)
+  want = gate * scipy.special.expit(gate) * up
+  got = np.asarray(got)[:, 0]
+  np.testing.assert_allclose(got, want, atol=2e-6 * abs(want).max())
 
 
-@pytest.mark.parametrize('weight_dtype', WEIGHTS)
-@pytest.mark.parametrize('axes', [(None, 'ffw'), ('ffw', None), (None, None)])
+@pytest.mark.parametrize(
+  ('axes', 'weight_dtype'),
+  [
+    ((None, 'ffw'), 'int4'),
+    (('ffw', None), 'int4'),
+    (('ffw', None), 'int8'),
+    ((None, None), 'float8_e4m3fn'),
+  ],
+)
 def test_shares_of_devices(axes, weight_dtype):
   mesh = sharding.make_mesh(jax.devices()[:3])
   on_mesh = sharding.sharding_of(mesh, (None, *axes))
   arrays = arguments(1, 5, 'float32', weight_dtype)
-  check(api.quantized_matmul(*arrays, sharding=on_mesh), arrays)
+  call = functools.partial(api.quantized_matmul, sharding=on_mesh)
+  check(jax.jit(call)(*arrays), arrays)
 
 
 def test_choice_and_reason_can_be_read():
   on_device = sharding.sharding_of(sharding.make_mesh(), (None, None, None))
   arrays = arguments(2, 2, 'float32', 'int4')
-  api.quantized_matmul(*arrays, sharding=on_device)
+  call = functools.partial(api.quantized_matmul, sharding=on_device)
+  jax.eval_shape(call, *arrays)
   newest = [c for c in dispatch.choices() if c.kernel == 'quantized_matmul'][-1]
   assert newest.implementation == 'reference'
   assert newest.shape == (

@@ -1,7 +1,8 @@
 """Sampling against plain numpy oracles that sort the vocabulary."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,11 +36,18 @@ def oracle_law(logits, params):
   return probs / probs.sum()
 
 
-def law(logits, batch):
-  state = sampling_lib.make_state(batch, logits.shape[-1])
-  return np.asarray(
-    jax.nn.softmax(sampling_lib.law_logits(jnp.asarray(logits), state), -1)
-  )
+@jax.jit
+def law_of_state(logits, state):
+  return jax.nn.softmax(sampling_lib.law_logits(logits, state), -1)
+
+
+def law(logits, batch, features=None):
+  state = sampling_lib.make_state(batch, logits.shape[-1], features)
+  return np.asarray(law_of_state(logits, state))
+
+
+# A state with room for it has one for all parameters of a law.
+ANY = SamplingParams(temperature=1.0, top_k=1, top_p=0.5, min_p=0.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,7 +66,7 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
   )
   # Rows with other settings, among them a greedy one, must not disturb it.
   batch = [odd, SamplingParams(), SamplingParams(temperature=1.0)]
-  got = law(logits, batch)
+  got = law(logits, batch, [ANY])
   for row, params in enumerate(batch):
     for query in range(2):
       np.testing.assert_allclose(
@@ -88,17 +96,18 @@ def test_greedy_batch_has_no_trace_of_other_features():
   assert len(jax.tree.leaves(state)) == 1  # the seeds
 
 
+adjust_logits = jax.jit(sampling_lib.adjust_logits)
+
+
 def adjust(logits, batch, history, lengths, drafts, prompt_lengths=None):
   return np.asarray(
-    sampling_lib.adjust_logits(
-      jnp.asarray(logits),
+    adjust_logits(
+      logits,
       sampling_lib.make_state(batch, VOCAB),
-      token_ids=jnp.asarray(history),
-      lengths=jnp.asarray(lengths),
-      prompt_lengths=jnp.asarray(
-        lengths if prompt_lengths is None else prompt_lengths
-      ),
-      draft_token_ids=jnp.asarray(drafts),
+      token_ids=history,
+      lengths=lengths,
+      prompt_lengths=lengths if prompt_lengths is None else prompt_lengths,
+      draft_token_ids=drafts,
     )
   )
 
@@ -169,17 +178,18 @@ def test_bias_bans_and_forced_tokens():
 
 
 def test_noise_depends_on_seed_position_and_stream_only():
-  seeds = jnp.asarray([3, 4], jnp.uint32)
-  positions = jnp.asarray([[10, 11], [11, 12]], jnp.int32)
+  seeds = np.uint32([3, 4])
+  positions = np.int32([[10, 11], [11, 12]])
 
+  @functools.partial(jax.jit, static_argnums=2)
   def keys(seeds, positions, stream):
     keys = sampling_lib.position_keys(seeds, positions, stream)
     return jax.random.key_data(keys)
 
-  both = keys(seeds, positions, sampling_lib.Stream.OUTPUT)
-  alone = keys(seeds[1:], positions[1:], sampling_lib.Stream.OUTPUT)
+  both = np.asarray(keys(seeds, positions, sampling_lib.Stream.OUTPUT))
+  alone = np.asarray(keys(seeds[1:], positions[1:], sampling_lib.Stream.OUTPUT))
   np.testing.assert_array_equal(both[1], alone[0])
-  other = keys(seeds, positions, sampling_lib.Stream.DRAFT)
+  other = np.asarray(keys(seeds, positions, sampling_lib.Stream.DRAFT))
   everything = np.concatenate([both.reshape(-1, 2), other.reshape(-1, 2)])
   assert len(np.unique(everything, axis=0)) == 8
 
@@ -228,9 +238,8 @@ def test_law_is_the_same_on_kernels():
     SamplingParams(temperature=1.0, top_p=0.5),
   ]
   state = sampling_lib.make_state(batch, 300)
-  want = sampling_lib.law_logits(jnp.asarray(logits), state)
+  law_logits = jax.jit(sampling_lib.law_logits, static_argnames='kernels')
+  want = law_logits(logits, state)
   with pltpu.force_tpu_interpret_mode():
-    got = sampling_lib.law_logits(
-      jnp.asarray(logits), state, kernels='pallas_tpu'
-    )
+    got = law_logits(logits, state, kernels='pallas_tpu')
   np.testing.assert_array_equal(got, want)

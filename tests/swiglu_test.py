@@ -59,11 +59,10 @@ class Case:
 
 
 CASES = {
-  'whole_tiles': Case(),
-  'one_token': Case(num_tokens=1),
+  'whole_tiles': Case(num_tokens=16),
+  'one_token': Case(num_tokens=1, activation='gelu_tanh'),
   # Columns that end within a tile, rows that are no whole lanes.
   'edges': Case(num_tokens=5, embed_dim=144, ffw_dim=200),
-  'gelu': Case(activation='gelu_tanh', num_tokens=16),
   'bfloat16': Case(dtype='bfloat16', embed_dim=384, ffw_dim=200),
 }
 
@@ -74,14 +73,13 @@ def arguments(case, seed=0):
   x = random.normal(size=(case.num_tokens, case.embed_dim))
   weight = random.normal(size=(case.embed_dim, 2, case.ffw_dim))
   weight /= math.sqrt(case.embed_dim)
-  return jnp.asarray(x, case.dtype), jnp.asarray(weight, case.dtype)
+  dtype = jnp.dtype(case.dtype)
+  return x.astype(dtype), weight.astype(dtype)
 
 
 def oracle(x, gate_up, activation):
   """In float64, with the definitions of the activations."""
-  x, gate_up = (
-    np.asarray(a.astype(jnp.float32), np.float64) for a in (x, gate_up)
-  )
+  x, gate_up = (np.asarray(a, np.float64) for a in (x, gate_up))
   gate, up = x @ gate_up[:, 0], x @ gate_up[:, 1]
   if activation == 'silu':
     return gate / (1 + np.exp(-gate)) * up
@@ -89,11 +87,17 @@ def oracle(x, gate_up, activation):
   return gate * (1 + np.tanh(inner)) / 2 * up
 
 
+@functools.cache
+def compiled(name, activation):
+  return jax.jit(
+    functools.partial(IMPLEMENTATIONS[name], activation=activation)
+  )
+
+
 def check(name, case, arrays):
-  fn = functools.partial(IMPLEMENTATIONS[name], activation=case.activation)
-  got = jax.jit(fn)(*arrays)
+  got = compiled(name, case.activation)(*arrays)
   assert got.dtype == case.dtype
-  got = np.asarray(got.astype(jnp.float32))
+  got = np.asarray(got, np.float32)
   tolerance = TOLERANCES[case.dtype]
   np.testing.assert_allclose(
     got,
@@ -121,8 +125,8 @@ def test_padding_changes_nothing(name):
     name,
     case,
     (
-      jnp.pad(jnp.pad(x, ((0, 0), rows)), ((0, 3), (0, 0)), constant_values=1),
-      jnp.pad(gate_up, (rows, (0, 0), (0, 56))),
+      np.pad(np.pad(x, ((0, 0), rows)), ((0, 3), (0, 0)), constant_values=1),
+      np.pad(gate_up, (rows, (0, 0), (0, 56))),
     ),
   )
   np.testing.assert_allclose(padded[:5, :200], got, atol=2e-6)
@@ -135,7 +139,6 @@ def test_each_device_takes_its_columns():
   x, gate_up = arguments(case)
   mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
   sharding = NamedSharding(mesh, PartitionSpec(None, None, 'model'))
-  x = jax.device_put(x[None], NamedSharding(mesh, PartitionSpec()))
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
     got = jax.jit(
       functools.partial(
@@ -144,10 +147,10 @@ def test_each_device_takes_its_columns():
         implementation='pallas_tpu',
         sharding=sharding,
       )
-    )(x, jax.device_put(gate_up, sharding))
+    )(x[None], jax.device_put(gate_up, sharding))
   assert got.sharding.spec == PartitionSpec(None, None, 'model')
   np.testing.assert_allclose(
-    got[0], oracle(x[0], gate_up, 'silu'), atol=3e-6, rtol=3e-6
+    np.asarray(got)[0], oracle(x, gate_up, 'silu'), atol=3e-6, rtol=3e-6
   )
 
 

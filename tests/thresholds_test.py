@@ -49,9 +49,11 @@ def compiled(name):
   return jax.jit(IMPLEMENTATIONS[name])
 
 
+jitted_weights_of = jax.jit(exact.weights_of)
+
+
 def weights_of(row):
-  highest = jnp.full(row.shape, row.max())
-  return np.asarray(exact.weights_of(jnp.asarray(row), highest)).tolist()
+  return np.asarray(jitted_weights_of(row, np.full_like(row, row.max())))
 
 
 def oracle(row, top_k, top_p):
@@ -63,7 +65,11 @@ def oracle(row, top_k, top_p):
   if top_p is None or top_p == ALL:
     return kth
   kept = sorted(
-    (pair for pair in zip(row, weights_of(row), strict=True) if pair[0] >= kth),
+    (
+      pair
+      for pair in zip(row, weights_of(row).tolist(), strict=True)
+      if pair[0] >= kth
+    ),
     reverse=True,
   )
   goal = np.float32(top_p) * np.float32(sum(w for _, w in kept))
@@ -77,10 +83,10 @@ def oracle(row, top_k, top_p):
 
 def check(name, logits, top_ks, top_ps):
   arrays = [
-    None if x is None else jnp.asarray(x, dtype)
-    for x, dtype in ((top_ks, jnp.int32), (top_ps, jnp.float32))
+    None if x is None else np.asarray(x, dtype)
+    for x, dtype in ((top_ks, np.int32), (top_ps, np.float32))
   ]
-  got = np.asarray(compiled(name)(jnp.asarray(logits), *arrays))
+  got = np.asarray(compiled(name)(logits, *arrays))
   for b, row in enumerate(logits):
     for t, query in enumerate(row):
       top_k = None if top_ks is None else top_ks[b]
@@ -112,12 +118,12 @@ TOP_PS = st.one_of(
   top_ps=st.tuples(TOP_PS, TOP_PS),
 )
 @hypothesis.settings(
-  max_examples=5,
+  max_examples=3,
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 def test_any_row(name, seed, step, top_ks, top_ps):
-  check(name, random_logits(seed, (2, 4, VOCAB), step), top_ks, top_ps)
+  check(name, random_logits(seed, (2, 2, VOCAB), step), top_ks, top_ps)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -142,19 +148,19 @@ def test_edges(name):
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_padding_does_not_leak(name):
   """Rows do not depend on the others, whatever these hold."""
-  logits = random_logits(3, (2, 4, VOCAB), 1e-4)
-  limits = jnp.full(2, 90), jnp.full(2, 0.8, jnp.float32)
-  clean = compiled(name)(jnp.asarray(logits), *limits)
-  logits[1, 2:] = np.nan
-  spoiled = compiled(name)(jnp.asarray(logits), *limits)
+  logits = random_logits(3, (2, 2, VOCAB), 1e-4)
+  limits = np.full(2, 90, np.int32), np.full(2, 0.8, np.float32)
+  clean = np.asarray(compiled(name)(logits, *limits))
+  logits[1, 1] = np.nan
+  spoiled = np.asarray(compiled(name)(logits, *limits))
   np.testing.assert_array_equal(spoiled[0], clean[0])
-  np.testing.assert_array_equal(spoiled[1, :2], clean[1, :2])
+  np.testing.assert_array_equal(spoiled[1, 0], clean[1, 0])
 
 
 def test_weights_are_probabilities():
   below = np.float32(np.random.default_rng(0).uniform(0, 25, 100_000))
   below[:3] = [0, 21, np.inf]
-  got = np.asarray(exact.weights_of(jnp.asarray(-below), jnp.zeros(100_000)))
+  got = np.asarray(jitted_weights_of(-below, np.zeros_like(below)))
   want = 2.0**30 * np.exp(-below.astype(np.float64))
   assert (abs(got - want) <= 2e-5 * want + 1).all()
   assert got[:3].tolist() == [2**30, got[1], 0]
@@ -164,22 +170,28 @@ def test_sums_are_exact():
   """The largest that a vocabulary can have, and its neighbour."""
   weights = np.full((2, 2**15, 16), 2**30)
   weights[1, 0, 0] -= 2**8
-  high, low = (x.sum(axis=2) for x in exact.limbs_of(jnp.asarray(weights)))
-  got = exact.add_up(high, low, (1,), keepdims=False)
+
+  @jax.jit
+  def add_up(weights):
+    high, low = (x.sum(axis=2) for x in exact.limbs_of(weights))
+    return exact.add_up(high, low, (1,), keepdims=False)
+
+  got = add_up(weights.astype(np.int32))
   assert got.tolist() == np.float32(weights.sum((1, 2))).tolist()
 
 
 def test_keys_are_in_the_order_of_logits():
   values = np.float32([-np.inf, -3e38, -1, -1e-40, -0.0, 0, 1e-40, 2, np.inf])
-  keys = exact.keys_of(jnp.asarray(values))
-  assert (np.diff(np.asarray(keys).astype(np.int64)) > 0).all()
-  np.testing.assert_array_equal(exact.logits_of(keys), values)
-  assert exact.logits_of(jnp.int32(exact.LEAST)) == -np.inf
+  keys = np.asarray(jax.jit(exact.keys_of)(values))
+  assert (np.diff(keys.astype(np.int64)) > 0).all()
+  logits_of = jax.jit(exact.logits_of)
+  np.testing.assert_array_equal(logits_of(keys), values)
+  assert logits_of(np.full_like(keys, exact.LEAST))[0] == -np.inf
 
 
 def test_choice_and_reason_can_be_read():
-  logits = jnp.zeros((2, 3, 16))
-  api.find_thresholds(logits, None, jnp.full(2, 0.5))
+  arrays = np.zeros((2, 3, 16), np.float32), None, np.full(2, 0.5, np.float32)
+  jax.eval_shape(api.find_thresholds, *arrays)
   newest = [c for c in dispatch.choices() if c.kernel == 'find_thresholds'][-1]
   assert newest.implementation == 'reference'
   assert newest.shape == 'logits float32[2, 3, 16], top-p, on 1 devices'

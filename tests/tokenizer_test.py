@@ -1,5 +1,6 @@
 """Tokenizers from .gguf files, prompts, and text from growing token ids."""
 
+import functools
 import json
 import pathlib
 import random
@@ -53,9 +54,14 @@ def small_metadata(changes):
   return metadata | changes
 
 
+@functools.cache
+def of_file(name):
+  return gguf_tokenizer.from_metadata(read_metadata(builtin.fetch(name)))
+
+
 @pytest.fixture(scope='module')
 def smollm():
-  return gguf_tokenizer.from_metadata(read_metadata(builtin.fetch(SMOLLM)))
+  return of_file(SMOLLM)
 
 
 @pytest.fixture(scope='module')
@@ -70,7 +76,7 @@ def small():
 def test_equals_what_transformers_made(name):
   path = pathlib.Path(__file__).parent / f'golden/tokenizer_{name}.json'
   golden = json.loads(path.read_text())
-  tokenizer = gguf_tokenizer.from_metadata(read_metadata(builtin.fetch(name)))
+  tokenizer = of_file(name)
 
   texts = tokenizer_strings.strings()
   assert len(texts) == len(golden['digests'])

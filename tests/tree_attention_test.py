@@ -118,10 +118,10 @@ def arguments(case, seed=0, masks=None):
     keys[row, :, end:] = 1e4
     values[row, :, end:] = 1e4
   return (
-    *(jnp.asarray(x, case.dtype) for x in (queries, keys, values)),
-    jnp.asarray(lengths),
-    jnp.asarray(masks),
-    jnp.asarray(lengths[:, None] + np.maximum(depths, 0)),
+    *(x.astype(jnp.dtype(case.dtype)) for x in (queries, keys, values)),
+    lengths,
+    masks,
+    lengths[:, None] + np.maximum(depths, 0),
   )
 
 
@@ -143,7 +143,7 @@ def compiled(name, case):
 def check(name, case, arrays):
   got = compiled(name, case)(*arrays)
   assert got.dtype == case.dtype
-  got = np.asarray(got.astype(jnp.float32))
+  got = np.asarray(got, np.float32)
   want = oracle(
     *arrays,
     scale=case.head_dim**-0.5,
@@ -167,7 +167,7 @@ def test_mosaic_gpu_equals_oracle(name):
   """With a token that sees nothing, and programs that have no rows."""
   case = dataclasses.replace(CASES[name], num_kv_heads=1, dtype='bfloat16')
   *arrays, masks, positions = arguments(case)
-  masks = masks.at[:, 1].set(False)
+  masks[:, 1] = False
   with interpreting_gpu():
     got = check('mosaic_gpu', case, (*arrays, masks, positions))
   assert got[0, 1].any() == (name != 'edges')
@@ -177,7 +177,7 @@ def test_mosaic_gpu_equals_oracle(name):
 def test_row_that_sees_nothing_gives_zeros(name):
   case = CASES['edges']
   *arrays, masks, positions = arguments(case)
-  masks = masks.at[:, 1].set(False)
+  masks[:, 1] = False
   got = check(name, case, (*arrays, masks, positions))
   assert not got[0, 1].any()  # no prefix, nothing of the tree
   assert got[0, 2].all()
@@ -197,11 +197,11 @@ def test_padding_changes_nothing(name):
     name,
     wide,
     (
-      jnp.pad(queries, (*rows, *((0, 0),) * 3)),
+      np.pad(queries, (*rows, *((0, 0),) * 3)),
       *cache,
       lengths,
-      jnp.pad(masks, (*rows, (0, 3))),
-      jnp.pad(positions, rows),
+      np.pad(masks, (*rows, (0, 3))),
+      np.pad(positions, rows),
     ),
   )
   np.testing.assert_allclose(padded[:, :5], got, atol=1e-6)
@@ -223,16 +223,22 @@ def test_any_tree(name, trees):
   check(name, case, arguments(case, masks=masks))
 
 
+@jax.jit
+def visible_of_words(mask, offsets):
+  """Whether offsets i32[S] are visible by the words of mask bool[N]."""
+  words = mask_words.pack(mask[None, None])
+  columns = [words[0, :, i : i + 1] for i in range(words.shape[2])]
+  return mask_words.is_visible(columns, offsets[None])[0]
+
+
 @hypothesis.given(
   mask=st.lists(st.booleans(), min_size=70, max_size=70),
   length=st.integers(0, 20),
 )
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_words_hold_the_mask(mask, length):
-  words = mask_words.pack(jnp.asarray(mask)[None, None])
-  columns = [words[0, :, i : i + 1] for i in range(words.shape[2])]
-  offsets = jnp.arange(150) - length
-  visible = mask_words.is_visible(columns, offsets[None])[0]
+  offsets = np.arange(150, dtype=np.int32) - length
+  visible = visible_of_words(np.asarray(mask), offsets)
   want = [True] * length + mask
   assert visible.tolist() == want + [False] * (150 - len(want))
 
@@ -242,12 +248,13 @@ def test_chain_is_the_lower_triangle():
   chain = np.tri(5, dtype=bool)
   arrays = arguments(case, masks=[chain] * 4)
   options = {'scale': 0.125, 'implementation': 'reference'}
-  with_mask = api.tree_attention(*arrays, **options)
-  without = api.tree_attention(*arrays[:4], None, arrays[5], **options)
+  attend = jax.jit(functools.partial(api.tree_attention, **options))
+  with_mask = attend(*arrays)
+  without = attend(*arrays[:4], None, arrays[5])
   np.testing.assert_array_equal(with_mask, without)
 
 
-@pytest.mark.parametrize('case', ['edges', 'one_token', 'window', 'bfloat16'])
+@pytest.mark.parametrize('case', ['edges', 'window', 'bfloat16'])
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name, case):
   """Heads whose sink is far below, beside and far above the scores.
@@ -256,7 +263,7 @@ def test_sinks_take_a_share(name, case):
   """
   case = CASES[case]
   arrays = arguments(case)
-  arrays = (*arrays[:4], arrays[4].at[0].set(False), arrays[5])
+  arrays[4][0] = False
   sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
   options = {
     'scale': case.head_dim**-0.5,
@@ -264,18 +271,19 @@ def test_sinks_take_a_share(name, case):
     'soft_cap': case.soft_cap,
   }
   call = functools.partial(IMPLEMENTATIONS[name], **options)
-  got = jax.jit(call)(*arrays, jnp.asarray(sinks, case.dtype))
+  got = jax.jit(call)(*arrays, sinks.astype(jnp.dtype(case.dtype)))
   want = oracle(*arrays, **options, sinks=sinks)
   tolerance = TOLERANCES[case.dtype]
   np.testing.assert_allclose(
-    got.astype(jnp.float32), want, atol=tolerance, rtol=tolerance
+    np.asarray(got, np.float32), want, atol=tolerance, rtol=tolerance
   )
 
 
 def test_sinks_change_the_choice():
   arrays = arguments(CASES['edges'])
-  options = {'scale': 0.125, 'sinks': jnp.zeros(CASES['edges'].num_heads)}
-  api.tree_attention(*arrays, **options)
+  sinks = np.zeros(CASES['edges'].num_heads, np.float32)
+  options = {'scale': 0.125, 'sinks': sinks}
+  jax.eval_shape(functools.partial(api.tree_attention, **options), *arrays)
   assert dispatch.choices()[-1].shape.endswith('window None, sinks')
   with pytest.raises(NotImplementedError, match='has no attention sinks'):
     api.tree_attention(*arrays, **options, implementation='mosaic_gpu')
@@ -290,7 +298,7 @@ def test_each_device_takes_its_heads():
   placed = [
     jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for x in arrays
   ]
-  sinks = jnp.arange(8.0).reshape(case.num_heads)
+  sinks = np.arange(8, dtype=np.float32).reshape(case.num_heads)
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
     got = jax.jit(
       functools.partial(
@@ -300,14 +308,15 @@ def test_each_device_takes_its_heads():
         sharding=sharding,
       )
     )(*placed, sinks=sinks)
-  want = reference.tree_attention(*arrays, sinks, scale=0.125)
+  plain = functools.partial(reference.tree_attention, scale=0.125)
+  want = jax.jit(plain)(*arrays, sinks)
   np.testing.assert_allclose(got, want, atol=2e-6)
 
 
 def test_choice_and_reason_can_be_read():
   case = dataclasses.replace(CASES['edges'], head_dim=32)
   arrays = arguments(case)
-  api.tree_attention(*arrays, scale=1.0)
+  jax.eval_shape(functools.partial(api.tree_attention, scale=1.0), *arrays)
   newest = dispatch.choices()[-1]
   assert newest.kernel == 'tree_attention'
   assert newest.implementation == 'reference'

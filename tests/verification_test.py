@@ -4,7 +4,6 @@ import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_test import markov_table
@@ -20,16 +19,37 @@ VOCAB = 5
 END = types.PLACEHOLDER_TOKEN_ID
 
 
+decide = jax.jit(verification.verify, static_argnames='kernels')
+
+
 def greedy_logits(best):
   """Logits [B, T, V] whose best tokens are `best`."""
-  return jax.nn.one_hot(jnp.asarray(best), VOCAB) * 3.0
+  return np.eye(VOCAB, dtype=np.float32)[np.asarray(best)] * 3
 
 
-def verify(proposal, logits, batch, start=10):
-  positions = start + jnp.arange(logits.shape[1])[None]
-  positions = jnp.broadcast_to(positions, logits.shape[:2])
-  state = sampling_lib.make_state(batch, VOCAB)
-  return verification.verify(proposal, logits, positions, state)
+def positions_of(logits, start=10):
+  """Positions i32[B, T] of logits [B, T, V]."""
+  rows, size = logits.shape[:2]
+  return np.tile(np.arange(start, start + size, dtype=np.int32), (rows, 1))
+
+
+def many_rows(num_rows, params, features=None):
+  """The state of rows whose seeds alone differ."""
+  state = jax.tree.map(
+    lambda x: np.repeat(x, num_rows, axis=0),
+    sampling_lib.make_state([params], VOCAB, features),
+  )
+  return state.replace(seeds=np.arange(num_rows, dtype=np.uint32))
+
+
+@jax.jit
+def draw(logits, positions, state):
+  """Tokens i32[B, T] that a draft with these logits draws, and its laws."""
+  law = sampling_lib.law_logits(logits, state)
+  keys = sampling_lib.position_keys(
+    state.seeds, positions, sampling_lib.Stream.DRAFT
+  )
+  return sampling_lib.draw(law, keys), jax.nn.softmax(law, -1)
 
 
 HAND_TABLE = {
@@ -50,20 +70,24 @@ def test_greedy_hand_table(case, use_rejection):
   # A second, sampled row makes rejection sampling verify the greedy one.
   batch = [SamplingParams(), SamplingParams(temperature=float(use_rejection))]
   proposal = types.Proposal(
-    token_ids=jnp.asarray([drafts] * 2),
-    num_drafted=jnp.asarray([num_drafted] * 2),
+    token_ids=np.asarray([drafts] * 2, np.int32),
+    num_drafted=np.asarray([num_drafted] * 2, np.int32),
+    probs=np.eye(VOCAB, dtype=np.float32)[[drafts] * 2],
   )
-  verdict = verify(proposal, greedy_logits([best] * 2), batch)
+  logits = greedy_logits([best] * 2)
+  state = sampling_lib.make_state(batch, VOCAB)
+  verdict = decide(proposal, logits, positions_of(logits), state)
   assert verdict.token_ids[0].tolist() == output
   assert verdict.num_accepted[0] == sum(t != END for t in output) - 1
 
 
 def test_no_drafts_at_all_is_plain_decoding():
   proposal = types.Proposal(
-    token_ids=jnp.zeros((2, 0), jnp.int32),
-    num_drafted=jnp.zeros((2,), jnp.int32),
+    token_ids=np.zeros((2, 0), np.int32), num_drafted=np.zeros(2, np.int32)
   )
-  verdict = verify(proposal, greedy_logits([[3], [1]]), [SamplingParams()] * 2)
+  logits = greedy_logits([[3], [1]])
+  state = sampling_lib.make_state([SamplingParams()] * 2, VOCAB)
+  verdict = decide(proposal, logits, positions_of(logits), state)
   assert verdict.token_ids.tolist() == [[3], [1]]
 
 
@@ -83,6 +107,8 @@ def chi_square(counts, probs):
 PLAIN = SamplingParams(temperature=1.0)
 TOP_K = SamplingParams(temperature=0.7, top_k=3)
 TOP_P = SamplingParams(temperature=1.3, top_p=0.8)
+# One program for all of them.
+LAWS = PLAIN, TOP_K, TOP_P
 
 
 @pytest.mark.parametrize('is_one_hot', [False, True])
@@ -100,94 +126,74 @@ def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
   num_rows, num_tokens = 10_000, 3
   rng = np.random.default_rng(1)
   target_logits = rng.normal(size=(num_tokens + 1, VOCAB)).astype(np.float32)
-  draft_logits = rng.normal(size=(num_tokens, VOCAB)).astype(np.float32)
-  seeds = jnp.arange(num_rows, dtype=jnp.uint32)
-  state = sampling_lib.make_state([params], VOCAB)
-  state = jax.tree.map(
-    lambda x: jnp.repeat(jnp.asarray(x), num_rows, axis=0), state
-  ).replace(seeds=seeds)
-  draft_law = jnp.broadcast_to(draft_logits, (num_rows, num_tokens, VOCAB))
-  draft_law = sampling_lib.law_logits(draft_law, state)
-  positions = jnp.broadcast_to(
-    7 + jnp.arange(num_tokens + 1)[None], (num_rows, num_tokens + 1)
+  draft_logits = rng.normal(size=(num_tokens + 1, VOCAB)).astype(np.float32)
+  state = many_rows(num_rows, params, LAWS)
+  draft_logits = np.tile(draft_logits, (num_rows, 1, 1))
+  logits = np.tile(target_logits, (num_rows, 1, 1))
+  positions = positions_of(logits, start=7)
+  drafts, probs = (
+    np.asarray(x)[:, :-1] for x in draw(draft_logits, positions, state)
   )
-  keys = sampling_lib.position_keys(
-    seeds, positions[:, :-1], sampling_lib.Stream.DRAFT
-  )
-  drafts = sampling_lib.draw(draft_law, keys)
-  probs = jax.nn.softmax(draft_law, -1)
   if is_one_hot:  # as prompt lookup drafts
     best = int(target_logits[0].argmax())
-    drafts, probs = jnp.full_like(drafts, best), None
+    drafts, probs = np.full(drafts.shape, best, np.int32), None
   proposal = types.Proposal(
     token_ids=drafts,
-    num_drafted=jnp.full((num_rows,), num_drafted),
+    num_drafted=np.full(num_rows, num_drafted, np.int32),
     probs=probs,
   )
-  logits = jnp.broadcast_to(target_logits, (num_rows, num_tokens + 1, VOCAB))
-  verdict = jax.jit(verification.verify)(proposal, logits, positions, state)
-  one = jax.tree.map(lambda x: x[:1], state)
-  law = jax.nn.softmax(sampling_lib.law_logits(logits[:1], one), -1)[0]
+  verdict = decide(proposal, logits, positions, state)
+  law = np.asarray(draw(logits, positions, state)[1][0], np.float64)
 
-  first = np.asarray(verdict.token_ids[:, 0])
+  tokens = np.asarray(verdict.token_ids)
   statistic, bound = chi_square(
-    np.bincount(first, minlength=VOCAB), np.asarray(law[0], np.float64)
+    np.bincount(tokens[:, 0], minlength=VOCAB), law[0]
   )
   assert statistic < bound
   if num_drafted == 0:
     assert (np.asarray(verdict.num_accepted) == 0).all()
     return
-  second = np.asarray(verdict.token_ids[:, 1])
+  second = tokens[:, 1]
   has_second = second != END
   assert has_second.mean() > 0.05
   # Given that there is a second token, its law is the target's.
   statistic, bound = chi_square(
-    np.bincount(second[has_second], minlength=VOCAB),
-    np.asarray(law[1], np.float64),
+    np.bincount(second[has_second], minlength=VOCAB), law[1]
   )
   assert statistic < bound
   assert (np.asarray(verdict.num_accepted) <= num_drafted).all()
 
 
 def test_equal_laws_accept_everything():
-  num_rows = 500
-  logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, VOCAB)))
-  logits = jnp.broadcast_to(logits, (num_rows, 4, VOCAB)).astype(jnp.float32)
-  params = SamplingParams(temperature=1.0)
-  state = sampling_lib.make_state([params] * num_rows, VOCAB).replace(
-    seeds=jnp.arange(num_rows, dtype=jnp.uint32)
-  )
-  positions = jnp.broadcast_to(jnp.arange(4)[None], (num_rows, 4))
-  law = sampling_lib.law_logits(logits[:, :3], state)
-  keys = sampling_lib.position_keys(
-    state.seeds, positions[:, :3], sampling_lib.Stream.DRAFT
+  num_rows = 10_000
+  logits = np.random.default_rng(0).normal(size=(4, VOCAB))
+  logits = np.tile(logits.astype(np.float32), (num_rows, 1, 1))
+  positions = positions_of(logits)
+  state = many_rows(num_rows, PLAIN, LAWS)
+  drafts, probs = (
+    np.asarray(x)[:, :-1] for x in draw(logits, positions, state)
   )
   proposal = types.Proposal(
-    token_ids=sampling_lib.draw(law, keys),
-    num_drafted=jnp.full((num_rows,), 3),
-    probs=jax.nn.softmax(law, -1),
+    token_ids=drafts, num_drafted=np.full(num_rows, 3, np.int32), probs=probs
   )
-  verdict = verification.verify(proposal, logits, positions, state)
+  verdict = decide(proposal, logits, positions, state)
   assert (np.asarray(verdict.num_accepted) == 3).all()
 
 
 def test_kernels_decide_as_the_reference():
   num_rows = 100
   rng = np.random.default_rng(0)
-  logits = jnp.asarray(rng.normal(size=(num_rows, 3, VOCAB)), jnp.float32)
-  state = sampling_lib.make_state(
-    [SamplingParams(temperature=1.0, seed=i) for i in range(num_rows)], VOCAB
-  )
+  logits = rng.normal(size=(num_rows, 3, VOCAB)).astype(np.float32)
   proposal = types.Proposal(
-    token_ids=jnp.asarray(rng.integers(0, VOCAB, (num_rows, 2))),
-    num_drafted=jnp.asarray(rng.integers(0, 3, num_rows)),
-    probs=jnp.full((num_rows, 2, VOCAB), 1 / VOCAB),
+    token_ids=rng.integers(0, VOCAB, (num_rows, 2), np.int32),
+    num_drafted=rng.integers(0, 3, num_rows, np.int32),
+    probs=np.full((num_rows, 2, VOCAB), 1 / VOCAB, np.float32),
   )
-  positions = jnp.broadcast_to(jnp.arange(3)[None], (num_rows, 3))
-  arguments = (proposal, logits, positions, state)
-  want = verification.verify(*arguments)
+  state = many_rows(num_rows, PLAIN)
+  arguments = (proposal, logits, positions_of(logits), state)
+  want = decide(*arguments)
   with pltpu.force_tpu_interpret_mode():
-    got = verification.verify(*arguments, kernels='pallas_tpu')
+    got = decide(*arguments, kernels='pallas_tpu')
   assert set(want.num_accepted.tolist()) == {0, 1, 2}
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
@@ -203,20 +209,17 @@ def test_whole_steps_of_a_drawn_chain_follow_the_target_law():
   rows = TargetRows(
     target, drafter, draft.params, batch_size=num_rows, num_query_tokens=3
   )
-  params = SamplingParams(temperature=1.0)
-  rows.prepare(length + 1, [params])
-  state = jax.tree.map(
-    lambda x: jnp.repeat(jnp.asarray(x), num_rows, axis=0),
-    sampling_lib.make_state([params], size),
-  )
+  rows.prepare(length + 1, [PLAIN])
   ones = np.ones(num_rows, np.int32)
   # The prompt is token 0. The models have no layers, so nothing is cached.
-  state = rows.state.replace(
-    lengths=jnp.array(ones),
-    prompt_lengths=jnp.array(ones),
-    max_lengths=jnp.array(ones + length),
-    sampling=state.replace(seeds=jnp.arange(num_rows, dtype=jnp.uint32)),
-  )
+  news = {
+    'lengths': ones,
+    'prompt_lengths': ones,
+    'max_lengths': ones + length,
+    'sampling': many_rows(num_rows, PLAIN),
+  }
+  place = rows.state.lengths.sharding
+  state = rows.state.replace(**jax.device_put(news, place))
   for _ in range(length):
     state, _ = spec_step.decode_step(
       target.params,
