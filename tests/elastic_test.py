@@ -214,3 +214,10 @@ def test_a_request_longer_than_all_memory_is_refused():
   for simulate in (simulator.simulate_elastic, simulator.simulate_group):
     with pytest.raises(errors.UserError, match='82 tokens is more than the 80'):
       simulate(requests, INSTANCE, 2)
+
+
+def test_instances_without_costs_are_refused():
+  requests = requests_of([0], [8], [1])
+  for simulate in (simulator.simulate_elastic, simulator.simulate_group):
+    with pytest.raises(errors.UserError, match='no coefficients for 9 inst'):
+      simulate(requests, INSTANCE, 9)

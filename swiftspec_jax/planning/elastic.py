@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from swiftspec_jax import errors
+
 Numbers = int | Sequence[int] | np.ndarray
 
 
@@ -45,6 +47,16 @@ class PrefillCosts:
       solution = np.linalg.lstsq(np.array(sizes), np.array(seconds))[0]
       found[num_instances] = tuple(solution.tolist())
     return cls(coefficients=found)
+
+  def check(self, numbers: Iterable[int]) -> None:
+    """Raises UserError if there are numbers of instances without costs."""
+    missing = sorted(set(numbers) - set(self.coefficients))
+    if missing:
+      raise errors.UserError(
+        f'costs of prefill have no coefficients for {missing[0]} instances, '
+        f'only for {sorted(self.coefficients)}; measure them, or use no more '
+        'instances'
+      )
 
   def seconds(
     self, lengths: Numbers, num_instances: int, starts: Numbers = 0

@@ -113,11 +113,11 @@ def simulate_group(
     f64[n] seconds from arrival to end.
 
   Raises:
-    UserError: a request is longer than the memory that keeps it.
+    UserError: a request does not fit, or a number of instances has no costs.
   """
   num_keeping = num_keeping or num_instances
-  _check(arrivals, costs, num_keeping)
   numbers = range(num_keeping, num_instances + 1)
+  _check(arrivals, costs, num_keeping, numbers)
   sizes, times = _sizes(arrivals), arrivals.times
   ends, time, free = np.zeros(len(times)), 0.0, costs.room * num_keeping
   waiting, reading, rows = list(range(len(times))), {}, {}
@@ -182,9 +182,9 @@ def simulate_elastic(
     f64[n] seconds from arrival to end.
 
   Raises:
-    UserError: a request is longer than all memory.
+    UserError: a request does not fit, or a number of instances has no costs.
   """
-  _check(arrivals, costs, num_instances)
+  _check(arrivals, costs, num_instances, range(1, num_instances + 1))
   cluster = Cluster(arrivals, costs, num_instances, policy)
   while cluster.advance():
     pass
@@ -389,7 +389,8 @@ def _sizes(arrivals: Arrivals) -> list[tuple[int, int]]:
   )
 
 
-def _check(arrivals, costs, num_instances):
+def _check(arrivals, costs, num_instances, numbers):
+  costs.prefill.check(numbers)
   longest = max(map(sum, _sizes(arrivals)), default=0)
   if longest > costs.room * num_instances:
     raise errors.UserError(
