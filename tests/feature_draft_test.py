@@ -66,28 +66,22 @@ def plain():
 
 
 @pytest.mark.parametrize(
-  ('mode', 'batch_size', 'run_ahead', 'changes'),
+  ('mode', 'run_ahead', 'changes'),
   [
-    ('serial', 1, 2, {}),
-    ('async', 1, 2, {}),
-    ('serial', 3, 1, {}),
-    ('async', 3, 1, {}),
-    ('serial', 1, 0, {'num_nodes': 1}),
-    ('async', 3, 1, {'num_cache_rows': 4}),
-    ('serial', 3, 1, LOOKUP),
-    ('async', 3, 1, LOOKUP),
+    ('serial', 1, {}),
+    ('async', 2, {}),
+    ('serial', 0, {'num_nodes': 1, 'prompt_lookup': True}),
+    ('async', 1, LOOKUP | {'num_cache_rows': 4}),
   ],
 )
-def test_output_is_that_of_plain_decoding(
-  plain, mode, batch_size, run_ahead, changes
-):
+def test_output_is_that_of_plain_decoding(plain, mode, run_ahead, changes):
   """Greedy and sampled; rows of different lengths come and go."""
   target, draft = fed_pair(*DEVICES[mode])
   tree_decoder = ss.Decoder(
     target,
     draft,
     tree=dataclasses.replace(TREE, **changes),
-    batch_size=batch_size,
+    batch_size=3,
     run_ahead=run_ahead,
   )
   results = run(tree_decoder, MIXED)
@@ -134,13 +128,11 @@ def test_padded_splits():
   assert sharding.of_kept_features(odd, width).is_fully_replicated
 
 
-def start(mode, batch_size=1, **changes):
+def start(mode, **changes):
   """A pipeline with one admitted request, to be driven round by round."""
   target, draft = fed_pair(*DEVICES[mode])
   tree = dataclasses.replace(TREE, **changes)
-  pipeline = ss.Decoder(
-    target, draft, tree=tree, batch_size=batch_size
-  ).pipeline
+  pipeline = ss.Decoder(target, draft, tree=tree, batch_size=3).pipeline
   if tree.is_adaptive:
     pipeline.assume(STEP_TIMES)
   request = requests_of(3, max_new_tokens=150)[2]
@@ -249,7 +241,7 @@ def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
 @pytest.mark.parametrize('num_rounds', [1, 5, 40])
 def test_a_pause_is_made_up_for(mode, num_rounds):
   """The draft reads all tokens of plain rounds with the target's features."""
-  pipeline = start(mode, batch_size=3, is_adaptive=True)
+  pipeline = start(mode, is_adaptive=True)
   pipeline.dispatch()
   pipeline.dispatch()
   for _ in range(num_rounds):
@@ -299,8 +291,9 @@ def test_what_crosses_the_meshes(monkeypatch):
   monkeypatch.setattr(jax, 'device_put', spy)
   with jax.transfer_guard('disallow'):
     pipeline.dispatch()
-  verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
-  features = 2 * TREE.num_nodes * len(FEATURE_LAYERS) * CONFIG.embed_dim
+  verdict = 3 * 4 * (TREE.num_nodes + 1)
+  proposal = 3 * 4 * (5 * TREE.num_nodes + 3)
+  features = 3 * 2 * TREE.num_nodes * len(FEATURE_LAYERS) * CONFIG.embed_dim
   assert moved == [
     ('int32', verdict),
     ('bfloat16', features),

@@ -26,10 +26,11 @@ def plain():
   [
     ('serial', {}),
     ('async', {}),
-    ('serial', {'num_nodes': 1, 'prompt_lookup': False}),
-    ('async', {'suffix_lookup': False, 'coverage': 2.0}),
-    ('serial', {'width': 1, 'num_draft_steps': 1, 'num_nodes': 16}),
-    ('async', {'num_nodes': 16, 'capacity': 20, 'num_cache_rows': 6}),
+    (
+      'async',
+      {'suffix_lookup': False, 'coverage': 2.0, 'capacity': 20}
+      | {'num_nodes': 16, 'num_cache_rows': 6, 'width': 1},
+    ),
   ],
   ids=str,
 )
@@ -76,8 +77,9 @@ def table_pair(target_table, draft_table, mode):
   )
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-@pytest.mark.parametrize('switch', ['prompt_lookup', 'suffix_lookup'])
+@pytest.mark.parametrize(
+  ('mode', 'switch'), [('serial', 'prompt_lookup'), ('async', 'suffix_lookup')]
+)
 def test_a_text_that_repeats_is_copied(mode, switch):
   """The draft's best guess is always wrong; the text's period is 5 tokens."""
   cycle = np.eye(32)[[1, 2, 3, 4, 0, *range(5, 32)]]
@@ -86,12 +88,8 @@ def test_a_text_that_repeats_is_copied(mode, switch):
   sampling = ss.SamplingParams(max_new_tokens=81)
   request = ss.Request(token_ids=(0, 1, 2, 3, 4, 0, 1), sampling=sampling)
   tree = dataclasses.replace(TREE, **{switch: True})
-  rounds = {
-    name: run(ss.Decoder(*models, tree=tree), [request])[0].stats.num_rounds
-    for name, tree in (('model', TREE), ('hybrid', tree))
-  }
-  assert rounds['hybrid'] <= -(-81 // TREE.num_nodes) + 2
-  assert rounds['model'] > 4 * rounds['hybrid']
+  (result,) = run(ss.Decoder(*models, tree=tree), [request])
+  assert result.stats.num_rounds <= -(-81 // TREE.num_nodes) + 2
 
 
 def test_text_that_repeats_by_chance_is_hardly_worse():

@@ -37,52 +37,57 @@ def plain(num_layers):
 
 
 @pytest.mark.parametrize(
-  ('draft_seed', 'batch_size', 'run_ahead', 'changes'),
+  ('draft_seed', 'run_ahead', 'changes'),
   [
-    (0, 1, 0, {}),
-    (1, 3, 2, {}),
-    (1, 2, 1, LOOKUPS),
-    (0, 3, 1, {'is_adaptive': True, 'num_nodes': 4}),
-    (1, 1, 1, {'num_nodes': 1, 'num_draft_steps': 1}),
+    (0, 0, {}),
+    (1, 2, {}),
+    (0, 1, LOOKUPS | {'is_adaptive': True, 'num_nodes': 4, 'exit_layer': -1}),
+    (1, 1, {'num_nodes': 1, 'num_draft_steps': 1}),
   ],
 )
-def test_output_is_that_of_plain_decoding(
-  draft_seed, batch_size, run_ahead, changes
-):
+def test_output_is_that_of_plain_decoding(draft_seed, run_ahead, changes):
   """Greedy and sampled; rows of different lengths come and go."""
   target, draft = pair(*DEVICES['async'], draft_seed, num_layers=2)
   tree_decoder = ss.Decoder(
     target,
     draft,
-    tree=dataclasses.replace(TREE, exit_layer=1, **changes),
-    batch_size=batch_size,
+    tree=dataclasses.replace(TREE, **({'exit_layer': 1} | changes)),
+    batch_size=3,
     run_ahead=run_ahead,
   )
   assert_same(run(tree_decoder, MIXED), plain(2))
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_layers_that_say_it_all(temperature):
+def test_layers_that_say_it_all():
   """The last layer adds nothing, so the one before it knows each verdict."""
   target, draft = pair(*DEVICES['async'], 1, num_layers=2)
   first, last = target.params['layers']
   silent = {name: last[name] for name in ('attention_out', 'down')}
-  layers = [first, {**last, **jax.tree.map(jnp.zeros_like, silent)}]
-  target = dataclasses.replace(
+  layers = [first, {**last, **jax.tree.map(lambda x: 0 * x, silent)}]
+  silent_target = dataclasses.replace(
     target, params={**target.params, 'layers': layers}
   )
-  requests = requests_of(3, temperature=temperature, max_new_tokens=40)
-  misses = {}
-  for exit_layer in (0, -1):
-    tree = dataclasses.replace(TREE, exit_layer=exit_layer, width=8)
-    results = run(ss.Decoder(target, draft, tree=tree), requests)
-    misses[exit_layer] = sum(r.stats.num_misses for r in results)
+  requests = [
+    request
+    for temperature in (0.0, 1.0)
+    for request in requests_of(3, temperature=temperature, max_new_tokens=40)
+  ]
+  tree = dataclasses.replace(TREE, exit_layer=1)
+  misses = [
+    sum(
+      result.stats.num_misses
+      for result in run(
+        ss.Decoder(model, draft, tree=tree, batch_size=3), requests
+      )
+    )
+    for model in (target, silent_target)
+  ]
   assert misses[0] > 20
-  assert misses[-1] == 0
+  assert misses[1] == 0
 
 
-@pytest.mark.parametrize('num_nodes', [1, 4])
-def test_a_step_in_two_programs_is_that_of_one(num_nodes):
+@pytest.mark.parametrize(('num_nodes', 'num_layers'), [(1, 1), (4, 2)])
+def test_a_step_in_two_programs_is_that_of_one(num_nodes, num_layers):
   """Output, keys and values, and the features of layers before the exit."""
   config = dataclasses.replace(
     CONFIG, num_layers=3, sliding_window=16, sliding_layers=(False, True, False)
@@ -100,7 +105,7 @@ def test_a_step_in_two_programs_is_that_of_one(num_nodes):
   ).pack()
   request = ss.Request(token_ids=tuple(range(20)))
   found = []
-  for num_layers in (None, 1, 2):
+  for num_begun in (0, num_layers):
     rows = TargetRows(
       target,
       NoDraft(),
@@ -112,29 +117,27 @@ def test_a_step_in_two_programs_is_that_of_one(num_nodes):
     rows.prepare(40, [request.sampling])
     rows.admit(0, request, 40, [(0, 32, 19)])
     state, begun = rows.state, None
-    if num_layers is not None:
+    if num_begun:
       state, begun, _ = tree_step.begin_step(
         target.params,
         state,
         proposal,
         config=config,
         num_nodes=num_nodes,
-        num_layers=num_layers,
+        num_layers=num_begun,
         num_tokens=2,
       )
-      assert list(begun) == [0, 1][:num_layers]
+      assert list(begun) == [0, 1][:num_begun]
     state, output = tree_step.verify_step(
       target.params, state, proposal, begun, config=config, num_nodes=num_nodes
     )
     found.append((output.packed, state.lengths, state.target_cache))
-  for other in found[1:]:
-    jax.tree.map(
-      functools.partial(np.testing.assert_allclose, atol=1e-5), other, found[0]
-    )
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), *found)
 
 
 def weights(tree):
   """Returns the nodes of a small tree: path, weight."""
+  tree = jax.device_get(tree)
   found = {}
   paths = []
   for i in range(int(tree.size[0])):
@@ -145,10 +148,11 @@ def weights(tree):
   return found
 
 
-def test_expected_tokens_by_hand():
-  """t1 is expanded; t2, t3 and t4 are candidates, and t5 below one of them."""
+@jax.jit
+def expected_by_hand():
+  """A small tree, what of it was sent, and the tree with what is expected."""
   tree = tree_lib.new_tree(
-    jnp.asarray([1]), capacity=16, num_cache_rows=8, chain_length=3
+    np.array([1]), capacity=16, num_cache_rows=8, chain_length=3
   )
   tree = tree_lib.expand(
     tree,
@@ -159,14 +163,20 @@ def test_expected_tokens_by_hand():
   chain = jnp.asarray([[[2, 5]]]), jnp.asarray([[[-0.5, -0.25]]])
   tree = tree_lib.add_chains(tree, *chain)
   chosen = tree_lib.select(tree, 4)
-  assert chosen.token_ids.tolist() == [[1, 2, 5, 3]]
   tree = tree_lib.mark_sent(tree, chosen)
-  assert tree.sent_as[0, :5].tolist() == [0, 1, 3, -1, 2]
-  tree = jax.jit(tree_lib.expect)(
+  expected = tree_lib.expect(
     tree,
     jnp.asarray([[[3, 9], [5, 6], [7, 8], [6, 2]]]),
     jnp.asarray([[[-0.25, -3], [-0.75, -1], [-1, -1], [-0.5, -jnp.inf]]]),
   )
+  return chosen, tree, expected
+
+
+def test_expected_tokens_by_hand():
+  """t1 is expanded; t2, t3 and t4 are candidates, and t5 below one of them."""
+  chosen, sent, tree = expected_by_hand()
+  assert chosen.token_ids.tolist() == [[1, 2, 5, 3]]
+  assert np.asarray(sent.sent_as)[0, :5].tolist() == [0, 1, 3, -1, 2]
   assert weights(tree) == {
     (1,): 0,
     (1, 2): -0.5,
@@ -184,7 +194,10 @@ def test_a_timeline_sees_both_programs_of_a_step():
   target, draft = pair(*DEVICES['async'], num_layers=2)
   timeline = ss.Timeline()
   tree = dataclasses.replace(TREE, exit_layer=1)
-  run(ss.Decoder(target, draft, tree=tree, timeline=timeline), MIXED[:1])
+  tree_decoder = ss.Decoder(
+    target, draft, tree=tree, batch_size=3, timeline=timeline
+  )
+  run(tree_decoder, MIXED)
   spans = timeline.finish()
   counts = collections.Counter(span.name for span in spans)
   assert counts['begin'] == counts['verify'] == counts['expect'] > 0

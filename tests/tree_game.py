@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tree_oracle
 
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
 from swiftspec_jax.cache import dense
+
+CAPACITY = 640  # tokens of a row of the cache, for some 60 rounds
 
 
 class Sizes(NamedTuple):
@@ -26,18 +26,18 @@ class Game:
   def __init__(self, sizes, table, roots, chain_length=1):
     self.sizes, self.table, self.chain_length = sizes, table, chain_length
     self.num_rounds = 0
-    self.tree = tree_lib.new_tree(
-      jnp.asarray(roots, jnp.int32),
+    self.tree = tree_oracle.new_tree(
+      np.asarray(roots, np.int32),
       capacity=sizes.capacity,
       num_cache_rows=sizes.num_cache_rows,
       chain_length=chain_length,
     )
-    rows = jnp.zeros((len(roots), 1, 640, 1), jnp.int32)
+    rows = np.zeros((len(roots), 1, CAPACITY, 1), np.int32)
     self.cache = dense.KVCache(
       keys=[rows],
       values=[rows],
-      kv_lengths=jnp.zeros(len(roots), jnp.int32),
-      capacity=640,
+      kv_lengths=np.zeros(len(roots), np.int32),
+      capacity=CAPACITY,
     )
     self.oracles = [
       tree_oracle.HeapTree(root, sizes.capacity, sizes.num_cache_rows, table)
@@ -55,18 +55,16 @@ class Game:
     sizes = self.sizes
     num_tokens = [len(verdict) for verdict in verdicts]
     padded = [v + [-1] * (sizes.num_nodes - len(v)) for v in verdicts]
-    self.tree, self.cache, moved, sent = jax.device_get(
-      tree_oracle.play_round(
-        self.tree,
-        self.cache,
-        self.table,
-        np.asarray(padded, np.int32),
-        np.asarray(num_tokens, np.int32),
-        chains,
-        num_nodes=sizes.num_nodes,
-        num_steps=sizes.num_steps,
-        width=sizes.width,
-      )
+    self.tree, self.cache, moved, sent = tree_oracle.play_round(
+      self.tree,
+      self.cache,
+      self.table,
+      np.asarray(padded, np.int32),
+      np.asarray(num_tokens, np.int32),
+      chains,
+      num_nodes=sizes.num_nodes,
+      num_steps=sizes.num_steps,
+      width=sizes.width,
     )
     outcomes = [
       self._check_reroot(moved, row, verdict)

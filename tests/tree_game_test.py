@@ -57,33 +57,31 @@ def test_any_game_equals_heap(sizes, log_probs, rounds):
 
 @pytest.mark.parametrize('sizes', SIZES[:3])
 def test_thousand_verdicts(sizes):
-  """Weights are equal by rounding only; the batch has 16 rows."""
+  """Weights are equal by rounding only; games are long."""
   rng = np.random.default_rng(0)
-  logits = 2 * rng.standard_normal((31, 16)).astype(np.float32)
-  log_probs, token_ids = jax.lax.top_k(jax.nn.log_softmax(logits), 4)
+  logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  best = np.argsort(-log_probs, axis=1)[:, :3].astype(np.int32)
   table = tree_oracle.Table(
-    token_ids=np.asarray(token_ids), log_probs=np.asarray(log_probs)
+    token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
   )
-  game = Game(sizes, table, rng.integers(0, 16, 16).tolist())
-  selections, _ = game.play([[]] * 16)
-  selections, _ = game.play([[]] * 16)
-  seen, num_verdicts = [], 0
+  seen, num_verdicts = set(), 0
   while num_verdicts < 1000:
-    choices = rng.integers(0, 16, (16, sizes.num_nodes))
-    # Mostly the most probable children, as if the draft were good.
-    choices = np.minimum(choices, rng.geometric(0.6, choices.shape) - 1)
-    lengths = rng.integers(0, sizes.num_nodes + 1, 16)
-    verdicts = [
-      o.verdict(s, c[:n].tolist(), 16)
-      for o, s, c, n in zip(
-        game.oracles, selections, choices, lengths, strict=True
-      )
-    ]
-    num_verdicts += sum(map(bool, verdicts))
-    with jax.no_tracing():  # nothing is compiled again
-      selections, outcomes = game.play(verdicts)
-    seen += outcomes
-
-  assert {tree_lib.HIT, tree_lib.LATE_HIT, tree_lib.MISS} == {
-    outcome for outcome, _ in seen
-  }
+    game = Game(sizes, table, rng.integers(0, 8, 2).tolist())
+    selections, _ = game.play([[], []])
+    for _ in range(60):
+      choices = rng.integers(0, 8, (2, sizes.num_nodes))
+      # Mostly the most probable children, as if the draft were good.
+      choices = np.minimum(choices, rng.geometric(0.6, choices.shape) - 1)
+      lengths = rng.integers(0, sizes.num_nodes + 1, 2)
+      verdicts = [
+        o.verdict(s, c[:n].tolist(), 8)
+        for o, s, c, n in zip(
+          game.oracles, selections, choices, lengths, strict=True
+        )
+      ]
+      num_verdicts += sum(map(bool, verdicts))
+      with jax.no_tracing():  # nothing is compiled again
+        selections, outcomes = game.play(verdicts)
+      seen |= {outcome for outcome, _ in outcomes}
+  assert seen == {tree_lib.HIT, tree_lib.LATE_HIT, tree_lib.MISS}

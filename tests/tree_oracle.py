@@ -19,6 +19,18 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 
 
+def compiled(function, **options):
+  """Returns a function that runs as one program, and returns NumPy arrays."""
+  program = jax.jit(function, **options)
+  return lambda *args, **kwargs: jax.device_get(program(*args, **kwargs))
+
+
+new_tree = compiled(
+  tree_lib.new_tree,
+  static_argnames=('capacity', 'num_cache_rows', 'chain_length'),
+)
+
+
 @struct.dataclass(frozen=True, kw_only=True)
 class Table:
   """Children by hash of the context."""
@@ -322,7 +334,9 @@ def listing(tree: tree_lib.DraftTree, row: int):
   )
 
 
-@functools.partial(jax.jit, static_argnames=('num_nodes', 'num_steps', 'width'))
+@functools.partial(
+  compiled, static_argnames=('num_nodes', 'num_steps', 'width')
+)
 def play_round(
   tree,
   cache,

@@ -58,40 +58,48 @@ def example_draft(example):
 
 DRAFT = example_draft(EXAMPLE)
 CACHE_DRAFT = example_draft(CACHE_EXAMPLE)
-grow = jax.jit(
+grow = tree_oracle.compiled(
   tree_lib.grow,
   static_argnames=('draft_fn', 'num_nodes', 'width', 'coverage'),
 )
-select = jax.jit(tree_lib.select, static_argnames='num_nodes')
+select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
+best_candidates = tree_oracle.compiled(
+  tree_lib.best_candidates, static_argnums=1, static_argnames='coverage'
+)
+mark_sent = tree_oracle.compiled(tree_lib.mark_sent)
+reroot_program = tree_oracle.compiled(tree_lib.reroot)
 
 
 def new_tree(token_id, capacity=24, num_cache_rows=16):
-  return tree_lib.new_tree(
-    jnp.asarray([token_id], jnp.int32),
+  return tree_oracle.new_tree(
+    np.array([token_id], np.int32),
     capacity=capacity,
     num_cache_rows=num_cache_rows,
   )
 
 
+status_of = tree_oracle.compiled(lambda tree: tree.status)
+
+
 def tokens(tree, *status):
   """Token ids of the nodes, or of those with a status."""
   status = status or (tree_lib.CANDIDATE, tree_lib.EXPANDED)
-  is_wanted = np.isin(tree.status, status)
-  return np.asarray(tree.token_ids)[is_wanted].tolist()
+  is_wanted = np.isin(status_of(tree), status)
+  return tree.token_ids[is_wanted].tolist()
 
 
 def summary(moved):
   """The outcome, the rows that join the prefix, those that stay behind it."""
   ends = np.cumsum([moved.num_committed[0], moved.num_surviving[0]])
-  committed, surviving, _ = np.split(np.asarray(moved.path)[0], ends)
+  committed, surviving, _ = np.split(moved.path[0], ends)
   return int(moved.outcome[0]), committed.tolist(), surviving.tolist()
 
 
 def reroot(tree, *token_ids):
-  return jax.jit(tree_lib.reroot)(
+  return reroot_program(
     tree,
-    jnp.asarray([token_ids], jnp.int32),
-    jnp.asarray([len(token_ids)], jnp.int32),
+    np.array([token_ids], np.int32),
+    np.array([len(token_ids)], np.int32),
   )
 
 
@@ -153,21 +161,23 @@ def test_accepted_token_without_row_is_left_to_forward():
 def test_cache_keeps_path_and_subtree():
   """Figure 4 of the paper; the root's row is the first of the tree here."""
   tree, _ = grow(new_tree(10), 0, CACHE_DRAFT, num_steps=5, width=2)
-  slots = np.asarray(tree.cache_slots)[0, :9]
-  in_rows = np.asarray(tree.token_ids)[0, np.argsort(slots)]
+  slots = tree.cache_slots[0, :9]
+  in_rows = tree.token_ids[0, np.argsort(slots)]
   assert in_rows.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, 18]
   rows = np.zeros((1, 1, 32, 1), np.int32)
   rows[0, 0, :12, 0] = [1, 3, 7, *in_rows]
   cache = dense.KVCache(
-    keys=[jnp.asarray(rows)],
-    values=[jnp.asarray(rows)],
-    kv_lengths=jnp.asarray([3], jnp.int32),
+    keys=[rows],
+    values=[rows],
+    kv_lengths=np.array([3], np.int32),
     capacity=32,
   )
   tree, moved = reroot(tree, 12, 15)
   assert summary(moved) == (tree_lib.HIT, [0, 2], [5, 7, 8])
-  cache = jax.jit(dense.commit)(cache, moved.path, moved.num_committed)
-  rows = np.asarray(cache.keys[0])[0, 0, :8, 0]
+  cache = tree_oracle.compiled(dense.commit)(
+    cache, moved.path, moved.num_committed
+  )
+  rows = cache.keys[0][0, 0, :8, 0]
   assert rows.tolist() == [1, 3, 7, 10, 12, 15, 17, 18]
   assert cache.kv_lengths.tolist() == [5]
   assert tokens(tree, tree_lib.EXPANDED) == [15, 17, 18]
@@ -176,7 +186,7 @@ def test_cache_keeps_path_and_subtree():
 def test_leaves_see_ancestors_and_themselves():
   tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=3, width=2)
   # Rows: t1, t2, t3, t5, t6; next come t7 and t9, of equal weights.
-  leaves = tree_lib.best_candidates(tree, 4)
+  leaves = best_candidates(tree, 4)
   assert leaves.token_ids.tolist() == [[7, 9, 4, -1]]
   assert leaves.depths.tolist() == [[3, 3, 2, 0]]
   assert leaves.cache_slots.tolist() == [[5, 6, 7, 8]]
@@ -198,29 +208,25 @@ def test_full_tree_drops_least_probable_candidates():
 def test_coverage_prefers_possible_exits():
   """t1, t2, t3 are sent: t4 and t5 and t6 may follow, t7 may not."""
   tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
-  tree = tree_lib.mark_sent(tree, select(tree, 3))
+  tree = mark_sent(tree, select(tree, 3))
   assert tokens(tree, tree_lib.CANDIDATE) == [4, 5, 6]
   tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)  # t5 gets t7
-  assert np.asarray(tree.token_ids)[np.asarray(tree.is_sent)].tolist() == [
-    1,
-    2,
-    3,
-  ]
-  plain = tree_lib.best_candidates(tree, 3)
+  assert tree.token_ids[tree.is_sent].tolist() == [1, 2, 3]
+  plain = best_candidates(tree, 3)
   assert plain.token_ids.tolist() == [[6, 7, 4]]
-  covering = tree_lib.best_candidates(tree, 3, coverage=1.0)
+  covering = best_candidates(tree, 3, coverage=1.0)
   assert covering.token_ids.tolist() == [[6, 4, 7]]
 
 
 def test_ancestor_mask_follows_parents():
-  parents = jnp.asarray([[-1, 0, 1, 2, 3, 1, 5, -1], [-1] + [0] * 7])
+  parents = np.array([[-1, 0, 1, 2, 3, 1, 5, -1], [-1] + [0] * 7], np.int32)
   expected = np.zeros((2, 8, 8), bool)
   for row, node in np.ndindex(2, 8):
     above = node
     while above >= 0:
       expected[row, node, above] = True
       above = parents[row, above]
-  mask = tree_lib.ancestor_mask(parents)
+  mask = jax.jit(tree_lib.ancestor_mask)(parents)
   np.testing.assert_array_equal(mask, expected)
 
 
@@ -231,22 +237,23 @@ def test_sizes_that_make_no_sense_are_refused():
 
 def test_rows_do_not_depend_on_each_other():
   roots, verdicts = [1, 3, 6, 16], [[3, 6], [5, 7], [9, 31], [18, 31]]
-  tree = tree_lib.new_tree(
-    jnp.asarray(roots, jnp.int32), capacity=10, num_cache_rows=6
+  verdicts = np.array(verdicts, np.int32)
+  tree = tree_oracle.new_tree(
+    np.array(roots, np.int32), capacity=10, num_cache_rows=6
   )
-  num_tokens = jnp.asarray([2, 2, 2, 0], jnp.int32)
+  num_tokens = np.array([2, 2, 2, 0], np.int32)
 
-  @jax.jit
+  @tree_oracle.compiled
   def play(tree, token_ids, num_tokens):
     tree, _ = tree_lib.grow(tree, 0, DRAFT, num_steps=3, width=2)
     sent = tree_lib.select(tree, 4)
     return tree, sent, tree_lib.reroot(tree, token_ids, num_tokens)
 
-  together = play(tree, jnp.asarray(verdicts), num_tokens)
+  together = play(tree, verdicts, num_tokens)
   for row, verdict in enumerate(verdicts):
     alone = play(
       jax.tree.map(lambda x, row=row: x[row : row + 1], tree),
-      jnp.asarray([verdict]),
+      verdict[None],
       num_tokens[row : row + 1],
     )
     jax.tree.map(
