@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ def narrowest_tree(model):
   return TreeDraft(model=model, width=1, branching=1, prompt_lookup=False)
 
 
+unembed = jax.jit(decoder.unembed, static_argnums=1)
+
+
 def best_token(draft, hidden):
-  params, config = draft.params, draft.config
-  return int(jnp.argmax(decoder.unembed(params, config, hidden)))
+  return int(np.argmax(unembed(draft.params, draft.config, hidden)))
 
 
 def chain_of_oracle(target, draft, text, length):
