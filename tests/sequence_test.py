@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import CONFIG, requests_of, run
-from engine_cases import TARGET, TREES, make_sizes
+from engine_cases import FEW, TARGET, TREES, make_sizes
 
 import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
     'lookup': ss.PromptLookup(prompt_lookup_min=1),
     'tree': TreeDraft(model=model, width=3, branching=3),
   }[drafts]
-  sizes = make_sizes(drafts=TREES) if drafts == 'tree' else make_sizes()
+  sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   requests = requests_of(3, max_new_tokens=24)
   handles = [engine.submit(request) for request in requests]
