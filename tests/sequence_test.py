@@ -102,6 +102,7 @@ def test_a_page_is_shared_evenly():
 
 PAGES = np.array([[5, 2, 0, 7, 1]], np.int32)  # of the row
 _forward = jax.jit(paged_forward.forward, static_argnums=1)
+_logits = jax.jit(paged_forward.logits_of, static_argnums=1)
 
 
 def step_of(model, cache, token_ids, start):
@@ -120,9 +121,8 @@ def step_of(model, cache, token_ids, start):
 def feed(model, cache, token_ids, start):
   """Feeds the tokens; returns the cache and the next token."""
   hidden, cache = _forward(*step_of(model, cache, token_ids, start))
-  last = hidden[len(token_ids) - 1][None]
-  logits = paged_forward.logits_of(model.params, model.config, last)
-  return cache, int(logits.argmax())
+  logits = np.asarray(_logits(model.params, model.config, hidden))
+  return cache, int(logits[len(token_ids) - 1].argmax())
 
 
 def held(cache):
