@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import FEW, RandomLengths, make_sizes
 from feature_draft_test import features_before, fed_pair, read
 from tree_cases import CONFIG, requests_of
 
@@ -59,7 +59,7 @@ def record_drafts(engine):
 def test_drafts_are_those_of_the_oracle(make_draft):
   """Behind steps without drafts, preemption and prompts that share pages."""
   target, draft = fed_pair((0, 1), (0, 1))
-  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts=FEW)
   policy = RandomLengths(0)
   engine = PageEngine(target, make_draft(draft), sizes=sizes, policy=policy)
   found = record_drafts(engine)
