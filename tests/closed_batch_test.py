@@ -42,24 +42,23 @@ def goodput(buckets):
   return Goodput(LiveCosts(buckets, drafts_by_model=False))
 
 
+# The target's programs for drafts of one length are the same.
+LENGTH = {'num_speculative_tokens': 4}
 # What `Decoder` is told of each draft.
 DRAFTS = {
-  'suffix_lookup': {'draft': ss.SuffixLookup(), 'num_speculative_tokens': 4},
-  'datastore': {'draft': ss.Datastore(), 'num_speculative_tokens': 4},
-  'phrases': {'draft': ss.PhraseDraft(), 'num_speculative_tokens': 4},
-  'self': {'draft': ss.SelfDraft(window=16), 'num_speculative_tokens': 4},
-  'snapkv': {
-    'draft': ss.SnapKVDraft(budget=16, window=4),
-    'num_speculative_tokens': 2,
-  },
-  'forced': {'draft': ForcedDraft(acceptance=1.0)},
-  'repeats': {'draft': Repeats(), 'num_speculative_tokens': 1},
-  'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3)},
-  'beams': {'num_speculative_tokens': 3},
+  'suffix_lookup': {'draft': ss.SuffixLookup(), **LENGTH},
+  'datastore': {'draft': ss.Datastore(), **LENGTH},
+  'phrases': {'draft': ss.PhraseDraft(), **LENGTH},
+  'self': {'draft': ss.SelfDraft(window=16), **LENGTH},
+  'snapkv': {'draft': ss.SnapKVDraft(budget=16, window=4), **LENGTH},
+  'forced': {'draft': ForcedDraft(acceptance=1.0), **LENGTH},
+  'repeats': {'draft': Repeats(), **LENGTH},
+  'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3), **LENGTH},
+  'beams': LENGTH,
   'chain_of_features': {'draft': engine_cases.READING_DRAFT},
   'living_trees': {'draft': LivingTrees(model=MODEL, tree=TREE)},
   # With a policy, all that a `PageEngine` takes.
-  'prompt_lookup': {'draft': ss.PromptLookup(), 'policy': goodput},
+  'prompt_lookup': {'draft': ss.PromptLookup(**LENGTH), 'policy': goodput},
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},
 }
@@ -112,7 +111,7 @@ def test_no_draft_of_serving_is_left_out():
 
 
 def test_rooms_grow_with_the_requests():
-  decoder = ss.Decoder(MODEL, ss.SuffixLookup())
+  decoder = ss.Decoder(MODEL, batch_size=2, **DRAFTS['suffix_lookup'])
   short = ss.Request(
     token_ids=(1, 2, 3), sampling=ss.SamplingParams(max_new_tokens=5)
   )
@@ -126,7 +125,7 @@ def test_rooms_grow_with_the_requests():
   assert after.token_ids == before.token_ids
 
 
-LOOKUP, LENGTH = ss.SuffixLookup(), {'num_speculative_tokens': 2}
+LOOKUP = ss.SuffixLookup()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ LOOKUP, LENGTH = ss.SuffixLookup(), {'num_speculative_tokens': 2}
     (
       ss.PromptLookup(),
       {'policy': goodput, **LENGTH},
-      'num_speculative_tokens=2 is for drafts without a length of their own',
+      'num_speculative_tokens=4 is for drafts without a length of their own',
     ),
     (
       MODEL,

@@ -63,7 +63,9 @@ DRAFTS = {
   'snapkv': SnapKVDraft(budget=16, window=4, interval=6),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
-  'bad_tree': TreeDraft(model=READING_DRAFT, suffix_lookup=True),
+  'bad_tree': TreeDraft(
+    model=READING_DRAFT, prompt_lookup=False, suffix_lookup=True
+  ),
 }
 MAX_CONTEXT = 160
 # Of 8 tokens: four long rows do not fit. A program is compiled for this number.
@@ -71,6 +73,7 @@ NUM_PAGES = 40
 
 
 CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
+FEW = {**CHAINS, 'rows': (4,)}  # of the rows, and of the contexts
 # Programs that grow trees take long to compile, so there are few.
 TREES = {
   'rows': (4,),

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import FEW, RandomLengths, make_sizes
 from feature_draft_test import features_before, fed_pair, read
 from tree_cases import CONFIG, requests_of
 
@@ -19,9 +20,11 @@ def narrowest_tree(model):
   return TreeDraft(model=model, width=1, branching=1, prompt_lookup=False)
 
 
+unembed = jax.jit(decoder.unembed, static_argnums=1)
+
+
 def best_token(draft, hidden):
-  params, config = draft.params, draft.config
-  return int(jnp.argmax(decoder.unembed(params, config, hidden)))
+  return int(np.argmax(unembed(draft.params, draft.config, hidden)))
 
 
 def chain_of_oracle(target, draft, text, length):
@@ -56,7 +59,7 @@ def record_drafts(engine):
 def test_drafts_are_those_of_the_oracle(make_draft):
   """Behind steps without drafts, preemption and prompts that share pages."""
   target, draft = fed_pair((0, 1), (0, 1))
-  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts=FEW)
   policy = RandomLengths(0)
   engine = PageEngine(target, make_draft(draft), sizes=sizes, policy=policy)
   found = record_drafts(engine)

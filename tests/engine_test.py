@@ -19,8 +19,8 @@ from decoding_test import (
   text_model,
 )
 from engine_cases import (
-  CHAINS,
   DRAFTS,
+  FEW,
   MAX_CONTEXT,
   TARGET,
   TREES,
@@ -43,6 +43,7 @@ from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target import choices
 
 LONG = ss.SamplingParams(max_new_tokens=100)
+CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
 
 
 def alone(requests, model=TARGET):
@@ -209,9 +210,9 @@ def test_steps_without_drafts_leave_the_draft_alone():
 
 def test_a_row_without_a_draft_decodes():
   """Rows that have no match, beside others that have one."""
-  model = text_model('abcdefgh')
   draft = ss.PromptLookup(prompt_lookup_min=1)
-  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+  sizes = make_sizes(drafts=FEW)
+  engine = PageEngine(CIRCLE, draft, sizes=sizes, policy=FixedLength(3))
   prompts = 'a', 'abcdefghab'
   handles = [
     engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
@@ -227,16 +228,14 @@ def test_a_row_without_a_draft_decodes():
   assert_empty(engine)
 
 
-@pytest.mark.parametrize('length', [7, 8, 9, 33, 130])
+@pytest.mark.parametrize('length', [23, 24, 25, 49, 130])
 def test_a_prompt_in_chunks(length):
-  """Item 33: chunks of at most 8 tokens give what one forward gives."""
+  """Item 33: chunks of at most 24 tokens give what one forward gives."""
   tokens = np.random.default_rng(0).integers(0, 256, length).tolist()
   request = ss.Request(
     token_ids=tuple(tokens), sampling=ss.SamplingParams(max_new_tokens=5)
   )
-  sizes = make_sizes(query_tokens=(8,))
-  engine = PageEngine(TARGET, sizes=sizes)
-  handle = engine.submit(request)
+  handle = make_engine().submit(request)
   assert handle.result().token_ids == alone([request])[0].token_ids
 
 
@@ -255,10 +254,10 @@ def test_an_override_of_the_policy():
 )
 def test_stops_cut_the_output_exactly(draft):
   """Item 34: end of sequence, stop strings and limits inside of a block."""
-  model = text_model('abcdefgh', eos_token_ids=[7])
-  draft = model if draft == 'itself' else draft
-  draft = TreeDraft(model=model) if draft == 'tree' else draft
-  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(3))
+  draft = CIRCLE if draft == 'itself' else draft
+  draft = TreeDraft(model=CIRCLE) if draft == 'tree' else draft
+  sizes = make_sizes(drafts=FEW)
+  engine = PageEngine(CIRCLE, draft, sizes=sizes, policy=FixedLength(3))
 
   def one(prompt, **sampling):
     request = ss.Request(
@@ -391,20 +390,20 @@ def test_sliding_windows(is_tree, window):
   model = testing.random_model(config, seed=3)
   requests = requests_of(6)
   draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
-  sizes = make_sizes(drafts=TREES if is_tree else CHAINS)
+  sizes = make_sizes(drafts=TREES if is_tree else FEW)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):
     assert handle.result().token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize('is_tree', [False, True])
-def test_tensor_parallel(is_tree):
+def test_tensor_parallel():
+  """`sequence_test` has trees."""
   devices = jax.devices()[:2]
   model = testing.random_model(TARGET.config, seed=0, devices=devices)
   requests = requests_of(4)
-  draft = TreeDraft(model=model) if is_tree else model
-  engine = PageEngine(model, draft, sizes=make_sizes(), policy=FixedLength(2))
+  sizes = make_sizes(drafts=FEW)
+  engine = PageEngine(model, model, sizes=sizes, policy=FixedLength(2))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids

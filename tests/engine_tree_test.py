@@ -154,7 +154,7 @@ def test_stats_count_levels():
 def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
-  sizes = engine_cases.make_sizes(drafts={**engine_cases.CHAINS, 'rows': (4,)})
+  sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
   engine = PageEngine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = [
     *requests_of(4, ignore_eos=True, max_new_tokens=60),

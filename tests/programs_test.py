@@ -3,18 +3,10 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import server_cases
-from engine_cases import (
-  DRAFTS,
-  TARGET,
-  RandomLengths,
-  assert_empty,
-  make_engine,
-  random_requests,
-)
-from engine_test import alone
+from engine_cases import DRAFTS, RandomLengths, assert_empty, make_engine
+from engine_test import plain_load
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
@@ -31,9 +23,9 @@ def start_first(engine):
   assert engine.programs.join(60)
 
 
-def check(engine, requests):
+def check(engine, requests, plain):
   handles = [engine.submit(request) for request in requests]
-  for handle, expected in zip(handles, alone(requests), strict=True):
+  for handle, expected in zip(handles, plain, strict=True):
     assert handle.result().token_ids == expected.token_ids
   assert_empty(engine)
 
@@ -72,14 +64,10 @@ def test_steps_fit_into_what_is_compiled(draft):
   """Nothing is compiled for them, and nothing is drafted."""
   engine = make_engine(DRAFTS[draft], RandomLengths())
   start_first(engine)
-  requests = random_requests(8)
-  expected = alone(requests)
+  requests, plain = plain_load(8, seed=0)
   with profiling.count_compilations() as compilations:
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    check(engine, requests, plain)
   assert compilations.count == 0
-  for got, expected_one in zip(results, expected, strict=True):
-    assert got.token_ids == expected_one.token_ids
   assert engine.programs.is_warming_up
   assert num_drafted(engine) == 0
 
@@ -87,22 +75,21 @@ def test_steps_fit_into_what_is_compiled(draft):
 @pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
 def test_requests_are_served_while_programs_are_compiled(draft):
   engine = make_engine(DRAFTS[draft], RandomLengths())
+  # What plain decoding needs is compiled here.
+  requests, plain = plain_load(8, seed=0)
   programs = engine.programs
   programs.start()
-  seed = 0
+  num_checked = 0
   while not programs.join(0):
-    check(engine, random_requests(2, seed))
-    seed += 1
-  assert seed
+    pair = slice(num_checked % 8, num_checked % 8 + 2)
+    check(engine, requests[pair], plain[pair])
+    num_checked += 2
+  assert num_checked
   assert not programs.is_warming_up
   assert programs.num_compiled == programs.num_programs
-  # What is left belongs to plain decoding, which the outputs are compared with.
-  expected = alone(requests := random_requests(8, seed=99))
   with profiling.count_compilations() as compilations:
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    check(engine, requests, plain)
   assert compilations.count == 0
-  assert [r.token_ids for r in results] == [e.token_ids for e in expected]
   assert num_drafted(engine) > 0
 
 
@@ -137,7 +124,7 @@ def test_every_step_fits_into_the_first_programs(
   rows, query_tokens, max_context
 ):
   sizes = make_sizes(rows, query_tokens, max_context)
-  engine = PageEngine(TARGET, sizes=sizes)
+  engine = PageEngine(server_cases.MODEL, sizes=sizes)
   start_first(engine)
   for flat in declared(sizes):
     found = engine.programs.fit(flat)
@@ -149,11 +136,10 @@ def test_a_step_that_fills_no_program_is_compiled():
   """No row has the 32 tokens that a prompt of 18 is padded to."""
   sizes = make_sizes((1,), (8, 16, 32, 64), 20)
   assert {flat.num_tokens for flat in sizes.all_mixed()} == {8, 16, 32}
-  engine = PageEngine(TARGET, sizes=sizes)
+  engine = PageEngine(server_cases.MODEL, sizes=sizes)
   engine.warm_up()
-  tokens = np.arange(18).tolist()
   with profiling.count_compilations() as compilations:
-    engine.submit(ss.Request(token_ids=tuple(tokens))).result()
+    engine.submit(ss.Request(token_ids=(0,) * 18)).result()
   assert compilations.count == 0
 
 

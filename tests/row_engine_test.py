@@ -18,19 +18,20 @@ from swiftspec_jax.models import decoder
 from swiftspec_jax.server.service import Service
 
 MAX_CONTEXT = 200
-# Devices of target and draft; serial drafts share those of the target.
+ALONE = testing.random_model(CONFIG)  # the target on one device
+# Devices of target and draft; serial drafts share those of the target. A draft
+# has the first ones, so that modes share its programs, which take the longest.
 SPLITS = {'serial': (2, 0), 'async': (1, 1), 'three': (2, 1), 'eight': (6, 2)}
 
 
-def make_engine(split, waits_for_misses=None, with_draft=False, **options):
+def make_engine(split, waits_for_misses=None, with_models=False, **options):
   """An engine whose draft is right most of the time."""
   num_target, num_draft = SPLITS[split]
-  devices = jax.devices()
-  target = testing.random_model(CONFIG, devices=devices[:num_target])
-  drafting = devices[num_target : num_target + num_draft]
+  devices = jax.devices()[: num_target + num_draft]
+  target = testing.random_model(CONFIG, devices=devices[num_draft:])
   draft = testing.random_model(
     dataclasses.replace(CONFIG, num_layers=1),
-    devices=drafting or devices[:num_target],
+    devices=devices[:num_draft] or devices,
   )
   engine = RowEngine(
     target,
@@ -43,7 +44,7 @@ def make_engine(split, waits_for_misses=None, with_draft=False, **options):
     **options,
   )
   engine.prepare(MAX_CONTEXT)
-  return (engine, target, draft) if with_draft else (engine, target)
+  return (engine, target, draft) if with_models else engine
 
 
 def random_requests(count, seed):
@@ -73,7 +74,7 @@ def serve(engine, requests, seed, share_of_cancelled=0.1):
   return [handle.result() for handle in handles]
 
 
-def check(model, requests, results):
+def check(requests, results, model=ALONE):
   """Each output is what plain decoding without a cache chooses."""
   for request, result in zip(requests, results, strict=True):
     output = np.array(result.token_ids, int)
@@ -100,13 +101,13 @@ def check(model, requests, results):
 def test_outputs_are_those_of_plain_decoding(
   split, run_ahead, waits_for_misses
 ):
-  engine, model = make_engine(split, waits_for_misses, run_ahead=run_ahead)
+  engine = make_engine(split, waits_for_misses, run_ahead=run_ahead)
   requests = random_requests(16, seed=run_ahead)
   # Once, programs are compiled as requests use more and more.
   if (split, run_ahead) != ('serial', 0):
     engine.prepare(MAX_CONTEXT, [request.sampling for request in requests])
   results = serve(engine, requests, seed=run_ahead)
-  check(model, requests, results)
+  check(requests, results)
   reasons = [result.finish_reason for result in results]
   assert {'length', 'cancelled'} == set(reasons)
   accepted = sum(result.stats.num_accepted for result in results)
@@ -139,7 +140,7 @@ def fresh_cache(model, token_ids):
 def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
   """Whatever was rejected, missed, stopped or put into a row before."""
   engine, target, draft = make_engine(
-    'async', waits_for_misses, with_draft=True
+    'async', waits_for_misses, with_models=True
   )
   requests = [
     dataclasses.replace(
@@ -179,14 +180,14 @@ def test_caches_are_those_of_a_fresh_prefill(waits_for_misses):
 
 @pytest.mark.parametrize('split', ['three', 'eight'])
 def test_outputs_on_more_devices(split):
-  engine, model = make_engine(split)
+  engine = make_engine(split)
   requests = random_requests(12, seed=7)
   engine.prepare(MAX_CONTEXT, [request.sampling for request in requests])
-  check(model, requests, serve(engine, requests, seed=7))
+  check(requests, serve(engine, requests, seed=7))
 
 
 def test_nothing_is_compiled_after_warm_up():
-  engine, _ = make_engine('async')
+  engine = make_engine('async')
   engine.warm_up()
   requests = [
     dataclasses.replace(r, sampling=ss.SamplingParams(max_new_tokens=10))
@@ -198,7 +199,7 @@ def test_nothing_is_compiled_after_warm_up():
 
 
 def test_limits_of_drafts_are_refused():
-  engine, _ = make_engine('serial')
+  engine = make_engine('serial')
   request = ss.Request(token_ids=(1, 2))
   engine.submit(request, max_speculative_tokens=7)
   with pytest.raises(errors.UserError, match='max_speculative_tokens=2'):
@@ -208,15 +209,14 @@ def test_limits_of_drafts_are_refused():
   engine.cancel_all()
   assert engine.step() is None
   with pytest.raises(errors.UserError, match='max_context=300 is more than'):
-    RowEngine(testing.random_model(CONFIG), max_context=300)
+    RowEngine(ALONE, max_context=300)
 
 
 def test_an_engine_that_was_not_warmed_up_serves():
-  model = testing.random_model(CONFIG)
-  engine = RowEngine(model, max_context=MAX_CONTEXT)
+  engine = RowEngine(ALONE, max_context=MAX_CONTEXT)
   request = random_requests(1, seed=5)[0]
   result = engine.submit(request).result()
-  check(model, [request], [result])
+  check([request], [result])
 
 
 def make_service():

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import CONFIG, requests_of, run
-from engine_cases import TARGET, TREES, make_sizes
+from engine_cases import FEW, TARGET, TREES, make_sizes
 
 import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
     'lookup': ss.PromptLookup(prompt_lookup_min=1),
     'tree': TreeDraft(model=model, width=3, branching=3),
   }[drafts]
-  sizes = make_sizes(drafts=TREES) if drafts == 'tree' else make_sizes()
+  sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   requests = requests_of(3, max_new_tokens=24)
   handles = [engine.submit(request) for request in requests]
@@ -102,6 +102,7 @@ def test_a_page_is_shared_evenly():
 
 PAGES = np.array([[5, 2, 0, 7, 1]], np.int32)  # of the row
 _forward = jax.jit(paged_forward.forward, static_argnums=1)
+_logits = jax.jit(paged_forward.logits_of, static_argnums=1)
 
 
 def step_of(model, cache, token_ids, start):
@@ -120,9 +121,8 @@ def step_of(model, cache, token_ids, start):
 def feed(model, cache, token_ids, start):
   """Feeds the tokens; returns the cache and the next token."""
   hidden, cache = _forward(*step_of(model, cache, token_ids, start))
-  last = hidden[len(token_ids) - 1][None]
-  logits = paged_forward.logits_of(model.params, model.config, last)
-  return cache, int(logits.argmax())
+  logits = np.asarray(_logits(model.params, model.config, hidden))
+  return cache, int(logits[len(token_ids) - 1].argmax())
 
 
 def held(cache):

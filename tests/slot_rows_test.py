@@ -10,11 +10,17 @@ import pytest
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
 from feature_draft_test import fed_pair
 from living_trees_test import SIZES, assert_fresh
-from row_engine_test import check, fresh_cache, random_requests, serve
+from row_engine_test import (
+  check,
+  forward,
+  fresh_cache,
+  random_requests,
+  serve,
+)
 from tree_cases import CONFIG, TREE
 
 import swiftspec_jax as ss
-from swiftspec_jax import ahead_of_time, errors, profiling, testing
+from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.models import decoder
@@ -57,7 +63,7 @@ def read_cache(lengths):
   cache = dense.KVCacheConfig.of_model(
     CONFIG, NUM_SLOTS, CHAINS.row_capacity, MODEL.dtype
   ).init(MODEL.mesh)
-  _, cache = decoder.forward(
+  _, cache = forward(
     MODEL.params,
     CONFIG,
     token_ids,
@@ -65,7 +71,7 @@ def read_cache(lengths):
     starts=np.zeros(NUM_SLOTS, np.int32),
     context=40,
   )
-  return cache.replace(kv_lengths=jnp.asarray(lengths, jnp.int32))
+  return cache.replace(kv_lengths=lengths.astype(np.int32))
 
 
 @jax.jit
@@ -138,7 +144,7 @@ def gathers_of_caches(sizes):
   def note(function, *args, **options):
     if function is target.query_logits:
       found.append(function.lower(*args, **options).as_text())
-    return ahead_of_time.call(function, *args, **options)
+    return jax.eval_shape(functools.partial(function, **options), *args)
 
   engine._target._call = note
   warm_up.run_step(
@@ -181,7 +187,7 @@ def test_outputs_are_those_of_plain_decoding(run_ahead):
   with profiling.count_compilations() as compilations:
     results = serve(engine, requests, seed=2)
   assert compilations.count == 0
-  check(MODEL, requests, results)
+  check(requests, results)
   assert engine.scheduler.num_free_pages == NUM_SLOTS
   assert sum(result.stats.num_accepted for result in results) > 0
 
@@ -242,8 +248,10 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
     num_steps += 1
     if num_steps % 4:
       continue
-    texts = jax.device_get(engine._target.rows.token_ids)
-    cache, scheduler = engine._target.cache, engine.scheduler
+    texts, cache = jax.device_get(
+      (engine._target.rows.token_ids, engine._target.cache)
+    )
+    scheduler = engine.scheduler
     is_seated = engine._texts.num_tenants == scheduler.num_tenants
     for slot in np.flatnonzero((scheduler.request_ids >= 0) & is_seated):
       text = texts[slot, : int(scheduler._num_cached[slot])]
@@ -256,14 +264,14 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
         cache.feature_layers,
       )
       np.testing.assert_allclose(
-        cache.features[slot, : len(text)].astype(jnp.float32),
+        cache.features[slot, : len(text)].astype(np.float32),
         want[0, : len(text)],
         atol=0.02,
       )
       num_checked += 1
   assert num_checked > 10
   results = [handle.result() for handle in handles]
-  check(model, requests, results)
+  check(requests, results, model)
   assert sum(result.stats.num_accepted for result in results) > 0
 
 

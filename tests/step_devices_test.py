@@ -8,6 +8,8 @@ import jax
 import pytest
 from decoding_cases import requests_of
 from engine_cases import (
+  FEW,
+  MAX_CONTEXT,
   TREES,
   RandomLengths,
   assert_empty,
@@ -27,9 +29,10 @@ from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.target.step_devices import StepDevices
 
-# Sizes of few programs, as each is compiled for each number of devices.
-FEW = {'rows': (4,), 'lengths': (0, 1, 2, 3)}
 LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
+# A program is compiled for each number of devices.
+NUM_PAGES = 24
+FEW_SIZES = make_sizes(num_pages=NUM_PAGES, drafts=FEW)
 # Up to 4 tokens take 2 devices, more than 16 take 8.
 COSTS = PrefillCosts(
   coefficients={p: (0.2 * p, 0.4 / p, 0.0) for p in (2, 4, 8)}
@@ -56,7 +59,8 @@ class Watched(PageEngine):
 
 def test_prompts_are_read_on_more_devices():
   """Steps with tokens of prompts run on 8 devices, the others on 2."""
-  sizes = make_sizes()
+  # Costs are fitted to several sizes.
+  sizes = dataclasses.replace(FEW_SIZES, contexts=(64, MAX_CONTEXT))
   engine = Watched(
     shared(8, 8),
     sizes=sizes,
@@ -90,19 +94,19 @@ def test_output_under_load_is_that_of_plain_decoding():
   engine = Watched(
     shared(8, 8),
     LOOKUP,
-    sizes=make_sizes(num_pages=24, drafts=FEW),
+    sizes=FEW_SIZES,
     policy=RandomLengths(),
     run_ahead=1,
     step_devices=StepDevices(numbers=(2, 4, 8), costs=COSTS),
   )
   engine.warm_up()
-  requests = random_requests(24)
+  requests = random_requests(16)
   with profiling.count_compilations() as compilations:
     handles, cancelled = serve_at_random(engine, requests)
   assert compilations.count == 0
   assert engine.scheduler.num_preemptions > 0
   assert cancelled
-  assert_empty(engine, 24)
+  assert_empty(engine, NUM_PAGES)
   for handle, plain in zip(handles, alone(requests), strict=True):
     result, count = handle.result(), None
     if handle.request_id in cancelled:

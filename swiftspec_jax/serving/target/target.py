@@ -197,10 +197,9 @@ class Target:
     shape = (config.buckets.max_rows, config.buckets.max_length + 1)
     trees = chains = None
     if takes_trees:
-      no_parents = jnp.full(shape, tree_lib.NO_PARENT, jnp.int32)
-      trees = slot_trees.of_parents(no_parents)
-      nodes = jnp.arange(shape[1], dtype=jnp.int32)
-      chains = slot_trees.of_parents(jnp.broadcast_to(nodes - 1, shape))
+      trees = slot_trees.on_host(np.full(shape, tree_lib.NO_PARENT, np.int32))
+      nodes = np.arange(shape[1], dtype=np.int32)
+      chains = slot_trees.on_host(np.broadcast_to(nodes - 1, shape))
     tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
     self.no_drafts = self.put((tokens, trees))
     self.chains: SlotTrees | None = self.put(chains)
