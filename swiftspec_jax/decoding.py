@@ -107,7 +107,7 @@ class Decoder:
 
   @property
   def host_seconds(self) -> float:
-    """Seconds of processor time that the host has worked, waits excluded."""
+    """Sum of `StepRecord.host_seconds`: work of the host, waits excluded."""
     return self._engine.host_seconds
 
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:

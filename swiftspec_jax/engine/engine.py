@@ -29,7 +29,9 @@ class StepRecord:
     num_accepted: i64[B] draft tokens that are part of the outputs.
     time: time at the end of the step, in seconds of `time.perf_counter`.
     seconds: duration of the step.
-    host_seconds: part of it in which the host did not wait for the devices.
+    host_seconds: processor time of the thread that ran it, which waits for the
+      devices take nothing of. Where the CPU is also the device, `seconds` have
+      waits for a core, too, and small programs may run in this thread.
     outcomes: i64[3] verdicts on living trees that were a MISS, a LATE_HIT and
       a HIT, in the order of these numbers in `tree`.
     num_forwards: draft forwards between a verdict and the next proposal, for

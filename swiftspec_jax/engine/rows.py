@@ -33,9 +33,7 @@ class RowEngine(engine.Engine[Job]):
   """Decodes in the rows of a pipeline; rows join and leave between rounds.
 
   Attributes:
-    host_seconds: work of the host so far, waits excluded, in processor time of
-      its thread: where the CPU is also the device, the thread may have to wait
-      for a core.
+    host_seconds: sum of those of all steps so far.
     pipeline: states on the devices, and the programs of a round.
   """
 
@@ -196,7 +194,7 @@ class RowEngine(engine.Engine[Job]):
     Returns:
       What the round did; None if no row is busy and all rounds are read.
     """
-    start, work = time.perf_counter(), self.host_seconds
+    start, work = time.perf_counter(), time.thread_time()
     self._take_news()
     self._admit()
     while self.num_running and len(self._in_flight) <= self._run_ahead:
@@ -216,13 +214,15 @@ class RowEngine(engine.Engine[Job]):
       for handle, report, _ in read
       if report.outcome != types.NO_OUTCOME and handle.num_updates > 1
     ]
+    host_seconds = time.thread_time() - work
+    self.host_seconds += host_seconds
     return engine.StepRecord(
       lengths=np.array([r.num_drafted for r in reports], np.int64),
       num_levels=np.array([r.num_levels for r in reports], np.int64),
       num_accepted=np.array([max(n - 1, 0) for _, _, n in read], np.int64),
       time=end,
       seconds=end - start,
-      host_seconds=self.host_seconds - work,
+      host_seconds=host_seconds,
       outcomes=np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
       num_forwards=max((r.num_forwards for r in reports), default=0),
     )
@@ -232,10 +232,9 @@ class RowEngine(engine.Engine[Job]):
 
     `step` does this; alone it is for measuring rounds without the host loop.
     """
-    start, work = time.perf_counter(), time.thread_time()
+    start = time.perf_counter()
     with jax.transfer_guard('disallow'):  # implicit transfers would wait
       output = sharding.everywhere(self.pipeline.dispatch())
-    self.host_seconds += time.thread_time() - work
     self._note('dispatch', start, time.perf_counter())
     return output
 
@@ -250,7 +249,7 @@ class RowEngine(engine.Engine[Job]):
     """
     start = time.perf_counter()
     packed, logprobs = jax.device_get((output.packed, output.logprobs))
-    arrived, work = time.perf_counter(), time.thread_time()
+    arrived = time.perf_counter()
     read, reports = [], {}
     for slot, job in enumerate(jobs):
       if job is None or job.is_finished:
@@ -260,7 +259,6 @@ class RowEngine(engine.Engine[Job]):
       read.append((job.handle, report, len(job.push(report, own))))
     seconds, self._last_arrival = arrived - self._last_arrival, arrived
     self.pipeline.observe(reports, None if math.isnan(seconds) else seconds)
-    self.host_seconds += time.thread_time() - work
     self._note('wait', start, arrived)
     self._note('read', arrived, time.perf_counter())
     return read

@@ -93,6 +93,8 @@ class StepView:
     if self.num_free_pages >= most:
       return lengths
     missing = np.maximum(lengths - self.num_spare_tokens, 0)
+    if not missing.any():
+      return lengths
     wanted = -(-missing // self.page_size)
     before = wanted.cumsum() - wanted
     granted = np.clip(self.num_free_pages - before, 0, wanted)
@@ -106,9 +108,10 @@ class StepView:
     does not fit into the step, the longest drafts are cut; what is left of the
     room gives the first of them one token more.
     """
-    lengths = self.fitting(np.minimum(lengths, self.limits))
-    level = int(lengths.max(initial=0))
-    cut = lengths
+    lengths = cut = self.fitting(np.minimum(lengths, self.limits))
+    if int(lengths.sum()) <= self.max_draft_tokens:
+      return lengths
+    level = int(lengths.max())
     while level and int(cut.sum()) > self.max_draft_tokens:
       level -= 1
       cut = np.minimum(lengths, level)

@@ -40,7 +40,7 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
     lambda record: record.seconds,
   ),
   'swiftspec:step_host_seconds': (
-    'Part of it in which the host did not wait for the devices.',
+    'Processor time of the thread that runs the steps.',
     lambda record: record.host_seconds,
   ),
   'swiftspec:spec_decode_num_draft_forwards_waited': (

@@ -28,7 +28,7 @@ class ClosedBatch:
 
   Attributes:
     max_context: most tokens of a request, prompt and output together.
-    host_seconds: work of the host so far, waits excluded.
+    host_seconds: sum of those of all steps so far.
   """
 
   def __init__(

@@ -23,7 +23,7 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving import jobs, steps
+from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
@@ -34,18 +34,17 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotDrafts,
   SlotTexts,
-  verdicts_of,
 )
 from swiftspec_jax.serving.jobs import PagedJob
 from swiftspec_jax.serving.scheduling.scheduler import Scheduler
 from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.step_reader import Drafting, StepReader
 from swiftspec_jax.serving.steps import PagedStepRecord, Unread
 from swiftspec_jax.serving.target import paged_forward, step_input
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 from swiftspec_jax.serving.target.row_state import RowState
 from swiftspec_jax.serving.target.step_devices import StepDevices
 from swiftspec_jax.serving.target.target import Target
-from swiftspec_jax.serving.target.verdicts import Verdicts
 
 
 class PageEngine(engine.Engine[PagedJob]):
@@ -129,15 +128,16 @@ class PageEngine(engine.Engine[PagedJob]):
       self.lookup = make_drafter.make_second(self._target, lookup, sizes)
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
-    self._last_read = 0.0  # time
     # A plan that waits until all steps are read, with its view.
     self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
     self._waiting_plan = None
-    num_slots = config.buckets.max_rows
-    self._texts = SlotTexts(
-      token_ids=np.zeros((num_slots, config.max_context), np.int32),
-      num_tenants=np.zeros(num_slots, np.int64),
-      page_table=self.scheduler.page_table,
+    self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
+    self._reader = StepReader(
+      self.scheduler,
+      self._target,
+      self._jobs,
+      self._texts,
+      takes_trees=self._takes_trees,
     )
 
   def take_draft(self, draft: make_drafter.Draft) -> None:
@@ -245,12 +245,15 @@ class PageEngine(engine.Engine[PagedJob]):
     Returns:
       What the step did; None if there is nothing to do.
     """
+    work = time.thread_time()
     self.programs.take(self._take_news_of_first(self.programs.num_ready))
     if not self._jobs:
       self._unread.clear()
     while len(self._unread) <= self._run_ahead and self._enqueue():
       pass
-    return self._read(self._unread.popleft()) if self._unread else None
+    if not self._unread:
+      return None
+    return self._reader.read(self._unread.popleft(), self._drafting, work)
 
   def _enqueue(self) -> bool:
     """Enqueues a step, unless others have to be read before or no row runs."""
@@ -321,96 +324,6 @@ class PageEngine(engine.Engine[PagedJob]):
       plan = plan.for_view(asked, view)
     return policies.fit(view, plan)
 
-  def _read(self, unread: Unread) -> PagedStepRecord:
-    """Waits for the oldest step, and takes what came of it."""
-    dispatched = time.perf_counter()
-    packed, *extras = unread.output
-    packed = np.asarray(packed)
-    if any(x is not None for x in extras):
-      extras = jax.device_get(extras)
-    logprobs, report, shown, num_found = extras
-    waited = time.perf_counter() - dispatched
-    step, is_present = self.scheduler.settled(unread.step)
-    decoding = slice(step.num_decoding)
-    view = unread.view
-    if step is not unread.step:  # now it is known where the rows were
-      view = dataclasses.replace(
-        view, kv_lengths=step.starts[decoding], num_ahead=0
-      )
-    if num_found is not None:
-      unread, step = steps.with_found(unread, step, num_found)
-    rows = is_present[decoding]
-    judged = None
-    if self.policy.judges_lookups and not unread.plan.looks_up:
-      judged = self.lookup.draft(view, view.limits * rows, self._texts)
-    lengths, step = step.lengths[decoding], step.only(is_present)
-    packed = packed.astype(np.int64)
-    of_view = self._verdicts(packed[view.slots])
-    if isinstance(self.drafter, HostDrafter):
-      self.drafter.learn(view, lengths, of_view)
-    accepted, ended = self._commit(
-      unread, step, is_present, packed, (logprobs, shown), report
-    )
-    self.drafter.commit(
-      view, unread.drafted, unread.verified, of_view.num_accepted, rows
-    )
-    end = time.perf_counter()
-    seconds = end - max(unread.start, self._last_read)
-    self._last_read = end
-    if report is not None:
-      self._observe_report(
-        unread, rows, of_view.num_accepted, report[view.slots], seconds
-      )
-    self.policy.observe(
-      steps.outcome(
-        unread,
-        view,
-        lengths,
-        of_view,
-        seconds,
-        self._is_usable(view, rows, looks_up=unread.plan.looks_up),
-        takes_trees=self._takes_trees,
-      )
-    )
-    if judged is not None:
-      is_usable = self._is_usable(view, rows, looks_up=True)
-      self.policy.judge(
-        steps.outcome_of_lookup(view, judged, of_view, is_usable)
-      )
-    return PagedStepRecord(
-      lengths=step.lengths[: step.num_decoding],
-      num_levels=np.minimum(of_view.num_levels, lengths)[rows],
-      num_accepted=accepted[: step.num_decoding],
-      draft_plan=unread.plan,
-      looks_up=unread.plan.looks_up,
-      takes_in=unread.drafts.takes_in,
-      step=step,
-      num_devices=unread.num_devices,
-      ended=ended,
-      time=end,
-      seconds=seconds,
-      host_seconds=seconds - waited,
-      **verdicts_of(report),
-    )
-
-  def _observe_report(
-    self,
-    unread: Unread,
-    is_present: np.ndarray,
-    accepted: np.ndarray,
-    report: np.ndarray,
-    seconds: float,
-  ) -> None:
-    """Tells the drafter how long a step took."""
-    does_more = unread.view.num_prefill_tokens or unread.drafts.takes_in
-    self.drafter.observe(
-      unread.drafted[is_present],
-      unread.verified[is_present],
-      accepted[is_present],
-      report[is_present],
-      None if does_more or hosts.is_together() else seconds,
-    )
-
   def _draft(
     self, view: policies.StepView, plan: policies.DraftPlan
   ) -> SlotDrafts:
@@ -446,79 +359,18 @@ class PageEngine(engine.Engine[PagedJob]):
     wants = (self._jobs[i].shows_drafts for i in step.request_ids.tolist())
     return draft_nodes.shown(drafts) if any(wants) else None
 
-  def _commit(
-    self,
-    unread: Unread,
-    step: StepPlan,
-    is_present: np.ndarray,
-    packed: np.ndarray,
-    extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
-    report: np.ndarray | None,
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Appends what stands to the outputs.
-
-    Args:
-      unread: step that was read.
-      step: plan of it for the R rows whose requests have not ended before.
-      is_present: mask of these among all its rows.
-      packed: packed verdicts on the drafts of all slots.
-      extras: log-probabilities and drafts of all slots, for who asked for them.
-      report: report of the drafts, by slot, if they have one.
-
-    Returns:
-      i64[R] draft tokens that are part of the outputs, and the requests i64[F]
-      that have ended.
-    """
-    num_accepted = np.zeros(len(step.slots), np.int64)
-    is_ended = np.zeros(len(step.slots), bool)
-    is_wanted = any(x is not None for x in extras)
-    for i in np.flatnonzero(step.is_sampled).tolist():
-      slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
-      known = job.num_known
-      own = extras
-      if is_wanted:
-        own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
-      new = job.push_verdict(
-        self._verdicts(packed[slot]),
-        int(step.lengths[i]),
-        *own,
-        looks_up=unread.plan.looks_up,
-        news=None if report is None else report[slot],
-      )
-      self._texts.token_ids[slot, known : known + len(new)] = new
-      self.scheduler.add_page_keys(slot, job.new_page_keys())
-      # A stop inside of accepted tokens cuts them.
-      num_accepted[i] = len(new) - 1
-      is_ended[i] = job.is_finished
-    planned = unread.step.only(is_present)
-    ended = self.scheduler.commit(planned, num_accepted, is_ended)
-    for request_id in ended.tolist():
-      del self._jobs[request_id]
-      self._forget(request_id)
-    return num_accepted, ended
-
-  def _verdicts(self, packed: np.ndarray) -> Verdicts:
-    return Verdicts.unpack(packed, self.max_draft_tokens + 1)
-
-  def _forget(self, request_id: int) -> None:
-    """Tells all drafters that a request has ended."""
-    self.drafter.forget(request_id)
-    if self.lookup is not None:
-      self.lookup.forget(request_id)
+  @property
+  def _drafting(self) -> Drafting:
+    return Drafting(
+      drafter=self.drafter,
+      lookup=self.lookup,
+      policy=self.policy,
+      is_by_model=self._drafts_by_model,
+    )
 
   def reset_drafters(self) -> None:
     """Forgets what ended requests have taught; only without requests."""
-    self.drafter.reset()
-    if self.lookup is not None:
-      self.lookup.reset()
-
-  def _is_usable(
-    self, view: policies.StepView, is_present: np.ndarray, *, looks_up: bool
-  ) -> np.ndarray:
-    """Returns bool[B]: which rows tell about the drafter."""
-    for_model = self._drafts_by_model and not looks_up
-    is_usable = self._target.sampling.is_usable(view.slots, for_model=for_model)
-    return is_usable & is_present
+    self._drafting.reset()
 
   def _make_job(
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
@@ -546,7 +398,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   def _drop(self, job: PagedJob) -> None:
     self.scheduler.cancel(job.request_id)
-    self._forget(job.request_id)
+    self._drafting.forget(job.request_id)
 
   def _seat(self) -> None:
     """Writes down the texts of requests that have got a slot."""

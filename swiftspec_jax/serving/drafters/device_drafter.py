@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import ahead_of_time, drafting, policies, sharding, types
+from swiftspec_jax import ahead_of_time, drafting, policies, types
 from swiftspec_jax.serving.drafters.engine_drafter import (
   NothingToRead,
   SlotDrafts,
@@ -96,7 +96,7 @@ class DeviceDrafter(NothingToRead):
     return self._call(
       propose,
       self._target.rows,
-      sharding.argument(wanted, self._target.model.mesh),
+      self._target.argument(wanted),
       drafter=self._drafter,
       max_length=self._max_length,
     )

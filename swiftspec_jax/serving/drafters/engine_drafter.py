@@ -38,6 +38,21 @@ class SlotTexts:
   page_table: np.ndarray
   num_left_out: np.ndarray | None = None
 
+  @classmethod
+  def empty(cls, max_context: int, page_table: np.ndarray) -> 'SlotTexts':
+    """Returns texts of slots that nobody has had yet.
+
+    Args:
+      max_context: S.
+      page_table: i32[U, any].
+    """
+    num_slots = len(page_table)
+    return cls(
+      token_ids=np.zeros((num_slots, max_context), np.int32),
+      num_tenants=np.zeros(num_slots, np.int64),
+      page_table=page_table,
+    )
+
   def known_from(
     self, view: policies.StepView, row: int, start: int
   ) -> list[int]:

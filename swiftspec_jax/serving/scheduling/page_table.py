@@ -27,6 +27,7 @@ class PageTable:
     )
     self.num_owned = np.zeros(num_slots, np.int64)
     self._keys: list[list[bytes]] = [[] for _ in range(num_slots)]
+    self._num_keys = np.zeros(num_slots, np.int64)
     self._num_remembered = np.zeros(num_slots, np.int64)
 
   @property
@@ -44,6 +45,7 @@ class PageTable:
   def add_keys(self, slot: int, keys: Sequence[bytes]) -> None:
     """Takes the keys of the next pages that a row has filled."""
     self._keys[slot] += keys
+    self._num_keys[slot] += len(keys)
 
   def find(self, keys: Sequence[bytes], num_known: int) -> list[int]:
     """Returns pages that hold the start of a text of `num_known` tokens.
@@ -73,6 +75,7 @@ class PageTable:
     self.pages[slot, : len(shared)] = shared
     self.num_owned[slot] = self._num_remembered[slot] = len(shared)
     self._keys[slot] = keys
+    self._num_keys[slot] = len(keys)
     return len(shared) * self._page_size
 
   def own(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
@@ -91,7 +94,7 @@ class PageTable:
       slots: i64[R].
       num_cached: i64[R].
     """
-    num_full = num_cached // self._page_size
+    num_full = np.minimum(num_cached // self._page_size, self._num_keys[slots])
     for i in np.flatnonzero(num_full > self._num_remembered[slots]).tolist():
       slot, start = int(slots[i]), int(self._num_remembered[slots[i]])
       keys = self._keys[slot][start : int(num_full[i])]

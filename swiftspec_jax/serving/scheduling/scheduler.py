@@ -182,8 +182,11 @@ class Scheduler:
       self._admit()
     slots = np.array(self._running, np.int64)
     missing = self._num_known[slots] - self._num_cached[slots]
-    filling = slots[missing > 1]
-    num_pending = int(missing[missing > 1].sum())
+    num_pending = prefill_kv_tokens = 0
+    is_filling = missing > 1
+    if is_filling.any():
+      num_pending = int(missing[is_filling].sum())
+      prefill_kv_tokens = int(self._num_cached[slots[is_filling]].sum())
     # Each unread step gives a token at least, which may be the last one.
     num_remaining = self._num_remaining - self._num_unread
     slots = slots[(missing == 1) & (num_remaining[slots] > 0)]
@@ -204,7 +207,7 @@ class Scheduler:
       num_accepted=self._num_accepted[slots],
       num_prefill_tokens=num_prefill_tokens,
       num_filling=len(filling),
-      prefill_kv_tokens=int(self._num_cached[filling].sum()),
+      prefill_kv_tokens=prefill_kv_tokens,
       max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
       page_size=self._config.page_size,
       num_free_pages=self._table.num_free,
@@ -279,12 +282,16 @@ class Scheduler:
     is_present = self._request_ids[slots] == step.request_ids
     if not step.num_ahead.any():
       return step, is_present
-    is_decoding = np.arange(len(slots)) < step.num_decoding
-    room = np.maximum(self._num_remaining[slots] - 1, 0)
+    starts, lengths = step.starts.copy(), step.lengths
+    decoding = slots[: step.num_decoding]
+    starts[: step.num_decoding] = self._num_known[decoding] - 1
+    if lengths.any():
+      room = np.maximum(self._num_remaining[slots] - 1, 0)
+      lengths = np.minimum(lengths, room)
     settled = dataclasses.replace(
       step,
-      starts=np.where(is_decoding, self._num_known[slots] - 1, step.starts),
-      lengths=np.minimum(step.lengths, room),
+      starts=starts,
+      lengths=lengths,
       num_ahead=np.zeros_like(step.num_ahead),
     )
     return settled, is_present
@@ -306,23 +313,25 @@ class Scheduler:
       i64[F] requests that have ended.
     """
     is_present = self._request_ids[plan.slots] == plan.request_ids
-    slots = plan.slots[is_present]
-    num_accepted = num_accepted[is_present]
-    num_emitted = (num_accepted + plan.is_sampled[is_present]).astype(np.int64)
-    self._num_verified[slots] += plan.lengths[is_present]
+    if not is_present.all():
+      plan, num_accepted = plan.only(is_present), num_accepted[is_present]
+      is_ended = None if is_ended is None else is_ended[is_present]
+    slots = plan.slots
+    num_emitted = num_accepted + plan.is_sampled
+    self._num_verified[slots] += plan.lengths
     self._num_accepted[slots] += num_accepted
     # What was rejected is in the cache, too, but behind its end.
     self._num_cached[slots] += num_emitted
     self._num_known[slots] += num_emitted
-    self._num_ahead[slots] -= plan.most_emitted[is_present]
-    self._num_unread[slots] -= plan.is_sampled[is_present]
+    self._num_ahead[slots] -= plan.most_emitted
+    self._num_unread[slots] -= plan.is_sampled
     self._num_output[slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
     self._table.remember(slots, self._num_cached[slots])
     self._table.trim(slots, self._most_tokens(slots))
     has_ended = self._num_remaining[slots] <= 0
     if is_ended is not None:
-      has_ended |= is_ended[is_present]
+      has_ended |= is_ended
     ended = slots[has_ended]
     request_ids = self._request_ids[ended]
     for slot in ended.tolist():

@@ -288,6 +288,10 @@ class Target:
     """Returns host arrays on the devices."""
     return sharding.replicate(tree, self.model.mesh)
 
+  def argument(self, tree: Any) -> Any:
+    """Returns host arrays as a program takes them, as `sharding.argument`."""
+    return sharding.argument(tree, self.model.mesh)
+
   def seat(self, rows: RowState, is_new: np.ndarray) -> None:
     """Enqueues that some slots bool[B] have other requests from now on."""
     new, is_new = self.put((rows, is_new))
@@ -358,7 +362,7 @@ class Target:
       query_logits,
       self.model.params,
       self.cache,
-      sharding.argument(packed, self.model.mesh),
+      self.argument(packed),
       self.rows,
       drafted,
       trees,

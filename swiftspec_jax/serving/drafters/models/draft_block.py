@@ -182,7 +182,9 @@ class _BlockForwards(ModelDrafter):
     tables = self._with_spare_pages(rows.page_table, kv_lengths)
     last = texts.token_ids[slots, kv_lengths]
     token_ids = flat_batch.padded(last, sizes.num_rows)
-    rows, token_ids = self._put((rows.replace(page_table=tables), token_ids))
+    rows, token_ids = self._argument(
+      (rows.replace(page_table=tables), token_ids)
+    )
     self.cache, logits = self._call(
       block_logits,
       self._model.params,
@@ -203,7 +205,7 @@ class _BlockForwards(ModelDrafter):
     counts: np.ndarray,
     texts: SlotTexts,
   ) -> Context:
-    """Returns i64[r] tokens of rows from `starts` i64[r] on, on the devices."""
+    """Returns i64[r] tokens of rows from `starts` i64[r] on."""
     rows = np.repeat(np.arange(len(slots)), counts)
     before = np.cumsum(counts) - counts
     positions = starts[rows] + np.arange(len(rows)) - before[rows]
@@ -216,7 +218,7 @@ class _BlockForwards(ModelDrafter):
     )
     positions = flat_batch.padded(positions, num_tokens)
     places = flat_batch.padded(places, num_tokens, self.cache.num_places)
-    positions, places = self._put((positions, places))
+    positions, places = self._argument((positions, places))
     return Context(
       pages=self._target.features, positions=positions, places=places
     )

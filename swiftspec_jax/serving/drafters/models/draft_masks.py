@@ -134,7 +134,9 @@ class _MaskForwards(ModelDrafter):
     texts: SlotTexts,
   ) -> tuple[DraftRows, None, jax.Array]:
     fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = self._put(self._rows(sizes, slots, starts, counts, lengths, texts))
+    rows = self._argument(
+      self._rows(sizes, slots, starts, counts, lengths, texts)
+    )
     self.cache, logits = self._call(
       logits_of_masks,
       self._model.params,

@@ -72,7 +72,7 @@ class ModelDrafter:
       model.dtype,
       model.mesh,
     )
-    self._put = target.put  # the devices are the same
+    self._argument = target.argument  # the devices are the same
     self._intake = Intake(config.buckets, self._num_unread)
     self._call = ahead_of_time.call
 
@@ -193,12 +193,8 @@ class ModelDrafter:
     jax.block_until_ready(self._draft_behind(*taken, int(lengths.max()), level))
 
   def _made_up_texts(self) -> SlotTexts:
-    config = self._sizes.scheduler
-    shape = config.buckets.max_rows, config.max_context
-    return SlotTexts(
-      token_ids=np.zeros(shape, np.int32),
-      num_tenants=np.zeros(shape[0], np.int64),
-      page_table=self._sizes.made_up_pages(),
+    return SlotTexts.empty(
+      self._sizes.scheduler.max_context, self._sizes.made_up_pages()
     )
 
   def _take_in(
@@ -247,7 +243,9 @@ class ModelDrafter:
       The rows, and hidden states and logits as `first_logits`.
     """
     fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = self._put(self._rows(sizes, slots, starts, counts, lengths, texts))
+    rows = self._argument(
+      self._rows(sizes, slots, starts, counts, lengths, texts)
+    )
     self.cache, hidden, logits = self._call(
       first_logits,
       self._model.params,
@@ -300,10 +298,7 @@ class ModelDrafter:
     counts: np.ndarray,
     texts: SlotTexts,
   ) -> tuple[FlatBatch, jax.Array, TargetFeatures | None]:
-    """Returns where tokens belong, the tokens i32[N], and their features.
-
-    All of it is on the devices.
-    """
+    """Returns where tokens belong, the tokens i32[N], and their features."""
     config = self._sizes.scheduler
     tables = texts.page_table[slots]
     batch = flat_batch.pack(
@@ -314,7 +309,7 @@ class ModelDrafter:
     token_ids = texts.token_ids[slots[owners], positions]
     places = self._places_before(sizes, tables, owners, positions)
     fed = batch, flat_batch.padded(token_ids, sizes.num_tokens), places
-    batch, token_ids, places = self._put(fed)
+    batch, token_ids, places = self._argument(fed)
     features = None
     if places is not None:
       features = TargetFeatures(pages=self._target.features, places=places)
@@ -348,7 +343,7 @@ class ModelDrafter:
         else rows.noise_positions,
         vocab_size=self._model.config.vocab_size,
       )
-    num_steps = self._put(np.int32(self._num_steps(longest)))
+    num_steps = self._argument(np.int32(self._num_steps(longest)))
     return self._propose(hidden, logits, noise, rows, num_steps, sampling)
 
   def _places_before(

@@ -124,7 +124,7 @@ class TargetChains(ChainDrafter):
     self._model = target.model
     self._sizes = sizes
     self._target = target
-    self._put = target.put
+    self._argument = target.argument
     self._call = ahead_of_time.call
     self._warm_rows: set[int] = set()
 
@@ -210,7 +210,7 @@ class TargetChains(ChainDrafter):
       'num_skipped': seen[1],
     }
     token_ids = texts.token_ids[slots, kv_lengths]
-    fed, columns = self._put(
+    fed, columns = self._argument(
       jax.tree.map(
         functools.partial(padded, size=num_rows), (token_ids, columns)
       )

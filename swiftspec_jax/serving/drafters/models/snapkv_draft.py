@@ -176,7 +176,7 @@ class SnapKVDrafter(TargetChains):
       self._model.params,
       self._target.cache,
       self.cache,
-      self._put(row),
+      self._argument(row),
       config=self._model.config,
       budget=draft.budget,
       pooling=draft.pooling,
@@ -205,7 +205,7 @@ class SnapKVDrafter(TargetChains):
   ) -> None:
     """Enqueues copies of tokens, room for `num_rows` rows."""
     size = num_rows * (self._sizes.scheduler.buckets.max_length + 1)
-    places = self._put(
+    places = self._argument(
       (
         flat_batch.padded(sources, size),
         flat_batch.padded(targets, size, self.cache.num_places),

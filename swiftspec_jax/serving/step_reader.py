@@ -1,0 +1,302 @@
+"""Steps that have run: what came of them, and who is told.
+
+Legend: R rows of a step, B of them decode, U slots.
+"""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+
+from swiftspec_jax import hosts, policies, types
+from swiftspec_jax.serving import steps
+from swiftspec_jax.serving.drafters import draft_nodes
+from swiftspec_jax.serving.drafters.engine_drafter import (
+  EngineDrafter,
+  HostDrafter,
+  SlotDrafts,
+  SlotTexts,
+  verdicts_of,
+)
+from swiftspec_jax.serving.jobs import PagedJob
+from swiftspec_jax.serving.scheduling.scheduler import Scheduler
+from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.steps import PagedStepRecord, Unread
+from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.serving.target.verdicts import Verdicts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafting:
+  """Who drafts in an engine, and who says how much.
+
+  Attributes:
+    drafter: drafter of the engine.
+    lookup: second drafter, or None.
+    policy: policy of the engine.
+    is_by_model: whether the drafter is a model.
+  """
+
+  drafter: EngineDrafter
+  lookup: HostDrafter | None
+  policy: policies.Policy
+  is_by_model: bool
+
+  def forget(self, request_id: int) -> None:
+    """Tells all drafters that a request has ended."""
+    self.drafter.forget(request_id)
+    if self.lookup is not None:
+      self.lookup.forget(request_id)
+
+  def reset(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+    self.drafter.reset()
+    if self.lookup is not None:
+      self.lookup.reset()
+
+
+class StepReader:
+  """Waits for steps, and hands out what came of them.
+
+  Requests get their tokens, the scheduler learns how long the rows are, and the
+  drafter and the policy learn what was accepted.
+  """
+
+  def __init__(
+    self,
+    scheduler: Scheduler,
+    target: Target,
+    jobs: dict[int, PagedJob],
+    texts: SlotTexts,
+    *,
+    takes_trees: bool,
+  ):
+    """Has read nothing yet.
+
+    Args:
+      scheduler: scheduler of the steps.
+      target: target of the engine, which knows the sampling of the slots.
+      jobs: requests of the engine by their numbers; those that end are taken
+        out.
+      texts: texts of the slots; written.
+      takes_trees: whether drafts are trees.
+    """
+    self._scheduler = scheduler
+    self._target = target
+    self._jobs = jobs
+    self._texts = texts
+    self._takes_trees = takes_trees
+    self._max_nodes = scheduler.config.buckets.max_length + 1
+    self._last_read = 0.0  # time
+
+  def read(
+    self, unread: Unread, drafting: Drafting, work: float
+  ) -> PagedStepRecord:
+    """Waits for the oldest step, and takes what came of it.
+
+    Args:
+      unread: step.
+      drafting: who is told.
+      work: processor time of this thread at which the work for the record has
+        begun, in seconds of `time.thread_time`.
+    """
+    packed, logprobs, report, shown, num_found = _on_host(unread)
+    step, is_present = self._scheduler.settled(unread.step)
+    decoding = slice(step.num_decoding)
+    view = unread.view
+    if step is not unread.step:  # now it is known where the rows were
+      view = dataclasses.replace(
+        view, kv_lengths=step.starts[decoding], num_ahead=0
+      )
+    if num_found is not None:
+      unread, step = steps.with_found(unread, step, num_found)
+    rows = is_present[decoding]
+    judged = self._judged(unread, view, rows, drafting)
+    lengths, step = step.lengths[decoding], step.only(is_present)
+    verdicts = self._verdicts(packed[view.slots])
+    if isinstance(drafting.drafter, HostDrafter):
+      drafting.drafter.learn(view, lengths, verdicts)
+    accepted, ended = self._commit(
+      unread, step, is_present, packed, (logprobs, shown), report
+    )
+    for request_id in ended.tolist():
+      drafting.forget(request_id)
+    end = time.perf_counter()
+    seconds = end - max(unread.start, self._last_read)
+    self._last_read = end
+    self._tell_drafter(
+      unread, view, rows, verdicts.num_accepted, report, seconds, drafting
+    )
+    self._tell_policy(
+      unread, view, rows, lengths, verdicts, judged, seconds, drafting
+    )
+    return PagedStepRecord(
+      lengths=step.lengths[: step.num_decoding],
+      num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
+      num_accepted=accepted[: step.num_decoding],
+      draft_plan=unread.plan,
+      looks_up=unread.plan.looks_up,
+      takes_in=unread.drafts.takes_in,
+      step=step,
+      num_devices=unread.num_devices,
+      ended=ended,
+      time=end,
+      seconds=seconds,
+      host_seconds=time.thread_time() - work,
+      **verdicts_of(report),
+    )
+
+  def _judged(
+    self,
+    unread: Unread,
+    view: policies.StepView,
+    rows: np.ndarray,
+    drafting: Drafting,
+  ) -> SlotDrafts | None:
+    """Returns what a lookup would have drafted, for a policy that learns it."""
+    if not drafting.policy.judges_lookups or unread.plan.looks_up:
+      return None
+    return drafting.lookup.draft(view, view.limits * rows, self._texts)
+
+  def _tell_drafter(
+    self,
+    unread: Unread,
+    view: policies.StepView,
+    rows: np.ndarray,
+    accepted: np.ndarray,
+    report: np.ndarray | None,
+    seconds: float,
+    drafting: Drafting,
+  ) -> None:
+    """Tells the drafter what was accepted, and how long the step took.
+
+    Args:
+      unread: step that was read.
+      view: view of where its rows were.
+      rows: bool[B] rows whose requests have not ended before.
+      accepted: i64[B] draft tokens.
+      report: report of the drafts, by slot, if they have one.
+      seconds: duration of the step.
+      drafting: who is told.
+    """
+    drafted, verified = unread.drafted, unread.verified
+    drafting.drafter.commit(view, drafted, verified, accepted, rows)
+    if report is None:
+      return
+    does_more = view.num_prefill_tokens or unread.drafts.takes_in
+    drafting.drafter.observe(
+      drafted[rows],
+      verified[rows],
+      accepted[rows],
+      report[view.slots][rows],
+      None if does_more or hosts.is_together() else seconds,
+    )
+
+  def _tell_policy(
+    self,
+    unread: Unread,
+    view: policies.StepView,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    verdicts: Verdicts,
+    judged: SlotDrafts | None,
+    seconds: float,
+    drafting: Drafting,
+  ) -> None:
+    """Tells the policy of the step, and of what a lookup would have drafted.
+
+    Args:
+      unread: step that was read.
+      view: view of where its rows were.
+      rows: bool[B] rows whose requests have not ended before.
+      lengths: i64[B] draft tokens that were verified.
+      verdicts: verdicts on them.
+      judged: drafts of the lookup, if the policy learns of them.
+      seconds: duration of the step.
+      drafting: who is told.
+    """
+    for_model = drafting.is_by_model and not unread.plan.looks_up
+    sampling = self._target.sampling
+    drafting.policy.observe(
+      steps.outcome(
+        unread,
+        view,
+        lengths,
+        verdicts,
+        seconds,
+        sampling.is_usable(view.slots, for_model=for_model) & rows,
+        takes_trees=self._takes_trees,
+      )
+    )
+    if judged is not None:
+      is_usable = sampling.is_usable(view.slots, for_model=False) & rows
+      drafting.policy.judge(
+        steps.outcome_of_lookup(view, judged, verdicts, is_usable)
+      )
+
+  def _commit(
+    self,
+    unread: Unread,
+    step: StepPlan,
+    is_present: np.ndarray,
+    packed: np.ndarray,
+    extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
+    report: np.ndarray | None,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Appends what stands to the outputs.
+
+    Args:
+      unread: step that was read.
+      step: plan of it for the R rows whose requests have not ended before.
+      is_present: mask of these among all its rows.
+      packed: packed verdicts on the drafts of all slots.
+      extras: log-probabilities and drafts of all slots, for who asked for them.
+      report: report of the drafts, by slot, if they have one.
+
+    Returns:
+      i64[R] draft tokens that are part of the outputs, and the requests i64[F]
+      that have ended.
+    """
+    num_accepted = np.zeros(len(step.slots), np.int64)
+    is_ended = np.zeros(len(step.slots), bool)
+    is_wanted = any(x is not None for x in extras)
+    for i in np.flatnonzero(step.is_sampled).tolist():
+      slot, job = int(step.slots[i]), self._jobs[int(step.request_ids[i])]
+      known = job.num_known
+      own = extras
+      if is_wanted:
+        own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
+      new = job.push_verdict(
+        self._verdicts(packed[slot]),
+        int(step.lengths[i]),
+        *own,
+        looks_up=unread.plan.looks_up,
+        news=None if report is None else report[slot],
+      )
+      self._texts.token_ids[slot, known : known + len(new)] = new
+      self._scheduler.add_page_keys(slot, job.new_page_keys())
+      # A stop inside of accepted tokens cuts them.
+      num_accepted[i] = len(new) - 1
+      is_ended[i] = job.is_finished
+    planned = unread.step.only(is_present)
+    ended = self._scheduler.commit(planned, num_accepted, is_ended)
+    for request_id in ended.tolist():
+      del self._jobs[request_id]
+    return num_accepted, ended
+
+  def _verdicts(self, packed: np.ndarray) -> Verdicts:
+    return Verdicts.unpack(packed, self._max_nodes)
+
+
+def _on_host(unread: Unread) -> tuple:
+  """Waits for what the devices say of a step; returns it as it is there."""
+  packed, logprobs, report, shown, num_found = unread.output
+  packed = np.asarray(packed).astype(np.int64)
+  if logprobs is not None or shown is not None:
+    logprobs, shown = jax.device_get((logprobs, shown))
+  if report is not None:
+    report = np.asarray(report)
+  if num_found is not None:
+    num_found = np.asarray(num_found)
+  return packed, logprobs, report, shown, num_found
