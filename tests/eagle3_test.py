@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes
 from engine_feature_test import narrowest_tree, record_drafts
 from feature_draft_test import MIXED, read
 from living_trees_test import new_chains
@@ -36,22 +36,31 @@ def target_of(num_layers, devices=(0, 1)):
 
 
 def features_of(target, text, layers):
-  _, features, _ = read(target, text, feature_layers=layers)
-  return np.asarray(features)[0]
+  every = tuple(range(target.config.num_layers))
+  _, features, _ = read(target, text, feature_layers=every)
+  by_layer = np.split(np.asarray(features)[0], len(every), axis=1)
+  return np.concatenate([by_layer[i] for i in layers], axis=1)
+
+
+project_features, unembed = (
+  jax.jit(f, static_argnames='config')
+  for f in (decoder.project_features, decoder.unembed)
+)
 
 
 def chain_of(draft, text, features, length=LENGTH):
   """What our head drafts behind a text, and the logits."""
   params, config = draft.params, draft.config
-  projected = decoder.project_features(params, config, features[None])
+  projected = project_features(params, config, features[None])
   before = np.pad(projected, ((0, 0), (1, 0), (0, 0)))
+  outputs = params.get('output_token_ids', np.arange(config.vocab_size))
+  outputs = np.asarray(outputs)
   known, found = list(text), []
   for _ in range(length):
     hidden, _, _ = read(draft, known, before)
-    logits = decoder.unembed(params, config, hidden[:, -1:])[0, 0]
-    found.append(np.asarray(logits))
-    index = jnp.argmax(logits)
-    known.append(int(decoder.token_ids_of(params, config, index)))
+    logits = np.asarray(unembed(params, config, hidden[:, -1:]))[0, 0]
+    found.append(logits)
+    known.append(int(outputs[logits.argmax()]))
     before = np.concatenate([before, hidden[:, -1:]], axis=1)
   return known[len(text) :], np.array(found)
 
@@ -253,7 +262,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory, make_draft):
   """Behind steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
-  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
   engine = PageEngine(
     target, make_draft(draft), sizes=sizes, policy=RandomLengths(0)
   )
