@@ -297,7 +297,7 @@ def test_prompts_of_one_token(directory):
   """Of the first token alone no head knows anything."""
   _, target, draft = small_pair(directory)
   requests = [ss.Request(token_ids=(i,)) for i in (5, 80)]
-  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
   expected = run(ss.Decoder(target), requests)
   assert_same(run(tree_decoder, requests), expected)
 
@@ -311,7 +311,7 @@ def test_heads_are_split_and_quantized(directory):
   small = ss.load(directory, draft_of=target, weight_dtype='int8')
   requests = requests_of(2, max_new_tokens=20)
   targets = target_of(2, (3, 4))
-  tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=2)
+  tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=3)
   expected = run(ss.Decoder(target), requests)
   assert_same(run(tree_decoder, requests), expected)
   _, rounded = chain_of(small, TEXT, features)
@@ -344,7 +344,8 @@ def test_heads_are_written_as_they_are_read(
   head = testing.random_model(config, seed=2, name='head')
   generator = np.random.default_rng(0)
   params = jax.tree.map(  # no two norms are the same
-    lambda x: x + generator.normal(0, 0.1, x.shape).astype(x.dtype), head.params
+    lambda x: np.asarray(x) + generator.normal(0, 0.1, x.shape).astype(x.dtype),
+    head.params,
   )
   head = dataclasses.replace(head, params=params)
   ids = cases.output_ids(VOCAB_SIZE).astype(np.int32)
