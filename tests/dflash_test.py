@@ -86,7 +86,7 @@ def serve(
   draft,
   requests,
   policy,
-  lengths=range(LENGTH + 1),
+  lengths=(0, LENGTH),
   is_warm=False,
   **sizes,
 ):
@@ -130,7 +130,7 @@ def test_logits_are_those_of_the_published_forward(directory, kind):
   """Of two rows of one batch, whose texts are read in two parts."""
   target, weights, draft = pair(directory, kind)
   texts = [TEXT[:11], TEXT[3:9]]
-  logits = logits_of(target, draft, texts, first_parts=(7, 2))
+  logits = np.asarray(logits_of(target, draft, texts, first_parts=(7, 2)))
   for found, text in zip(logits, texts, strict=True):
     _, expected = oracle_of(target, weights, text, **KINDS[kind][1])
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -204,21 +204,26 @@ def test_kernels_take_blocks_that_see_each_other(kernel):
   generator = np.random.default_rng(0)
 
   def random(*shape):
-    return jnp.array(generator.normal(size=shape), jnp.float32)
+    return generator.normal(size=shape).astype(np.float32)
 
-  prefix_lengths = jnp.array([17, 0])
+  prefix_lengths = np.int32([17, 0])
   args = (
     random(2, 8, 2, 2, 128),
     random(4, 16, 256),
     random(4, 16, 256),
-    jnp.array([[3, 1], [0, 2]]),
+    np.int32([[3, 1], [0, 2]]),
     prefix_lengths,
-    jnp.array([8, 0]),
-    jnp.ones((2, 8, 8), bool),
-    prefix_lengths[:, None] + jnp.arange(8)[None],
+    np.int32([8, 0]),
+    np.ones((2, 8, 8), bool),
+    prefix_lengths[:, None] + np.arange(8, dtype=np.int32)[None],
   )
-  found = kernel.paged_attention(*args, scale=0.1, interpret=True)
-  expected = reference.paged_attention(*args, scale=0.1)
+
+  @jax.jit
+  def both(*args):
+    found = kernel.paged_attention(*args, scale=0.1, interpret=True)
+    return found, reference.paged_attention(*args, scale=0.1)
+
+  found, expected = both(*args)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -254,10 +259,7 @@ def best_tree(logits, num_nodes):
   return found
 
 
-TREES = {
-  'lengths': range(9),
-  'draft_steps': (0, 1, 2, *(3,) * 6),
-}
+TREES = {'lengths': (0, 8), 'draft_steps': (0, 3)}
 
 
 def test_golden_tree():
@@ -345,7 +347,7 @@ def test_right_drafts_are_accepted(tmp_path, temperature):
     assert result.stats.num_accepted == result.stats.num_drafted > 20
 
 
-@pytest.mark.parametrize('lengths', [(0,), range(LENGTH + 1)])
+@pytest.mark.parametrize('lengths', [(0,), (0, LENGTH)])
 def test_without_drafts_it_decodes_plainly(directory, lengths):
   target, _, draft = pair(directory)
   policy = FixedLength(0)

@@ -80,11 +80,12 @@ def random_groups(
 def write_data(
   directory, num_shards=3, vocab_size=272, feature_layers=FEATURE_LAYERS
 ):
+  """Writes groups of one sample, so that all batches have the same shape."""
   directory.mkdir()
   for number in range(num_shards):
     shards.write_shard(
       shards.shard_path(directory, number),
-      random_groups(number, feature_layers=feature_layers),
+      random_groups(number, num_samples=1, feature_layers=feature_layers),
       {
         'target': 'tiny',
         'vocab_size': vocab_size,

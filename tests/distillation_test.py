@@ -42,9 +42,9 @@ STUDENTS = pytest.mark.parametrize(
 TRAINING = training.TrainingConfig(
   student=STANDS_ALONE,
   loss=losses.LossWeights(),
-  num_steps=6,
+  num_steps=4,
   tokens_per_batch=2048,
-  warmup_steps=2,
+  warmup_steps=1,
 )
 
 
@@ -106,6 +106,7 @@ def test_little_data_is_split_too():
 student_forward = jax.jit(
   student.forward, static_argnames=('config', 'num_passes')
 )
+token_losses = jax.jit(losses.token_losses)
 
 
 @STUDENTS
@@ -170,7 +171,6 @@ def test_passes_are_those_of_a_chain(window):
   passes = student_forward(params, config, all_places([[piece]]), 3)
   token_ids = np.concatenate([group.token_ids, sample.token_ids])
   features = np.concatenate([group.features, sample.features])
-  projected = decoder.project_features(params, config, features[None])
 
   @jax.jit
   def forward(tokens, before, cache, start):
@@ -182,22 +182,29 @@ def test_passes_are_those_of_a_chain(window):
       starts=start[None],
       features_before=before,
     )
-    return hidden, cache, decoder.unembed(params, config, hidden)[0, -1]
+    return hidden, cache, decoder.unembed(params, config, hidden)[0]
+
+  @jax.jit
+  def features_before(features):
+    projected = decoder.project_features(params, config, features[None])
+    return jnp.pad(projected[:, :-1], ((0, 0), (1, 0), (0, 0)))
 
   cache_config = dense.KVCacheConfig.of_model(config, 1, 128, 'float32')
+  text_hidden, text_cache, text_logits = forward(
+    token_ids,
+    features_before(features),
+    cache_config.init(target().mesh),
+    np.int32(0),
+  )
   for root in (1, 9, len(token_ids) - 4):
-    before = jnp.pad(projected[:, :root], ((0, 0), (1, 0), (0, 0)))
-    cache = cache_config.init(target().mesh)
-    known = token_ids[: root + 1]
-    hidden, cache, logits = forward(known, before, cache, np.int32(0))
+    # What stands behind the root is written over.
+    hidden = np.asarray(text_hidden)[:, root : root + 1]
+    cache, logits = text_cache, np.asarray(text_logits)[root]
     for number in range(3):
       place = root + number
       np.testing.assert_allclose(passes[number][0, place], logits, atol=1e-4)
-      hidden, cache, logits = forward(
-        token_ids[place + 1 : place + 2],
-        hidden[:, -1:],
-        cache,
-        np.int32(place + 1),
+      hidden, cache, (logits,) = forward(
+        token_ids[place + 1 : place + 2], hidden, cache, np.int32(place + 1)
       )
 
 
@@ -230,7 +237,7 @@ def test_places_hold_what_is_learned(num_samples):
 def test_losses_by_hand():
   draft = np.log([[[0.5, 0.2, 0.2, 0.1]]])
   target_law = np.log([[[0.6, 0.3]]])
-  measures = losses.token_losses(draft, np.array([[[0, 2]]]), target_law)
+  measures = token_losses(draft, np.array([[[0, 2]]]), target_law)
   kl = (
     0.6 * np.log(0.6 / 0.5) + 0.3 * np.log(0.3 / 0.2) + 0.1 * np.log(0.1 / 0.3)
   )
@@ -247,9 +254,8 @@ def test_losses_by_hand():
 
 def test_what_the_draft_cannot_propose_counts_as_rest():
   draft = np.log([[[0.5, 0.5]]])
-  measures = losses.token_losses(
-    draft, np.array([[[-1, 1]]]), np.log([[[0.6, 0.4]]])
-  )
+  law = np.log([[[0.6, 0.4]]])
+  measures = token_losses(draft, np.array([[[-1, 1]]]), law)
   kl = 0.4 * np.log(0.4 / 0.5) + 0.6 * np.log(0.6 / 0.5)
   np.testing.assert_allclose(measures['kl'], [[kl]], rtol=1e-5)
   np.testing.assert_allclose(measures['agreement'], [[0.0]])
@@ -273,8 +279,8 @@ def test_later_tokens_of_a_chain_have_guesses_of_their_own():
 @pytest.mark.parametrize(
   ('architecture', 'optimiser', 'learning_rate'),
   [
-    (STANDS_ALONE, 'adamw', 3e-3),
-    (STANDS_ALONE, 'muon', 1e-2),
+    (STANDS_ALONE, 'adamw', 6e-3),
+    (STANDS_ALONE, 'muon', 2e-2),
     pytest.param(READS_FEATURES, 'adamw', 3e-3, marks=pytest.mark.optimised),
   ],
   ids=['stands_alone-adamw', 'stands_alone-muon', 'reads_features-adamw'],
@@ -313,7 +319,7 @@ def test_a_restored_run_repeats_the_losses(data, tmp_path, architecture):
   expected = list(make_trainer(data, tmp_path / 'whole', config).run())
   first = make_trainer(data, tmp_path / 'parts', config)
   steps = first.run()
-  losses_seen = [next(steps) for _ in range(4)]
+  losses_seen = [next(steps) for _ in range(2)]
   first.save()
   next(steps)  # lost
   # More data must not change a run that has begun.
@@ -321,7 +327,7 @@ def test_a_restored_run_repeats_the_losses(data, tmp_path, architecture):
     data / 'shard-000000.safetensors', data / 'shard-000003.safetensors'
   )
   second = make_trainer(data, tmp_path / 'parts', config)
-  assert second.step == 4
+  assert second.step == 2
   assert losses_seen + list(second.run()) == expected
 
 
@@ -434,21 +440,21 @@ def test_a_draft_is_saved_and_loaded(tmp_path, stored_dtype, architecture):
 
 def test_layers_of_the_target_are_a_draft(tmp_path):
   model = target()
-  student.save_layers(tmp_path / 'all', model, range(3))
-  student.save_layers(tmp_path / 'two', model, (0, 2))
-  tree = ss.TreeConfig(num_nodes=4, width=1, branching=1, prompt_lookup=False)
-  expected = ss.generate(model, [[1, 2, 3]], max_new_tokens=12)
-  lengths = []
-  for name in ('all', 'two'):
+  for name, layers in {'all': range(3), 'two': (0, 2)}.items():
+    student.save_layers(tmp_path / name, model, layers)
     draft = ss.load(tmp_path / name, draft_of=model)
-    found = ss.generate(
-      model, [[1, 2, 3]], draft=draft, tree=tree, max_new_tokens=12
+    assert draft.config.num_layers == len(layers)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3),  # float16
+      draft.params['layers'],
+      [model.params['layers'][i] for i in layers],
     )
-    assert found[0].token_ids == expected[0].token_ids
-    lengths.append(found[0].stats.acceptance_length)
   # With all layers it is the target, and is always right.
-  assert lengths[0] > 3
-  assert lengths[1] < lengths[0]
+  draft = ss.load(tmp_path / 'all', draft_of=model)
+  (found,) = ss.generate(model, [[1, 2, 3]], draft=draft, max_new_tokens=12)
+  (expected,) = ss.generate(model, [[1, 2, 3]], max_new_tokens=12)
+  assert found.token_ids == expected.token_ids
+  assert found.stats.acceptance_length > 3
   with pytest.raises(errors.UserError, match='init_layers'):
     student.save_layers(tmp_path / 'none', model, (3,))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes
 from engine_feature_test import narrowest_tree, record_drafts
 from feature_draft_test import MIXED, read
 from living_trees_test import new_chains
@@ -36,22 +36,31 @@ def target_of(num_layers, devices=(0, 1)):
 
 
 def features_of(target, text, layers):
-  _, features, _ = read(target, text, feature_layers=layers)
-  return np.asarray(features)[0]
+  every = tuple(range(target.config.num_layers))
+  _, features, _ = read(target, text, feature_layers=every)
+  by_layer = np.split(np.asarray(features)[0], len(every), axis=1)
+  return np.concatenate([by_layer[i] for i in layers], axis=1)
+
+
+project_features, unembed = (
+  jax.jit(f, static_argnames='config')
+  for f in (decoder.project_features, decoder.unembed)
+)
 
 
 def chain_of(draft, text, features, length=LENGTH):
   """What our head drafts behind a text, and the logits."""
   params, config = draft.params, draft.config
-  projected = decoder.project_features(params, config, features[None])
+  projected = project_features(params, config, features[None])
   before = np.pad(projected, ((0, 0), (1, 0), (0, 0)))
+  outputs = params.get('output_token_ids', np.arange(config.vocab_size))
+  outputs = np.asarray(outputs)
   known, found = list(text), []
   for _ in range(length):
     hidden, _, _ = read(draft, known, before)
-    logits = decoder.unembed(params, config, hidden[:, -1:])[0, 0]
-    found.append(np.asarray(logits))
-    index = jnp.argmax(logits)
-    known.append(int(decoder.token_ids_of(params, config, index)))
+    logits = np.asarray(unembed(params, config, hidden[:, -1:]))[0, 0]
+    found.append(logits)
+    known.append(int(outputs[logits.argmax()]))
     before = np.concatenate([before, hidden[:, -1:]], axis=1)
   return known[len(text) :], np.array(found)
 
@@ -253,7 +262,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory, make_draft):
   """Behind steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
-  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
   engine = PageEngine(
     target, make_draft(draft), sizes=sizes, policy=RandomLengths(0)
   )
@@ -288,7 +297,7 @@ def test_prompts_of_one_token(directory):
   """Of the first token alone no head knows anything."""
   _, target, draft = small_pair(directory)
   requests = [ss.Request(token_ids=(i,)) for i in (5, 80)]
-  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=2)
+  tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
   expected = run(ss.Decoder(target), requests)
   assert_same(run(tree_decoder, requests), expected)
 
@@ -302,7 +311,7 @@ def test_heads_are_split_and_quantized(directory):
   small = ss.load(directory, draft_of=target, weight_dtype='int8')
   requests = requests_of(2, max_new_tokens=20)
   targets = target_of(2, (3, 4))
-  tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=2)
+  tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=3)
   expected = run(ss.Decoder(target), requests)
   assert_same(run(tree_decoder, requests), expected)
   _, rounded = chain_of(small, TEXT, features)
@@ -335,7 +344,8 @@ def test_heads_are_written_as_they_are_read(
   head = testing.random_model(config, seed=2, name='head')
   generator = np.random.default_rng(0)
   params = jax.tree.map(  # no two norms are the same
-    lambda x: x + generator.normal(0, 0.1, x.shape).astype(x.dtype), head.params
+    lambda x: np.asarray(x) + generator.normal(0, 0.1, x.shape).astype(x.dtype),
+    head.params,
   )
   head = dataclasses.replace(head, params=params)
   ids = cases.output_ids(VOCAB_SIZE).astype(np.int32)

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import serving_cases
-from engine_cases import CHAINS, NUM_PAGES, TREES, RandomLengths, make_sizes
+from engine_cases import NUM_PAGES, RandomLengths, make_sizes
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -36,6 +36,8 @@ GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
 )
 LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
+CHAINS = {'rows': (4,), 'lengths': (0, 3)}
+TREES = {'rows': (4,), 'lengths': (0, 6), 'draft_steps': (0, 3)}
 
 
 @pytest.fixture(scope='module')
@@ -126,10 +128,10 @@ def drafts_of(models):
     'datastore': Datastore(min_prob=0),
     'chain': models['text'],
     'tree': TreeDraft(
-      model=models['text'], width=3, branching=3, suffix_lookup=True
-    ),
-    'features': TreeDraft(
-      model=testing.random_model(reading), width=3, branching=3
+      model=testing.random_model(reading),
+      width=3,
+      branching=3,
+      suffix_lookup=True,
     ),
     'self': SelfDraft(num_sink_tokens=8, window=16),
   }
@@ -172,7 +174,7 @@ def test_steps_ahead_and_more_devices_change_no_output(models, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name', ['lookup', 'datastore', 'chain', 'tree', 'features', 'self']
+  'name', ['lookup', 'datastore', 'chain', 'tree', 'self']
 )
 def test_drafts_change_no_output(models, plain_outputs, name):
   requests, outputs = plain_outputs

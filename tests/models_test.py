@@ -72,7 +72,7 @@ def take(model, chunk_size, token_ids):
       model.params, model.config, chunk, cache, np.array([start], np.int32)
     )
     cache = dense.extend(cache, chunk.shape[1])
-    logits.append(new[0])
+    logits.append(np.asarray(new)[0])
   return np.concatenate(logits), cache
 
 
@@ -117,17 +117,17 @@ def check_chain(name, model, chunk_size):
   )
 
 
+def test_a_chain_equals_transformers(case):
+  check_chain(*case, chunk_size=8)
+
+
 @pytest.mark.parametrize(
   'chunk_size',
-  [pytest.param(len(IDS), id='prefill'), pytest.param(8, id='chunks')],
+  [pytest.param(len(IDS), id='prefill'), pytest.param(1, id='tokens')],
 )
-def test_a_chain_equals_transformers(case, chunk_size):
-  check_chain(*case, chunk_size)
-
-
 @pytest.mark.parametrize('name', testing.TINY_FAMILIES)
-def test_token_by_token_equals_transformers(name, tmp_path):
-  check_chain(name, load_case(name, tmp_path), chunk_size=1)
+def test_chunks_of_other_sizes_equal_transformers(name, chunk_size, tmp_path):
+  check_chain(name, load_case(name, tmp_path), chunk_size)
 
 
 def test_a_tree_equals_transformers(case):
@@ -242,7 +242,7 @@ SHARDED = (
   ('num_devices', 'name'),
   [
     *((2, name) for name in SHARDED),
-    *((4, name) for name in ('llama_odd_sizes', 'qwen2', 'qwen3_moe')),
+    (4, 'qwen3_moe'),  # its six experts are padded
     *((6, name) for name in SHARDED),  # most is padded
   ],
 )
@@ -251,7 +251,8 @@ def test_many_devices_equal_one(name, num_devices, tmp_path):
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
 
   np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=1e-5)
-  np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
+  if num_devices == 2:  # what a mask changes is the same on each of more
+    np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
   for leaf, shape, spec in axis_sizes(many):
     for size, padded, whole, axis in zip(
       shape, leaf.shape, spec.shape, spec.axes, strict=True

@@ -13,7 +13,7 @@ import pytest
 from decoding_cases import assert_same, run
 from eagle3_cases import rotate
 from eagle3_test import chain_of, features_of
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes
 from engine_feature_test import record_drafts
 from feature_draft_test import MIXED
 from safetensors import numpy as safetensors_numpy
@@ -195,7 +195,7 @@ def test_trees_write_what_plain_decoding_writes(pair_of):
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
   """Behind steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
-  sizes = make_sizes(drafts={**CHAINS, 'rows': (4,)})
+  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
   engine = PageEngine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
