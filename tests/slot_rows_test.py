@@ -265,7 +265,7 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
       )
       np.testing.assert_allclose(
         cache.features[slot, : len(text)].astype(np.float32),
-        want[0, : len(text)],
+        np.asarray(want)[0, : len(text)],
         atol=0.02,
       )
       num_checked += 1
