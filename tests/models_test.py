@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -122,10 +123,11 @@ def test_a_chain_equals_transformers(case):
 
 
 @pytest.mark.parametrize(
-  'chunk_size',
-  [pytest.param(len(IDS), id='prefill'), pytest.param(1, id='tokens')],
+  ('name', 'chunk_size'),
+  list(
+    zip(testing.TINY_FAMILIES, itertools.cycle([1, len(IDS)]), strict=False)
+  ),
 )
-@pytest.mark.parametrize('name', testing.TINY_FAMILIES)
 def test_chunks_of_other_sizes_equal_transformers(name, chunk_size, tmp_path):
   check_chain(name, load_case(name, tmp_path), chunk_size)
 

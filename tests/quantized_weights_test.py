@@ -5,28 +5,25 @@ a plain one whose weights are rounded like that, in every mode.
 """
 
 import dataclasses
-import functools
 import re
 
 import decoding_cases
 import jax
-import jax.numpy as jnp
 import ml_dtypes
-import model_cases
 import numpy as np
 import pytest
 from decoding_cases import assert_same, requests_of
 from engine_cases import make_sizes
 from flags_test import given
+from models_test import chain
 
 import swiftspec_jax as ss
 from experiments.flags import shared_flags
 from kernels_pallas.quantized_matmul import tiles
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
-from swiftspec_jax.cache import dense
 from swiftspec_jax.distillation import student
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import quantization, transposed
 from swiftspec_jax.serving.engine import PageEngine
 
@@ -74,7 +71,7 @@ def rounded(model, weight_dtype):
       pairs = [
         oracle(np.asarray(expert), weight_dtype, group_size) for expert in array
       ]
-      return jnp.stack(
+      return np.stack(
         [
           integers * np.repeat(scales, len(integers) // len(scales), axis=0)
           for integers, scales in pairs
@@ -83,18 +80,20 @@ def rounded(model, weight_dtype):
     if name not in inputs:
       return array
     num_in_axes, unit = inputs[name]
-    weight = np.asarray(array)
-    weight = weight.reshape(np.prod(weight.shape[:num_in_axes]), -1)
+    weight = array.reshape(np.prod(array.shape[:num_in_axes]), -1)
     group_size = config_lib.group_size(unit)
     integers, scales = oracle(weight, weight_dtype, group_size)
     scales = np.repeat(scales, len(weight) // len(scales), axis=0)
-    return jnp.asarray(integers * scales, array.dtype).reshape(array.shape)
+    return (integers * scales).reshape(array.shape)
 
-  layers = [
+  arrays = jax.device_get(jax.jit(transposed.undone)(model.params))
+  arrays['layers'] = [
     {name: round_weight(name, array) for name, array in layer.items()}
-    for layer in transposed.undone(model.params)['layers']
+    for layer in arrays['layers']
   ]
-  return dataclasses.replace(model, params={**model.params, 'layers': layers})
+  specs = params_lib.param_specs(config)
+  params = params_lib.place_params(arrays, specs, model.dtype, model.mesh)
+  return dataclasses.replace(model, params=params)
 
 
 def model_of(weight_dtype, config=CONFIG, devices=None):
@@ -114,7 +113,7 @@ def test_group_sizes():
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_integers_and_scales(weight_dtype):
   plain, model = model_of(None), model_of(weight_dtype)
-  weight = np.array(transposed.undone(plain.params)['layers'][1]['down'])
+  weight = np.array(plain.params['layers'][1]['down'].to_array())
   matrix = model.params['layers'][1]['down']
   integers, scales = oracle(weight, weight_dtype, 64)
   assert matrix.values.dtype == quantization.VALUE_DTYPES[weight_dtype]
@@ -130,13 +129,6 @@ def test_integers_and_scales(weight_dtype):
   )
 
 
-@functools.partial(jax.jit, static_argnames='config')
-def logits_of(params, token_ids, cache, *, config):
-  starts = jnp.zeros(1, jnp.int32)
-  hidden, _ = decoder.forward(params, config, token_ids, cache, starts=starts)
-  return decoder.unembed(params, config, hidden)
-
-
 @pytest.mark.parametrize('family', testing.TINY_FAMILIES)
 def test_logits_of_every_family(tmp_path, family):
   weight_dtype = 'int8' if family == 'gpt_oss' else 'int4'
@@ -144,15 +136,7 @@ def test_logits_of_every_family(tmp_path, family):
   plain = rounded(ss.load(tmp_path), weight_dtype)
   model = ss.load(tmp_path, weight_dtype=weight_dtype)
   assert model.name == f'{tmp_path} ({weight_dtype})'
-  logits = []
-  for each in (plain, model):
-    cache = dense.KVCacheConfig.of_model(each.config, 1, 64, jnp.float32)
-    token_ids = model_cases.token_ids()[None]
-    logits.append(
-      logits_of(
-        each.params, token_ids, cache.init(each.mesh), config=each.config
-      )
-    )
+  logits = [chain(each, 8) for each in (plain, model)]
   # One of the weights may lie right between two integers of int8.
   is_int8 = weight_dtype == 'int8'
   np.testing.assert_allclose(*logits, atol=1e-2 if is_int8 else 1e-4)

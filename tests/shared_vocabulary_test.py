@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import CHAINS, RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes
 from feature_draft_test import read
 from tree_cases import DEVICES, TREE, requests_of
 
@@ -116,7 +116,7 @@ def test_engines_write_what_plain_decoding_writes(load):
   engine = PageEngine(
     target,
     draft,
-    sizes=make_sizes(drafts={**CHAINS, 'rows': (4,)}),
+    sizes=make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)}),
     policy=RandomLengths(0),
   )
   handles = [engine.submit(request) for request in MIXED]
