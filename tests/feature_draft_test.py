@@ -66,22 +66,26 @@ def plain():
 
 
 @pytest.mark.parametrize(
-  ('mode', 'run_ahead', 'changes'),
+  ('mode', 'run_ahead', 'batch_size', 'changes'),
   [
-    ('serial', 1, {}),
-    ('async', 2, {}),
-    ('serial', 0, {'num_nodes': 1, 'prompt_lookup': True}),
-    ('async', 1, LOOKUP | {'num_cache_rows': 4}),
+    ('serial', 1, 3, {}),
+    ('async', 2, 3, {}),
+    ('serial', 0, 3, {'num_nodes': 1, 'prompt_lookup': True}),
+    ('async', 1, 3, LOOKUP | {'num_cache_rows': 4}),
+    pytest.param('serial', 1, 1, {}, marks=pytest.mark.ci),
+    pytest.param('async', 1, 1, LOOKUP, marks=pytest.mark.ci),
   ],
 )
-def test_output_is_that_of_plain_decoding(plain, mode, run_ahead, changes):
+def test_output_is_that_of_plain_decoding(
+  plain, mode, run_ahead, batch_size, changes
+):
   """Greedy and sampled; rows of different lengths come and go."""
   target, draft = fed_pair(*DEVICES[mode])
   tree_decoder = ss.Decoder(
     target,
     draft,
     tree=dataclasses.replace(TREE, **changes),
-    batch_size=3,
+    batch_size=batch_size,
     run_ahead=run_ahead,
   )
   results = run(tree_decoder, MIXED)
