@@ -5,7 +5,6 @@ They are in the environment, so that programs that tests start have them too.
 
 import gc
 import os
-import pathlib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Tiny models take far longer to compile than to run.
@@ -58,8 +57,6 @@ if jax.__version_info__ < (0, 11):
     )
   )
 
-_MAPS = pathlib.Path('/proc/self/maps')  # of Linux
-_MANY_MAPS = 30_000
 # A process takes whole files; with these first none is left alone at the end.
 LONGEST = (
   'first_hour_test',
@@ -103,13 +100,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope='module', autouse=True)
 def forget_programs():
-  """Drops compiled programs before a process has 65,530 memory maps, the most.
-
-  Until then files share them.
-  """
+  """Drops compiled programs: a process may have 65,530 memory maps only."""
   yield
-  if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MANY_MAPS:
-    jax.clear_caches()
+  jax.clear_caches()
 
 
 @pytest.fixture(scope='module')
