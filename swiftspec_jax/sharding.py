@@ -142,7 +142,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
   """
   sharding = replicated(mesh)
   if jax.process_count() == 1:
-    return _put_missing(tree, sharding)
+    return jax.device_put(tree, sharding)
 
   def copy(x):
     if not (isinstance(x, jax.Array) and x.committed):
@@ -152,23 +152,6 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return _send(x, mesh)
 
   return jax.tree.map(copy, tree)
-
-
-def _put_missing(tree: Any, sharding: NamedSharding) -> Any:
-  """Does what `jax.device_put` does, which is slow for what is there."""
-
-  def is_missing(x):
-    is_there = isinstance(x, jax.Array) and x.committed
-    return not is_there or x.sharding != sharding
-
-  leaves, structure = jax.tree.flatten(tree)
-  missing = [i for i, x in enumerate(leaves) if is_missing(x)]
-  if not missing:
-    return tree
-  put = jax.device_put([leaves[i] for i in missing], sharding)
-  for i, x in zip(missing, put, strict=True):
-    leaves[i] = x
-  return jax.tree.unflatten(structure, leaves)
 
 
 def argument(tree: Any, mesh: Mesh) -> Any:

@@ -18,7 +18,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.kv_commit import pallas_gpu as dense_kernel
 
-_CONFIG = dense_kernel.Config()
+Config = dense_kernel.Config
+_DEFAULT = Config()
 
 _MAX_NUMBERS = 2**31  # of the pages: offsets have 32 bits
 
@@ -41,16 +42,16 @@ def paged_commit(
   sources: jax.Array,
   targets: jax.Array,
   *,
+  config: Config = _DEFAULT,
   interpret: bool = False,
 ) -> list[jax.Array]:
   """See `api.paged_commit`; raises NotImplementedError as `check`."""
   shape = caches[0].shape
   check(shape, sources.shape[1])
   moved = []
-  num_caches = _CONFIG.num_caches
-  for i in range(0, len(caches), num_caches):
-    group = [x.reshape(-1, shape[2]) for x in caches[i : i + num_caches]]
-    moved += _launch(group, sources, targets, _CONFIG.num_columns, interpret)
+  for i in range(0, len(caches), config.num_caches):
+    group = [x.reshape(-1, shape[2]) for x in caches[i : i + config.num_caches]]
+    moved += _launch(group, sources, targets, config.num_columns, interpret)
   return [x.reshape(shape) for x in moved]
 
 
