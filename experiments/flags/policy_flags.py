@@ -28,9 +28,9 @@ def check(names: Sequence[str]) -> None:
   """Raises UserError for a policy that these modes cannot have."""
   if _POLICY.value is None:
     return
-  is_short = _POLICY.value.rpartition('_')[2].isdecimal()
+  has_length = _POLICY.value.rpartition('_')[2].isdecimal()
   is_fixed = load_report.is_fixed(_POLICY.value)
-  if policy_names.needs_costs(_POLICY.value) or (is_fixed and not is_short):
+  if policy_names.needs_costs(_POLICY.value) or (is_fixed and not has_length):
     raise errors.UserError(
       f'--policy={_POLICY.value} is none of none, fixed_K, always_K and '
       'goodput; others need costs: experiments.serve with --costs'
