@@ -119,8 +119,13 @@ def check_own_flags(names: Sequence[str]) -> None:
   """Raises UserError for a flag that has no effect in these modes."""
   for name, mode in MODES.items():
     for holder in mode.own_flags:
-      if name not in names and flags.FLAGS[holder.name].present:
-        raise errors.UserError(
-          f'--{holder.name} has no effect in mode {", ".join(names)}; give '
-          f'--mode={name}'
-        )
+      check_flag(holder.name, (name,), names)
+
+
+def check_flag(flag: str, users: Sequence[str], names: Sequence[str]) -> None:
+  """Raises UserError if a flag is given, and no mode of `names` uses it."""
+  if flags.FLAGS[flag].present and not {*users} & {*names}:
+    raise errors.UserError(
+      f'--{flag} has no effect in mode {", ".join(names)}; give '
+      f'--mode={"|".join(users)}'
+    )

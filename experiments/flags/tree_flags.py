@@ -7,7 +7,6 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import modes
-from swiftspec_jax import errors
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
@@ -117,11 +116,7 @@ _USERS = {
 def check(names: Sequence[str]) -> None:
   """Raises UserError for a flag that has no effect in these modes."""
   for flag, users in _USERS.items():
-    if flags.FLAGS[flag].present and not {*users} & {*names}:
-      raise errors.UserError(
-        f'--{flag} has no effect in mode {", ".join(names)}; it is for '
-        f'{", ".join(users)}'
-      )
+    modes.check_flag(flag, users, names)
 
 
 def config() -> ss.TreeConfig:
