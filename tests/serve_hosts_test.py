@@ -22,7 +22,7 @@ from swiftspec_jax import hosts, policies, testing
 from swiftspec_jax.engine import news
 from swiftspec_jax.policies import of_first
 
-TREE = ('--num_nodes=4', '--width=2', '--num_draft_steps=2', '--branching=2')
+TREE = ('--width=2', '--num_draft_steps=2', '--branching=2')
 PROMPT = 'hello hello hello'
 
 
@@ -231,7 +231,7 @@ def test_two_hosts_share_the_target(model, tmp_path):
   [
     (2, ('--mode=tree', *TREE)),
     (2, ('--mode=chain', '--max_length=2', '--policy=fixed_2')),
-    (3, ('--mode=async', *TREE, '--policy=fixed_3')),
+    (3, ('--mode=async', '--num_nodes=4', *TREE, '--policy=fixed_3')),
   ],
 )
 def test_drafts_of_a_model(model, tmp_path, count, flags):
