@@ -377,12 +377,57 @@ def test_prompts_are_not_the_fault_of_drafts():
 
 def test_the_token_budget_limits_drafts():
   """Item 33."""
-  view = cases.make_view(
-    4, cases.unpadded(4), num_prefill_tokens=20, max_draft_tokens=6
-  )
+  buckets = cases.unpadded(4, max_query_tokens=10)
+  view = cases.make_view(4, buckets, num_prefill_tokens=6)
   assert plan(cases.linear_costs(), 0.9, view).lengths.sum() <= 6
   view = cases.make_view(4, cases.unpadded(4), max_draft_tokens=6)
   assert plan(cases.linear_costs(), 0.9, view).lengths.sum() == 6
+
+
+def _full_step_goodput(acceptance, num_present):
+  """Goodput of 4 rows with 0, 1, 2 and 3 tokens each, in plain Python.
+
+  A step takes 10 ms, and 1 ms for each of at most 24 tokens, all of them used.
+  """
+  share = (0.01 + 0.001 * 24) / 24
+  expected = [4 * sum(acceptance**i for i in range(k + 1)) for k in range(4)]
+  seconds = [0.01 + 0.004 + 4 * k * share * num_present / 4 for k in range(4)]
+  return np.divide(expected, seconds)
+
+
+@pytest.mark.parametrize(
+  ('acceptance', 'num_filling', 'num_waiting', 'best'),
+  [
+    (0.9, 1, 0, 3),
+    (0.9, 2, 1, 2),
+    (0.9, 2, 2, 1),
+    (0.6, 1, 0, 1),
+    (0.6, 2, 1, 0),
+  ],
+)
+def test_drafts_take_room_from_prompts_where_goodput_says_so(
+  acceptance, num_filling, num_waiting, best
+):
+  """All that are present wait for the prompts that drafts displace."""
+  view = dataclasses.replace(
+    cases.make_view(
+      4,
+      cases.unpadded(4, 3, max_query_tokens=24),
+      num_prefill_tokens=20,
+      max_draft_tokens=1,
+    ),
+    num_filling=num_filling,
+    num_waiting=num_waiting,
+  )
+  costs = cases.linear_costs(query_tokens=0.001)
+  goodput = _full_step_goodput(acceptance, 4 + num_filling + num_waiting)
+  assert goodput.argmax() == best
+  found = plan(costs, acceptance, view)
+  assert found.lengths.tolist() == [best] * 4
+  fitted = policies.fit(view, found)[1]
+  assert fitted.lengths.tolist() == [best] * 4
+  # The step is full, whatever is in it.
+  assert found.expected_seconds == pytest.approx(0.01 + 0.001 * 24)
 
 
 def test_rows_are_treated_by_their_acceptance():

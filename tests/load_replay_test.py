@@ -182,7 +182,10 @@ def test_the_simulator_ranks_policies_as_the_engine_does():
   }
   _, requests = draw(1.0, longest_prompt=12)
   for request in requests:
-    engine.submit(request)  # for the drafter to know what they write
+    # For the drafter to know all that they write, and what comes behind.
+    longer = request.sampling.max_new_tokens + config.buckets.max_length + 1
+    sampling = dataclasses.replace(request.sampling, max_new_tokens=longer)
+    engine.submit(dataclasses.replace(request, sampling=sampling))
   while engine.num_requests:
     engine.step()
   runs = list(itertools.product((1.0, 100.0), policies))

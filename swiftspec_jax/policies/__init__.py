@@ -49,6 +49,7 @@ class StepView:
     num_late_tokens: tokens, such as those of prompts, that a draft model has to
       read before it can draft for all rows.
     buckets: the sizes that are compiled.
+    num_filling: rows whose prompts are to be fed, in this step or later.
     feeds_missing: whether draft tokens that are not found take the place of
       others in the step, as the host learns of it too late.
   """
@@ -73,6 +74,7 @@ class StepView:
   buckets: StepBuckets
   num_ahead: np.ndarray | int = 0
   num_late_tokens: int = 0
+  num_filling: int = 0
   feeds_missing: bool = False
 
   @property

@@ -5,6 +5,8 @@ SmartSpec (arXiv 2406.14066), for chains and trees, with a choice for every row.
 Legend: B rows, K longest draft.
 """
 
+import dataclasses
+
 import numpy as np
 
 from swiftspec_jax import cost_model, policies
@@ -26,7 +28,9 @@ class Goodput(policies.Policy):
   From time to time rows of which nothing was verified get a short draft that
   is, whether or not others are drafted for: so it notices when their drafts
   become good. Where drafts cost nothing, but may not be found, all rows are
-  drafted for: what to verify is chosen when it is known who has one.
+  drafted for: what to verify is chosen when it is known who has one. Where the
+  step has no room for all, the goodput says whether drafts or prompts get it
+  (`search`).
   """
 
   def __init__(
@@ -55,11 +59,44 @@ class Goodput(policies.Policy):
     self._hysteresis = hysteresis
     self._probe_every = probe_every
     self._last = (0, -1)  # declared rows, and index of the length
-    self._last_probe = 0  # step
+    self._last_probe: int | None = None  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    if not view.num_prefill_tokens:
+      return self._plan(view)
+    # The score has the price of what drafts take from prompts.
+    plan = self._plan(view.with_drafts_first())
+    return dataclasses.replace(plan, is_first=True)
+
+  def plan_verify(
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    drafts: policies.Drafts,
+  ) -> np.ndarray:
+    chosen = self._chosen(view, plan, drafts)
+    if plan.is_probe is not None:
+      probes = np.minimum(drafts.lengths, _probe_length(view)) * plan.is_probe
+      chosen = np.maximum(chosen, probes)
+    return chosen
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    self._estimator.observe(outcome)
+    if self._live is not None:
+      self._live.observe(outcome)
+    view = outcome.view
+    self._make_room(view)
+    self._last_verified[view.slots[outcome.lengths > 0]] = view.step
+    if outcome.plan.is_probe is not None:
+      # Rows that could not be drafted for yet are due in the next step.
+      is_late = outcome.plan.is_probe & (outcome.plan.lengths == 0)
+      if is_late.any():
+        self._last_probe = view.step - self._probe_every
+        self._last_verified[view.slots[is_late]] = self._last_probe
+
+  def _plan(self, view: policies.StepView) -> policies.DraftPlan:
     limits = view.fitting(view.limits)
     gains = self._gains(view, limits)
     coverage = self._estimator.coverage
@@ -93,32 +130,6 @@ class Goodput(policies.Policy):
       expected_tokens=float(scores.expected_tokens[choice]),
       expected_seconds=float(scores.expected_seconds[choice]),
     )
-
-  def plan_verify(
-    self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
-    drafts: policies.Drafts,
-  ) -> np.ndarray:
-    chosen = self._chosen(view, plan, drafts)
-    if plan.is_probe is not None:
-      probes = np.minimum(drafts.lengths, _probe_length(view)) * plan.is_probe
-      chosen = np.maximum(chosen, probes)
-    return chosen
-
-  def observe(self, outcome: policies.Outcome) -> None:
-    self._estimator.observe(outcome)
-    if self._live is not None:
-      self._live.observe(outcome)
-    view = outcome.view
-    self._make_room(view)
-    self._last_verified[view.slots[outcome.lengths > 0]] = view.step
-    if outcome.plan.is_probe is not None:
-      # Rows that could not be drafted for yet are due in the next step.
-      is_late = outcome.plan.is_probe & (outcome.plan.lengths == 0)
-      if is_late.any():
-        self._last_probe = view.step - self._probe_every
-        self._last_verified[view.slots[is_late]] = self._last_probe
 
   def _chosen(
     self,
@@ -184,6 +195,8 @@ class Goodput(policies.Policy):
     self, view: policies.StepView, limits: np.ndarray
   ) -> np.ndarray | None:
     """Returns the least lengths i64[B] of a step that probes."""
+    if self._last_probe is None:
+      self._last_probe = view.step
     elapsed = view.step - self._last_probe
     if elapsed < self._probe_every or not limits.any():
       return None

@@ -54,8 +54,9 @@ def score(
 ) -> Scores:
   """Scores longest drafts, each with the best number of tokens.
 
-  Where prompts share the step, goodput does not count their time. It counts a
-  small share of the time in which a draft model reads late tokens.
+  Where prompts share the step, goodput does not count their time, but what it
+  costs to feed them later (`_beside_prompts`). It counts a small share of the
+  time in which a draft model reads late tokens.
 
   Args:
     view: the batch.
@@ -78,11 +79,11 @@ def score(
   measure = _beside_prompts if view.num_prefill_tokens else _alone
   # Rows that must not be drafted for are not asked.
   num_asked = max(np.count_nonzero(gains[:1]), 1)
-  num_tokens, gained, seconds, prompt_seconds = measure(
+  num_tokens, gained, seconds, not_counted = measure(
     view, counts, sums, predict, coverage, num_asked
   )
   expected = view.num_rows + coverage * gained
-  goodput = expected / (seconds - prompt_seconds - _spread(view, predict))
+  goodput = expected / (seconds - not_counted - _spread(view, predict))
   best = goodput.argmax(axis=1)
   chosen = np.arange(len(lengths)), best
   return Scores(
@@ -135,9 +136,21 @@ def _beside_prompts(view, counts, sums, predict, coverage, num_asked):
   """Returns tokens, gain and seconds of a step that prompts share.
 
   Chunks of prompts take what room there is, so which declared size a few draft
-  tokens bring about is chance: times between the sizes are interpolated. What
-  drafts take from full steps, other steps have to feed. The time of the prompts
-  themselves is no draft's doing; it is returned, too.
+  tokens bring about is chance: times between the sizes are interpolated. The
+  time of the prompts themselves is no draft's doing.
+
+  d draft tokens that a full step has no room for take the place of as many
+  tokens of prompts, which a later full step feeds: at s seconds each, its share
+  of that step. All N requests that are present wait for it, B rows that decode
+  and those whose prompts are not fed yet. Each could emit g / B tokens a second
+  meanwhile, if g is the goodput. So a step of t seconds that is expected to
+  emit e tokens really adds e - N d s g / B of them. That is g t if
+
+    g = e / (t + d s N / B).
+
+  Returns:
+    Tokens, gain and seconds; and the part of the seconds that goodput does not
+    count, less what it counts of later steps.
   """
   del num_asked
   sizes = view.buckets.query_token_array
@@ -145,12 +158,13 @@ def _beside_prompts(view, counts, sums, predict, coverage, num_asked):
   fed = view.num_rows + view.num_prefill_tokens + coverage * counts
   points = np.broadcast_to(sizes, at_sizes.shape)
   seconds = _interpolate(np.minimum(fed, sizes[-1]), points, at_sizes)
-  # What does not fit takes its share of a full step.
-  share = at_sizes[:, -1:] / sizes[-1]
-  seconds += share * np.maximum(fed - sizes[-1], 0)
   seconds[counts > view.max_draft_tokens] = np.inf
+  num_present = view.num_rows + view.num_filling + view.num_waiting
+  share = at_sizes[:, -1:] / sizes[-1]
+  displaced = np.maximum(fed - sizes[-1], 0)
+  later = displaced * share * num_present / max(view.num_rows, 1)
   prompt_seconds = seconds[0, 0] - np.interp(view.num_rows, sizes, at_sizes[0])
-  return counts, sums, seconds, prompt_seconds
+  return counts, sums, seconds, prompt_seconds - later
 
 
 def _interpolate(

@@ -206,6 +206,7 @@ class Scheduler:
       num_verified=self._num_verified[slots],
       num_accepted=self._num_accepted[slots],
       num_prefill_tokens=num_prefill_tokens,
+      num_filling=np.count_nonzero(is_filling),
       prefill_kv_tokens=prefill_kv_tokens,
       max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
       page_size=self._config.page_size,
