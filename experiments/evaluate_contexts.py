@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments import program
 from experiments.flags import shared_flags
-from experiments.load import long_texts
 from experiments.output import benchmark_output, provenance
+from experiments.studies import long_texts
 from swiftspec_jax import scoring
 
 _TEXTS = flags.DEFINE_multi_string(

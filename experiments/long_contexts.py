@@ -36,8 +36,8 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments import program
 from experiments.flags import draft_flags, shared_flags, size_flags
-from experiments.load import long_texts
 from experiments.output import benchmark_output, provenance
+from experiments.studies import long_texts
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
