@@ -56,6 +56,29 @@ class Drafting:
       self.lookup.reset()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ReadStep:
+  """A step that was read, and what came of it.
+
+  Attributes:
+    unread: the step.
+    view: view of where its rows were.
+    rows: bool[B] rows whose requests have not ended before.
+    lengths: i64[B] draft tokens that were verified.
+    verdicts: verdicts on them.
+    report: report of the drafts, by slot, if they have one.
+    seconds: duration of the step.
+  """
+
+  unread: Unread
+  view: policies.StepView
+  rows: np.ndarray
+  lengths: np.ndarray
+  verdicts: Verdicts
+  report: np.ndarray | None
+  seconds: float
+
+
 class StepReader:
   """Waits for steps, and hands out what came of them.
 
@@ -125,12 +148,17 @@ class StepReader:
     end = time.perf_counter()
     seconds = end - max(unread.start, self._last_read)
     self._last_read = end
-    self._tell_drafter(
-      unread, view, rows, verdicts.num_accepted, report, seconds, drafting
+    read = _ReadStep(
+      unread=unread,
+      view=view,
+      rows=rows,
+      lengths=lengths,
+      verdicts=verdicts,
+      report=report,
+      seconds=seconds,
     )
-    self._tell_policy(
-      unread, view, rows, lengths, verdicts, judged, seconds, drafting
-    )
+    _tell_drafter(read, drafting.drafter)
+    self._tell_policy(read, judged, drafting)
     return PagedStepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
@@ -159,78 +187,26 @@ class StepReader:
       return None
     return drafting.lookup.draft(view, view.limits * rows, self._texts)
 
-  def _tell_drafter(
-    self,
-    unread: Unread,
-    view: policies.StepView,
-    rows: np.ndarray,
-    accepted: np.ndarray,
-    report: np.ndarray | None,
-    seconds: float,
-    drafting: Drafting,
-  ) -> None:
-    """Tells the drafter what was accepted, and how long the step took.
-
-    Args:
-      unread: step that was read.
-      view: view of where its rows were.
-      rows: bool[B] rows whose requests have not ended before.
-      accepted: i64[B] draft tokens.
-      report: report of the drafts, by slot, if they have one.
-      seconds: duration of the step.
-      drafting: who is told.
-    """
-    drafted, verified = unread.drafted, unread.verified
-    drafting.drafter.commit(view, drafted, verified, accepted, rows)
-    if report is None:
-      return
-    does_more = view.num_prefill_tokens or unread.drafts.takes_in
-    drafting.drafter.observe(
-      drafted[rows],
-      verified[rows],
-      accepted[rows],
-      report[view.slots][rows],
-      None if does_more or hosts.is_together() else seconds,
-    )
-
   def _tell_policy(
-    self,
-    unread: Unread,
-    view: policies.StepView,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    verdicts: Verdicts,
-    judged: SlotDrafts | None,
-    seconds: float,
-    drafting: Drafting,
+    self, step: _ReadStep, judged: SlotDrafts | None, drafting: Drafting
   ) -> None:
-    """Tells the policy of the step, and of what a lookup would have drafted.
-
-    Args:
-      unread: step that was read.
-      view: view of where its rows were.
-      rows: bool[B] rows whose requests have not ended before.
-      lengths: i64[B] draft tokens that were verified.
-      verdicts: verdicts on them.
-      judged: drafts of the lookup, if the policy learns of them.
-      seconds: duration of the step.
-      drafting: who is told.
-    """
+    """Tells the policy of a step, and of what a lookup would have drafted."""
+    unread, view, verdicts = step.unread, step.view, step.verdicts
     for_model = drafting.is_by_model and not unread.plan.looks_up
     sampling = self._target.sampling
     drafting.policy.observe(
       steps.outcome(
         unread,
         view,
-        lengths,
+        step.lengths,
         verdicts,
-        seconds,
-        sampling.is_usable(view.slots, for_model=for_model) & rows,
+        step.seconds,
+        sampling.is_usable(view.slots, for_model=for_model) & step.rows,
         takes_trees=self._takes_trees,
       )
     )
     if judged is not None:
-      is_usable = sampling.is_usable(view.slots, for_model=False) & rows
+      is_usable = sampling.is_usable(view.slots, for_model=False) & step.rows
       drafting.policy.judge(
         steps.outcome_of_lookup(view, judged, verdicts, is_usable)
       )
@@ -287,6 +263,24 @@ class StepReader:
 
   def _verdicts(self, packed: np.ndarray) -> Verdicts:
     return Verdicts.unpack(packed, self._max_nodes)
+
+
+def _tell_drafter(step: _ReadStep, drafter: EngineDrafter) -> None:
+  """Tells the drafter what was accepted, and how long the step took."""
+  unread, view, rows = step.unread, step.view, step.rows
+  drafted, verified = unread.drafted, unread.verified
+  accepted = step.verdicts.num_accepted
+  drafter.commit(view, drafted, verified, accepted, rows)
+  if step.report is None:
+    return
+  does_more = view.num_prefill_tokens or unread.drafts.takes_in
+  drafter.observe(
+    drafted[rows],
+    verified[rows],
+    accepted[rows],
+    step.report[view.slots][rows],
+    None if does_more or hosts.is_together() else step.seconds,
+  )
 
 
 def _on_host(unread: Unread) -> tuple:
