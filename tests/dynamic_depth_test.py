@@ -122,7 +122,6 @@ def test_leaves_below_leaves_do_not_count():
 def test_outputs_stay_and_forwards_go(mode):
   target, draft = pair(*DEVICES[mode])
   requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
-
   tree = dataclasses.replace(TREE, min_leaf_mass=0.9)
   results = run(ss.Decoder(target, draft, tree=tree, batch_size=3), requests)
   assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
