@@ -44,8 +44,8 @@ def test_output_is_that_of_plain_decoding(mode, changes):
 
 
 def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
-  """The vocabulary is padded for both meshes, and no state is on both."""
-  target, draft = pair((0, 2), (2, 4), vocab_size=263)
+  """The target's vocabulary is padded, and no state is on both meshes."""
+  target, draft = pair((0, 2), (2, 3), vocab_size=263)
   alone, _ = pair((0, 1), (0, 1), vocab_size=263)
   requests = requests_of(3, max_new_tokens=20)
   tree = dataclasses.replace(HYBRID, is_adaptive=True, num_nodes=4)

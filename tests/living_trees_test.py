@@ -91,7 +91,7 @@ def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
   engine = make_engine(
     target, draft, RandomLengths(0), run_ahead=run_ahead, **tree
   )
-  requests = random_requests(16, seed=1)
+  requests = random_requests(10, seed=1)
   results = serve(engine, requests, seed=2)
   check(requests, results)
   assert engine.scheduler.num_preemptions > 0
@@ -112,7 +112,7 @@ def test_drafts_are_looked_up_while_the_model_rests(
     push(handle, update)
 
   monkeypatch.setattr(engine_handles.Handle, 'push', note)
-  requests = random_requests(16, seed=5)
+  requests = random_requests(10, seed=5)
   check(requests, serve(engine, requests, seed=5))
   sources = {piece.source for update in updates for piece in update.pieces}
   assert sources == {*Source}
