@@ -15,7 +15,7 @@ from distillation_cases import write_data
 from eagle3_test import project_features
 from engine_cases import RandomLengths, assert_empty, make_sizes
 from feature_draft_test import read
-from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
+from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -367,6 +367,13 @@ def good_pair(tmp_path_factory):
   return make
 
 
+MIXED = [
+  *requests_of(4),
+  *requests_of(2, temperature=1.0),
+  *requests_of(2, temperature=0.7, top_k=20, top_p=0.9),
+]
+
+
 @pytest.fixture(scope='module')
 def plain(good_pair):
   """What plain decoding makes of the mixed requests."""
@@ -426,7 +433,7 @@ def test_prompts_are_never_late(good_pair):
     return drafts
 
   engine.drafter.draft = draft
-  request = dataclasses.replace(MIXED[3], token_ids=tuple(range(100)))
+  request = dataclasses.replace(MIXED[4], token_ids=tuple(range(100)))
   engine.submit(request).result()
   assert late
   assert not any(late)
