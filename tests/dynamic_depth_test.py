@@ -122,17 +122,13 @@ def test_leaves_below_leaves_do_not_count():
 def test_outputs_stay_and_forwards_go(mode):
   target, draft = pair(*DEVICES[mode])
   requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
-
-  def decode(**changes):
-    tree = dataclasses.replace(TREE, **changes)
-    results = run(ss.Decoder(target, draft, tree=tree, batch_size=3), requests)
-    return results, sum(result.stats.num_draft_forwards for result in results)
-
-  results, num_forwards = decode(min_leaf_mass=0.9)
-  assert_same(results, run(ss.Decoder(target), requests))
+  tree = dataclasses.replace(TREE, min_leaf_mass=0.9)
+  results = run(ss.Decoder(target, draft, tree=tree, batch_size=3), requests)
+  assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
   if mode == 'serial':
-    _, num_without = decode()
-    assert num_forwards < num_without
+    for stats in (result.stats for result in results):
+      most = TREE.num_draft_steps * stats.num_rounds
+      assert stats.num_draft_forwards < 0.9 * most
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from decoding_cases import assert_same, run
 from engine_cases import RandomLengths, make_sizes
-from engine_feature_test import narrowest_tree, record_drafts
-from feature_draft_test import MIXED, read
-from living_trees_test import new_chains
+from engine_feature_test import record_drafts
+from feature_draft_test import read
 from safetensors import numpy as safetensors_numpy
-from tree_cases import CONFIG, DEVICES, TREE, requests_of
+from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -244,7 +243,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def plain():
-  return run(ss.Decoder(target_of(2)), MIXED)
+  return run(ss.Decoder(target_of(2), batch_size=3), MIXED)
 
 
 @pytest.mark.parametrize('mode', DEVICES)
@@ -257,20 +256,17 @@ def test_trees_write_what_plain_decoding_writes(directory, plain, mode):
   assert sum(result.stats.num_drafted for result in results) > 100
 
 
-@pytest.mark.parametrize('make_draft', [lambda m: m, narrowest_tree])
-def test_drafts_of_engines_are_those_of_the_oracle(directory, make_draft):
+def test_drafts_of_engines_are_those_of_the_oracle(directory):
   """Behind steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = PageEngine(
-    target, make_draft(draft), sizes=sizes, policy=RandomLengths(0)
-  )
+  engine = PageEngine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
-  assert_same(results, run(ss.Decoder(target), requests))
+  assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
   assert engine.scheduler.num_preemptions > 0
   for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
     text, tokens = found[i]
@@ -279,26 +275,15 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory, make_draft):
     assert tokens == expected
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-def test_living_trees_are_those_of_the_oracle(directory, mode):
-  """They read the features that the pages of the target keep."""
-  weights, target, draft = small_pair(directory, *DEVICES[mode])
-  table = np.asarray(target.params['embedding'])
-  chains = new_chains(target, draft)
-  for i in np.random.default_rng(0).choice(len(chains), 10, replace=False):
-    text, tokens = chains[i]
-    features = features_of(target, text[:-1], (0, 1))
-    features = features.astype(jnp.bfloat16).astype(np.float32)
-    expected, _ = cases.draft(weights, table, text, features, len(tokens))
-    assert tokens == expected
-
-
 def test_prompts_of_one_token(directory):
   """Of the first token alone no head knows anything."""
   _, target, draft = small_pair(directory)
-  requests = [ss.Request(token_ids=(i,)) for i in (5, 80)]
+  requests = [
+    dataclasses.replace(request, token_ids=(i,))
+    for i, request in zip((5, 80), MIXED[2::2], strict=True)
+  ]
   tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
-  expected = run(ss.Decoder(target), requests)
+  expected = run(ss.Decoder(target, batch_size=3), requests)
   assert_same(run(tree_decoder, requests), expected)
 
 
@@ -312,7 +297,7 @@ def test_heads_are_split_and_quantized(directory):
   requests = requests_of(2, max_new_tokens=20)
   targets = target_of(2, (3, 4))
   tree_decoder = ss.Decoder(targets, split, tree=TREE, batch_size=3)
-  expected = run(ss.Decoder(target), requests)
+  expected = run(ss.Decoder(target, batch_size=3), requests)
   assert_same(run(tree_decoder, requests), expected)
   _, rounded = chain_of(small, TEXT, features)
   assert 0 < np.abs(rounded[0] - logits[0]).max() < 0.2

@@ -11,29 +11,41 @@ import numpy as np
 import programs
 import pytest
 from decoding_cases import assert_same, run
-from tree_cases import CONFIG, DEVICES, TREE, pair, requests_of
+from tree_cases import CONFIG, DEVICES, MIXED, STEP_TIMES, TREE, pair
 
 import swiftspec_jax as ss
 from experiments.pictures import timeline_plot
-from swiftspec_jax import errors, testing, tree_step, types
+from swiftspec_jax import errors, profiling, testing, tree_step, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
 
-MIXED = [
-  *requests_of(4),
-  *requests_of(2, temperature=1.0),
-  *requests_of(2, temperature=0.7, top_k=20, top_p=0.9),
-]
 LOOKUPS = {'prompt_lookup': True, 'suffix_lookup': True, 'width': 2}
 
 
 @functools.cache
-def plain(num_layers):
+def plain():
   """What plain decoding makes of the mixed requests."""
-  return run(ss.Decoder(pair((0, 1), (0, 1), num_layers=num_layers)[0]), MIXED)
+  target, _ = pair((0, 1), (0, 1), num_layers=2)
+  return run(ss.Decoder(target, batch_size=3), MIXED)
+
+
+def test_warmup_compiles_both_programs_of_a_step():
+  """It is first, as the others find its programs."""
+  target, draft = pair(*DEVICES['async'], 1, num_layers=2)
+  tree = dataclasses.replace(TREE, is_adaptive=True, exit_layer=1)
+  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  jax.clear_caches()
+  tree_decoder.warmup(200, MIXED[-1].sampling)
+  with profiling.count_compilations() as compilations:
+    found = run(tree_decoder, MIXED)
+    tree_decoder.pipeline.assume(STEP_TIMES)
+    pausing = run(tree_decoder, MIXED)
+  assert compilations.count == 0
+  assert_same(found, plain())
+  assert_same(pausing, plain())
 
 
 @pytest.mark.parametrize(
@@ -41,8 +53,8 @@ def plain(num_layers):
   [
     (0, 0, {}),
     (1, 2, {}),
-    (0, 1, LOOKUPS | {'is_adaptive': True, 'num_nodes': 4, 'exit_layer': -1}),
-    (1, 1, {'num_nodes': 1, 'num_draft_steps': 1}),
+    (0, 1, LOOKUPS),
+    (1, 1, {'is_adaptive': True, 'num_nodes': 1, 'exit_layer': -1}),
   ],
 )
 def test_output_is_that_of_plain_decoding(draft_seed, run_ahead, changes):
@@ -55,7 +67,7 @@ def test_output_is_that_of_plain_decoding(draft_seed, run_ahead, changes):
     batch_size=3,
     run_ahead=run_ahead,
   )
-  assert_same(run(tree_decoder, MIXED), plain(2))
+  assert_same(run(tree_decoder, MIXED), plain())
 
 
 def test_layers_that_say_it_all():
@@ -67,17 +79,12 @@ def test_layers_that_say_it_all():
   silent_target = dataclasses.replace(
     target, params={**target.params, 'layers': layers}
   )
-  requests = [
-    request
-    for temperature in (0.0, 1.0)
-    for request in requests_of(3, temperature=temperature, max_new_tokens=40)
-  ]
   tree = dataclasses.replace(TREE, exit_layer=1)
   misses = [
     sum(
       result.stats.num_misses
       for result in run(
-        ss.Decoder(model, draft, tree=tree, batch_size=3), requests
+        ss.Decoder(model, draft, tree=tree, batch_size=3), MIXED[2:]
       )
     )
     for model in (target, silent_target)
@@ -197,7 +204,7 @@ def test_a_timeline_sees_both_programs_of_a_step():
   tree_decoder = ss.Decoder(
     target, draft, tree=tree, batch_size=3, timeline=timeline
   )
-  run(tree_decoder, MIXED)
+  run(tree_decoder, MIXED[3:])
   spans = timeline.finish()
   counts = collections.Counter(span.name for span in spans)
   assert counts['begin'] == counts['verify'] == counts['expect'] > 0

@@ -39,6 +39,7 @@ def load(tmp_path_factory):
       directory,
       'qwen3',
       vocab_size=num_rows,
+      num_hidden_layers=1,
       tie_word_embeddings=tie_word_embeddings,
     )
     testing.byte_tokenizer(num_tokens).save_pretrained(directory)
@@ -54,9 +55,14 @@ def load(tmp_path_factory):
   return load
 
 
+unembed, widen_logits = (
+  jax.jit(f, static_argnums=1) for f in (decoder.unembed, decoder.widen_logits)
+)
+
+
 def logits_of(model, token_ids):
   hidden, _, _ = read(model, token_ids)
-  return decoder.unembed(model.params, model.config, hidden)
+  return np.asarray(unembed(model.params, model.config, hidden))
 
 
 @pytest.mark.parametrize('name', DRAFTS)
@@ -69,7 +75,7 @@ def test_known_tokens_have_the_logits_of_the_draft_alone(load, name):
   logits = logits_of(draft, TEXT)
   expected = logits_of(alone, TEXT)[..., :num_shared]
   np.testing.assert_array_equal(logits, expected)
-  wide = decoder.widen_logits(draft.params, draft.config, logits)
+  wide = np.asarray(widen_logits(draft.params, draft.config, logits))
   assert wide.shape[2] == TARGET[0]
   np.testing.assert_array_equal(wide[..., :num_shared], logits)
   assert (wide[..., num_shared:] == -np.inf).all()
@@ -81,7 +87,7 @@ def test_known_tokens_have_the_logits_of_the_draft_alone(load, name):
 
 @functools.cache
 def plain_of(load):
-  return run(ss.Decoder(load(*TARGET)), MIXED)
+  return run(ss.Decoder(load(*TARGET), batch_size=3), MIXED)
 
 
 @pytest.mark.parametrize('name', ['a prefix', 'more tokens'])

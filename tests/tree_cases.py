@@ -71,3 +71,11 @@ def requests_of(num_requests, **sampling):
     )
     for i, request in enumerate(requests)
   ]
+
+
+# Five for the three rows of a decoder: rows come and go.
+MIXED = [
+  *requests_of(3),
+  *requests_of(1, temperature=1.0),
+  *requests_of(1, temperature=0.7, top_k=20, top_p=0.9),
+]

@@ -24,7 +24,7 @@ CHAIN = st.lists(
 ROWS = st.lists(st.lists(CHAIN, min_size=3, max_size=3), min_size=2, max_size=2)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
   st.sampled_from(SIZES),
   st.lists(
@@ -64,7 +64,7 @@ def test_any_game_equals_heap(sizes, log_probs, rounds):
     selections, _ = game.play(verdicts, chains)
 
 
-def test_thousand_verdicts():
+def test_hundreds_of_verdicts():
   """A good draft and a text that is often right; games are long."""
   rng = np.random.default_rng(0)
   logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
@@ -74,7 +74,7 @@ def test_thousand_verdicts():
     token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
   )
   sizes, num_verdicts, longest = SIZES[0], 0, 0
-  while num_verdicts < 1000:
+  while num_verdicts < 500:
     game = Game(sizes, table, rng.integers(0, 8, 2).tolist(), LENGTH + 1)
     selections = [[], []]
     for _ in range(60):

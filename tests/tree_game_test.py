@@ -21,7 +21,7 @@ SIZES = [
 LOG_PROBS = [0.0, -0.25, -0.5, -0.5, -1.0, -2.0, -np.inf]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
   st.sampled_from(SIZES),
   st.lists(
@@ -56,7 +56,7 @@ def test_any_game_equals_heap(sizes, log_probs, rounds):
 
 
 @pytest.mark.parametrize('sizes', SIZES[:3])
-def test_thousand_verdicts(sizes):
+def test_hundreds_of_verdicts(sizes):
   """Weights are equal by rounding only; games are long."""
   rng = np.random.default_rng(0)
   logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
@@ -66,7 +66,7 @@ def test_thousand_verdicts(sizes):
     token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
   )
   seen, num_verdicts = set(), 0
-  while num_verdicts < 1000:
+  while num_verdicts < 500:
     game = Game(sizes, table, rng.integers(0, 8, 2).tolist())
     selections, _ = game.play([[], []])
     for _ in range(60):
