@@ -254,7 +254,7 @@ def test_chain_is_the_lower_triangle():
   np.testing.assert_array_equal(with_mask, without)
 
 
-@pytest.mark.parametrize('case', ['edges', 'window', 'bfloat16'])
+@pytest.mark.parametrize('case', ['edges', 'bfloat16'])
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name, case):
   """Heads whose sink is far below, beside and far above the scores.
@@ -262,6 +262,8 @@ def test_sinks_take_a_share(name, case):
   Tokens that see nothing are zeros still.
   """
   case = CASES[case]
+  if case.dtype == 'float32':
+    case = dataclasses.replace(case, window=40, soft_cap=5.0)
   arrays = arguments(case)
   arrays[4][0] = False
   sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
