@@ -125,32 +125,29 @@ def test_saving_needs_a_new_directory_and_one_device(tmp_path):
 HUB = """
 import sys
 import swiftspec_jax as ss
-try:
-  print(ss.load(sys.argv[1]).config.embed_dim)
-except ss.UserError as error:
-  print('UserError:', error)
+for repo_id in sys.argv[1:]:
+  try:
+    print(ss.load(repo_id).config.embed_dim)
+  except ss.UserError as error:
+    print('UserError:', error)
 """
 
 
-@pytest.mark.parametrize(
-  ('repo_id', 'output'),
-  [('someone/tiny', '32\n'), ('someone/other', "UserError: no model 'someone")],
-)
-def test_hub_ids_without_network(repo_id, output, tmp_path):
+def test_hub_ids_without_network(tmp_path):
   repo = tmp_path / 'hub' / 'models--someone--tiny'
   testing.write_tiny_checkpoint(repo / 'snapshots' / 'abc123')
   (repo / 'refs').mkdir()
   (repo / 'refs' / 'main').write_text('abc123')
 
   done = subprocess.run(
-    [sys.executable, '-c', HUB, repo_id],
+    [sys.executable, '-c', HUB, 'someone/tiny', 'someone/other'],
     env={**os.environ, 'HF_HOME': str(tmp_path), 'HF_HUB_OFFLINE': '1'},
     capture_output=True,
     text=True,
     check=True,
   )
 
-  assert done.stdout.startswith(output)
+  assert done.stdout.startswith("32\nUserError: no model 'someone")
 
 
 def test_a_draft_must_have_the_vocabulary_of_its_target(tmp_path):

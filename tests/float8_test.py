@@ -42,6 +42,7 @@ MATRICES = {
   'experts_up',
   'experts_down',
 }
+widened = jax.jit(reference.widened)
 # Name: the config, outputs and inputs of a block, suffix and dtype of scales.
 CASES = {
   'blocks': (FP8, (20, 12), '_scale_inv', ml_dtypes.bfloat16),
@@ -157,35 +158,37 @@ def test_weights_are_those_of_the_format(tmp_path, case):
   stored, plain = write(tmp_path, case, family)
   model, wide = ss.load(stored), ss.load(plain)
   assert model.config.weight_dtype == 'float8'
-  params = transposed.undone(wide.params)
+  params = transposed.undone(jax.device_get(wide.params))
   for layer, other in zip(
     model.params['layers'], params['layers'], strict=True
   ):
     for name in other.keys() & MATRICES:
-      matrix, expected = layer[name], np.asarray(other[name])
-      weights = reference.widened(matrix.values, matrix.scales)
+      matrix, expected = layer[name], other[name]
+      weights = np.asarray(widened(matrix.values, matrix.scales))
       if 'experts' not in name:
         weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
       np.testing.assert_array_equal(weights, expected)
-  widened = ss.load(stored, weight_dtype='wide')
-  assert widened.config == wide.config
-  jax.tree.map(np.testing.assert_array_equal, widened.params, wide.params)
+  again = ss.load(stored, weight_dtype='wide')
+  assert again.config == wide.config
+  jax.tree.map(np.testing.assert_array_equal, again.params, wide.params)
 
 
 def test_products_are_those_of_the_weights(tmp_path):
   """To the last bit in float32, and in bfloat16."""
   stored, plain = write(tmp_path, 'even_blocks', 'llama')
   model, wide = ss.load(stored), ss.load(plain)
+  params = transposed.undone(jax.device_get(wide.params))
+  generator = np.random.default_rng(0)
   for name, num_in_axes in (('qkv', 1), ('attention_out', 3), ('down', 1)):
-    weight = transposed.undone(wide.params)['layers'][1][name]
+    weight = params['layers'][1][name]
     shape = math.prod(weight.shape[:num_in_axes]), -1
-    for dtype in ('float32', 'bfloat16'):
-      rows = jax.random.normal(jax.random.key(0), (5, shape[0]), dtype)
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+      rows = generator.normal(size=(5, shape[0])).astype(dtype)
       product = jax.jit(type(model.params['layers'][1][name]).multiply)(
         model.params['layers'][1][name], rows
       )
       expected = jax.jit(jnp.dot)(rows, weight.reshape(shape).astype(dtype))
-      np.testing.assert_array_equal(product.reshape(5, -1), expected)
+      np.testing.assert_array_equal(np.reshape(product, (5, -1)), expected)
 
 
 @pytest.mark.parametrize('family', ['llama', 'qwen3_moe'])
@@ -241,7 +244,8 @@ def test_what_is_not_converted_stays_as_it_is(tmp_path):
   )
   model = ss.load(stored)
   np.testing.assert_array_equal(
-    transposed.undone(model.params)['layers'][0]['down'], weight.T
+    transposed.undone(jax.device_get(model.params))['layers'][0]['down'],
+    weight.T,
   )
   name = name.replace('down', 'up')
   stored, _ = write(

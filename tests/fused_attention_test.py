@@ -130,8 +130,7 @@ def test_equals_oracle(name, case):
   np.testing.assert_array_equal(values, want_cache[1])
 
 
-@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
-def test_a_chain_has_no_mask(implementation, monkeypatch):
+def test_a_chain_has_no_mask(monkeypatch):
   """On each of two devices, with heads and sinks of its own."""
   kernel = functools.partial(pallas_gpu.fused_attention, interpret=True)
   monkeypatch.setattr(pallas_gpu, 'fused_attention', kernel)
@@ -142,17 +141,18 @@ def test_a_chain_has_no_mask(implementation, monkeypatch):
   sinks = sinks.reshape(case.num_kv_heads, case.num_groups)
   mesh = sharding_lib.make_mesh(jax.devices()[:2])
   on_mesh = sharding_lib.sharding_of(mesh, ('batch', 'kv_heads', None, None))
-  call = functools.partial(
-    api.fused_attention,
-    scale=0.1,
-    implementation=implementation,
-    sharding=on_mesh,
-  )
-  got = jax.jit(call)(*arrays, None, positions, sinks)
   plain = functools.partial(reference.fused_attention, scale=0.1)
   want = jax.jit(plain)(*arrays, chain, positions, sinks)
-  for x, y in zip(got, want, strict=True):
-    np.testing.assert_allclose(x, y, atol=2e-6)
+  for implementation in ('auto', 'pallas_gpu'):
+    call = functools.partial(
+      api.fused_attention,
+      scale=0.1,
+      implementation=implementation,
+      sharding=on_mesh,
+    )
+    got = jax.jit(call)(*arrays, None, positions, sinks)
+    for x, y in zip(got, want, strict=True):
+      np.testing.assert_allclose(x, y, atol=2e-6)
 
 
 PAGED = {
@@ -301,25 +301,25 @@ def test_a_comparison_agrees_in_the_interpreter(monkeypatch):
   assert found.is_same
 
 
-@pytest.mark.parametrize('implementation', ['auto', 'pallas_gpu'])
-def test_each_device_takes_its_heads_of_pages(implementation, monkeypatch):
+def test_each_device_takes_its_heads_of_pages(monkeypatch):
   """Of chains, whose mask is not given."""
   monkeypatch.setattr(paged_gpu, 'fused_paged_attention', PAGED['pallas_gpu'])
   case = PAGED_CASES['chunk']
   arrays = list(paged_arguments(case, SINKS, 1e4))
   arrays[12] = None
   mesh = sharding_lib.make_mesh(jax.devices()[:2])
-  call = functools.partial(
-    paged_api.fused_paged_attention,
-    scale=0.1,
-    implementation=implementation,
-    sharding=sharding_lib.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads')),
-  )
-  got = jax.jit(call)(*arrays)
   plain = functools.partial(paged_reference.fused_paged_attention, scale=0.1)
   want = jax.jit(plain)(*arrays)
   known = slice(int(arrays[11].sum()) - 1)
-  attended = (np.asarray(x[0])[known] for x in (got, want))
-  np.testing.assert_allclose(*attended, atol=2e-6)
-  for x, y in zip(got[1:], want[1:], strict=True):
-    np.testing.assert_allclose(x, y, atol=2e-6)
+  for implementation in ('auto', 'pallas_gpu'):
+    call = functools.partial(
+      paged_api.fused_paged_attention,
+      scale=0.1,
+      implementation=implementation,
+      sharding=sharding_lib.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads')),
+    )
+    got = jax.jit(call)(*arrays)
+    attended = (np.asarray(x[0])[known] for x in (got, want))
+    np.testing.assert_allclose(*attended, atol=2e-6)
+    for x, y in zip(got[1:], want[1:], strict=True):
+      np.testing.assert_allclose(x, y, atol=2e-6)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 import jax
+import model_cases
 import models_test
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ PUBLISHED = {
   },
 }
 SHARED = 'gemma4_layer_inputs'
+KINDS = ['sliding_attention', 'full_attention']
+
+
+def load_few(name, directory, layer_types):
+  """A model with a layer for each of these types."""
+  _, changes = model_cases.CASES[name]
+  layers = {'num_hidden_layers': len(layer_types), 'layer_types': layer_types}
+  testing.write_tiny_checkpoint(
+    directory, 'gemma4_text', **{**changes, **layers}
+  )
+  return ss.load(directory)
 
 
 def test_the_published_configuration(tmp_path):
@@ -82,7 +94,8 @@ def test_older_releases_of_transformers_have_the_published_names(tmp_path):
 
 def test_the_slow_part_of_the_frequencies_is_zero():
   scaling = RopeScaling(kind='proportional', factor=1.0, rotated_share=0.25)
-  frequencies = layers.rope_frequencies(16, 256.0, scaling)
+  rope_frequencies = jax.jit(layers.rope_frequencies, static_argnums=(0, 1, 2))
+  frequencies = rope_frequencies(16, 256.0, scaling)
   np.testing.assert_allclose(frequencies, [1, 0.5, 0, 0, 0, 0, 0, 0])
 
 
@@ -112,19 +125,15 @@ def test_a_saved_model_comes_back(name, tmp_path):
 
 
 def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
-  """In chains and trees; the draft is the target, or like it and elsewhere."""
-  target = models_test.load_case('gemma4_text', tmp_path)
-  requests = requests_of(2, max_new_tokens=24)
+  """In chains of the target, and trees of one like it that lies elsewhere."""
+  target = load_few('gemma4_text', tmp_path, KINDS)
+  requests = requests_of(2, longest_prompt=40, max_new_tokens=24)
   want = [result.token_ids for result in run(ss.Decoder(target), requests)]
   tree = ss.TreeConfig(
-    num_nodes=6, width=3, num_draft_steps=2, capacity=32, num_cache_rows=14
+    num_nodes=4, width=2, num_draft_steps=2, capacity=32, num_cache_rows=14
   )
   elsewhere = ss.load(tmp_path, devices=jax.devices()[1:2])
-  for draft, options in (
-    (target, {}),
-    (target, {'tree': tree}),
-    (elsewhere, {'tree': tree}),
-  ):
+  for draft, options in ((target, {}), (elsewhere, {'tree': tree})):
     got = run(ss.Decoder(target, draft, **options), requests)
     assert [result.token_ids for result in got] == want
     assert sum(result.stats.num_accepted for result in got) > 20
@@ -132,9 +141,9 @@ def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
 
 def test_pages_hold_heads_of_two_sizes(tmp_path):
   """On two devices; the target grows trees for itself."""
-  alone = models_test.load_case(SHARED, tmp_path)
+  alone = load_few(SHARED, tmp_path, 2 * KINDS)
   model = ss.load(tmp_path, devices=jax.devices()[:2])
-  requests = requests_of(4, max_new_tokens=24)
+  requests = requests_of(4, longest_prompt=40, max_new_tokens=24)
   draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))

@@ -39,13 +39,13 @@ IMPLEMENTATIONS = {
   ),
 }
 NUM_EXPERTS = 5
-NUM_INPUTS, NUM_OUTPUTS = 576, 144  # not of whole tiles of 128
+NUM_INPUTS, NUM_OUTPUTS = 192, 144  # not of whole tiles of 128
 # dtype of the rows, and groups.
 WEIGHTS = {
   'int8': ('float32', 1),
-  'int4': ('bfloat16', 9),
-  'float8_e4m3fn': ('bfloat16', 9),
-  'mxfp4': ('float32', 18),
+  'int4': ('bfloat16', 3),
+  'float8_e4m3fn': ('bfloat16', 3),
+  'mxfp4': ('float32', 6),
 }
 # Of the sum of absolute products, as in quantized_matmul_test.
 TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import model_cases
 import numpy as np
 import pytest
+from scipy import special
 
 import swiftspec_jax as ss
 from swiftspec_jax import sampling, sharding, spec_step, testing, types
@@ -30,6 +31,8 @@ GOLDEN = json.loads(
 )
 IDS = model_cases.token_ids()
 NUM_PREFIX = model_cases.NUM_PREFIX
+NUM_NODES = len(model_cases.PARENTS)
+CHAIN_MASK = np.tri(NUM_NODES, dtype=bool)[None]
 ODD_CONFIG = ModelConfig(
   family='llama',
   vocab_size=271,
@@ -45,6 +48,7 @@ ODD_CONFIG = ModelConfig(
 
 @functools.partial(jax.jit, static_argnames='config')
 def run(params, config, token_ids, cache, starts, positions=None, mask=None):
+  """Returns the logits, and the cache of a chain."""
   hidden, cache = decoder.forward(
     params,
     config,
@@ -54,6 +58,7 @@ def run(params, config, token_ids, cache, starts, positions=None, mask=None):
     positions=positions,
     attention_mask=mask,
   )
+  cache = dense.extend(cache, token_ids.shape[1])
   return decoder.unembed(params, config, hidden), cache
 
 
@@ -68,11 +73,18 @@ def take(model, chunk_size, token_ids):
   """Returns the logits f32[tokens, V] of a chain taken in chunks, and cache."""
   cache, logits = new_cache(model), []
   for start in range(0, len(token_ids), chunk_size):
-    chunk = token_ids[None, start : start + chunk_size]
+    places = np.arange(start, min(start + chunk_size, len(token_ids)))
+    starts, shape = np.array([start], np.int32), {}
+    if len(places) == NUM_NODES:  # as a tree, so that one program does for both
+      shape = {'positions': places[None].astype(np.int32), 'mask': CHAIN_MASK}
     new, cache = run(
-      model.params, model.config, chunk, cache, np.array([start], np.int32)
+      model.params,
+      model.config,
+      token_ids[None, places],
+      cache,
+      starts,
+      **shape,
     )
-    cache = dense.extend(cache, chunk.shape[1])
     logits.append(np.asarray(new)[0])
   return np.concatenate(logits), cache
 
@@ -83,18 +95,17 @@ def chain(model, chunk_size, token_ids=IDS):
 
 def tree(model):
   """Returns the logits f32[nodes, V] of the tree behind the prefix."""
-  _, cache = take(model, 8, IDS[:NUM_PREFIX])
-  num_nodes = len(model_cases.PARENTS)
+  _, cache = take(model, NUM_NODES, IDS[:NUM_PREFIX])
   logits, _ = run(
     model.params,
     model.config,
-    IDS[None, NUM_PREFIX : NUM_PREFIX + num_nodes],
+    IDS[None, NUM_PREFIX : NUM_PREFIX + NUM_NODES],
     cache,
-    cache.kv_lengths,
+    np.array([NUM_PREFIX], np.int32),
     positions=NUM_PREFIX + model_cases.tree_depths()[None],
     mask=model_cases.tree_mask()[None],
   )
-  return np.asarray(logits[0])
+  return np.asarray(logits)[0]
 
 
 def load_case(name, directory, seed=0, **options):
@@ -146,19 +157,18 @@ def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
   """Chunks of Llama 4 begin inside of it."""
   model = load_case(name, tmp_path)
   page_size, num_pages = 8, 4
-  num_nodes = len(model_cases.PARENTS)
-  table = np.arange(num_pages)[None]
+  sizes = flat_batch.FlatSizes(
+    num_rows=1,
+    num_tokens=NUM_NODES,
+    block_size=NUM_NODES,
+    context=num_pages * page_size,
+  )
 
-  def batch(start, size):
-    sizes = flat_batch.FlatSizes(
-      num_rows=1,
-      num_tokens=size,
-      block_size=size,
-      context=num_pages * page_size,
-    )
-    row = np.array([start]), np.array([size]), table
+  def batch(start, mask, positions):
+    table = np.arange(num_pages)[None]
+    row = np.array([start]), np.array([NUM_NODES]), table
     packed = flat_batch.pack(sizes, *row, page_size, num_pages)
-    return jax.tree.map(jnp.asarray, packed)
+    return packed.replace(positions=positions, block_mask=mask)
 
   @jax.jit
   def run_paged(token_ids, batch, cache):
@@ -170,13 +180,17 @@ def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
   cache = paged.init(
     model.config, num_pages, page_size, model.dtype, model.mesh
   )
-  token_ids = IDS[: NUM_PREFIX + num_nodes]
-  _, cache = run_paged(token_ids[:NUM_PREFIX], batch(0, NUM_PREFIX), cache)
-  nodes = batch(NUM_PREFIX, num_nodes).replace(
-    positions=NUM_PREFIX + model_cases.tree_depths(),
-    block_mask=jnp.asarray(model_cases.tree_mask()[None]),
+  for start in range(0, NUM_PREFIX, NUM_NODES):
+    positions = np.arange(start, start + NUM_NODES, dtype=np.int32)
+    chunk = batch(start, CHAIN_MASK, positions)
+    _, cache = run_paged(IDS[positions], chunk, cache)
+  nodes = batch(
+    NUM_PREFIX,
+    model_cases.tree_mask()[None],
+    NUM_PREFIX + model_cases.tree_depths(),
   )
-  logits, _ = run_paged(token_ids[NUM_PREFIX:], nodes, cache)
+  token_ids = IDS[NUM_PREFIX : NUM_PREFIX + NUM_NODES]
+  logits, _ = run_paged(token_ids, nodes, cache)
   np.testing.assert_allclose(logits, tree(model), atol=1e-5)
 
 
@@ -193,16 +207,15 @@ def test_rows_at_different_positions_do_not_meet(name, tmp_path):
   starts = np.array([0, 9, 21], np.int32)
   cache = new_cache(model, batch_size=3)
   prefixes = np.stack([np.roll(IDS, -row) for row in range(3)])
-  _, cache = run(
-    model.params, model.config, prefixes[:, :24], cache, np.zeros(3, np.int32)
-  )
+  for start in (0, 8, 16):
+    chunk, places = prefixes[:, start : start + 8], np.full(3, start, np.int32)
+    _, cache = run(model.params, model.config, chunk, cache, places)
   new = np.stack(
     [
       row[start : start + 8]
       for row, start in zip(prefixes, starts, strict=True)
     ]
   )
-  cache = cache.replace(kv_lengths=jnp.asarray(starts))
 
   logits, _ = run(model.params, model.config, new, cache, starts)
 
@@ -213,39 +226,42 @@ def test_rows_at_different_positions_do_not_meet(name, tmp_path):
 
 @pytest.mark.parametrize('name', ['llama', 'gemma3_text'])
 def test_bfloat16_is_close(name, tmp_path):
-  wide = chain(load_case(name, tmp_path), len(IDS))
-  narrow = chain(load_case(name, tmp_path, dtype=jnp.bfloat16), len(IDS))
+  wide = chain(load_case(name, tmp_path), 8)
+  narrow = chain(load_case(name, tmp_path, dtype=jnp.bfloat16), 8)
 
   assert np.abs(narrow - wide).max() < 0.1 * np.abs(wide).max()
   assert np.abs(narrow - wide).mean() < 0.02 * np.abs(wide).max()
 
 
 def axis_sizes(model):
-  """Yields each parameter, its shape on one device, and its spec."""
-  leaves = jax.tree.leaves(transposed.undone(model.params))
+  """Yields each parameter's shape, that on one device, and its spec."""
+
+  def is_transposed(leaf):
+    return isinstance(leaf, transposed.TransposedMatrix)
+
+  leaves = jax.tree.leaves(model.params, is_leaf=is_transposed)
   specs = jax.tree.leaves(params_lib.param_specs(model.config))
   for leaf, spec in zip(leaves, specs, strict=True):
-    (shape,) = {shard.data.shape for shard in leaf.addressable_shards}
-    yield leaf, shape, spec
+    array = leaf.values if is_transposed(leaf) else leaf
+    (part,) = {shard.data.shape for shard in array.addressable_shards}
+    whole = array.shape
+    if is_transposed(leaf):
+      behind = leaf.in_shape[1:]
+      part = part[-1] // math.prod(behind), *behind, *part[:-1]
+      whole = *leaf.in_shape, *whole[:-1]
+    yield whole, part, spec
 
 
-SHARDED = (
-  'llama_odd_sizes',
-  'qwen2',
-  'gemma3_text',
-  'qwen3_moe',
-  'gpt_oss',
-  'llama4',
-  'gemma4_experts',
-)
+DENSE = 'llama_odd_sizes', 'qwen2', 'gemma3_text'
+WITH_EXPERTS = 'qwen3_moe', 'gpt_oss', 'llama4', 'gemma4_experts'
 
 
 @pytest.mark.parametrize(
   ('num_devices', 'name'),
   [
-    *((2, name) for name in SHARDED),
+    *((2, name) for name in (*DENSE, 'gemma4_experts')),
     (4, 'qwen3_moe'),  # its six experts are padded
-    *((6, name) for name in SHARDED),  # most is padded
+    *((6, name) for name in (*DENSE, *WITH_EXPERTS)),  # most is padded
   ],
 )
 def test_many_devices_equal_one(name, num_devices, tmp_path):
@@ -253,11 +269,10 @@ def test_many_devices_equal_one(name, num_devices, tmp_path):
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
 
   np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=1e-5)
-  if num_devices == 2:  # what a mask changes is the same on each of more
-    np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
-  for leaf, shape, spec in axis_sizes(many):
+  np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
+  for whole_shape, shape, spec in axis_sizes(many):
     for size, padded, whole, axis in zip(
-      shape, leaf.shape, spec.shape, spec.axes, strict=True
+      shape, whole_shape, spec.shape, spec.axes, strict=True
     ):
       num_parts = num_devices if axis in sharding.RULES else 1
       assert size == math.ceil(whole / num_parts)
@@ -321,13 +336,14 @@ def test_random_weights_are_the_same_on_any_number_of_devices():
   one = testing.random_model(ODD_CONFIG)
   four = testing.random_model(ODD_CONFIG, devices=jax.devices()[:4])
 
-  for alone, (leaf, _, spec) in zip(
-    jax.tree.leaves(transposed.undone(one.params)),
-    axis_sizes(four),
+  specs = params_lib.param_specs(four.config)
+  for alone, padded, spec in zip(
+    jax.tree.leaves(transposed.undone(jax.device_get(one.params))),
+    jax.tree.leaves(transposed.undone(jax.device_get(four.params))),
+    jax.tree.leaves(specs),
     strict=True,
   ):
-    padded = np.array(leaf)
-    inner = tuple(slice(size) for size in spec.shape)
+    padded, inner = padded.copy(), tuple(map(slice, spec.shape))
     np.testing.assert_array_equal(padded[inner], alone)
     padded[inner] = 0
     assert not padded.any()
@@ -345,7 +361,8 @@ def test_a_table_model_has_the_laws_of_its_table():
   table[2, 4] = 0
   model = testing.table_model(table)
 
-  laws = jax.nn.softmax(chain(model, 7, np.arange(7, dtype=np.int32)))
+  logits = chain(model, 7, np.arange(7, dtype=np.int32))
+  laws = special.softmax(logits, axis=-1)
 
   np.testing.assert_allclose(laws, table, atol=1e-6)
   assert laws[2, 4] == 0

@@ -23,6 +23,7 @@ NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 CONFIG = {'quant_method': 'mxfp4', 'modules_to_not_convert': ['lm_head']}
 # Whole blocks of 32.
 SIZES = {'hidden_size': 64, 'intermediate_size': 32}
+widened = jax.jit(reference.widened)
 
 
 def wide(blocks, scales):
@@ -97,7 +98,7 @@ def test_weights_are_those_of_the_format(tmp_path):
     for name in ('experts_gate', 'experts_up', 'experts_down'):
       matrix, *weights = (layer[name] for layer in layers)
       np.testing.assert_array_equal(
-        reference.widened(matrix.values, matrix.scales), weights[1]
+        widened(matrix.values, matrix.scales), weights[1]
       )
       np.testing.assert_array_equal(*weights)
       # Four bits and a byte for 32 of them; CPUs have a byte for each four.
@@ -132,18 +133,20 @@ def test_a_model_becomes_mxfp4():
   plain, model = testing.random_model(GPT_OSS), testing.random_model(config)
   weights = np.asarray(plain.params['layers'][0]['experts_up'])
   matrix = model.params['layers'][0]['experts_up']
+  scales = np.asarray(matrix.scales, np.int32)
+  numbers = np.asarray(jax.jit(float4.numbers)(matrix.values))
   num_experts, num_inputs, num_outputs = weights.shape
   size = math.gcd(num_inputs, 32)
   for x, n, c in np.ndindex(num_experts, num_outputs, num_inputs // size):
-    block = weights[x, c * size : (c + 1) * size, n]
+    rows = slice(c * size, (c + 1) * size)
+    block = weights[x, rows, n]
     scale = 2.0 ** (math.floor(math.log2(np.abs(block).max())) - 2)
-    assert 2.0 ** (int(matrix.scales[x, c, n]) - 127) == scale
-    numbers = np.clip(block / scale, -6, 6)
-    nearest = numbers.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    values = float4.numbers(matrix.values[x, c * size : (c + 1) * size, n])
+    assert 2.0 ** (scales[x, c, n] - 127) == scale
+    exact = np.clip(block / scale, -6, 6)
+    nearest = exact.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
     # XLA rounds to bfloat16 first.
-    off = np.abs(values - numbers)
-    assert (off <= np.abs(nearest - numbers) + 2**-5).all()
+    off = np.abs(numbers[x, rows, n] - exact)
+    assert (off <= np.abs(nearest - exact) + 2**-5).all()
 
 
 @pytest.mark.parametrize(

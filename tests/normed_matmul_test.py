@@ -30,16 +30,16 @@ def arguments(dtype, weight_dtype, num_groups):
   values = random.integers(-8, 8, (2, NUM_INPUTS, NUM_OUTPUTS))
   scales = random.uniform(0.01, 1, (2, num_groups, NUM_OUTPUTS))
   return (
-    *jnp.asarray(rows, dtype),
-    jnp.asarray(random.uniform(0.5, 2, NUM_INPUTS), jnp.float32),
-    jnp.asarray(values, weight_dtype),
-    jnp.asarray(scales, jnp.float32),
+    *rows.astype(jnp.dtype(dtype)),
+    random.uniform(0.5, 2, NUM_INPUTS).astype(np.float32),
+    values.astype(jnp.dtype(weight_dtype)),
+    scales.astype(np.float32),
   )
 
 
 def oracle(x, added, norm_scale, values, scales):
   """The sum as it is rounded, and the product of its norm."""
-  total = np.asarray((x + added).astype(jnp.float32), np.float64)
+  total = (x + added).astype(np.float64)
   mean = (total * total).mean(axis=1, keepdims=True)
   normed = total / np.sqrt(mean + EPSILON) * np.asarray(norm_scale)
   group = NUM_INPUTS // scales.shape[1]
@@ -65,9 +65,9 @@ def test_equals_oracle(name, dtype, weight_dtype, num_groups, activation):
   if activation:
     gate, up = np.moveaxis(want, 1, 0)
     want = (gate / (1 + np.exp(-gate)) * up)[:, None]
-  np.testing.assert_array_equal(total.astype(jnp.float32), want_total)
+  np.testing.assert_array_equal(np.asarray(total, np.float32), want_total)
   assert product.dtype == dtype
-  error = abs(np.asarray(product.astype(jnp.float32)) - want)
+  error = abs(np.asarray(product, np.float32) - want)
   assert error.max() <= TOLERANCES[dtype] * abs(want).max()
 
 

@@ -10,6 +10,7 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
+from swiftspec_jax.models.matrices import transposed
 
 # What a family has beside its layers is another part of the loader.
 SIZES = {'hidden_size': 64, 'intermediate_size': 96}
@@ -18,7 +19,8 @@ EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32, 'num_hidden_layers': 1}
 
 def dense(matrix):
   """The weights [K, outputs] of a matrix."""
-  values = np.asarray(matrix.values).astype(np.float32)
+  matrix = jax.device_get(matrix)
+  values = matrix.values.astype(np.float32)
   size = values.shape[1] // matrix.scales.shape[1]
   weights = values * np.repeat(matrix.scales, size, axis=1)
   if matrix.offsets is not None:
@@ -53,11 +55,12 @@ def test_weights_are_those_of_the_format(
   )
   model, wide = ss.load(packed), ss.load(plain)
   assert model.config.weight_dtype == 'int4'
+  expected_params = transposed.undone(jax.device_get(wide.params))
   for layer, other in zip(
-    model.params['layers'], wide.params['layers'], strict=True
+    model.params['layers'], expected_params['layers'], strict=True
   ):
     for name in ('qkv', 'attention_out', 'gate_up', 'down'):
-      matrix, expected = layer[name], np.asarray(other[name].to_array())
+      matrix, expected = layer[name], other[name]
       assert matrix.values.dtype == jnp.int4
       assert (matrix.offsets is None) == is_symmetric
       weights = dense(matrix)
@@ -74,12 +77,12 @@ def test_experts_are_those_of_the_format(tmp_path, kind):
   layer, other = model.params['layers'][0], wide.params['layers'][0]
   np.testing.assert_array_equal(layer['router'], other['router'])
   for name in ('experts_gate', 'experts_up', 'experts_down'):
-    matrix = layer[name]
+    matrix = jax.device_get(layer[name])
     assert matrix.values.dtype == jnp.int4
     scales, offsets = (
       np.repeat(x, 16, axis=1) for x in (matrix.scales, matrix.offsets)
     )
-    weights = np.asarray(matrix.values).astype(np.float32) * scales + offsets
+    weights = matrix.values.astype(np.float32) * scales + offsets
     np.testing.assert_array_equal(weights, other[name])
 
 

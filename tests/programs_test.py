@@ -3,9 +3,10 @@
 import dataclasses
 import json
 
+import engine_cases
 import pytest
 import server_cases
-from engine_cases import DRAFTS, RandomLengths, assert_empty, make_engine
+from engine_cases import DRAFTS, RandomLengths, assert_empty
 from engine_test import plain_load
 
 import swiftspec_jax as ss
@@ -14,6 +15,13 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+
+
+def make_engine(draft=None):
+  sizes = engine_cases.make_sizes(drafts={'rows': (1, 4), 'lengths': (0, 3)})
+  return PageEngine(
+    engine_cases.TARGET, draft, sizes=sizes, policy=RandomLengths()
+  )
 
 
 def start_first(engine):
@@ -62,7 +70,7 @@ def test_a_failed_compilation_is_no_silence():
 @pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
 def test_steps_fit_into_what_is_compiled(draft):
   """Nothing is compiled for them, and nothing is drafted."""
-  engine = make_engine(DRAFTS[draft], RandomLengths())
+  engine = make_engine(DRAFTS[draft])
   start_first(engine)
   requests, plain = plain_load(8, seed=0)
   with profiling.count_compilations() as compilations:
@@ -74,7 +82,7 @@ def test_steps_fit_into_what_is_compiled(draft):
 
 @pytest.mark.parametrize('draft', ['lookup', 'bad_draft'])
 def test_requests_are_served_while_programs_are_compiled(draft):
-  engine = make_engine(DRAFTS[draft], RandomLengths())
+  engine = make_engine(DRAFTS[draft])
   # What plain decoding needs is compiled here.
   requests, plain = plain_load(8, seed=0)
   programs = engine.programs
@@ -94,7 +102,7 @@ def test_requests_are_served_while_programs_are_compiled(draft):
 
 
 def test_an_end_amid_the_compilation():
-  engine = make_engine()
+  engine = engine_cases.make_engine()
   engine.programs.start()
   engine.programs.stop()
   assert engine.programs.join(60)
@@ -118,7 +126,7 @@ def declared(sizes):
 
 @pytest.mark.parametrize(
   ('rows', 'query_tokens', 'max_context'),
-  [((1, 3), (4, 8), 400), ((7, 8), (8,), 40), ((1,), (1,), 40)],
+  [((1, 4), (4, 8), 400), ((3, 4), (4,), 400), ((1,), (1,), 20)],
 )
 def test_every_step_fits_into_the_first_programs(
   rows, query_tokens, max_context

@@ -95,11 +95,10 @@ def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
   check(compiled(name)(*arrays), arrays)
 
 
-@pytest.mark.parametrize('weight_dtype', WEIGHTS)
 @pytest.mark.parametrize('name', ['pallas_tpu', 'pallas_gpu'])
-def test_padding_does_not_leak(name, weight_dtype):
+def test_padding_does_not_leak(name):
   """Rows do not depend on those behind them, whatever these hold."""
-  x, *weight = arguments(0, 20, 'bfloat16', weight_dtype)
+  x, *weight = arguments(0, 20, 'bfloat16', 'int4')
   alone = compiled(name)(x[:1], *weight)
   x[1:] = np.nan
   padded = np.asarray(compiled(name)(x, *weight))

@@ -32,9 +32,12 @@ LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001, 'float8': 448 / 1.001}
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, num_layers=2)
 # Two devices do not divide the kv heads, nor the groups of ffw.
 ODD = dataclasses.replace(
-  CONFIG, embed_dim=40, num_heads=9, num_kv_heads=3, ffw_dim=72
+  decoding_cases.CONFIG, embed_dim=40, num_heads=9, num_kv_heads=3, ffw_dim=72
 )
-REQUESTS = requests_of(3, max_new_tokens=24)
+# Read in chunks of one size.
+REQUESTS = requests_of(3, longest_prompt=40, max_new_tokens=24)
+# What adds nothing to the products of others is left out.
+FAMILIES = sorted({*testing.TINY_FAMILIES} - {'llama', 'llama3', 'mistral'})
 
 
 def oracle(weight, weight_dtype, group_size):
@@ -86,7 +89,7 @@ def rounded(model, weight_dtype):
     scales = np.repeat(scales, len(weight) // len(scales), axis=0)
     return (integers * scales).reshape(array.shape)
 
-  arrays = jax.device_get(jax.jit(transposed.undone)(model.params))
+  arrays = transposed.undone(jax.device_get(model.params))
   arrays['layers'] = [
     {name: round_weight(name, array) for name, array in layer.items()}
     for layer in arrays['layers']
@@ -113,7 +116,8 @@ def test_group_sizes():
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_integers_and_scales(weight_dtype):
   plain, model = model_of(None), model_of(weight_dtype)
-  weight = np.array(plain.params['layers'][1]['down'].to_array())
+  params = transposed.undone(jax.device_get(plain.params))
+  weight = params['layers'][1]['down']
   matrix = model.params['layers'][1]['down']
   integers, scales = oracle(weight, weight_dtype, 64)
   assert matrix.values.dtype == quantization.VALUE_DTYPES[weight_dtype]
@@ -129,7 +133,7 @@ def test_integers_and_scales(weight_dtype):
   )
 
 
-@pytest.mark.parametrize('family', testing.TINY_FAMILIES)
+@pytest.mark.parametrize('family', FAMILIES)
 def test_logits_of_every_family(tmp_path, family):
   weight_dtype = 'int8' if family == 'gpt_oss' else 'int4'
   testing.write_tiny_checkpoint(tmp_path, family)
@@ -145,18 +149,15 @@ def test_logits_of_every_family(tmp_path, family):
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_greedy_output_is_the_same_in_all_modes(weight_dtype):
   target = model_of(weight_dtype)
-  draft = testing.random_model(
-    dataclasses.replace(target.config, num_layers=1),
-    devices=jax.devices()[1:2],
-  )
-  near_draft = testing.random_model(draft.config)
   want = results_of(rounded(model_of(None), weight_dtype))
   assert_same(results_of(target), want)
-  tree = ss.TreeConfig(num_nodes=4, width=2, num_draft_steps=2, branching=2)
-  assert_same(results_of(target, draft, tree=tree), want)
   if weight_dtype == 'int8':  # the others differ in their products alone
-    assert_same(results_of(target, near_draft), want)
-    assert_same(results_of(target, near_draft, tree=tree), want)
+    config = dataclasses.replace(target.config, num_layers=1)
+    draft = testing.random_model(config)
+    assert_same(results_of(target, draft), want)
+    tree = ss.TreeConfig(num_nodes=4, width=2, num_draft_steps=2, branching=2)
+    elsewhere = testing.random_model(config, devices=jax.devices()[1:2])
+    assert_same(results_of(target, elsewhere, tree=tree), want)
 
 
 @pytest.mark.parametrize('weight_dtype', LIMITS)
@@ -171,8 +172,10 @@ def test_the_engine_takes_quantized_models(weight_dtype):
     assert handle.result().token_ids == want.token_ids
 
 
-@pytest.mark.parametrize('weight_dtype', LIMITS)
-@pytest.mark.parametrize('config', [CONFIG, ODD])
+@pytest.mark.parametrize(
+  ('config', 'weight_dtype'),
+  [(CONFIG, 'int4'), (ODD, 'int4'), (ODD, 'int8'), (ODD, 'float8')],
+)
 def test_sharded_models_are_the_same(config, weight_dtype):
   one = model_of(weight_dtype, config)
   two = model_of(weight_dtype, config, jax.devices()[:2])
@@ -184,7 +187,8 @@ def test_sharded_models_are_the_same(config, weight_dtype):
     )
     shard = parts.values.sharding.shard_shape(parts.values.shape)
     assert np.prod(shard) * 2 == parts.values.size
-  if config == ODD:  # padded; the others have fewer cases to get wrong
+  # Others have fewer cases to get wrong, and float8 has those of int4.
+  if config == ODD and weight_dtype != 'float8':
     assert_same(results_of(two), results_of(one))
 
 
@@ -209,9 +213,8 @@ def test_what_is_refused(tmp_path, model):
 def test_saved_models_can_be_quantized(tmp_path, model):
   ss.save(ss.load(model), tmp_path / 'saved')
   again = ss.load(tmp_path / 'saved', weight_dtype='int4')
-  assert_same(
-    results_of(again), results_of(ss.load(model, weight_dtype='int4'))
-  )
+  want = ss.load(model, weight_dtype='int4')
+  jax.tree.map(np.testing.assert_array_equal, again.params, want.params)
 
 
 def test_the_flag_is_for_target_and_draft(model):

@@ -23,20 +23,26 @@ EVERYTHING = ss.SnapKVDraft(budget=160, window=8)
 LOGITS = [[2, 0, 1, 0, 3, 0, 0, 9], [2, 1, 0, 0, 3, 0, 1, 0]]
 
 
+best_places = jax.jit(
+  snapkv.best_places, static_argnames=('budget', 'window', 'pooling')
+)
+
+
 def test_golden_votes():
   """Keys are unit vectors, so that queries are logits."""
-  queries = jnp.array(LOGITS, jnp.float32)[:, None, None]
-  keys = jnp.eye(8)[None]
-  visible = jnp.array([[True] * 7 + [False], [True] * 8])
-  attended, votes = snapkv.attend_and_vote(queries, keys, keys, visible, 1.0)
+  queries = np.array(LOGITS, np.float32)[:, None, None]
+  keys = np.eye(8, dtype=np.float32)[None]
+  visible = np.array([[True] * 7 + [False], [True] * 8])
+  attend_and_vote = jax.jit(snapkv.attend_and_vote)
+  attended, votes = map(
+    np.asarray, attend_and_vote(queries, keys, keys, visible, np.float32(1))
+  )
   golden = [0.4163, 0.1029, 0.1066, 0.0563, 1.1316, 0.0563]
   np.testing.assert_allclose(votes[0, :6], golden, atol=1e-4)
   # The values are unit vectors, too.
   np.testing.assert_allclose(votes[0], attended.sum((0, 1, 2)), atol=1e-6)
   for pooling, places in ((3, [3, 4, 6, 7]), (1, [0, 4, 6, 7])):
-    kept = snapkv.best_places(
-      votes, jnp.int32(8), budget=4, window=2, pooling=pooling
-    )
+    kept = best_places(votes, np.int32(8), budget=4, window=2, pooling=pooling)
     assert kept.tolist() == [places]
 
 
@@ -57,7 +63,7 @@ def places_oracle(votes, kv_length, budget, window, pooling):
 def test_places_below_at_and_above_the_budget(kv_length):
   votes = np.random.default_rng(0).random((2, 40), np.float32)
   options = {'budget': 12, 'window': 4, 'pooling': 5}
-  kept = snapkv.best_places(jnp.array(votes), jnp.int32(kv_length), **options)
+  kept = best_places(votes, np.int32(kv_length), **options)
   for head, places in enumerate(kept.tolist()):
     expected = places_oracle(votes[head], kv_length, **options)
     assert places[: len(expected)] == expected
@@ -77,39 +83,42 @@ def kept_oracle(model, token_ids, budget, window, pooling):
   config, kept = model.config, []
   places = np.arange(len(token_ids))
 
-  def attend(i, queries, keys, values):
-    keys, values = keys[0], values[0]
-    scores = jnp.einsum('tgqe,sge->gqts', queries[0], keys)
-    distances = places[:, None] - places[None]
-    visible = distances >= 0
-    if config.is_sliding(i):
-      visible &= distances < config.sliding_window
-    scores = jnp.where(visible[None, None], scores, -jnp.inf)
-    probs = jax.nn.softmax(scores * config.head_dim**-0.5, axis=-1)
+  @jax.jit
+  def read(params, token_ids):
+    layers = []
+
+    def attend(i, queries, keys, values):
+      keys, values = keys[0], values[0]
+      scores = jnp.einsum('tgqe,sge->gqts', queries[0], keys)
+      distances = places[:, None] - places[None]
+      visible = distances >= 0
+      if config.is_sliding(i):
+        visible &= distances < config.sliding_window
+      scores = jnp.where(visible[None, None], scores, -jnp.inf)
+      probs = jax.nn.softmax(scores * config.head_dim**-0.5, axis=-1)
+      layers.append((keys, probs))
+      return jnp.einsum('gqts,sge->tgqe', probs, values)[None]
+
+    decoder.run_layers(params, config, token_ids, places[None], attend)
+    return layers
+
+  layers = jax.device_get(read(model.params, np.array(token_ids)[None]))
+  for i, (keys, probs) in enumerate(layers):
     if config.is_sliding(i):
       best = [places[-budget:]] * len(keys[0])
     else:
-      votes = np.asarray(probs[:, :, -window:].sum((1, 2)))
+      votes = probs[:, :, -window:].sum((1, 2))
       options = len(places), budget, window, pooling
       best = [np.array(places_oracle(own, *options)) for own in votes]
     found = [keys[own, head] for head, own in enumerate(best)]
     kept.append(np.stack(found))
-    return jnp.einsum('gqts,sge->tgqe', probs, values)[None]
-
-  decoder.run_layers(
-    model.params,
-    config,
-    jnp.array(token_ids)[None],
-    jnp.array(places)[None],
-    attend,
-  )
   return kept
 
 
 def test_every_head_keeps_what_the_latest_tokens_look_at():
   """Whatever chunks of the prompt were read: 60 tokens in steps of 24."""
   options = {'budget': 24, 'window': 6, 'pooling': 3}
-  sizes = engine_cases.make_sizes()
+  sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
   engine = PageEngine(
     SLIDING,
     ss.SnapKVDraft(**options),
@@ -129,10 +138,15 @@ def test_every_head_keeps_what_the_latest_tokens_look_at():
     )
 
 
+def make_engine(draft, policy):
+  sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
+  return PageEngine(engine_cases.TARGET, draft, sizes=sizes, policy=policy)
+
+
 def test_a_budget_for_everything_is_right_about_everything():
   """Whatever a policy drafts, and when, in slots that several requests use."""
   policy = engine_cases.RandomLengths(2)
-  engine = engine_cases.make_engine(EVERYTHING, policy)
+  engine = make_engine(EVERYTHING, policy)
   requests = [
     *requests_of([90, 80, 90, 70, 3], seed=1),
     *requests_of([60, 80, 40], seed=2, temperature=1.0),
@@ -159,7 +173,7 @@ def test_rows_beyond_the_budget_are_drafted_from_what_is_kept():
 def test_a_trial_of_choices_is_forgotten():
   """In the slot of a request, which chooses again."""
   draft = ss.SnapKVDraft(budget=24, window=8, interval=100)
-  engine = engine_cases.make_engine(draft, FixedLength(LENGTH))
+  engine = make_engine(draft, FixedLength(LENGTH))
   (request,) = requests_of([90])
   first = engine.submit(request).result()
   engine.drafter.trial_choice(60)

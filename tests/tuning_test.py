@@ -47,7 +47,7 @@ def test_the_best_tiles_are_kept():
     def work(_, logits):
       return jnp.where(logits > 1e9, -logits, logits)
 
-    rounds = 16_000_000 // config.block_vocab
+    rounds = 4_000_000 // config.block_vocab
     return jax.lax.fori_loop(0, rounds, work, logits)
 
   entry = tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], repeats=2)
@@ -57,15 +57,10 @@ def test_the_best_tiles_are_kept():
 
 
 def test_other_results_and_refusals_are_not_kept():
-  """In the interpreter of the kernel."""
-
   def call(logits, top_ks, top_ps, config=None):
     if config == SLOW:
       raise NotImplementedError('too large')
-    result = pallas_gpu.find_thresholds(
-      logits, top_ks, top_ps, config=config or SLOW, interpret=True
-    )
-    return result if config is None else -result
+    return logits if config is None else -logits
 
   assert not tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], 1)
 

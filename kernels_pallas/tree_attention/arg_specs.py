@@ -183,9 +183,10 @@ class ArgSpec(call_spec.CallSpec):
   def draws(self, key):
     """A short prefix, too: behind a long one the tree weighs little."""
     short = min(_SHORT_PREFIX, self.context)
+    with_prefix = jax.jit(self.with_prefix, static_argnums=1)
     for arrays in super().draws(key):
       yield arrays
-      yield self.with_prefix(arrays, short)
+      yield with_prefix(arrays, short)
 
   def with_prefix(self, arrays, length):
     """With as many rows in front of the tree."""

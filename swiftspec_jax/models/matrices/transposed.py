@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
@@ -31,7 +30,8 @@ class TransposedMatrix:
 
   def to_array(self) -> jax.Array:
     """Returns f32[*in_shape, ...], as the parameter is declared."""
-    array = jnp.moveaxis(self.values, -1, 0)
+    *outputs, inputs = range(self.values.ndim)
+    array = self.values.transpose(inputs, *outputs)
     return array.reshape(*self.in_shape, *array.shape[1:])
 
 
@@ -78,7 +78,10 @@ def place(
 
 
 def undone(params: Any) -> Any:
-  """Returns a parameter tree with plain arrays, shaped as they are declared."""
+  """Returns a parameter tree with plain arrays, shaped as they are declared.
+
+  Of a tree of NumPy arrays, these are such, too.
+  """
   return jax.tree.map(
     lambda x: x.to_array() if isinstance(x, TransposedMatrix) else x,
     params,
