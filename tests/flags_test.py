@@ -59,6 +59,13 @@ def test_flags_become_a_tree():
     )
 
 
+def test_modes_that_are_compared_by_default():
+  own = ('autoregressive', 'prompt_lookup', 'adaptive_lookup', 'auto')
+  assert shared_flags.default_modes() == own
+  with given(draft='x'):
+    assert shared_flags.default_modes() == (*own, 'chain', 'serial')
+
+
 def test_draft_lies_right_behind_the_target():
   with given(target_devices=2, draft_devices=3):
     assert device_flags.target_devices() == jax.devices()[:2]

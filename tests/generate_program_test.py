@@ -29,11 +29,9 @@ def generate(model, *flags, text=''):
   )
 
 
-@pytest.mark.parametrize(
-  'flags', [['--mode=prompt_lookup'], ['--mode=datastore', '--policy=goodput']]
-)
-def test_text_and_statistics(model, expected, flags):
-  status, output, complaints = generate(model, '--prompt=hello', *flags)
+def test_text_and_statistics(model, expected):
+  flags = '--prompt=hello', '--mode=datastore', '--policy=goodput'
+  status, output, complaints = generate(model, *flags)
   assert status == 0
   assert output == f'{expected}\n'
   last = complaints.splitlines()[-1]
@@ -65,32 +63,25 @@ def test_chain_from_a_plain_file(model, expected, tmp_path):
 
 
 def test_chat_keeps_the_conversation_until_reset(model, expected):
-  lines = ['hello', 'hello', '/reset', '/unknown', '', 'hello', '/quit']
+  """It survives a full context, and ends with its input."""
+  lines = 'a' * 1100, 'hello', 'hello', '/reset', '/unknown', '', 'hello\n'
   status, output, complaints = generate(model, text='\n'.join(lines))
   assert status == 0
+  assert 'error: the prompt has 11' in complaints
   assert complaints.count('tokens/s') == 3
-  start, end = f'> {expected}\n> ', f'\n> > > > {expected}\n> '
+  start, end = f'> > {expected}\n> ', f'\n> > > > {expected}\n> \n'
   assert output.startswith(start)
   assert output.endswith(end)
   assert output.removeprefix(start).removesuffix(end) != expected
 
 
-def test_chat_survives_a_full_context_and_ends_with_its_input(model, expected):
-  status, output, complaints = generate(model, text=f'{"a" * 1100}\nhello\n')
-  assert status == 0
-  assert 'error: the prompt has 11' in complaints
-  assert output == f'> > {expected}\n> \n'
-
-
 def test_ctrl_c_stops_the_answer_but_not_the_chat(model):
   flags = f'--target={model}', '--max_new_tokens=900', '--mode=autoregressive'
-  with programs.start('generate', *flags) as process:
-    process.stdin.write('hello\n')
-    process.stdin.flush()
+  with programs.running('generate', *flags, text='hello\n/quit\n') as process:
     # The prompt, and the first character of the answer.
-    process.stdout.read(3)
-    process.send_signal(signal.SIGINT)
-    status, output, complaints = programs.finish(process, '/quit\n')
+    programs.wait_for(lambda: len(process.output) >= 3)
+    process.send(signal.SIGINT)
+    status, output, complaints = process.finish()
   assert status == 0
   assert '[stopped]' in complaints
   assert output.endswith('> ')

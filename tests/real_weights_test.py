@@ -49,10 +49,9 @@ def check(name, prompts, max_new_tokens, **options):
   logging.warning('%s: %d prompts, %d ties', name, len(results), num_ties)
 
 
-@pytest.mark.parametrize(('batch_size', 'max_new_tokens'), [(1, 16), (6, 64)])
-def test_smollm2_decodes_as_transformers_does(batch_size, max_new_tokens):
-  prompts = model_cases.CHAT_PROMPTS[:batch_size]
-  check('smollm2-135m-instruct', prompts, max_new_tokens, batch_size=batch_size)
+def test_smollm2_decodes_as_transformers_does():
+  prompts = model_cases.CHAT_PROMPTS[:6]
+  check('smollm2-135m-instruct', prompts, max_new_tokens=64, batch_size=6)
 
 
 @pytest.mark.gemma

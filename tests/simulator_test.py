@@ -78,13 +78,13 @@ def one_token(rate, count, seed=0):
 def test_waiting_time_of_a_single_server(load):
   """Item 43: M/D/1, by Pollaczek and Khinchine."""
   config, costs = row_server(0.5)
-  arrivals = one_token(load / 0.5, 8_000)
+  arrivals = one_token(load / 0.5, 4_000)
   simulation = serve(arrivals, NoSpeculation(), costs=costs, config=config)
   recorder = simulation.recorder
   waiting = (recorder.last - recorder.arrivals).mean() - 0.5
   expected = load * 0.5 / (2 * (1 - load))
   assert waiting == pytest.approx(expected, rel=0.1)
-  assert recorder.busy_seconds == pytest.approx(8_000 * 0.5)
+  assert recorder.busy_seconds == pytest.approx(4_000 * 0.5)
 
 
 class Counting(NoSpeculation):
@@ -102,9 +102,9 @@ def test_littles_law():
   """Item 43: L = lambda W, of requests seen at the start of short steps."""
   config, costs = row_server(0.01, num_rows=8)
   arrivals = Arrivals(
-    times=arrivals_lib.poisson(10.0, 1500, 0),
-    prompt_tokens=np.ones(1500, np.int64),
-    output_tokens=arrivals_lib.draw_lengths(60, 0.5, 1500, 0, 'output'),
+    times=arrivals_lib.poisson(10.0, 600, 0),
+    prompt_tokens=np.ones(600, np.int64),
+    output_tokens=arrivals_lib.draw_lengths(60, 0.5, 600, 0, 'output'),
   )
   config = SchedulerConfig(
     buckets=config.buckets, num_pages=1000, max_context=4096
@@ -275,7 +275,7 @@ def sweep():
   }
   found = {}
   for rate in RATES:
-    arrivals = requests(rate, 250)
+    arrivals = requests(rate, 150)
     acceptance = luck(arrivals)
     for name, make in policies.items():
       found[name, rate] = latency(serve(arrivals, make(), acceptance))
@@ -310,8 +310,8 @@ def test_the_wrong_length_costs_much(sweep):
 
 def test_a_better_drafter_is_noticed():
   """Items 21 and 45: acceptance jumps from .05 to .9 on the way."""
-  arrivals = requests(20, 600)
-  is_late = np.arange(600) >= 300
+  arrivals = requests(20, 400)
+  is_late = np.arange(400) >= 200
   acceptance = luck(arrivals, np.where(is_late, 0.9, 0.05))
   learned = serve(arrivals, Goodput(COSTS), acceptance).recorder
   off = serve(arrivals, NoSpeculation(), acceptance).recorder
@@ -320,7 +320,7 @@ def test_a_better_drafter_is_noticed():
   def mean(recorder, rows):
     return (recorder.last - recorder.arrivals)[rows].mean()
 
-  early, late = slice(50, 300), slice(350, 600)
+  early, late = slice(50, 200), slice(250, 400)
   assert mean(learned, early) < 1.03 * mean(off, early)
   assert mean(learned, late) < 1.05 * mean(on, late)
   assert mean(on, early) > 1.3 * mean(off, early)
@@ -328,8 +328,8 @@ def test_a_better_drafter_is_noticed():
 
 def test_requests_that_differ():
   """Item 47: a choice for every request is better, and never worse."""
-  arrivals = requests(100, 1000)
-  mixed = np.array([0.3, 0.95])[np.arange(1000) % 2]
+  arrivals = requests(100, 600)
+  mixed = np.array([0.3, 0.95])[np.arange(600) % 2]
   ratios = []
   for acceptance in (mixed, 0.7):
     own = serve(
@@ -386,9 +386,9 @@ def test_trees():
   )
   config = SchedulerConfig(buckets=buckets, num_pages=2**14, max_context=4096)
   for rate in (10, 100):
-    arrivals = requests(rate, 250)
+    arrivals = requests(rate, 150)
     acceptance = TreeAcceptance(
-      arrivals.output_tokens, np.full(250, 0.6), 15, seed=0
+      arrivals.output_tokens, np.full(150, 0.6), 15, seed=0
     )
     found = {
       name: latency(serve(arrivals, policy, acceptance, config=config))

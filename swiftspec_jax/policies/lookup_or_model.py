@@ -80,4 +80,6 @@ def _goodput(plan: policies.DraftPlan) -> float:
 
 def _without_late(view: policies.StepView) -> policies.StepView:
   """Returns the view of a lookup, which reads no text before it drafts."""
+  if not view.num_late_tokens:
+    return view
   return dataclasses.replace(view, num_late_tokens=0)

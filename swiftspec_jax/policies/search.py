@@ -124,10 +124,11 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   gained = _interpolate(num_tokens, counts, sums)
   # A hair less, so that rounding does not ask for the next size.
   fed = view.num_rows + share * num_tokens - 1e-6
-  computed = functools.partial(view.buckets.computed_tokens, view.num_rows)
-  seconds = predict(computed(fed)).total
+  computed = view.buckets.computed_tokens(view.num_rows, fed)
+  seconds = predict(computed).total
   if plain_share:
-    plain = predict(computed(view.num_rows), finds_drafts=False).total
+    padded_rows = view.buckets.pad_rows(view.num_rows)
+    plain = predict(padded_rows, finds_drafts=False).total
     seconds = (1 - plain_share) * seconds + plain_share * plain
   return num_tokens, gained, seconds, 0.0
 

@@ -1,6 +1,8 @@
 """Costs that are learned from the steps themselves, without a profile."""
 
+import bisect
 import math
+import statistics
 
 import numpy as np
 import scipy.optimize
@@ -69,7 +71,7 @@ class LiveCosts:
     verified = np.where(finds_drafts, _VERIFIED, _UNVERIFIED)
     seconds = self._believed[
       np.where(drafts, verified, _PLAIN),
-      np.searchsorted(self._buckets.rows, num_rows),
+      bisect.bisect_left(self._buckets.rows, num_rows),
       np.searchsorted(self._buckets.query_token_array, num_query_tokens),
       np.searchsorted(self._draft_steps, num_draft_steps),
     ]
@@ -105,13 +107,15 @@ class LiveCosts:
     computed = buckets.computed_tokens(view.num_rows, fed)
     size = (
       kind,
-      np.searchsorted(buckets.rows, max(view.num_rows, 1)),
-      np.searchsorted(buckets.query_token_array, computed),
-      np.searchsorted(self._draft_steps, buckets.steps_of(longest)),
+      bisect.bisect_left(buckets.rows, max(view.num_rows, 1)),
+      bisect.bisect_left(buckets.query_tokens, computed),
+      self._draft_steps.searchsorted(buckets.steps_of(longest)),
     )
-    self._recent[size][self._counts[size] % _NUM_RECENT] = outcome.seconds
+    recent = self._recent[size]
+    recent[self._counts[size] % _NUM_RECENT] = outcome.seconds
     self._counts[size] += 1
-    self._medians[size] = np.nanmedian(self._recent[size])
+    seen = recent[: self._counts[size]].tolist()
+    self._medians[size] = statistics.median(seen)
     self._last_seen[size] = view.step
     if self._counts[size] <= _NUM_RECENT or view.step % _FIT_EVERY == 0:
       self._believed = self._beliefs(view.step)

@@ -81,11 +81,15 @@ class PageTable:
   def own(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
     """Allocates the pages that rows lack for their tokens."""
     wanted = self.count(num_tokens) - self.num_owned[slots]
-    for i in np.flatnonzero(wanted > 0).tolist():
-      slot, owned = int(slots[i]), int(self.num_owned[slots[i]])
-      more = self._allocator.allocate(int(wanted[i]))
-      self.pages[slot, owned : owned + len(more)] = more
-      self.num_owned[slot] += len(more)
+    lacks = wanted > 0
+    if not lacks.any():
+      return
+    slots, wanted = slots[lacks], wanted[lacks]
+    pages = self._allocator.allocate(int(wanted.sum()))
+    ends = self.num_owned[slots] = self.num_owned[slots] + wanted
+    # Each row's own pages are a run that ends with its last one.
+    columns = np.repeat(ends - wanted.cumsum(), wanted) + np.arange(len(pages))
+    self.pages[slots.repeat(wanted), columns] = pages
 
   def remember(self, slots: np.ndarray, num_cached: np.ndarray) -> None:
     """Notes what is in the pages that the tokens in the cache have filled.

@@ -61,8 +61,9 @@ class PageAllocator:
       raise ValueError(f'{count} pages wanted, {len(self._free)} are free')
     pages = [self._free.popitem(last=False)[0] for _ in range(count)]
     for page in pages:
-      self._pages.pop(self._keys[page], None)
-      self._keys[page] = None
+      if self._keys[page] is not None:
+        self._pages.pop(self._keys[page], None)
+        self._keys[page] = None
     self._num_owners[pages] = 1
     return pages
 
