@@ -95,8 +95,8 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
   )
 
 
-def make_engine(draft=None, policy=None, **options):
-  drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
+def make_engine(draft=None, policy=None, chains=CHAINS, **options):
+  drafts = TREES if make_drafter.makes_trees(draft) else chains
   sizes = make_sizes(drafts=drafts)
   return PageEngine(TARGET, draft, sizes=sizes, policy=policy, **options)
 
