@@ -74,6 +74,7 @@ NUM_PAGES = 40
 
 CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
 FEW = {**CHAINS, 'rows': (4,)}  # of the rows, and of the contexts
+ONE_CONTEXT = dict(CHAINS)
 # Programs that grow trees take long to compile, so there are few.
 TREES = {
   'rows': (4,),
