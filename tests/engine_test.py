@@ -390,7 +390,9 @@ def test_sliding_windows(is_tree, window):
   )
   model = testing.random_model(config, seed=3)
   requests = requests_of(6)
-  draft = TreeDraft(model=model, width=3, branching=2) if is_tree else model
+  draft = DRAFTS['lookup']
+  if is_tree:
+    draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES if is_tree else FEW)
   engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
