@@ -74,6 +74,7 @@ NUM_PAGES = 40
 
 CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
 FEW = {**CHAINS, 'rows': (4,)}  # of the rows, and of the contexts
+ONE_CONTEXT = dict(CHAINS)
 # Programs that grow trees take long to compile, so there are few.
 TREES = {
   'rows': (4,),
@@ -95,8 +96,8 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
   )
 
 
-def make_engine(draft=None, policy=None, **options):
-  drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
+def make_engine(draft=None, policy=None, chains=CHAINS, **options):
+  drafts = TREES if make_drafter.makes_trees(draft) else chains
   sizes = make_sizes(drafts=drafts)
   return PageEngine(TARGET, draft, sizes=sizes, policy=policy, **options)
 

@@ -1,4 +1,4 @@
-"""A served target on kernels, interpreted: the tokens of the reference."""
+"""A served target on kernels, interpreted: the tokens of plain decoding."""
 
 import contextlib
 import dataclasses
@@ -6,6 +6,7 @@ import functools
 
 import jax
 import pytest
+from decoding_cases import assert_same, run
 from engine_cases import NEAR_TARGET
 from jax.experimental.pallas import tpu as pltpu
 
@@ -15,7 +16,8 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.serving.drafters.texts.datastore import Datastore
+from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target import paged_forward
@@ -40,7 +42,6 @@ SIZES = ProgramSizes(
       rows=(2,),
       query_tokens=(24,),
       lengths=(0, 1, 2, 3),
-      draft_steps=(0, 1, 2, 2),
     ),
     num_pages=8,
     max_context=64,
@@ -64,26 +65,35 @@ def interpreted(name, monkeypatch):
     yield
 
 
-def texts(kernels, draft):
+REQUESTS = [
+  ss.Request(
+    token_ids=tuple(range(length)),
+    sampling=ss.SamplingParams(max_new_tokens=12),
+  )
+  for length in (40, 3)
+]
+
+
+@functools.cache
+def plain():
+  return run(ss.Decoder(TARGET, batch_size=2), REQUESTS)
+
+
+def written_store():
+  """What plain decoding writes: trees of it hold accepted nodes."""
+  texts = [
+    request.token_ids + result.token_ids
+    for request, result in zip(REQUESTS, plain(), strict=True)
+  ]
+  return TokenStore.of_texts(texts, TARGET.tokenizer)
+
+
+def serve(kernels, draft):
   config = dataclasses.replace(CONFIG, kernels=kernels)
   target = dataclasses.replace(TARGET, config=config)
   engine = PageEngine(target, draft, sizes=SIZES, policy=FixedLength(3))
-  handles = [
-    engine.submit(
-      ss.Request(
-        token_ids=tuple(range(length)),
-        sampling=ss.SamplingParams(max_new_tokens=12),
-      )
-    )
-    for length in (40, 3)
-  ]
-  return [handle.result().token_ids for handle in handles]
-
-
-@pytest.fixture(scope='module')
-def plain():
-  """What the target writes without kernels and drafts."""
-  return texts('reference', None)
+  handles = [engine.submit(request) for request in REQUESTS]
+  return [handle.result() for handle in handles]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +106,19 @@ def plain():
   ],
 )
 def test_an_engine_on_kernels_gives_the_same_tokens(
-  kernels, draft, plain, monkeypatch
+  kernels, draft, monkeypatch
 ):
-  model = NEAR_TARGET
   if draft == 'tree':
-    model = TreeDraft(model=model, width=2, branching=2)
+    model = Datastore(store=written_store(), min_prob=0)
+  else:
+    model = NEAR_TARGET
   with interpreted(kernels, monkeypatch):
-    got = texts(kernels, model)
+    got = serve(kernels, model)
   attention = {'pallas_tpu': 'paged', 'pallas_gpu': 'fused_paged'}[kernels]
   assert (f'{attention}_attention', kernels) in chosen()
-  assert got == plain
+  assert_same(got, plain())
+  num_accepted = sum(result.stats.num_accepted for result in got)
+  assert num_accepted > 0 or draft == 'chain'
 
 
 def chosen():

@@ -54,7 +54,7 @@ def draw(rate, longest_prompt=40):
 def test_replay_is_the_simulation():
   """The same latencies, where drafts are always right or there are none."""
   arrivals, requests = draw(40.0)
-  sizes = engine_cases.make_sizes()
+  sizes = engine_cases.make_sizes(drafts=engine_cases.ONE_CONTEXT)
   # The second run has the prompts of the first.
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
   engine = PageEngine(

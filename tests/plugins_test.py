@@ -12,12 +12,14 @@ from engine_test import alone
 from experiments.flags import policy_names
 from swiftspec_jax.policies.batch_table import BatchTable
 
-DRAFTS = 'suffixes', 'datastore', 'phrases', 'tree'
+DRAFTS = 'suffixes', 'datastore', 'tree'
 
 
 @functools.cache
 def make_engine(draft):
-  return engine_cases.make_engine(engine_cases.DRAFTS[draft])
+  return engine_cases.make_engine(
+    engine_cases.DRAFTS[draft], chains=engine_cases.ONE_CONTEXT
+  )
 
 
 @functools.cache

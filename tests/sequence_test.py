@@ -40,13 +40,12 @@ def expected(count=3):
 
 @pytest.mark.parametrize(
   ('drafts', 'num_devices', 'num_sharing'),
-  [('none', 8, 8), ('lookup', 4, 2), ('tree', 4, 2)],
+  [('none', 8, 8), ('tree', 4, 2)],
 )
 def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
   model = shared(num_devices, num_sharing)
   draft = {
     'none': None,
-    'lookup': ss.PromptLookup(prompt_lookup_min=1),
     'tree': TreeDraft(model=model, width=3, branching=3),
   }[drafts]
   sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
@@ -58,7 +57,7 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
 
 def test_dense_caches_are_not_shared_and_give_the_same_tokens():
   model = shared(4, 2)
-  decoder = ss.Decoder(model, model, tree=ss.TreeConfig(num_nodes=4, width=2))
+  decoder = ss.Decoder(model, model)
   requests = requests_of(3, max_new_tokens=24)
   found = [result.token_ids for result in run(decoder, requests)]
   assert found == expected()

@@ -49,8 +49,8 @@ def sizes_of(num_slots, lengths, query_tokens, **drafts):
   return ProgramSizes.of_rows(buckets, MAX_CONTEXT)
 
 
-# Rows alone, half of their drafts, all of them, and a chunk beside.
-CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 6, 12, 30))
+# Rows alone, with their drafts, and with a chunk beside.
+CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 12, 30))
 TREES = sizes_of(
   4, SIZES['lengths'], (4, 32, 48), draft_steps=SIZES['draft_steps']
 )

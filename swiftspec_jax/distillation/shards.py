@@ -87,6 +87,8 @@ def write_shard(
   }
   if parts and parts[0].features is not None:
     arrays[_FEATURES] = np.concatenate([p.features for p in parts])
+  # Safetensors stores the memory of an array, whatever its strides say.
+  arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
   metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
   try:
     with atomic_file.replacing(path) as partial:

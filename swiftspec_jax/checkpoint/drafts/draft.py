@@ -78,7 +78,9 @@ def save(
   declared = transposed.undone(arrays)
   for path, array in jax.tree_util.tree_leaves_with_path(declared):
     name = jax.tree_util.keystr(path, simple=True, separator='.')
-    stored |= _encode(name, np.asarray(array), stored_dtype)
+    # Safetensors stores the memory of an array, whatever its strides say.
+    array = np.ascontiguousarray(array)
+    stored |= _encode(name, array, stored_dtype)
   values = {
     'model_type': MODEL_TYPE,
     'target': target.name,
