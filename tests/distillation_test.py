@@ -279,8 +279,8 @@ def test_later_tokens_of_a_chain_have_guesses_of_their_own():
 @pytest.mark.parametrize(
   ('architecture', 'optimiser', 'learning_rate'),
   [
-    (STANDS_ALONE, 'adamw', 6e-3),
-    (STANDS_ALONE, 'muon', 2e-2),
+    (STANDS_ALONE, 'adamw', 9e-3),
+    (STANDS_ALONE, 'muon', 3e-2),
     pytest.param(READS_FEATURES, 'adamw', 3e-3, marks=pytest.mark.optimised),
   ],
   ids=['stands_alone-adamw', 'stands_alone-muon', 'reads_features-adamw'],
@@ -289,7 +289,7 @@ def test_training_learns(
   data, tmp_path, architecture, optimiser, learning_rate
 ):
   # Features are noise here, and must be told from what counts.
-  num_steps, share = (40, 0.9) if architecture.feature_layers else (20, 0.8)
+  num_steps, share = (40, 0.9) if architecture.feature_layers else (12, 0.8)
   config = dataclasses.replace(
     TRAINING,
     student=architecture,
