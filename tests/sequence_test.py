@@ -55,9 +55,17 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
   assert [x.result().token_ids for x in handles] == expected()
 
 
-def test_dense_caches_are_not_shared_and_give_the_same_tokens():
+@pytest.mark.parametrize(
+  'tree',
+  [
+    None,
+    pytest.param(ss.TreeConfig(num_nodes=4, width=2), marks=pytest.mark.ci),
+  ],
+  ids=['chain', 'tree'],
+)
+def test_dense_caches_are_not_shared_and_give_the_same_tokens(tree):
   model = shared(4, 2)
-  decoder = ss.Decoder(model, model)
+  decoder = ss.Decoder(model, model, tree=tree)
   requests = requests_of(3, max_new_tokens=24)
   found = [result.token_ids for result in run(decoder, requests)]
   assert found == expected()
