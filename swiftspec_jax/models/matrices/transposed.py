@@ -80,7 +80,7 @@ def place(
 def undone(params: Any) -> Any:
   """Returns a parameter tree with plain arrays, shaped as they are declared.
 
-  Of a tree of NumPy arrays, these are such, too.
+  A tree of NumPy arrays gives NumPy arrays.
   """
   return jax.tree.map(
     lambda x: x.to_array() if isinstance(x, TransposedMatrix) else x,
