@@ -5,7 +5,9 @@ import functools
 import logging
 import os
 import pathlib
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
@@ -20,6 +22,7 @@ from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
 
 _INTERRUPTED = 130  # what a shell reports for Ctrl-C
+_RETRY_SECONDS = 0.1
 
 
 def run(main: Callable[[], None]) -> None:
@@ -49,6 +52,7 @@ def run_with_arguments(main: Callable[[list[str]], None]) -> None:
 
 def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
   set_up()
+  keep_interrupts()
   try:
     main(list(argv[1:]))
     sys.stdout.flush()
@@ -111,6 +115,25 @@ def set_up() -> None:
       'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled')
     )
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+def keep_interrupts() -> None:
+  """Has Ctrl-C come again where Python would drop it.
+
+  It drops what is raised in a callback of the garbage collector, and JAX has
+  one.
+  """
+  report = sys.unraisablehook
+
+  def retry(unraisable):
+    if unraisable.exc_type is KeyboardInterrupt:
+      # Later, as this is still the callback.
+      again = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+      threading.Timer(_RETRY_SECONDS, again).start()
+    else:
+      report(unraisable)
+
+  sys.unraisablehook = retry
 
 
 @contextlib.contextmanager

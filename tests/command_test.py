@@ -1,15 +1,17 @@
 """The command `swiftspec`."""
 
 import ast
+import gc
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import programs
 import pytest
 
-from experiments import command
+from experiments import command, program
 
 
 def call(*arguments):
@@ -102,3 +104,19 @@ def test_missing_packages_are_explained(tmp_path):
 def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):
   done = call_with_matplotlib(tmp_path, 'raise KeyboardInterrupt')
   assert (done.returncode, done.stderr) == (130, '\ninterrupted\n')
+
+
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch):
+  def interrupt(phase, info):
+    gc.callbacks.remove(interrupt)
+    raise KeyboardInterrupt
+
+  def work():
+    gc.collect()  # Python drops it here
+    time.sleep(60)
+
+  monkeypatch.setattr(sys, 'unraisablehook', pytest.fail)
+  program.keep_interrupts()
+  gc.callbacks.append(interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    work()
