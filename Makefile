@@ -81,7 +81,7 @@ aot: ## compile all kernels and the steps of all pairs for TPUs and GPUs: hours
 
 aot-ci: ## the same for some shapes, the steps of one TPU and one GPU: minutes
 	$(BOOTSTRAP_AOT)
-	$(AOT) --suite=kernels --every=40 --output=build/aot-ci/kernels
+	$(AOT) --suite=kernels --every=60 --output=build/aot-ci/kernels
 	$(AOT) --suite=tiny --target=v5e --target=h200 --output=build/aot-ci/tiny
 
 help: ## this list

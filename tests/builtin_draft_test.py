@@ -35,7 +35,7 @@ def test_it_is_small():
 def test_trees_of_it_write_what_the_target_writes(target):
   draft = ss.load(NAME, draft_of=target)
   options = {'max_new_tokens': 48}
-  prompts = model_cases.CHAT_PROMPTS
+  prompts = model_cases.CHAT_PROMPTS[:6]
   plain = ss.generate(target, prompts, **options)
   serial = ss.generate(
     target, prompts, draft=draft, tree=ss.TreeConfig(), **options

@@ -42,7 +42,7 @@ def test_notebooks_are_committed_without_outputs(path):
       assert cell.execution_count is None
 
 
-@pytest.mark.optimised
+@pytest.mark.ci
 def test_quickstart():
   printed, types = run('swiftspec_quickstart', {})
   assert {'text/html', 'image/png'} <= set(types)
