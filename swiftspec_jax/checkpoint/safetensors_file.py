@@ -13,8 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import safetensors
+from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import errors
+from swiftspec_jax import atomic_file, errors
 
 _DTYPES = {
   'BOOL': np.bool_,
@@ -25,6 +26,22 @@ _DTYPES = {
   'F8_E4M3': ml_dtypes.float8_e4m3fn,
   'F8_E8M0': ml_dtypes.float8_e8m0fnu,
 }
+
+
+def write(
+  path: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  metadata: Mapping[str, str] | None = None,
+) -> None:
+  """Writes a file atomically, whatever the strides of its tensors.
+
+  Raises:
+    OSError, SafetensorError: it cannot be written.
+  """
+  # The library stores their memory as it is.
+  tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+  with atomic_file.replacing(path) as partial:
+    safetensors_numpy.save_file(tensors, partial, metadata)
 
 
 def tensors_of(path: pathlib.Path) -> dict[str, Callable[[], np.memmap]]:

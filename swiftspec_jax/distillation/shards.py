@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import safetensors
-from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.distillation import samples as samples_lib
 from swiftspec_jax.distillation.samples import Group, Sample
 from swiftspec_jax.model import Model
@@ -87,14 +87,11 @@ def write_shard(
   }
   if parts and parts[0].features is not None:
     arrays[_FEATURES] = np.concatenate([p.features for p in parts])
-  # Safetensors stores the memory of an array, whatever its strides say.
-  arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
   metadata = {**metadata, 'format': FORMAT, 'kinds': samples_lib.KINDS}
   try:
-    with atomic_file.replacing(path) as partial:
-      safetensors_numpy.save_file(
-        arrays, partial, {k: json.dumps(v) for k, v in metadata.items()}
-      )
+    safetensors_file.write(
+      path, arrays, {k: json.dumps(v) for k, v in metadata.items()}
+    )
   except (OSError, safetensors.SafetensorError) as error:
     raise errors.UserError(
       f'cannot write {path}: {error}; name a directory that you can write to '

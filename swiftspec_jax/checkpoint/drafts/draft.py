@@ -20,6 +20,7 @@ from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
@@ -78,9 +79,7 @@ def save(
   declared = transposed.undone(arrays)
   for path, array in jax.tree_util.tree_leaves_with_path(declared):
     name = jax.tree_util.keystr(path, simple=True, separator='.')
-    # Safetensors stores the memory of an array, whatever its strides say.
-    array = np.ascontiguousarray(array)
-    stored |= _encode(name, array, stored_dtype)
+    stored |= _encode(name, np.asarray(array), stored_dtype)
   values = {
     'model_type': MODEL_TYPE,
     'target': target.name,
@@ -91,8 +90,7 @@ def save(
   }
   try:
     directory.mkdir(parents=True, exist_ok=True)
-    with atomic_file.replacing(directory / _WEIGHTS) as partial:
-      safetensors_numpy.save_file(stored, partial)
+    safetensors_file.write(directory / _WEIGHTS, stored)
     with atomic_file.replacing(directory / _CONFIG) as partial:
       partial.write_text(json.dumps(values, indent=2) + '\n')
   except (OSError, safetensors.SafetensorError) as error:

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 import safetensors
-from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
+from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Eagle3
 from swiftspec_jax.model import Model
@@ -62,11 +62,10 @@ def save_draft(
   weights = _tensors(arrays, draft.config, eagle3)
   if not _shares_embedding(arrays['embedding'], target):
     weights['embed_tokens.weight'] = arrays['embedding']
-  weights = {name: np.ascontiguousarray(x) for name, x in weights.items()}
   try:
     directory.mkdir(parents=True, exist_ok=True)
-    with atomic_file.replacing(directory / 'model.safetensors') as partial:
-      safetensors_numpy.save_file(weights, partial, {'format': 'pt'})
+    path = directory / 'model.safetensors'
+    safetensors_file.write(path, weights, {'format': 'pt'})
     with atomic_file.replacing(directory / 'config.json') as partial:
       values = _config(draft, target, eagle3)
       partial.write_text(json.dumps(values, indent=2) + '\n')
