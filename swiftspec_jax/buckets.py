@@ -44,6 +44,22 @@ def context_of(size: int, capacity: int) -> int:
   return min(power_of_two(size), capacity)
 
 
+def text_lengths(capacity: int) -> list[int]:
+  """Returns ascending lengths of texts that warm-up runs programs with.
+
+  Attention on CPUs chooses a part of the cache by the longest text, and XLA
+  prepares the products of a part when they first run: for a round over 30
+  layers that takes 100 ms. Each part holds one of these lengths.
+
+  Args:
+    capacity: rows of the cache; half of them is the last length.
+  """
+  lengths = [capacity // 2]
+  while lengths[0] > SMALLEST // 4:
+    lengths.insert(0, lengths[0] // 2)
+  return lengths
+
+
 def power_of_two(size: int, smallest: int = SMALLEST) -> int:
   """Returns the smallest declared power of two that is at least `size`.
 

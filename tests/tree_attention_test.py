@@ -24,6 +24,7 @@ from kernels_pallas.tree_attention import (
   pallas_tpu,
   reference,
 )
+from swiftspec_jax import buckets
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
@@ -344,3 +345,15 @@ def test_auto_falls_back_with_the_reason():
     'made for tpu',
     'there is no mosaic_gpu',
   ]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('num_new', [1, 64])
+@pytest.mark.parametrize('limit', [512, 1024, 8192])
+def test_warm_up_has_a_text_for_each_part_of_a_cache(limit, num_new, dtype):
+  sizes = filled.part_sizes(limit + num_new, dtype)
+  chosen = {
+    min(size for size in sizes if size >= length + num_new)
+    for length in buckets.text_lengths(limit + num_new)
+  }
+  assert chosen == set(sizes)

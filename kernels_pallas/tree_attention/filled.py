@@ -33,7 +33,7 @@ def tree_attention(
   way for GPUs, where the host would have to wait for the choice.
   """
   num_new = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
-  sizes = _sizes(keys.shape[2], keys.dtype)
+  sizes = part_sizes(keys.shape[2], keys.dtype)
   num_filled = jnp.max(prefix_lengths) + num_new
   # Outside of the branches, where all layers share it.
   visible = reference.seen_rows(
@@ -62,7 +62,7 @@ def tree_attention(
   )
 
 
-def _sizes(capacity: int, dtype: jax.typing.DTypeLike) -> tuple[int, ...]:
+def part_sizes(capacity: int, dtype: jax.typing.DTypeLike) -> tuple[int, ...]:
   """Returns what parts of the S rows there are programs for, ascending.
 
   XLA computes the softmax over fewer than 512 rows in another way for few

@@ -174,16 +174,20 @@ class RowEngine(engine.Engine[Job]):
     """
     self.prepare(limit, [sampling])
     capacity = self.pipeline.capacity
-    chunks = {}  # one for each program
+    # Of each program the first and the last one that a prompt can need.
+    first: dict[tuple[int, int], buckets.Chunk] = {}
+    last: dict[tuple[int, int], buckets.Chunk] = {}
     for length in range(1, limit):
       for chunk in buckets.plan_prefill(length - 1, capacity):
         start, size, _ = chunk
-        context = buckets.context_of(start + size, capacity)
-        chunks.setdefault((size, context), chunk)
+        program = size, buckets.context_of(start + size, capacity)
+        first.setdefault(program, chunk)
+        last[program] = chunk
+    chunks = sorted({*first.values(), *last.values()})
     request = Request(token_ids=(0,), sampling=sampling)
     admit = functools.partial(self.pipeline.admit, 0, request, limit)
     return [
-      *(functools.partial(admit, [chunk]) for chunk in chunks.values()),
+      *(functools.partial(admit, [chunk]) for chunk in chunks),
       functools.partial(admit, []),
       self.pipeline.warmup,
     ]

@@ -1,7 +1,7 @@
 """Chains: drafting and verifying are one program on the same devices."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,7 +63,13 @@ class ChainPipeline:
     self._rows.stop(slot)
 
   def warmup(self) -> None:
-    jax.block_until_ready(self.dispatch())
+    # Of lookups that find something, and that do not.
+    programs = {
+      repeats: functools.partial(self._fill, repeats=repeats)
+      for repeats in (True, False)
+    }
+    step_timing.warm_up(programs, self.capacity, self._state)
+    self._rows.fill(0)
 
   def dispatch(self) -> types.StepOutput:
     self._rows.state, output = spec_step.decode_step(
@@ -83,18 +89,26 @@ class ChainPipeline:
   def _measure_steps(self, capacity: int) -> jax.Array:
     """Times steps of idle rows, which stay idle, by the length of the draft."""
 
-    def step(length):
+    def prepare(length, num_known):
       self._draft_params = self._on_mesh(self._drafter.forcing(length))
-      return self.dispatch
+      return self._fill(num_known)
 
-    # As long as the shortest texts that need this capacity.
-    self._rows.fill(capacity // 2)
     seconds = step_timing.median_seconds(
-      {n: functools.partial(step, n) for n in self._drafter.lengths},
-      lambda: self._rows.state,
+      {n: functools.partial(prepare, n) for n in self._drafter.lengths},
+      capacity,
+      self._state,
     )
     self._rows.fill(0)
     return self._on_mesh(np.array([*seconds.values()], np.float32))
+
+  def _fill(
+    self, num_known: int, *, repeats: bool = True
+  ) -> Callable[[], types.StepOutput]:
+    self._rows.fill(num_known, repeats=repeats)
+    return self.dispatch
+
+  def _state(self) -> types.DecodeState:
+    return self._rows.state
 
   def _on_mesh(self, seconds: np.ndarray) -> jax.Array:
     return sharding_lib.replicate(seconds, self._target.mesh)

@@ -148,19 +148,28 @@ class TargetRows:
       max_lengths=self._on_mesh(self._limits.copy())
     )
 
-  def fill(self, length: int) -> None:
-    """Pretends that idle rows know texts of `length` tokens; 0 undoes it.
+  def fill(self, length: int, *, repeats: bool = True) -> None:
+    """Pretends that idle rows know texts; a length of 0 undoes it.
 
     For measuring: the longer the text, the more time tokens beside the first
     one take.
+
+    Args:
+      length: tokens of each text.
+      repeats: whether they are all the same, so that lookups find something;
+        else all differ.
     """
+    text = np.arange(self.capacity, dtype=np.int32) * (not repeats)
+    token_ids = np.tile(text, (self._batch_size, 1))
     # Both are donated, so each needs an array of its own.
     lengths, kv_lengths = (
       self._on_mesh(np.full(self._batch_size, length, np.int32))
       for _ in range(2)
     )
     cache = self.state.target_cache.replace(kv_lengths=kv_lengths)
-    self.state = self.state.replace(lengths=lengths, target_cache=cache)
+    self.state = self.state.replace(
+      token_ids=self._on_mesh(token_ids), lengths=lengths, target_cache=cache
+    )
 
   def _init_state(self, batch_size: int) -> types.DecodeState:
     config, mesh = self._target.config, self._target.mesh

@@ -9,7 +9,7 @@ the verified tokens if the draft reads them; the host waits for none.
 import collections
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from swiftspec_jax.drafting.no_draft import NoDraft
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.drafting.texts.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.trees import tree_checks
+from swiftspec_jax.drafting.trees.tree_draft import TreeDraftState
 from swiftspec_jax.drafting.trees.tree_draft_rows import TreeDraftRows
 from swiftspec_jax.model import Model
 from swiftspec_jax.pipelines import depth_price, step_timing, tree_sizes
@@ -173,7 +174,7 @@ class TreePipeline:
       self._read(slot, start, size)
     self._num_known[slot] = self._num_read[slot] = len(request.token_ids)
     self._is_busy[slot] = True
-    jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
+    jax.block_until_ready(self._states())
     self._forget_proposal()  # has the row's former tree
 
   def stop(self, slot: int) -> None:
@@ -186,7 +187,9 @@ class TreePipeline:
       self.verify()
       if self.is_async:
         self.grow()
-    jax.block_until_ready((self._target_rows.state, self._draft_rows.state))
+    programs = {**self._tree_programs(), 'advance': self._prepare_advance}
+    step_timing.warm_up(programs, self.capacity, self._states)
+    self._target_rows.fill(0)
     self._forget_rounds()
 
   def dispatch(self) -> types.StepOutput:
@@ -374,60 +377,77 @@ class TreePipeline:
 
   def _measure_steps(self, capacity: int) -> tree_sizes.StepTimes:
     """Times the programs of this capacity on idle rows, which stay idle."""
-    compiled = self._compiled_sizes()
-    trees = [sizes for sizes in compiled if sizes != tree_sizes.PAUSE]
-    drafter, rows = self._pause_drafter, self._draft_rows
-    is_busy, num_known = np.ones_like(self._is_busy), capacity // 2
+    drafter = self._pause_drafter
+    trees, advance = self._tree_programs(), self._prepare_advance
+    lengths = drafter.lengths if self._tree_config.is_adaptive else ()
 
-    def pause(length):
+    def pause(length, num_known):
+      self._target_rows.fill(num_known)
       if isinstance(drafter, AdaptiveLookup):
         self._pause_params = self._on_target(drafter.forcing(length))
       self.follow(tree_sizes.PAUSE)
       return self.verify
 
-    def verify(sizes):
-      self.follow(sizes)
-      return verify_beside_growth if self.is_async else self.verify
-
-    def verify_beside_growth():  # devices may share a processor
-      output = self.verify()
-      self._grow(self._tree_config.num_draft_steps)
-      return output
-
-    def grow():
-      rows.begin_trial(len(is_busy), num_known)
+    def grow(num_known):
+      self._draft_rows.begin_trial(len(self._is_busy), num_known)
       return lambda: self._grow(1)
 
-    def advance():
-      rows.begin_trial(len(is_busy), num_known)
-      self._next = compiled[:2][-1]
-      return lambda: self._advance(is_busy, follows=False)
-
-    def catch_up():
-      for slot in range(len(is_busy)):
-        self._read(slot, num_known - _CATCH_UP, _CATCH_UP)
-      return rows.state
-
-    lengths = drafter.lengths if self._tree_config.is_adaptive else ()
-    programs = {
-      **{sizes.num_nodes: functools.partial(verify, sizes) for sizes in trees},
-      **{('pause', n): functools.partial(pause, n) for n in lengths},
-      'draft': grow,
-      'advance': advance,
-      'catch_up': lambda: catch_up,
-    }
-    self._target_rows.fill(num_known)
     seconds = step_timing.median_seconds(
-      programs, lambda: (self._target_rows.state, rows.state)
+      {
+        **trees,
+        **{('pause', n): functools.partial(pause, n) for n in lengths},
+        'draft': grow,
+        'advance': advance,
+        'catch_up': self._prepare_catch_up,
+      },
+      capacity,
+      self._states,
     )
     self._target_rows.fill(0)
     return tree_sizes.StepTimes(
-      target_seconds={x.num_nodes: seconds[x.num_nodes] for x in trees},
+      target_seconds={n: seconds[n] for n in trees},
       pause_seconds={n: seconds['pause', n] for n in lengths},
       draft_seconds=seconds['draft'],
       advance_seconds=seconds['advance'],
       catch_up_seconds=seconds['catch_up'],
     )
+
+  def _tree_programs(self) -> dict[int, step_timing.Prepare]:
+    """Returns what verifies trees, on idle rows, by their number of nodes."""
+
+    def verify(sizes, num_known):
+      self._target_rows.fill(num_known)
+      self.follow(sizes)
+      return beside_growth if self.is_async else self.verify
+
+    def beside_growth():  # devices may share a processor
+      output = self.verify()
+      self._grow(self._tree_config.num_draft_steps)
+      return output
+
+    return {
+      sizes.num_nodes: functools.partial(verify, sizes)
+      for sizes in self._compiled_sizes()
+      if sizes != tree_sizes.PAUSE
+    }
+
+  def _prepare_advance(self, num_known: int) -> Callable[[], jax.Array]:
+    is_busy = np.ones_like(self._is_busy)
+    self._target_rows.fill(num_known)
+    self._draft_rows.begin_trial(len(is_busy), num_known)
+    self._next = self._compiled_sizes()[:2][-1]
+    return lambda: self._advance(is_busy, follows=False)
+
+  def _prepare_catch_up(self, num_known: int) -> Callable[[], TreeDraftState]:
+    def catch_up():
+      for slot in range(len(self._is_busy)):
+        self._read(slot, num_known - _CATCH_UP, _CATCH_UP)
+      return self._draft_rows.state
+
+    return catch_up
+
+  def _states(self) -> tuple[types.DecodeState, TreeDraftState]:
+    return self._target_rows.state, self._draft_rows.state
 
   def _forget_rounds(self) -> None:
     self._unread.clear()

@@ -14,7 +14,7 @@ import threading
 
 import tqdm
 
-from swiftspec_jax import hosts, policies
+from swiftspec_jax import buckets, hosts, policies
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
@@ -182,10 +182,13 @@ class Programs:
   def _compile_step(self, flat: FlatSizes) -> None:
     if not self._num_compiled:
       self._target.warm_up()
-    longest = self._sizes.range_of(flat.context)[1]
-    step = warm_up.made_up_step(flat, longest)
-    for level in choices.Level:
-      warm_up.run_step(self._sizes, self._target, flat, step, level)
+    lengths = [self._sizes.range_of(flat.context)[1]]
+    if self._sizes.has_rows:
+      lengths += buckets.text_lengths(flat.context)
+    for length in lengths:
+      step = warm_up.made_up_step(flat, length)
+      for level in choices.Level:
+        warm_up.run_step(self._sizes, self._target, flat, step, level)
 
 
 def _in_order(
