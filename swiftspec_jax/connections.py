@@ -6,8 +6,10 @@ news that a process ends.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import queue
+import random
 import socket
 import threading
 import time
@@ -19,6 +21,9 @@ from swiftspec_jax import errors
 _SECONDS_TO_SAY_HELLO = 5
 # A host that vanishes says nothing: so it is asked.
 _KEEPALIVE = (('KEEPIDLE', 10), ('KEEPINTVL', 5), ('KEEPCNT', 4))
+# Linux gives those from 32768 on, other systems those from 49152 on.
+_PORTS = range(20_000, 32_768)
+_random = random.SystemRandom()  # differs between processes with one seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -302,6 +307,16 @@ def _as_host(address: str) -> str:
 
 
 def free_port() -> int:
-  """Returns a port that the system has just found free."""
-  with socket.create_server(('', 0)) as server:
-    return server.getsockname()[1]
+  """Returns a port that was free just now.
+
+  Whoever asks may take seconds until it listens there, so it is none of those
+  that systems give to outgoing connections.
+  """
+  while True:
+    port = _random.choice(_PORTS)
+    try:
+      with socket.create_server(('', port)):
+        return port
+    except OSError as error:
+      if error.errno != errno.EADDRINUSE:
+        raise

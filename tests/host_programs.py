@@ -2,9 +2,10 @@
 
 import pathlib
 import signal
-import socket
 
 import programs
+
+from swiftspec_jax import connections
 
 
 class Together:
@@ -23,11 +24,9 @@ class Together:
       *flags: of all.
       environments: of each.
     """
-    with socket.create_server(('localhost', 0)) as server:
-      port = server.getsockname()[1]
     places = (
       '--distributed',
-      f'--coordinator_address=localhost:{port}',
+      f'--coordinator_address=localhost:{connections.free_port()}',
       f'--num_processes={len(environments)}',
     )
     self._programs = []
