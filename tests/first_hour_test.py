@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 
 import programs
 import pytest
+
+from swiftspec_jax import connections
 
 PAGES = [
   'README.md',
@@ -88,8 +89,7 @@ def serving(command, checkout, port):
 @pytest.mark.ci
 @pytest.mark.parametrize('page', PAGES)
 def test_blocks_work_one_after_the_other(page, checkout):
-  with socket.create_server(('localhost', 0)) as free:
-    port = free.getsockname()[1]
+  port = connections.free_port()
   with contextlib.ExitStack() as stack:
     for mark, language, text in blocks(page):
       if mark == 'server':
