@@ -9,10 +9,11 @@ Legend: N rows, K inputs, A axes of outputs.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
+
 _LIMIT = 127.0
 _FINER = 2 * _LIMIT  # half a step becomes the highest integer
 _SMALLEST = 1e-30  # highest number of a row; a row of zeros has it, too
-_MOST_ROWS_ON_RIGHT = 8
 
 
 def quantize_rows(
@@ -56,11 +57,9 @@ def _multiply_on_cpu(rows, weight):
   num_rows = len(rows)
   if num_rows == 1:
     rows = jnp.repeat(rows, 2, axis=0)
-  if num_rows > _MOST_ROWS_ON_RIGHT:
-    return _rows_first(rows, weight)
-  product = jnp.einsum(
-    '...k,nk->...n', weight, rows, preferred_element_type=jnp.int32
-  )
+  if num_rows > products.FEW_ROWS:
+    return products.multiply_parts(_einsum, rows, weight)
+  product = _einsum('...k,nk->...n', weight, rows)
   # XLA would swap the operands to save the transposition, and then copy the
   # whole weight to multiply.
   product = jax.lax.optimization_barrier(product)
@@ -68,6 +67,8 @@ def _multiply_on_cpu(rows, weight):
 
 
 def _rows_first(rows, weight):
-  return jnp.einsum(
-    'nk,...k->n...', rows, weight, preferred_element_type=jnp.int32
-  )
+  return _einsum('nk,...k->n...', rows, weight)
+
+
+def _einsum(subscripts, x, y):
+  return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import products
+from kernels_pallas import int8_products, products
 
 KEY = jax.random.key(0)
 # bfloat16 keeps 8 bits: half of the last one, of sums of numbers near 1.
@@ -40,6 +40,24 @@ def test_products_are_rounded_once(dtype, num_rows):
   )
   assert product.dtype == dtype
   assert_rounded_once(product, exact[0] @ exact[2].T, dtype)
+
+
+@pytest.mark.parametrize('num_outputs', [(5,), (2, 5), (3, 2, 5)])
+@pytest.mark.parametrize('num_rows', [2, 70])
+def test_transposed_weights_give_the_same(num_rows, num_outputs):
+  """Few rows and many are multiplied in forms of their own."""
+  rng = np.random.default_rng(0)
+  rows, weight = (
+    rng.integers(-127, 128, (*size, 24), np.int8)
+    for size in ((num_rows,), num_outputs)
+  )
+  exact = np.einsum('nk,...k->n...', rows.astype(int), weight.astype(int))
+  product = jax.jit(int8_products.multiply)(rows, weight)
+  np.testing.assert_array_equal(product, exact)
+  # Of integers that float32 holds exactly, like their sums.
+  rows, weight = rows.astype(np.float32), weight.astype(np.float32)
+  product = jax.jit(products.multiply_transposed)(rows, weight)
+  np.testing.assert_array_equal(product, exact)
 
 
 @pytest.mark.parametrize('num_rows', [1, 8])
