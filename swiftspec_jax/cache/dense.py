@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
+from kernels_pallas import products
 from kernels_pallas.fused_attention import reference
 from kernels_pallas.kv_commit import api
 from swiftspec_jax import sharding
@@ -103,7 +104,7 @@ class KVCacheConfig:
       # Rounding costs a little acceptance at most, and halves what travels.
       features = zeros(
         (self.batch_size, capacity, self.feature_dim),
-        jnp.bfloat16,
+        products.stored_dtype(jnp.bfloat16, mesh),
         sharding.of_kept_features(mesh, self.feature_dim),
       )
     return KVCache(

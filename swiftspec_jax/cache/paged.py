@@ -110,7 +110,7 @@ def init(
     width = len(feature_layers) * config.embed_dim
     features = jnp.zeros(
       (num_pages, page_size, width),
-      dtype,
+      stored,
       device=sharding.of_kept_features(mesh, width),
     )
   return PagedCache(
