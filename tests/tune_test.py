@@ -25,8 +25,11 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   # As long as what is generated below: the same programs.
   prompts = tmp_path / 'prompts.jsonl'
   prompts.write_text('{"question_id": 0, "task": "qa", "turns": ["hello"]}')
+  # Without lookups, programs compile faster.
+  lookup = '--tree_prompt_lookup=False'
   status, output, complaints = programs.run(
     'tune',
+    lookup,
     f'--config={start}',
     f'--target={model}',
     f'--draft={model}',
@@ -61,7 +64,11 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   assert 'One target forward takes' in output
 
   status, output, complaints = programs.run(
-    'generate', f'--config={path}', '--prompt=hello', '--max_new_tokens=12'
+    'generate',
+    lookup,
+    f'--config={path}',
+    '--prompt=hello',
+    '--max_new_tokens=12',
   )
   assert status == 0, complaints
   (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=12)
