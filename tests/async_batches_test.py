@@ -54,6 +54,7 @@ def test_program_compares_who_waits(tmp_path):
     '--num_nodes=4',
     '--width=2',
     '--num_draft_steps=1',
+    '--tree_prompt_lookup=False',
   )
   assert status == 0, complaints
   rows = [

@@ -15,6 +15,7 @@ from experiments.output import provenance
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
 # Fewer programs than by default.
 MODES = ('autoregressive', 'prompt_lookup', 'chain', 'serial')
+NO_LOOKUP = '--tree_prompt_lookup=False'
 TWO_MODES = '--modes=autoregressive,prompt_lookup'
 FIELDS = {
   'tokens_per_second',
@@ -65,6 +66,7 @@ def finished(flags, model, tmp_path_factory):
     *flags,
     f'--modes={",".join(MODES)}',
     f'--draft={model}',
+    NO_LOOKUP,
     f'--output_dir={directory}',
   )
   assert status == 0, complaints
@@ -177,7 +179,7 @@ def test_directory_with_results_is_refused(finished, flags, model):
   before = {path: path.read_bytes() for path in finished[0].iterdir()}
   error = programs.error_of('benchmark', *flags)
   assert 'is not empty (it holds results.jsonl)' in error
-  flags = [*flags, f'--draft={model}', f'--modes={",".join(MODES)}']
+  flags += [f'--draft={model}', f'--modes={",".join(MODES)}', NO_LOOKUP]
   error = programs.error_of(
     'benchmark', *flags, '--resume', '--temperature=0.5'
   )
@@ -293,6 +295,7 @@ def test_forced_acceptance_is_labelled(flags, model, tmp_path):
     *flags,
     f'--draft={model}',
     '--draft_layers=1',
+    NO_LOOKUP,
     '--modes=async,autoregressive',
     '--forced_acceptance=0.7',
     '--limit=2',

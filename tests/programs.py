@@ -25,9 +25,11 @@ runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 # Imports take longer than most programs. This one makes them once. It forks for
 # each line that names a module, its arguments, the files for its streams and
 # its environment, and waits for the process that a line of one number names.
-# JAX starts no threads before it is used.
+# JAX starts no threads before it is used. A program ends as Python does, but
+# leaves its modules alone: to take them apart, it would copy their memory.
 _FORKS = """
-import contextlib, faulthandler, gc, json, os, runpy, signal, sys
+import atexit, contextlib, faulthandler, gc, json, os, runpy, signal, sys
+import threading
 gc.set_threshold(50_000)
 import matplotlib.pyplot, optax, scipy.optimize, scipy.stats
 import swiftspec_jax, transformers
@@ -52,7 +54,14 @@ while line := sys.stdin.readline():
   os.environ.update(environment)
   sys.argv = ['', *flags]
   sys.orig_argv = [sys.executable, '-m', module, *flags]
-  runpy.run_module(module, run_name='__main__', alter_sys=True)
+  try:
+    runpy.run_module(module, run_name='__main__', alter_sys=True)
+  except SystemExit as end:
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code or 0)
   break
 """
 

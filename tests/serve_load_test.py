@@ -26,22 +26,39 @@ SIZES = (
   '--query_tokens=6,12',
   '--contexts=32,64',
   '--max_length=2',
-  '--draft_layers=1',
 )
-# Where the sizes do not matter: few programs.
+# Where the sizes do not matter: few programs, which `SIZES` have, too.
 ONE_SIZE = '--rows=2', '--query_tokens=6', '--contexts=64', '--max_length=2'
+TWO_ROWS = *ONE_SIZE, '--rows=1,2'
 
 
-def small(model, tmp_path, mode='chain'):
-  """Flags of a small engine."""
+def load(*flags):
+  """Runs the program here, where its programs of XLA are compiled once."""
+  values = dict(flag.removeprefix('--').split('=', 1) for flag in flags)
+  with flagsaver.as_parsed(**values):
+    serve_load.main()
+
+
+def read_rows(directory):
+  lines = (directory / 'rows.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def write_prompts(tmp_path):
+  """Writes three prompts; returns the flag that names them."""
   prompts = tmp_path / 'prompts.jsonl'
   lines = [
     json.dumps({'question_id': i, 'task': 'short', 'turns': [f'{i} and {i}']})
     for i in range(3)
   ]
   prompts.write_text('\n'.join(lines))
-  models = f'--target={model}', f'--draft={model}'
-  return (*models, *SIZES, f'--mode={mode}'), f'--prompts={prompts}'
+  return f'--prompts={prompts}'
+
+
+def of_models(model, mode):
+  """Flags of a target that its own first layer drafts for."""
+  models = f'--target={model}', f'--draft={model}', '--draft_layers=1'
+  return *models, f'--mode={mode}'
 
 
 MODES = pytest.mark.parametrize(
@@ -52,10 +69,9 @@ MODES = pytest.mark.parametrize(
 @MODES
 def test_costs(model, tmp_path, mode):
   """On a busy machine there is an explanation instead of a file."""
-  sizes, _ = small(model, tmp_path, mode)
-  costs = tmp_path / 'costs.json'
+  flags, costs = of_models(model, mode), tmp_path / 'costs.json'
   status, output, complaints = programs.run(
-    'profile_costs', *sizes, '--repeats=9', f'--output={costs}'
+    'profile_costs', *flags, *SIZES, '--repeats=9', f'--output={costs}'
   )
   assert costs.exists() == (status == 0)
   if status:
@@ -73,7 +89,7 @@ def save_costs(model, path, mode):
   if mode == 'tree':
     tree = ss.TreeConfig()
     draft += f'_tree_{tree.width}_{tree.branching}_prompt_lookup'
-  buckets = StepBuckets(rows=(1, 2), query_tokens=(6, 12), lengths=(0, 1, 2))
+  buckets = StepBuckets(rows=(1, 2), query_tokens=(6,), lengths=(0, 1, 2))
   key = measured.CostKey(
     target=str(model),
     draft=draft,
@@ -88,44 +104,36 @@ def save_costs(model, path, mode):
     for part, more in (
       ('plain', {'seconds': 0.01 + 1e-5 * kv_tokens}),
       ('target', {'num_query_tokens': 6, 'seconds': 0.012}),
-      ('target', {'num_query_tokens': 12, 'seconds': 0.016}),
       ('draft', {'num_draft_steps': 1, 'seconds': 0.001}),
       ('intake', {'seconds': 0.002}),
-      ('overhead', {'num_query_tokens': 12, 'seconds': 0.0005}),
+      ('overhead', {'num_query_tokens': 6, 'seconds': 0.0005}),
     )
   ]
   storage.save(path, measured.fit(key, found))
 
 
 @MODES
-def test_load(model, tmp_path, mode):
-  sizes, prompts = small(model, tmp_path, mode)
+def test_load(model, tmp_path, mode, capsys):
   costs, directory = tmp_path / 'costs.json', tmp_path / 'results'
   save_costs(model, costs, mode)
-  load = (
-    'serve_load',
-    *sizes,
-    prompts,
+  flags = (
+    *of_models(model, mode),
+    *TWO_ROWS,
+    write_prompts(tmp_path),
     '--request_rates=50',
     '--num_requests=6',
     '--output_tokens=8',
-  )
-  status, output, complaints = programs.run(
-    *load,
-    '--policies=none,always_2,table,goodput',
-    '--virtual_time',
     f'--costs={costs}',
+  )
+  names = ['none', 'always_2', 'table', 'goodput']
+  load(
+    *flags,
+    f'--policies={",".join(names)}',
+    '--virtual_time=true',
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
-  lines = (directory / 'rows.jsonl').read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
-  assert [row['policy'] for row in rows] == [
-    'none',
-    'always_2',
-    'table',
-    'goodput',
-  ]
+  rows = read_rows(directory)
+  assert [row['policy'] for row in rows] == names
   for row in rows:
     assert tuple(row)[: len(load_report.COLUMNS)] == load_report.COLUMNS
     assert row['num_requests'] == 6
@@ -133,61 +141,58 @@ def test_load(model, tmp_path, mode):
   for name in ('latency', 'lengths'):
     assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   if mode == 'chain':
-    assert 'simulated over measured latency' in output
+    assert 'simulated over measured latency' in capsys.readouterr().out
     lines = (directory / 'simulated.jsonl').read_text().splitlines()
-    assert [json.loads(line)['policy'] for line in lines] == [
-      row['policy'] for row in rows
-    ]
+    assert [json.loads(line)['policy'] for line in lines] == names
   facts = json.loads((directory / 'provenance.json').read_text())
   assert facts['flags']['rows'] == ['1', '2']
+  # Costs of other sizes are of no use.
+  with pytest.raises(
+    errors.UserError,
+    match=r'was measured with rows=\(1, 2\), here it is \(2,\)',
+  ):
+    load(
+      *flags,
+      '--rows=2',
+      '--policies=goodput',
+      f'--output_dir={tmp_path / "other"}',
+    )
+
+
+def test_costs_need_several_sizes(model, tmp_path):
   error = programs.error_of(
-    'profile_costs', *sizes, '--contexts=64', f'--output={costs}'
+    'profile_costs',
+    *of_models(model, 'chain'),
+    *TWO_ROWS,
+    f'--output={tmp_path / "costs.json"}',
   )
   assert '--rows and --contexts make 2 sizes of steps' in error
-  # Costs of other sizes are of no use.
-  error = programs.error_of(
-    *load,
-    '--rows=2',
-    '--policies=goodput',
-    f'--costs={costs}',
-    f'--output_dir={tmp_path / "other"}',
-  )
-  assert 'was measured with rows=(1, 2), here it is (2,)' in error
 
 
 def test_load_of_living_trees(model, tmp_path):
-  _, prompts = small(model, tmp_path)
-  status, _, complaints = programs.run(
-    'serve_load',
-    f'--target={model}',
-    f'--draft={model}',
-    '--draft_layers=1',
+  load(
+    *of_models(model, 'async'),
     '--rows=2',
-    '--query_tokens=12',
+    '--query_tokens=6',
     '--contexts=64',
-    '--mode=async',
     '--num_nodes=3',
     '--num_draft_steps=2',
-    prompts,
+    write_prompts(tmp_path),
     '--policies=none,fixed_2',
     '--request_rates=50',
     '--num_requests=4',
     '--output_tokens=8',
     f'--output_dir={tmp_path / "results"}',
   )
-  assert status == 0, complaints
-  lines = (tmp_path / 'results/rows.jsonl').read_text().splitlines()
-  none, fixed = map(json.loads, lines)
+  none, fixed = read_rows(tmp_path / 'results')
   assert none['acceptance_length'] == 1 < fixed['acceptance_length']
 
 
-def test_forced_acceptance(model, tmp_path):
-  _, prompts = small(model, tmp_path)
-  load = (
-    'serve_load',
+def test_forced_acceptance(model, tmp_path, capsys):
+  flags = (
     f'--target={model}',
     *ONE_SIZE,
-    prompts,
+    write_prompts(tmp_path),
     '--mode=forced',
     '--policies=none,fixed_2',
     '--request_rates=50',
@@ -195,12 +200,11 @@ def test_forced_acceptance(model, tmp_path):
     '--output_tokens=16',
     f'--output_dir={tmp_path / "results"}',
   )
-  assert 'needs --forced_acceptance' in programs.error_of(*load)
-  status, output, complaints = programs.run(*load, '--forced_acceptance=1')
-  assert status == 0, complaints
-  assert 'drafts: forced_1' in output
-  lines = (tmp_path / 'results/rows.jsonl').read_text().splitlines()
-  none, fixed = map(json.loads, lines)
+  with pytest.raises(errors.UserError, match='needs --forced_acceptance'):
+    load(*flags)
+  load(*flags, '--forced_acceptance=1')
+  assert 'drafts: forced_1' in capsys.readouterr().out
+  none, fixed = read_rows(tmp_path / 'results')
   assert none['acceptance_length'] == 1
   assert fixed['acceptance_rate_per_position'] == [1, 1]
 
@@ -228,13 +232,12 @@ def test_runs_learn_nothing_from_each_other(tmp_path):
 
 
 def test_interrupted(model, tmp_path):
-  _, prompts = small(model, tmp_path)
   rows = tmp_path / 'results' / 'rows.jsonl'
   with programs.running(
     'serve_load',
     f'--target={model}',
     *ONE_SIZE,
-    prompts,
+    write_prompts(tmp_path),
     '--mode=prompt_lookup',
     '--policies=none',
     '--request_rates=50',
@@ -275,13 +278,18 @@ def test_flags_that_a_mode_does_not_read(mode, name, message):
 
 
 def test_mistakes_are_explained(tmp_path):
+  directory = f'--output_dir={tmp_path / "results"}'
+  error = programs.error_of('serve_load', '--policies=table', directory)
+  assert 'table needs --costs' in error
   for flags, message in (
-    (('--policies=table',), 'table needs --costs'),
-    (('--policies=none', '--virtual_time'), '--virtual_time needs --costs'),
+    (
+      ('--policies=none', '--virtual_time=true'),
+      '--virtual_time needs --costs',
+    ),
     (('--rows=1,x',), '--rows=1,x must be numbers'),
     (('--contexts=64,32',), '--contexts=64,32 must be ascending'),
     (('--mode=chain', '--policies=none'), 'needs a draft model'),
   ):
-    directory = f'--output_dir={tmp_path / "results"}'
-    assert message in programs.error_of('serve_load', *flags, directory)
-    assert not (tmp_path / 'results').exists()
+    with pytest.raises(errors.UserError, match=message):
+      load(*flags, directory)
+  assert not (tmp_path / 'results').exists()

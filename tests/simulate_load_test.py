@@ -16,7 +16,7 @@ from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
 
 ROOT = pathlib.Path(__file__).parents[1]
-SMALL = ('--num_requests=40', '--request_rates=5,50')
+SMALL = ('--num_requests=20', '--request_rates=5,50')
 
 
 def read_rows(directory):
@@ -100,16 +100,16 @@ def test_program(tmp_path):
   for values in rows:
     assert 0 < values['padded_share'] < 0.5
     assert tuple(values)[: len(load_report.COLUMNS)] == load_report.COLUMNS
-    assert values['num_requests'] == 40
+    assert values['num_requests'] == 20
     assert all(values[name] is not None for name in load_report.COLUMNS)
   for name in ('latency', 'lengths'):
     assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   facts = json.loads((tmp_path / 'provenance.json').read_text())
   assert facts['flags']['profile'] == 'llama-8b-h100'
-  assert facts['flags']['num_requests'] == 40
+  assert facts['flags']['num_requests'] == 20
   num_steps = sum(values['num_steps'] for values in rows)
   assert step_shapes.read(tmp_path / 'steps.jsonl').total() == num_steps
-  assert 'simulated 960 requests in' in output
+  assert 'simulated 480 requests in' in output
   assert 'latency of goodput over that of the best fixed length' in output
 
 

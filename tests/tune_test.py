@@ -22,13 +22,19 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   chips = {'target_chips': 1, 'draft_chips': 1}
   settings = plan_rows.flags_of({**planned, **chips, **dtypes})
   configuration.write(start, settings, [], device_kind=None)
+  # As long as what is generated below: the same programs.
+  prompts = tmp_path / 'prompts.jsonl'
+  prompts.write_text('{"question_id": 0, "task": "qa", "turns": ["hello"]}')
+  # Without lookups, programs compile faster.
+  lookup = '--tree_prompt_lookup=False'
   status, output, complaints = programs.run(
     'tune',
+    lookup,
     f'--config={start}',
     f'--target={model}',
     f'--draft={model}',
     '--draft_layers=1',
-    '--limit=1',
+    f'--prompts={prompts}',
     '--repeats=1',
     '--max_new_tokens=12',
     '--try_num_nodes=8',
@@ -58,7 +64,11 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   assert 'One target forward takes' in output
 
   status, output, complaints = programs.run(
-    'generate', f'--config={path}', '--prompt=hello', '--max_new_tokens=12'
+    'generate',
+    lookup,
+    f'--config={path}',
+    '--prompt=hello',
+    '--max_new_tokens=12',
   )
   assert status == 0, complaints
   (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=12)
