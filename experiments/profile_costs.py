@@ -265,7 +265,11 @@ def _rest(
   measurements: Sequence[Measurement],
   declared: ProgramSizes,
 ) -> float:
-  """Returns what steps take beyond their forwards."""
+  """Returns what steps take beyond their forwards.
+
+  Raises:
+    UserError: no step has a size that was measured.
+  """
   forwards = {_place(m): m.seconds for m in measurements[::-1]}
   rests = []
   for record in records:
@@ -279,6 +283,11 @@ def _rest(
     draft = 'draft', step.padded_rows, 0, num_steps
     if place in forwards and not record.takes_in:
       rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
+  if not rests:
+    raise errors.UserError(
+      'no whole step of the invented requests had a size that was measured; '
+      'declare other --rows, --query_tokens or --contexts'
+    )
   return float(np.percentile(rests, 25))
 
 

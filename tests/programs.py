@@ -57,6 +57,8 @@ while line := sys.stdin.readline():
   try:
     runpy.run_module(module, run_name='__main__', alter_sys=True)
   except SystemExit as end:
+    if end.code and not isinstance(end.code, int):
+      raise
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -29,8 +29,14 @@ TUNED = (
   'num_draft_steps',
   'branching',
   'num_restart_steps',
+  'waits_for_misses',
   'coverage',
+  'exit_layer',
   'adaptive',
+  'min_leaf_mass',
+  'depth_priced',
+  'tree_prompt_lookup',
+  'tree_suffix_lookup',
   'run_ahead',
 )
 ENTRIES = ('flags', 'device_kind', 'forced_acceptance', 'provenance', 'trials')
