@@ -116,18 +116,15 @@ def test_three_hosts(model, prompts, tmp_path):
 @pytest.mark.ci
 def test_two_hosts_share_both_models(model, prompts, tmp_path):
   """Sampling, with two devices each, gives what one process samples."""
-  flags = (
+  results = tmp_path / 'results'
+  host_programs.run(
+    tmp_path,
+    'benchmark',
     *flags_of(model),
     f'--prompts={prompts}',
     '--temperature=1',
     '--modes=prompt_lookup,chain,async,suffix_lookup,tree',
-  )
-  one, two = tmp_path / 'one', tmp_path / 'two'
-  host_programs.run(
-    tmp_path,
-    'benchmark',
-    *flags,
-    f'--output_dir={two}',
+    f'--output_dir={results}',
     '--simulated_devices=2',
     '--target_processes=0,1',
     '--draft_processes=0,1',
@@ -135,8 +132,17 @@ def test_two_hosts_share_both_models(model, prompts, tmp_path):
     '--draft_devices=1',
     count=2,
   )
-  assert programs.run('benchmark', *flags, f'--output_dir={one}')[0] == 0
-  assert token_ids_of(two) == token_ids_of(one)
+  target = ss.load(model)
+  sampling = ss.SamplingParams(temperature=1.0, max_new_tokens=16)
+  plain, chain = (
+    ss.generate(target, 'hello hello', sampling=sampling, draft=draft)
+    for draft in (None, ss.load(model, draft_of=target))
+  )
+  found = token_ids_of(results)
+  assert tuple(found.pop('chain')) == chain[0].token_ids
+  assert found.keys() == {'prompt_lookup', 'async', 'suffix_lookup', 'tree'}
+  for token_ids in found.values():
+    assert tuple(token_ids) == plain[0].token_ids
 
 
 @pytest.mark.ci

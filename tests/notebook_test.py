@@ -44,7 +44,11 @@ def test_notebooks_are_committed_without_outputs(path):
 
 @pytest.mark.ci
 def test_quickstart():
-  printed, types = run('swiftspec_quickstart', {})
+  changes = {
+    'devices=[target_device])': 'devices=[target_device], num_layers=12)',
+    'max_new_tokens = 16': 'max_new_tokens = 8',
+  }
+  printed, types = run('swiftspec_quickstart', changes)
   assert {'text/html', 'image/png'} <= set(types)
   for mode in ('autoregressive', 'prompt_lookup', 'serial', 'async'):
     assert printed.count(mode) >= 2
@@ -56,6 +60,7 @@ def test_load():
   changes = {
     '(5, 20, 80, 160, 320)': '(80, 320)',
     '--repeats=25': '--repeats=5',
+    '--num_requests=20': '--num_requests=10',
     # Arrivals are in real time.
     '--request_rates=5,20': '--request_rates=20,40',
   }

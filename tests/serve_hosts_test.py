@@ -229,7 +229,6 @@ def test_two_hosts_share_the_target(model, tmp_path):
 @pytest.mark.parametrize(
   ('count', 'flags'),
   [
-    (2, ('--mode=tree', *TREE)),
     (2, ('--mode=chain', '--max_length=2', '--policy=fixed_2')),
     (3, ('--mode=async', '--num_nodes=4', *TREE, '--policy=fixed_3')),
   ],
