@@ -136,5 +136,7 @@ def test_random_load_leaves_nothing(seconds, caplog):
   assert service.engine.scheduler.num_preemptions > 0
   assert_empty(service.engine, FEW_PAGES)
   assert after[0] <= before[0]
-  assert after[1] <= before[1]
+  # What is made when it is first needed stays; a leak would keep an array of
+  # each request.
+  assert after[1] - before[1] < min(num_whole, num_left)
   assert after[2] - before[2] < MAX_GROWTH

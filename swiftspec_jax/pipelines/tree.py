@@ -378,7 +378,7 @@ class TreePipeline:
   def _measure_steps(self, capacity: int) -> tree_sizes.StepTimes:
     """Times the programs of this capacity on idle rows, which stay idle."""
     drafter = self._pause_drafter
-    trees, advance = self._tree_programs(), self._prepare_advance
+    trees = self._tree_programs()
     lengths = drafter.lengths if self._tree_config.is_adaptive else ()
 
     def pause(length, num_known):
@@ -397,7 +397,7 @@ class TreePipeline:
         **trees,
         **{('pause', n): functools.partial(pause, n) for n in lengths},
         'draft': grow,
-        'advance': advance,
+        'advance': self._prepare_advance,
         'catch_up': self._prepare_catch_up,
       },
       capacity,
