@@ -16,6 +16,7 @@ from safetensors import numpy as safetensors_numpy
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.config.architecture import RopeScaling
+from swiftspec_jax.testing.byte_tokenizer import EOS
 
 
 def assert_same_params(one, other, **tolerances):
