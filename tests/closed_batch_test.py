@@ -163,6 +163,7 @@ def test_what_does_not_fit_is_refused(draft, options, message):
 
 
 def test_what_does_not_fit_into_the_rounds_is_refused():
-  decoder = ss.Decoder(MODEL, TreeDraft(model=MODEL, width=2, branching=2))
+  draft = TreeDraft(model=MODEL, width=2, branching=2, num_draft_steps=2)
+  decoder = ss.Decoder(MODEL, draft)
   with pytest.raises(ss.UserError, match='make them wider'):
     run(decoder, requests_of(1))
