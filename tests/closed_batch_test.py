@@ -162,3 +162,10 @@ LOOKUP = ss.SuffixLookup()
 def test_what_does_not_fit_is_refused(draft, options, message):
   with pytest.raises(ss.UserError, match=message):
     ss.Decoder(MODEL, draft, **options)
+
+
+def test_what_does_not_fit_into_the_rounds_is_refused():
+  draft = TreeDraft(model=MODEL, width=2, branching=2, num_draft_steps=2)
+  decoder = ss.Decoder(MODEL, draft)
+  with pytest.raises(ss.UserError, match='make them wider'):
+    run(decoder, requests_of(1))

@@ -179,7 +179,8 @@ class ClosedBatch:
 
   def cancel_all(self) -> None:
     """Cancels what has not ended."""
-    self._engine.cancel_all()
+    if self._engine is not None:
+      self._engine.cancel_all()
 
   def drain(self) -> None:
     """Drops the steps that are on their way; only without requests."""
