@@ -36,6 +36,14 @@ def test_weights_in_several_files(family, tmp_path):
   assert_same_params(ss.load(tmp_path / 'one'), ss.load(tmp_path / 'three'))
 
 
+def test_an_old_index_beside_a_single_file(tmp_path):
+  """The file is loaded, as in transformers, and not the older shards."""
+  testing.write_tiny_checkpoint(tmp_path)
+  before = ss.load(tmp_path)
+  write_index(tmp_path, 'model-00001-of-00001.safetensors')
+  assert_same_params(ss.load(tmp_path), before)
+
+
 def test_a_checkpoint_of_a_bare_decoder(tmp_path):
   testing.write_tiny_checkpoint(tmp_path, 'qwen3')
   before = ss.load(tmp_path)
@@ -346,6 +354,12 @@ def cut(path, size):
     file.truncate(size)
 
 
+def write_index(directory, *files):
+  weight_map = dict(enumerate(files))
+  path = directory / 'model.safetensors.index.json'
+  path.write_text(json.dumps({'weight_map': weight_map}))
+
+
 BROKEN = {
   'no config': (
     lambda d: (d / 'config.json').unlink(),
@@ -368,9 +382,7 @@ BROKEN = {
     r'model\.safetensors is missing or cut short',
   ),
   'an index of nothing': (
-    lambda d: (d / 'model.safetensors.index.json').write_text(
-      '{"weight_map": {"a": "gone.safetensors"}}'
-    ),
+    lambda d: write_index(d, 'model.safetensors', 'gone.safetensors'),
     r'gone\.safetensors is missing',
   ),
   'an empty index': (
