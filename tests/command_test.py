@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -106,6 +107,15 @@ def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):
   assert (done.returncode, done.stderr) == (130, '\ninterrupted\n')
 
 
+@pytest.fixture
+def interruptible():
+  """Ctrl-C comes, also if pytest is a job in the background (`programs`)."""
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures('interruptible')
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch):
   def interrupt(phase, info):
     gc.callbacks.remove(interrupt)
