@@ -29,7 +29,7 @@ def closed_at_exit(
   return make
 
 
-@atexit.register  # behind JAX's own, which are called later
+@atexit.register  # after JAX's own, and so called before them
 def _close() -> None:
   for iterator in list(_left):
     with contextlib.suppress(ValueError):  # a thread is in it

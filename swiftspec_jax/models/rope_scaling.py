@@ -160,7 +160,7 @@ def from_hf(
 
 def kind_of(rope: Mapping[str, Any]) -> str:
   """Returns the kind of scaling that entries name."""
-  kind = str(rope.get('rope_type', rope.get('type', 'default')))
+  kind = str(rope.get('rope_type') or rope.get('type') or 'default')
   return _OTHER_NAMES.get(kind, kind)
 
 
