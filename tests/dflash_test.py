@@ -17,7 +17,6 @@ import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
-from swiftspec_jax.checkpoint.drafts import dflash
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -235,13 +234,6 @@ def test_tables_are_those_of_the_target(directory):
   assert ModelConfig.from_json(draft.config.to_json()) == draft.config
 
 
-def test_golden_layers():
-  """Those of published drafts of five layers."""
-  assert dflash.default_layers(36, 5) == (1, 9, 17, 25, 33)
-  assert dflash.default_layers(28, 5) == (1, 7, 13, 19, 25)
-  assert dflash.default_layers(28, 1) == (14,)
-
-
 def best_tree(logits, num_nodes):
   """Tokens of nodes, and their parents, of the most probable paths."""
   probs = np.exp(logits - logits.max(-1, keepdims=True))
@@ -413,6 +405,10 @@ BAD_ENTRIES = [
   (
     {'dflash_config': {'mask_token_id': 1, 'target_layer_ids': [2]}},
     'has no outputs of layers',
+  ),
+  (
+    {'dflash_config': {'mask_token_id': 1}},
+    'target_layer_ids=None .* list them there, as its authors say',
   ),
   ({'quantization_config': {'bits': 4}}, 'quantization_config='),
 ]

@@ -6,6 +6,7 @@ after one, and the parent starts another.
 
 import dataclasses
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Collection
@@ -66,6 +67,8 @@ def main(
     log: path of the file for all that is printed.
   """
   os.setpgrp()  # so that the programs that it starts end with it
+  # They get Ctrl-C from here, which a job in the background would ignore.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   with open(log, 'ab', buffering=0) as file:
     for stream in (1, 2):
       os.dup2(file.fileno(), stream)

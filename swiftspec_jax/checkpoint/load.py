@@ -86,7 +86,7 @@ def load(
       the same, but keeps 16 bits of the layers' activations.
     rope_scaling: entries by which a model without a scaling takes longer texts
       than it was trained for, as `config.json` has them: `rope_type`, which is
-      'yarn' or 'linear', `factor`, and others of that type.
+      'yarn', 'linear' or 'dynamic', `factor`, and others of that type.
       `original_max_position_embeddings` is by default the context of the model.
       The new one is `factor` times that. A draft needs the same.
 
@@ -124,7 +124,8 @@ def load(
   )
   if rope_scaling is not None:
     config = _stretched(name, config, rope_scaling, draft_of)
-    name = f'{name} ({rope_scaling["rope_type"]} {rope_scaling["factor"]:g})'
+    kind = rope_scaling_lib.kind_of(rope_scaling)
+    name = f'{name} ({kind} {rope_scaling["factor"]:g})'
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'
