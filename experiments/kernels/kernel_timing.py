@@ -136,8 +136,12 @@ def busy_seconds(run: Callable[[], Any]) -> list[float]:
   with tempfile.TemporaryDirectory() as directory:
     with jax.profiler.trace(directory):
       run()
-    (path,) = pathlib.Path(directory).rglob('*.xplane.pb')
-    return device_seconds(ProfileData.from_file(str(path)))
+    paths = list(pathlib.Path(directory).rglob('*.xplane.pb'))
+    if len(paths) != 1:
+      raise errors.UserError(
+        f'the profiler of JAX has written {len(paths)} profiles in place of one'
+      )
+    return device_seconds(ProfileData.from_file(str(paths[0])))
 
 
 def loop_seconds(

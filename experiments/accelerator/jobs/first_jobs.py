@@ -95,7 +95,7 @@ def _num_odd(call: Callable[..., Any], arrays: Any, num_runs: int) -> jax.Array:
     differs = [
       jnp.any(_bits(x) != _bits(y)) for x, y in zip(first, results, strict=True)
     ]
-    return num_odd + jnp.any(jnp.stack(differs))
+    return num_odd + jnp.any(jnp.stack(differs)).astype(jnp.int32)
 
   return jax.lax.fori_loop(0, num_runs, count, jnp.int32(0))
 
