@@ -30,8 +30,8 @@ _SETTINGS = {
 class Child:
   """A process that is started when it is wanted, as that takes long.
 
-  It compares one kernel after the other. The first one that fails, crashes or
-  hangs ends it, and so does a minute without work.
+  It compares one kernel after the other. The first one that is no good ends it,
+  as it may have spoiled the device, and so does a minute without work.
   """
 
   def __init__(self):
@@ -61,7 +61,7 @@ class Child:
       with contextlib.suppress(BrokenPipeError):  # it ends before it reads
         print(request, file=self._process.stdin, flush=True)
       said, end = self._wait(path, seconds)
-    if said:
+    if said and said['is_same']:
       self._asked = time.monotonic()
       return said, ''
     lines = self._log_from(log_start)
