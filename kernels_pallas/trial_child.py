@@ -55,18 +55,21 @@ class Child:
     """
     self._start()
     log_start = os.fstat(self._log.fileno()).st_size
-    with tempfile.TemporaryDirectory() as directory:
-      path = pathlib.Path(directory, 'result.json')
-      request = json.dumps({'trial': trial, 'path': str(path)})
-      with contextlib.suppress(BrokenPipeError):  # it ends before it reads
-        print(request, file=self._process.stdin, flush=True)
-      said, end = self._wait(path, seconds)
-    if said and said['is_same']:
+    is_good = False
+    try:
+      with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, 'result.json')
+        request = json.dumps({'trial': trial, 'path': str(path)})
+        with contextlib.suppress(BrokenPipeError):  # it ends before it reads
+          print(request, file=self._process.stdin, flush=True)
+        said, end = self._wait(path, seconds)
+      is_good = bool(said) and said['is_same']
+      complaints = self._log_from(log_start)
+    finally:  # also of a Ctrl-C
       self._asked = time.monotonic()
-      return said, ''
-    lines = self._log_from(log_start)
-    self.end()
-    return said, ': '.join([end, *lines[-1:]])
+      if not is_good:
+        self.end()
+    return said, ': '.join([end, *(line[:200] for line in complaints[-1:])])
 
   def end(self) -> None:
     """Ends the process, if there is one, so that the device is free."""

@@ -85,7 +85,7 @@ def _check(case: Case, kernel: Contender, num_runs: int) -> list[Row]:
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _num_odd(call: Callable[..., Any], arrays: Any, num_runs: int) -> jax.Array:
-  """Returns how many of the runs give other bits than the one before them."""
+  """Returns how many of the runs give other bits than the first."""
   first = jax.tree.leaves(call(*arrays))
 
   def count(_, num_odd):
