@@ -89,7 +89,7 @@ def _measure(case: Case, rates: Rates) -> dict[str, Any]:
     try:
       sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
       donated = case.spec.DONATED
-      program = kernel_timing.jitted(contender.call, donated)
+      program = jax.jit(contender.call, donate_argnums=donated)
       seconds[contender.name] = kernel_timing.seconds_of(
         program, sets, repeats, donated
       )

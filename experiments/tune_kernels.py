@@ -155,7 +155,7 @@ def tune(
 def _measure(case, call, options, repeats) -> tuple[float, list[np.ndarray]]:
   """Returns the seconds of a call, and what it gives."""
   donated = case.spec.DONATED
-  program = kernel_timing.jitted(functools.partial(call, **options), donated)
+  program = jax.jit(functools.partial(call, **options), donate_argnums=donated)
   keys = jax.random.split(jax.random.key(0), case.num_sets)
   sets: list[Arrays] = [case.make_arrays(key) for key in keys]
   results = program(*sets[0])

@@ -149,7 +149,7 @@ def test_results_take_the_place_of_what_they_were_given():
     return [(jnp.float32(i), [jnp.zeros(8)], jnp.float32(1)) for i in range(2)]
 
   sets, donated = make_sets(), (1,)
-  program = kernel_timing.jitted(call, donated)
+  program = jax.jit(call, donate_argnums=donated)
   assert kernel_timing.seconds_of(program, sets, 2, donated) > 0
   assert all(arrays[1][0].is_deleted() for arrays in sets)
   assert kernel_timing.loop_seconds(call, make_sets(), 2, donated) > 0

@@ -31,7 +31,7 @@ _CACHE_BYTES = 256 * 2**20
 # this line.
 _PLANES = ('/device:GPU:0', '/device:TPU:0')
 _LINES = ('Stream #', 'XLA Modules')
-_ADDABLE = (jnp.float32, jnp.bfloat16, jnp.int32)
+_ADDABLE = (jnp.float32, jnp.bfloat16, jnp.int32, jnp.int8)
 
 
 def num_sets(
@@ -58,7 +58,7 @@ def seconds_of(
   """Returns the median of the seconds of a call.
 
   Args:
-    program: a call as `jitted` returns it.
+    program: a call as `jax.jit` returns it, given `donated`.
     sets: arguments, used in turn; those that are donated are gone afterwards.
     repeats: rounds through all sets.
     donated: arguments whose place the last results take.
@@ -79,11 +79,6 @@ def seconds_of(
     return loop_seconds(program, sets, repeats, donated)
   durations = busy_seconds(lambda: [run(i) for i in turns])
   return median_call(durations, len(turns))
-
-
-def jitted(call: Callable[..., Any], donated: tuple[int, ...] = ()):
-  """Returns a call as a program that owns the arguments `donated`."""
-  return jax.jit(call, donate_argnums=donated)
 
 
 def taken_back(
@@ -157,7 +152,7 @@ def loop_seconds(
 
   Args:
     call: jittable.
-    sets: arguments, used in turn.
+    sets: arguments, used in turn; an array of each can be added to.
     num_rounds: through all sets; the program runs three times after it has
       been compiled, and the quickest counts.
     donated: arguments whose place the last results take.
@@ -251,14 +246,14 @@ def copy_bandwidth(num_bytes: int, repeats: int) -> float:
   """Returns the bytes per second, read and written, of a copy."""
   size = num_bytes // 2
   sets = [(jnp.full(size, value, jnp.bfloat16),) for value in (1.5, 2.5)]
-  return 2 * num_bytes / seconds_of(jitted(lambda x: x + 1), sets, repeats)
+  return 2 * num_bytes / seconds_of(jax.jit(lambda x: x + 1), sets, repeats)
 
 
 def read_bandwidth(num_bytes: int, repeats: int) -> float:
   """Returns the bytes per second of a sum."""
   size = num_bytes // 4
   sets = [(jnp.full(size, value, jnp.float32),) for value in (1.5, 2.5)]
-  return num_bytes / seconds_of(jitted(jnp.sum), sets, repeats)
+  return num_bytes / seconds_of(jax.jit(jnp.sum), sets, repeats)
 
 
 def matrix_rate(
@@ -277,4 +272,4 @@ def matrix_rate(
     precision=precision,
     preferred_element_type=jnp.int32 if is_integer else None,
   )
-  return 2 * size**3 / seconds_of(jitted(dot), [(a, b), (c, d)], repeats)
+  return 2 * size**3 / seconds_of(jax.jit(dot), [(a, b), (c, d)], repeats)

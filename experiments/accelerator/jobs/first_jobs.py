@@ -68,7 +68,7 @@ def _check(case: Case, kernel: Contender, num_runs: int) -> list[Row]:
   arrays = case.make_arrays(jax.random.key(2))
   num_odd = int(_num_odd(kernel.call, arrays, num_runs))
   donated = case.spec.DONATED
-  program = kernel_timing.jitted(kernel.call, donated)
+  program = jax.jit(kernel.call, donate_argnums=donated)
   sets = shapes.make_sets(case)
   seconds = kernel_timing.seconds_of(program, sets, shapes.REPEATS, donated)
   is_good = found.is_same and not num_odd

@@ -55,7 +55,7 @@ def _measure(case: Case, contender: Contender) -> list[Row]:
     figures['loop_seconds'] = kernel_timing.loop_seconds(
       contender.call, sets[:_LOOP_SETS], _LOOP_ROUNDS
     )
-  program = kernel_timing.jitted(contender.call, donated)
+  program = jax.jit(contender.call, donate_argnums=donated)
   seconds = kernel_timing.seconds_of(program, sets, shapes.REPEATS, donated)
   return [_row(case, seconds, figures, is_baseline=contender.is_baseline)]
 
@@ -86,7 +86,7 @@ def _row(case: Case, seconds: float, figures, *, is_baseline: bool) -> Row:
 def _reference_seconds(case: Case) -> float:
   reference = next(case.contenders(jax.default_backend()))
   donated = case.spec.DONATED
-  program = kernel_timing.jitted(reference.call, donated)
+  program = jax.jit(reference.call, donate_argnums=donated)
   return kernel_timing.seconds_of(
     program, shapes.make_sets(case), shapes.REPEATS, donated
   )
