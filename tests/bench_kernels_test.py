@@ -55,7 +55,7 @@ def test_a_product_of_whole_weights_is_beside_quantized_ones():
   x, values, scales = arrays
   got = library.call(*library.prepare(*arrays))
   want = quantized_matmul(x, values, jnp.ones_like(scales), activation=None)
-  np.testing.assert_allclose(as_row(got), as_row(want), rtol=2e-2, atol=2)
+  np.testing.assert_allclose(as_row(got), as_row(want), rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize('window', [None, 512])
@@ -141,7 +141,8 @@ def test_table_on_a_cpu(tmp_path):
   assert [row['kernel'] for row in rows] == ['swiglu', 'verify_tree']
   for row in rows:
     assert row['implementation'] is row['speedup_over_reference'] is None
-    assert 'reference' in row['seconds']
+  assert rows[0]['seconds'].keys() == {'reference', 'jnp.dot bfloat16'}
+  assert rows[1]['seconds'].keys() == {'reference'}
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert summary['rates']['bytes_per_second'] > 1e8
   assert summary['kernels']['swiglu']['num_shapes'] == 1
