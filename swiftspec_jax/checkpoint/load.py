@@ -16,14 +16,7 @@ from kernels_pallas import dispatch, tuning
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import (
-  builtin,
-  end_tokens,
-  gguf_tokenizer,
-  hf,
-  orbax,
-)
-from swiftspec_jax.checkpoint import gguf as gguf_lib
+from swiftspec_jax.checkpoint import builtin, end_tokens, hf, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
@@ -239,6 +232,14 @@ def _open(name: str, draft_of: Model | None) -> _Source:
 
 
 def _open_gguf(path: pathlib.Path) -> _Source:
+  try:  # other models need no package for these files
+    from swiftspec_jax.checkpoint import gguf as gguf_lib
+    from swiftspec_jax.checkpoint import gguf_tokenizer
+  except ModuleNotFoundError as error:
+    raise errors.UserError(
+      f'{path} cannot be read without the package {error.name}; run `pip '
+      f'install {error.name}`'
+    ) from error
   file = gguf_lib.GGUFFile(path)
   tokenizer = gguf_tokenizer.from_metadata(file.metadata)
   return _Source(
