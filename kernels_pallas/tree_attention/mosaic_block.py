@@ -17,8 +17,9 @@ ROWS = 64  # R, of a product by a warpgroup
 BLOCK_KV = 64  # K
 TILE_LAYOUT = plgpu.Layout.WGMMA
 ROW_LAYOUT = TILE_LAYOUT.reduce(1)
-# Older versions of JAX ask for an index.
-_NO_INDEX = ((),) if 'idx' in inspect.signature(plgpu.load).parameters else ()
+# JAX 0.10 asks for an index; newer versions warn of one.
+_INDEX = inspect.signature(plgpu.load).parameters.get('idx')
+_NO_INDEX = ((),) if _INDEX and _INDEX.default is _INDEX.empty else ()
 
 
 def nothing(num_columns, width):
