@@ -4,6 +4,7 @@ The kernels run in their interpreters, that of the TPU with simulated copies,
 race detection and memory that starts as NaN. The oracle is numpy in float64.
 """
 
+import contextlib
 import functools
 
 import hypothesis
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from interpreters import interpret_tpu
 
 from kernels_pallas import dispatch
+from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu
 from kernels_pallas.quantized_matmul import (
   api,
   pallas_gpu,
@@ -165,3 +167,26 @@ def test_the_gpu_takes_few_rows_of_float32():
   arrays = arguments(3, 17, 'float32', 'int8')
   with pytest.raises(NotImplementedError, match='17 rows of float32, more'):
     pallas_gpu.check(*arrays)
+
+
+@pytest.mark.parametrize(
+  ('num_experts', 'weight_dtype', 'is_refused'),
+  [
+    (128, 'int8', False),  # 2**31 numbers
+    (129, 'int8', True),
+    (256, 'float8_e4m3fn', True),
+    (257, 'int8', False),  # offsets have 64 bits
+    (256, 'int4', False),
+    (257, 'int4', True),
+  ],
+)
+def test_offsets_that_would_wrap_are_refused(
+  num_experts, weight_dtype, is_refused
+):
+  x = jax.ShapeDtypeStruct((8, 4096), jnp.bfloat16)
+  values = jax.ShapeDtypeStruct((num_experts, 4096, 4096), weight_dtype)
+  scales = jax.ShapeDtypeStruct((num_experts, 32, 4096), jnp.float32)
+  refusal = pytest.raises(NotImplementedError, match='fit into 31 bits')
+  for backend in (pallas_gpu, grouped_gpu):
+    with refusal if is_refused else contextlib.nullcontext():
+      backend.check(x, values, scales)

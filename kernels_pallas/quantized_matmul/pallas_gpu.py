@@ -34,6 +34,8 @@ _MOST_SIDE = 128
 _MOST_FLOAT32_ROWS = 16  # more take minutes to compile
 _MOST_SPLITS = 16
 _NUM_PROGRAMS = 256  # about two for each multiprocessor
+# Pallas has signed offsets of 32 bits up to this size, and then of 64 bits.
+_NARROW_BYTES = 2**32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,11 @@ def check_sizes(values: jax.Array, scales: jax.Array) -> None:
   if num_outputs % _LEAST_SIDE:
     raise NotImplementedError(
       f'{num_outputs} outputs are no multiple of {_LEAST_SIDE}'
+    )
+  num_bytes = values.size * tiles.BITS[values.dtype.name] // 8
+  if _NARROW_BYTES // 2 < num_bytes <= _NARROW_BYTES:
+    raise NotImplementedError(
+      f'offsets in {num_bytes} bytes of a weight do not fit into 31 bits'
     )
 
 
