@@ -1,16 +1,18 @@
 """Product with a quantized weight as a Pallas Mosaic GPU kernel for Hopper.
 
-The weight is the left, wide operand of wgmma, and the few rows are the columns
-of the result: so 8 rows are no more work than 8, where Triton pads them to 16,
-and the outputs fill the 64 rows that a warpgroup multiplies at least.
+The weight is the left operand of wgmma and the rows are the right one: outputs
+fill the 64 lines that a warpgroup multiplies at least, and 8 rows are enough
+for the other side, where Triton pads them to 16.
 
-TMA brings numbers as they are stored, the rows and the scales, some chunks
-ahead. A warpgroup widens a chunk to bfloat16 in registers and leaves it in
-shared memory, where wgmma reads it transposed. A chunk has one scale for each
-output, which multiplies the few sums instead of the many weights. A cluster of
-programs, which the device runs together, shares the inputs of a tile. Behind a
-barrier of the cluster the first of them adds all sums in the order of the
-programs. As in `tree_attention`, they travel through memory by TMA.
+TMA brings numbers as they are stored, and the rows, some chunks ahead. A
+warpgroup widens a chunk in registers and leaves it in shared memory, where
+wgmma reads it transposed. A chunk has one scale for each output, which
+multiplies the few sums instead of the many weights. With a gated activation a
+program has the tile of both parts.
+
+A cluster of programs, which the device runs together, shares the inputs of a
+tile. Behind a barrier of the cluster the first program adds all sums, in the
+order of the programs. They go to memory by TMA, see `tree_attention`.
 
 Legend:
 - T rows, M rows with padding, P parts, of which a program has G
@@ -29,14 +31,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import tiles as block_tiles
-from kernels_pallas.quantized_matmul import tiles
+from kernels_pallas.quantized_matmul import mosaic_chunk, tiles
 from kernels_pallas.swiglu import reference as gate
 from kernels_pallas.tree_attention import mosaic_block
 
-_OUTPUTS = 64  # W, of a product by a warpgroup
-_ROW_TILE = 8  # rows of a product are a multiple
-_MOST_INPUTS = 128  # J
-_CHUNK_SIZES = (32, 64, 128)
+_ROW_TILE = 8  # M is a multiple
+_CHUNK_SIZES = (64, 128)  # J
 _MOST_SPLITS = 8  # all devices run clusters of so many programs
 _NUM_PROGRAMS = 256  # about two for each multiprocessor
 
@@ -72,8 +72,8 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
     num_inputs: K.
     num_outputs: N.
   """
-  num_tiles = num_parts * num_outputs // _OUTPUTS
-  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, _MOST_INPUTS))
+  num_tiles = num_parts * num_outputs // mosaic_chunk.OUTPUTS
+  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, max(_CHUNK_SIZES)))
   splits = max(min(_NUM_PROGRAMS // num_tiles, most), 1)
   return Config(num_splits=1 << (splits.bit_length() - 1))
 
@@ -89,17 +89,19 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   tiles.check(x.shape[0], x.dtype, values.dtype)
   if x.dtype != jnp.bfloat16:
     raise NotImplementedError(f'{x.dtype} is not bfloat16')
-  if values.dtype not in (jnp.int8, jnp.int4):
-    raise NotImplementedError(f'{values.dtype} is neither int8 nor int4')
+  if values.dtype.name not in mosaic_chunk.LAYOUTS:
+    raise NotImplementedError(
+      f'{values.dtype} is not {" or ".join(mosaic_chunk.LAYOUTS)}'
+    )
   num_inputs, num_outputs = values.shape[1:]
   if _chunk_size_of(num_inputs, scales.shape[1]) not in _CHUNK_SIZES:
     raise NotImplementedError(
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of '
-      f'{", ".join(map(str, _CHUNK_SIZES))}'
+      f'{" or ".join(map(str, _CHUNK_SIZES))}'
     )
-  if num_outputs % _OUTPUTS:
+  if num_outputs % mosaic_chunk.OUTPUTS:
     raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {_OUTPUTS}'
+      f'{num_outputs} outputs are no multiple of {mosaic_chunk.OUTPUTS}'
     )
 
 
@@ -107,7 +109,7 @@ def _chunk_size_of(num_inputs: int, num_groups: int) -> int:
   """Returns J: a group, or where there is one only a divisor of it."""
   if num_groups > 1:
     return num_inputs // num_groups
-  return math.gcd(num_inputs, _MOST_INPUTS)
+  return math.gcd(num_inputs, max(_CHUNK_SIZES))
 
 
 def quantized_matmul(
@@ -128,8 +130,11 @@ def quantized_matmul(
   chunk_size = _chunk_size_of(num_inputs, num_groups)
   padding = -num_rows % _ROW_TILE
   padded_rows = num_rows + padding
-  num_tiles = num_outputs // _OUTPUTS
-  sums = (num_joined, _OUTPUTS, padded_rows)
+  num_tiles = num_outputs // mosaic_chunk.OUTPUTS
+  stages, sums = (
+    config.num_stages,
+    (num_joined, mosaic_chunk.OUTPUTS, padded_rows),
+  )
   out, _ = plgpu.kernel(
     functools.partial(_kernel, activation=activation),
     out_type=[
@@ -139,15 +144,14 @@ def quantized_matmul(
       ),
     ],
     scratch_types=[
-      plgpu.SMEM((config.num_stages, padded_rows, chunk_size), x.dtype),
+      plgpu.SMEM((stages, padded_rows, chunk_size), x.dtype),
       plgpu.SMEM(
-        (config.num_stages, num_joined, chunk_size, _OUTPUTS), values.dtype
+        (stages, num_joined, chunk_size, mosaic_chunk.OUTPUTS), values.dtype
       ),
-      plgpu.SMEM((2, chunk_size, _OUTPUTS), x.dtype),
+      plgpu.SMEM((chunk_size, mosaic_chunk.OUTPUTS), x.dtype),
       plgpu.SMEM(sums, jnp.float32),
-      plgpu.SMEM((padded_rows, _OUTPUTS), x.dtype),
-      plgpu.Barrier(num_barriers=config.num_stages),
-      plgpu.Barrier(num_barriers=config.num_stages),
+      plgpu.SMEM((padded_rows, mosaic_chunk.OUTPUTS), x.dtype),
+      plgpu.Barrier(num_barriers=stages, num_arrivals=2),
       plgpu.ClusterBarrier(collective_axes=('split',), num_barriers=1),
     ],
     grid=(num_results, num_tiles),
@@ -173,124 +177,84 @@ def _kernel(
   # Scratch:
   row_tiles,  # [stages, M, J]
   value_tiles,  # [stages, G, J, W]
-  wide_tiles,  # [2, J, W]
+  wide_tile,  # [J, W]
   total_tile,  # f32[G, W, M]
   out_tile,  # [M, W]
-  rows_here,  # [stages] barriers
-  values_here,  # [stages] barriers
+  chunks_here,  # [stages] barriers
   all_here,  # [1] barrier of the cluster
   *,
   activation: str | None,
 ):
   result, tile, split = map(jax.lax.axis_index, ('result', 'tile', 'split'))
-  num_stages, num_joined, chunk_size, _ = value_tiles.shape
-  num_splits = totals.shape[2]
+  num_joined, num_splits = value_tiles.shape[1], totals.shape[2]
   parts = pl.ds(result * num_joined, num_joined)
-  outputs = pl.ds(tile * _OUTPUTS, _OUTPUTS)
-  num_chunks = x.shape[1] // chunk_size
+  outputs = pl.ds(tile * mosaic_chunk.OUTPUTS, mosaic_chunk.OUTPUTS)
+  scales = scales.at[parts, :, outputs]
+  num_chunks = x.shape[1] // wide_tile.shape[0]
   share = pl.cdiv(num_chunks, num_splits)
   start = jnp.minimum(split * share, num_chunks)
   stop = jnp.minimum(start + share, num_chunks)
-
-  def fetch(chunk, source_fn, tiles, here):
-    @pl.when(chunk < stop)
-    def _():
-      stage = jax.lax.rem(chunk - start, num_stages)
-      inputs = pl.ds(chunk * chunk_size, chunk_size)
-      plgpu.copy_gmem_to_smem(
-        source_fn(inputs), tiles.at[stage], here.at[stage]
-      )
-
-  fetch_rows = functools.partial(
-    fetch,
-    source_fn=lambda inputs: x.at[:, inputs],
-    tiles=row_tiles,
-    here=rows_here,
+  fetch = functools.partial(
+    mosaic_chunk.fetch,
+    start=start,
+    stop=stop,
+    sources=(x, values.at[parts, :, outputs]),
+    tiles=(row_tiles, value_tiles),
+    here=chunks_here,
   )
-  fetch_values = functools.partial(
-    fetch,
-    source_fn=lambda inputs: values.at[parts, inputs, outputs],
-    tiles=value_tiles,
-    here=values_here,
+  for stage in range(value_tiles.shape[0]):
+    fetch(start + stage)
+  sums = jax.lax.fori_loop(
+    start,
+    stop,
+    functools.partial(
+      mosaic_chunk.add_chunk,
+      start=start,
+      fetch=fetch,
+      tiles=(row_tiles, value_tiles, wide_tile),
+      here=chunks_here,
+      scales=scales,
+    ),
+    (mosaic_chunk.nothing(x.shape[0]),) * num_joined,
   )
-  for stage in range(num_stages):
-    fetch_rows(start + stage)
-    fetch_values(start + stage)
 
-  def scales_of(i, group):
-    return _by_row(
-      scales.at[result * num_joined + i, group, outputs], x.shape[0]
-    )
-
-  def add_chunk(chunk, sums):
-    stage = jax.lax.rem(chunk - start, num_stages)
-    plgpu.barrier_wait(values_here.at[stage])
-    plgpu.barrier_wait(rows_here.at[stage])
-    added = []
-    for i in range(num_joined):
-      # Others may still multiply with the tile before.
-      wide_tile = wide_tiles.at[jax.lax.rem(chunk * num_joined + i, 2)]
-      wide_tile[...] = value_tiles[stage, i].astype(wide_tiles.dtype)
-      plgpu.commit_smem()
-      if i == 0:
-        # Here all threads have multiplied the rows of the chunk before.
-        @pl.when(chunk > start)
-        def _():
-          fetch_rows(chunk - 1 + num_stages)
-
-      product = mosaic_block._product(
-        wide_tile.transpose((1, 0)),
-        row_tiles.at[stage].transpose((1, 0)),
-        x.shape[0],
-      )
-      if scales.shape[1] > 1:
-        product *= scales_of(i, chunk)
-      added.append(product)
-    fetch_values(chunk + num_stages)
-    return tuple(a + b for a, b in zip(sums, added, strict=True))
-
-  zeros = plgpu.layout_cast(
-    jnp.zeros(total_tile.shape[1:], jnp.float32), mosaic_block.TILE_LAYOUT
-  )
-  sums = jax.lax.fori_loop(start, stop, add_chunk, (zeros,) * num_joined)
-  for i, part in enumerate(sums):
-    total_tile[i] = part
-  plgpu.commit_smem()
-  plgpu.copy_smem_to_gmem(total_tile, totals.at[result, tile, split])
-  plgpu.wait_smem_to_gmem(0)
-  plgpu.barrier_arrive(all_here.at[0])
-  plgpu.barrier_wait(all_here.at[0])
-
-  @pl.when(split == 0)
-  def _():
-    parts = [
-      _sum_of(totals.at[result, tile, :, i], zeros) for i in range(num_joined)
-    ]
+  def write(sums):
     if scales.shape[1] == 1:
-      parts = [part * scales_of(i, 0) for i, part in enumerate(parts)]
-    total, *up = parts
+      sums = mosaic_chunk.scaled(sums, mosaic_chunk.load_scales(scales, 0))
+    total, *up = sums
     if activation:
       total = gate.gated_activation(total, *up, activation)
     out_tile.transpose((1, 0))[...] = plgpu.layout_cast(
       total.astype(out.dtype), plgpu.Layout.WGMMA_TRANSPOSED
     )
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(out_tile, out.at[result, :, outputs])
-    plgpu.wait_smem_to_gmem(0)
+    _copy(out_tile, out.at[result, :, outputs])
+
+  if num_splits == 1:
+    write(sums)
+    return
+  for i, part in enumerate(sums):
+    total_tile[i] = part
+  _copy(total_tile, totals.at[result, tile, split])
+  plgpu.barrier_arrive(all_here.at[0])
+  plgpu.barrier_wait(all_here.at[0])
+
+  @pl.when(split == 0)
+  def _():
+    write([_sum_of(totals.at[result, tile, :, i]) for i in range(num_joined)])
 
 
-def _by_row(vector, num_columns):
-  loaded = mosaic_block.load(vector, mosaic_block.ROW_LAYOUT)
-  return jax.lax.broadcast_in_dim(loaded, (len(loaded), num_columns), [0])
-
-
-def _sum_of(totals, zeros):
+def _sum_of(totals):
   """Returns f32[W, M], what the splits of f32[S, W, M] have together."""
-  return jax.lax.fori_loop(
-    0,
-    totals.shape[0],
-    lambda split, total: (
-      total + mosaic_block.load(totals.at[split], mosaic_block.TILE_LAYOUT)
-    ),
-    zeros,
-  )
+
+  def add(split, total):
+    return total + mosaic_block.load(totals.at[split], mosaic_block.TILE_LAYOUT)
+
+  num_splits, _, num_rows = totals.shape
+  return jax.lax.fori_loop(0, num_splits, add, mosaic_chunk.nothing(num_rows))
+
+
+def _copy(tile, target):
+  """Copies a tile, and waits until all of the device can read it."""
+  plgpu.commit_smem()
+  plgpu.copy_smem_to_gmem(tile, target)
+  plgpu.wait_smem_to_gmem(0)
