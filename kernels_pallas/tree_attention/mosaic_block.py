@@ -40,7 +40,7 @@ def load(ref, layout, *, optimized=False):
 
   Args:
     ref: reference to it.
-    layout: which thread has what.
+    layout: layout in the registers of the threads.
     optimized: whether only fast ways will do; else the compiler raises.
   """
   return plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=optimized)
