@@ -3,7 +3,7 @@
 The programs count themselves. Their counters are zero when a kernel begins and
 when it has ended, so all kernels of a compiled program have the same array: XLA
 fills it once, where an array for each kernel would be a launch more. XLA starts
-the kernels one after the other, unless `check_flags` refuses.
+the kernels one after the other; `check_flags` refuses settings that differ.
 """
 
 import os

@@ -35,6 +35,7 @@ from kernels_pallas.quantized_matmul import mosaic_chunk, tiles
 from kernels_pallas.swiglu import reference as gate
 from kernels_pallas.tree_attention import mosaic_block
 
+_OUTPUTS = mosaic_chunk.OUTPUTS
 _ROW_TILE = 8  # M is a multiple
 _CHUNK_SIZES = (64, 128)  # J
 _MOST_SPLITS = 8  # all devices run clusters of so many programs
@@ -72,7 +73,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
     num_inputs: K.
     num_outputs: N.
   """
-  num_tiles = num_parts * num_outputs // mosaic_chunk.OUTPUTS
+  num_tiles = num_parts * num_outputs // _OUTPUTS
   most = min(_MOST_SPLITS, pl.cdiv(num_inputs, max(_CHUNK_SIZES)))
   splits = max(min(_NUM_PROGRAMS // num_tiles, most), 1)
   return Config(num_splits=1 << (splits.bit_length() - 1))
@@ -99,9 +100,9 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of '
       f'{" or ".join(map(str, _CHUNK_SIZES))}'
     )
-  if num_outputs % mosaic_chunk.OUTPUTS:
+  if num_outputs % _OUTPUTS:
     raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {mosaic_chunk.OUTPUTS}'
+      f'{num_outputs} outputs are no multiple of {_OUTPUTS}'
     )
 
 
@@ -130,11 +131,9 @@ def quantized_matmul(
   chunk_size = _chunk_size_of(num_inputs, num_groups)
   padding = -num_rows % _ROW_TILE
   padded_rows = num_rows + padding
-  num_tiles = num_outputs // mosaic_chunk.OUTPUTS
-  stages, sums = (
-    config.num_stages,
-    (num_joined, mosaic_chunk.OUTPUTS, padded_rows),
-  )
+  num_tiles = num_outputs // _OUTPUTS
+  stages = config.num_stages
+  sums = (num_joined, _OUTPUTS, padded_rows)
   out, _ = plgpu.kernel(
     functools.partial(_kernel, activation=activation),
     out_type=[
@@ -145,12 +144,10 @@ def quantized_matmul(
     ],
     scratch_types=[
       plgpu.SMEM((stages, padded_rows, chunk_size), x.dtype),
-      plgpu.SMEM(
-        (stages, num_joined, chunk_size, mosaic_chunk.OUTPUTS), values.dtype
-      ),
-      plgpu.SMEM((chunk_size, mosaic_chunk.OUTPUTS), x.dtype),
+      plgpu.SMEM((stages, num_joined, chunk_size, _OUTPUTS), values.dtype),
+      plgpu.SMEM((chunk_size, _OUTPUTS), x.dtype),
       plgpu.SMEM(sums, jnp.float32),
-      plgpu.SMEM((padded_rows, mosaic_chunk.OUTPUTS), x.dtype),
+      plgpu.SMEM((padded_rows, _OUTPUTS), x.dtype),
       plgpu.Barrier(num_barriers=stages, num_arrivals=2),
       plgpu.ClusterBarrier(collective_axes=('split',), num_barriers=1),
     ],
@@ -188,7 +185,7 @@ def _kernel(
   result, tile, split = map(jax.lax.axis_index, ('result', 'tile', 'split'))
   num_joined, num_splits = value_tiles.shape[1], totals.shape[2]
   parts = pl.ds(result * num_joined, num_joined)
-  outputs = pl.ds(tile * mosaic_chunk.OUTPUTS, mosaic_chunk.OUTPUTS)
+  outputs = pl.ds(tile * _OUTPUTS, _OUTPUTS)
   scales = scales.at[parts, :, outputs]
   num_chunks = x.shape[1] // wide_tile.shape[0]
   share = pl.cdiv(num_chunks, num_splits)
