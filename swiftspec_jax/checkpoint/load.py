@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import transformers
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import dispatch, last_program, tuning
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -89,7 +89,8 @@ def load(
       than `num_layers`; the kernels are for other devices; `weight_dtype` is
       unknown; `rope_scaling` makes no sense, or the model has one;
       `sequence_devices` does not divide the number of devices; or the
-      environment names a bad file of tiles (`kernels_pallas.tuning`).
+      environment names a bad file of tiles (`kernels_pallas.tuning`), or lets
+      XLA for GPUs run kernels at once (`kernels_pallas.last_program`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices, sequence_devices)
@@ -101,6 +102,8 @@ def load(
     )
   try:
     tuning.check_variable()
+    if platform == 'gpu' and kernels != dispatch.REFERENCE:
+      last_program.check_flags()
   except ValueError as error:
     raise errors.UserError(str(error)) from error
   if dtype is None:
