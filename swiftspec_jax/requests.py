@@ -190,7 +190,7 @@ class Row:
       () if request.sampling.ignore_eos else target.config.eos_token_ids
     )
     self._stream = tokenizer_lib.TextStream(
-      target.tokenizer, request.sampling.stop
+      target.tokenizer, request.sampling.stop, follows=request.token_ids
     )
     self._token_ids: list[int] = []
     self._pieces: list[Piece] = []
@@ -213,6 +213,10 @@ class Row:
   def pieces_from(self, start: int) -> tuple[Piece, ...]:
     """Returns those of the tokens from one on."""
     return tuple(self._pieces[start:])
+
+  def text_offsets_from(self, start: int) -> tuple[int, ...]:
+    """Returns those of the tokens from one on."""
+    return tuple(self._stream.offsets[start : len(self._token_ids)])
 
   def logprobs_from(self, start: int) -> tuple[float, ...] | None:
     """Returns those of the tokens from one on, if the request wants them."""
@@ -351,6 +355,10 @@ class Row:
       text=self._stream.text,
       token_ids=tuple(self._token_ids),
       finish_reason=finish_reason,
+      text_offsets=tuple(
+        min(offset, len(self._stream.text))
+        for offset in self.text_offsets_from(0)
+      ),
       logprobs=self.logprobs_from(0),
       top_logprobs=self.top_logprobs_from(0),
       stats=stats,

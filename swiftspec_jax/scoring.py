@@ -45,7 +45,11 @@ def score(
   found = []
   for start in range(0, len(token_ids), size):
     end = start + size
-    inputs = (padded[:, start:end], following[:, start:end], np.array([start], np.int32))
+    inputs = (
+      padded[:, start:end],
+      following[:, start:end],
+      np.array([start], np.int32),
+    )
     cache, rated = _score(
       model.params,
       cache,

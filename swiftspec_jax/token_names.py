@@ -138,6 +138,4 @@ def byte_spellings() -> Mapping[str, int]:
   """
   alphabet = sorted(map(ord, pre_tokenizers.ByteLevel.alphabet()))
   others = (byte for byte in range(256) if byte not in alphabet)
-  return {
-    chr(code): code if code < 256 else next(others) for code in alphabet
-  }
+  return {chr(code): code if code < 256 else next(others) for code in alphabet}

@@ -5,13 +5,12 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jinja2
 import transformers
 
-from swiftspec_jax import errors
+from swiftspec_jax import chat_template, errors
+from swiftspec_jax.chat_template import Message
 
 Tokenizer: TypeAlias = transformers.PreTrainedTokenizerFast
-Message = Mapping[str, Any]
 
 _BROKEN = '\ufffd'  # what bytes that are no character are decoded to
 
@@ -93,16 +92,7 @@ def _render(
     raise errors.UserError(
       'this model has no chat template; give the prompt as one plain text'
     )
-  try:
-    return tokenizer.apply_chat_template(
-      [dict(message) for message in messages],
-      tokenize=False,
-      add_generation_prompt=True,
-    )
-  except jinja2.TemplateError as error:
-    raise errors.UserError(
-      f"the model's chat template refuses these messages: {error}"
-    ) from error
+  return chat_template.render(tokenizer, messages)
 
 
 def _encode_text(
@@ -131,16 +121,27 @@ class TextStream:
     stopped: the stop string that was completed first, else None.
     num_tokens: number of token ids that were read, up to and including the one
       that completed the stop string.
+    offsets: number of characters of the text before each of these token ids;
+      text that a stop string cuts off counts, too.
   """
 
-  def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    stop: Sequence[str] = (),
+    *,
+    follows: Sequence[int] = (),
+  ):
     """Starts an empty text.
 
     Args:
       tokenizer: the model's tokenizer.
       stop: strings, none empty, that end the text; they are not part of it.
+      follows: token ids of the text before, such as a prompt. After them the
+        first word keeps its leading space.
     """
     self.text = ''
+    self.offsets: list[int] = []
     self.stopped: str | None = None
     self.num_tokens = 0
     self._stop = tuple(stop)
@@ -151,7 +152,7 @@ class TextStream:
     self._num_settled = 0
     # Decoded in front of the pending ids once there is text, because the
     # first word of a text can lose its leading space.
-    self._context: list[int] = []
+    self._context = list(follows[-1:])
 
   def push(self, token_ids: Sequence[int]) -> str:
     """Takes the next token ids and returns the text that is now certain.
@@ -163,6 +164,7 @@ class TextStream:
       if self.stopped is not None:
         break
       self.num_tokens += 1
+      self.offsets.append(len(self.text) + len(self._withheld))
       self._withheld += self._decode(int(token_id))
       self._release()
     return self.text[start:]
