@@ -120,7 +120,9 @@ def test_what_asks_for_nothing_changes_nothing(kind, body, table):
   assert sampling(**one_of_each | {'seed': 1}) == plain
 
 
-@pytest.mark.parametrize(('resource', 'kind'), [('completions', 0), ('chat', 1)])
+@pytest.mark.parametrize(
+  ('resource', 'kind'), [('completions', 0), ('chat', 1)]
+)
 def test_the_table_has_all_that_the_client_can_send(resource, kind):
   resource = getattr(openai.resources, resource)
   if kind:

@@ -50,12 +50,14 @@ class Slow(policies.Policy):
     return policies.DraftPlan(lengths=view.limits * 0)
 
 
-def make_service(policy=None, num_pages=200, rows=(NUM_ROWS,), **options):
+def make_service(
+  policy=None, num_pages=200, rows=(NUM_ROWS,), model=MODEL, **options
+):
   buckets = StepBuckets(
     rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
   )
   engine = PageEngine(
-    MODEL,
+    model,
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(
       scheduler=SchedulerConfig(
@@ -65,7 +67,7 @@ def make_service(policy=None, num_pages=200, rows=(NUM_ROWS,), **options):
     ),
     policy=policy or FixedLength(LENGTH),
   )
-  return Service(engine, MODEL, **options)
+  return Service(engine, model, **options)
 
 
 @contextlib.contextmanager
