@@ -115,11 +115,14 @@ class GenerationResult:
   """One finished request.
 
   Attributes:
-    text: text of the output; a stop string and what follows it are cut off.
-    token_ids: tokens of the output, the end-of-sequence token or those of the
-      stop string included.
-    finish_reason: 'stop' (end of sequence or stop string), 'length' (token
-      limit or context limit), or 'cancelled' (by the user of an engine).
+    text: text of the output; what ends it, and what follows that, are cut off
+      unless the request wants to see it.
+    token_ids: tokens of the output, the one that ends it or those of the stop
+      string included.
+    finish_reason: 'stop' (end token or stop string), 'length' (token limit or
+      context limit), or 'cancelled' (by the user of an engine).
+    stop_reason: stop string, or token of `SamplingParams.stop_token_ids`, that
+      ended the output; None if an end token of the model or something else did.
     text_offsets: number of characters of the text before each token. Tokens
       of one character have the same, and those without text that of its end.
     logprobs: log-probability of each token under the model's own law, if asked
@@ -132,6 +135,7 @@ class GenerationResult:
   text: str
   token_ids: tuple[int, ...]
   finish_reason: str
+  stop_reason: int | str | None = None
   text_offsets: tuple[int, ...] = ()
   logprobs: tuple[float, ...] | None
   top_logprobs: tuple[TopLogprobs, ...] | None

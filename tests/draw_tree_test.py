@@ -17,7 +17,7 @@ from experiments.pictures import (
   tree_picture,
   tree_rounds,
 )
-from swiftspec_jax import buckets, errors, testing, token_names
+from swiftspec_jax import buckets, errors, token_names
 from swiftspec_jax import tree as tree_lib
 
 TREE = ss.TreeConfig(

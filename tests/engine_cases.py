@@ -145,7 +145,11 @@ def random_sampling(generator):
       'top_logprobs': 3,
     }
   if kind == 4:
-    options |= {'forced_token_ids': (3, 4, 5)}
+    options |= {
+      'forced_token_ids': (3, 4, 5),
+      'stop_token_ids': tuple(range(0, 256, 2)),
+      'min_tokens': options['max_new_tokens'],
+    }
   return ss.SamplingParams(**options)
 
 

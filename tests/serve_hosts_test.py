@@ -43,6 +43,7 @@ def test_requests_travel_whole():
       banned_token_ids=(2,),
       forced_token_ids=(5, 6),
       stop=('\n', 'x'),
+      stop_token_ids=(9,),
       max_new_tokens=None,
     ),
     slo_tpot=0.02,

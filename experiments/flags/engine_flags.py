@@ -151,7 +151,6 @@ def sizes() -> ProgramSizes:
   """
   shared_flags.check([mode()])
   _step_devices()
-  _refuse(['depth_priced'], 'give --min_leaf_mass')
   rows, query_tokens, contexts = map(
     size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
   )

@@ -200,8 +200,13 @@ class TargetRows:
   def _sampling_state(
     self, rows: Sequence[SamplingParams]
   ) -> sampling_lib.SamplingState:
-    vocab_size = self._target.config.vocab_size
-    state = sampling_lib.make_state(rows, vocab_size, self._features)
+    config = self._target.config
+    state = sampling_lib.make_state(
+      rows,
+      config.vocab_size,
+      self._features,
+      eos_token_ids=config.eos_token_ids,
+    )
     return self._on_mesh(state)
 
   def _shapes(self, features: Sequence[SamplingParams]) -> Any:

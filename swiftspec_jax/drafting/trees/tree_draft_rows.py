@@ -96,7 +96,6 @@ class TreeDraftRows:
       waits_for_misses=None,
       is_adaptive=False,
       min_leaf_mass=0.0,
-      is_depth_priced=False,
     )
     self.max_context = max_context
     self._timeline = timeline
@@ -309,13 +308,6 @@ class TreeDraftRows:
     )
     self._note('grow', dispatched, num_forwards)
     return num_forwards
-
-  def expect(self, expected: jax.Array) -> None:
-    """Enqueues that the trees get packed `ExpectedTokens`."""
-    expected = self._send('expected', expected, 'begin')
-    dispatched = time.perf_counter()
-    self.state, num_new = self._call(tree_draft.expect, self.state, expected)
-    self._note('expect', dispatched, num_new, 'expected')
 
   def _set_busy(self, is_busy: np.ndarray) -> None:
     self._is_busy = is_busy.copy()

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swiftspec_jax import errors
+from swiftspec_jax import buckets, errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.target.flat_batch import FlatSizes
 
-_SHORTEST_CONTEXT = 256
 # Measured on a CPU with contexts of 256 and 1024: blocks of 8 and 16 tokens
 # take about the same time, blocks of 1 three times as long (every token reads
 # the pages of its row), and blocks of 64 twice (mostly padding).
@@ -199,7 +198,7 @@ def _ceil(size: int, unit: int) -> int:
 
 def _doubled(longest: int) -> tuple[int, ...]:
   sizes = [longest]
-  size = _SHORTEST_CONTEXT
+  size = buckets.SMALLEST
   while size < longest:
     sizes.append(size)
     size *= 2

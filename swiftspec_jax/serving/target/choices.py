@@ -44,7 +44,7 @@ class Level(enum.IntEnum):
   GREEDY = 0
   TEMPERATURE = 1
   TRUNCATED = 2
-  ADJUSTED = 3  # penalties, bias, bans, forced tokens, logprobs
+  ADJUSTED = 3  # penalties, bias, bans, forced tokens, min_tokens, logprobs
 
 
 _DRAWN = {'temperature': 1.0}
@@ -56,6 +56,7 @@ _ADJUSTED = {
   'frequency_penalty': 1.0,
   'banned_token_ids': (0,),
   'forced_token_ids': (0,) * _MAX_FORCED,
+  'min_tokens': 1,
   'logprobs': True,
   'top_logprobs': 1,
 }
@@ -77,6 +78,7 @@ def level_of(params: SamplingParams) -> Level:
     or params.logit_bias
     or params.banned_token_ids
     or params.forced_token_ids
+    or params.min_tokens
     or params.logprobs
   ):
     return Level.ADJUSTED
@@ -97,10 +99,15 @@ def check(params: SamplingParams) -> None:
 
 
 def make_state(
-  batch: Sequence[SamplingParams], vocab_size: int, level: Level
+  batch: Sequence[SamplingParams],
+  vocab_size: int,
+  level: Level,
+  eos_token_ids: Sequence[int] = (),
 ) -> sampling_lib.SamplingState:
   """Returns host arrays of all slots for a level."""
-  return sampling_lib.make_state(batch, vocab_size, [_FEATURES[level]])
+  return sampling_lib.make_state(
+    batch, vocab_size, [_FEATURES[level]], eos_token_ids=eos_token_ids
+  )
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -346,15 +353,23 @@ def draft_scores(
 class SlotSampling:
   """The sampling of all slots, on the devices once it is needed there."""
 
-  def __init__(self, num_slots: int, vocab_size: int, put):
+  def __init__(
+    self,
+    num_slots: int,
+    vocab_size: int,
+    put,
+    eos_token_ids: Sequence[int] = (),
+  ):
     """Starts with greedy slots.
 
     Args:
       num_slots: B.
       vocab_size: V.
       put: function that brings host arrays to the devices.
+      eos_token_ids: tokens at which the target ends an output.
     """
     self._vocab_size = vocab_size
+    self._eos_token_ids = eos_token_ids
     self._put = put
     self._params = [SamplingParams()] * num_slots
     self._levels = np.zeros(num_slots, np.int64)
@@ -402,6 +417,8 @@ class SlotSampling:
     if level == Level.GREEDY:
       return self._greedy  # looks at nothing
     if level not in self._states:
-      state = make_state(self._params, self._vocab_size, level)
+      state = make_state(
+        self._params, self._vocab_size, level, self._eos_token_ids
+      )
       self._states[level] = self._put(state)
     return self._states[level]

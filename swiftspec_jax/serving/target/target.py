@@ -205,8 +205,9 @@ class Target:
     self.chains: SlotTrees | None = self.put(chains)
 
   def _greedy_sampling(self) -> choices.SlotSampling:
+    config = self.model.config
     return choices.SlotSampling(
-      self._num_slots, self.model.config.vocab_size, self.put
+      self._num_slots, config.vocab_size, self.put, config.eos_token_ids
     )
 
   def _no_images(self, max_context: int) -> SlotImages | None:

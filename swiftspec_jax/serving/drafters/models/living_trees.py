@@ -75,8 +75,8 @@ class LivingTrees:
   Attributes:
     model: model that drafts, on the target's devices or on others.
     tree: sizes of the trees; `num_nodes` is one more than the longest declared
-      draft. `exit_layer`, `is_adaptive`, `is_depth_priced` and
-      `forced_acceptance` are not for engines with policies.
+      draft. `is_adaptive` and `forced_acceptance` are not for engines with
+      policies.
   """
 
   model: Model
@@ -84,9 +84,7 @@ class LivingTrees:
 
   def __post_init__(self):
     unset_values = {
-      'exit_layer': 0,
       'is_adaptive': False,
-      'is_depth_priced': False,
       'forced_acceptance': None,
     }
     for name, unset in unset_values.items():

@@ -1,6 +1,6 @@
 r"""A flat list of tokens against padded batches, in virtual time (XY-Serve).
 
-  python -m experiments.padded_batches --policies=none,fixed_3 \
+  python -m experiments.studies.padded_batches --policies=none,fixed_3 \
     --num_programs=12,40 --output_dir=results
 
 Serves the same requests, and computes the steps in different ways. The first

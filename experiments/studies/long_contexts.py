@@ -1,8 +1,8 @@
 r"""How often a target is right that sees little of a long text (MagicDec).
 
-  python -m experiments.long_contexts --texts='docs/how_it_works/*.md' \
+  python -m experiments.studies.long_contexts --texts='docs/how_it_works/*.md' \
     --prompt_tokens=2048 --budgets=128,256 --output_dir=results
-  python -m experiments.long_contexts --texts='docs/how_it_works/*.md' \
+  python -m experiments.studies.long_contexts --texts='docs/how_it_works/*.md' \
     --prompt_tokens=16384 --rope_scaling='{"rope_type":"yarn","factor":4.0}' \
     --num_texts=1 --budgets=256,512,1024 --interval=64 --output_dir=results
 
