@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -198,6 +199,8 @@ class Engine(abc.ABC, Generic[JobT]):
 
   def cancel_all(self) -> None:
     """Cancels what has not ended."""
+    for text in tuple(self._unrated):
+      text.rating.cancel()
     self._take_news()
     self._cancelled.extend(self._jobs)
     self._take_news()
@@ -207,10 +210,9 @@ class Engine(abc.ABC, Generic[JobT]):
     self.error = error
     for job in (*self._jobs.values(), *self._submitted):
       job.handle.fail(error)
-    while self._unrated:
-      rating = self._unrated.popleft().rating
-      if rating.set_running_or_notify_cancel():
-        rating.set_exception(failure_of(error))
+    for text in tuple(self._unrated):
+      with contextlib.suppress(futures.InvalidStateError):  # has ended
+        text.rating.set_exception(failure_of(error))
 
   def wake(self) -> None:
     """Ends `wait_for_work`."""
@@ -299,10 +301,12 @@ class Engine(abc.ABC, Generic[JobT]):
     num_top = min(MAX_TOP_LOGPROBS, self.model.config.vocab_size)
     try:
       rated = scoring.score(self.model, text.token_ids, 1, num_top)
-    except jax.errors.JaxRuntimeError as error:
-      # Most likely there is no memory left for a text of this length.
+    except BaseException as error:
       reason = f'the target could not rate this prompt: {error}'
       text.rating.set_exception(EngineError(reason))
+      # Without memory for a text of this length others can still go on.
+      if not isinstance(error, jax.errors.JaxRuntimeError):
+        raise
     else:
       text.rating.set_result(rated)
 

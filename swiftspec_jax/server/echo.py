@@ -35,7 +35,7 @@ def echo_of(
   Args:
     tokenizer: tokenizer of the model.
     prompt: the prompt, as a client has sent it.
-    token_ids: its tokens.
+    token_ids: tokens of the prompt.
     num_top: number of the most probable tokens that are told in each place.
   """
   if isinstance(prompt, str):

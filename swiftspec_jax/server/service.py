@@ -167,7 +167,7 @@ class Call:
 
     Args:
       handles: handles of the requests.
-      ratings: what will be said of prompts.
+      ratings: log-probabilities of prompts, to come.
       on_close: function that is called with the number of requests.
       metrics: are told what happens.
     """
