@@ -187,13 +187,6 @@ async def _answer(
     for token_ids in await service.encoder.encode(prompts)
     for sampling in samplings
   ]
-  call = service.open(
-    requests,
-    body.max_speculative_tokens,
-    shows_drafts=body.include_draft_nodes,
-    scored=requests[:: body.n] if body.scores_prompts else (),
-    only_scores=body.max_new_tokens == 0,
-  )
   answer = make_format(
     service.name,
     service.model.tokenizer,
@@ -211,6 +204,13 @@ async def _answer(
       )
       for prompt, request in zip(prompts, requests[:: body.n], strict=True)
     )
+  call = service.open(
+    requests,
+    body.max_speculative_tokens,
+    shows_drafts=body.include_draft_nodes,
+    scored=requests[:: body.n] if body.scores_prompts else (),
+    only_scores=body.max_new_tokens == 0,
+  )
   if body.stream:
     return _EventStream(call, _events(call, answer, body.include_usage))
   with call:
