@@ -69,7 +69,7 @@ docs: ## the site, into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 peers: ## the live comparison with transformers, installs torch
-	$(BOOTSTRAP) experiments peers test
+	$(BOOTSTRAP) experiments peers serve test
 	$(PYTEST) -m 'peers and not gemma' $(call files_of,peers)
 
 wheel-test: ## build the wheel, install it elsewhere and decode with it

@@ -196,6 +196,7 @@ class Row:
       min_tokens=sampling.min_tokens,
       include_stop=sampling.include_stop_str_in_output,
       skip_special_tokens=sampling.skip_special_tokens,
+      follows=request.token_ids,
     )
     self._stop_token_ids = frozenset(sampling.stop_token_ids)
     self._stop_reason: int | str | None = None
@@ -220,6 +221,13 @@ class Row:
   def pieces_from(self, start: int) -> tuple[Piece, ...]:
     """Returns those of the tokens from one on."""
     return tuple(self._pieces[start:])
+
+  def text_offsets_from(self, start: int) -> tuple[int, ...]:
+    """Returns those of the tokens from one on."""
+    stream, count = self._stream, len(self._token_ids)
+    # An end token that is not shown is not in the stream.
+    offsets = [*stream.offsets[:count], len(stream.text)][:count]
+    return tuple(offsets[start:])
 
   def logprobs_from(self, start: int) -> tuple[float, ...] | None:
     """Returns those of the tokens from one on, if the request wants them."""
@@ -369,6 +377,10 @@ class Row:
       token_ids=tuple(self._token_ids),
       finish_reason=finish_reason,
       stop_reason=self._stop_reason,
+      text_offsets=tuple(
+        min(offset, len(self._stream.text))
+        for offset in self.text_offsets_from(0)
+      ),
       logprobs=self.logprobs_from(0),
       top_logprobs=self.top_logprobs_from(0),
       stats=stats,

@@ -123,6 +123,8 @@ class GenerationResult:
       context limit), or 'cancelled' (by the user of an engine).
     stop_reason: stop string, or token of `SamplingParams.stop_token_ids`, that
       ended the output; None if an end token of the model or something else did.
+    text_offsets: number of characters of the text before each token. Tokens
+      of one character have the same, and those without text that of its end.
     logprobs: log-probability of each token under the model's own law, if asked
       for.
     top_logprobs: most probable tokens at each position with their
@@ -134,9 +136,34 @@ class GenerationResult:
   token_ids: tuple[int, ...]
   finish_reason: str
   stop_reason: int | str | None = None
+  text_offsets: tuple[int, ...] = ()
   logprobs: tuple[float, ...] | None
   top_logprobs: tuple[TopLogprobs, ...] | None
   stats: GenerationStats
+
+
+def without_output(num_prompt_tokens: int) -> GenerationResult:
+  """Returns the result of a request that wants no token."""
+  return GenerationResult(
+    text='',
+    token_ids=(),
+    finish_reason='length',
+    logprobs=None,
+    top_logprobs=None,
+    stats=GenerationStats(
+      prompt_tokens=num_prompt_tokens,
+      new_tokens=0,
+      num_rounds=0,
+      num_drafted=0,
+      num_accepted=0,
+      drafted_per_position=(),
+      accepted_per_position=(),
+      ttft_seconds=0.0,
+      decode_seconds=0.0,
+      decoded_tokens=0,
+      latency_seconds=0.0,
+    ),
+  )
 
 
 def total_acceptance_length(stats: Sequence[GenerationStats]) -> float:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import buckets
+from swiftspec_jax import buckets, sharding, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
@@ -17,45 +17,50 @@ from swiftspec_jax.models.params import Params
 from swiftspec_jax.requests import Request
 from swiftspec_jax.verification import matching
 
-# Of what `choices` is compiled for: engines are tested with short requests.
+# Of what is compiled: many requests are short.
 _FEWEST_TOKENS, _FEWEST_ROWS = 256, 64
 
 
 def score(
-  model: Model, token_ids: Sequence[int], first: int
-) -> tuple[np.ndarray, np.ndarray]:
+  model: Model, token_ids: Sequence[int], first: int, num_top: int = 1
+) -> types.Logprobs:
   """Reads a text, however long, in chunks.
+
+  Several processes that share the model must call it together.
 
   Args:
     model: any target; a text may be longer than its context.
-    token_ids: n tokens; 1 <= first < n.
+    token_ids: n tokens; 1 <= first <= n.
     first: the first token that is rated.
+    num_top: number k of the most probable tokens in each place.
 
   Returns:
     The log-probability f32[n - first] of each token from `first` on, given
-    those before it, and the token i32[n - first] that is the most probable one
-    in its place.
+    those before it, and the k most probable tokens in its place: arrays of the
+    host without the leading axis.
   """
   padded, cache = _new_text(model, token_ids)
-  following = jnp.roll(padded, -1)
+  following = np.roll(padded, -1)
+  size = min(cache.capacity, buckets.SMALLEST)
   found = []
-  for start in range(0, len(token_ids), buckets.SMALLEST):
-    end = start + buckets.SMALLEST
-    cache, *rated = _score(
-      model.params,
+  for start in range(0, len(token_ids), size):
+    end = start + size
+    inputs = (
       padded[:, start:end],
-      following[0, start:end],
+      following[:, start:end],
+      np.array([start], np.int32),
+    )
+    cache, rated = _score(
+      model.params,
       cache,
-      jnp.array([start], jnp.int32),
+      *sharding.argument(inputs, model.mesh),
       config=model.config,
       context=buckets.context_of(end, cache.capacity),
+      num_top=num_top,
     )
-    found.append(jax.device_get(rated))
+    found.append(jax.device_get(sharding.everywhere(rated)))
   rated = slice(first - 1, len(token_ids) - 1)
-  log_probs, best = (
-    np.concatenate(part)[rated] for part in zip(*found, strict=True)
-  )
-  return log_probs, best
+  return jax.tree.map(lambda *parts: np.concatenate(parts)[rated], *found)
 
 
 def choices(
@@ -87,7 +92,7 @@ def choices(
   )
   chosen = _choose(
     model.params,
-    *_new_text(model, token_ids, _FEWEST_TOKENS),
+    *_new_text(model, token_ids),
     np.minimum(lengths, len(token_ids) - 1),
     np.full(num_rows, num_prompt, np.int32),
     sampling,
@@ -97,14 +102,14 @@ def choices(
 
 
 def _new_text(
-  model: Model, token_ids: Sequence[int], smallest: int = buckets.SMALLEST
-) -> tuple[jax.Array, dense.KVCache]:
+  model: Model, token_ids: Sequence[int]
+) -> tuple[np.ndarray, dense.KVCache]:
   """Returns tokens i32[1, S], padded, and an empty cache for them."""
-  size = buckets.power_of_two(len(token_ids), smallest)
+  size = buckets.power_of_two(len(token_ids), _FEWEST_TOKENS)
   padded = np.zeros((1, size), np.int32)
   padded[0, : len(token_ids)] = token_ids
   cache = dense.KVCacheConfig.of_model(model.config, 1, size, model.dtype)
-  return jnp.asarray(padded), cache.init(model.mesh)
+  return padded, cache.init(model.mesh)
 
 
 @functools.partial(jax.jit, static_argnames='config')
@@ -145,23 +150,25 @@ def _hidden(params, token_ids, cache, config):
 
 
 @functools.partial(
-  jax.jit, static_argnames=('config', 'context'), donate_argnames='cache'
+  jax.jit,
+  static_argnames=('config', 'context', 'num_top'),
+  donate_argnames='cache',
 )
 def _score(
   params: Params,
+  cache: dense.KVCache,
   token_ids: jax.Array,
   following: jax.Array,
-  cache: dense.KVCache,
   starts: jax.Array,
   *,
   config: ModelConfig,
   context: int,
-) -> tuple[dense.KVCache, jax.Array, jax.Array]:
-  """Rates the tokens i32[C] behind a chunk i32[1, C]: f32[C] and i32[C]."""
+  num_top: int,
+) -> tuple[dense.KVCache, types.Logprobs]:
+  """Rates the tokens i32[1, C] after those of a chunk i32[1, C]."""
   hidden, cache = decoder.forward(
     params, config, token_ids, cache, starts=starts, context=context
   )
-  logits = decoder.unembed(params, config, hidden)[0]
-  chosen = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]
-  log_probs = chosen - jax.nn.logsumexp(logits, axis=1)
-  return cache, log_probs, logits.argmax(axis=1)
+  logits = decoder.unembed(params, config, hidden)
+  rated = types.Logprobs.at(logits, following, num_top)
+  return cache, jax.tree.map(lambda x: x[0], rated)

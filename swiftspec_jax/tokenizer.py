@@ -7,13 +7,12 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jinja2
 import transformers
 
-from swiftspec_jax import errors
+from swiftspec_jax import chat_template, errors
+from swiftspec_jax.chat_template import Message
 
 Tokenizer: TypeAlias = transformers.PreTrainedTokenizerFast
-Message = Mapping[str, Any]
 
 _BROKEN = '\ufffd'  # what bytes that are no character are decoded to
 
@@ -95,16 +94,7 @@ def _render(
     raise errors.UserError(
       'this model has no chat template; give the prompt as one plain text'
     )
-  try:
-    return tokenizer.apply_chat_template(
-      [dict(message) for message in messages],
-      tokenize=False,
-      add_generation_prompt=True,
-    )
-  except jinja2.TemplateError as error:
-    raise errors.UserError(
-      f"the model's chat template refuses these messages: {error}"
-    ) from error
+  return chat_template.render(tokenizer, messages)
 
 
 def _encode_text(
@@ -134,6 +124,8 @@ class TextStream:
     stopped: the stop string that was completed first, else None.
     num_tokens: number of token ids that were read, up to and including the one
       that completed the stop string.
+    offsets: number of characters of the text before each of these token ids;
+      text that a stop string cuts off counts, too.
   """
 
   def __init__(
@@ -141,6 +133,7 @@ class TextStream:
     tokenizer: Tokenizer,
     stop: Sequence[str] = (),
     *,
+    follows: Sequence[int] = (),
     min_tokens: int = 0,
     include_stop: bool = False,
     skip_special_tokens: bool = True,
@@ -150,11 +143,14 @@ class TextStream:
     Args:
       tokenizer: the model's tokenizer.
       stop: strings, none empty, that end the text.
+      follows: token ids of the text before, such as a prompt. After them the
+        first word keeps its leading space.
       min_tokens: number of first token ids that complete no stop string.
       include_stop: whether the stop string is part of the text.
       skip_special_tokens: whether special tokens give no text.
     """
     self.text = ''
+    self.offsets: list[int] = []
     self.stopped: str | None = None
     self.num_tokens = 0
     self._stop = tuple(stop)
@@ -170,7 +166,7 @@ class TextStream:
     self._num_settled = 0
     # Decoded in front of the pending ids once there is text, because the
     # first word of a text can lose its leading space.
-    self._context: list[int] = []
+    self._context = list(follows[-1:])
 
   def push(self, token_ids: Sequence[int]) -> str:
     """Takes the next token ids and returns the text that is now certain.
@@ -182,6 +178,7 @@ class TextStream:
       if self.stopped is not None:
         break
       self.num_tokens += 1
+      self.offsets.append(len(self.text) + sum(self._is_shown))
       hidden = self._hidden.get(token_id)
       new = self._decode(int(token_id)) if hidden is None else hidden
       self._take(new, is_shown=hidden is None)

@@ -150,6 +150,26 @@ class Logprobs:
   top: jax.Array  # f32[B, T, K]
   top_token_ids: jax.Array  # i32[B, T, K]
 
+  @classmethod
+  def at(
+    cls, logits: jax.Array, token_ids: jax.Array, num_top: int
+  ) -> 'Logprobs':
+    """Returns those at tokens.
+
+    Args:
+      logits: f32[B, T, V], not adjusted.
+      token_ids: i32[B, T]; padding gets anything.
+      num_top: number K of the most probable tokens.
+    """
+    index = jnp.maximum(token_ids, 0)[:, :, None]
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    top, top_token_ids = jax.lax.top_k(log_probs, num_top)
+    return cls(
+      chosen=jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0],
+      top=top,
+      top_token_ids=top_token_ids,
+    )
+
 
 @struct.dataclass(frozen=True, kw_only=True)
 class StepOutput:

@@ -17,7 +17,7 @@ from experiments.pictures import (
   tree_picture,
   tree_rounds,
 )
-from swiftspec_jax import buckets, errors, testing
+from swiftspec_jax import buckets, errors, token_names
 from swiftspec_jax import tree as tree_lib
 
 TREE = ss.TreeConfig(
@@ -83,9 +83,9 @@ def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
   result = last.result
   assert len(rounds) == result.stats.num_rounds
   tokens = [text for r in rounds for text in r.emitted]
-  tokenizer = pairs[mode][0].tokenizer
+  names = token_names.of(pairs[mode][0].tokenizer)
   assert tokens[: len(result.token_ids)] == [
-    tree_rounds.token_text(tokenizer, t) for t in result.token_ids
+    names[t].text for t in result.token_ids
   ]
   # The last verdict is nobody's.
   outcomes = collections.Counter(r.outcome for r in rounds[:-1])
@@ -204,9 +204,6 @@ def test_page_is_escaped_and_complete():
 
 
 def test_tokens_are_shown_as_text():
-  tokenizer = testing.byte_tokenizer()
-  texts = [tree_rounds.token_text(tokenizer, t) for t in (65, 32, 0xE2, 257)]
-  assert texts == ['A', ' ', '#226', '<eos>']
   assert tree_picture.visible('a b\n\tc\x7f') == 'a␣b↵⇥c\\x7f'
 
 

@@ -22,9 +22,13 @@ def test_score_is_what_decoding_says(model):
     ),
   )
   token_ids = (*prompt, *result.token_ids)
-  log_probs, best = scoring.score(target, token_ids, len(prompt))
-  np.testing.assert_allclose(log_probs, result.logprobs, atol=1e-4)
+  rated = scoring.score(target, token_ids, len(prompt), num_top=2)
+  np.testing.assert_allclose(rated.chosen, result.logprobs, atol=1e-4)
+  best = rated.top_token_ids[:, 0]
   assert best[3:].tolist() == list(result.token_ids[3:])
+  # The best one is the chosen one, to the bit.
+  assert rated.top[3:, 0].tolist() == rated.chosen[3:].tolist()
+  assert rated.top.shape == (12, 2)
 
 
 def test_report(model, tmp_path):

@@ -18,7 +18,7 @@ import server_cases
 
 import swiftspec_jax as ss
 from experiments.output import configuration
-from swiftspec_jax import hosts, policies, testing
+from swiftspec_jax import hosts, policies, scoring, testing
 from swiftspec_jax.engine import news
 from swiftspec_jax.policies import from_process_zero
 
@@ -131,8 +131,13 @@ def check(client, model):
     next(leaving)
   texts, *_ = server_cases.collect(stream)
   assert [texts[0]] == alone(model, temperature=1.0, seed=3)
-  answer = complete(client, temperature=0, logprobs=1)
-  assert [answer.choices[0].text] == alone(model)
+  (choice,) = complete(client, temperature=0, logprobs=1, echo=True).choices
+  assert [choice.text] == [PROMPT + text for text in alone(model)]
+  # All processes rate the prompt together.
+  token_ids = list(PROMPT.encode())
+  rated = scoring.score(ss.load(model), token_ids, 1)
+  found = choice.logprobs.token_logprobs[1 : len(token_ids)]
+  np.testing.assert_allclose(found, rated.chosen, atol=1e-4)
 
 
 def check_load(client, model):

@@ -27,13 +27,12 @@ NAME = 'letters'
 MAX_CONTEXT = 600
 NUM_ROWS = 4
 LENGTH = 3  # of drafts
+TABLE = markov_table(8, seed=5)
 
 
 def make_model():
   """Its law is a table over a to h, h ends the text; it can chat."""
-  model = testing.table_model(
-    markov_table(8, seed=5), name=NAME, eos_token_ids=[7]
-  )
+  model = testing.table_model(TABLE, name=NAME, eos_token_ids=[7])
   model.tokenizer.chat_template = (
     '{% for message in messages %}{{ message.content }}{% endfor %}'
   )
@@ -51,12 +50,14 @@ class Slow(policies.Policy):
     return policies.DraftPlan(lengths=view.limits * 0)
 
 
-def make_service(policy=None, num_pages=200, rows=(NUM_ROWS,), **options):
+def make_service(
+  policy=None, num_pages=200, rows=(NUM_ROWS,), model=MODEL, **options
+):
   buckets = StepBuckets(
     rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
   )
   engine = PageEngine(
-    MODEL,
+    model,
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(
       scheduler=SchedulerConfig(
@@ -66,7 +67,7 @@ def make_service(policy=None, num_pages=200, rows=(NUM_ROWS,), **options):
     ),
     policy=policy or FixedLength(LENGTH),
   )
-  return Service(engine, MODEL, **options)
+  return Service(engine, model, **options)
 
 
 @contextlib.contextmanager

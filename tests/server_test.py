@@ -3,6 +3,7 @@
 import json
 
 import hypothesis
+import numpy as np
 import openai
 import programs
 import pytest
@@ -156,6 +157,74 @@ def test_logprobs_of_completions(client):
   ):
     expected = {MODEL.tokenizer.decode([i]): value for i, value in pairs}
     assert top == pytest.approx(expected)
+  # One that is chosen against the odds is there, too.
+  answer = client.completions.create(
+    model=NAME, prompt='ab', logprobs=1, max_tokens=40, seed=3
+  )
+  own = answer.choices[0].logprobs
+  assert {len(top) for top in own.top_logprobs} == {1, 2}
+  for name, value, top in zip(
+    own.tokens, own.token_logprobs, own.top_logprobs, strict=True
+  ):
+    assert top[name] == value
+
+
+@pytest.mark.parametrize('prompts', [['abca', 'ge'], [[0, 1, 2, 0], [6, 4]]])
+@pytest.mark.parametrize('max_tokens', [0, 6])
+def test_echo_with_logprobs(client, prompts, max_tokens):
+  options = {
+    'model': NAME,
+    'prompt': prompts,
+    'echo': True,
+    'logprobs': 2,
+    'n': 2,
+    'max_tokens': max_tokens,
+    'seed': 1,
+  }
+  answer = client.completions.create(**options)
+  table = np.log(server_cases.TABLE)
+  letters = 'abcdefgh'
+  for choice in answer.choices:
+    prompt = ['abca', 'ge'][choice.index // 2]
+    own = choice.logprobs
+    text = choice.text
+    assert text.startswith(prompt)
+    # The token that ends the text is not in it.
+    assert ''.join(own.tokens).removesuffix('h') == text
+    assert own.text_offset == [*range(len(own.tokens))]
+    assert own.token_logprobs[0] is own.top_logprobs[0] is None
+    ids = list(map(letters.index, own.tokens))
+    for before, token, value, top in zip(
+      ids, ids[1:], own.token_logprobs[1:], own.top_logprobs[1:], strict=False
+    ):
+      assert value == pytest.approx(table[before, token], abs=1e-5)
+      best = np.argsort(-table[before])[:2]
+      expected = {letters[i]: table[before, i] for i in (*best, token)}
+      assert top == pytest.approx(expected, abs=1e-5)
+    assert len(own.tokens) == len(own.token_logprobs) == len(own.top_logprobs)
+    assert max_tokens or choice.finish_reason == 'length'
+    assert max_tokens or text == prompt
+  assert answer.usage.prompt_tokens == 6
+  assert bool(answer.usage.completion_tokens) == bool(max_tokens)
+  events = client.completions.create(**options, stream=True)
+  texts, ends, logprobs, _ = collect(events)
+  for choice in answer.choices:
+    assert texts[choice.index] == choice.text
+    assert ends[choice.index] == choice.finish_reason
+    assert logprobs[choice.index] == choice.logprobs.tokens
+
+
+def test_echo_alone(client):
+  answer = client.completions.create(
+    model=NAME, prompt='ab', echo=True, max_tokens=3, temperature=0
+  )
+  (result,) = alone('ab', max_new_tokens=3)
+  assert answer.choices[0].text == 'ab' + result.text
+  assert answer.choices[0].logprobs is None
+  with pytest.raises(openai.BadRequestError, match='takes at most 600 tokens'):
+    client.completions.create(
+      model=NAME, prompt='a' * 600, echo=True, max_tokens=0, logprobs=1
+    )
 
 
 def test_stop_strings(client):
@@ -292,12 +361,12 @@ def test_models_and_health(client, address):
   [
     ({'temperature': 3}, 'temperature: Input should be less than'),
     ({'top_p': 0}, 'top_p: Input should be greater than 0'),
-    ({'seed': -1}, 'seed: Input should be greater'),
+    ({'seed': 2**63}, 'seed: Input should be less'),
     ({'stop': ['']}, 'stop.0: String should have at least 1'),
     ({'stop': ['a'] * 17}, 'stop has more than 16 strings'),
     ({'stop': 'a' * 257}, 'stop: String should have at most 256'),
-    ({'max_tokens': 0}, 'max_tokens: Input should be greater than'),
-    ({'best_of': 2}, 'best_of: not supported by this server'),
+    ({'max_tokens': 0}, 'max_tokens=0 needs echo=true; give at least 1'),
+    ({'best_of': 2}, 'best_of: not supported by this server; leave it out'),
     ({'extra_body': {'guided_json': {}}}, 'guided_json: not supported'),
     ({'logprobs': 6}, 'logprobs: Input should be less than or equal to 5'),
     ({'presence_penalty': 3}, 'presence_penalty: Input should be less'),
@@ -350,27 +419,6 @@ def test_other_mistakes_are_explained(client, address):
   assert 'Content-Type' in error_of(fetch(url, b'[]')[1])['message']
   status, answer = fetch(url)
   assert (status, error_of(answer)['message']) == (405, 'Method Not Allowed')
-
-
-def test_what_asks_for_nothing_is_no_mistake(client):
-  client.completions.create(
-    model=NAME,
-    prompt='a',
-    best_of=1,
-    echo=False,
-    presence_penalty=0,
-    suffix=None,
-    user='me',
-    stop=None,
-  )
-  client.chat.completions.create(
-    model=NAME,
-    messages=[{'role': 'user', 'content': 'a', 'name': None}],
-    max_tokens=2,
-    tools=[],
-    response_format={'type': 'text'},
-    store=False,
-  )
 
 
 CHECKS = [

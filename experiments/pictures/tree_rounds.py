@@ -7,7 +7,7 @@ import jax
 
 import swiftspec_jax as ss
 from experiments.measuring import references
-from swiftspec_jax import buckets, errors, types
+from swiftspec_jax import buckets, errors, token_names, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 
@@ -116,6 +116,7 @@ def _make_round(
   report: types.StepReport,
 ) -> Round:
   """Returns row 0 of a tree with what the verdict does to it."""
+  names = token_names.of(tokenizer)
   size = tree.size[0]
   token_ids = tree.token_ids[0, :size].tolist()
   parents = tree.parents[0, :size].tolist()
@@ -133,7 +134,7 @@ def _make_round(
   nodes = tuple(
     Node(
       token_id=token_ids[i],
-      text=token_text(tokenizer, token_ids[i]),
+      text=names[token_ids[i]].text,
       parent=None if parents[i] == tree_lib.NO_PARENT else parents[i],
       depth=int(tree.depths[0, i]),
       log_prob=float(tree.log_probs[0, i]),
@@ -149,7 +150,7 @@ def _make_round(
     nodes=nodes,
     position=len(known) - 1,
     context=tokenizer.decode(known[-_NUM_CONTEXT:]).lstrip('\ufffd'),
-    emitted=tuple(token_text(tokenizer, t) for t in report.token_ids),
+    emitted=tuple(names[t].text for t in report.token_ids),
     outcome=outcome,
     num_forwards=report.num_forwards,
   )
@@ -172,14 +173,3 @@ def _walk(
       break
     path.append(node)
   return path[1:]
-
-
-def token_text(tokenizer: tokenizer_lib.Tokenizer, token_id: int) -> str:
-  """Returns one token as text; '#id' if it is a part of a character."""
-  text = tokenizer.decode([token_id])
-  if '\ufffd' in text:
-    return f'#{token_id}'
-  # Some decoders drop the space in front of the first word.
-  piece = tokenizer.convert_ids_to_tokens(token_id)
-  is_dropped = piece.startswith('▁') and not text.startswith(' ')
-  return f' {text}' if is_dropped else text

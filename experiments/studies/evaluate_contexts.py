@@ -44,7 +44,7 @@ def main() -> None:
   target = shared_flags.load_target()
   size, span = _NUM_TOKENS.value, _SPAN.value
   (text,) = long_texts.read(target, _TEXTS.value, 1, size)
-  log_probs, _ = scoring.score(target, text, 1)
+  log_probs = scoring.score(target, text, 1).chosen
   print('from    to      perplexity')
   for start in range(0, size, span):
     end = min(start + span, size)

@@ -117,8 +117,9 @@ def _rate(
   """Returns what a model says of all answers together."""
   log_probs, is_equal = [], []
   for token_ids, first in tqdm.tqdm(texts, desc=name, unit='prompt'):
-    rated, best = scoring.score(model, token_ids, first)
-    log_probs.append(rated)
+    rated = scoring.score(model, token_ids, first)
+    log_probs.append(rated.chosen)
+    best = rated.top_token_ids[:, 0]
     is_equal.append(best == np.asarray(token_ids[first:]))
   return {
     'num_bytes': model.num_bytes,

@@ -2,18 +2,24 @@
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
+from collections.abc import Sequence
+from concurrent import futures
 from typing import Any, Generic, TypeVar
 
+import jax
 import numpy as np
 
-from swiftspec_jax import hosts, sharding, tree
+from swiftspec_jax import hosts, scoring, sharding, tree, types
+from swiftspec_jax.config import MAX_TOP_LOGPROBS
 from swiftspec_jax.engine import news
-from swiftspec_jax.engine.handles import Handle
+from swiftspec_jax.engine.handles import EngineError, Handle, failure_of
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.programs import Programs
+from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
 
 JobT = TypeVar('JobT', bound=Job)
@@ -52,6 +58,16 @@ class StepRecord:
   uses_lookup: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Text:
+  """A text that somebody wants to have rated."""
+
+  token_ids: Sequence[int]
+  rating: futures.Future[types.Logprobs] = dataclasses.field(
+    default_factory=futures.Future
+  )
+
+
 class Engine(abc.ABC, Generic[JobT]):
   """Serves requests that come at any time.
 
@@ -62,7 +78,10 @@ class Engine(abc.ABC, Generic[JobT]):
     follows_first: whether, of several processes, process 0 tells the others
       of requests; else all submit and cancel the same before each step.
     error: exception that a step has raised; the engine is of no use any more.
+    model: the target.
   """
+
+  model: Model
 
   # Of the sizes, which never change.
   max_rows: int  # requests that decode together
@@ -80,6 +99,7 @@ class Engine(abc.ABC, Generic[JobT]):
     self._request_ids = itertools.count()
     self._submitted: collections.deque[JobT] = collections.deque()
     self._cancelled: collections.deque[int] = collections.deque()
+    self._unrated: collections.deque[_Text] = collections.deque()
     self._has_work = threading.Event()
 
   @property
@@ -153,8 +173,34 @@ class Engine(abc.ABC, Generic[JobT]):
       handle.fail(self.error)
     return handle
 
+  def score(self, request: Request) -> futures.Future[types.Logprobs]:
+    """Has the target rate a prompt; it reads one between two steps.
+
+    The programs for this are compiled when a length first needs them.
+
+    Args:
+      request: prompt, of text alone.
+
+    Returns:
+      What `scoring.score` says of all tokens but the first, with
+      `MAX_TOP_LOGPROBS` others in each place, or those of a smaller
+      vocabulary.
+
+    Raises:
+      UserError: the request cannot be served.
+    """
+    self._make_job(request, Handle(-1, self._wait, self._cancel), None)
+    text = _Text(token_ids=request.token_ids)
+    self._unrated.append(text)
+    self._has_work.set()
+    if self.error is not None:
+      self.fail(self.error)
+    return text.rating
+
   def cancel_all(self) -> None:
     """Cancels what has not ended."""
+    for text in tuple(self._unrated):
+      text.rating.cancel()
     self._take_news()
     self._cancelled.extend(self._jobs)
     self._take_news()
@@ -164,6 +210,9 @@ class Engine(abc.ABC, Generic[JobT]):
     self.error = error
     for job in (*self._jobs.values(), *self._submitted):
       job.handle.fail(error)
+    for text in tuple(self._unrated):
+      with contextlib.suppress(futures.InvalidStateError):  # has ended
+        text.rating.set_exception(failure_of(error))
 
   def wake(self) -> None:
     """Ends `wait_for_work`."""
@@ -177,6 +226,7 @@ class Engine(abc.ABC, Generic[JobT]):
     """Learns what was submitted and cancelled since the last step."""
     self._has_work.clear()
     self._take(*self._count_news())
+    self._score(self._next_text())
 
   def _take_news_of_first(self, fact: Any) -> Any:
     """Takes the news of process 0, if others follow that, or else its own.
@@ -189,17 +239,22 @@ class Engine(abc.ABC, Generic[JobT]):
       return fact
     self._has_work.clear()
     num_submitted, num_cancelled = self._count_news()
+    text = self._next_text()
     found = hosts.from_process_zero(
       lambda: news.to_json(
         [self._submitted[i] for i in range(num_submitted)],
         [self._cancelled[i] for i in range(num_cancelled)],
+        None if text is None else text.token_ids,
         fact,
       )
     )
     if not sharding.is_first_process():
+      if found['text'] is not None:
+        text = _Text(token_ids=found['text'])
       self._submitted.extend(map(self._job_of, found['submitted']))
       self._cancelled.extend(found['cancelled'])
     self._take(len(found['submitted']), len(found['cancelled']))
+    self._score(text)
     return found['fact']
 
   def _job_of(self, submitted: dict[str, Any]) -> JobT:
@@ -230,6 +285,30 @@ class Engine(abc.ABC, Generic[JobT]):
       if job is not None:
         self._drop(job)
         job.cancel()
+
+  def _next_text(self) -> _Text | None:
+    """Returns a text that is to be rated before this step."""
+    while self._unrated:
+      text = self._unrated.popleft()
+      if text.rating.set_running_or_notify_cancel():
+        self._has_work.set()  # there may be more
+        return text
+    return None
+
+  def _score(self, text: _Text | None) -> None:
+    if text is None:
+      return
+    num_top = min(MAX_TOP_LOGPROBS, self.model.config.vocab_size)
+    try:
+      rated = scoring.score(self.model, text.token_ids, 1, num_top)
+    except BaseException as error:
+      reason = f'the target could not rate this prompt: {error}'
+      text.rating.set_exception(EngineError(reason))
+      # Without memory for a text of this length others can still go on.
+      if not isinstance(error, jax.errors.JaxRuntimeError):
+        raise
+    else:
+      text.rating.set_result(rated)
 
   def _wait(self, handle: Handle, num_seen: int) -> None:
     if self.is_running:

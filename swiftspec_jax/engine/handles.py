@@ -18,6 +18,7 @@ class Update:
 
   Attributes:
     token_ids: new tokens of the output.
+    text_offsets: number of characters of the text before each of them.
     logprobs: log-probabilities of these tokens, if asked for.
     top_logprobs: most probable tokens, as in `GenerationResult`.
     text: new text that is certain; it can lag behind the tokens.
@@ -29,6 +30,7 @@ class Update:
   """
 
   token_ids: tuple[int, ...] = ()
+  text_offsets: tuple[int, ...] = ()
   logprobs: tuple[float, ...] | None = None
   top_logprobs: tuple[results.TopLogprobs, ...] | None = None
   text: str = ''
@@ -132,6 +134,13 @@ class Handle:
         lambda: len(self._updates) > num_seen or self._error is not None
       )
 
+  @classmethod
+  def of_result(cls, result: results.GenerationResult) -> 'Handle':
+    """Returns the handle of a request that has ended without an engine."""
+    handle = cls(-1, lambda *_: None, lambda _: None)
+    handle.push(Update(result=result))
+    return handle
+
   def push(self, update: Update) -> None:
     """Adds news; for the engine."""
     self._updates.append(update)
@@ -150,4 +159,11 @@ class Handle:
 
   def _check(self) -> None:
     if self._error is not None:
-      raise EngineError('the engine has failed') from self._error
+      raise failure_of(self._error)
+
+
+def failure_of(error: BaseException) -> EngineError:
+  """Returns what those get who wait for an engine that has failed."""
+  failure = EngineError('the engine has failed')
+  failure.__cause__ = error
+  return failure

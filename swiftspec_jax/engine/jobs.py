@@ -90,6 +90,7 @@ class Job:
     self.handle.push(
       Update(
         token_ids=tuple(row.token_ids[num_before:]),
+        text_offsets=row.text_offsets_from(num_before),
         logprobs=row.logprobs_from(num_before),
         top_logprobs=row.top_logprobs_from(num_before),
         text='' if event is None else event.text,

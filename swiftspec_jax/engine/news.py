@@ -14,13 +14,17 @@ from swiftspec_jax.requests import Request
 
 
 def to_json(
-  submitted: Sequence[Job], cancelled: Sequence[int], fact: Any
+  submitted: Sequence[Job],
+  cancelled: Sequence[int],
+  text: Sequence[int] | None,
+  fact: Any,
 ) -> dict[str, Any]:
   """Returns what has happened since the last step.
 
   Args:
     submitted: new requests.
     cancelled: ids of requests that nobody wants any more.
+    text: tokens of a text that is rated before the step, or None.
     fact: JSON value that the engine needs besides.
   """
   return {
@@ -34,6 +38,7 @@ def to_json(
       for job in submitted
     ],
     'cancelled': cancelled,
+    'text': text,
     'fact': fact,
   }
 

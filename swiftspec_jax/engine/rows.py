@@ -99,7 +99,7 @@ class RowEngine(engine.Engine[Job]):
     self.max_draft_tokens = self.pipeline.num_speculative_tokens
     self.programs = FewPrograms(self._plan_warm_up)
     self.host_seconds = 0.0
-    self._target = target
+    self.model = target
     # Beside trees, lookups draft chains.
     self._chains_by_model = tree is None and isinstance(draft, Model)
     self._run_ahead = run_ahead
@@ -297,7 +297,7 @@ class RowEngine(engine.Engine[Job]):
       handle.request_id,
       request,
       limit,
-      self._target,
+      self.model,
       self.max_draft_tokens,
       chains_by_model=self._chains_by_model,
     )
@@ -309,7 +309,7 @@ class RowEngine(engine.Engine[Job]):
     Raises:
       UserError: it cannot be served.
     """
-    return requests_lib.limit_of(request, self._target, self.max_context)
+    return requests_lib.limit_of(request, self.model, self.max_context)
 
   def _queue(self, job: Job) -> None:
     self._waiting.append(job)

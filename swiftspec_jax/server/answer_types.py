@@ -45,8 +45,8 @@ class CompletionLogprobs(TypedDict):
   """Lists with an entry for each token."""
 
   tokens: list[str]
-  token_logprobs: list[float]
-  top_logprobs: list[dict[str, float]] | None
+  token_logprobs: list[float | None]  # None: the first token of a prompt
+  top_logprobs: list[dict[str, float] | None] | None
   text_offset: list[int]
 
 

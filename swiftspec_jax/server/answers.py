@@ -1,6 +1,5 @@
 """Answers in OpenAI's formats, at once or in parts."""
 
-import collections
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -8,15 +7,17 @@ from typing import Any
 
 import transformers
 
+from swiftspec_jax import token_names, types
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.requests import DraftNode
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server import answer_types
+from swiftspec_jax.server.echo import Echo
+from swiftspec_jax.token_names import TokenName
 
 # JSON has no infinity; this is what vLLM says instead.
 _LEAST_LOGPROB = -9999.0
-_BROKEN = '\ufffd'  # what bytes that are no character are decoded to
-_Named = tuple[str, float]  # a token and its log-probability
+_Named = tuple[TokenName, float]  # a token and its log-probability
 
 
 class Format:
@@ -43,7 +44,7 @@ class Format:
       include_speculation: whether events tell who proposed each token.
       include_draft_nodes: whether they then have all draft tokens, too.
     """
-    self._tokenizer = tokenizer
+    self._names = token_names.of(tokenizer)
     self._n = n
     self._include_speculation = include_speculation
     self._include_draft_nodes = include_draft_nodes
@@ -52,6 +53,9 @@ class Format:
       'created': int(time.time()),
       'model': model,
     }
+
+  def rate(self, ratings: Sequence[types.Logprobs]) -> None:
+    """Takes the log-probabilities of prompts, which come before all else."""
 
   def whole(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """Returns the answer."""
@@ -100,11 +104,11 @@ class Format:
     if tokens.logprobs is not None:
       chosen = zip(tokens.token_ids, tokens.logprobs, strict=True)
       logprobs = self._logprobs(
-        index,
         self._named(chosen),
         None
         if tokens.top_logprobs is None
         else [self._named(top) for top in tokens.top_logprobs],
+        tokens.text_offsets,
       )
     return {
       'index': index,
@@ -116,7 +120,7 @@ class Format:
 
   def _named(self, pairs: Iterable[tuple[int, float]]) -> list[_Named]:
     return [
-      (self._tokenizer.decode([token_id]), max(value, _LEAST_LOGPROB))
+      (self._names[token_id], max(value, _LEAST_LOGPROB))
       for token_id, value in pairs
     ]
 
@@ -141,7 +145,7 @@ class Format:
 
   def _node(self, node: DraftNode) -> answer_types.DraftNode:
     return {
-      'text': self._tokenizer.decode([node.token_id]),
+      'text': self._names[node.token_id].text,
       'parent': node.parent,
       'source': node.source.value,
       'prob': None if node.prob is None else round(node.prob, 4),
@@ -158,9 +162,9 @@ class Format:
 
   def _logprobs(
     self,
-    index: int,
     chosen: Sequence[_Named],
     top: Sequence[Sequence[_Named]] | None,
+    offsets: Sequence[int],
   ) -> dict[str, Any]:
     """Returns what is said of tokens, and of the most probable ones."""
     raise NotImplementedError
@@ -173,25 +177,92 @@ class CompletionFormat(Format):
 
   def __init__(self, *args: Any):
     super().__init__(*args)
-    # Characters of the tokens of each choice so far.
-    self._offsets = collections.Counter()
+    self._echoes: Sequence[Echo] = ()
+    self._ratings: Sequence[types.Logprobs] = ()
+    self._begun: set[int] = set()  # choices whose prompt is told
+
+  def start_with(self, echoes: Iterable[Echo]) -> None:
+    """Has texts begin with these prompts."""
+    self._echoes = list(echoes)
+
+  def rate(self, ratings):
+    self._ratings = ratings
+
+  def opening(self, num_choices):
+    if not self._echoes:
+      return []
+    message = self._message('')
+    return [
+      self._event(self._choice(i, message, Update(), None))
+      for i in range(num_choices)
+    ]
 
   def _message(self, text):
     return {'text': text}
 
   _delta = _message
 
-  def _logprobs(self, index, chosen, top):
-    offsets = []
-    for token, _ in chosen:
-      offsets.append(self._offsets[index])
-      self._offsets[index] += len(token)
+  def _choice(self, index, content, tokens, result):
+    choice = super()._choice(index, content, tokens, result)
+    if not self._echoes:
+      return choice
+    number = index // self._n
+    echo = self._echoes[number]
+    own = choice['logprobs']
+    if own is not None:
+      own['text_offset'] = [len(echo.text) + x for x in own['text_offset']]
+    if index in self._begun:
+      return choice
+    self._begun.add(index)
+    choice['text'] = echo.text + choice['text']
+    if self._ratings:
+      of_prompt = self._of_prompt(echo, self._ratings[number])
+      choice['logprobs'] = of_prompt if own is None else _join(of_prompt, own)
+    return choice
+
+  def _of_prompt(
+    self, echo: Echo, rating: types.Logprobs
+  ) -> answer_types.CompletionLogprobs:
+    """Returns what is said of the tokens of a prompt, nothing of the first."""
+    chosen = zip(echo.token_ids[1:], rating.chosen.tolist(), strict=True)
+    top = None
+    if echo.num_top:
+      pairs = zip(
+        rating.top_token_ids[:, : echo.num_top].tolist(),
+        rating.top[:, : echo.num_top].tolist(),
+        strict=True,
+      )
+      top = [self._named(zip(*pair, strict=True)) for pair in pairs]
+    found = self._logprobs(self._named(chosen), top, echo.offsets)
+    found['tokens'].insert(0, self._names[echo.token_ids[0]].text)
+    found['token_logprobs'].insert(0, None)
+    if top is not None:
+      found['top_logprobs'].insert(0, None)
+    return found
+
+  def _logprobs(self, chosen, top, offsets):
+    names = [name.text for name, _ in chosen]
+    values = [value for _, value in chosen]
+    if top is not None:
+      # With the token itself, which need not be among the most probable.
+      top = [
+        {**{name.text: value for name, value in pairs}, name: value}
+        for name, value, pairs in zip(names, values, top, strict=True)
+      ]
     return {
-      'tokens': [token for token, _ in chosen],
-      'token_logprobs': [value for _, value in chosen],
-      'top_logprobs': None if top is None else [dict(pairs) for pairs in top],
-      'text_offset': offsets,
+      'tokens': names,
+      'token_logprobs': values,
+      'top_logprobs': top,
+      'text_offset': list(offsets),
     }
+
+
+def _join(
+  first: answer_types.CompletionLogprobs,
+  second: answer_types.CompletionLogprobs,
+) -> answer_types.CompletionLogprobs:
+  """Returns the entries of both; either both have `top_logprobs`, or none."""
+  return {key: values and values + second[key] for key, values in first.items()}
 
 
 class ChatFormat(Format):
@@ -214,8 +285,8 @@ class ChatFormat(Format):
   def _delta(self, text):
     return {'delta': {'content': text}}
 
-  def _logprobs(self, index, chosen, top):
-    del index
+  def _logprobs(self, chosen, top, offsets):
+    del offsets
     content = [
       {**_entry(pair), 'top_logprobs': list(map(_entry, others))}
       for pair, others in zip(chosen, top or [()] * len(chosen), strict=True)
@@ -224,7 +295,6 @@ class ChatFormat(Format):
 
 
 def _entry(named: _Named) -> answer_types.TopLogprob:
-  token, logprob = named
-  # A part of a character has no text of its own.
-  encoded = None if _BROKEN in token else list(token.encode())
-  return {'token': token, 'logprob': logprob, 'bytes': encoded}
+  name, logprob = named
+  encoded = None if name.encoded is None else list(name.encoded)
+  return {'token': name.text, 'logprob': logprob, 'bytes': encoded}

@@ -18,6 +18,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.engine import handles
 from swiftspec_jax.server import answer_types, answers, refusals, schema
+from swiftspec_jax.server import echo as echo_lib
 from swiftspec_jax.server import prompts as prompt_lib
 from swiftspec_jax.server.guard import Guard
 from swiftspec_jax.server.service import Call, Service
@@ -186,11 +187,6 @@ async def _answer(
     for token_ids in await service.encoder.encode(prompts)
     for sampling in samplings
   ]
-  call = service.open(
-    requests,
-    body.max_speculative_tokens,
-    shows_drafts=body.include_draft_nodes,
-  )
   answer = make_format(
     service.name,
     service.model.tokenizer,
@@ -198,22 +194,43 @@ async def _answer(
     body.include_speculation,
     body.include_draft_nodes,
   )
+  if body.echo:
+    answer.start_with(
+      echo_lib.echo_of(
+        service.model.tokenizer,
+        prompt,
+        request.token_ids,
+        body.num_top_logprobs,
+      )
+      for prompt, request in zip(prompts, requests[:: body.n], strict=True)
+    )
+  call = service.open(
+    requests,
+    body.max_speculative_tokens,
+    shows_drafts=body.include_draft_nodes,
+    scored=requests[:: body.n] if body.scores_prompts else (),
+    only_scores=body.max_new_tokens == 0,
+  )
   if body.stream:
     return _EventStream(call, _events(call, answer, body.include_usage))
   with call:
-    results = await _unless_gone(call.results(), http)
-  if results is None:
-    return fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
-  return answer.whole(results)
+    whole = await _unless_gone(_whole(call, answer), http)
+  return whole or fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _whole(call: Call, answer: answers.Format) -> dict[str, Any]:
+  answer.rate(await call.ratings())
+  return answer.whole(await call.results())
 
 
 async def _events(
   call: Call, answer: answers.Format, include_usage: bool
 ) -> AsyncIterator[str]:
   """Yields server-sent events."""
-  for event in answer.opening(len(call.handles)):
-    yield _encode(event)
   try:
+    answer.rate(await call.ratings())
+    for event in answer.opening(len(call.handles)):
+      yield _encode(event)
     async for index, update in call.updates():
       event = answer.news(index, update)
       if event is not None:
@@ -314,7 +331,7 @@ async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
   elif found['type'] == 'model_attributes_type' and not where:
     message = 'send a JSON object, with Content-Type: application/json'
   elif found['type'] == 'extra_forbidden':
-    message = 'not supported by this server'
+    message = 'not supported by this server; leave it out'
   elif found['type'] == 'value_error':
     message = str(found['ctx']['error'])
   message = f'{where}: {message}' if where else message

@@ -216,8 +216,9 @@ class Metrics:
     self._ended.labels(self._model, result.finish_reason).inc()
     for counter, count in self._of_results:
       counter.inc(count(result))
-    self._ttft.observe(stats.ttft_seconds)
-    self._e2e.observe(stats.latency_seconds)
+    if stats.new_tokens:  # the others only have their prompt rated
+      self._ttft.observe(stats.ttft_seconds)
+      self._e2e.observe(stats.latency_seconds)
     if stats.tpot_seconds is not None:
       self._tpot.observe(stats.tpot_seconds)
 

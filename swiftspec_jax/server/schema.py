@@ -6,37 +6,16 @@ of vLLM. What is not here is refused, unless it asks for nothing.
 
 import dataclasses
 import random
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar
 
 import pydantic
 from pydantic import Field
 
 from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
+from swiftspec_jax.server.json_object import JsonObject, Neutral
+from swiftspec_jax.server.messages import Message
 
 _NUM_SEEDS = 2**32
-# Of no consequence for the answer.
-_IGNORED = (
-  'metadata',
-  'parallel_tool_calls',
-  'prompt_cache_key',
-  'safety_identifier',
-  'user',
-)
-# Fields that the server does not have, and values that ask for nothing.
-_NEUTRAL = {
-  'best_of': (1,),
-  'echo': (False,),
-  'function_call': ('none', 'auto'),
-  'functions': ([],),
-  'modalities': (['text'],),
-  'response_format': ({'type': 'text'},),
-  'service_tier': ('auto', 'default'),
-  'store': (False,),
-  'suffix': ('',),
-  'tool_choice': ('none', 'auto'),
-  'tools': ([],),
-}
-
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
 # These are looked for behind every token.
@@ -46,27 +25,13 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class _Object(pydantic.BaseModel):
-  """A JSON object without unknown fields, but for those of no consequence."""
-
-  model_config = pydantic.ConfigDict(extra='forbid')
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _drop_neutral(cls, values: Any) -> Any:
-    if not isinstance(values, dict):
-      return values
-    return {
-      name: value
-      for name, value in values.items()
-      if value is not None
-      and name not in _IGNORED
-      and value not in _NEUTRAL.get(name, ())
-    }
-
-
-class StreamOptions(_Object):
+class StreamOptions(JsonObject):
   """Options of `stream`."""
+
+  _neutral: ClassVar[Neutral] = {
+    'continuous_usage_stats': (False,),
+    'include_obfuscation': (False,),
+  }
 
   include_usage: bool = False
   include_speculation: bool = Field(
@@ -85,25 +50,32 @@ class StreamOptions(_Object):
     return self
 
 
-class _Body(_Object):
+class _Body(JsonObject):
   """What both kinds of requests have."""
 
   model: str
   n: int = Field(1, ge=1, le=128)
   temperature: float = Field(1.0, ge=0, le=2)
   top_p: float = Field(1.0, gt=0, le=1)
-  seed: int | None = Field(None, ge=0, lt=_NUM_SEEDS)
-  stop: _Stop | list[_Stop] = []
-  logit_bias: dict[int, _Bias] = {}
+  seed: int | None = Field(
+    None,
+    ge=-(2**63),
+    lt=2**63,
+    description=f'Counts modulo {_NUM_SEEDS}.',
+  )
+  stop: _Stop | list[_Stop] = Field([])
+  logit_bias: dict[int, _Bias] = Field({})
   presence_penalty: _Penalty = 0.0
   frequency_penalty: _Penalty = 0.0
   stream: bool = False
   stream_options: StreamOptions | None = None
-  top_k: int = Field(0, ge=0, lt=2**31)
+  top_k: int = Field(
+    0, ge=-1, lt=2**31, description='0 and -1 keep all tokens.'
+  )
   min_p: float = Field(0.0, ge=0, lt=1)
   repetition_penalty: float = Field(1.0, ge=0.01, le=100)
   ignore_eos: bool = False
-  stop_token_ids: list[_TokenId] = []
+  stop_token_ids: list[_TokenId] = Field([])
   min_tokens: int = Field(0, ge=0, lt=2**31)
   include_stop_str_in_output: bool = False
   skip_special_tokens: bool = True
@@ -158,19 +130,20 @@ class _Body(_Object):
     seed = random.randrange(_NUM_SEEDS) if self.seed is None else self.seed
     first = SamplingParams(
       temperature=self.temperature,
-      top_k=self.top_k,
+      top_k=max(self.top_k, 0),
       top_p=self.top_p,
       min_p=self.min_p,
       repetition_penalty=self.repetition_penalty,
       presence_penalty=self.presence_penalty,
       frequency_penalty=self.frequency_penalty,
       logit_bias=self.logit_bias,
-      seed=seed,
+      seed=seed % _NUM_SEEDS,
       stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
       stop_token_ids=tuple(self.stop_token_ids),
       include_stop_str_in_output=self.include_stop_str_in_output,
       min_tokens=self.min_tokens,
-      max_new_tokens=self.max_new_tokens,
+      # Who wants none only has the prompt read.
+      max_new_tokens=1 if self.max_new_tokens == 0 else self.max_new_tokens,
       ignore_eos=self.ignore_eos,
       skip_special_tokens=self.skip_special_tokens,
       logprobs=self.with_logprobs,
@@ -185,13 +158,30 @@ class _Body(_Object):
 class CompletionRequest(_Body):
   """The body of /v1/completions."""
 
+  _neutral: ClassVar[Neutral] = {'add_special_tokens': (True,)}
+
   prompt: _Text | list[_Text] | list[_TokenId] | list[list[_TokenId]]
-  max_tokens: int = Field(16, ge=1)
+  max_tokens: int = Field(16, ge=0, description='0 needs echo=true.')
   logprobs: int | None = Field(None, ge=0, le=5)
+  echo: bool = Field(
+    False,
+    description='Texts then begin with their prompt, and so do log-'
+    'probabilities.',
+  )
+
+  @pydantic.model_validator(mode='after')
+  def _check_max_tokens(self):
+    if not (self.max_tokens or self.echo):
+      raise ValueError('max_tokens=0 needs echo=true; give at least 1')
+    return self
 
   @property
   def max_new_tokens(self) -> int:
     return self.max_tokens
+
+  @property
+  def scores_prompts(self) -> bool:
+    return self.echo and self.with_logprobs
 
   @property
   def with_logprobs(self) -> bool:
@@ -211,68 +201,17 @@ class CompletionRequest(_Body):
     return self.prompt
 
 
-class TextPart(_Object):
-  """A part of a message."""
-
-  type: Literal['text']
-  text: str
-
-
-class ImageUrl(_Object):
-  """An image."""
-
-  url: str = Field(description='data:image/...;base64,...; none is fetched.')
-  detail: Literal['auto'] = 'auto'
-
-
-class ImagePart(_Object):
-  """An image in a message."""
-
-  type: Literal['image_url']
-  image_url: ImageUrl
-
-
-_Part = Annotated[TextPart | ImagePart, Field(discriminator='type')]
-
-
-class Message(_Object):
-  """A message of a conversation."""
-
-  role: Literal['developer', 'system', 'user', 'assistant']
-  content: str | list[_Part]
-
-  @property
-  def image_urls(self) -> list[str]:
-    """The images, in their order."""
-    if isinstance(self.content, str):
-      return []
-    parts = (p for p in self.content if isinstance(p, ImagePart))
-    return [part.image_url.url for part in parts]
-
-  def to_template(self, *, reads_images: bool) -> dict[str, Any]:
-    """Returns the message as chat templates want it.
-
-    Args:
-      reads_images: whether the model does; its template then gets parts.
-    """
-    parts = self.content
-    if isinstance(parts, str):
-      parts = [TextPart(type='text', text=parts)]
-    if reads_images:
-      found = [
-        {'type': 'text', 'text': part.text}
-        if isinstance(part, TextPart)
-        else {'type': 'image'}
-        for part in parts
-        if part != TextPart(type='text', text='')
-      ]
-      return {'role': self.role, 'content': found}
-    text = '\n'.join(part.text for part in parts if isinstance(part, TextPart))
-    return {'role': self.role, 'content': text}
-
-
 class ChatRequest(_Body):
   """The body of /v1/chat/completions."""
+
+  _neutral: ClassVar[Neutral] = {
+    'add_generation_prompt': (True,),
+    'add_special_tokens': (False,),
+    'continue_final_message': (False,),
+    'echo': (False,),
+  }
+  scores_prompts: ClassVar[bool] = False
+  echo: ClassVar[bool] = False
 
   messages: list[Message] = Field(min_length=1)
   max_completion_tokens: int | None = Field(None, ge=1)

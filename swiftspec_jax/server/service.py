@@ -7,10 +7,12 @@ choices.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent import futures
+from typing import TypeAlias
 
 import fastapi
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, results, types
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.engine.handles import Handle, Update
 from swiftspec_jax.model import Model
@@ -18,6 +20,8 @@ from swiftspec_jax.requests import Request
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server.metrics import Metrics
 from swiftspec_jax.server.prompts import PromptEncoder
+
+Rating: TypeAlias = futures.Future[types.Logprobs]
 
 _RETRY_AFTER = {'Retry-After': '1'}  # seconds
 
@@ -84,8 +88,17 @@ class Service:
     max_speculative_tokens: int | None,
     *,
     shows_drafts: bool = False,
+    scored: Sequence[Request] = (),
+    only_scores: bool = False,
   ) -> 'Call':
-    """Submits the requests of a call; the arguments are `Engine.submit`'s.
+    """Submits the requests of a call.
+
+    Args:
+      requests: requests to decode.
+      max_speculative_tokens: longest draft for each, as in `Engine.submit`.
+      shows_drafts: whether updates have `draft_nodes`.
+      scored: requests whose prompts are to be rated.
+      only_scores: whether nothing is decoded.
 
     Raises:
       HTTPException: there is no room now.
@@ -101,20 +114,27 @@ class Service:
         _RETRY_AFTER,
       )
     handles: list[Handle] = []
+    ratings: list[Rating] = []
     try:
+      for request in scored:
+        ratings.append(self.engine.score(request))
       for request in requests:
-        handle = self.engine.submit(
-          request,
-          max_speculative_tokens=max_speculative_tokens,
-          shows_drafts=shows_drafts,
-        )
+        if only_scores:
+          result = results.without_output(len(request.token_ids))
+          handle = Handle.of_result(result)
+        else:
+          handle = self.engine.submit(
+            request,
+            max_speculative_tokens=max_speculative_tokens,
+            shows_drafts=shows_drafts,
+          )
         handles.append(handle)
     except errors.UserError:
-      for handle in handles:
-        handle.cancel()
+      for started in (*handles, *ratings):
+        started.cancel()
       raise
     self.num_open += len(handles)
-    return Call(handles, self._close, self.metrics)
+    return Call(handles, ratings, self._close, self.metrics)
 
   def drain(self, on_idle: Callable[[], None]) -> None:
     """Takes no more calls; has `on_idle` called when those that run end."""
@@ -139,6 +159,7 @@ class Call:
   def __init__(
     self,
     handles: Sequence[Handle],
+    ratings: Sequence[Rating],
     on_close: Callable[[int], None],
     metrics: Metrics,
   ):
@@ -146,10 +167,12 @@ class Call:
 
     Args:
       handles: handles of the requests.
+      ratings: log-probabilities of prompts, to come.
       on_close: function that is called with the number of requests.
       metrics: are told what happens.
     """
     self.handles = handles
+    self._ratings = ratings
     self._on_close = on_close
     self._metrics = metrics
 
@@ -177,6 +200,10 @@ class Call:
       for task in tasks:
         task.cancel()
 
+  async def ratings(self) -> list[types.Logprobs]:
+    """Waits for the log-probabilities of prompts."""
+    return await asyncio.gather(*map(asyncio.wrap_future, self._ratings))
+
   async def results(self) -> list[GenerationResult]:
     """Waits for all requests."""
     async for _ in self.updates():
@@ -185,6 +212,8 @@ class Call:
 
   def close(self) -> None:
     """Cancels what has not ended."""
+    for rating in self._ratings:
+      rating.cancel()
     for handle in self.handles:
       if not handle.is_finished:
         handle.cancel()

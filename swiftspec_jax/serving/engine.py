@@ -106,7 +106,7 @@ class PageEngine(engine.Engine[PagedJob]):
     self.max_draft_tokens = config.buckets.max_length
     self.max_images = sizes.max_images
     self.scheduler = Scheduler(config)
-    self._model = target
+    self.model = target
     self._sizes = sizes
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
@@ -159,7 +159,7 @@ class PageEngine(engine.Engine[PagedJob]):
         f'{self.num_requests} requests have not ended; take another draft '
         'behind them'
       )
-    model = make_drafter.model_of(draft, self._model)
+    model = make_drafter.model_of(draft, self.model)
     features = model.config.feature_layers if model else ()
     if (
       make_drafter.makes_trees(draft) != self._takes_trees
@@ -376,11 +376,11 @@ class PageEngine(engine.Engine[PagedJob]):
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
   ) -> PagedJob:
     config = self._sizes.scheduler
-    jobs.check(request, self._model, config, self.max_images)
+    jobs.check(request, self.model, config, self.max_images)
     return PagedJob(
       request,
       handle,
-      self._model,
+      self.model,
       config,
       max_speculative_tokens,
       chains_by_model=self._drafts_by_model,

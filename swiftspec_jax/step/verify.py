@@ -284,11 +284,4 @@ def logprobs_of(
   """
   if not sampling.with_logprobs:
     return None
-  index = jnp.maximum(token_ids, 0)[:, :, None]
-  log_probs = jax.nn.log_softmax(logits, axis=-1)
-  top, top_token_ids = jax.lax.top_k(log_probs, sampling.num_top_logprobs)
-  return types.Logprobs(
-    chosen=jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0],
-    top=top,
-    top_token_ids=top_token_ids,
-  )
+  return types.Logprobs.at(logits, token_ids, sampling.num_top_logprobs)

@@ -4,7 +4,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, token_names
 
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = (
@@ -37,13 +37,7 @@ def byte_tokenizer(
       f'vocab_size must be at least {least}, got {vocab_size}'
     )
   reserved = [f'<reserved_{i}>' for i in range(vocab_size - least)]
-  # Printable bytes are spelled as themselves, the others by higher characters
-  # in their order.
-  alphabet = sorted(map(ord, pre_tokenizers.ByteLevel.alphabet()))
-  others = (byte for byte in range(_NUM_BYTES) if byte not in alphabet)
-  vocabulary = {
-    chr(code): code if code < _NUM_BYTES else next(others) for code in alphabet
-  }
+  vocabulary = dict(token_names.byte_spellings())
   backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import jinja2
-
-from swiftspec_jax import errors
+from swiftspec_jax import chat_template, errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MARKS = ('\u2042first\u2042', '\u2042second\u2042', '\u2042third\u2042')
@@ -45,15 +43,11 @@ def chat_format(
   if system is not None:
     messages.insert(0, {'role': 'system', 'content': system})
   try:
-    text = tokenizer.apply_chat_template(
-      messages, tokenize=False, add_generation_prompt=True
-    )
-  except jinja2.TemplateError as error:
+    text = chat_template.apply(tokenizer, messages)
+  except errors.UserError:
     if system is not None:  # not all templates know that role
       return chat_format(tokenizer)
-    raise errors.UserError(
-      f"the target's chat template refuses a conversation: {error}"
-    ) from error
+    raise
   pieces, rest = [], text
   for mark in _MARKS:
     piece, found, rest = rest.partition(mark)

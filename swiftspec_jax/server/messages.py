@@ -1,0 +1,127 @@
+"""Messages of conversations, as clients send them."""
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+from pydantic import Field
+
+from swiftspec_jax.server.json_object import JsonObject, Neutral
+
+
+class TextPart(JsonObject):
+  """A part of a message."""
+
+  type: Literal['text']
+  text: str
+
+
+class ImageUrl(JsonObject):
+  """An image."""
+
+  url: str = Field(description='data:image/...;base64,...; none is fetched.')
+  detail: Literal['auto'] = 'auto'
+
+
+class ImagePart(JsonObject):
+  """An image in a message."""
+
+  type: Literal['image_url']
+  image_url: ImageUrl
+
+
+_Part = Annotated[TextPart | ImagePart, Field(discriminator='type')]
+
+
+class Function(JsonObject):
+  """What a call of a tool says."""
+
+  name: str
+  arguments: str = '{}'
+
+  def to_template(self) -> dict[str, Any]:
+    """Returns it with arguments as templates want them: parsed."""
+    try:
+      parsed = json.loads(self.arguments)
+    except ValueError:
+      parsed = self.arguments
+    return {'name': self.name, 'arguments': parsed}
+
+
+class ToolCall(JsonObject):
+  """A call of a tool, in what an assistant has said."""
+
+  id: str | None = None
+  index: int | None = None  # of parts of an answer, that clients keep
+  type: Literal['function'] = 'function'
+  function: Function
+
+  def to_template(self) -> dict[str, Any]:
+    """Returns the call as chat templates want it."""
+    function = self.function.to_template()
+    return {'id': self.id, 'type': self.type, 'function': function}
+
+
+class Message(JsonObject):
+  """A message of a conversation."""
+
+  _neutral: ClassVar[Neutral] = {'annotations': ([],), 'tool_calls': ([],)}
+
+  role: str = Field(
+    min_length=1,
+    description='Any that the chat template of the model shows; developer is '
+    'system where it does not name that.',
+  )
+  content: str | list[_Part] = Field(
+    '', description='Only messages of assistants may go without.'
+  )
+  name: str | None = None
+  tool_calls: list[ToolCall] | None = None
+  tool_call_id: str | None = None
+
+  @pydantic.model_validator(mode='after')
+  def _check_content(self):
+    if 'content' not in self.model_fields_set and self.role != 'assistant':
+      raise ValueError(f'a message of role {self.role!r} needs content')
+    return self
+
+  @property
+  def image_urls(self) -> list[str]:
+    """The images, in their order."""
+    if isinstance(self.content, str):
+      return []
+    parts = (p for p in self.content if isinstance(p, ImagePart))
+    return [part.image_url.url for part in parts]
+
+  def to_template(self, *, reads_images: bool) -> dict[str, Any]:
+    """Returns the message as chat templates want it.
+
+    Args:
+      reads_images: whether the model does; its template then gets parts.
+    """
+    found: dict[str, Any] = {'role': self.role}
+    found['content'] = self._parts() if reads_images else self._text()
+    if self.tool_calls is not None:
+      found['tool_calls'] = [call.to_template() for call in self.tool_calls]
+    for name in ('name', 'tool_call_id'):
+      if getattr(self, name) is not None:
+        found[name] = getattr(self, name)
+    return found
+
+  def _text(self) -> str:
+    if isinstance(self.content, str):
+      return self.content
+    texts = (part.text for part in self.content if isinstance(part, TextPart))
+    return '\n'.join(texts)
+
+  def _parts(self) -> list[dict[str, str]]:
+    parts = self.content
+    if isinstance(parts, str):
+      parts = [TextPart(type='text', text=parts)]
+    return [
+      {'type': 'text', 'text': part.text}
+      if isinstance(part, TextPart)
+      else {'type': 'image'}
+      for part in parts
+      if part != TextPart(type='text', text='')
+    ]
