@@ -24,7 +24,13 @@ from absl import logging
 from kernels_pallas import user_cache
 
 # Functions of the library, each a target of `jax.ffi`.
-HANDLERS = ('few_rows_float32', 'few_rows_bfloat16', 'few_rows_int8')
+HANDLERS = (
+  'few_rows_float32',
+  'few_rows_bfloat16',
+  'few_rows_int8',
+  'tree_attention_float32',
+  'tree_attention_bfloat16',
+)
 REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '
   '--install), or name it in CXX'
@@ -44,8 +50,12 @@ def call(
     handler: name of the function.
     results: jax.ShapeDtypeStruct of each result.
     *arrays: arguments.
-    **attributes: what the function has beside them.
+    **attributes: what the function has beside them, in NumPy's types.
+
+  Raises:
+    NotImplementedError: there is no library, see `check`.
   """
+  check()
   target = jax.ffi.ffi_call(_target(handler), results)
   return target(*arrays, **attributes)
 

@@ -70,7 +70,7 @@ class Scheme:
 
   in_axes: tuple[int, ...]
   num_terms: int = 1
-  kernels: str
+  kernels: str = 'auto'
 
   def quantize(
     self,
