@@ -58,7 +58,9 @@ def usable(implementation: str) -> str:
 
 def _choose(rows, weight, implementation):
   """Returns the name of the implementation."""
-  described = f'rows {rows.dtype}{list(rows.shape)}, weight {list(weight.shape)}'
+  described = (
+    f'rows {rows.dtype}{list(rows.shape)}, weight {list(weight.shape)}'
+  )
   on_cpu = SingleDeviceSharding(jax.local_devices(backend='cpu')[0])
   spec = arg_specs.ArgSpec(
     name=described,

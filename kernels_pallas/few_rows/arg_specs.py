@@ -4,10 +4,8 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
 
@@ -43,10 +41,6 @@ class ArgSpec(call_spec.CallSpec):
   def num_flops(self) -> int:
     """Operations of the product."""
     return 2 * self.num_tokens * self.num_inputs * math.prod(self.out_shape)
-
-  def shape_class(self) -> dict[str, Any]:
-    """Returns the dtype: the code is the same for all shapes."""
-    return {'dtype': self.dtype}
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `few_rows`."""

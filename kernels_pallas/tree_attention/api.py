@@ -133,8 +133,6 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
   }
   if sinks is not None:
     checks['mosaic_gpu'] = mosaic_gpu.refuse_sinks
-  if options['soft_cap'] is not None:
-    checks['native'] = native.refuse_cap
   if sharding is not None and sharding.mesh.size > 1:
     checks['native'] = native.refuse_devices
   spec = arg_specs.ArgSpec.of_call(

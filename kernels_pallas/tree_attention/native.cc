@@ -9,6 +9,7 @@
 // kv heads, Q query heads for each kv head, E head_dim.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -76,14 +77,16 @@ void multiply_keys(const float* queries, const T* keys,
 //   scores: room for whole vectors.
 //   count: number of scores.
 //   scale: factor of the scores.
+//   soft_cap: bound of the scores, 0 for none.
 //   sink: score that takes a share and has no value, or null.
 // Returns the sum of the weights.
 [[gnu::noinline]] float weigh(float* scores, std::size_t count, float scale,
-                              const float* sink) {
+                              float soft_cap, const float* sink) {
   const std::size_t num_shares = count + (sink ? 1 : 0);
   float best = sink ? *sink : -std::numeric_limits<float>::infinity();
   for (std::size_t i = 0; i < count; ++i) {
     scores[i] *= scale;
+    if (soft_cap) scores[i] = soft_cap * std::tanh(scores[i] / soft_cap);
     best = std::max(best, scores[i]);
   }
   if (sink) scores[count] = *sink;
@@ -157,6 +160,7 @@ struct Call {
   const float* sinks;  // null for none
   float scale;
   std::int64_t window;  // 0 for none
+  float soft_cap;       // 0 for none
   float* results;
 
   // Attends with the queries of a kv head of a token.
@@ -221,7 +225,7 @@ struct Call {
     float totals[N];
     for (std::size_t i = 0; i < N; ++i) {
       const float* sink = sinks ? sinks + g * num_groups + q + i : nullptr;
-      totals[i] = weigh(scores + i * stride, count, scale, sink);
+      totals[i] = weigh(scores + i * stride, count, scale, soft_cap, sink);
     }
     mix_values<N>(scores, stride, values + cache, scratch.rows, head_dim,
                   totals, to + q * head_dim);
@@ -235,7 +239,8 @@ template <class T, class Array, class Lengths, class Mask, class Sinks,
           class Results>
 ffi::Error run(ffi::ThreadPool pool, Array queries, Array keys, Array values,
                Lengths lengths, Mask mask, Lengths positions, Sinks sinks,
-               Results results, float scale, std::int64_t window) {
+               Results results, float scale, std::int64_t window,
+               float soft_cap) {
   const auto shape = queries.dimensions();
   Call<T> call;
   call.num_tokens = shape[1];
@@ -253,6 +258,7 @@ ffi::Error run(ffi::ThreadPool pool, Array queries, Array keys, Array values,
   call.sinks = sinks.element_count() ? sinks.typed_data() : nullptr;
   call.scale = scale;
   call.window = window;
+  call.soft_cap = soft_cap;
   call.results = results->typed_data();
   const std::size_t num_rows = shape[0];
   std::size_t num_seen = 0;
@@ -285,9 +291,9 @@ ffi::Error run(ffi::ThreadPool pool, Array queries, Array keys, Array values,
       ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::PRED> mask,            \
       ffi::Buffer<ffi::S32> positions, ffi::Buffer<ffi::F32> sinks,          \
       ffi::ResultBuffer<ffi::F32> results, float scale,                      \
-      std::int64_t window) {                                                 \
+      std::int64_t window, float soft_cap) {                                 \
     return run<T>(pool, queries, keys, values, lengths, mask, positions,     \
-                  sinks, results, scale, window);                            \
+                  sinks, results, scale, window, soft_cap);                  \
   }                                                                          \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, name##_call,                           \
                                 ffi::Ffi::Bind()                             \
@@ -301,7 +307,8 @@ ffi::Error run(ffi::ThreadPool pool, Array queries, Array keys, Array values,
                                     .Arg<ffi::Buffer<ffi::F32>>()            \
                                     .Ret<ffi::Buffer<ffi::F32>>()            \
                                     .Attr<float>("scale")                    \
-                                    .Attr<std::int64_t>("window"))
+                                    .Attr<std::int64_t>("window")            \
+                                    .Attr<float>("soft_cap"))
 
 NATIVE_TREE_ATTENTION(tree_attention_float32, float, ffi::F32);
 NATIVE_TREE_ATTENTION(tree_attention_bfloat16, std::uint16_t, ffi::BF16);

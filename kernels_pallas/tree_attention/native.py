@@ -33,11 +33,6 @@ def check(
   library.check()
 
 
-def refuse_cap() -> None:
-  """Raises NotImplementedError: scores have no bound."""
-  raise NotImplementedError('it has no soft cap')
-
-
 def refuse_devices() -> None:
   """Raises NotImplementedError: it is for one device."""
   raise NotImplementedError('several devices share the cache')
@@ -54,10 +49,9 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: None = None,
+  soft_cap: float | None = None,
 ) -> jax.Array:
   """See `api.tree_attention`."""
-  del soft_cap  # refused
   if sinks is None:
     sinks = jnp.zeros(0)
   result = library.call(
@@ -72,5 +66,6 @@ def tree_attention(
     sinks.astype(jnp.float32).reshape(-1),
     scale=np.float32(scale),
     window=np.int64(window or 0),
+    soft_cap=np.float32(soft_cap or 0),
   )
   return result.astype(queries.dtype)

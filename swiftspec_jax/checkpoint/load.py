@@ -11,6 +11,7 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import transformers
+from jax.sharding import Mesh
 
 from kernels_pallas import dispatch, tuning
 from kernels_pallas.native import library
