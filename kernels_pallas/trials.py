@@ -79,7 +79,7 @@ class Trial:
     )
     shape = self.spec.shape_class()
     if self.implementation == 'native':  # the same code for all shapes
-      shape = {'dtype': shape['dtype']}
+      shape = {k: v for k, v in shape.items() if k.endswith('dtype')}
     key = {
       **self.request(),
       'spec': shape,

@@ -10,29 +10,29 @@ import pytest
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
-from kernels_pallas.few_rows import api, native
+from kernels_pallas.few_rows import api, native, reference
 from kernels_pallas.native import library
 from swiftspec_jax import sharding
 
-DTYPES = {
-  'float32': np.float32,
-  'bfloat16': ml_dtypes.bfloat16,
-  'int8': np.int8,
-}
+DTYPES = {'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}
 # Whole blocks, parts of blocks and of vectors, several axes, a single number.
 SHAPES = ((128, (8,)), (100, (3, 7)), (576, (2, 6)), (7, (1,)), (1, (5,)))
 
 
 def draw(dtype, *shape):
   rng = np.random.default_rng(sum(shape))
-  if dtype == 'int8':
-    return rng.integers(-127, 128, shape, np.int8)
   return rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
 
 
 @functools.cache
-def program():
-  return jax.jit(native.few_rows)
+def program(num_terms=1):
+  return jax.jit(functools.partial(native.few_rows, num_terms=num_terms))
+
+
+def check_parts(run, rows, got):
+  """Fewer rows give the same bits."""
+  for start, stop in ((0, 1), (3, 5), (4, 7), (9, 17)):
+    np.testing.assert_array_equal(run(rows[start:stop]), got[start:stop])
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -42,24 +42,35 @@ def test_rows_are_multiplied_as_if_each_were_alone(
 ):
   rows = draw(dtype, 17, num_inputs)
   weight = draw(dtype, *out_shape, num_inputs)
-  if dtype == 'int8':
-    weight.flat[0] = -128  # a weight may have the lowest number, rows not
   got = np.asarray(program()(rows, weight))
-  wide = weight.astype(np.float64).reshape(-1, num_inputs)
-  want = rows.astype(np.float64) @ wide.T
-  assert got.dtype == (np.int32 if dtype == 'int8' else np.float32)
-  bound = 0 if dtype == 'int8' else 1e-6 * np.sqrt(num_inputs) + 1e-6
-  np.testing.assert_allclose(got.reshape(17, -1), want, atol=bound * 4)
-  for start, stop in ((0, 1), (3, 5), (4, 7), (9, 17)):
-    part = program()(rows[start:stop], weight)
-    np.testing.assert_array_equal(part, got[start:stop])
+  want = np.tensordot(
+    rows.astype(np.float64), weight.astype(np.float64), (1, -1)
+  )
+  assert got.dtype == np.float32
+  np.testing.assert_allclose(got, want, atol=4e-6 * np.sqrt(num_inputs))
+  check_parts(lambda part: program()(part, weight), rows, got)
+
+
+@pytest.mark.parametrize('num_terms', [1, 2])
+@pytest.mark.parametrize(('num_inputs', 'out_shape'), SHAPES)
+def test_integers_are_those_of_the_reference(num_inputs, out_shape, num_terms):
+  rng = np.random.default_rng(num_inputs)
+  rows = draw('float32', 17, num_inputs)
+  rows[5] = 0
+  weight = rng.integers(-128, 128, (*out_shape, num_inputs), np.int8)
+  scales = rng.uniform(0.5, 2, out_shape).astype(np.float32)
+  run = functools.partial(program(num_terms), weight=weight, scales=scales)
+  got = np.asarray(run(rows))
+  want = reference.few_rows(rows, weight, scales, num_terms=num_terms)
+  np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-3)
+  check_parts(run, rows, got)
 
 
 def test_sums_of_the_highest_integers_are_exact():
-  rows = np.full((3, 4096), 127, np.int8)
+  rows = np.full((3, 4096), 127, np.float32)
   weight = np.full((5, 4096), -128, np.int8)
-  product = program()(rows, weight)
-  np.testing.assert_array_equal(product, np.full((3, 5), -4096 * 127 * 128))
+  product = program()(rows, weight, np.ones(5, np.float32))
+  np.testing.assert_array_equal(product, np.full((3, 5), -4096 * 127 * 128.0))
 
 
 def test_the_choice_names_the_reason():

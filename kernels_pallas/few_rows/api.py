@@ -17,28 +17,38 @@ _BACKENDS = {'native': native}
 
 
 def few_rows(
-  rows: jax.Array, weight: jax.Array, *, implementation: str = 'auto'
+  rows: jax.Array,
+  weight: jax.Array,
+  scales: jax.Array | None = None,
+  *,
+  num_terms: int = 1,
+  implementation: str = 'auto',
 ) -> jax.Array:
   """Returns rows times a weight whose outputs have their inputs side by side.
 
   Args:
-    rows: [N, K] float32, bfloat16, or int8 from -127 to 127.
-    weight: [*A, K] of the same dtype. With a kernel, it is on one device.
+    rows: [N, K] float32 or bfloat16.
+    weight: [*A, K] of the same dtype, or int8. With a kernel, it is on one
+      device.
+    scales: f32[*A] of the outputs of a weight of int8, else None. Rows are
+      rounded to int8 then, each with a scale of its own.
+    num_terms: integers for each number of such rows, see
+      `int8_products.quantize_rows`.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`. More than `MOST_ROWS` take the reference.
 
   Returns:
-    [N, *A] in float32, of int8 in int32. By the native kernel, the bits of a
-    row are the same whatever rows are beside it.
+    f32[N, *A]. By the native kernel, the bits of a row are the same whatever
+    rows are beside it.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   chosen = dispatch.REFERENCE
   if len(rows) <= MOST_ROWS:
-    chosen = _choose(rows, weight, implementation)
+    chosen = _choose(rows, weight, num_terms, implementation)
   backend = _BACKENDS.get(chosen, reference)
-  return backend.few_rows(rows, weight)
+  return backend.few_rows(rows, weight, scales, num_terms=num_terms)
 
 
 def usable_on(mesh: Mesh, implementation: str) -> str:
@@ -56,10 +66,12 @@ def usable(implementation: str) -> str:
   return implementation if has_one else dispatch.REFERENCE
 
 
-def _choose(rows, weight, implementation):
+def _choose(rows, weight, num_terms, implementation):
   """Returns the name of the implementation."""
+  terms = f', {num_terms} terms' if num_terms > 1 else ''
   described = (
-    f'rows {rows.dtype}{list(rows.shape)}, weight {list(weight.shape)}'
+    f'rows {rows.dtype}{list(rows.shape)}, '
+    f'weight {weight.dtype}{list(weight.shape)}{terms}'
   )
   on_cpu = SingleDeviceSharding(jax.local_devices(backend='cpu')[0])
   spec = arg_specs.ArgSpec(
@@ -68,6 +80,8 @@ def _choose(rows, weight, implementation):
     num_inputs=rows.shape[1],
     out_shape=weight.shape[:-1],
     dtype=rows.dtype.name,
+    weight_dtype=weight.dtype.name,
+    num_terms=num_terms,
   )
   return dispatch.choose(
     'few_rows',

@@ -6,12 +6,18 @@ import math
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
 
 _MODELS = ('smollm2-135m', 'gemma3-270m')
 _NUM_TOKENS = (1, 2, 4, 8, 16)
-_DTYPES = ('float32', 'bfloat16', 'int8')
+# Of rows and weights.
+_DTYPES = (
+  ('float32', 'float32'),
+  ('bfloat16', 'bfloat16'),
+  ('float32', 'int8'),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,13 +29,17 @@ class ArgSpec(call_spec.CallSpec):
     num_tokens: N.
     num_inputs: K.
     out_shape: sizes of the axes A.
-    dtype: dtype of rows and weight.
+    dtype: dtype of the rows.
+    weight_dtype: dtype of the weight.
+    num_terms: integers for each number of rows, where the weight is int8.
   """
 
   num_tokens: int
   num_inputs: int
   out_shape: tuple[int, ...]
   dtype: str
+  weight_dtype: str
+  num_terms: int = 1
 
   @property
   def num_bytes(self) -> int:
@@ -45,10 +55,17 @@ class ArgSpec(call_spec.CallSpec):
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `few_rows`."""
     weight = (*self.out_shape, self.num_inputs)
-    return (
+    arrays = (
       jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype),
-      jax.ShapeDtypeStruct(weight, self.dtype),
+      jax.ShapeDtypeStruct(weight, self.weight_dtype),
     )
+    if self.weight_dtype != 'int8':
+      return arrays
+    return *arrays, jax.ShapeDtypeStruct(self.out_shape, jnp.float32)
+
+  def options(self) -> dict[str, int]:
+    """Returns the keyword arguments."""
+    return {'num_terms': self.num_terms}
 
 
 def arg_specs() -> list[ArgSpec]:
@@ -62,18 +79,19 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
     if model.name not in _MODELS:
       continue
     matrices = _matrices(model)
-    for dtype, num_tokens, name in itertools.product(
+    for (dtype, weight_dtype), num_tokens, name in itertools.product(
       _DTYPES, _NUM_TOKENS, matrices
     ):
       num_inputs, *out_shape = matrices[name]
       yield (
         f'{model.name}/{name}',
         ArgSpec(
-          name=f'N{num_tokens} {dtype}{[*out_shape, num_inputs]}',
+          name=f'N{num_tokens} {weight_dtype}{[*out_shape, num_inputs]}',
           num_tokens=num_tokens,
           num_inputs=num_inputs,
           out_shape=tuple(out_shape),
           dtype=dtype,
+          weight_dtype=weight_dtype,
         ),
       )
 

@@ -14,6 +14,8 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "parallel.h"
@@ -297,6 +299,24 @@ Aligned<typename F::Given> prepared(const typename F::Row* rows,
 
 constexpr std::size_t kTaskBytes = 1 << 17;  // of weights
 
+// Calls work(begin, end) for ranges of outputs that are whole blocks.
+template <class F, class Work>
+void in_ranges(ffi::ThreadPool& pool, std::size_t num_inputs,
+               std::size_t num_outputs, const Work& work) {
+  const std::size_t fitting =
+      kTaskBytes / (num_inputs * sizeof(typename F::Weight));
+  const std::size_t size =
+      std::max<std::size_t>(fitting / kOutputs, 1) * kOutputs;
+  parallel_for(pool, (num_outputs + size - 1) / size, [&](std::size_t i) {
+    work(i * size, std::min(num_outputs, (i + 1) * size));
+  });
+}
+
+template <class F>
+std::size_t whole_steps(std::size_t num_inputs) {
+  return (num_inputs + F::kStep - 1) / F::kStep * F::kStep;
+}
+
 template <class F, class Rows, class Weights, class Results>
 ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
                     Results results) {
@@ -304,21 +324,85 @@ ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
   const std::size_t num_rows = rows.dimensions().front();
   const std::size_t num_outputs = weights.element_count() / num_inputs;
   const auto* weight =
-      reinterpret_cast<const typename F::Weight*>(weights.untyped_data());
-  const std::size_t stride =
-      (num_inputs + F::kStep - 1) / F::kStep * F::kStep;
-  const auto given = prepared<F>(
-      reinterpret_cast<const typename F::Row*>(rows.untyped_data()), num_rows,
-      num_inputs, stride);
+      static_cast<const typename F::Weight*>(weights.untyped_data());
+  const std::size_t stride = whole_steps<F>(num_inputs);
+  const auto given =
+      prepared<F>(static_cast<const typename F::Row*>(rows.untyped_data()),
+                  num_rows, num_inputs, stride);
   auto* result = results->typed_data();
-  const std::size_t fitting =
-      kTaskBytes / (num_inputs * sizeof(typename F::Weight));
-  const std::size_t size =
-      std::max<std::size_t>(fitting / kOutputs, 1) * kOutputs;
-  parallel_for(pool, (num_outputs + size - 1) / size, [&](std::size_t i) {
-    outputs<F>(given.data(), num_rows, stride, weight, num_inputs, i * size,
-               std::min(num_outputs, (i + 1) * size), result, num_outputs);
-  });
+  in_ranges<F>(pool, num_inputs, num_outputs,
+               [&](std::size_t begin, std::size_t end) {
+                 outputs<F>(given.data(), num_rows, stride, weight, num_inputs,
+                            begin, end, result, num_outputs);
+               });
+  return ffi::Error::Success();
+}
+
+// Rounds a row to integers, as `int8_products.quantize_rows` does. Returns its
+// scale, which is no number if one of the row is none.
+float quantize(const float* row, std::size_t size, std::size_t num_terms,
+               std::int8_t* const* terms) {
+  float highest = 1e-30f;
+  bool is_finite = true;
+  for (std::size_t k = 0; k < size; ++k) {
+    highest = std::max(highest, std::fabs(row[k]));
+    is_finite &= std::isfinite(row[k]);
+  }
+  if (!is_finite) return std::numeric_limits<float>::quiet_NaN();
+  const float factor = 127.0f / highest;
+  for (std::size_t k = 0; k < size; ++k) {
+    float rest = row[k] * factor;
+    for (std::size_t i = 0; i < num_terms; ++i) {
+      const float integer = std::nearbyint(rest);
+      terms[i][k] = static_cast<std::int8_t>(integer);
+      rest = (rest - integer) * 254.0f;
+    }
+  }
+  return highest / 127.0f;
+}
+
+ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
+                            ffi::Buffer<ffi::S8> weights,
+                            ffi::Buffer<ffi::F32> scales,
+                            ffi::ResultBuffer<ffi::F32> results,
+                            std::int64_t num_terms) {
+  const std::size_t num_inputs = rows.dimensions().back();
+  const std::size_t num_rows = rows.dimensions().front();
+  const std::size_t num_outputs = weights.element_count() / num_inputs;
+  const std::size_t stride = whole_steps<Int8>(num_inputs);
+  std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
+  std::vector<float> row_scales(num_rows);
+  for (std::size_t n = 0; n < num_rows; ++n) {
+    std::int8_t* terms[2];
+    for (std::int64_t i = 0; i < num_terms; ++i) {
+      terms[i] = &integers[(i * num_rows + n) * num_inputs];
+    }
+    row_scales[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
+                             num_terms, terms);
+  }
+  const auto given = prepared<Int8>(integers.data(), num_terms * num_rows,
+                                    num_inputs, stride);
+  const std::int8_t* weight = weights.typed_data();
+  const float* scale = scales.typed_data();
+  float* result = results->typed_data();
+  in_ranges<Int8>(
+      pool, num_inputs, num_outputs, [&](std::size_t begin, std::size_t end) {
+        const std::size_t size = end - begin;
+        std::vector<std::int32_t> sums(num_terms * num_rows * size);
+        outputs<Int8>(given.data(), num_terms * num_rows, stride,
+                      weight + begin * num_inputs, num_inputs, 0, size,
+                      sums.data(), size);
+        for (std::size_t n = 0; n < num_rows; ++n) {
+          for (std::size_t a = 0; a < size; ++a) {
+            float total = sums[n * size + a];
+            if (num_terms == 2) {
+              total += sums[(num_rows + n) * size + a] / 254.0f;
+            }
+            result[n * num_outputs + begin + a] =
+                total * row_scales[n] * scale[begin + a];
+          }
+        }
+      });
   return ffi::Error::Success();
 }
 
@@ -339,6 +423,13 @@ ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
 
 NATIVE_FEW_ROWS(few_rows_float32, Float32, ffi::F32, ffi::F32);
 NATIVE_FEW_ROWS(few_rows_bfloat16, BFloat16, ffi::BF16, ffi::F32);
-NATIVE_FEW_ROWS(few_rows_int8, Int8, ffi::S8, ffi::S32);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(few_rows_int8, multiply_dynamic,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<std::int64_t>("num_terms"));
 
 }  // namespace native

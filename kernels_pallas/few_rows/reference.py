@@ -13,8 +13,19 @@ from kernels_pallas import int8_products, products
 TOLERANCES = {'float32': 2**-16}
 
 
-def few_rows(rows: jax.Array, weight: jax.Array) -> jax.Array:
+def few_rows(
+  rows: jax.Array,
+  weight: jax.Array,
+  scales: jax.Array | None = None,
+  *,
+  num_terms: int = 1,
+) -> jax.Array:
   """See `api.few_rows`."""
-  if rows.dtype == jnp.int8:
-    return int8_products.multiply(rows, weight)
-  return products.multiply_transposed(rows, weight)
+  if scales is None:
+    return products.multiply_transposed(rows, weight)
+  terms, row_scales = int8_products.quantize_rows(rows, num_terms)
+  product = int8_products.multiply(terms.reshape(-1, rows.shape[1]), weight)
+  product = product.reshape(num_terms, len(rows), *scales.shape)
+  row_scales = jnp.expand_dims(row_scales[..., 0], range(2, product.ndim))
+  total = (product.astype(jnp.float32) * row_scales).sum(axis=0)
+  return total * scales[None]

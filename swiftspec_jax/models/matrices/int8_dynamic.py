@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
-from kernels_pallas import int8_products, products
+from kernels_pallas import products
 from kernels_pallas.few_rows import api
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices import quantization
@@ -34,13 +34,13 @@ class Int8Matrix:
 
   def scores(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix: f32 [T, *A]."""
-    terms, row_scales = int8_products.quantize_rows(x, self.num_terms)
-    product = api.few_rows(
-      terms.reshape(-1, x.shape[1]), self.values, implementation=self.kernels
-    ).reshape(self.num_terms, len(x), *self.scales.shape)
-    row_scales = jnp.expand_dims(row_scales[..., 0], range(2, product.ndim))
-    total = (product.astype(jnp.float32) * row_scales).sum(axis=0)
-    return total * self.scales[None]
+    return api.few_rows(
+      x,
+      self.values,
+      self.scales,
+      num_terms=self.num_terms,
+      implementation=self.kernels,
+    )
 
   def multiply(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix in their dtype: [T, *A]."""
