@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import tokenizers
 import transformers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import pre_tokenizers as byte_level
@@ -56,8 +56,6 @@ def from_metadata(
   model = metadata.get('tokenizer.ggml.model')
   if model == 'gpt2':
     _fill_byte_level(tokenizer.backend_tokenizer, metadata)
-  elif model == 'llama' and _is_gemma(metadata):
-    _fill_gemma(tokenizer.backend_tokenizer, metadata)
   elif model == 'llama':
     _fill_sentencepiece(tokenizer.backend_tokenizer, metadata)
   else:
@@ -77,13 +75,9 @@ def _get(metadata: Mapping[str, Any], name: str) -> Any:
   return metadata[key]
 
 
-def _is_gemma(metadata: Mapping[str, Any]) -> bool:
-  return metadata['general.architecture'] in _GEMMA
-
-
 def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
   tokens = _get(metadata, 'tokens')
-  if not _is_gemma(metadata):
+  if metadata['general.architecture'] not in _GEMMA:
     return tokens
   # Tokens of several spaces are stored unspelled.
   return [
@@ -118,30 +112,13 @@ def _fill_byte_level(
   backend.decoder = decoders.ByteLevel()
 
 
-def _fill_gemma(
-  backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
-) -> None:
-  tokens = _tokens(metadata)
-  # The scores of these files are not the order of the merges: the ids are.
-  backend.model = models.BPE(
-    vocab={token: index for index, token in enumerate(tokens)},
-    merges=_merges(tokens, None),
-    unk_token='<unk>',
-    fuse_unk=True,
-    byte_fallback=True,
-  )
-  backend.normalizer = normalizers.Replace(' ', _SPACE)
-  backend.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
-  backend.decoder = decoders.Sequence(_sentencepiece_decoders())
-
-
 def _fill_sentencepiece(
   backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
 ) -> None:
   tokens = _tokens(metadata)
   backend.model = models.BPE(
     vocab={token: index for index, token in enumerate(tokens)},
-    merges=_merges(tokens, _get(metadata, 'scores')),
+    merges=_merges(tokens, _scores(metadata)),
     fuse_unk=True,
     byte_fallback=True,
   )
@@ -160,29 +137,36 @@ def _sentencepiece_decoders() -> list[decoders.Decoder]:
   return [spaces, decoders.ByteFallback(), decoders.Fuse()]
 
 
+def _scores(metadata: Mapping[str, Any]) -> list[float]:
+  # Files give tokens that users defined, such as Gemma's of several spaces,
+  # the lowest score; SentencePiece joins them first.
+  scores, types = _get(metadata, 'scores'), _get(metadata, 'token_type')
+  return [
+    0.0 if token_type == gguf.TokenType.USER_DEFINED else score
+    for score, token_type in zip(scores, types, strict=True)
+  ]
+
+
 def _merges(
-  tokens: Sequence[str], scores: Sequence[float] | None
+  tokens: Sequence[str], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
   """Returns every way to join two tokens into a third, best first.
 
   Args:
     tokens: the vocabulary.
-    scores: scores of the tokens, higher is better. None: earlier is better.
+    scores: scores of the tokens, higher is better.
   """
-  vocabulary = dict.fromkeys(tokens)
+  score = dict(zip(tokens, scores, strict=True))
   merges = [
     (left, right)
-    for token in vocabulary
+    for token in score
     for cut in range(len(token) - 1, 0, -1)
-    if (left := token[:cut]) in vocabulary
-    and (right := token[cut:]) in vocabulary
+    if (left := token[:cut]) in score and (right := token[cut:]) in score
   ]
-  if scores is not None:
-    score = dict(zip(tokens, scores, strict=True))
-    merges.sort(
-      key=lambda pair: (score[pair[0] + pair[1]], len(pair[0]), len(pair[1])),
-      reverse=True,
-    )
+  merges.sort(
+    key=lambda pair: (score[pair[0] + pair[1]], len(pair[0]), len(pair[1])),
+    reverse=True,
+  )
   return merges
 
 
