@@ -1,8 +1,7 @@
 """Builds a tokenizer from the metadata of a .gguf file.
 
-It gives the ids of llama.cpp's `/tokenize` for the same file. Where the model's
-own `tokenizer.json` has others, such as those of composed characters, it gives
-those of `tokenizer.json`.
+It gives the ids of the model's own `tokenizer.json`. llama.cpp gives the same
+for the same file, with few exceptions (docs/results/tokenizers.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,10 +99,9 @@ def _fill_byte_level(
   backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
 ) -> None:
   rules = _byte_level_rules(metadata)
-  merges = [tuple(pair.split(' ')) for pair in _get(metadata, 'merges')]
   backend.model = models.BPE(
-    vocab={token: i for i, token in enumerate(_tokens(metadata))},
-    merges=merges,
+    vocab={token: index for index, token in enumerate(_tokens(metadata))},
+    merges=[tuple(pair.split(' ')) for pair in _get(metadata, 'merges')],
     ignore_merges=rules.prefers_whole_pieces,
   )
   if rules.is_composed:
@@ -123,18 +121,17 @@ def _fill_sentencepiece(
     byte_fallback=True,
   )
   spaces = normalizers.Replace(' ', _SPACE)
-  steps = _sentencepiece_decoders()
+  steps = [
+    decoders.Replace(_SPACE, ' '),
+    decoders.ByteFallback(),
+    decoders.Fuse(),
+  ]
   if metadata.get('tokenizer.ggml.add_space_prefix', True):
     # Also where a text goes on after a special token.
     spaces = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
     steps.append(decoders.Strip(content=' ', left=1))
   backend.normalizer = spaces
   backend.decoder = decoders.Sequence(steps)
-
-
-def _sentencepiece_decoders() -> list[decoders.Decoder]:
-  spaces = decoders.Replace(_SPACE, ' ')
-  return [spaces, decoders.ByteFallback(), decoders.Fuse()]
 
 
 def _scores(metadata: Mapping[str, Any]) -> list[float]:
