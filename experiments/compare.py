@@ -22,7 +22,6 @@ from typing import Any
 import tqdm
 from absl import flags
 
-import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
 from experiments.flags import load_flags, shared_flags
@@ -177,7 +176,6 @@ def _decode(
   folder = directory / _PROMPTS_SETTING
   folder.mkdir()
   target = shared_flags.load_target()
-  names = _with_layers(names, target)
   sampling = shared_flags.sampling()
   encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
   longest = max(len(token_ids) for _, token_ids in encoded)
@@ -206,17 +204,6 @@ def _decode(
   finally:
     if records:
       _report_prompts(names, records, directory, target.dtype.name)
-
-
-def _with_layers(names: Sequence[str], target: ss.Model) -> list[str]:
-  """Returns the systems that the target has enough layers for."""
-  left_out = [name for name in names if systems.lacks_layers(name, target)]
-  if left_out:
-    reason = f'{target.name} has only {target.config.num_layers} layers'
-    if len(left_out) == len(names):
-      raise errors.UserError(f'{reason}, too few for {", ".join(left_out)}')
-    print(f'without {", ".join(left_out)}: {reason}', file=sys.stderr)
-  return [name for name in names if name not in left_out]
 
 
 def _report_prompts(

@@ -186,12 +186,19 @@ class Row:
     self.is_finished = False
     self._index = index
     self._chains_by_model = chains_by_model
+    sampling = request.sampling
     self._eos_token_ids = (
-      () if request.sampling.ignore_eos else target.config.eos_token_ids
+      () if sampling.ignore_eos else target.config.eos_token_ids
     )
     self._stream = tokenizer_lib.TextStream(
-      target.tokenizer, request.sampling.stop
+      target.tokenizer,
+      sampling.stop,
+      min_tokens=sampling.min_tokens,
+      include_stop=sampling.include_stop_str_in_output,
+      skip_special_tokens=sampling.skip_special_tokens,
     )
+    self._stop_token_ids = frozenset(sampling.stop_token_ids)
+    self._stop_reason: int | str | None = None
     self._token_ids: list[int] = []
     self._pieces: list[Piece] = []
     self._logprobs: list[float] = []
@@ -266,15 +273,14 @@ class Row:
     self._num_forwards += report.num_forwards
     self._drafted[: report.num_levels] += 1
     self._accepted[: report.num_accepted] += 1
-    token_ids = report.token_ids
-    finish_reason = None
-    for i, token_id in enumerate(token_ids):
-      if token_id in self._eos_token_ids:
-        finish_reason, token_ids = 'stop', token_ids[: i + 1]
-        break
-    texts = [self._stream.push([token_id]) for token_id in token_ids]
+    token_ids, is_ended = self._until_end(report.token_ids)
+    finish_reason = 'stop' if is_ended else None
+    is_cut = is_ended and not self.request.sampling.include_stop_str_in_output
+    shown = token_ids[:-1] if is_cut else token_ids
+    texts = [self._stream.push([token_id]) for token_id in shown]
+    texts += [''] * is_cut
     if self._stream.stopped is not None:
-      finish_reason = 'stop'
+      finish_reason, self._stop_reason = 'stop', self._stream.stopped
       token_ids = token_ids[: self._stream.num_tokens - len(self._token_ids)]
     self._token_ids += token_ids
     if logprobs is not None:
@@ -296,6 +302,17 @@ class Row:
     return Event(
       index=self._index, text=text, result=self._result(finish_reason)
     )
+
+  def _until_end(self, token_ids: list[int]) -> tuple[list[int], bool]:
+    """Returns new tokens up to one that ends the output; and if one does."""
+    num_early = max(self.request.sampling.min_tokens - len(self._token_ids), 0)
+    for i, token_id in enumerate(token_ids[num_early:], num_early):
+      if token_id in self._eos_token_ids:
+        return token_ids[: i + 1], True
+      if token_id in self._stop_token_ids:
+        self._stop_reason = token_id
+        return token_ids[: i + 1], True
+    return token_ids, False
 
   def _sources(self, report: types.StepReport, is_tree: bool) -> list[Source]:
     """Returns who proposed each token of a step, the target's own last."""
@@ -351,6 +368,7 @@ class Row:
       text=self._stream.text,
       token_ids=tuple(self._token_ids),
       finish_reason=finish_reason,
+      stop_reason=self._stop_reason,
       logprobs=self.logprobs_from(0),
       top_logprobs=self.top_logprobs_from(0),
       stats=stats,

@@ -115,11 +115,14 @@ class GenerationResult:
   """One finished request.
 
   Attributes:
-    text: text of the output; a stop string and what follows it are cut off.
-    token_ids: tokens of the output, the end-of-sequence token or those of the
-      stop string included.
-    finish_reason: 'stop' (end of sequence or stop string), 'length' (token
-      limit or context limit), or 'cancelled' (by the user of an engine).
+    text: text of the output; what ends it, and what follows that, are cut off
+      unless the request wants to see it.
+    token_ids: tokens of the output, the one that ends it or those of the stop
+      string included.
+    finish_reason: 'stop' (end token or stop string), 'length' (token limit or
+      context limit), or 'cancelled' (by the user of an engine).
+    stop_reason: stop string, or token of `SamplingParams.stop_token_ids`, that
+      ended the output; None if an end token of the model or something else did.
     logprobs: log-probability of each token under the model's own law, if asked
       for.
     top_logprobs: most probable tokens at each position with their
@@ -130,6 +133,7 @@ class GenerationResult:
   text: str
   token_ids: tuple[int, ...]
   finish_reason: str
+  stop_reason: int | str | None = None
   logprobs: tuple[float, ...] | None
   top_logprobs: tuple[TopLogprobs, ...] | None
   stats: GenerationStats

@@ -51,6 +51,8 @@ class SamplingState:
   presence_penalties: jax.Array | None  # f32[B]
   frequency_penalties: jax.Array | None  # f32[B]
   logit_bias: jax.Array | None  # f32[B, V], -inf where banned
+  min_tokens: jax.Array | None  # i32[B] of the output before it may end
+  is_end: jax.Array | None  # bool[B, V] tokens that would end it
   forced_token_ids: jax.Array | None  # i32[B, F], -1 where free
   with_logprobs: bool = struct.field(pytree_node=False)
   num_top_logprobs: int = struct.field(pytree_node=False)
@@ -60,6 +62,8 @@ def make_state(
   batch: Sequence[SamplingParams],
   vocab_size: int,
   features: Sequence[SamplingParams] | None = None,
+  *,
+  eos_token_ids: Sequence[int] = (),
 ) -> SamplingState:
   """Returns host arrays for a batch of requests.
 
@@ -68,6 +72,7 @@ def make_state(
     vocab_size: size of the target's vocabulary.
     features: requests whose features the state must have room for; `batch`
       by default.
+    eos_token_ids: tokens at which the target ends an output.
   """
   features = batch if features is None else features
   neutral = SamplingParams()
@@ -79,6 +84,7 @@ def make_state(
       return None
     return np.asarray([getattr(params, field) for params in batch], dtype)
 
+  min_tokens = column('min_tokens', np.int32)
   return SamplingState(
     seeds=np.asarray([params.seed for params in batch], np.uint32),
     temperatures=column('temperature', np.float32),
@@ -89,6 +95,10 @@ def make_state(
     presence_penalties=column('presence_penalty', np.float32),
     frequency_penalties=column('frequency_penalty', np.float32),
     logit_bias=_bias(batch, features, vocab_size),
+    min_tokens=min_tokens,
+    is_end=None
+    if min_tokens is None
+    else _ends(batch, vocab_size, eos_token_ids),
     forced_token_ids=_forced(batch, features),
     with_logprobs=any(params.logprobs for params in features),
     # The most or none: each number would need programs of its own.
@@ -107,6 +117,15 @@ def _bias(batch, features, vocab_size):
       row[token_id] = value
     row[list(params.banned_token_ids)] = -np.inf
   return bias
+
+
+def _ends(batch, vocab_size, eos_token_ids):
+  is_end = np.zeros((len(batch), vocab_size), bool)
+  # Some configurations name tokens that the model does not have.
+  is_end[:, [i for i in eos_token_ids if 0 <= i < vocab_size]] = True
+  for row, params in zip(is_end, batch, strict=True):
+    row[list(params.stop_token_ids)] = True
+  return is_end
 
 
 def _forced(batch, features):
@@ -172,17 +191,22 @@ def adjust_logits(
     f32[B, T, V], -inf where a token is banned.
   """
   num_queries, vocab_size = logits.shape[1:]
+  if depths is None:
+    depths = jnp.arange(num_queries)[None]
+  # Of the token that is chosen, in the output.
+  index = (lengths - prompt_lengths)[:, None] + depths
   counts_from = functools.partial(
     _counts, token_ids, lengths, draft_token_ids, ancestor_mask, vocab_size
   )
   logits = _penalize(logits, sampling, prompt_lengths, counts_from)
   if sampling.logit_bias is not None:
     logits = logits + sampling.logit_bias[:, None]
+  if sampling.min_tokens is not None:
+    is_early = index < sampling.min_tokens[:, None]
+    is_banned = is_early[:, :, None] & sampling.is_end[:, None]
+    logits = jnp.where(is_banned, -jnp.inf, logits)
   if sampling.forced_token_ids is not None:
     size = sampling.forced_token_ids.shape[1]
-    if depths is None:
-      depths = jnp.arange(num_queries)[None]
-    index = (lengths - prompt_lengths)[:, None] + depths
     forced = jnp.take_along_axis(
       sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
     )

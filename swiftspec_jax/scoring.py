@@ -81,7 +81,9 @@ def choices(
   # Each prefix is a row of its own, so that penalties count what it has.
   lengths = num_prompt + np.arange(num_rows, dtype=np.int32)
   sampling = sampling_lib.make_state(
-    [request.sampling] * num_rows, model.config.vocab_size
+    [request.sampling] * num_rows,
+    model.config.vocab_size,
+    eos_token_ids=model.config.eos_token_ids,
   )
   chosen = _choose(
     model.params,

@@ -193,7 +193,9 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
     'target_idle_seconds': round_seconds - target,
     'overlap_seconds': together,
     'overlap_fraction': together / max(min(target, draft), 1e-12),
-    'target_step_seconds': statistics.median(_verification_seconds(spans)),
+    'target_step_seconds': statistics.median(
+      span.end - span.start for span in spans if span.name == 'verify'
+    ),
     **(
       {
         'draft_step_seconds': growth_seconds / num_forwards,
@@ -204,18 +206,6 @@ def summarize(spans: Sequence[Span]) -> Mapping[str, float]:
     ),
     **{f'host_{name}_seconds': value for name, value in host.items()},
   }
-
-
-def _verification_seconds(spans: Sequence[Span]) -> list[float]:
-  """Returns those of each verification, with the layers before an exit."""
-  found, begun = [], 0.0
-  for span in spans:
-    if span.name == 'begin':
-      begun = span.end - span.start
-    elif span.name == 'verify':
-      found.append(begun + span.end - span.start)
-      begun = 0.0
-  return found
 
 
 def _length(pieces: Sequence[tuple[float, float]]) -> float:

@@ -1,5 +1,7 @@
 """From a prompt to token ids, and from token ids to text as they come in."""
 
+import functools
+import itertools
 import operator
 import types
 from collections.abc import Mapping, Sequence
@@ -124,7 +126,8 @@ class TextStream:
 
   What was returned is never taken back: a character of which bytes are
   missing and what may be the start of a stop string are withheld. Special
-  tokens give no text.
+  tokens are found by the stop strings that name them, even where they give no
+  text.
 
   Attributes:
     text: everything that was returned so far.
@@ -133,19 +136,35 @@ class TextStream:
       that completed the stop string.
   """
 
-  def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    stop: Sequence[str] = (),
+    *,
+    min_tokens: int = 0,
+    include_stop: bool = False,
+    skip_special_tokens: bool = True,
+  ):
     """Starts an empty text.
 
     Args:
       tokenizer: the model's tokenizer.
-      stop: strings, none empty, that end the text; they are not part of it.
+      stop: strings, none empty, that end the text.
+      min_tokens: number of first token ids that complete no stop string.
+      include_stop: whether the stop string is part of the text.
+      skip_special_tokens: whether special tokens give no text.
     """
     self.text = ''
     self.stopped: str | None = None
     self.num_tokens = 0
     self._stop = tuple(stop)
+    self._min_tokens = min_tokens
+    self._includes_stop = include_stop
     self._withheld = ''
+    self._is_shown: list[bool] = []  # of each withheld character
     self._backend = tokenizer.backend_tokenizer
+    self._skips = skip_special_tokens
+    self._hidden = _named_in(stop, tokenizer) if stop and self._skips else {}
     # Token ids that are not all text yet, and how many characters are.
     self._pending: list[int] = []
     self._num_settled = 0
@@ -163,22 +182,25 @@ class TextStream:
       if self.stopped is not None:
         break
       self.num_tokens += 1
-      self._withheld += self._decode(int(token_id))
-      self._release()
+      hidden = self._hidden.get(token_id)
+      new = self._decode(int(token_id)) if hidden is None else hidden
+      self._take(new, is_shown=hidden is None)
     return self.text[start:]
 
   def finish(self) -> str:
     """Returns what was withheld, without the bytes of a cut-off character."""
-    rest, self._withheld = self._withheld, ''
-    self.text += rest
-    return rest
+    start = len(self.text)
+    self._release(len(self._withheld))
+    return self.text[start:]
 
   def _decode(self, token_id: int) -> str:
     # tokenizers' DecodeStream is not used: it raises, and goes on raising,
     # when byte tokens behind a complete character break off.
     self._pending.append(token_id)
-    num_context = len(self._backend.decode(self._context))
-    text = self._backend.decode(self._context + self._pending)[num_context:]
+    decode = functools.partial(
+      self._backend.decode, skip_special_tokens=self._skips
+    )
+    text = decode(self._context + self._pending)[len(decode(self._context)) :]
     settled = text.rstrip(_BROKEN)
     new = settled[self._num_settled :]
     self._num_settled = len(settled)
@@ -188,15 +210,24 @@ class TextStream:
       self._context = encoding.ids[-1:]
     return new
 
-  def _release(self) -> None:
-    """Moves text from `_withheld` to `text` as far as stop strings allow."""
-    found = [stop for stop in self._stop if stop in self._withheld]
-    if found:
-      ends = {stop: self._withheld.index(stop) + len(stop) for stop in found}
+  def _take(self, new: str, *, is_shown: bool) -> None:
+    """Adds text, and releases what stop strings allow."""
+    num_old = len(self._withheld)
+    self._withheld += new
+    self._is_shown += [is_shown] * len(new)
+    ends = {}
+    if self.num_tokens > self._min_tokens:
+      for stop in self._stop:
+        # What ends in old text was too early.
+        start = self._withheld.find(stop, max(num_old + 1 - len(stop), 0))
+        if start >= 0:
+          ends[stop] = start + len(stop)
+    if ends:
       # The first to be complete; of several the longest.
-      self.stopped = min(found, key=lambda stop: (ends[stop], -len(stop)))
-      self.text += self._withheld[: ends[self.stopped] - len(self.stopped)]
-      self._withheld = ''
+      self.stopped = min(ends, key=lambda stop: (ends[stop], -len(stop)))
+      num_cut = 0 if self._includes_stop else len(self.stopped)
+      self._release(ends[self.stopped] - num_cut)
+      self._withheld, self._is_shown = '', []
       return
     lengths = [
       n
@@ -204,9 +235,22 @@ class TextStream:
       for n in range(1, len(stop))
       if self._withheld.endswith(stop[:n])
     ]
-    num_free = len(self._withheld) - max(lengths, default=0)
-    self.text += self._withheld[:num_free]
-    self._withheld = self._withheld[num_free:]
+    self._release(len(self._withheld) - max(lengths, default=0))
+
+  def _release(self, count: int) -> None:
+    """Moves the first withheld characters to `text`."""
+    free, self._withheld = self._withheld[:count], self._withheld[count:]
+    self.text += ''.join(itertools.compress(free, self._is_shown))
+    del self._is_shown[:count]
+
+
+def _named_in(stop: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
+  """Returns the special tokens that are part of a stop string, by id."""
+  return {
+    token_id: token.content
+    for token_id, token in tokenizer.added_tokens_decoder.items()
+    if token.special and any(token.content in text for text in stop)
+  }
 
 
 def num_shared_tokens(

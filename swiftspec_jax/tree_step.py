@@ -9,7 +9,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.vocabulary import largest
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import spec_step, types
 from swiftspec_jax import tree as tree_lib
@@ -17,6 +16,8 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step import verify as verify_lib
 from swiftspec_jax.verification import matching
 
 
@@ -27,7 +28,6 @@ def verify_step(
   params: Params,
   state: types.DecodeState,
   proposal: jax.Array,
-  begun: dict[int, jax.Array] | None = None,
   *,
   config: ModelConfig,
   num_nodes: int,
@@ -40,7 +40,6 @@ def verify_step(
     proposal: a packed `TreeProposal`, whose root is the last known token. No
       row has more than T nodes. There may be room for more, and the results
       are padded to that number.
-    begun: outputs of layers, from `begin_step`; None if no layer has run.
     config: configuration of the target; static.
     num_nodes: T; static.
 
@@ -53,14 +52,16 @@ def verify_step(
   is_chain = proposal.token_ids.shape[1] == 1
   ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
   with jax.named_scope('target_forward'):
-    hidden, features, cache = _forward(
+    cache = state.target_cache
+    hidden, features, cache = decoder.forward_with_features(
       params,
       config,
-      state,
-      proposal,
-      ancestor_mask,
-      feature_layers=state.target_cache.feature_layers,
-      begun=begun,
+      jnp.maximum(proposal.token_ids, 0),
+      cache,
+      starts=cache.kv_lengths,
+      positions=cache.kv_lengths[:, None] + proposal.depths,
+      attention_mask=None if is_chain else ancestor_mask,
+      feature_layers=cache.feature_layers,
     )
     logits = decoder.unembed(params, config, hidden)
   with jax.named_scope('verify'):
@@ -72,13 +73,15 @@ def verify_step(
       sharding=cache.sharding,
     )
     on_path = jnp.take_along_axis(logits, path[:, :, None], axis=1)
-    logprobs = spec_step.logprobs_of(on_path, verdict.token_ids, state.sampling)
+    logprobs = verify_lib.logprobs_of(
+      on_path, verdict.token_ids, state.sampling
+    )
     verdict = verdict.replace(
       token_ids=_pad(verdict.token_ids, max_nodes, types.PLACEHOLDER_TOKEN_ID)
     )
   with jax.named_scope('commit'):
     num_emitted = spec_step.count_emitted(state, verdict)
-    state = spec_step.append_tokens(state, verdict.token_ids, num_emitted)
+    state = rows_lib.append_tokens(state, verdict.token_ids, num_emitted)
     if features is not None:
       on_path = jnp.take_along_axis(features, path[:, :, None], axis=1)
       cache = dense.write_features(cache, on_path, cache.kv_lengths)
@@ -96,84 +99,6 @@ def verify_step(
     path=_pad(path, max_nodes, 0),
   )
   return state, output
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'num_nodes', 'num_layers', 'num_tokens'),
-  donate_argnames='state',
-)
-def begin_step(
-  params: Params,
-  state: types.DecodeState,
-  proposal: jax.Array,
-  *,
-  config: ModelConfig,
-  num_nodes: int,
-  num_layers: int,
-  num_tokens: int,
-) -> tuple[types.DecodeState, dict[int, jax.Array], jax.Array]:
-  """Runs the first layers of a verification, which `verify_step` ends.
-
-  They expect behind each node what the target would choose if it had no other
-  layers, with the same noise (Mirror-SD, arXiv 2510.13161).
-
-  Args:
-    params: parameters of the target.
-    state: donated.
-    proposal: same as in `verify_step`.
-    config: configuration of the target; static.
-    num_nodes: T; static.
-    num_layers: number of layers to run; static.
-    num_tokens: number of tokens that are expected behind a node; static.
-
-  Returns:
-    The state, what `verify_step` goes on from, and packed `ExpectedTokens`.
-  """
-  proposal = types.TreeProposal.unpack(proposal)
-  max_nodes = proposal.token_ids.shape[1]
-  proposal = proposal.first(num_nodes)
-  last = num_layers - 1
-  read = {i for i in state.target_cache.feature_layers if i < last}
-  kept = *sorted(read), last
-  ancestor_mask = tree_lib.ancestor_mask(proposal.parents)
-  with jax.named_scope('target_forward'):
-    hidden, outputs, cache = _forward(
-      {**params, 'layers': params['layers'][:num_layers]},
-      config,
-      state,
-      proposal,
-      ancestor_mask,
-      feature_layers=kept,
-    )
-    outputs = jnp.split(outputs, len(kept), axis=-1)
-    logits = decoder.unembed(params, config, hidden)
-  with jax.named_scope('expect'):
-    scores = _scores(config, state, proposal, ancestor_mask, logits)
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    best, token_ids = largest.top_k(scores, num_tokens)
-    expected = types.ExpectedTokens(
-      token_ids=_pad(token_ids, max_nodes, types.PLACEHOLDER_TOKEN_ID),
-      log_probs=_pad(best - total, max_nodes, -jnp.inf),
-    )
-  state = state.replace(target_cache=cache)
-  return state, dict(zip(kept, outputs, strict=True)), expected.pack()
-
-
-def _forward(params, config, state, proposal, ancestor_mask, **options):
-  """Returns what `decoder.forward_with_features` does for the nodes sent."""
-  cache = state.target_cache
-  is_chain = proposal.token_ids.shape[1] == 1
-  return decoder.forward_with_features(
-    params,
-    config,
-    jnp.maximum(proposal.token_ids, 0),
-    cache,
-    starts=cache.kv_lengths,
-    positions=cache.kv_lengths[:, None] + proposal.depths,
-    attention_mask=None if is_chain else ancestor_mask,
-    **options,
-  )
 
 
 def _scores(config, state, proposal, ancestor_mask, logits):

@@ -91,30 +91,6 @@ class TreeProposal:
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class ExpectedTokens:
-  """What the target's first layers expect behind the nodes of a proposal.
-
-  One array, as a proposal.
-  """
-
-  token_ids: jax.Array  # i32[B, T, X] the most probable first
-  log_probs: jax.Array  # f32[B, T, X] behind the node
-
-  def pack(self) -> jax.Array:
-    """Returns i32[B, T, 2 X]."""
-    log_probs = jax.lax.bitcast_convert_type(self.log_probs, jnp.int32)
-    return jnp.concatenate([self.token_ids, log_probs], axis=2)
-
-  @classmethod
-  def unpack(cls, packed: jax.Array) -> 'ExpectedTokens':
-    token_ids, log_probs = jnp.split(packed, 2, axis=2)
-    return cls(
-      token_ids=token_ids,
-      log_probs=jax.lax.bitcast_convert_type(log_probs, jnp.float32),
-    )
-
-
-@struct.dataclass(frozen=True, kw_only=True)
 class Verdict:
   """What the target makes of a proposal."""
 

@@ -16,6 +16,7 @@ from safetensors import numpy as safetensors_numpy
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.config.architecture import RopeScaling
+from swiftspec_jax.testing.byte_tokenizer import EOS
 
 
 def assert_same_params(one, other, **tolerances):
@@ -173,12 +174,13 @@ def change_config(directory, **changes):
 @pytest.mark.parametrize(
   ('in_config', 'in_generation_config', 'expected'),
   [
-    (2, None, (2,)),
-    ([1, 2], None, (1, 2)),
-    (None, None, ()),
-    (2, {'eos_token_id': [3, 4]}, (3, 4)),
-    (2, {'eos_token_id': 0}, (0,)),
-    (2, {'temperature': 0.6}, (2,)),
+    (2, None, (2, EOS)),
+    ([1, 2], None, (1, 2, EOS)),
+    (None, None, (EOS,)),
+    # What is left over from another vocabulary would end texts anywhere.
+    (2, {'eos_token_id': [3, 4]}, (3, 4, EOS)),
+    ([2, 259], {'eos_token_id': 0}, (0, 259, EOS)),
+    (2, {'temperature': 0.6}, (2, EOS)),
   ],
 )
 def test_end_of_sequence_tokens(

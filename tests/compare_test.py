@@ -4,10 +4,8 @@ import json
 
 import programs
 import pytest
-from decoding_cases import CONFIG
 
 from experiments.studies import systems
-from swiftspec_jax import testing
 
 LOAD = ('--request_rates=20', '--num_requests=30', '--settings=load')
 
@@ -42,7 +40,7 @@ def test_prompts(model, tmp_path):
   prompt = {'question_id': 0, 'task': 'a', 'turns': ['What is rain? ' * 3]}
   prompts.write_text(json.dumps(prompt))
   names = [n for n, s in systems.SYSTEMS.items() if s.decodes]
-  for name in ('swiftspec', 'mirror_sd', 'redrafter'):  # devices, a head
+  for name in ('swiftspec', 'redrafter'):  # devices, a head
     names.remove(name)
   directory = tmp_path / 'results'
   status, _, complaints = programs.run(
@@ -79,12 +77,6 @@ def test_prompts(model, tmp_path):
 def test_bad_flags(tmp_path, flags, message):
   found = programs.error_of('compare', *flags, f'--output_dir={tmp_path}')
   assert message in found
-
-
-def test_an_exit_needs_layers_behind_it():
-  small = testing.random_model(CONFIG)  # of one layer
-  names = [n for n in systems.SYSTEMS if systems.lacks_layers(n, small)]
-  assert names == ['mirror_sd']
 
 
 def test_every_system_takes_part_in_something():

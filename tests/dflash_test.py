@@ -24,9 +24,11 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import draft_block, draft_places
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import slot_sampling
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 LAYERS = (0, 1)
@@ -268,7 +270,7 @@ def tree_of(draft):
 
 def test_golden_tree():
   """Two places, with two tokens each."""
-  slots = choices.SlotSampling(1, vocab_size=2, put=lambda x: x)
+  slots = slot_sampling.SlotSampling(1, vocab_size=2, put=lambda x: x)
   rows = DraftRows(
     slots=jnp.zeros(1, jnp.int32),
     last=None,
@@ -284,7 +286,7 @@ def test_golden_tree():
     None,
     rows,
     jnp.array(1),
-    slots.state(choices.Level.GREEDY),
+    slots.state(slot_sampling.SamplingLevel.GREEDY),
     config=CONFIG,
     num_nodes=5,
     sizes=(4, 2),
@@ -380,7 +382,9 @@ def test_what_cannot_be_drafted_is_refused(directory):
   with pytest.raises(errors.UserError, match='drafts 4; declare lengths of at'):
     serve(target, draft, [], None, range(6))
   with pytest.raises(errors.UserError, match='engine alone'):
-    PageEngine(target, LivingTrees(model=draft, tree=TREE), sizes=make_sizes())
+    PageEngine(
+      target, PersistentTrees(model=draft, tree=TREE), sizes=make_sizes()
+    )
   with pytest.raises(errors.UserError, match='engine alone'):
     ss.Decoder(target, draft, tree=TREE)
   with pytest.raises(errors.UserError, match='a draft of blocks drafts over p'):

@@ -14,9 +14,6 @@ from tree_test import DRAFT
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.drafting.trees.round_rates import RoundRates
-from swiftspec_jax.pipelines import depth_price
-from swiftspec_jax.pipelines.tree_sizes import StepTimes
 
 # Probabilities of the four leaves behind each forward; of the paths of steps
 # 5, 7 and 9 the sums are .50, .26 and .14.
@@ -132,42 +129,11 @@ def test_outputs_stay_and_forwards_go(mode):
 
 
 @pytest.mark.parametrize(
-  ('is_async', 'num_steps', 'price'),
-  # A round of 70 ms, a forward of 5; then 9 forwards of 45 ms beside 27 ms of
-  # the target, 40 % of which stick out of a round of 50; then 5, which do not.
-  [(False, 5, 3.2 * 5 / 70), (True, 9, 3.2 * 0.4 * 5 / 50), (True, 5, 0.0)],
-)
-def test_price_of_a_forward(is_async, num_steps, price):
-  times = StepTimes(
-    target_seconds={8: 0.027 if is_async else 0.04},
-    pause_seconds={},
-    draft_seconds=0.005,
-    advance_seconds=0.01,
-    catch_up_seconds=0.0,
-  )
-  tree = ss.TreeConfig(num_nodes=8, num_draft_steps=num_steps)
-  rates = RoundRates(tree)
-  for _ in range(200):
-    for num_rows, num_tokens in ((4, 3), (1, 4)):
-      rates.observe(
-        np.full(num_rows, 8),
-        np.full(num_rows, num_tokens),
-        0 if is_async else 5,
-        None,
-      )
-  found = depth_price.min_mass(rates, times, tree, is_async=is_async)
-  mean = (3 * 0.95 + 4) / 1.95  # the last round counts a little more
-  assert found == pytest.approx(price / 3.2 * mean, rel=1e-3)
-
-
-@pytest.mark.parametrize(
   'options',
   [
     {'min_leaf_mass': 1.0},
     {'min_leaf_mass': -0.1},
     {'min_leaf_mass': float('nan')},
-    {'min_leaf_mass': 0.1, 'is_depth_priced': True},
-    {'is_adaptive': True, 'is_depth_priced': True},  # the message names all
   ],
 )
 def test_bad_values_are_refused(options):

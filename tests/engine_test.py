@@ -37,11 +37,11 @@ from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 LONG = ss.SamplingParams(max_new_tokens=100)
 CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
@@ -275,11 +275,11 @@ def test_stops_cut_the_output_exactly(draft):
     tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
     return result.text, tokens, result.finish_reason
 
-  assert one('abcdefghab') == ('cdefgh', 'cdefgh', 'stop')
+  assert one('abcdefghab') == ('cdefg', 'cdefgh', 'stop')
   assert one('a', stop=('de',)) == ('bc', 'bcde', 'stop')
   assert one('a', max_new_tokens=3) == ('bcd', 'bcd', 'length')
   assert one('a', max_new_tokens=1) == ('b', 'b', 'length')
-  assert one('g') == ('h', 'h', 'stop')
+  assert one('g') == ('', 'h', 'stop')
   text, tokens, reason = one('a', ignore_eos=True, max_new_tokens=12)
   assert (text, reason) == ('bcdefghabcde'[:12], 'length')
   assert tokens == text
@@ -414,7 +414,7 @@ def test_tensor_parallel():
 
 def test_requests_that_tell_how_good_a_drafter_is():
   """A draft model does not know that a law was cut; a lookup knows no law."""
-  slots = choices.SlotSampling(6, vocab_size=8, put=lambda x: x)
+  slots = slot_sampling.SlotSampling(6, vocab_size=8, put=lambda x: x)
   for slot, options in enumerate(
     (
       {'logprobs': True},

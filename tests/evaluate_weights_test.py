@@ -35,7 +35,7 @@ def test_report(model, tmp_path):
   ]
   prompts.write_text('\n'.join(map(json.dumps, lines)))
   status, output, complaints = programs.run(
-    'evaluate_weights',
+    'studies.evaluate_weights',
     f'--target={model}',
     f'--prompts={prompts}',
     '--max_new_tokens=16',
@@ -70,6 +70,6 @@ def test_report(model, tmp_path):
 )
 def test_what_is_refused(tmp_path, flag, message):
   error = programs.error_of(
-    'evaluate_weights', f'--output_dir={tmp_path}', flag
+    'studies.evaluate_weights', f'--output_dir={tmp_path}', flag
   )
   assert message in error

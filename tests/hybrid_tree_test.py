@@ -29,8 +29,7 @@ def plain():
     (
       'async',
       {'suffix_lookup': False, 'coverage': 2.0, 'capacity': 20}
-      | {'num_nodes': 12, 'num_cache_rows': 6, 'width': 1}
-      | {'is_depth_priced': True},
+      | {'num_nodes': 12, 'num_cache_rows': 6, 'width': 1},
     ),
   ],
   ids=str,

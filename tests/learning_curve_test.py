@@ -15,7 +15,7 @@ def test_repeated_requests_are_drafted(model, tmp_path):
   prompts.write_text('\n'.join(lines))
   directory = tmp_path / 'curve'
   status, output, complaints = programs.run(
-    'learning_curve',
+    'studies.learning_curve',
     f'--target={model}',
     f'--prompts={prompts}',
     '--repeats=2',

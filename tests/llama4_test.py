@@ -71,7 +71,7 @@ def test_the_decoder_beside_a_vision_tower(tmp_path):
   testing.write_tiny_checkpoint(tmp_path / 'text', 'llama4')
   write_with_tower(tmp_path / 'both', eos_token_id=[7, 8])
   text, both = ss.load(tmp_path / 'text'), ss.load(tmp_path / 'both')
-  assert both.config.eos_token_ids == (7, 8)
+  assert both.config.eos_token_ids == (7, 8, 257)
   assert both.config.vision is None
   jax.tree.map(np.testing.assert_array_equal, both.params, text.params)
   ss.save(both, tmp_path / 'saved')

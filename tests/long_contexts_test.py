@@ -20,7 +20,7 @@ def test_program(model, tmp_path):
     '--num_speculative_tokens=3',
     f'--output_dir={tmp_path}',
   ]
-  status, output, complaints = programs.run('long_contexts', *flags)
+  status, output, complaints = programs.run('studies.long_contexts', *flags)
   assert status == 0, complaints
   path = tmp_path / 'rows.jsonl'
   lines = path.read_text().splitlines()
@@ -39,7 +39,9 @@ def test_program(model, tmp_path):
   assert (tmp_path / 'provenance.json').exists()
   # Ended before its last two outputs.
   path.write_text('\n'.join(lines[:4]) + '\n')
-  status, again, complaints = programs.run('long_contexts', *flags, '--resume')
+  status, again, complaints = programs.run(
+    'studies.long_contexts', *flags, '--resume'
+  )
   assert status == 0, complaints
   assert path.read_text().splitlines()[:4] == lines[:4]
   assert [line.split()[:6] for line in again.splitlines()[1:]] == [
@@ -49,7 +51,7 @@ def test_program(model, tmp_path):
 
 def test_contexts_program(model, tmp_path):
   status, output, complaints = programs.run(
-    'evaluate_contexts',
+    'studies.evaluate_contexts',
     f'--target={model}',
     TEXTS,
     '--num_tokens=600',
@@ -80,6 +82,6 @@ def test_contexts_program(model, tmp_path):
 )
 def test_bad_flags(tmp_path, flags, message):
   found = programs.error_of(
-    'long_contexts', TEXTS, *flags, f'--output_dir={tmp_path}'
+    'studies.long_contexts', TEXTS, *flags, f'--output_dir={tmp_path}'
   )
   assert message in found

@@ -177,6 +177,29 @@ def test_bias_bans_and_forced_tokens():
   assert np.isneginf(got[0, 2, 7])
 
 
+def test_ends_are_banned_by_the_place_of_each_node():
+  batch = [
+    SamplingParams(min_tokens=3, stop_token_ids=(9,)),
+    SamplingParams(min_tokens=2),
+    SamplingParams(stop_token_ids=(9,)),
+  ]
+  # Token 16 is one that the model lacks. A prompt of 4 tokens, an output of 1.
+  state = sampling_lib.make_state(batch, VOCAB, eos_token_ids=(2, VOCAB))
+  depths = np.tile(np.asarray([0, 1, 1, 2], np.int32), (3, 1))
+  got = adjust_logits(
+    np.zeros((3, 4, VOCAB), np.float32),
+    state,
+    token_ids=np.zeros((3, 8), np.int32),
+    lengths=np.full(3, 5, np.int32),
+    prompt_lengths=np.full(3, 4, np.int32),
+    draft_token_ids=np.zeros((3, 3), np.int32),
+    depths=depths,
+    ancestor_mask=np.ones((3, 4, 4), bool),
+  )
+  banned = [[np.flatnonzero(query).tolist() for query in row] for row in got]
+  assert banned == [[[2, 9]] * 3 + [[]], [[2], [], [], []], [[]] * 4]
+
+
 def test_noise_depends_on_seed_position_and_stream_only():
   seeds = np.uint32([3, 4])
   positions = np.int32([[10, 11], [11, 12]])
@@ -208,6 +231,8 @@ def test_noise_depends_on_seed_position_and_stream_only():
     ({'frequency_penalty': -2.1}, 'frequency_penalty must be in'),
     ({'max_new_tokens': 0}, 'max_new_tokens must be >= 1'),
     ({'max_new_tokens': -3}, 'max_new_tokens must be .* got -3'),
+    ({'min_tokens': -1}, 'min_tokens must be >= 0'),
+    ({'min_tokens': 257}, 'min_tokens must be .* at most max_new_tokens'),
     ({'seed': -1}, 'seed must be in'),
     ({'stop': 'END'}, 'stop must be a sequence of non-empty strings'),
     ({'stop': ('',)}, 'stop must be a sequence of non-empty strings'),
@@ -224,6 +249,7 @@ def test_bad_values_are_refused(values, message):
     {'logit_bias': {99: 1.0}},
     {'banned_token_ids': (16,)},
     {'forced_token_ids': (-1,)},
+    {'stop_token_ids': (16,)},
   ],
 )
 def test_token_ids_outside_the_vocabulary_are_refused(values):

@@ -182,6 +182,31 @@ def test_stop_strings(client):
         assert choice.finish_reason == 'stop'
 
 
+def test_what_ends_an_answer(client):
+  fields = {'stop_token_ids': [2, 5], 'min_tokens': 4, 'ignore_eos': True}
+  common = {'temperature': 1, 'seed': 3}
+  (expected,) = alone(
+    'a', **common, **{**fields, 'stop_token_ids': (2, 5)}, max_new_tokens=30
+  )
+  assert expected.stop_reason in (2, 5)
+  text = expected.text + MODEL.tokenizer.decode(expected.stop_reason)
+  chat = {'model': NAME, 'messages': [{'role': 'user', 'content': 'a'}]}
+  for includes_stop in (False, True):
+    common['extra_body'] = fields | {
+      'include_stop_str_in_output': includes_stop
+    }
+    (plain,) = client.completions.create(
+      model=NAME, prompt='a', max_tokens=30, **common
+    ).choices
+    (said,) = client.chat.completions.create(**chat, **common).choices
+    *_, last = client.chat.completions.create(**chat, **common, stream=True)
+    for choice in (plain, said, *last.choices):
+      assert choice.finish_reason == 'stop'
+      assert choice.stop_reason == expected.stop_reason
+    assert plain.text == said.message.content
+    assert plain.text == (text if includes_stop else expected.text)
+
+
 def test_seeds(client):
   def text(**options):
     answer = client.completions.create(
@@ -277,6 +302,11 @@ def test_models_and_health(client, address):
     ({'logprobs': 6}, 'logprobs: Input should be less than or equal to 5'),
     ({'presence_penalty': 3}, 'presence_penalty: Input should be less'),
     ({'logit_bias': {'9': 1}}, 'logit_bias names token 9; ids are 0 to 7'),
+    (
+      {'extra_body': {'min_tokens': 17}},
+      'min_tokens must be >= 0, and at most',
+    ),
+    ({'extra_body': {'stop_token_ids': [8]}}, 'stop_token_ids names token 8'),
     ({'prompt': ''}, 'prompt: String should have at least 1'),
     ({'prompt': [99]}, 'the prompt holds 99'),
     ({'prompt': [[-1]]}, 'prompt.0.0: Input should be greater'),

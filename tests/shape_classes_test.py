@@ -17,9 +17,9 @@ from experiments.load import step_shapes
 from swiftspec_jax import errors, policies, simulator
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.compilation import shape_classes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.simulator import layouts
 
 
@@ -215,7 +215,7 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
   step_shapes.append(path, {(1, 4): 1, (1, 3): 1}, {'policy': 'fixed_1'})
   assert step_shapes.read(path) == {(1, 3): 6, (1, 8): 3, (1, 4): 1}
   flags = (f'--steps={path}', '--rows=2', '--query_tokens=5,7,10')
-  status, output, complaints = programs.run('choose_sizes', *flags)
+  status, output, complaints = programs.run('studies.choose_sizes', *flags)
   assert status == 0, complaints
   # 46 tokens, in 7 * 5 + 3 * 10 places and in 6 * 3 + 4 * 8 of them.
   assert output.splitlines() == [
@@ -224,13 +224,13 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
     'after: --rows=2 --query_tokens=3,8,10, at most 4 programs for each '
     'context, 8.0% padding',
   ]
-  error = programs.error_of('choose_sizes', *flags, '--num_programs=1')
+  error = programs.error_of('studies.choose_sizes', *flags, '--num_programs=1')
   assert '1 programs are too few' in error
 
 
 def test_padded_batches_are_simulated(tmp_path):
   status, _, complaints = programs.run(
-    'padded_batches',
+    'studies.padded_batches',
     '--num_requests=10',
     '--request_rates=20',
     '--max_rows=4',

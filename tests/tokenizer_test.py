@@ -524,6 +524,38 @@ def test_stream_ends_with_what_looked_like_a_stop(smollm):
   assert stream.text == 'a\n\nQ'
 
 
+@pytest.mark.parametrize('skips', [False, True])
+def test_stream_of_special_tokens(smollm, small, skips):
+  for tokenizer, ids in (
+    (smollm, smollm.encode('<|im_start|>user\né<|im_end|>\n<|im_end|>a')),
+    (small, [1, *small.encode('ab  ab'), 2, *small.encode('a'), 2]),
+  ):
+    stream = tokenizer_lib.TextStream(tokenizer, skip_special_tokens=skips)
+    for token_id in ids:
+      stream.push([token_id])
+    expected = tokenizer.decode(ids, skip_special_tokens=skips)
+    assert stream.text == expected
+
+
+def test_stream_stops_at_special_tokens(smollm):
+  ids = smollm.encode('a<|im_end|>b<|im_start|>c\n<|im_end|>\nd')
+  for stop, shown, hidden in (
+    ('<|im_end|>', 'a', 'a'),
+    ('<|im_end|>\n', 'a<|im_end|>b<|im_start|>c\n', 'abc\n'),
+    ('c\n<|im_end|>', 'a<|im_end|>b<|im_start|>', 'ab'),
+    ('bc', None, 'a'),
+  ):
+    for skips, text in ((False, shown), (True, hidden)):
+      stream = tokenizer_lib.TextStream(
+        smollm, [stop], skip_special_tokens=skips
+      )
+      stream.push(ids)
+      if text is None:
+        assert stream.stopped is None
+      else:
+        assert (stream.text, stream.stopped) == (text, stop)
+
+
 def test_stream_keeps_spaces_between_words(small):
   ids = small.encode('ab  ab a')
   stream = tokenizer_lib.TextStream(small)

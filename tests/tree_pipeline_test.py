@@ -25,7 +25,6 @@ HYBRID = {
   'width': 2,
   'num_draft_steps': 1,
 }
-HYBRID_EXIT = HYBRID | {'exit_layer': 1}
 
 
 def start(mode, draft_seed=0, **changes):
@@ -100,8 +99,8 @@ def path_tokens(tree, node):
 
 @pytest.mark.parametrize(
   ('mode', 'changes'),
-  [('serial', {}), ('async', {}), ('serial', HYBRID), ('async', HYBRID_EXIT)],
-  ids=['serial', 'async', 'serial_hybrid', 'async_hybrid_exit'],
+  [('serial', {}), ('async', {}), ('serial', HYBRID), ('async', HYBRID)],
+  ids=['serial', 'async', 'serial_hybrid', 'async_hybrid'],
 )
 @pytest.mark.parametrize('draft_seed', [0, 1], ids=['own', 'bad'])
 def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
@@ -219,9 +218,7 @@ def test_a_hit_with_enough_survivors_needs_no_forward():
   assert {(tree_lib.HIT, True), (tree_lib.MISS, False)} <= seen
 
 
-@pytest.mark.parametrize(
-  'changes', [{}, HYBRID_EXIT], ids=['plain', 'hybrid_exit']
-)
+@pytest.mark.parametrize('changes', [{}, HYBRID], ids=['plain', 'hybrid'])
 def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
   pipeline = start('async', **changes)
   pipeline.dispatch()
@@ -237,9 +234,6 @@ def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
     pipeline.dispatch()
   verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
   moves = [('int32', verdict), ('int32', proposal)]
-  if 'exit_layer' in changes:
-    expected = 4 * TREE.num_nodes * 2 * TREE.branching
-    moves = [('int32', expected), *moves]
   assert moved == moves
 
 

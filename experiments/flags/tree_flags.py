@@ -48,12 +48,6 @@ _COVERAGE = flags.DEFINE_float(
   'Mode async: nats by which possible next roots that were not sent are '
   "preferred for expansion; 0 is the paper's order.",
 )
-_EXIT_LAYER = flags.DEFINE_integer(
-  'exit_layer',
-  _DEFAULTS.exit_layer,
-  'Mode async: layers of the target behind which it tells the draft what they '
-  'expect (Mirror-SD); a negative number is counted from the last; 0 is off.',
-)
 _ADAPTIVE = flags.DEFINE_bool(
   'adaptive',
   _DEFAULTS.is_adaptive,
@@ -66,12 +60,6 @@ _MIN_LEAF_MASS = flags.DEFINE_float(
   'Dynamic Depth Decoding: a tree that is large enough stops growing when the '
   'leaves of the next forward are less probable than this together, as the '
   'draft sees it; 0 is off.',
-)
-_DEPTH_PRICED = flags.DEFINE_bool(
-  'depth_priced',
-  _DEFAULTS.is_depth_priced,
-  'Choose --min_leaf_mass while decoding, so that a draft forward is run if '
-  'what it may add is worth its time.',
 )
 _TREE_PROMPT_LOOKUP = flags.DEFINE_bool(
   'tree_prompt_lookup',
@@ -99,15 +87,13 @@ _RUN_AHEAD = flags.DEFINE_integer(
   'lookups then run on the devices.',
 )
 
-_LIVING = *modes.LIVING_TREES, modes.AUTO
+_LIVING = *modes.PERSISTENT_TREES, modes.AUTO
 # The modes of flags that not all trees have, by name.
 _USERS = {
   _NUM_RESTART_STEPS.name: _LIVING,
   _WAITS_FOR_MISSES.name: _LIVING,
   _COVERAGE.name: _LIVING,
-  _EXIT_LAYER.name: _LIVING,
   _ADAPTIVE.name: _LIVING,
-  _DEPTH_PRICED.name: _LIVING,
   _BRANCHING.name: (modes.TREE, *_LIVING),
   _MIN_LEAF_MASS.name: (modes.TREE, *_LIVING),
 }
@@ -129,10 +115,8 @@ def config() -> ss.TreeConfig:
     num_restart_steps=_NUM_RESTART_STEPS.value,
     waits_for_misses=_WAITS_FOR_MISSES.value,
     coverage=_COVERAGE.value,
-    exit_layer=_EXIT_LAYER.value,
     is_adaptive=_ADAPTIVE.value,
     min_leaf_mass=_MIN_LEAF_MASS.value,
-    is_depth_priced=_DEPTH_PRICED.value,
     prompt_lookup=_TREE_PROMPT_LOOKUP.value,
     suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
     forced_acceptance=_FORCED_ACCEPTANCE.value,
@@ -176,10 +160,8 @@ def to_json() -> dict[str, Any]:
     _NUM_RESTART_STEPS,
     _WAITS_FOR_MISSES,
     _COVERAGE,
-    _EXIT_LAYER,
     _ADAPTIVE,
     _MIN_LEAF_MASS,
-    _DEPTH_PRICED,
     _TREE_PROMPT_LOOKUP,
     _TREE_SUFFIX_LOOKUP,
     _FORCED_ACCEPTANCE,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 # The programs of a round by the names of their modules.
-TARGET_PROGRAMS = ('jit_begin_step', 'jit_verify_step', 'jit_decode_step')
+TARGET_PROGRAMS = ('jit_verify_step', 'jit_decode_step')
 DRAFT_PROGRAMS = ('jit_advance', 'jit_grow', 'jit_expect', 'jit_read_row')
 
 PRODUCTS, UNEMBEDDING, ATTENTION = 'products', 'unembedding', 'attention'

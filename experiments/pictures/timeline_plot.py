@@ -11,10 +11,8 @@ from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
 
 _COLORS = {
-  'begin': '#00406b',
   'verify': '#0072b2',
   'grow': '#009e73',
-  'expect': '#b8860b',
   'advance': '#e69f00',
   'expected': '#d55e00',
   'verdict': '#cc79a7',

@@ -85,9 +85,6 @@ SYSTEMS = {
     tree={'num_draft_steps': 8, 'min_leaf_mass': 0.2},
   ),
   'swiftspec': System(paper='arXiv 2506.11309', mode='async'),
-  'mirror_sd': System(
-    paper='arXiv 2510.13161', mode='async', tree={'exit_layer': -4}
-  ),
   'su': System(paper='arXiv 2310.18813', policy='table'),
   'smartspec': System(
     paper='arXiv 2406.14066',
@@ -144,12 +141,6 @@ def lacks_draft(name: str) -> bool:
   mode = SYSTEMS[name].mode
   takes_draft = mode in modes_lib.OF_DRAFTS
   return takes_draft and shared_flags.draft_name(mode) is None
-
-
-def lacks_layers(name: str, target: ss.Model) -> bool:
-  """Returns whether the exit of a system needs more layers than there are."""
-  exit_layer = SYSTEMS[name].tree.get('exit_layer', 0)
-  return abs(exit_layer) >= target.config.num_layers
 
 
 def make_runner(

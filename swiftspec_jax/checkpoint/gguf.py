@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import gguf_header
+from swiftspec_jax.checkpoint import end_tokens, gguf_header
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers
@@ -103,7 +103,7 @@ class GGUFFile:
       head_dim=head_dim,
       ffw_dim=self._get('feed_forward_length'),
       max_context=self._get('context_length'),
-      eos_token_ids=self._eos_token_ids(),
+      eos_token_ids=end_tokens.of_gguf(self.metadata),
       norm_eps=self._get('attention.layer_norm_rms_epsilon'),
       rope_theta=rope_theta,
       rope_scaling=self._rope_scaling(head_dim, rope_theta),
@@ -154,11 +154,6 @@ class GGUFFile:
         f'{self._path}: unknown rope scaling {kind!r}; supported: linear'
       )
     return RopeScaling(kind='linear', factor=self._get('rope.scaling.factor'))
-
-  def _eos_token_ids(self) -> tuple[int, ...]:
-    keys = ('eos_token_id', 'eot_token_id', 'eom_token_id')
-    ids = (self.metadata.get(f'tokenizer.ggml.{key}') for key in keys)
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
 
   def read_params(self, config: ModelConfig, place: families.Place) -> Params:
     """Returns the dequantized parameters as `place` puts them.

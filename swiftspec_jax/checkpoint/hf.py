@@ -33,7 +33,7 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   """Returns the configuration of a directory.
 
   EOS tokens come from `generation_config.json` where there is one: chat
-  models name their end-of-turn tokens there.
+  models name their end-of-turn tokens there. `end_token_ids` has the others.
 
   Raises:
     UserError: a missing or unreadable config, or an unknown architecture.
@@ -62,6 +62,20 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     vision = dataclasses.replace(config.vision, **preprocessing)
     config = dataclasses.replace(config, vision=vision)
   return dataclasses.replace(config, weight_dtype=weight_dtype)
+
+
+def end_token_ids(directory: pathlib.Path) -> list[int]:
+  """Returns the end tokens of `config.json`; it can be older than the others.
+
+  Raises:
+    UserError: the file is missing or unreadable.
+  """
+  values = read_json(directory / 'config.json')
+  found: list[int] = []
+  for part in (values, values.get('text_config') or {}):
+    named = part.get('eos_token_id')
+    found += [named] if isinstance(named, int) else named or []
+  return found
 
 
 def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:

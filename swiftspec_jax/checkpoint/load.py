@@ -16,7 +16,13 @@ from kernels_pallas import dispatch, tuning
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, gguf_tokenizer, hf, orbax
+from swiftspec_jax.checkpoint import (
+  builtin,
+  end_tokens,
+  gguf_tokenizer,
+  hf,
+  orbax,
+)
 from swiftspec_jax.checkpoint import gguf as gguf_lib
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
@@ -233,9 +239,10 @@ def _open(name: str, draft_of: Model | None) -> _Source:
 
 def _open_gguf(path: pathlib.Path) -> _Source:
   file = gguf_lib.GGUFFile(path)
+  tokenizer = gguf_tokenizer.from_metadata(file.metadata)
   return _Source(
-    config=file.config(),
-    tokenizer=gguf_tokenizer.from_metadata(file.metadata),
+    config=end_tokens.complete(file.config(), tokenizer),
+    tokenizer=tokenizer,
     read_params=file.read_params,
   )
 
@@ -277,8 +284,9 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
       f'{directory} has no usable tokenizer; its tokenizer.json belongs there '
       f'({reason})'
     ) from error
+  others = () if is_own else hf.end_token_ids(directory)
   return _Source(
-    config=config,
+    config=end_tokens.complete(config, tokenizer, others),
     tokenizer=tokenizer,
     read_params=functools.partial(reader.read_params, directory),
   )

@@ -35,9 +35,17 @@ class SamplingParams:
     forced_token_ids: tokens that the output starts with.
     seed: seed of the noise. The same seed, prompt, models and mode give the
       same tokens whatever else is in the batch.
-    stop: strings that end the output; they are not part of the text.
+    stop: strings that end the output. One that names a special token is found
+      though the text does not show it.
+    stop_token_ids: tokens that end the output, beside those of the model.
+    include_stop_str_in_output: whether the text has the stop string or the
+      token that ended it.
+    min_tokens: number of first tokens among which there is none that ends the
+      output, and no end of a stop string.
     max_new_tokens: token limit; None is up to the context limit.
-    ignore_eos: whether to go on behind an end-of-sequence token.
+    ignore_eos: whether to go on after an end token of the model
+      (`ModelConfig.eos_token_ids`); `stop_token_ids` still end the output.
+    skip_special_tokens: whether the text leaves special tokens out.
     logprobs: whether to return the log-probability of each token under the
       model's own law (before temperature, penalties and truncation).
     top_logprobs: number of the most probable tokens at each position that are
@@ -56,8 +64,12 @@ class SamplingParams:
   forced_token_ids: tuple[int, ...] = ()
   seed: int = 0
   stop: tuple[str, ...] = ()
+  stop_token_ids: tuple[int, ...] = ()
+  include_stop_str_in_output: bool = False
+  min_tokens: int = 0
   max_new_tokens: int | None = 256
   ignore_eos: bool = False
+  skip_special_tokens: bool = True
   logprobs: bool = False
   top_logprobs: int = 0
 
@@ -78,6 +90,10 @@ class SamplingParams:
         self.max_new_tokens is None or self.max_new_tokens >= 1,
         '>= 1, or None for the context limit',
       ),
+      'min_tokens': (
+        0 <= self.min_tokens <= (self.max_new_tokens or 2**31 - 1),
+        '>= 0, and at most max_new_tokens',
+      ),
       'top_logprobs': (
         0 <= self.top_logprobs <= (MAX_TOP_LOGPROBS if self.logprobs else 0),
         f'0 to {MAX_TOP_LOGPROBS}, and 0 without logprobs',
@@ -93,7 +109,12 @@ class SamplingParams:
 
   def check_vocabulary(self, vocab_size: int) -> None:
     """Raises UserError if a token id lies outside the vocabulary."""
-    for field in ('logit_bias', 'banned_token_ids', 'forced_token_ids'):
+    for field in (
+      'logit_bias',
+      'banned_token_ids',
+      'forced_token_ids',
+      'stop_token_ids',
+    ):
       for token_id in getattr(self, field):
         if not 0 <= token_id < vocab_size:
           raise errors.UserError(

@@ -31,19 +31,12 @@ class TreeConfig:
     num_cache_rows: most nodes of a tree with keys and values.
     coverage: nats by which possible next roots that were not sent are
       preferred for expansion; 0 is the paper's order. Asynchronous mode only.
-    exit_layer: number of layers of the target behind which it tells the draft
-      what they expect (Mirror-SD); a negative one is counted from the last; 0
-      is off. Each node that was sent gets up to `branching` such children.
-      Asynchronous mode only, and without `forced_acceptance`, which it would
-      raise.
     is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
       here, are chosen while decoding, from the acceptance and the step times.
       Where no tree pays it decodes plainly, and tries again from time to time.
     min_leaf_mass: least probability, by the draft, of all leaves of a forward
       together. With less, a tree of `num_nodes` grows no further in this round;
       0 is off.
-    is_depth_priced: whether `min_leaf_mass` is chosen while decoding, so that a
-      forward is run if what it may add is worth its time.
     prompt_lookup: whether the tree also gets the tokens that followed the
       longest earlier match of the last tokens. Their score is how often such
       tokens were right in this request.
@@ -62,10 +55,8 @@ class TreeConfig:
   capacity: int = 256
   num_cache_rows: int = 128
   coverage: float = 0.0
-  exit_layer: int = 0
   is_adaptive: bool = False
   min_leaf_mass: float = 0.0
-  is_depth_priced: bool = False
   prompt_lookup: bool = True
   suffix_lookup: bool = False
   forced_acceptance: float | None = None
@@ -89,16 +80,7 @@ class TreeConfig:
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
       'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
-      'exit_layer': (
-        forced is None or not self.exit_layer,
-        '0 with forced_acceptance, which the layers would raise',
-      ),
       'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
-      'is_depth_priced': (
-        not self.is_depth_priced
-        or not (self.is_adaptive or self.min_leaf_mass),
-        'False with is_adaptive or min_leaf_mass, which choose the depth, too',
-      ),
       'forced_acceptance': (
         forced is None or 0 < forced <= 1,
         'in (0, 1], or None',

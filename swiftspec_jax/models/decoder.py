@@ -5,7 +5,6 @@ capacity, D embed, V vocabulary.
 """
 
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,6 @@ def forward_with_features(
   context: int | None = None,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
-  begun: Mapping[int, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None, dense.KVCache]:
   """Runs the model over new tokens; writes but does not commit their KV.
 
@@ -65,7 +63,6 @@ def forward_with_features(
       the capacity.
     features_before: [B, T, D] features of the tokens before, see `run_layers`.
     feature_layers: static indices of layers, see `run_layers`.
-    begun: outputs of the first layers, see `run_layers`.
 
   Returns:
     Hidden states [B, T, D] before the final norm, features (see `run_layers`),
@@ -146,7 +143,6 @@ def forward_with_features(
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,
-    begun=begun,
   )
   return x, features, cache.replace(keys=keys, values=values)
 
@@ -163,7 +159,6 @@ def run_layers(
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
   images: tuple[jax.Array, jax.Array] | None = None,
-  begun: Mapping[int, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
@@ -183,9 +178,6 @@ def run_layers(
     feature_layers: indices of layers whose outputs are features.
     images: embeddings [B, T, D], and bool[B, T] which tokens have these in the
       place of their own; None if none has.
-    begun: outputs [B, T, D] of layers that have run, by their indices: of the
-      last one, and of those whose outputs are features. The layers behind the
-      last one run. None if none has.
 
   Returns:
     Hidden states [B, T, D] before the final norm (behind it with
@@ -209,10 +201,8 @@ def run_layers(
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
   # Of each layer, two arrays whose sum is its output.
-  outputs = {i: (output, None) for i, output in (begun or {}).items()}
-  num_begun = max(outputs, default=-1) + 1
-  x, added = outputs.get(num_begun - 1, (x, None))
-  for i, layer in enumerate(params['layers'][num_begun:], num_begun):
+  outputs, added = [], None
+  for i, layer in enumerate(params['layers']):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
       encoding = factors
@@ -229,7 +219,7 @@ def run_layers(
         inputs[i],
         rotates=attend_from_heads is not None,
       )
-    outputs[i] = x, added
+    outputs.append((x, added))
   x = layer_products.add(x, added)
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)

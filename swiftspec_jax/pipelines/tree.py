@@ -26,7 +26,7 @@ from swiftspec_jax.drafting.trees import tree_checks
 from swiftspec_jax.drafting.trees.tree_draft import TreeDraftState
 from swiftspec_jax.drafting.trees.tree_draft_rows import TreeDraftRows
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import depth_price, step_timing, tree_sizes
+from swiftspec_jax.pipelines import step_timing, tree_sizes
 from swiftspec_jax.pipelines.target_rows import TargetRows
 from swiftspec_jax.requests import Request
 
@@ -61,9 +61,6 @@ class TreePipeline:
     """
     self.is_async = tree_checks.are_disjoint(target, draft)
     tree_checks.check_sizes(draft, tree_config)
-    self._num_before_exit = tree_checks.layers_before_exit(
-      target, tree_config, is_async=self.is_async
-    )
     feature_draft.check_lives(draft)
     feature_draft.check_layers(draft, target)
     self._target, self._draft = target, draft
@@ -88,13 +85,10 @@ class TreePipeline:
     self._measure_steps = functools.cache(self._measure_steps)
     self._assumed: tree_sizes.StepTimes | None = None
     self._sizes = tree_sizes.TreeSizes(tree_config, is_async=self.is_async)
-    self._times: tree_sizes.StepTimes | None = None  # that depths depend on
     # Of the next round. The proposal lies on the target's devices; a pause
     # needs none.
     self._next: tree_sizes.Sizes | None = None
     self._proposal: jax.Array | None = None
-    # What the target's first layers expect, until the draft is told.
-    self._expected: jax.Array | None = None
     self._is_busy = np.zeros(batch_size, bool)
     # Tokens of the texts that the host knows, and that the draft has read at
     # least; the sizes of rounds that were not read; and the most tokens of a
@@ -135,8 +129,6 @@ class TreePipeline:
     self._is_busy[:] = False
     if self._tree_config.is_adaptive:
       self._adapt(self._measure_steps(self.capacity))
-    if self._tree_config.is_depth_priced:
-      self._times = self._measure_steps(self.capacity)
     self._forget_rounds()
 
   def _prepare_draft(self, max_context: int) -> None:
@@ -248,12 +240,11 @@ class TreePipeline:
         drafter=self._pause_drafter,
       )
     else:
-      after, begun = 'proposal', self._begin()
+      after = 'proposal'
       self._target_rows.state, output = tree_step.verify_step(
         params,
         self._target_rows.state,
         self._proposal,
-        begun,
         config=config,
         num_nodes=self._next.num_nodes,
       )
@@ -265,39 +256,9 @@ class TreePipeline:
       )
     return output
 
-  def _begin(self) -> dict[int, jax.Array] | None:
-    """Enqueues the layers before the exit, if there is one."""
-    if not self._num_before_exit:
-      return None
-    dispatched = time.perf_counter()
-    self._target_rows.state, begun, self._expected = tree_step.begin_step(
-      self._target.params,
-      self._target_rows.state,
-      self._proposal,
-      config=self._target.config,
-      num_nodes=self._next.num_nodes,
-      num_layers=self._num_before_exit,
-      num_tokens=self._tree_config.branching,
-    )
-    if self._timeline is not None:
-      self._timeline.program(
-        timeline_lib.TARGET, 'begin', dispatched, self._expected, 'proposal'
-      )
-    return begun
-
   def grow(self) -> None:
     """Enqueues the draft forwards that need no verdict."""
-    num_steps = self._sizes.current.num_steps
-    if self._expected is not None:
-      # As many before as the target's first layers have time for. What is
-      # expected gets a forward, if there is one.
-      share = self._num_before_exit / self._target.config.num_layers
-      num_early = min(round(share * num_steps), max(num_steps - 1, 0))
-      self._grow(num_early)
-      self._draft_rows.expect(self._expected)
-      self._expected = None
-      num_steps -= num_early
-    self._grow(num_steps)
+    self._grow(self._sizes.current.num_steps)
 
   def _grow(self, num_steps: int) -> jax.Array:
     return self._draft_rows.grow(num_steps, self._min_mass())
@@ -459,14 +420,7 @@ class TreePipeline:
 
   def _min_mass(self) -> float | None:
     """Returns what the leaves of a forward must hold, if that is asked."""
-    tree = self._tree_config
-    if not tree.is_depth_priced:
-      return tree.min_leaf_mass or None
-    if self._times is None:
-      return 0.0
-    return depth_price.min_mass(
-      self._draft_rows.rates, self._times, tree, is_async=self.is_async
-    )
+    return self._tree_config.min_leaf_mass or None
 
   def _on_target(self, values: np.ndarray) -> jax.Array:
     return sharding_lib.replicate(values, self._target.mesh)

@@ -57,6 +57,7 @@ class CompletionChoice(TypedDict):
   text: str
   logprobs: CompletionLogprobs | None
   finish_reason: FinishReason | None
+  stop_reason: int | str | None
 
 
 class Completion(TypedDict):
@@ -106,6 +107,7 @@ class ChatChoice(TypedDict):
   message: ChatMessage
   logprobs: ChatLogprobs | None
   finish_reason: FinishReason
+  stop_reason: int | str | None
 
 
 class ChatCompletion(TypedDict):

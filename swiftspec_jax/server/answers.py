@@ -111,6 +111,7 @@ class Format:
       **content,
       'logprobs': logprobs,
       'finish_reason': result and result.finish_reason,
+      'stop_reason': result and result.stop_reason,
     }
 
   def _named(self, pairs: Iterable[tuple[int, float]]) -> list[_Named]:

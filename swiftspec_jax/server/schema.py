@@ -103,6 +103,10 @@ class _Body(_Object):
   min_p: float = Field(0.0, ge=0, lt=1)
   repetition_penalty: float = Field(1.0, ge=0.01, le=100)
   ignore_eos: bool = False
+  stop_token_ids: list[_TokenId] = []
+  min_tokens: int = Field(0, ge=0, lt=2**31)
+  include_stop_str_in_output: bool = False
+  skip_special_tokens: bool = True
   max_speculative_tokens: int | None = Field(
     None,
     ge=0,
@@ -163,8 +167,12 @@ class _Body(_Object):
       logit_bias=self.logit_bias,
       seed=seed,
       stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+      stop_token_ids=tuple(self.stop_token_ids),
+      include_stop_str_in_output=self.include_stop_str_in_output,
+      min_tokens=self.min_tokens,
       max_new_tokens=self.max_new_tokens,
       ignore_eos=self.ignore_eos,
+      skip_special_tokens=self.skip_special_tokens,
       logprobs=self.with_logprobs,
       top_logprobs=self.num_top_logprobs,
     )

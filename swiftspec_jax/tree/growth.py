@@ -141,31 +141,6 @@ def expand(
   return _add_children(tree, leaves.nodes, child_token_ids, child_log_probs)
 
 
-def expect(
-  tree: state.DraftTree, token_ids: jax.Array, log_probs: jax.Array
-) -> state.DraftTree:
-  """Adds what is expected behind the nodes that were sent, as candidates.
-
-  Of two log-probabilities of a child the better one counts. A sent node gets no
-  children while it is more than one candidate away from an expanded node.
-
-  Args:
-    tree: tree whose `chain_length` is more than 1.
-    token_ids: i32[B, T, K] tokens behind each node of the selection; those of
-      one node must differ.
-    log_probs: f32[B, T, K].
-  """
-  index = tree.sent_as
-  is_parent = tree.is_sent & (
-    (tree.parents == state.NO_PARENT)
-    | (arrays.take(tree.cache_slots, tree.parents) != state.NO_SLOT)
-  )
-  nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], index.shape)
-  none = jnp.full(token_ids.shape[:2], state.NO_NODE)
-  parents = arrays.put(none, index, nodes, is_parent)
-  return _add_children(tree, parents, token_ids, log_probs)
-
-
 def _add_children(tree, parents, token_ids, log_probs):
   """Adds tokens [B, W, K] behind nodes i32[B, W], or none behind NO_NODE."""
   batch_size, width, branching = token_ids.shape

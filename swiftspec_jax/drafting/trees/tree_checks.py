@@ -23,30 +23,6 @@ def are_disjoint(target: Model, draft: Model) -> bool:
   return True
 
 
-def layers_before_exit(
-  target: Model, tree_config: TreeConfig, *, is_async: bool
-) -> int:
-  """Returns how many layers of the target run before the exit; 0 is none.
-
-  Raises:
-    UserError: draft and target take turns, or the target has too few layers.
-  """
-  exit_layer, num_layers = tree_config.exit_layer, target.config.num_layers
-  if not exit_layer:
-    return 0
-  if not is_async:
-    raise errors.UserError(
-      f'exit_layer={exit_layer} has no effect where draft and target take '
-      'turns; load the draft on other devices, or leave it out'
-    )
-  if abs(exit_layer) >= num_layers:
-    raise errors.UserError(
-      f'exit_layer={exit_layer} must be between {1 - num_layers} and '
-      f'{num_layers - 1}, as {target.name} has {num_layers} layers'
-    )
-  return exit_layer % num_layers
-
-
 def check_sizes(draft: Model, tree_config: TreeConfig) -> None:
   """Raises UserError if a size does not fit the draft."""
   if tree_config.branching > draft.config.num_logits:

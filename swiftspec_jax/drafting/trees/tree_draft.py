@@ -99,7 +99,7 @@ def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
   """Returns trees of a root alone: i32[B], the last known tokens."""
-  chain_length = 2 if tree_config.exit_layer else 1
+  chain_length = 1
   if text_lookup.kinds_of_tree(tree_config):
     chain_length = 1 + text_lookup.chain_length(tree_config)
   return tree_lib.new_tree(
@@ -150,20 +150,6 @@ def grow(
       params, state, num_steps - num_restarts, 0, min_mass, config, tree_config
     )
   return state, num_restarts + num_forwards
-
-
-@functools.partial(jax.jit, donate_argnames='state')
-def expect(
-  state: TreeDraftState, expected: jax.Array
-) -> tuple[TreeDraftState, jax.Array]:
-  """Adds packed `ExpectedTokens`, which the target's first layers give.
-
-  Returns:
-    The state, and i32[B] how many nodes came to each tree.
-  """
-  expected = types.ExpectedTokens.unpack(expected)
-  tree = tree_lib.expect(state.tree, expected.token_ids, expected.log_probs)
-  return state.replace(tree=tree), tree.size - state.tree.size
 
 
 @functools.partial(

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from swiftspec_jax import ahead_of_time, buckets, spec_step, types
+from swiftspec_jax import ahead_of_time, buckets, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -29,6 +29,7 @@ from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.drafting.trees import tree_checks, tree_draft
 from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.model import Model
+from swiftspec_jax.step import rows as rows_lib
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices
 
@@ -96,7 +97,6 @@ class TreeDraftRows:
       waits_for_misses=None,
       is_adaptive=False,
       min_leaf_mass=0.0,
-      is_depth_priced=False,
     )
     self.max_context = max_context
     self._timeline = timeline
@@ -172,7 +172,7 @@ class TreeDraftRows:
     if new:
       old = {name: getattr(self.state, name) for name in new}
       put = self._call(
-        spec_step.insert_row, old, *self._put((new, np.int32(slot)))
+        rows_lib.insert_row, old, *self._put((new, np.int32(slot)))
       )
       self.state = self.state.replace(**put)
 
@@ -309,13 +309,6 @@ class TreeDraftRows:
     )
     self._note('grow', dispatched, num_forwards)
     return num_forwards
-
-  def expect(self, expected: jax.Array) -> None:
-    """Enqueues that the trees get packed `ExpectedTokens`."""
-    expected = self._send('expected', expected, 'begin')
-    dispatched = time.perf_counter()
-    self.state, num_new = self._call(tree_draft.expect, self.state, expected)
-    self._note('expect', dispatched, num_new, 'expected')
 
   def _set_busy(self, is_busy: np.ndarray) -> None:
     self._is_busy = is_busy.copy()

@@ -2,7 +2,7 @@ r"""Sizes of an engine's programs, chosen from the steps of a load.
 
   python -m experiments.serve_load --rows=1,2,4,8 --query_tokens=8,16,32,64 \
     --output_dir=results
-  python -m experiments.choose_sizes --steps=results/steps.jsonl \
+  python -m experiments.studies.choose_sizes --steps=results/steps.jsonl \
     --rows=1,2,4,8 --query_tokens=8,16,32,64
 
 Prints the flags --rows and --query_tokens that pad least, of which the largest

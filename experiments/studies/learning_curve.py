@@ -1,6 +1,6 @@
 r"""How a server's drafts improve with what it has served.
 
-  python -m experiments.learning_curve --limit=12 --repeats=5 \
+  python -m experiments.studies.learning_curve --limit=12 --repeats=5 \
     --temperature=0.8 --max_new_tokens=40 --output_dir=results
 
 The target writes an answer to every prompt, --repeats times, each time with

@@ -1,6 +1,6 @@
 """Simulates elastic sequence parallelism beside static groups (LoongServe).
 
-  python -m experiments.elastic_parallelism --output_dir=DIR
+  python -m experiments.studies.elastic_parallelism --output_dir=DIR
 
 Four instances of two A800 each serve Llama-2-7B, with costs from published
 sizes. The table has the highest rate at which 90 % of the requests end within

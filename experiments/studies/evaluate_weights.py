@@ -1,6 +1,6 @@
 r"""Measures what quantized weights cost in quality.
 
-  python -m experiments.evaluate_weights --target=T --output_dir=results
+  python -m experiments.studies.evaluate_weights --target=T --output_dir=results
 
 Decodes the prompts greedily without quantization, and lets the model rate these
 answers with its weights as they are and quantized. The directory gets

@@ -1,6 +1,7 @@
 r"""How well a target predicts a long text, by the place in it.
 
-  python -m experiments.evaluate_contexts --texts='docs/how_it_works/*.md' \
+  python -m experiments.studies.evaluate_contexts \
+    --texts='docs/how_it_works/*.md' \
     --num_tokens=16384 --rope_scaling='{"rope_type":"yarn","factor":4.0}' \
     --output_dir=results
 

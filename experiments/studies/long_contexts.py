@@ -1,8 +1,8 @@
 r"""How often a target is right that sees little of a long text (MagicDec).
 
-  python -m experiments.long_contexts --texts='docs/how_it_works/*.md' \
+  python -m experiments.studies.long_contexts --texts='docs/how_it_works/*.md' \
     --prompt_tokens=2048 --budgets=128,256 --output_dir=results
-  python -m experiments.long_contexts --texts='docs/how_it_works/*.md' \
+  python -m experiments.studies.long_contexts --texts='docs/how_it_works/*.md' \
     --prompt_tokens=16384 --rope_scaling='{"rope_type":"yarn","factor":4.0}' \
     --num_texts=1 --budgets=256,512,1024 --interval=64 --output_dir=results
 
@@ -41,9 +41,9 @@ from experiments.studies import long_texts
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _TEXTS = flags.DEFINE_multi_string(
   'texts', None, 'Text files, as quoted glob patterns.', required=True
