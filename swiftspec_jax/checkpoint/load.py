@@ -97,19 +97,7 @@ def load(
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
-  if kernels not in ('auto', *dispatch.implementations_of(platform)):
-    raise errors.UserError(
-      f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
-      'can'
-    )
-  if kernels == 'native':
-    _check_native(mesh)
-  try:
-    tuning.check_variable()
-    if platform == 'gpu' and kernels != dispatch.REFERENCE:
-      last_program.check_flags()
-  except ValueError as error:
-    raise errors.UserError(str(error)) from error
+  _check_kernels(kernels, mesh, platform)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)
@@ -172,17 +160,28 @@ def find(name: str) -> pathlib.Path:
   return path if is_local else _download(name)
 
 
-def _check_native(mesh: Mesh) -> None:
-  """Raises UserError if a mesh cannot have the native kernels."""
-  if mesh.size > 1:
+def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
+  """Raises UserError if a mesh cannot have such kernels."""
+  if kernels not in ('auto', *dispatch.implementations_of(platform)):
+    raise errors.UserError(
+      f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
+      'can'
+    )
+  if kernels == 'native' and mesh.size > 1:
     raise errors.UserError(
       f"kernels='native' is for one device, not {mesh.size}; pass "
       "devices=jax.devices()[:1] or kernels='auto'"
     )
   try:
-    library.check()
+    tuning.check_variable()
+    if platform == 'gpu' and kernels != dispatch.REFERENCE:
+      last_program.check_flags()
+    if kernels == 'native':
+      library.check()
   except NotImplementedError as error:
     raise errors.UserError(f"kernels='native': {error}") from error
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
 
 
 def _weight_dtype(
