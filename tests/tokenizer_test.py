@@ -124,7 +124,7 @@ def test_llama_cpp_gives_the_same(name):
 
 
 def trained_metadata(pre):
-  """A byte-level vocabulary of 900 tokens, two of which no merge makes."""
+  """A byte-level vocabulary of 900 tokens, three of which no merge makes."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   trainer = trainers.BpeTrainer(
@@ -136,7 +136,7 @@ def trained_metadata(pre):
   backend.train_from_iterator(tokenizer_strings.strings(), trainer)
   model = json.loads(backend.to_str())['model']
   tokens = sorted(model['vocab'], key=model['vocab'].get)
-  tokens += ['_case', 'ĠCamelCase']
+  tokens += ['_case', 'ĠCamelCase', '<|im_end|>']
   types = [TYPE.CONTROL] * 2 + [TYPE.USER_DEFINED] * 2
   return {
     'general.architecture': 'llama',
@@ -234,7 +234,10 @@ def test_how_a_text_is_cut(names, expected):
 def byte_level_tokenizer(changes):
   """Its merges lead past the whole word: 'bc' comes before 'ab'."""
   letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-  tokens = [*letters, 'bc', 'ab', 'cd', 'abcd', 'Ã©', '<s>', '</s>', 'a b']
+  tokens = [
+    *letters, 'bc', 'ab', 'cd', 'abcd', 'Ã©', '<|im_end|>', '<s>', '</s>',
+    'a b',
+  ]  # fmt: skip
   types = [TYPE.NORMAL] * (len(tokens) - 3)
   return gguf_tokenizer.from_metadata(
     {
@@ -281,8 +284,9 @@ def test_characters_are_composed_where_the_model_wants_it():
 def test_added_tokens_are_found_in_any_text():
   # Also those with a space, which byte-level tokenizers spell differently.
   tokenizer = byte_level_tokenizer({'pre': 'smollm'})
-  tokens = tokenizer.tokenize('a b<s>a</s>')
-  assert tokens == ['a b', '<s>', 'a', '</s>']
+  # So are end tokens that a file calls normal.
+  tokens = tokenizer.tokenize('a b<s>a</s><|im_end|>')
+  assert tokens == ['a b', '<s>', 'a', '</s>', '<|im_end|>']
   ids = tokenizer.convert_tokens_to_ids(tokens)
   assert tokenizer.decode(ids, skip_special_tokens=True) == 'a ba'
 

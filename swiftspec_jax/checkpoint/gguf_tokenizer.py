@@ -13,6 +13,7 @@ import transformers
 from tokenizers import decoders, models, normalizers
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import end_tokens
 from swiftspec_jax.checkpoint import pre_tokenizers as byte_level
 
 _GEMMA = ('gemma', 'gemma2', 'gemma3')
@@ -23,13 +24,10 @@ _NAMED_TOKENS = {
   'unk_token': 'unknown_token_id',
   'pad_token': 'padding_token_id',
 }
-# Tokens that are found in a text before anything else, and whether they are
-# left out of texts for people.
-_ADDED_TYPES = {
-  gguf.TokenType.CONTROL: True,
-  gguf.TokenType.UNKNOWN: True,
-  gguf.TokenType.USER_DEFINED: False,
-}
+# Tokens that are left out of texts for people, and all that are found in a text
+# before anything else. End tokens are, too, though some files call them normal.
+_SPECIAL_TYPES = frozenset({gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN})
+_ADDED_TYPES = _SPECIAL_TYPES | {gguf.TokenType.USER_DEFINED}
 
 
 def from_metadata(
@@ -186,13 +184,15 @@ def _add_special_tokens(
   named = {name: tokens[token_id] for name, token_id in ids.items()}
   tokenizer.add_special_tokens(named)
   types = metadata.get('tokenizer.ggml.token_type', [0] * len(tokens))
+  is_special = {
+    token: token in end_tokens.NAMES or token_type in _SPECIAL_TYPES
+    for token, token_type in zip(tokens, types, strict=True)
+    if token in end_tokens.NAMES or token_type in _ADDED_TYPES
+  }
   tokenizer.backend_tokenizer.add_tokens(
     [
-      tokenizers.AddedToken(
-        token, normalized=False, special=_ADDED_TYPES[token_type]
-      )
-      for token, token_type in zip(tokens, types, strict=True)
-      if token_type in _ADDED_TYPES
+      tokenizers.AddedToken(token, normalized=False, special=special)
+      for token, special in is_special.items()
     ]
   )
   is_sentencepiece = metadata['tokenizer.ggml.model'] == 'llama'
