@@ -12,6 +12,7 @@ PYTHON ?= $(shell \
 
 # The one with the compilers of other devices, which are large.
 AOT_VENV ?= .venv-aot
+AOT_REQUIREMENTS = requirements-aot.txt
 
 # A uv to install with, in place of pip: make UV=uv TARGET.
 UV ?=
@@ -19,12 +20,13 @@ UV ?=
 BOOTSTRAP = @$(PYTHON) bootstrap.py --venv $(VENV) $(UV:%=--uv=%)
 RUN = $(VENV)/bin/python -m
 BOOTSTRAP_AOT = @$(PYTHON) bootstrap.py --venv $(AOT_VENV) $(UV:%=--uv=%) \
-  --requirements requirements-aot.txt
+  --requirements $(AOT_REQUIREMENTS)
 AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: aot aot-ci demo docs help lint peers test test-ci test-core wheel-test
+.PHONY: aot aot-ci aot-gpu demo docs help lint peers test test-ci test-core \
+  wheel-test
 
 # Files stay together, as their tests share programs.
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
@@ -83,6 +85,13 @@ aot-ci: ## the same for some shapes, the steps of one TPU and one GPU: minutes
 	$(BOOTSTRAP_AOT)
 	$(AOT) --suite=kernels --every=60 --output=build/aot-ci/kernels
 	$(AOT) --suite=tiny --target=v5e --target=h200 --output=build/aot-ci/tiny
+
+aot-gpu: override AOT_VENV := $(AOT_VENV)-gpu
+aot-gpu: AOT_REQUIREMENTS = requirements-aot-gpu.txt
+aot-gpu: ## each kernel once and the steps of one GPU, with the JAX of its hosts
+	$(BOOTSTRAP_AOT)
+	$(AOT) --suite=kernels --suite=tiny --every=1000 --target=h200 \
+	  --output=build/aot-gpu
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\): ## /\1\t/p' Makefile | expand -t 12

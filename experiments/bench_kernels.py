@@ -83,14 +83,15 @@ def _measure_rates() -> Rates:
 def _measure(case: Case, rates: Rates) -> dict[str, Any]:
   """Returns a row of the table."""
   repeats = kernel_flags.REPEATS.value
-  count = kernel_timing.num_sets(case.num_bytes)
   seconds, refused, baselines = {}, {}, set()
   for contender in case.contenders(jax.default_backend()):
-    keys = jax.random.split(jax.random.key(0), count)
+    keys = jax.random.split(jax.random.key(0), case.num_sets)
     try:
       sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
+      donated = case.spec.DONATED
+      program = jax.jit(contender.call, donate_argnums=donated)
       seconds[contender.name] = kernel_timing.seconds_of(
-        contender.call, sets, repeats, is_in_place=case.is_in_place
+        program, sets, repeats, donated
       )
     # What a library cannot do is a fact of the table.
     except (RuntimeError, TypeError, ValueError) as error:
@@ -98,8 +99,9 @@ def _measure(case: Case, rates: Rates) -> dict[str, Any]:
     if contender.is_baseline:
       baselines.add(contender.name)
   if torch_kernels.is_usable():
-    for name, call in torch_kernels.contenders(case):
-      keys = jax.random.split(jax.random.key(0), count)
+    for name in torch_kernels.names(case):
+      call = torch_kernels.contender(case, name)
+      keys = jax.random.split(jax.random.key(0), case.num_sets)
       sets = [torch_kernels.tensors(case, case.make_arrays(k)) for k in keys]
       seconds[name] = torch_kernels.seconds_of(call, sets, repeats)
       baselines.add(name)

@@ -173,7 +173,7 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
       decoder.warmup(longest + sampling.max_new_tokens, sampling)
       runners[mode] = benchmark_run.make_runner(
         decoder,
-        forced_acceptance if mode in modes_lib.LIVING_TREES else None,
+        forced_acceptance if mode in modes_lib.PERSISTENT_TREES else None,
         known.add_to,
       )
   if _PEERS.value:

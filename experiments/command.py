@@ -2,7 +2,8 @@
 
   swiftspec generate --prompt='Why is the sky blue?'
 
-is `python -m experiments.generate --prompt='Why is the sky blue?'`.
+is `python -m experiments.generate --prompt='Why is the sky blue?'`. The command
+starts in `swiftspec_command`.
 """
 
 import difflib

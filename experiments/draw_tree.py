@@ -19,7 +19,9 @@ from experiments.output import benchmark_output
 from experiments.pictures import tree_page, tree_picture, tree_rounds
 from swiftspec_jax import tokenizer as tokenizer_lib
 
-_MODE = flags.DEFINE_enum('mode', 'async', modes.LIVING_TREES, 'How to decode.')
+_MODE = flags.DEFINE_enum(
+  'mode', 'async', modes.PERSISTENT_TREES, 'How to decode.'
+)
 _PROMPT = flags.DEFINE_string(
   'prompt', 'Why is the sky blue?', 'Text to continue.'
 )

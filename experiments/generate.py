@@ -100,10 +100,10 @@ def main() -> None:
 
 def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
   """Raises UserError for flags that this mode, or a chat, cannot have."""
-  if _TRACE_DIR.value and _MODE.value not in modes.LIVING_TREES:
+  if _TRACE_DIR.value and _MODE.value not in modes.PERSISTENT_TREES:
     raise errors.UserError(
       f'--trace_dir={_TRACE_DIR.value} is for modes '
-      f'{", ".join(modes.LIVING_TREES)}; the mode is {_MODE.value}'
+      f'{", ".join(modes.PERSISTENT_TREES)}; the mode is {_MODE.value}'
     )
   if _TRACE_DIR.value and policy_flags.is_given():
     raise errors.UserError(

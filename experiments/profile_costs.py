@@ -31,11 +31,11 @@ from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import HostDrafter
 from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDrafter
 from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
 
 _OUTPUT = flags.DEFINE_string(
   'output', None, 'File for the costs; replaced if it is there.', required=True
@@ -134,7 +134,7 @@ def _target_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _positions(declared: ProgramSizes, flat: FlatSizes) -> list[int]:
+def _positions(declared: ProgramSizes, flat: StepSizes) -> list[int]:
   """Returns the fewest and the most positions of rows for a program."""
   fewest, most = declared.range_of(flat.context)
   new = -(-flat.num_tokens // min(flat.num_rows, flat.num_tokens))

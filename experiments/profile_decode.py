@@ -57,7 +57,7 @@ _PEERS = flags.DEFINE_enum(
 _MODE = flags.DEFINE_enum(
   'mode',
   None,
-  modes.LIVING_TREES,
+  modes.PERSISTENT_TREES,
   'Take the rounds of this mode apart.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(

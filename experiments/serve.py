@@ -32,9 +32,9 @@ from experiments.flags import (
 )
 from swiftspec_jax import errors, hosts, sharding
 from swiftspec_jax.engine import background
-from swiftspec_jax.policies.of_first import OfFirst
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _PATIENCE = 5.0  # seconds, at the end, for what is being compiled
 _API_KEY_VARIABLE = 'SWIFTSPEC_API_KEY'
@@ -180,7 +180,7 @@ def _make(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
   policies = cost_flags.Policies(engine, target, declared)
   engine.policy = policies.make(_POLICY.value)
   if hosts.is_together():
-    engine.policy = OfFirst(engine.policy)
+    engine.policy = FromProcessZero(engine.policy)
   return engine, target
 
 

@@ -39,7 +39,9 @@ from experiments.output import configuration
 from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 
-_MODE = flags.DEFINE_enum('mode', 'async', modes.LIVING_TREES, 'What to tune.')
+_MODE = flags.DEFINE_enum(
+  'mode', 'async', modes.PERSISTENT_TREES, 'What to tune.'
+)
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
 )

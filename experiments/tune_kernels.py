@@ -9,6 +9,7 @@ and give what the defaults give. Other entries of the file stay.
 """
 
 import contextlib
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -153,19 +154,15 @@ def tune(
 
 def _measure(case, call, options, repeats) -> tuple[float, list[np.ndarray]]:
   """Returns the seconds of a call, and what it gives."""
-
-  def run(*arrays):
-    return call(*arrays, **options)
-
-  keys = jax.random.split(
-    jax.random.key(0), kernel_timing.num_sets(case.num_bytes)
-  )
+  donated = case.spec.DONATED
+  program = jax.jit(functools.partial(call, **options), donate_argnums=donated)
+  keys = jax.random.split(jax.random.key(0), case.num_sets)
   sets: list[Arrays] = [case.make_arrays(key) for key in keys]
-  result = [np.asarray(x) for x in jax.tree.leaves(jax.jit(run)(*sets[0]))]
-  seconds = kernel_timing.seconds_of(
-    run, sets, repeats, is_in_place=case.is_in_place
-  )
-  return seconds, result
+  results = program(*sets[0])
+  values = [np.array(x) for x in jax.tree.leaves(results)]
+  sets[0] = kernel_timing.taken_back(sets[0], results, donated)
+  seconds = kernel_timing.seconds_of(program, sets, repeats, donated)
+  return seconds, values
 
 
 if __name__ == '__main__':

@@ -29,12 +29,12 @@ class CallSpec(abc.ABC):
     name: name of the shape, for people.
     ROUNDED: names of the fields that count rows. Numbers with the same next
       power of two count as the same shape.
-    IS_IN_PLACE: whether the results take the place of the first argument.
+    DONATED: arguments whose place the last results take.
   """
 
   name: str
   ROUNDED: ClassVar[tuple[str, ...]] = ('batch_size', 'num_tokens')
-  IS_IN_PLACE: ClassVar[bool] = False
+  DONATED: ClassVar[tuple[int, ...]] = ()
 
   @property
   def package(self) -> str:

@@ -1,7 +1,7 @@
 """Compares a kernel with its reference on the device at hand.
 
-As a program, `python -m kernels_pallas.comparison TRIAL FILE`, it is the child
-process of `trials`, because a bad kernel may end its process or hang.
+As a program, `python -m kernels_pallas.comparison`, it is the child process of
+`trials`, because a bad kernel may end its process or hang.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from kernels_pallas import tuning
 from kernels_pallas.call_spec import CallSpec
 
 _MOST_SECONDS = 300
+IDLE_SECONDS = 60  # that the program waits for another kernel
 _NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
 
 
@@ -50,19 +51,35 @@ def compare(
 ) -> Comparison:
   """Runs a kernel and its reference with the same random arguments.
 
-  The reference multiplies in full precision, which is not XLA's default for
-  float32 on accelerators.
-
   Args:
     kernel: name of the kernel's package, and of the function in its modules.
     implementation: name of the module to compare with the reference.
     spec: shapes, dtypes and options of the call.
     before_kernel: function that is called when the reference has run.
   """
+  call = _function(kernel, implementation, spec)
+  call = tuning.tuned(kernel, implementation, call)
+  return compare_call(kernel, call, spec, before_kernel=before_kernel)
 
-  def function_of(module):
-    call = getattr(importlib.import_module(f'{spec.package}.{module}'), kernel)
-    return functools.partial(call, **spec.options())
+
+def compare_call(
+  kernel: str,
+  call: Callable[..., Any],
+  spec: CallSpec,
+  *,
+  before_kernel: Callable[[], None] = lambda: None,
+) -> Comparison:
+  """Runs a call and the reference of a kernel with the same random arguments.
+
+  The reference multiplies in full precision, which is not XLA's default for
+  float32 on accelerators.
+
+  Args:
+    kernel: name of the kernel.
+    call: jittable function of the arrays of `spec`.
+    spec: shapes, dtypes and options of the call.
+    before_kernel: function that is called when the reference has run.
+  """
 
   def results(call):
     program = jax.jit(call)
@@ -73,10 +90,15 @@ def compare(
     ]
 
   with jax.default_matmul_precision('highest'):
-    want = results(function_of('reference'))
+    want = results(_function(kernel, 'reference', spec))
   before_kernel()
-  call = tuning.tuned(kernel, implementation, function_of(implementation))
   return compare_results(spec, results(call), want)
+
+
+def _function(kernel, name, spec):
+  """Returns a call of the kernel's function in a module of its package."""
+  module = importlib.import_module(f'{spec.package}.{name}')
+  return functools.partial(getattr(module, kernel), **spec.options())
 
 
 def compare_results(
@@ -120,10 +142,22 @@ def load_spec(package: str, fields: dict[str, Any]) -> CallSpec:
   return importlib.import_module(f'{package}.arg_specs').ArgSpec(**fields)
 
 
-def _main(trial: dict[str, Any], path: pathlib.Path) -> None:
+def _main() -> None:
+  """Compares one kernel after the other, as the lines of the input say.
+
+  It ends with the input, with a kernel that fails, and if nobody asks.
+  """
+  signal.alarm(IDLE_SECONDS)
+  for line in sys.stdin:
+    request = json.loads(line)
+    # If the parent is killed, nobody else ends a kernel that hangs.
+    signal.alarm(_MOST_SECONDS)
+    _answer(request['trial'], pathlib.Path(request['path']))
+    signal.alarm(IDLE_SECONDS)
+
+
+def _answer(trial: dict[str, Any], path: pathlib.Path) -> None:
   """Writes to `path` that the reference has run, and then the comparison."""
-  # If the parent is killed, nobody else ends a kernel that hangs.
-  signal.alarm(_MOST_SECONDS)
 
   def write(**fields):
     partial = path.with_suffix('.partial')
@@ -145,4 +179,4 @@ def _main(trial: dict[str, Any], path: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  _main(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))
+  _main()

@@ -14,6 +14,7 @@ a product that reads the weight once.
 Legend: N rows, K inputs, V table rows.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -22,6 +23,23 @@ import jax.numpy as jnp
 
 # Rows up to which it is the weight's bytes that a product takes time for.
 FEW_ROWS = 64
+
+
+def at_full_precision(
+  dtype: jax.typing.DTypeLike,
+) -> contextlib.AbstractContextManager:
+  """Returns a context whose products keep all bits of float32.
+
+  By default XLA rounds the factors: to TF32 on GPUs, to bfloat16 on TPUs. Then
+  the products of one token and of eight differ enough to change a text.
+
+  Args:
+    dtype: dtype of a model. With others than float32 nothing changes: products
+      of bfloat16 are exact.
+  """
+  if jnp.dtype(dtype) != jnp.float32:
+    return contextlib.nullcontext()
+  return jax.default_matmul_precision('highest')
 
 
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:

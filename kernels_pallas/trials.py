@@ -5,7 +5,6 @@ device, its driver, the version of JAX, the kernel's source and a class of
 shapes. The verdict is kept as a file in the cache folder.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,11 +12,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from typing import Any
 
 import filelock
@@ -26,26 +20,24 @@ import jaxlib
 from absl import logging
 from jax.sharding import Sharding
 
-from kernels_pallas import comparison, dispatch, tuning, user_cache
+from kernels_pallas import (
+  comparison,
+  dispatch,
+  trial_child,
+  tuning,
+  user_cache,
+)
 from kernels_pallas.call_spec import CallSpec
 from kernels_pallas.dispatch import Verdict
 
 SECONDS = 60.0
-_SECONDS_BEFORE_KERNEL = 60.0  # to open the device and to run the reference
-_POLL_SECONDS = 0.05
 # Of these a second process cannot open a device that is in use.
 EXCLUSIVE_PLATFORMS = ('tpu',)
 _HOW_TO = (
   'run `python -m experiments.check_kernels` while no other program uses the '
   'device'
 )
-_CHILD_SETTINGS = {
-  # The parent may hold most of the memory.
-  'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
-  'XLA_PYTHON_CLIENT_ALLOCATOR': 'platform',
-  # The last line of a traceback is then the error.
-  'JAX_TRACEBACK_FILTERING': 'off',
-}
+_CHILD = trial_child.Child()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,13 +121,7 @@ def verdict(
     return Verdict(True, 'compiled for devices that are not here')
   if jax.process_count() > 1:
     return _uncompared('several processes could decide differently')
-  trial = Trial(
-    kernel=kernel,
-    implementation=implementation,
-    spec=spec,
-    device_kind=device.device_kind,
-    driver=comparison.driver_of(device),
-  )
+  trial = _trial(kernel, spec, implementation, device)
   path = trial.path()
   try:
     known = _read(path)
@@ -155,6 +141,38 @@ def verdict(
   return known
 
 
+def keep(
+  kernel: str,
+  spec: CallSpec,
+  implementation: str,
+  found: comparison.Comparison,
+) -> None:
+  """Keeps what a comparison in this process has found on JAX's own device.
+
+  Args:
+    kernel: name of the kernel.
+    spec: shapes, dtypes and options of the call.
+    implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
+    found: result of `comparison.compare`.
+  """
+  trial = _trial(kernel, spec, implementation, dispatch.device_of(None))
+  try:
+    with _locked():
+      _keep(trial, _verdict_of(found))
+  except OSError as error:
+    logging.warning('The verdict on %s cannot be kept: %s', kernel, error)
+
+
+def _trial(kernel, spec, implementation, device) -> Trial:
+  return Trial(
+    kernel=kernel,
+    implementation=implementation,
+    spec=spec,
+    device_kind=device.device_kind,
+    driver=comparison.driver_of(device),
+  )
+
+
 def _uncompared(reason: str) -> Verdict:
   detail = f'has not been compared with the reference: {reason}'
   return Verdict(False, detail, is_compared=False)
@@ -172,6 +190,7 @@ def check_uncompared() -> list[tuple[Trial, Verdict]]:
     if trial is not None and trial.path() == path:
       with _locked():
         found.append((trial, _check(trial, SECONDS)))
+  _CHILD.end()
   return found
 
 
@@ -236,70 +255,27 @@ def _check(trial: Trial, seconds: float) -> Verdict:
     trial.implementation,
     trial.kernel,
   )
-  with tempfile.TemporaryDirectory() as directory:
-    result = pathlib.Path(directory, 'result.json')
-    log = pathlib.Path(directory, 'log')
-    request = json.dumps(trial.request())
-    with log.open('wb') as output:
-      process = subprocess.Popen(
-        [sys.executable, '-m', comparison.__name__, request, str(result)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env={
-          **os.environ,
-          **_CHILD_SETTINGS,
-          'PYTHONPATH': os.pathsep.join(sys.path),
-        },
-        start_new_session=True,
-      )
-      end = _end(process, result, seconds)
-    said = json.loads(result.read_text()) if result.exists() else None
-    complaints = log.read_text(errors='replace').splitlines()
-  if complaints:
-    end += f': {complaints[-1][:200]}'
-  return _keep(trial, _judge(said, end))
-
-
-def _end(
-  process: subprocess.Popen, result: pathlib.Path, seconds: float
-) -> str:
-  """Waits, ends what takes too long, and returns how the process has ended."""
-  deadline = time.monotonic() + _SECONDS_BEFORE_KERNEL
-  is_kernel = False
-  try:
-    while process.poll() is None:
-      if not is_kernel and result.exists():
-        is_kernel, deadline = True, time.monotonic() + seconds
-      if time.monotonic() > deadline:
-        limit = seconds if is_kernel else _SECONDS_BEFORE_KERNEL
-        return f'took more than {limit:g} s'
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_POLL_SECONDS)
-  finally:
-    if process.poll() is None:
-      os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
-  status = process.returncode
-  if status < 0:
-    return f'crashed by {signal.Signals(-status).name}'
-  return f'failed with status {status}'
+  return _keep(trial, _judge(*_CHILD.compare(trial.request(), seconds)))
 
 
 def _judge(said: dict[str, Any] | None, end: str) -> Verdict:
   """Returns the verdict.
 
   Args:
-    said: output of the child: None before the reference has run, then empty
-      before the comparison is made.
+    said: fields of a `Comparison`: None before the reference has run, then
+      empty before the comparison is made.
     end: end of the child, in words.
   """
   if said is None:
     return _uncompared(f'before it, the child process {end}; {_HOW_TO}')
   if not said:
     return Verdict(False, f'{end}, when it was compared with the reference')
-  error, tolerance = said['max_error'], said['tolerance']
-  if said['is_same']:
+  return _verdict_of(comparison.Comparison(**said))
+
+
+def _verdict_of(found: comparison.Comparison) -> Verdict:
+  error, tolerance = found.max_error, found.tolerance
+  if found.is_same:
     return Verdict(True, f'agrees with the reference within {error:.1e}')
   return Verdict(
     False,

@@ -2,17 +2,19 @@
 
 import os
 import pathlib
-
-import platformdirs
+import sys
 
 
 def cache_dir() -> pathlib.Path:
   """Returns the directory for downloads and caches, which may not exist yet.
 
-  It is `$SWIFTSPEC_CACHE` where that is set, else the platform's cache
-  directory of the user, such as `~/.cache/swiftspec_jax`.
+  It is `$SWIFTSPEC_CACHE` where that is set, else `swiftspec_jax` in the user's
+  directory for caches: `$XDG_CACHE_HOME`, by default `~/.cache`, on a Mac
+  `~/Library/Caches`.
   """
   chosen = os.environ.get('SWIFTSPEC_CACHE')
   if chosen:
     return pathlib.Path(chosen).expanduser().absolute()
-  return platformdirs.user_cache_path('swiftspec_jax')
+  default = '~/Library/Caches' if sys.platform == 'darwin' else '~/.cache'
+  root = os.environ.get('XDG_CACHE_HOME') or default
+  return pathlib.Path(root).expanduser() / 'swiftspec_jax'

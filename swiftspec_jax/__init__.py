@@ -1,4 +1,4 @@
-"""Fast, exact LLM decoding in JAX: speculation that never changes the law."""
+"""Fast, exact LLM decoding in JAX: speculation that changes no output."""
 
 from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
 from swiftspec_jax.checkpoint.drafts.speculators import save_draft

@@ -203,17 +203,17 @@ class Connections:
     self._send_all({'values': values})
     return values
 
-  def of_first(self, make: Callable[[], Any]) -> Any:
-    """Does what `hosts.of_first` says."""
+  def from_process_zero(self, make: Callable[[], Any]) -> Any:
+    """Does what `hosts.from_process_zero` says."""
     if not self._place.process_id:
       value = make()
-      self._send_all({'of_first': value})
+      self._send_all({'from_process_zero': value})
       return value
     message = self._of_first.get()
     if 'end' in message:
       self._of_first.put(message)  # for those that ask again
       raise FirstHasLeftError
-    return message['of_first']
+    return message['from_process_zero']
 
   def leave(self, error: str | None) -> None:
     """Tells the others that this process ends; None if its work is done."""
@@ -247,7 +247,7 @@ class Connections:
           if 'end' in message:
             is_done = True
             self._of_first.put(message)
-          elif 'of_first' in message:
+          elif 'from_process_zero' in message:
             self._of_first.put(message)
           else:
             self._inboxes[process_id].put(message)

@@ -2,9 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
-from swiftspec_jax import errors, policies, types
+from swiftspec_jax import errors, left_iterators, policies, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.drafting import Drafter
@@ -125,7 +125,10 @@ class Decoder:
     limits = [self._engine.check(request) for request in requests]
     return self._run(requests, max(limits)) if requests else iter(())
 
-  def _run(self, requests: Sequence[Request], limit: int) -> Iterator[Event]:
+  @left_iterators.closed_at_exit
+  def _run(
+    self, requests: Sequence[Request], limit: int
+  ) -> Generator[Event, None, None]:
     with self._own_rows():
       self._engine.prepare(limit, [request.sampling for request in requests])
       waiting = {

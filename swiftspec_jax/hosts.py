@@ -138,7 +138,7 @@ def exchange(value: Any) -> list[Any]:
   return [value]
 
 
-def of_first(make: Callable[[], Any]) -> Any:
+def from_process_zero(make: Callable[[], Any]) -> Any:
   """Returns a JSON value of process 0, which waits for nobody.
 
   All must call it, in the same order and from one thread of each.
@@ -149,7 +149,7 @@ def of_first(make: Callable[[], Any]) -> Any:
   Raises:
     FirstHasLeftError: process 0 has left, as its work is done.
   """
-  return make() if _group is None else _group.of_first(make)
+  return make() if _group is None else _group.from_process_zero(make)
 
 
 def agree(facts: Mapping[str, Any]) -> None:

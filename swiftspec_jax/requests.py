@@ -198,6 +198,7 @@ class Row:
       skip_special_tokens=sampling.skip_special_tokens,
       follows=request.token_ids,
     )
+    self._stop_token_ids = frozenset(sampling.stop_token_ids)
     self._stop_reason: int | str | None = None
     self._token_ids: list[int] = []
     self._pieces: list[Piece] = []
@@ -312,12 +313,11 @@ class Row:
 
   def _until_end(self, token_ids: list[int]) -> tuple[list[int], bool]:
     """Returns new tokens up to one that ends the output; and if one does."""
-    sampling = self.request.sampling
-    num_early = max(sampling.min_tokens - len(self._token_ids), 0)
+    num_early = max(self.request.sampling.min_tokens - len(self._token_ids), 0)
     for i, token_id in enumerate(token_ids[num_early:], num_early):
       if token_id in self._eos_token_ids:
         return token_ids[: i + 1], True
-      if token_id in sampling.stop_token_ids:
+      if token_id in self._stop_token_ids:
         self._stop_reason = token_id
         return token_ids[: i + 1], True
     return token_ids, False

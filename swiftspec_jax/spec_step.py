@@ -17,6 +17,8 @@ from swiftspec_jax.control_flow import run_if
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step import verify as verify_lib
 
 
 @functools.partial(
@@ -48,7 +50,7 @@ def decode_step(
   cache, verdict, features, logprobs = verify(state.target_cache, proposal)
   with jax.named_scope('commit'):
     num_emitted = count_emitted(state, verdict)
-    state = append_tokens(state, verdict.token_ids, num_emitted)
+    state = rows_lib.append_tokens(state, verdict.token_ids, num_emitted)
     cache = dense.write_features(cache, features, cache.kv_lengths)
     state = state.replace(target_cache=dense.extend(cache, num_emitted))
   output = types.StepOutput.pack(
@@ -94,25 +96,8 @@ def _verify(params, config, state, cache, proposal):
       kernels=config.kernels,
       sharding=cache.sharding,
     )
-  logprobs = logprobs_of(logits, verdict.token_ids, state.sampling)
+  logprobs = verify_lib.logprobs_of(logits, verdict.token_ids, state.sampling)
   return cache, verdict, features, logprobs
-
-
-def logprobs_of(
-  logits: jax.Array,
-  token_ids: jax.Array,
-  sampling: sampling_lib.SamplingState,
-) -> types.Logprobs | None:
-  """Returns the log-probabilities at tokens, if a row wants them.
-
-  Args:
-    logits: f32[B, T, V], not adjusted.
-    token_ids: i32[B, T]; padding gets anything.
-    sampling: sampling parameters of the rows.
-  """
-  if not sampling.with_logprobs:
-    return None
-  return types.Logprobs.at(logits, token_ids, sampling.num_top_logprobs)
 
 
 def _verify_shortest(verify, lengths, cache, proposal):
@@ -153,34 +138,3 @@ def count_emitted(
   """Returns i32[B], the verified tokens for which a row has room."""
   room = jnp.maximum(state.max_lengths - state.lengths, 0)
   return jnp.minimum(verdict.num_accepted + 1, room)
-
-
-def append_tokens(
-  state: types.DecodeState, token_ids: jax.Array, num_emitted: jax.Array
-) -> types.DecodeState:
-  """Writes the emitted of the tokens i32[B, T] behind the known ones."""
-  steps = jnp.arange(token_ids.shape[1])[None]
-  places = jnp.where(
-    steps < num_emitted[:, None],
-    state.lengths[:, None] + steps,
-    state.token_ids.shape[1],
-  )
-  batch = jnp.arange(token_ids.shape[0])[:, None]
-  return state.replace(
-    token_ids=state.token_ids.at[batch, places].set(token_ids, mode='drop'),
-    lengths=state.lengths + num_emitted,
-  )
-
-
-@functools.partial(jax.jit, donate_argnames='state')
-def insert_row(
-  state: types.DecodeState, row: types.DecodeState, slot: jax.Array
-) -> types.DecodeState:
-  """Puts a state of one row into row `slot` i32[] of a batch (donated)."""
-  return jax.tree.map(
-    lambda batch, one: jax.lax.dynamic_update_index_in_dim(
-      batch, one[0], slot, axis=0
-    ),
-    state,
-    row,
-  )

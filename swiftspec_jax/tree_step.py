@@ -16,6 +16,8 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step import verify as verify_lib
 from swiftspec_jax.verification import matching
 
 
@@ -71,13 +73,15 @@ def verify_step(
       sharding=cache.sharding,
     )
     on_path = jnp.take_along_axis(logits, path[:, :, None], axis=1)
-    logprobs = spec_step.logprobs_of(on_path, verdict.token_ids, state.sampling)
+    logprobs = verify_lib.logprobs_of(
+      on_path, verdict.token_ids, state.sampling
+    )
     verdict = verdict.replace(
       token_ids=_pad(verdict.token_ids, max_nodes, types.PLACEHOLDER_TOKEN_ID)
     )
   with jax.named_scope('commit'):
     num_emitted = spec_step.count_emitted(state, verdict)
-    state = spec_step.append_tokens(state, verdict.token_ids, num_emitted)
+    state = rows_lib.append_tokens(state, verdict.token_ids, num_emitted)
     if features is not None:
       on_path = jnp.take_along_axis(features, path[:, :, None], axis=1)
       cache = dense.write_features(cache, on_path, cache.kv_lengths)

@@ -1,9 +1,11 @@
-"""Jobs that go well, are refused, fail, crash and hang."""
+"""Jobs that go well, are refused, miss a package, fail, crash and hang."""
 
 import os
 import signal
+import tempfile
 import time
 
+import swiftspec_jax as ss
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Section
 
@@ -13,11 +15,20 @@ SECTION = Section(
 
 
 def refuse():
-  raise NotImplementedError('no such shape')
+  raise ValueError('no such shape')
+
+
+def read_gguf():
+  with tempfile.NamedTemporaryFile(suffix='.gguf') as file:
+    ss.load(file.name)
+
+
+def quantize():
+  import qwix  # noqa: F401
 
 
 def fail():
-  raise RuntimeError('the device is lost')
+  raise RuntimeError('out of memory')
 
 
 def crash():
@@ -35,6 +46,8 @@ def measure():
 RUNS = {
   'measure': measure,
   'refuse': refuse,
+  'read_gguf': read_gguf,
+  'quantize': quantize,
   'fail': fail,
   'crash': crash,
   'behind': measure,
@@ -45,6 +58,12 @@ RUNS = {
 def jobs(settings):
   """Returns the jobs that the model's name lists."""
   return [
-    Job(name=name, shape='small', run=RUNS[name], limit=0.5)
+    Job(
+      name=name,
+      shape='small',
+      run=RUNS[name],
+      limit=0.5,
+      is_baseline=name == 'refuse',
+    )
     for name in settings.model.split(',')
   ]

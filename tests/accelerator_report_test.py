@@ -1,6 +1,8 @@
 """The report of an accelerator, on a CPU."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import time
 import xml.etree.ElementTree
@@ -9,14 +11,28 @@ import zipfile
 import distillation_cases
 import jax
 import jax.numpy as jnp
+import numpy as np
 import programs
 import pytest
 from accelerator_cases import SECTION
 
 import swiftspec_jax as ss
-from experiments.accelerator import page, rows, runner, sections, worker
-from experiments.accelerator.jobs import training_jobs
+from experiments.accelerator import (
+  page,
+  rows,
+  runner,
+  sections,
+  shapes,
+  worker,
+)
+from experiments.accelerator.jobs import (
+  correctness_jobs,
+  first_jobs,
+  training_jobs,
+)
 from experiments.kernels import kernel_timing
+from experiments.kernels.kernel_cases import KERNELS
+from kernels_pallas import registry, tuning
 
 NAMES = [section.name for section in sections.SECTIONS]
 
@@ -35,6 +51,17 @@ def settings_of(directory, jobs=None):
   )
 
 
+@pytest.fixture
+def bare_host(tmp_path, monkeypatch):
+  """A host without packages that are pure Python, for new processes."""
+  directory = tmp_path / 'missing'
+  directory.mkdir()
+  for name in ('gguf', 'platformdirs', 'qwix'):
+    text = f'raise ModuleNotFoundError({name!r}, name={name!r})\n'
+    (directory / f'{name}.py').write_text(text)
+  monkeypatch.syspath_prepend(directory)
+
+
 def test_a_child_says_what_it_does(tmp_path):
   jobs = 'measure,refuse,fail,behind'
   found, messages = work(SECTION, settings_of(tmp_path, jobs))
@@ -45,30 +72,37 @@ def test_a_child_says_what_it_does(tmp_path):
   assert [(row.section, *row.key, row.status) for row in found] == [
     ('cases', 'measure', 'small', 'ok'),
     ('cases', 'more', 'other', 'ok'),
+    # What a library cannot do is no fault.
     ('cases', 'refuse', 'small', 'refused'),
-    # A fault of the device ends the child.
+    # The device still adds, so the child goes on.
     ('cases', 'fail', 'small', 'failed'),
+    ('cases', 'behind', 'small', 'ok'),
+    ('cases', 'more', 'other', 'ok'),
   ]
   assert found[0].seconds == 2.0
-  assert found[2].reason == 'NotImplementedError: no such shape'
-  done = {row.key for row in found}
+  assert found[2].reason == 'ValueError: no such shape'
+  assert found[3].reason == 'RuntimeError: out of memory'
+  done = {row.key for row in found if row.name not in ('behind', 'more')}
   found, messages = work(SECTION, settings_of(tmp_path, jobs), done)
   assert [row.name for row in found] == ['behind', 'more']
   assert messages[-1] == worker.Finished()
 
 
-def test_crashes_and_hangs_are_rows(tmp_path):
-  settings = settings_of(tmp_path, 'crash,measure,hang')
+def test_crashes_hangs_and_missing_packages_are_rows(tmp_path, bare_host):
+  settings = settings_of(tmp_path, 'crash,read_gguf,quantize,measure,hang')
   found = []
   end = time.monotonic() + 100
   assert runner.run_section(SECTION, settings, found, end, end)
   assert [(row.name, row.status) for row in found] == [
     ('crash', 'crashed'),
+    ('read_gguf', 'no package'),
+    ('quantize', 'no package'),
     ('measure', 'ok'),
     ('more', 'ok'),
     ('hang', 'timed out'),
   ]
   assert found[0].reason.startswith('SIGSEGV')
+  assert 'cannot be read without the package gguf' in found[1].reason
   assert rows.read(tmp_path) == found
   # There is nothing left to do when the time is over, and no row says so.
   settings = dataclasses.replace(settings, model='behind')
@@ -105,19 +139,94 @@ def test_loops_leave_no_work_out():
     kernel_timing.loop_seconds(product(times), sets, 10) for times in (1, 16)
   )
   assert many > 2 * one > 0
-  in_place = kernel_timing.loop_seconds(
-    lambda x, y: jnp.sin(x) + y, [(jnp.ones(8), 1.0)], 3, is_in_place=True
+
+
+def test_results_take_the_place_of_what_they_were_given():
+  def call(x, caches, row):
+    return x + row, [cache.at[0].set(x) for cache in caches]
+
+  def make_sets():
+    return [(jnp.float32(i), [jnp.zeros(8)], jnp.float32(1)) for i in range(2)]
+
+  sets, donated = make_sets(), (1,)
+  program = jax.jit(call, donate_argnums=donated)
+  assert kernel_timing.seconds_of(program, sets, 2, donated) > 0
+  assert all(arrays[1][0].is_deleted() for arrays in sets)
+  assert kernel_timing.loop_seconds(call, make_sets(), 2, donated) > 0
+  # A result may also be all that there is.
+  alone = kernel_timing.loop_seconds(
+    lambda x, row: jnp.sin(x) + row, [(jnp.ones(8), jnp.float32(1))], 2, (0,)
   )
-  assert in_place > 0
+  assert alone > 0
+  assert kernel_timing.taken_back(('a', 'b', 'c'), ('x', 'B'), (1,)) == (
+    ('a', 'B', 'c')
+  )
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_what_is_donated_has_the_shape_of_results(kernel):
+  spec = KERNELS[kernel][0][0]
+  call = functools.partial(
+    registry.function(kernel, 'reference'), **spec.options()
+  )
+  arrays = spec.arrays()
+  results = jax.eval_shape(call, *arrays)
+  after = kernel_timing.taken_back(arrays, results, spec.DONATED)
+  assert tuning.shapes_of(after) == tuning.shapes_of(arrays)
+  writes = kernel.endswith('commit') or kernel.startswith('fused')
+  assert bool(spec.DONATED) == writes
+
+
+def test_runs_that_differ_are_counted():
+  count = itertools.count()
+  shape = jax.ShapeDtypeStruct((), jnp.float32)
+
+  def call(x):
+    return jax.pure_callback(lambda _: np.float32(next(count) // 3), shape, x)
+
+  assert first_jobs._num_odd(call, (jnp.zeros(3),), 5) == 3
+  nan = (jnp.asarray([jnp.nan, 1.0], jnp.bfloat16),)
+  assert first_jobs._num_odd(jnp.sin, nan, 5) == 0
+
+
+def test_all_kinds_of_models_come_early():
+  cases = shapes.chosen_cases(tiny=False)
+  assert [case.kernel for case in cases[: len(KERNELS)]] == list(KERNELS)
+  early = ' '.join(case.spec.name for case in cases[: 3 * len(KERNELS)])
+  for what in ('sinks', 'window 128', 'mxfp4', 'int4', 'float8', 'gemma3-4b'):
+    assert what in early
+  attention = [
+    case.spec.context
+    for case in shapes.chosen_cases(tiny=False, long_first=True)
+    if case.kernel == 'tree_attention' and 'llama-8b' in case.spec.name
+  ]
+  assert attention[0] == max(attention) == 32_768
+
+
+def test_what_agreed_at_first_is_not_compared_again(tmp_path):
+  settings = dataclasses.replace(settings_of(tmp_path), tiny=False)
+  before = correctness_jobs.jobs(settings)
+  for job, status in zip(before, ('ok', 'differs'), strict=False):
+    row = rows.Row(
+      section='first', name=job.name, shape=job.shape, status=status
+    )
+    rows.append(tmp_path, [row])
+  keys = [job.key for job in correctness_jobs.jobs(settings)]
+  assert keys == [job.key for job in before[1:]]
 
 
 def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   settings = settings_of(tmp_path, str(model))
   found = []
   for section in sections.SECTIONS:
-    if section.name in ('device', 'correctness', 'kernels', 'tiles'):
+    if section.name in ('first', 'device', 'correctness', 'kernels', 'tiles'):
       found += work(section, settings)[0]
-  assert {row.section for row in found} == {'device', 'correctness', 'kernels'}
+  assert {row.section for row in found} == {
+    'first',
+    'device',
+    'correctness',
+    'kernels',
+  }
   assert {row.status for row in found} == {'ok'}
   assert {row.device for row in found} == {jax.devices()[0].device_kind}
   assert all(row.seconds > 0 for row in found if row.section == 'kernels')
@@ -129,8 +238,7 @@ def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
     found.append(row)
   text = page.write(tmp_path, found).read_text()
   root = xml.etree.ElementTree.fromstring(text)
-  # References alone make no picture of times.
-  assert len(root.findall('.//img')) == 1
+  assert len(root.findall('.//img')) == 3
   tables = root.findall('.//table')
   assert sum(len(table) - 1 for table in tables) == len(found)
   assert text.count('not measured yet') == 3

@@ -9,8 +9,9 @@ import pytest
 from decoding_cases import assert_same, requests_of, run
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling, spec_step, testing, types
+from swiftspec_jax import profiling, testing, types
 from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.step import rows as rows_lib
 
 SIZE = 32
 DRAFTER = ss.AdaptiveLookup(num_speculative_tokens=7)
@@ -131,7 +132,7 @@ def test_drafts_that_are_wrong_end_and_a_new_request_begins_anew():
   rates = draft_state.num_right / draft_state.num_tried
   assert rates[0, 0, 0] < PRIOR[0] / 2
   # A request is admitted with the empty state of a row of its own.
-  draft_state = spec_step.insert_row(draft_state, empty_state(1), jnp.int32(0))
+  draft_state = rows_lib.insert_row(draft_state, empty_state(1), jnp.int32(0))
   _, draft_state = propose(rows_of([TEXTS[2]]), USUAL, draft_state)
   np.testing.assert_allclose(
     draft_state.num_right / draft_state.num_tried, [[PRIOR]], rtol=1e-6

@@ -11,6 +11,7 @@ from jax.profiler import ProfileData
 
 import swiftspec_jax as ss
 from experiments.kernels import kernel_cases, kernel_timing, torch_kernels
+from kernels_pallas.quantized_matmul.reference import quantized_matmul
 
 
 def smallest(kernel, **fields):
@@ -29,9 +30,13 @@ def as_row(array):
   return np.asarray(array, np.float32).reshape(-1)
 
 
-@pytest.mark.parametrize('window', [None, 512])
-def test_libraries_do_the_same(window):
-  case = smallest('tree_attention', num_tokens=8, window=window)
+@pytest.mark.parametrize(
+  ('num_tokens', 'window'), [(8, None), (8, 512), (1, None)]
+)
+def test_libraries_do_the_same(num_tokens, window):
+  case = smallest(
+    'tree_attention', num_tokens=num_tokens, window=window, has_sinks=False
+  )
   arrays = case.make_arrays(jax.random.key(1))
   reference, library = case.contenders('cpu')
   want = reference.call(*arrays)
@@ -41,13 +46,24 @@ def test_libraries_do_the_same(window):
   np.testing.assert_allclose(as_row(got), as_row(want), atol=2e-2)
 
 
+def test_a_product_of_whole_weights_is_beside_quantized_ones():
+  case = smallest('quantized_matmul', num_tokens=8, weight_dtype='int4')
+  arrays = case.make_arrays(jax.random.key(1))
+  _, library = case.contenders('cpu')
+  assert library.name == 'jnp.dot bfloat16'
+  # With scales of 1 the two products are the same.
+  x, values, scales = arrays
+  got = library.call(*library.prepare(*arrays))
+  want = quantized_matmul(x, values, jnp.ones_like(scales), activation=None)
+  np.testing.assert_allclose(as_row(got), as_row(want), rtol=2**-7, atol=1e-3)
+
+
 @pytest.mark.parametrize('window', [None, 512])
 def test_torch_does_the_same(window):
   torch = pytest.importorskip('torch')
   case = smallest('tree_attention', num_tokens=8, window=window)
   arrays = case.make_arrays(jax.random.key(1))
-  name, sdpa = next(torch_kernels.contenders(case))
-  assert name == 'torch SDPA'
+  sdpa = torch_kernels.contender(case, torch_kernels.names(case)[0])
   got = sdpa(*torch_kernels.tensors(case, arrays, 'cpu')).to(torch.float32)
   want = next(case.contenders('cpu')).call(*arrays)
   batch, num_tokens, *_, head_dim = want.shape
@@ -101,9 +117,11 @@ def test_a_call_is_the_sum_of_its_pieces():
 
 
 def test_sets_exceed_the_cache():
-  assert kernel_timing.num_sets(100, 450) == 5
-  assert kernel_timing.num_sets(100, 50) == 2
-  assert kernel_timing.num_sets(1, 10_000) == 8
+  assert kernel_timing.num_sets(100, 100, 450) == 5
+  assert kernel_timing.num_sets(100, 100, 50) == 2
+  assert kernel_timing.num_sets(1, 1, 10_000) == 64
+  # Few of those that take much memory.
+  assert kernel_timing.num_sets(100, 2**29, 10_000) == 4
 
 
 def test_table_on_a_cpu(tmp_path):
@@ -123,7 +141,8 @@ def test_table_on_a_cpu(tmp_path):
   assert [row['kernel'] for row in rows] == ['swiglu', 'verify_tree']
   for row in rows:
     assert row['implementation'] is row['speedup_over_reference'] is None
-    assert row['seconds'].keys() == {'reference'}
+  assert rows[0]['seconds'].keys() == {'reference', 'jnp.dot bfloat16'}
+  assert rows[1]['seconds'].keys() == {'reference'}
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert summary['rates']['bytes_per_second'] > 1e8
   assert summary['kernels']['swiglu']['num_shapes'] == 1

@@ -214,4 +214,8 @@ def test_cache_dir_is_the_platforms_unless_chosen(monkeypatch):
   monkeypatch.setenv('SWIFTSPEC_CACHE', '~/chosen')
   assert builtin.cache_dir() == pathlib.Path.home() / 'chosen'
   monkeypatch.delenv('SWIFTSPEC_CACHE')
+  monkeypatch.setenv('XDG_CACHE_HOME', '/caches')
+  assert str(builtin.cache_dir()) == '/caches/swiftspec_jax'
+  monkeypatch.delenv('XDG_CACHE_HOME')
   assert builtin.cache_dir().name == 'swiftspec_jax'
+  assert builtin.cache_dir().is_relative_to(pathlib.Path.home())

@@ -15,7 +15,6 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.testing.byte_tokenizer import EOS
 
 
@@ -36,6 +35,14 @@ def test_weights_in_several_files(family, tmp_path):
   testing.write_tiny_checkpoint(tmp_path / 'three', family, num_files=3)
 
   assert_same_params(ss.load(tmp_path / 'one'), ss.load(tmp_path / 'three'))
+
+
+def test_an_old_index_beside_a_single_file(tmp_path):
+  """The file is loaded, as in transformers, and not the older shards."""
+  testing.write_tiny_checkpoint(tmp_path)
+  before = ss.load(tmp_path)
+  write_index(tmp_path, 'model-00001-of-00001.safetensors')
+  assert_same_params(ss.load(tmp_path), before)
 
 
 def test_a_checkpoint_of_a_bare_decoder(tmp_path):
@@ -217,11 +224,6 @@ def test_end_of_sequence_tokens(
       {'num_hidden_layers': 7, 'layer_types': None},
       {'sliding_layers': (True,) * 5 + (False, True)},
     ),
-    (
-      'llama',
-      {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
-      {'rope_scaling': RopeScaling(kind='linear', factor=2.0)},
-    ),
   ],
 )
 def test_options_of_configurations(family, changes, expected, tmp_path):
@@ -238,7 +240,6 @@ def test_options_of_configurations(family, changes, expected, tmp_path):
   [
     ('llama', {'model_type': 'mamba'}, "unknown architecture 'mamba'"),
     ('llama', {'model_type': None}, 'unknown architecture None'),
-    ('llama', {'rope_scaling': {'type': 'su'}}, "unknown rope scaling 'su'"),
     ('llama', {'rope_scaling': {'rope_type': 'llama3'}}, 'low_freq_factor'),
     ('llama', {'hidden_act': 'relu'}, "unknown activation 'relu'"),
     ('llama', {'attention_bias': True}, 'attention_bias=True'),
@@ -282,7 +283,7 @@ OF_YARN = {'original_max_position_embeddings': 1024}
   [
     ('llama', YARN, 4096),
     ('qwen3', {**YARN, 'beta_fast': 16.0, 'truncate': False}, 4096),
-    ('mistral', {'rope_type': 'linear', 'factor': 2.5}, 2560),
+    ('mistral', {'type': 'linear', 'factor': 2.5}, 2560),
     ('llama', {**YARN, 'original_max_position_embeddings': 512}, 2048),
   ],
 )
@@ -314,11 +315,16 @@ def test_rope_scaling_is_that_of_a_declared_one(
 @pytest.mark.parametrize(
   ('family', 'entries', 'message'),
   [
-    ('llama', {'factor': 4.0}, 'rope_type=None is unknown; choose from linear'),
-    ('llama', {**YARN, 'rope_type': 'dynamic'}, "rope_type='dynamic' is"),
+    (
+      'llama',
+      {'factor': 4.0},
+      "rope_type='default' cannot be given to a mod",
+    ),
+    ('llama', {**YARN, 'rope_type': 'llama3'}, "rope_type='llama3' cannot be"),
     ('llama', {**YARN, 'factor': 1.0}, 'factor=1.0 must be more than 1'),
     ('llama', {**YARN, 'factor': '4'}, "factor='4' must be a positive number"),
-    ('llama', {'rope_type': 'linear'}, 'factor=None must be more than 1'),
+    ('llama', {'rope_type': 'linear'}, "linear needs the entry 'factor'"),
+    ('llama', {'rope_type': 'yarn'}, 'factor=None must be more than 1'),
     ('llama', {**YARN, 'fator': 4}, "yarn has no entry 'fator'; it has factor"),
     ('llama3', YARN, "has the scaling 'llama3' already, by a factor of 8"),
     ('llama', ['yarn', 4.0], 'must be an object with rope_type'),
@@ -350,6 +356,12 @@ def cut(path, size):
     file.truncate(size)
 
 
+def write_index(directory, *files):
+  weight_map = dict(enumerate(files))
+  path = directory / 'model.safetensors.index.json'
+  path.write_text(json.dumps({'weight_map': weight_map}))
+
+
 BROKEN = {
   'no config': (
     lambda d: (d / 'config.json').unlink(),
@@ -372,9 +384,7 @@ BROKEN = {
     r'model\.safetensors is missing or cut short',
   ),
   'an index of nothing': (
-    lambda d: (d / 'model.safetensors.index.json').write_text(
-      '{"weight_map": {"a": "gone.safetensors"}}'
-    ),
+    lambda d: write_index(d, 'model.safetensors', 'gone.safetensors'),
     r'gone\.safetensors is missing',
   ),
   'an empty index': (

@@ -19,7 +19,9 @@ from swiftspec_jax.serving.drafters import engine_drafter, make_drafter
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 
 MODEL = testing.random_model(CONFIG)
 TREE = ss.TreeConfig(num_nodes=5, width=2, num_draft_steps=2, branching=3)
@@ -56,13 +58,13 @@ DRAFTS = {
   'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3), **LENGTH},
   'beams': LENGTH,
   'chain_of_features': {'draft': engine_cases.READING_DRAFT},
-  'living_trees': {'draft': LivingTrees(model=MODEL, tree=TREE)},
+  'persistent_trees': {'draft': PersistentTrees(model=MODEL, tree=TREE)},
   # With a policy, all that a `PageEngine` takes.
   'prompt_lookup': {'draft': ss.PromptLookup(**LENGTH), 'policy': goodput},
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},
 }
-TREES = 'datastore', 'phrases', 'tree', 'beams', 'living_trees'
+TREES = 'datastore', 'phrases', 'tree', 'beams', 'persistent_trees'
 # Drafts that know little.
 MAY_BE_WRONG = 'repeats', 'beams', 'none', 'chain_of_features'
 
@@ -100,7 +102,7 @@ def test_outputs_are_those_of_plain_decoding(name, options):
     num_drafts = s.num_rounds - s.num_plain_rounds
     assert s.num_tree_rounds == (num_drafts if name in TREES else 0)
     num_verdicts = s.num_hits + s.num_late_hits + s.num_misses
-    assert (num_verdicts > 0) == (name == 'living_trees' and num_drafts > 1)
+    assert (num_verdicts > 0) == (name == 'persistent_trees' and num_drafts > 1)
 
 
 def test_no_draft_of_serving_is_left_out():
@@ -160,3 +162,10 @@ LOOKUP = ss.SuffixLookup()
 def test_what_does_not_fit_is_refused(draft, options, message):
   with pytest.raises(ss.UserError, match=message):
     ss.Decoder(MODEL, draft, **options)
+
+
+def test_what_does_not_fit_into_the_rounds_is_refused():
+  draft = TreeDraft(model=MODEL, width=2, branching=2, num_draft_steps=2)
+  decoder = ss.Decoder(MODEL, draft)
+  with pytest.raises(ss.UserError, match='make them wider'):
+    run(decoder, requests_of(1))

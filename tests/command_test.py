@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -78,12 +79,19 @@ def test_a_command_has_the_flags_of_its_program():
 
 
 def call_with_matplotlib(folder, code):
-  """Has matplotlib do something else as it is imported."""
+  """Has matplotlib do something else as it is imported.
+
+  The folder is that of somebody who has packages of the same names as ours.
+  """
   (folder / 'matplotlib.py').write_text(code)
+  for name in ('experiments', 'configs'):
+    (folder / name).mkdir()
+    (folder / name / '__init__.py').touch()
+  start = 'import swiftspec_command; swiftspec_command.main()'
   return subprocess.run(
-    [sys.executable, '-m', 'experiments.command', 'report'],
-    cwd=programs.ROOT,
-    env={'PYTHONPATH': str(folder)},
+    [sys.executable, '-c', start, 'report'],
+    cwd=folder,
+    env={'PYTHONPATH': os.pathsep.join([str(folder), str(programs.ROOT)])},
     capture_output=True,
     text=True,
     check=False,
@@ -93,7 +101,9 @@ def call_with_matplotlib(folder, code):
 def test_missing_packages_are_explained(tmp_path):
   """As after an installation without extras."""
   done = call_with_matplotlib(
-    tmp_path, "raise ModuleNotFoundError('no matplotlib', name='matplotlib')"
+    tmp_path,
+    'import configs.deployment\n'
+    "raise ModuleNotFoundError('no matplotlib', name='matplotlib')",
   )
   assert done.returncode == 1
   assert done.stderr.splitlines()[-1] == (
@@ -106,6 +116,15 @@ def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):
   assert (done.returncode, done.stderr) == (130, '\ninterrupted\n')
 
 
+@pytest.fixture
+def interruptible():
+  """Ctrl-C comes, also if pytest is a job in the background (`programs`)."""
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures('interruptible')
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch):
   def interrupt(phase, info):
     gc.callbacks.remove(interrupt)

@@ -67,7 +67,7 @@ LONGEST = (
   'tree_modes_test',
   'engine_test',
   'feature_draft_test',
-  'living_trees_test',
+  'persistent_trees_test',
   'serve_load_test',
   'row_engine_test',
   'decoding_test',

@@ -16,7 +16,6 @@ from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.roofline import Roofline
-from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.serving.drafters.texts import continuations
 from swiftspec_jax.serving.drafters.texts import token_store as token_store_lib
@@ -26,6 +25,7 @@ from swiftspec_jax.serving.drafters.texts.datastore import (
 )
 from swiftspec_jax.serving.drafters.texts.past_texts import PastTexts
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
+from swiftspec_jax.step import slot_trees
 
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])
@@ -144,7 +144,7 @@ def test_drafts_of_rows():
   )
   texts = SlotTexts(
     token_ids=np.tile(np.pad(OWN, (0, 4)), (4, 1)),
-    num_tenants=np.zeros(4, int),
+    slot_generations=np.zeros(4, int),
     page_table=np.zeros((4, 1), int),
   )
   store = TokenStore.of_texts(TEXTS, TOKENIZER)

@@ -2,9 +2,13 @@
 
 import functools
 import itertools
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
+import programs
 import pytest
 from decoding_cases import CONFIG, requests_of, run
 
@@ -390,3 +394,40 @@ def test_prompts_are_read_by_the_same_programs_whoever_drafts():
   for draft in ('prompt_lookup', 'adaptive_lookup', 'perfect_draft'):
     run(ss.Decoder(TARGET, DRAFTS[draft]), request)
   assert prefill.prefill_chunk._cache_size() == num_programs
+
+
+LEFT = """
+import swiftspec_jax as ss
+from decoding_cases import CONFIG, requests_of
+from swiftspec_jax import testing
+from swiftspec_jax.engine import background
+from swiftspec_jax.engine.rows import RowEngine
+
+model = testing.random_model(CONFIG, seed=0, name='target')
+(request,) = requests_of(1, max_new_tokens=400)
+
+def updates():
+  with background.running(RowEngine(model, max_rows=1)) as engine:
+    yield from engine.submit(request)
+
+left = [
+  ss.Decoder(model).run([request]),
+  ss.Decoder(model, ss.SuffixLookup()).run([request]),
+  updates(),
+]
+for iterator in left:
+  next(iterator)
+print('done')
+"""
+
+
+def test_a_program_may_leave_iterators():
+  done = subprocess.run(
+    [sys.executable, '-c', LEFT],
+    cwd=pathlib.Path(__file__).parent,
+    env={**programs.environment(), 'PYTHONPATH': str(programs.ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert (done.returncode, done.stdout, done.stderr) == (0, 'done\n', '')

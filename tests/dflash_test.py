@@ -17,16 +17,17 @@ import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling
 from swiftspec_jax.cache import paged
-from swiftspec_jax.checkpoint.drafts import dflash
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import draft_block, draft_places
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import slot_sampling
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 LAYERS = (0, 1)
@@ -233,13 +234,6 @@ def test_tables_are_those_of_the_target(directory):
   assert ModelConfig.from_json(draft.config.to_json()) == draft.config
 
 
-def test_golden_layers():
-  """Those of published drafts of five layers."""
-  assert dflash.default_layers(36, 5) == (1, 9, 17, 25, 33)
-  assert dflash.default_layers(28, 5) == (1, 7, 13, 19, 25)
-  assert dflash.default_layers(28, 1) == (14,)
-
-
 def best_tree(logits, num_nodes):
   """Tokens of nodes, and their parents, of the most probable paths."""
   probs = np.exp(logits - logits.max(-1, keepdims=True))
@@ -268,7 +262,7 @@ def tree_of(draft):
 
 def test_golden_tree():
   """Two places, with two tokens each."""
-  slots = choices.SlotSampling(1, vocab_size=2, put=lambda x: x)
+  slots = slot_sampling.SlotSampling(1, vocab_size=2, put=lambda x: x)
   rows = DraftRows(
     slots=jnp.zeros(1, jnp.int32),
     last=None,
@@ -284,7 +278,7 @@ def test_golden_tree():
     None,
     rows,
     jnp.array(1),
-    slots.state(choices.Level.GREEDY),
+    slots.state(slot_sampling.SamplingLevel.GREEDY),
     config=CONFIG,
     num_nodes=5,
     sizes=(4, 2),
@@ -380,7 +374,9 @@ def test_what_cannot_be_drafted_is_refused(directory):
   with pytest.raises(errors.UserError, match='drafts 4; declare lengths of at'):
     serve(target, draft, [], None, range(6))
   with pytest.raises(errors.UserError, match='engine alone'):
-    PageEngine(target, LivingTrees(model=draft, tree=TREE), sizes=make_sizes())
+    PageEngine(
+      target, PersistentTrees(model=draft, tree=TREE), sizes=make_sizes()
+    )
   with pytest.raises(errors.UserError, match='engine alone'):
     ss.Decoder(target, draft, tree=TREE)
   with pytest.raises(errors.UserError, match='a draft of blocks drafts over p'):
@@ -409,6 +405,10 @@ BAD_ENTRIES = [
   (
     {'dflash_config': {'mask_token_id': 1, 'target_layer_ids': [2]}},
     'has no outputs of layers',
+  ),
+  (
+    {'dflash_config': {'mask_token_id': 1}},
+    'target_layer_ids=None .* list them there, as its authors say',
   ),
   ({'quantization_config': {'bits': 4}}, 'quantization_config='),
 ]

@@ -320,7 +320,9 @@ def test_heads_are_written_as_they_are_read(
     feature_layers=(0, 2, 5),
     feature_dim=3 * WIDTH,
     rope_scaling=RopeScaling(
-      kind='llama3' if family == 'llama' else 'yarn', factor=8.0
+      kind='llama3' if family == 'llama' else 'yarn',
+      factor=8.0,
+      original_max_context=CONFIG.max_context // 8,
     ),
     eagle3=Eagle3(
       norm_before_residual=True, **({switch: True} if switch else {})

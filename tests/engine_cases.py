@@ -9,7 +9,7 @@ from decoding_cases import CONFIG
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
@@ -19,7 +19,7 @@ from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')

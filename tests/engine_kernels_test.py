@@ -15,12 +15,12 @@ from kernels_pallas import dispatch, registry
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target import paged_forward
+from swiftspec_jax.step import target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 CONFIG = ss.ModelConfig(
   family='llama',
@@ -137,7 +137,7 @@ def test_products_are_on_kernels(num_devices, monkeypatch):
   model = testing.random_model(
     config, dtype='bfloat16', devices=jax.devices()[:num_devices]
   )
-  paged_forward.check_kernels(model, SIZES)
+  target_forward.check_kernels(model, SIZES)
   kernels = {'paged_attention', 'swiglu'}
   if num_devices > 1:
     kernels.add('matmul_all_reduce')

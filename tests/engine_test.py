@@ -37,11 +37,11 @@ from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 LONG = ss.SamplingParams(max_new_tokens=100)
 CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
@@ -414,7 +414,7 @@ def test_tensor_parallel():
 
 def test_requests_that_tell_how_good_a_drafter_is():
   """A draft model does not know that a law was cut; a lookup knows no law."""
-  slots = choices.SlotSampling(6, vocab_size=8, put=lambda x: x)
+  slots = slot_sampling.SlotSampling(6, vocab_size=8, put=lambda x: x)
   for slot, options in enumerate(
     (
       {'logprobs': True},

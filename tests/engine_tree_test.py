@@ -17,10 +17,10 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 SIZE = 7  # tokens of the tables
 LENGTHS = tuple(range(9))

@@ -19,10 +19,10 @@ from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.models import families
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import metrics
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'extend.md'
 EXAMPLES = dict(

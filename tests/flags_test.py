@@ -144,7 +144,7 @@ def test_every_mode_gives_the_same_text(model, mode):
     stats = last.result.stats
     num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
     if mode != modes.AUTO:
-      is_tree = mode in modes.LIVING_TREES
+      is_tree = mode in modes.PERSISTENT_TREES
       assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
 
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from swiftspec_jax.serving.target import flat_batch
+from swiftspec_jax.step import ragged_batch
 
-SIZES = flat_batch.FlatSizes(
+SIZES = ragged_batch.StepSizes(
   num_rows=5, num_tokens=40, block_size=8, context=48
 )
 PAGE_SIZE, NUM_PAGES = 8, 60
-lay_out = jax.jit(flat_batch.lay_out, static_argnums=0)
+pack_tokens = jax.jit(ragged_batch.pack_tokens, static_argnums=0)
 
 
 @pytest.mark.parametrize('counts', [[1], [8, 3, 17, 2], [1, 29, 1, 2, 7]])
@@ -19,11 +19,11 @@ def test_devices_lay_tokens_out_as_the_host_does(counts):
   counts, num_rows = np.array(counts), len(counts)
   starts = rng.integers(0, 48 - counts)
   table = rng.permutation(NUM_PAGES)[:30].reshape(5, 6).astype(np.int32)
-  want = flat_batch.pack(
+  want = ragged_batch.pack(
     SIZES, starts, counts, table[:num_rows], PAGE_SIZE, NUM_PAGES
   )
-  starts, padded_counts = (flat_batch.padded(x, 5) for x in (starts, counts))
-  got, tokens, first = lay_out(SIZES, starts, padded_counts, table)
+  starts, padded_counts = (ragged_batch.padded(x, 5) for x in (starts, counts))
+  got, tokens, first = pack_tokens(SIZES, starts, padded_counts, table)
   total, is_block = counts.sum(), want.block_lengths > 0
   np.testing.assert_array_equal(got.positions, want.positions)
   np.testing.assert_array_equal(got.block_lengths, want.block_lengths)
@@ -43,14 +43,14 @@ def test_devices_lay_tokens_out_as_the_host_does(counts):
 def test_blocks_are_those_of_the_slots_where_these_have_rows():
   """A chunk beside rows that decode, and a slot that rests."""
   starts, counts = np.array([[9, 0, 4, 7], [1, 0, 6, 2]], np.int32)
-  in_order = flat_batch.FlatSizes(
+  in_order = ragged_batch.StepSizes(
     num_rows=4, num_tokens=32, block_size=8, context=48
   )
-  compact = flat_batch.FlatSizes(
+  compact = ragged_batch.StepSizes(
     num_rows=4, num_tokens=12, block_size=8, context=48
   )
-  want, *_ = lay_out(in_order, starts, counts, None)
-  got, *_ = lay_out(compact, starts, counts, None)
+  want, *_ = pack_tokens(in_order, starts, counts, None)
+  got, *_ = pack_tokens(compact, starts, counts, None)
   assert want.block_tokens is None
   for batch in (got, want):
     np.testing.assert_array_equal(batch.block_lengths, counts)

@@ -155,11 +155,6 @@ def test_gguf_equals_the_directory(family, kind, tmp_path):
       ],
       {'rope_scaling': RopeScaling(kind='linear', factor=4.0)},
     ),
-    (
-      'llama',
-      [('add_rope_scaling_type', gguf.RopeScalingType.NONE)],
-      {'rope_scaling': None},
-    ),
     ('llama', [('add_eot_token_id', 259)], {'eos_token_ids': (257, 259)}),
     (
       'gemma3_text',
@@ -234,8 +229,8 @@ def test_a_gguf_file_with_damaged_bytes(gguf_file, tmp_path):
     ),
     (
       {},
-      [('add_rope_scaling_type', gguf.RopeScalingType.YARN)],
-      "unknown rope scaling 'yarn'",
+      [('add_rope_scaling_type', gguf.RopeScalingType.LONGROPE)],
+      r"model\.gguf: unknown llama\.rope\.scaling\.type 'longrope'",
     ),
     (
       {},

@@ -279,14 +279,14 @@ def test_values_are_exchanged_and_an_end_reaches_all():
 def test_values_of_the_first_come_until_it_leaves():
   groups = meet(*((i, 3, FACTS) for i in range(3)))
   for value in (None, {'a': [1.5]}):
-    assert groups[0].of_first(lambda value=value: value) == value
+    assert groups[0].from_process_zero(lambda value=value: value) == value
     for group in groups[1:]:
-      assert group.of_first(None) == value
+      assert group.from_process_zero(None) == value
   groups[0].leave(None)
   for _ in range(2):
     for group in groups[1:]:
       with pytest.raises(connections.FirstHasLeftError):
-        group.of_first(None)
+        group.from_process_zero(None)
   for group in groups[1:]:
     group.leave(None)
     group.close()

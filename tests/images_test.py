@@ -20,17 +20,19 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors, images, testing
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters import (
   engine_drafter,
   make_drafter,
   text_only,
 )
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
@@ -236,7 +238,7 @@ def test_golden_example():
   is_image[0, 4:580] = True
   texts = engine_drafter.SlotTexts(
     token_ids=np.arange(640, dtype=np.int32)[None],
-    num_tenants=np.ones(1, np.int64),
+    slot_generations=np.ones(1, np.int64),
     page_table=np.zeros((1, 40), np.int32),
   )
   listener = Listener()
@@ -328,9 +330,12 @@ def test_other_models_and_drafts_refuse_images(models):
     list(ss.Decoder(models['clip']).run([golden_request()]))
   with pytest.raises(errors.UserError, match='devices cannot leave out the im'):
     engine_of(models['clip'], LOOKUP, run_ahead=1)
-  with pytest.raises(errors.UserError, match='LivingTrees cannot leave out'):
+  with pytest.raises(
+    errors.UserError, match='PersistentTrees cannot leave out'
+  ):
     engine_of(
-      models['clip'], LivingTrees(model=models['text'], tree=ss.TreeConfig())
+      models['clip'],
+      PersistentTrees(model=models['text'], tree=ss.TreeConfig()),
     )
 
 

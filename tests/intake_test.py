@@ -26,7 +26,7 @@ def view_of(kv_lengths, **fields):
 def step(intake, kv_lengths, lengths):
   """Chunks of a step, and for which rows it drafts."""
   view = view_of(kv_lengths)
-  num_late = intake.num_late_tokens(view, TENANTS)
+  num_late = intake.num_unread_tokens(view, TENANTS)
   plan = intake.plan(view, np.array(lengths))
   intake.take(view, plan)
   return num_late, plan.chunks.tolist(), plan.is_ready.tolist()
@@ -50,13 +50,13 @@ def test_tokens_of_accepted_drafts_are_there_already():
   assert step(intake, [7], [2])[1] == [7]
   intake.keep(view_of([7]), np.array([2]))
   # Two tokens were kept, and the last known one comes with the draft.
-  assert intake.num_late_tokens(view_of([13]), TENANTS) == 3
+  assert intake.num_unread_tokens(view_of([13]), TENANTS) == 3
 
 
 def test_another_request_in_the_slot_misses_everything():
   intake = Intake(BUCKETS)
   step(intake, [7], [2])
-  assert intake.num_late_tokens(view_of([8]), TENANTS + 1) == 8
+  assert intake.num_unread_tokens(view_of([8]), TENANTS + 1) == 8
 
 
 def test_rows_share_the_first_forward():
@@ -100,12 +100,12 @@ def test_goodput_waits_for_a_text_that_is_worth_it():
   """Costs of a chunk are spread over the steps in which it is of use."""
   length = BUCKETS.max_length
 
-  def planned(intake, num_late_tokens):
+  def planned(intake, num_unread_tokens):
     costs = cases.linear_costs(fixed=0.01, steps=0.001)
     draft = dataclasses.replace(costs.draft, intake=intake)
     policy = Goodput(dataclasses.replace(costs, draft=draft))
     view = cases.make_view(1, BUCKETS)
-    view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)
     return policy.plan_draft(view)
 
   without, late = planned(0.05, 0), planned(0.05, 10)

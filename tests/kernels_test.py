@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import swiftspec_jax as ss
-from kernels_pallas import dispatch, registry
+from kernels_pallas import dispatch, last_program, registry
 from kernels_pallas.verification import api as verification_api
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.cache import dense
@@ -163,3 +163,13 @@ def test_kernels_of_other_devices_are_refused(model):
 def test_unknown_kernels_are_named():
   with pytest.raises(ss.UserError, match="kernels='fast' must be one of auto"):
     dataclasses.replace(CONFIG, kernels='fast')
+
+
+def test_kernels_that_xla_would_run_at_once_are_refused(monkeypatch):
+  """They count in the same array, which XLA takes for one that they read."""
+  flag = '--xla_gpu_command_buffer_scheduling_mode'
+  monkeypatch.setenv('XLA_FLAGS', f'{flag}=LHS')
+  last_program.counters(1, lambda: 0)
+  monkeypatch.setenv('XLA_FLAGS', f'--xla_a=1 {flag}=CONCURRENT')
+  with pytest.raises(ValueError, match='must run one after the other'):
+    last_program.counters(1, lambda: 0)

@@ -41,7 +41,7 @@ class OnlyLookup(LookupOrModel):
 
   def plan_draft(self, view):
     plan = self._by_lookup.plan_draft(view)
-    return dataclasses.replace(plan, looks_up=True)
+    return dataclasses.replace(plan, uses_lookup=True)
 
 
 def judged(generator, view, accepted, coverage):
@@ -52,7 +52,7 @@ def judged(generator, view, accepted, coverage):
     view,
     lengths,
     cases.draw_accepted(generator, 0.9, lengths),
-    plan=policies.DraftPlan(lengths=view.limits, looks_up=True),
+    plan=policies.DraftPlan(lengths=view.limits, uses_lookup=True),
     seconds=float('nan'),
   )
   drafts = policies.Drafts(lengths=view.limits * is_found)
@@ -74,13 +74,15 @@ def tokens_per_second(policy, costs, num_rows, coverage, steps):
   for step in steps:
     view = cases.make_view(num_rows, BUCKETS, step=step)
     plan = policy.plan_draft(view)
-    is_found = generator.random(num_rows) < (coverage if plan.looks_up else 1)
+    is_found = generator.random(num_rows) < (
+      coverage if plan.uses_lookup else 1
+    )
     drafts = policies.Drafts(lengths=plan.lengths * is_found)
     lengths = policy.plan_verify(view, plan, drafts)
-    acceptance = 0.9 if plan.looks_up else 0.7
+    acceptance = 0.9 if plan.uses_lookup else 0.7
     accepted = cases.draw_accepted(generator, acceptance, lengths)
     longest = int(plan.lengths.max())
-    drafting = 0 if plan.looks_up else BUCKETS.steps_of(longest)
+    drafting = 0 if plan.uses_lookup else BUCKETS.steps_of(longest)
     parts = costs.predict(
       BUCKETS.pad_rows(num_rows),
       BUCKETS.pad_query_tokens(num_rows + int(lengths.sum())),
@@ -93,7 +95,7 @@ def tokens_per_second(policy, costs, num_rows, coverage, steps):
       view, lengths, accepted, plan=plan, seconds=took
     )
     policy.observe(dataclasses.replace(outcome, drafts=drafts))
-    if isinstance(policy, LookupOrModel) and not plan.looks_up:
+    if isinstance(policy, LookupOrModel) and not plan.uses_lookup:
       policy.judge(judged(generator, view, accepted, coverage))
     num_tokens += num_rows + accepted.sum()
     seconds += took

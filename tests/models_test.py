@@ -24,7 +24,7 @@ from swiftspec_jax.drafting import no_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
-from swiftspec_jax.serving.target import flat_batch, paged_forward
+from swiftspec_jax.step import ragged_batch, target_forward
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
@@ -157,7 +157,7 @@ def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
   """Chunks of Llama 4 begin inside of it."""
   model = load_case(name, tmp_path)
   page_size, num_pages = 8, 4
-  sizes = flat_batch.FlatSizes(
+  sizes = ragged_batch.StepSizes(
     num_rows=1,
     num_tokens=NUM_NODES,
     block_size=NUM_NODES,
@@ -167,12 +167,12 @@ def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
   def batch(start, mask, positions):
     table = np.arange(num_pages)[None]
     row = np.array([start]), np.array([NUM_NODES]), table
-    packed = flat_batch.pack(sizes, *row, page_size, num_pages)
+    packed = ragged_batch.pack(sizes, *row, page_size, num_pages)
     return packed.replace(positions=positions, block_mask=mask)
 
   @jax.jit
   def run_paged(token_ids, batch, cache):
-    hidden, cache = paged_forward.forward(
+    hidden, cache = target_forward.forward(
       model.params, model.config, token_ids, batch, cache
     )
     return decoder.unembed(model.params, model.config, hidden[None])[0], cache

@@ -16,7 +16,7 @@ from swiftspec_jax.serving.drafters.texts.phrase_draft import (
   PhraseDrafter,
 )
 from swiftspec_jax.serving.drafters.texts.phrase_pool import PhrasePool
-from swiftspec_jax.serving.target.verdicts import TreePart, Verdicts
+from swiftspec_jax.step.verdicts import TreePart, Verdicts
 
 DRAFT = PhraseDraft(phrase_length=3)
 # Behind the end of a chain; the first two share a node.
@@ -39,7 +39,7 @@ def step(drafter, text, length):
   view = scheduler.begin_step()
   texts = SlotTexts(
     token_ids=np.zeros((1, 64), np.int32),
-    num_tenants=scheduler.num_tenants,
+    slot_generations=scheduler.slot_generations,
     page_table=scheduler.page_table,
   )
   slot = view.slots[0]

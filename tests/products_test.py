@@ -1,11 +1,20 @@
 """Products are the same on all platforms, up to one rounding."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernels_pallas import int8_products, products
+from swiftspec_jax import sharding
+from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.config.architecture import Experts
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models import params as params_lib
 
 KEY = jax.random.key(0)
 # bfloat16 keeps 8 bits: half of the last one, of sums of numbers near 1.
@@ -87,3 +96,50 @@ def test_rows_are_taken_as_they_are(dtype, indices):
   counts = np.bincount(np.asarray(indices).ravel(), minlength=50)
   expected = np.broadcast_to(counts[:, None], table.shape)
   np.testing.assert_array_equal(np.asarray(gradient, np.float32), expected)
+
+
+@functools.partial(jax.jit, static_argnames='config')
+def scores_of(params, config, token_ids, cache):
+  hidden, _ = decoder.forward(
+    params, config, token_ids, cache, starts=jnp.zeros(1, jnp.int32)
+  )
+  return decoder.unembed(params, config, hidden)
+
+
+@pytest.mark.parametrize(
+  ('platform', 'dtype', 'weight_dtype'),
+  [
+    ('cuda', jnp.float32, None),
+    ('cuda', jnp.float32, 'int4'),
+    ('tpu', jnp.float32, None),
+    ('tpu', jnp.bfloat16, None),
+  ],
+)
+def test_accelerators_keep_all_bits_of_float32(platform, dtype, weight_dtype):
+  """Those of attention, of experts and of the vocabulary, too."""
+  config = ModelConfig(
+    family='llama',
+    vocab_size=96,
+    num_layers=1,
+    embed_dim=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    ffw_dim=32,
+    max_context=64,
+    experts=Experts(num_experts=2, num_active=1, ffw_dim=32),
+    weight_dtype=weight_dtype,
+  )
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  cache = dense.KVCacheConfig.of_model(config, 1, 64, dtype)
+  lowered = scores_of.trace(
+    params_lib.abstract_params(config, dtype, mesh),
+    config,
+    jax.ShapeDtypeStruct((1, 8), jnp.int32),
+    jax.eval_shape(functools.partial(cache.init, mesh)),
+  ).lower(lowering_platforms=(platform,))
+  found = re.findall(r'dot.*precision\S* = (.*?)\]', lowered.as_text())
+  # Of a layer: qkv, scores, attended, out, router, gate, up and down.
+  assert len(found) == 9
+  num_exact = sum(precision.count('HIGHEST') == 2 for precision in found)
+  assert num_exact == (9 if dtype == jnp.float32 else 0)

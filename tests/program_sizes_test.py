@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
 def make_sizes(num_pages):

@@ -12,9 +12,9 @@ from engine_test import plain_load
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
 def make_engine(draft=None):

@@ -4,6 +4,7 @@ The kernels run in their interpreters, that of the TPU with simulated copies,
 race detection and memory that starts as NaN. The oracle is numpy in float64.
 """
 
+import contextlib
 import functools
 
 import hypothesis
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 import scipy.special
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
 
 from kernels_pallas import dispatch
+from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu
 from kernels_pallas.quantized_matmul import (
   api,
+  mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -95,6 +98,39 @@ def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
   check(compiled(name)(*arrays), arrays)
 
 
+@pytest.mark.skipif(not HAS_GPU_INTERPRETER, reason='needs JAX 0.11')
+@pytest.mark.parametrize(
+  ('weight_dtype', 'num_rows', 'num_splits', 'activation'),
+  [
+    ('int8', 5, 2, None),
+    # Four programs for three chunks: one has nothing to do.
+    ('int4', 16, 4, None),
+    ('int4', 1, 1, 'silu'),
+  ],
+)
+def test_mosaic_gpu_equals_oracle(
+  weight_dtype, num_rows, num_splits, activation
+):
+  x, values, scales = arguments(5, num_rows, 'bfloat16', weight_dtype)
+  arrays = x, values[..., :128], scales[..., :128]
+  call = functools.partial(
+    mosaic_gpu.quantized_matmul,
+    activation=activation,
+    config=mosaic_gpu.Config(num_splits=num_splits, num_stages=2),
+  )
+  with interpreting_gpu():
+    got = jax.jit(call)(*arrays)
+  if activation is None:
+    check(got, arrays)
+    return
+  want = reference.quantized_matmul(
+    x.astype(np.float32), *arrays[1:], activation=activation
+  )
+  np.testing.assert_allclose(
+    np.asarray(got, np.float32), want, atol=2**-8 * abs(want).max()
+  )
+
+
 @pytest.mark.parametrize('name', ['pallas_tpu', 'pallas_gpu'])
 def test_padding_does_not_leak(name):
   """Rows do not depend on those behind them, whatever these hold."""
@@ -146,7 +182,27 @@ def test_choice_and_reason_can_be_read():
   )
 
 
-@pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu])
+@pytest.mark.parametrize(
+  ('weight_dtype', 'num_outputs', 'chosen'),
+  [
+    ('int4', 128, 'mosaic_gpu'),
+    ('int4', 144, 'pallas_gpu'),
+    ('float8_e4m3fn', 128, 'pallas_gpu'),
+  ],
+)
+def test_triton_takes_what_hopper_cannot(weight_dtype, num_outputs, chosen):
+  x, *weight = arguments(6, 3, 'bfloat16', weight_dtype)
+  call = functools.partial(
+    api.quantized_matmul,
+    implementation='mosaic_gpu',
+    sharding=sharding.sharding_of(sharding.make_mesh(), (None, None, None)),
+  )
+  jax.eval_shape(call, x, *(array[..., :num_outputs] for array in weight))
+  newest = [c for c in dispatch.choices() if c.kernel == 'quantized_matmul'][-1]
+  assert newest.implementation == chosen
+
+
+@pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu, mosaic_gpu])
 @pytest.mark.parametrize(
   ('shapes', 'message'),
   [
@@ -165,3 +221,26 @@ def test_the_gpu_takes_few_rows_of_float32():
   arrays = arguments(3, 17, 'float32', 'int8')
   with pytest.raises(NotImplementedError, match='17 rows of float32, more'):
     pallas_gpu.check(*arrays)
+
+
+@pytest.mark.parametrize(
+  ('num_experts', 'weight_dtype', 'is_refused'),
+  [
+    (128, 'int8', False),  # 2**31 numbers
+    (129, 'int8', True),
+    (256, 'float8_e4m3fn', True),
+    (257, 'int8', False),  # offsets have 64 bits
+    (256, 'int4', False),
+    (257, 'int4', True),
+  ],
+)
+def test_offsets_that_would_wrap_are_refused(
+  num_experts, weight_dtype, is_refused
+):
+  x = jax.ShapeDtypeStruct((8, 4096), jnp.bfloat16)
+  values = jax.ShapeDtypeStruct((num_experts, 4096, 4096), weight_dtype)
+  scales = jax.ShapeDtypeStruct((num_experts, 32, 4096), jnp.float32)
+  refusal = pytest.raises(NotImplementedError, match='fit into 31 bits')
+  for backend in (pallas_gpu, grouped_gpu):
+    with refusal if is_refused else contextlib.nullcontext():
+      backend.check(x, values, scales)

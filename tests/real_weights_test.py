@@ -54,6 +54,13 @@ def test_smollm2_decodes_as_transformers_does():
   check('smollm2-135m-instruct', prompts, max_new_tokens=64, batch_size=6)
 
 
+def test_smollm2_ends_where_llama_cpp_ends_it():
+  model = load('smollm2-135m-instruct')
+  ends = model.tokenizer.convert_ids_to_tokens(model.config.eos_token_ids)
+  # As xllamacpp 2026.10 prints them.
+  assert set(ends) == {'<|im_end|>', '<|endoftext|>', '<reponame>'}
+
+
 @pytest.mark.gemma
 def test_gemma_decodes_as_transformers_does():
   check('gemma-3-270m', model_cases.PLAIN_PROMPTS, max_new_tokens=64)

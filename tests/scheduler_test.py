@@ -8,9 +8,9 @@ import pytest
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.scheduling.pages import PageAllocator, keys_of
-from swiftspec_jax.serving.scheduling.scheduler import Scheduler
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.scheduling.pages import PageAllocator, keys_of
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 
 BUCKETS = StepBuckets(
   rows=(1, 2, 4), query_tokens=(4, 8, 16, 32), lengths=tuple(range(5))

@@ -16,11 +16,7 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target import (
-  flat_batch,
-  paged_forward,
-  step_devices,
-)
+from swiftspec_jax.step import ragged_batch, step_devices, target_forward
 
 
 @functools.cache
@@ -108,20 +104,20 @@ def test_a_page_is_shared_evenly():
 
 
 PAGES = np.array([[5, 2, 0, 7, 1]], np.int32)  # of the row
-_forward = jax.jit(paged_forward.forward, static_argnums=1)
-_logits = jax.jit(paged_forward.logits_of, static_argnums=1)
+_forward = jax.jit(target_forward.forward, static_argnums=1)
+_logits = jax.jit(target_forward.logits_of, static_argnums=1)
 
 
 def step_of(model, cache, token_ids, start):
   """Arguments of a forward over tokens from a position on."""
-  sizes = flat_batch.FlatSizes(
+  sizes = ragged_batch.StepSizes(
     num_rows=1, num_tokens=16, block_size=16, context=40
   )
   counts = np.array([len(token_ids)])
-  batch = flat_batch.pack(
+  batch = ragged_batch.pack(
     sizes, np.array([start]), counts, PAGES, 8, cache.num_pages
   )
-  padded = flat_batch.padded(np.array(token_ids), 16)
+  padded = ragged_batch.padded(np.array(token_ids), 16)
   return model.params, model.config, padded, batch, cache
 
 

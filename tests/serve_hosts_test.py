@@ -20,7 +20,7 @@ import swiftspec_jax as ss
 from experiments.output import configuration
 from swiftspec_jax import hosts, policies, scoring, testing
 from swiftspec_jax.engine import news
-from swiftspec_jax.policies import of_first
+from swiftspec_jax.policies import from_process_zero
 
 TREE = ('--width=2', '--num_draft_steps=2', '--branching=2')
 PROMPT = 'hello hello hello'
@@ -56,21 +56,21 @@ def test_choices_travel_whole(monkeypatch):
   plan = policies.DraftPlan(
     lengths=np.array([2, 0]),
     is_probe=np.array([False, True]),
-    is_pool=True,
-    looks_up=True,
+    prunes_after_draft=True,
+    uses_lookup=True,
     expected_tokens=1.5,
   )
   monkeypatch.setattr(
-    hosts, 'of_first', lambda make: json.loads(json.dumps(make()))
+    hosts, 'from_process_zero', lambda make: json.loads(json.dumps(make()))
   )
-  policy = of_first.OfFirst(Planned(plan))
+  policy = from_process_zero.FromProcessZero(Planned(plan))
   found = policy.plan_draft(None)
   for field in dataclasses.fields(plan):
     values = getattr(found, field.name), getattr(plan, field.name)
     np.testing.assert_array_equal(*values)
     assert type(values[0]) is type(values[1])
   assert policy.plan_verify(None, found, found).tolist() == [2, 0]
-  assert not policy.judges_lookups
+  assert not policy.wants_lookup_feedback
 
 
 class Planned(policies.Policy):

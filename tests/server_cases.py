@@ -17,11 +17,11 @@ import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 NAME = 'letters'
 MAX_CONTEXT = 600

@@ -14,12 +14,14 @@ from tree_cases import TREE
 from swiftspec_jax import testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
 @pytest.fixture(scope='module')
@@ -236,7 +238,7 @@ def make_tree_service(makes_draft):
 
 TREES = {
   'tree': lambda model: TreeDraft(model=model, width=4, branching=2),
-  'serial': lambda model: LivingTrees(
+  'serial': lambda model: PersistentTrees(
     model=model,
     tree=dataclasses.replace(TREE, branching=2, prompt_lookup=True),
   ),

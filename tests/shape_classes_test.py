@@ -17,9 +17,9 @@ from experiments.load import step_shapes
 from swiftspec_jax import errors, policies, simulator
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.compilation import shape_classes
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.simulator import layouts
 
 

@@ -15,10 +15,10 @@ from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   TreeEstimator,
 )
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LatencyTarget
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator import ChainAcceptance, TreeAcceptance, simulate
 
 COSTS = cases.EAGLE_8B.monotone()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
 from feature_draft_test import fed_pair
-from living_trees_test import SIZES, assert_fresh
+from persistent_trees_test import SIZES, assert_fresh
 from row_engine_test import (
   check,
   forward,
@@ -26,15 +26,12 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation import warm_up
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
-from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target import (
-  flat_batch,
-  paged_forward,
-  step_input,
-  target,
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
 )
+from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.step import ragged_batch, step_input, target, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 MODEL = testing.random_model(CONFIG)
 MAX_CONTEXT = 160
@@ -76,7 +73,7 @@ def read_cache(lengths):
 
 @jax.jit
 def run_rows(token_ids, batch, cache):
-  return paged_forward.forward(
+  return target_forward.forward(
     MODEL.params, CONFIG, token_ids.ravel(), batch, cache
   )
 
@@ -90,7 +87,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   token_ids = np.arange(NUM_SLOTS * (LENGTH + 1), dtype=np.int32)
   token_ids = token_ids.reshape(NUM_SLOTS, -1)
   flat = CHAINS.mixed(NUM_SLOTS, token_ids.size, MAX_CONTEXT)
-  batch, *_ = flat_batch.lay_out(flat, lengths, counts, None)
+  batch, *_ = ragged_batch.pack_tokens(flat, lengths, counts, None)
   if kind == 'tree':
     depths = np.array([0, 1, 1, 2])
     is_above = np.eye(4, dtype=bool)
@@ -123,7 +120,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
     return
   # A twin in which a slot feeds nothing, and another one less.
   counts = np.array([2, 0, LENGTH + 1])
-  batch, *_ = flat_batch.lay_out(flat, lengths, counts, None)
+  batch, *_ = ragged_batch.pack_tokens(flat, lengths, counts, None)
   twin, twin_cache = run_rows(token_ids, batch, cache)
   is_fed = np.arange(LENGTH + 1) < np.array([[2], [0], [LENGTH + 1]])
   np.testing.assert_array_equal(twin[is_fed.ravel()], got[is_fed.ravel()])
@@ -236,7 +233,7 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
   tree = dataclasses.replace(TREE, prompt_lookup=True)
   engine = PageEngine(
     model,
-    LivingTrees(model=draft, tree=tree),
+    PersistentTrees(model=draft, tree=tree),
     sizes=TREES,
     policy=RandomLengths(3),
     run_ahead=1,
@@ -252,7 +249,7 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
       (engine._target.rows.token_ids, engine._target.cache)
     )
     scheduler = engine.scheduler
-    is_seated = engine._texts.num_tenants == scheduler.num_tenants
+    is_seated = engine._texts.slot_generations == scheduler.slot_generations
     for slot in np.flatnonzero((scheduler.request_ids >= 0) & is_seated):
       text = texts[slot, : int(scheduler._num_cached[slot])]
       rows = [x[slot, :, : len(text)] for x in cache.keys + cache.values]

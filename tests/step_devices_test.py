@@ -25,7 +25,7 @@ from swiftspec_jax.planning.elastic import PrefillCosts
 from swiftspec_jax.serving import device_costs
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.target.step_devices import StepDevices
+from swiftspec_jax.step.step_devices import StepDevices
 
 LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
 # A program is compiled for each number of devices.

@@ -32,7 +32,7 @@ def draft(drafter, token_ids, length=4, request_id=0):
     view = scheduler.begin_step()
   texts = SlotTexts(
     token_ids=np.zeros((4, 64), np.int32),
-    num_tenants=scheduler.num_tenants,
+    slot_generations=scheduler.slot_generations,
     page_table=scheduler.page_table,
   )
   texts.token_ids[view.slots[0], : len(token_ids)] = token_ids

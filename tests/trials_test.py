@@ -48,6 +48,10 @@ def choose(kernel, spec=SPEC, **options):
 def test_a_kernel_that_agrees_is_compared_once(folder, monkeypatch):
   want = ('pallas_gpu', f'made for gpu; {AGREES}')
   assert choose('right') == want
+  # Another one is compared by the same child, as a start takes long.
+  child = trials._CHILD._process.pid
+  assert choose('right', dataclasses.replace(SPEC, num_tokens=9)) == want
+  assert trials._CHILD._process.pid == child
   # From here on each child ends with status 1.
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   assert choose('right') == want
@@ -57,6 +61,17 @@ def test_a_kernel_that_agrees_is_compared_once(folder, monkeypatch):
     chosen, reason = choose('right', dataclasses.replace(SPEC, **changes))
     assert chosen == 'reference'
     assert f'{UNCOMPARED}: before it, the child process failed' in reason
+
+
+def test_what_was_compared_here_is_not_compared_again(monkeypatch):
+  for kernel in ('right', 'wrong'):
+    found = comparison.compare(kernel, 'pallas_gpu', SPEC)
+    trials.keep(kernel, SPEC, 'pallas_gpu', found)
+  monkeypatch.setattr(sys, 'executable', '/bin/false')
+  assert choose('right') == ('pallas_gpu', f'made for gpu; {AGREES}')
+  chosen, reason = choose('wrong')
+  assert chosen == 'reference'
+  assert reason.startswith('pallas_gpu differs from the reference by ')
 
 
 def test_damaged_verdicts_are_replaced(folder, monkeypatch):

@@ -18,6 +18,7 @@ _STATUS_COLORS = {
   rows_lib.FAILED: '#cc79a7',
   rows_lib.CRASHED: _ORANGE,
   rows_lib.TIMED_OUT: '#f0e442',
+  rows_lib.NO_PACKAGE: '#56b4e9',
 }
 _MOST_BARS = 40
 
@@ -178,6 +179,7 @@ def _name(axes, places, rows: Sequence[Row]) -> None:
 
 
 _DRAWN = {
+  'first': _draw_errors,
   'correctness': _draw_errors,
   'kernels': _draw_times,
   'tiles': _draw_times,

@@ -14,6 +14,7 @@ FAILED = 'failed'
 CRASHED = 'crashed'
 TIMED_OUT = 'timed out'
 NO_WEIGHTS = 'no weights'
+NO_PACKAGE = 'no package'
 
 ROWS = 'rows.jsonl'
 

@@ -38,12 +38,14 @@ class Job:
     shape: shape of its first row.
     run: measures; rows without a name or a shape get those of the job.
     limit: seconds after which it counts as hanging.
+    is_baseline: it is of a library, which may not do the shape.
   """
 
   name: str
   shape: str = ''
   run: Callable[[], Sequence[Row]]
   limit: float = 90.0
+  is_baseline: bool = False
 
   @property
   def key(self) -> tuple[str, str]:
@@ -90,6 +92,14 @@ def _section(name, title, seconds, note, **options) -> Section:
 
 
 SECTIONS = (
+  _section(
+    'first',
+    'First minutes: kernels that are wrong, or not deterministic',
+    200,
+    'The greatest difference from the reference as a share of its greatest '
+    'number. odd_runs of 100 gave other bits than the first: a race. Seconds '
+    'of a call by the clock of the device.',
+  ),
   _section(
     'device',
     'Device: versions, memory, products',

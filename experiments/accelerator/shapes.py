@@ -2,38 +2,60 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 
 from experiments.kernels import kernel_cases, kernel_timing
 from experiments.kernels.kernel_cases import Case
 
-_MODELS = ('llama-8b', 'smollm2-135m', 'llama-1b')
+# Dense layers, sinks and experts in MXFP4, windows, experts in int4 and float8.
+_MODELS = (
+  'llama-8b',
+  'gpt-oss-20b',
+  'gemma3-4b',
+  'smollm2-135m',
+  'qwen3-30b-a3b',
+  'llama-1b',
+  'qwen3-235b-a22b',
+)
 _MOST_VALUABLE_TOKENS = 8  # a round of a tree
 REPEATS = 5
 _TINY_KERNEL = 'swiglu'  # quick in the interpreter
 
 
-def chosen_cases(*, tiny: bool) -> list[Case]:
+def chosen_cases(*, tiny: bool, long_first: bool = False) -> list[Case]:
   """Returns the shapes of some models on one device, kernels in turn.
 
   Args:
     tiny: only the smallest one of one kernel.
+    long_first: whether long contexts, which take long to compare but tell most
+      about speed, come before short ones.
   """
   if tiny:
     found = kernel_cases.cases(_TINY_KERNEL)
     return [min(found, key=lambda case: case.num_bytes)]
-  turns = itertools.zip_longest(*map(_of_kernel, kernel_cases.KERNELS))
-  return [case for turn in turns for case in turn if case is not None]
+  kernels = kernel_cases.KERNELS
+  return list(_in_turn(_of_kernel(kernel, long_first) for kernel in kernels))
 
 
-def _of_kernel(kernel: str) -> Iterator[Case]:
+def _of_kernel(kernel: str, long_first: bool) -> Iterator[Case]:
+  """Yields shapes of each model, dtype of weights and window in turn."""
   found = list(kernel_cases.cases(kernel))
+  kinds: dict[tuple, list[Case]] = {}
   for model in _MODELS:
     own = [case for case in found if _is_of(case, model)]
     found = [case for case in found if case not in own]
-    yield from sorted(own, key=_distance)
+    if long_first:
+      own.sort(key=lambda case: -getattr(case.spec, 'context', 0))
+    for case in sorted(own, key=_rank):
+      kinds.setdefault((model, *_kind(case)), []).append(case)
+  return _in_turn(kinds.values())
+
+
+def _in_turn(queues: Iterable[Iterable[Case]]) -> Iterator[Case]:
+  turns = itertools.zip_longest(*queues)
+  return (case for turn in turns for case in turn if case is not None)
 
 
 def _is_of(case: Case, model: str) -> bool:
@@ -45,9 +67,17 @@ def _is_of(case: Case, model: str) -> bool:
   )
 
 
-def _distance(case: Case) -> int:
+def _kind(case: Case) -> tuple:
+  """Returns what another code of a kernel runs for."""
+  names = ('weight_dtype', 'window')
+  return tuple(getattr(case.spec, name, None) for name in names)
+
+
+def _rank(case: Case) -> tuple:
+  """Returns a key that is less for shapes of more value."""
   tokens = getattr(case.spec, 'num_tokens', _MOST_VALUABLE_TOKENS)
-  return abs(tokens - _MOST_VALUABLE_TOKENS)
+  is_float32 = getattr(case.spec, 'dtype', None) == 'float32'
+  return abs(tokens - _MOST_VALUABLE_TOKENS), is_float32
 
 
 @functools.cache
@@ -59,6 +89,5 @@ def bandwidth() -> float:
 
 def make_sets(case: Case, prepare=lambda *arrays: arrays) -> list:
   """Returns several sets of arguments, too large for caches together."""
-  count = kernel_timing.num_sets(case.num_bytes)
-  keys = jax.random.split(jax.random.key(0), count)
+  keys = jax.random.split(jax.random.key(0), case.num_sets)
   return [prepare(*case.make_arrays(key)) for key in keys]

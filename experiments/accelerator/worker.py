@@ -1,11 +1,12 @@
 """The child: runs the jobs of a section, and tells the parent what it does.
 
-A fault of the device spoils all later work of its process. So a child ends
-after one, and the parent starts another.
+A fault of the device spoils all later work of its process. So a child tries the
+device before each job, and ends if that fails; the parent starts another.
 """
 
 import dataclasses
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Collection
@@ -19,9 +20,17 @@ from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Section, Settings
 
-# What it cannot do, told before anything ran on the device.
-_REFUSALS = (NotImplementedError, LookupError, TypeError, ValueError)
-_FAULTS = (ArithmeticError, AttributeError, OSError, RuntimeError)
+_ERRORS = (
+  ArithmeticError,
+  AssertionError,
+  AttributeError,
+  ImportError,
+  LookupError,
+  OSError,
+  RuntimeError,
+  TypeError,
+  ValueError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +75,8 @@ def main(
     log: path of the file for all that is printed.
   """
   os.setpgrp()  # so that the programs that it starts end with it
+  # They get Ctrl-C from here, which a job in the background would ignore.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   with open(log, 'ab', buffering=0) as file:
     for stream in (1, 2):
       os.dup2(file.fileno(), stream)
@@ -79,7 +90,7 @@ def work(
   done: Collection[tuple[str, str]],
   send: Callable[[Message], None],
 ) -> None:
-  """Runs the jobs that are not done, up to a fault of the device.
+  """Runs the jobs that are not done; raises if the device is lost.
 
   Args:
     section: section to be measured.
@@ -94,11 +105,11 @@ def work(
   jobs = [job for job in section.jobs(settings) if job.key not in done]
   send(Planned(len(jobs)))
   for job in jobs:
-    # An earlier fault that somebody caught must not be held against this job.
+    # A fault of the job before must not be held against this one.
     jax.block_until_ready(jnp.ones(8) + 1)
     send(Started(job.name, job.shape, job.limit))
     start = time.perf_counter()
-    rows, is_usable = _attempt(job)
+    rows = _attempt(job)
     seconds = time.perf_counter() - start
     send(
       [
@@ -113,23 +124,19 @@ def work(
         for row in rows
       ]
     )
-    if not is_usable:
-      return
   send(Finished())
 
 
-def _attempt(job: Job) -> tuple[list[Row], bool]:
-  """Returns the rows of a job, and whether the process can go on."""
+def _attempt(job: Job) -> list[Row]:
   try:
-    return list(job.run()), True
-  except _REFUSALS as error:
+    return list(job.run())
+  except _ERRORS as error:
     traceback.print_exc()
-    return [_without(rows_lib.REFUSED, error)], True
-  except _FAULTS as error:
-    traceback.print_exc()
-    return [_without(rows_lib.FAILED, error)], False
+    reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+    return [Row(status=_status_of(job, error), reason=reason[:300])]
 
 
-def _without(status: str, error: BaseException) -> Row:
-  reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-  return Row(status=status, reason=reason[:300])
+def _status_of(job: Job, error: BaseException) -> str:
+  if isinstance(error.__cause__ or error, ModuleNotFoundError):
+    return rows_lib.NO_PACKAGE
+  return rows_lib.REFUSED if job.is_baseline else rows_lib.FAILED

@@ -16,8 +16,8 @@ from swiftspec_jax import sharding
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.serving.target import flat_batch, paged_forward
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.step import ragged_batch, target_forward
+from swiftspec_jax.step.ragged_batch import StepSizes
 
 _CONTEXT = 131_072
 _DTYPE = jnp.bfloat16
@@ -62,8 +62,8 @@ def lower(
   )
   page_size = 16 * split
   num_pages = context // page_size
-  batch = flat_batch.pack(
-    FlatSizes(
+  batch = ragged_batch.pack(
+    StepSizes(
       num_rows=1, num_tokens=num_tokens, block_size=block_size, context=context
     ),
     np.array([context - num_tokens]),
@@ -93,9 +93,11 @@ def lower(
 
 
 def _step(params, cache, token_ids, batch, sources, targets, *, config):
-  hidden, cache = paged_forward.forward(params, config, token_ids, batch, cache)
+  hidden, cache = target_forward.forward(
+    params, config, token_ids, batch, cache
+  )
   queries = hidden[-_NUM_QUERIES:]
-  logits = paged_forward.logits_of(params, config, queries)
+  logits = target_forward.logits_of(params, config, queries)
   return paged.move(cache, sources, targets), logits
 
 

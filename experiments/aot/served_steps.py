@@ -21,12 +21,17 @@ from swiftspec_jax.config import ModelConfig, SamplingParams
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target import choices, paged_forward, step_input
-from swiftspec_jax.serving.target import target as served
-from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step import (
+  slot_sampling,
+  slot_trees,
+  step_input,
+  target_forward,
+  verify,
+)
+from swiftspec_jax.step import target as served
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.rows import Rows
 
 _DTYPE = jnp.bfloat16
 _NUM_ROWS = 8
@@ -114,12 +119,12 @@ class _Step:
   def verdict(self) -> jax.stages.Lowered:
     """Returns the choice of the tokens that stand."""
     args, options = self._verdict()
-    return choices.verify.lower(*args, **options)
+    return verify.verify.lower(*args, **options)
 
   def commit(self) -> jax.stages.Lowered:
     """Returns the move of accepted nodes."""
     args, options = self._verdict()
-    packed = ahead_of_time.compile_only(choices.verify, *args, **options)[1]
+    packed = ahead_of_time.compile_only(verify.verify, *args, **options)[1]
     cache, *_, places = self._forwarded
     return served.commit_nodes.lower(
       cache, places, packed, kernels=self.config.kernels
@@ -162,8 +167,8 @@ class _Step:
     """Returns the arguments of `verify`."""
     _, logits, token_ids, queries, _ = self._forwarded
     greedy = [SamplingParams()] * _NUM_ROWS
-    level = choices.Level.GREEDY
-    sampling = choices.make_state(greedy, self.config.vocab_size, level)
+    level = slot_sampling.SamplingLevel.GREEDY
+    sampling = slot_sampling.make_state(greedy, self.config.vocab_size, level)
     args = (
       logits,
       None,
@@ -181,7 +186,7 @@ class _Step:
     }
     return args, options
 
-  def _cache(self) -> paged_forward.Cache:
+  def _cache(self) -> target_forward.Cache:
     model = Model(
       name='abstract',
       config=self.config,
@@ -191,7 +196,7 @@ class _Step:
       tokenizer=None,
     )
     cache = jax.eval_shape(
-      functools.partial(paged_forward.init_cache, model, self.sizes)
+      functools.partial(target_forward.init_cache, model, self.sizes)
     )
     stored = {
       name: self._placed(getattr(cache, name), cache.sharding)
@@ -202,9 +207,9 @@ class _Step:
     return cache.replace(**stored)
 
   @property
-  def _rows(self) -> RowState:
+  def _rows(self) -> Rows:
     of_rows = self._integers(_NUM_ROWS)
-    return RowState(
+    return Rows(
       token_ids=self._integers(_NUM_ROWS, _CONTEXT),
       lengths=of_rows,
       prompt_lengths=of_rows,

@@ -34,11 +34,25 @@ class Target:
     """The devices; the compiler's plug-in is loaded at the first use."""
     options = {}
     if self.platform == 'cuda':
+      _name_gpu()
       config = pathlib.Path(__file__).with_name('h200.textproto')
       options = {'target_config': config.read_text(), 'topology': '1x1x8'}
     return topologies.get_topology_desc(
       platform=self.platform, topology_name=self.topology, **options
     ).devices
+
+
+def _name_gpu() -> None:
+  """Tells Pallas which GPU Triton kernels are for.
+
+  From 0.11.1 on JAX asks the default device, which is a CPU here.
+  """
+  if jax.__version_info__ >= (0, 11, 1):
+    from jax._src.pallas.triton import gpu_info
+
+    gpu_info.registry['cpu'] = functools.partial(
+      gpu_info.get_gpu_info_from_version, gpu_info.GpuVersion.H200
+    )
 
 
 TARGETS = {

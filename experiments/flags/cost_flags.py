@@ -11,8 +11,8 @@ from experiments.flags import engine_flags, policy_names
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model import storage
 from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _COSTS = flags.DEFINE_string(
   'costs',
@@ -80,7 +80,7 @@ class Policies:
       self._table,
       is_tree=engine_flags.is_tree(),
       drafts_by_model=engine_flags.drafts_by_model(),
-      looks_up=engine_flags.looks_up(),
+      uses_lookup=engine_flags.uses_lookup(),
     )
 
 

@@ -19,13 +19,15 @@ from experiments.flags import (
 from swiftspec_jax import errors, hosts
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving import device_costs
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target.step_devices import StepDevices
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.step_devices import StepDevices
 
 _MODE = flags.DEFINE_enum(
   'mode',
@@ -98,7 +100,7 @@ _PROMPT_DEVICES = flags.DEFINE_list(
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _DECODER_FLAGS = 'adaptive', 'forced_acceptance'
-_RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.LIVING_TREES
+_RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.PERSISTENT_TREES
 _HOLDERS = (
   _MODE,
   _ROWS,
@@ -130,9 +132,9 @@ def drafts_by_model() -> bool:
   return modes.MODES[mode()].drafts_by_model
 
 
-def looks_up() -> bool:
+def uses_lookup() -> bool:
   """Returns whether drafts can be looked up beside a draft model."""
-  return _MODE.value == modes.AUTO and mode() in modes.LIVING_TREES
+  return _MODE.value == modes.AUTO and mode() in modes.PERSISTENT_TREES
 
 
 def _refuse(names: Sequence[str], remedy: str) -> None:
@@ -155,7 +157,7 @@ def sizes() -> ProgramSizes:
     size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
   )
   longest = _MAX_LENGTH.value
-  if mode() in modes.LIVING_TREES:
+  if mode() in modes.PERSISTENT_TREES:
     _refuse(['max_length'], 'give --num_nodes')
     _refuse(_DECODER_FLAGS, 'leave it out')
     longest = tree_flags.config().num_nodes - 1
@@ -210,14 +212,14 @@ def make_engine(
   elif mode() in modes.NEW_TREES:
     model = shared_flags.load_draft(target, mode())
     draft = tree_flags.new_trees(mode(), model)
-  elif mode() in modes.LIVING_TREES:
+  elif mode() in modes.PERSISTENT_TREES:
     model = shared_flags.load_draft(target, mode())
-    draft = LivingTrees(model=model, tree=tree_flags.config())
+    draft = PersistentTrees(model=model, tree=tree_flags.config())
   elif mode() == modes.FORCED:
     draft = _forced_draft()
   elif (make := modes.MODES[mode()].make) is not None:
     draft = make()
-  lookup = draft_flags.prompt_lookup() if looks_up() else None
+  lookup = draft_flags.prompt_lookup() if uses_lookup() else None
   engine = PageEngine(
     target,
     draft,

@@ -110,7 +110,7 @@ def where(is_so: Callable[[Mode], bool]) -> tuple[str, ...]:
 
 DECODING = where(lambda mode: mode.decodes)
 SERVING = where(lambda mode: mode.serves)
-LIVING_TREES = ('serial', 'async')  # token trees that live on
+PERSISTENT_TREES = ('serial', 'async')  # kept across rounds
 NEW_TREES = (TREE, BEAMS)  # those of a round
 OF_DRAFTS = where(lambda mode: mode.takes_draft)
 

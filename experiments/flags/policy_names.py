@@ -69,7 +69,7 @@ def make(
   *,
   is_tree: bool = False,
   drafts_by_model: bool = True,
-  looks_up: bool = False,
+  uses_lookup: bool = False,
 ) -> policies.Policy:
   """Returns a new policy.
 
@@ -81,7 +81,7 @@ def make(
     table: the policy that 'table' names.
     is_tree: drafts are trees.
     drafts_by_model: drafts take time, other than lookups.
-    looks_up: drafts can be looked up beside those of the model.
+    uses_lookup: drafts can be looked up beside those of the model.
 
   Raises:
     UserError: there is none of this name, or none for trees.
@@ -91,7 +91,7 @@ def make(
   if name == _TABLE:
     return table
   if name == load_report.GOODPUT:
-    return _goodput(costs, buckets, is_tree, drafts_by_model, looks_up)
+    return _goodput(costs, buckets, is_tree, drafts_by_model, uses_lookup)
   if name == _ADASERVE:
     return AdaServe(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
@@ -106,13 +106,13 @@ def make(
   return FixedLength(length, drafts_first=kind == load_report.ALWAYS)
 
 
-def _goodput(costs, buckets, is_tree, drafts_by_model, looks_up):
+def _goodput(costs, buckets, is_tree, drafts_by_model, uses_lookup):
   live = functools.partial(LiveCosts, buckets)
   policy = Goodput(
     costs or live(drafts_by_model=drafts_by_model),
     TreeEstimator() if is_tree else None,
   )
-  if not looks_up:
+  if not uses_lookup:
     return policy
   free = WithoutDraft(costs) if costs else live(drafts_by_model=False)
   return LookupOrModel(policy, by_lookup=Goodput(free))

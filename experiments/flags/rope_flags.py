@@ -13,8 +13,8 @@ _ROPE_SCALING = flags.DEFINE_string(
   None,
   'Have --target and --draft take longer texts than they were trained for: '
   'what config.json would say, as in {"rope_type": "yarn", "factor": 4.0}. '
-  'Types are yarn and linear; original_max_position_embeddings is by default '
-  'the context of the model.',
+  'Types are yarn, linear and dynamic; original_max_position_embeddings is by '
+  'default the context of the model.',
 )
 _DRAFT_ROPE_SCALING = flags.DEFINE_string(
   'draft_rope_scaling',

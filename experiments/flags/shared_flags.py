@@ -170,7 +170,7 @@ def check(names: Sequence[str]) -> None:
   config_file.check_device()
   users = modes.OF_DRAFTS
   drafting = [mode for mode in names if mode in users]
-  forcible = *modes.LIVING_TREES, modes.FORCED
+  forcible = *modes.PERSISTENT_TREES, modes.FORCED
   forced_modes = [mode for mode in names if mode in forcible]
   for mode in drafting:
     if mode != modes.AUTO and _lacks_draft(mode):

@@ -87,7 +87,7 @@ _RUN_AHEAD = flags.DEFINE_integer(
   'lookups then run on the devices.',
 )
 
-_LIVING = *modes.LIVING_TREES, modes.AUTO
+_LIVING = *modes.PERSISTENT_TREES, modes.AUTO
 # The modes of flags that not all trees have, by name.
 _USERS = {
   _NUM_RESTART_STEPS.name: _LIVING,

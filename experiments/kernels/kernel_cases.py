@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu import paged_attention
 
 from experiments.aot.kernels import KERNELS
+from experiments.kernels import kernel_timing
 from kernels_pallas import dispatch, registry, tuning
 from kernels_pallas.call_spec import Arrays, CallSpec
 from kernels_pallas.tree_attention import reference as attention_reference
@@ -52,14 +52,21 @@ class Case:
     spec: one of the kernel's `arg_specs`.
     num_bytes: bytes that have to be read and written at least.
     num_flops: operations of the products.
-    is_in_place: the results are the first argument of the next call.
   """
 
   kernel: str
   spec: CallSpec
   num_bytes: int
   num_flops: int
-  is_in_place: bool = False
+
+  @property
+  def num_sets(self) -> int:
+    """How many sets of arguments no cache holds; few on CPUs."""
+    if jax.default_backend() == 'cpu':
+      return 2
+    leaves = jax.tree.leaves(self.spec.arrays())
+    set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
+    return kernel_timing.num_sets(self.num_bytes, set_bytes)
 
   def make_arrays(self, key: jax.Array) -> Arrays:
     """Returns random arguments; the key is consumed."""
@@ -75,7 +82,8 @@ class Case:
       ),
     )
     for name, call in KERNELS[self.kernel][1].items():
-      if name in dispatch.implementations_of(platform):
+      is_of_platform = name in dispatch.implementations_of(platform)
+      if is_of_platform and self.spec.suits(name):
         call = functools.partial(call, **options)
         yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
     # The baselines have no attention sinks.
@@ -85,6 +93,13 @@ class Case:
       yield from _attention_baselines(self.spec, platform)
     if self.kernel == 'paged_attention':
       yield from _paged_baselines(self.spec, platform)
+    if self.kernel in _PRODUCTS:
+      yield Contender(
+        name='jnp.dot bfloat16',
+        call=jnp.dot,
+        prepare=_PRODUCTS[self.kernel],
+        is_baseline=True,
+      )
 
 
 def cases(kernel: str) -> Iterator[Case]:
@@ -95,26 +110,28 @@ def cases(kernel: str) -> Iterator[Case]:
       spec=spec,
       num_bytes=spec.num_bytes,
       num_flops=spec.num_flops,
-      is_in_place=spec.IS_IN_PLACE,
     )
 
 
 def _attention_baselines(spec, platform):
   """Yields what JAX itself has for attention, in the form that it wants."""
   on_gpu = 'pallas_gpu' in dispatch.implementations_of(platform)
+  is_one = spec.num_tokens == spec.tree_size == 1 and spec.window is None
   for implementation in ('xla', *(['cudnn'] if on_gpu else [])):
     yield Contender(
       name=f'jax.nn {implementation}',
       call=functools.partial(
-        jax.nn.dot_product_attention,
+        _attend_to_lengths if is_one else jax.nn.dot_product_attention,
         scale=spec.head_dim**-0.5,
         implementation=implementation,
       ),
-      prepare=functools.partial(_heads_last, window=spec.window),
+      prepare=_with_lengths
+      if is_one
+      else functools.partial(_heads_last, window=spec.window),
       is_baseline=True,
     )
   # The kernels that JAX ships take one token and no mask.
-  if spec.num_tokens > 1 or spec.tree_size > 1 or spec.window is not None:
+  if not is_one:
     return
   if on_gpu:
     yield Contender(name='jax pallas gqa', call=_gqa, is_baseline=True)
@@ -171,7 +188,22 @@ def _heads_last(
   )
 
 
+def _with_lengths(queries, keys, values, lengths, mask, positions):
+  """Returns [B, 1, H, E], twice [B, S, G, E] and i32[B]: no mask for one."""
+  *heads, _, _ = _heads_last(queries, keys, values, lengths, mask, positions)
+  return *heads, lengths + 1
+
+
+def _attend_to_lengths(queries, keys, values, lengths, **options):
+  return jax.nn.dot_product_attention(
+    queries, keys, values, key_value_seq_lengths=lengths, **options
+  )
+
+
 def _gqa(queries, keys, values, lengths, mask, positions):
+  # Here, as JAX is about to drop it and warns of that.
+  from jax.experimental.pallas.ops.gpu import decode_attention
+
   del mask, positions
   return decode_attention.gqa(
     queries[:, 0].reshape(len(queries), -1, queries.shape[4]),
@@ -202,3 +234,23 @@ def _paged(queries, keys, values, lengths, table):
   return paged_attention.paged_attention(
     queries, keys, values, lengths, table, pages_per_compute_block=block
   )
+
+
+def _dequantized(x, *others):
+  """Returns rows [T, K] and a weight [K, P * N] in bfloat16."""
+  *_, values, _ = others  # [P, K, N] and scales
+  matrix = jnp.moveaxis(values, 0, 1).reshape(x.shape[1], -1)
+  return x.astype(jnp.bfloat16), matrix.astype(jnp.bfloat16)
+
+
+def _gate_beside_up(x, gate_up):
+  """Returns rows [N, D] and a weight [D, 2 * F] in bfloat16."""
+  matrix = gate_up.reshape(x.shape[1], -1)
+  return x.astype(jnp.bfloat16), matrix.astype(jnp.bfloat16)
+
+
+_PRODUCTS = {
+  'quantized_matmul': _dequantized,
+  'normed_matmul': _dequantized,
+  'swiglu': _gate_beside_up,
+}

@@ -23,44 +23,52 @@ from jax.profiler import ProfileData
 from kernels_pallas.call_spec import Arrays
 from swiftspec_jax import errors
 
-_MIN_SETS, _MAX_SETS = 2, 8
+_MIN_SETS, _MAX_SETS = 2, 64
+_MAX_BYTES = 2**31  # of all sets
 # What a device cannot keep near its processors: more than the 128 MiB of a TPU.
 _CACHE_BYTES = 256 * 2**20
 # On a GPU each kernel is an event of a stream, on a TPU each program is one of
 # this line.
 _PLANES = ('/device:GPU:0', '/device:TPU:0')
 _LINES = ('Stream #', 'XLA Modules')
+_ADDABLE = (jnp.float32, jnp.bfloat16, jnp.int32, jnp.int8)
 
 
-def num_sets(num_bytes: int, cache_bytes: int = _CACHE_BYTES) -> int:
-  """Returns how many sets of arguments exceed a cache, within limits."""
+def num_sets(
+  num_bytes: int, set_bytes: int, cache_bytes: int = _CACHE_BYTES
+) -> int:
+  """Returns how many sets of arguments exceed a cache, within limits.
+
+  Args:
+    num_bytes: bytes that a call reads and writes.
+    set_bytes: bytes of its arguments, which may be more.
+    cache_bytes: size of the cache.
+  """
   wanted = -(-cache_bytes // max(num_bytes, 1))
-  return min(max(wanted, _MIN_SETS), _MAX_SETS)
+  most = min(_MAX_SETS, _MAX_BYTES // max(set_bytes, 1))
+  return max(min(wanted, most), _MIN_SETS)
 
 
 def seconds_of(
-  call: Callable[..., Any],
+  program: Callable[..., Any],
   sets: Sequence[Arrays],
   repeats: int,
-  *,
-  is_in_place: bool = False,
+  donated: tuple[int, ...] = (),
 ) -> float:
   """Returns the median of the seconds of a call.
 
   Args:
-    call: jittable.
-    sets: arguments, used in turn.
+    program: a call as `jax.jit` returns it, given `donated`.
+    sets: arguments, used in turn; those that are donated are gone afterwards.
     repeats: rounds through all sets.
-    is_in_place: the result takes the place of the first argument.
+    donated: arguments whose place the last results take.
   """
-  program = jax.jit(call, donate_argnums=(0,) if is_in_place else ())
   sets = list(sets)
 
   def run(i: int) -> None:
-    result = program(*sets[i])
-    if is_in_place:
-      sets[i] = (result, *sets[i][1:])
-    jax.block_until_ready(result)
+    results = program(*sets[i])
+    sets[i] = taken_back(sets[i], results, donated)
+    jax.block_until_ready(results)
 
   for i in range(len(sets)):  # compiles, and fills what can be filled
     run(i)
@@ -68,9 +76,34 @@ def seconds_of(
   if jax.default_backend() == 'cpu':
     return statistics.median(_wall_seconds(run, i) for i in turns)
   if not has_clock():
-    return loop_seconds(call, sets, repeats, is_in_place=is_in_place)
+    return loop_seconds(program, sets, repeats, donated)
   durations = busy_seconds(lambda: [run(i) for i in turns])
   return median_call(durations, len(turns))
+
+
+def taken_back(
+  arrays: Arrays, results: Any, donated: tuple[int, ...]
+) -> Arrays:
+  """Returns the arguments of the next call, with the last results in place.
+
+  Args:
+    arrays: arguments of a call.
+    results: results of the call: a tuple, or one pytree.
+    donated: arguments whose place the last results take.
+  """
+  return _replaced(arrays, donated, _split(results, donated)[1])
+
+
+def _replaced(arrays, places, others):
+  others = dict(zip(places, others, strict=True))
+  return tuple(others.get(i, array) for i, array in enumerate(arrays))
+
+
+def _split(results, donated):
+  """Returns the results of a call, and apart those that take places."""
+  results = results if isinstance(results, tuple) else (results,)
+  start = len(results) - len(donated)
+  return results[:start], results[start:]
 
 
 @functools.cache
@@ -98,50 +131,54 @@ def busy_seconds(run: Callable[[], Any]) -> list[float]:
   with tempfile.TemporaryDirectory() as directory:
     with jax.profiler.trace(directory):
       run()
-    (path,) = pathlib.Path(directory).rglob('*.xplane.pb')
-    return device_seconds(ProfileData.from_file(str(path)))
+    paths = list(pathlib.Path(directory).rglob('*.xplane.pb'))
+    if len(paths) != 1:
+      raise errors.UserError(
+        f'the profiler of JAX has written {len(paths)} profiles in place of one'
+      )
+    return device_seconds(ProfileData.from_file(str(paths[0])))
 
 
 def loop_seconds(
   call: Callable[..., Any],
   sets: Sequence[Arrays],
   num_rounds: int,
-  *,
-  is_in_place: bool = False,
+  donated: tuple[int, ...] = (),
 ) -> float:
   """Returns the mean seconds of a call among many in one program.
 
   It needs no profiler. The gaps between the pieces of a call count, and a sum
-  of its results that makes each call wait for the one before.
+  of its first result that makes each call wait for the one before.
 
   Args:
-    call: jittable; its first array is one of floats.
-    sets: arguments, used in turn.
+    call: jittable.
+    sets: arguments, used in turn; an array of each can be added to.
     num_rounds: through all sets; the program runs three times after it has
       been compiled, and the quickest counts.
-    is_in_place: the result takes the place of the first argument.
+    donated: arguments whose place the last results take.
   """
+  call = jax.jit(call)  # lowered once for all sets
 
-  def call_in_turn(zero, sets):
-    for arrays in sets:
-      leaves, treedef = jax.tree.flatten(arrays)
-      leaves[0] += zero.astype(leaves[0].dtype)
-      results = jax.tree.leaves(call(*treedef.unflatten(leaves)))
-      # Not zero if a result is no number, so it has to be computed.
-      zero = 0 * sum(x.sum(dtype=jnp.float32) for x in results)
-    return zero
-
-  def call_in_place(firsts, sets):
-    pairs = zip(firsts, sets, strict=True)
-    return [call(first, *arrays[1:]) for first, arrays in pairs]
+  def one_round(sets, state):
+    zero, owned = state
+    after = []
+    for arrays, own in zip(sets, owned, strict=True):
+      arrays = _waiting(_replaced(arrays, donated, own), zero)
+      others, own = _split(call(*arrays), donated)
+      after.append(own)
+      for first in others[:1]:
+        # Not zero if a result is no number, so it has to be computed.
+        zero = 0 * first.sum(dtype=jnp.float32)
+    return zero, after
 
   @jax.jit
   def program(sets):
-    start, one_round = jnp.zeros((), jnp.float32), call_in_turn
-    if is_in_place:
-      start, one_round = [arrays[0] for arrays in sets], call_in_place
+    owned = [tuple(arrays[i] for i in donated) for arrays in sets]
     return jax.lax.fori_loop(
-      0, num_rounds, lambda _, state: one_round(state, sets), start
+      0,
+      num_rounds,
+      lambda _, state: one_round(sets, state),
+      (jnp.zeros((), jnp.float32), owned),
     )
 
   def run(_: int) -> None:
@@ -150,6 +187,15 @@ def loop_seconds(
   run(0)  # compiles
   seconds = min(_wall_seconds(run, 0) for _ in range(3))
   return seconds / (num_rounds * len(sets))
+
+
+def _waiting(arrays: Arrays, zero: jax.Array) -> Arrays:
+  """Returns arguments of which the smallest array depends on `zero`."""
+  leaves, treedef = jax.tree.flatten(arrays)
+  usable = [i for i, x in enumerate(leaves) if x.dtype in _ADDABLE]
+  smallest = min(usable, key=lambda i: leaves[i].size)
+  leaves[smallest] += zero.astype(leaves[smallest].dtype)
+  return treedef.unflatten(leaves)
 
 
 def _wall_seconds(run, i):
@@ -200,14 +246,14 @@ def copy_bandwidth(num_bytes: int, repeats: int) -> float:
   """Returns the bytes per second, read and written, of a copy."""
   size = num_bytes // 2
   sets = [(jnp.full(size, value, jnp.bfloat16),) for value in (1.5, 2.5)]
-  return 2 * num_bytes / seconds_of(lambda x: x + 1, sets, repeats)
+  return 2 * num_bytes / seconds_of(jax.jit(lambda x: x + 1), sets, repeats)
 
 
 def read_bandwidth(num_bytes: int, repeats: int) -> float:
   """Returns the bytes per second of a sum."""
   size = num_bytes // 4
   sets = [(jnp.full(size, value, jnp.float32),) for value in (1.5, 2.5)]
-  return num_bytes / seconds_of(jnp.sum, sets, repeats)
+  return num_bytes / seconds_of(jax.jit(jnp.sum), sets, repeats)
 
 
 def matrix_rate(
@@ -226,4 +272,4 @@ def matrix_rate(
     precision=precision,
     preferred_element_type=jnp.int32 if is_integer else None,
   )
-  return 2 * size**3 / seconds_of(dot, [(a, b), (c, d)], repeats)
+  return 2 * size**3 / seconds_of(jax.jit(dot), [(a, b), (c, d)], repeats)

@@ -4,7 +4,7 @@ The time is that of the kernels on the device, without gaps, the same as of JAX.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,57 +17,88 @@ from kernels_pallas.tree_attention import reference as attention_reference
 _WARM_UPS = 3
 
 
+def is_installed() -> bool:
+  """Returns whether torch is installed, without importing it."""
+  return importlib.util.find_spec('torch') is not None
+
+
 def is_usable() -> bool:
   """Returns whether torch is installed and sees a GPU."""
-  if importlib.util.find_spec('torch') is None:
+  if not is_installed():
     return False
   import torch
 
   return torch.cuda.is_available()
 
 
-def contenders(case: Case) -> Iterator[tuple[str, Callable[..., Any]]]:
-  """Yields names and functions of the tensors of `tensors`."""
-  import torch
+def names(case: Case) -> tuple[str, ...]:
+  """Returns the names of what PyTorch has for a call."""
+  if case.kernel == 'tree_attention' and not case.spec.has_sinks:
+    return 'torch SDPA', 'torch FlexAttention'
+  return ('torch compiled',) if case.kernel == 'swiglu' else ()
+
+
+def contender(case: Case, name: str) -> Callable[..., Any]:
+  """Returns a function of the tensors of `tensors` by its name."""
+  make = {
+    'torch SDPA': _sdpa,
+    'torch FlexAttention': _flex_attention,
+    'torch compiled': _layer,
+  }
+  return make[name](case.spec)
+
+
+def _sdpa(spec):
   from torch.nn import functional
+
+  def call(queries, keys, values, visible):
+    return functional.scaled_dot_product_attention(
+      queries,
+      keys,
+      values,
+      attn_mask=visible[:, None],
+      scale=spec.head_dim**-0.5,
+      enable_gqa=True,
+    )
+
+  return call
+
+
+def _flex_attention(spec):
+  import torch
   from torch.nn.attention import flex_attention
 
-  if case.kernel == 'tree_attention' and not case.spec.has_sinks:
-    scale = case.spec.head_dim**-0.5
+  compiled = torch.compile(flex_attention.flex_attention)
 
-    def sdpa(queries, keys, values, visible):
-      return functional.scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=visible[:, None],
-        scale=scale,
-        enable_gqa=True,
-      )
+  def call(queries, keys, values, visible):
+    def score(score, batch, head, query, row):
+      del head
+      return torch.where(visible[batch, query, row], score, -float('inf'))
 
-    yield 'torch SDPA', sdpa
-    compiled = torch.compile(flex_attention.flex_attention)
+    return compiled(
+      queries,
+      keys,
+      values,
+      score_mod=score,
+      scale=spec.head_dim**-0.5,
+      enable_gqa=True,
+    )
 
-    def flex(queries, keys, values, visible):
-      def score(score, batch, head, query, row):
-        del head
-        return torch.where(visible[batch, query, row], score, -float('inf'))
+  return call
 
-      return compiled(
-        queries, keys, values, score_mod=score, scale=scale, enable_gqa=True
-      )
 
-    yield 'torch FlexAttention', flex
-  if case.kernel == 'swiglu':
+def _layer(spec):
+  import torch
+  from torch.nn import functional
 
-    @torch.compile
-    def layer(x, weight):
-      gate, up = (x @ weight).chunk(2, dim=1)
-      if case.spec.activation == 'silu':
-        return functional.silu(gate) * up
-      return functional.gelu(gate, approximate='tanh') * up
+  @torch.compile
+  def call(x, weight):
+    gate, up = (x @ weight).chunk(2, dim=1)
+    if spec.activation == 'silu':
+      return functional.silu(gate) * up
+    return functional.gelu(gate, approximate='tanh') * up
 
-    yield 'torch compiled', layer
+  return call
 
 
 def tensors(case: Case, arrays: Any, device: str = 'cuda') -> list[Any]:

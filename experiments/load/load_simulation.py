@@ -10,9 +10,9 @@ from experiments.flags import load_flags
 from experiments.load import load_report
 from swiftspec_jax import policies, simulator
 from swiftspec_jax.cost_model.measured import MeasuredCosts
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.engine import PagedStepRecord
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 
 # Latencies that differ by less are no ranking.
 _LEAST_DIFFERENCE = 0.03

@@ -15,10 +15,10 @@ from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LoadRecorder
-from swiftspec_jax.serving.scheduling.scheduler import Scheduler
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator import layouts
 
 _PROFILE = flags.DEFINE_string(

@@ -10,14 +10,13 @@ import pathlib
 import time
 from collections.abc import Collection
 
-import gguf
 import numpy as np
 
 import swiftspec_jax as ss
 from experiments.measuring import peer_results
 from experiments.measuring.benchmark_run import Decode
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import builtin, gguf_header
+from swiftspec_jax.checkpoint import builtin
 
 _LOOKUP = 'llama_cpp_prompt_lookup'
 PEERS = ('llama_cpp', _LOOKUP)
@@ -53,6 +52,10 @@ def file_of(target: ss.Model) -> pathlib.Path:
 
 def bits_per_weight(path: pathlib.Path) -> float:
   """Returns the mean bits of a weight in a GGUF file."""
+  import gguf
+
+  from swiftspec_jax.checkpoint import gguf_header
+
   num_bytes = num_weights = 0
   for tensor in gguf_header.read(path)[1].values():
     block_weights, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]

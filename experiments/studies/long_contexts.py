@@ -41,9 +41,9 @@ from experiments.studies import long_texts
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _TEXTS = flags.DEFINE_multi_string(
   'texts', None, 'Text files, as quoted glob patterns.', required=True

@@ -27,8 +27,8 @@ from experiments.output import benchmark_output
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.linear import LinearCosts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.compilation import shape_classes
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.simulator import layouts
 
 _NUM_PROGRAMS = flags.DEFINE_list(

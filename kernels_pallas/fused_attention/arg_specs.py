@@ -14,6 +14,8 @@ _CONTEXT = 1_000  # the code does not depend on it
 class ArgSpec(tree_specs.ArgSpec):
   """The arguments of one call, on one device, as of tree attention."""
 
+  DONATED = (3, 4)  # keys and values
+
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `fused_attention`."""
     queries, keys, values, lengths, *others = super().arrays()

@@ -12,6 +12,8 @@ from kernels_pallas.paged_attention import arg_specs as paged_specs
 class ArgSpec(paged_specs.ArgSpec):
   """The arguments of one call, on one device, as of paged attention."""
 
+  DONATED = (3, 4)  # keys and values
+
   @property
   def num_all_tokens(self) -> int:
     """N: the last block has padding."""

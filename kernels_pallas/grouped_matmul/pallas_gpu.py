@@ -21,8 +21,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
-from kernels_pallas.quantized_matmul import float4
-from kernels_pallas.quantized_matmul import pallas_gpu as dense
+from kernels_pallas.quantized_matmul import float4, triton_chunks
 
 _BLOCK_ROWS = 16  # the least of a product in Triton
 _MOST_OUTPUTS = 64
@@ -67,7 +66,7 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     scales: scales [X, C, N], of which shape and dtype are read.
   """
   tiles.check(x.shape[0], x.dtype, values.dtype)
-  dense.check_sizes(values, scales)
+  triton_chunks.check_sizes(values, scales)
 
 
 def grouped_matmul(
@@ -96,11 +95,10 @@ def grouped_matmul(
     shape = (*array.shape[:-1], block)
     return pl.BlockSpec(shape, lambda tile, _: (*(0,) * (array.ndim - 1), tile))
 
+  chunk_size = triton_chunks.chunk_size_of(num_inputs, scales.shape[1])
   out_shape = jax.ShapeDtypeStruct((len(x), num_outputs), x.dtype)
   return pl.pallas_call(
-    functools.partial(
-      _kernel, chunk_size=dense.chunk_size_of(num_inputs, scales.shape[1])
-    ),
+    functools.partial(_kernel, chunk_size=chunk_size),
     grid=(num_outputs // block, len(experts)),
     in_specs=[
       whole(firsts),
@@ -138,8 +136,8 @@ def _kernel(
   is_own = ((row >= first) & (row < stop))[:, None]
   none = jnp.zeros((), jnp.int32)
   num_chunks = jnp.where(first < stop, x.shape[1] // chunk_size, none)
-  total, _ = dense.add_chunks(
-    functools.partial(dense.plain_rows, x, row, is_own),
+  total, _ = triton_chunks.add_chunks(
+    functools.partial(triton_chunks.plain_rows, x, row, is_own),
     jnp.zeros((_BLOCK_ROWS,), jnp.float32),
     values,
     scales,

@@ -34,7 +34,7 @@ class ArgSpec(call_spec.CallSpec):
     dtype: dtype of the caches.
   """
 
-  IS_IN_PLACE = True
+  DONATED = (0,)
   ROUNDED = ('batch_size', 'num_rows', 'num_kept', 'capacity')
   num_caches: int
   num_kv_heads: int

@@ -29,7 +29,7 @@ class ArgSpec(call_spec.CallSpec):
     dtype: dtype of the caches.
   """
 
-  IS_IN_PLACE = True
+  DONATED = (0,)
   ROUNDED = ('batch_size', 'num_kept')
   num_caches: int
   width: int

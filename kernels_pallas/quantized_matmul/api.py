@@ -11,13 +11,18 @@ from jax.sharding import NamedSharding
 from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.quantized_matmul import (
   arg_specs,
+  mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
   reference,
   shards,
 )
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+  'mosaic_gpu': mosaic_gpu,
+}
 
 
 def quantized_matmul(
@@ -40,7 +45,8 @@ def quantized_matmul(
     activation: gate that joins two parts, gate and up: one of
       `swiglu.reference.ACTIVATIONS`. None leaves the parts as they are.
     implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+      `dispatch.IMPLEMENTATIONS`. What 'mosaic_gpu' cannot do is left to
+      'pallas_gpu'.
     sharding: sharding of `values`, of whose last two axes one may be sharded.
       The C groups are sharded with the inputs, unless there is only one.
 
@@ -81,14 +87,19 @@ def _choose(x, values, scales, activation, implementation, sharding):
     weight_dtype=values.dtype.name,
     activation=activation,
   )
+  checks = {
+    name: functools.partial(backend.check, x, values, scales)
+    for name, backend in _BACKENDS.items()
+  }
+  try:
+    checks['mosaic_gpu']()
+  except NotImplementedError:
+    del checks['mosaic_gpu']
   return dispatch.choose(
     'quantized_matmul',
     described,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      name: functools.partial(backend.check, x, values, scales)
-      for name, backend in _BACKENDS.items()
-    },
+    checks,
     trial=functools.partial(trials.verdict, 'quantized_matmul', spec, sharding),
   )

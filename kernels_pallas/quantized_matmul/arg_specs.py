@@ -78,6 +78,11 @@ class ArgSpec(call_spec.CallSpec):
       jax.ShapeDtypeStruct((parts, num_groups, outputs), jnp.float32),
     )
 
+  def suits(self, implementation):
+    """Whether it can: that with wgmma has bfloat16 and integers alone."""
+    is_fit = self.dtype == 'bfloat16' and self.weight_dtype in ('int8', 'int4')
+    return implementation != 'mosaic_gpu' or is_fit
+
 
 def arg_specs(
   matrices: tuple[str, ...] = ('qkv', 'attention_out', 'gate_up', 'down'),

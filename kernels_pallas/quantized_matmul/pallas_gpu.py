@@ -16,8 +16,8 @@ Legend:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,9 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import last_program
 from kernels_pallas import tiles as block_tiles
-from kernels_pallas.quantized_matmul import float4, tiles
+from kernels_pallas.quantized_matmul import tiles, triton_chunks
 from kernels_pallas.swiglu import reference as gate
 
-_LEAST_SIDE = 16  # of a product in Triton
-_MOST_SIDE = 128
 _MOST_FLOAT32_ROWS = 16  # more take minutes to compile
 _MOST_SPLITS = 16
 _NUM_PROGRAMS = 256  # about two for each multiprocessor
@@ -72,9 +70,9 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
     num_inputs: K.
     num_outputs: N.
   """
-  block = math.gcd(num_outputs, _MOST_SIDE)
+  block = math.gcd(num_outputs, triton_chunks.MOST_SIDE)
   num_tiles = num_parts * num_outputs // block
-  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, _MOST_SIDE))
+  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, triton_chunks.MOST_SIDE))
   return Config(
     block_outputs=block,
     num_splits=max(min(_NUM_PROGRAMS // num_tiles, most), 1),
@@ -94,29 +92,7 @@ def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
     raise NotImplementedError(
       f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'
     )
-  check_sizes(values, scales)
-
-
-def check_sizes(values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError if a weight cannot be parted.
-
-  Args:
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
-  num_inputs, num_outputs = values.shape[1:]
-  num_groups = scales.shape[1]
-  chunk_size = chunk_size_of(num_inputs, num_groups)
-  is_power = chunk_size & (chunk_size - 1) == 0
-  if chunk_size < _LEAST_SIDE or not is_power:
-    raise NotImplementedError(
-      f'{num_inputs} inputs in {num_groups} groups are no chunks of a power '
-      f'of two from {_LEAST_SIDE}'
-    )
-  if num_outputs % _LEAST_SIDE:
-    raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {_LEAST_SIDE}'
-    )
+  triton_chunks.check_sizes(values, scales)
 
 
 def quantized_matmul(
@@ -182,7 +158,7 @@ def launch(
     raise ValueError(f'{block} outputs of a tile do not divide {num_outputs}')
   tiles_of_part = num_outputs // block
   num_tiles = num_results * tiles_of_part
-  padded_rows = max(pl.next_power_of_2(num_rows), _LEAST_SIDE)
+  padded_rows = max(pl.next_power_of_2(num_rows), triton_chunks.LEAST_SIDE)
 
   def whole(array):
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
@@ -208,7 +184,7 @@ def launch(
   out, *others = pl.pallas_call(
     functools.partial(
       _kernel,
-      chunk_size=chunk_size_of(num_inputs, num_groups),
+      chunk_size=triton_chunks.chunk_size_of(num_inputs, num_groups),
       activation=activation,
       epsilon=epsilon,
       interpret=interpret,
@@ -264,7 +240,7 @@ def _kernel(
       refs
     )
   num_rows, num_inputs = x.shape
-  num_splits, num_joined, padded_rows, block = totals.shape
+  num_splits, num_joined, padded_rows, _ = totals.shape
   row = jnp.arange(padded_rows)
   is_row = (row < num_rows)[:, None]
   num_chunks = num_inputs // chunk_size
@@ -274,14 +250,19 @@ def _kernel(
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
 
-  rows_fn = functools.partial(plain_rows, x, row, is_row)
+  rows_fn = functools.partial(triton_chunks.plain_rows, x, row, is_row)
   if epsilon is not None:
     is_written = is_row & (tile == 0)
     rows_fn = functools.partial(
       _scaled_rows, x, added, norm, summed, row, is_row, is_written
     )
+
+  write = functools.partial(
+    _write, out, scales, row, is_row, num_inputs, activation, epsilon
+  )
+  parts = []
   for i in range(num_joined):
-    totals[split, i], square_sums = add_chunks(
+    total, square_sums = triton_chunks.add_chunks(
       rows_fn,
       jnp.zeros((padded_rows,), jnp.float32),
       values,
@@ -291,49 +272,51 @@ def _kernel(
       chunk_size,
       (i,),
     )
+    if num_splits == 1:
+      parts.append(total)
+    else:
+      totals[split, i] = total
+  if num_splits == 1:
+    write(parts, square_sums)
+    return
   if epsilon is not None:
     squares[split] = square_sums
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    parts = [_sum_of(totals, i) for i in range(num_joined)]
-    if scales.shape[1] == 1:
-      parts = [part * scales[i] for i, part in enumerate(parts)]
-    if epsilon is not None:
-      factors = _factors_of(squares, num_inputs, epsilon)
-      parts = [part * factors[:, None] for part in parts]
-    total, *up = parts
-    if activation:
-      total = gate.gated_activation(total, *up, activation)
-    plgpu.store(
-      out.at[row[:, None], jnp.arange(block)[None]],
-      total.astype(out.dtype),
-      mask=is_row,
+    write(
+      [_sum_of(totals, i) for i in range(num_joined)],
+      None if epsilon is None else _sum_of(squares),
     )
 
 
-def plain_rows(x, row, is_row, inputs, carry):
-  """Returns rows [M, J] of x [T, K], for `add_chunks`."""
-  places = row[:, None], inputs[None]
-  return plgpu.load(x.at[places], mask=is_row, other=0), carry
+def _write(
+  out, scales, row, is_row, num_inputs, activation, epsilon, parts, square_sums
+):
+  """Writes what the sums of parts f32[M, W] and of squares f32[M] make."""
+  if scales.shape[1] == 1:
+    parts = [part * scales[i] for i, part in enumerate(parts)]
+  if epsilon is not None:
+    factors = jax.lax.rsqrt(square_sums / num_inputs + epsilon)
+    parts = [part * factors[:, None] for part in parts]
+  total, *up = parts
+  if activation:
+    total = gate.gated_activation(total, *up, activation)
+  places = row[:, None], jnp.arange(out.shape[1])[None]
+  plgpu.store(out.at[places], total.astype(out.dtype), mask=is_row)
 
 
 def _scaled_rows(
   x, added, norm, summed, row, is_row, is_written, inputs, square_sums
 ):
   """Adds rows, writes the sums, and scales them by inputs alone."""
-  rows, _ = plain_rows(x, row, is_row, inputs, None)
-  others, _ = plain_rows(added, row, is_row, inputs, None)
+  rows, _ = triton_chunks.plain_rows(x, row, is_row, inputs, None)
+  others, _ = triton_chunks.plain_rows(added, row, is_row, inputs, None)
   rows += others
   plgpu.store(summed.at[row[:, None], inputs[None]], rows, mask=is_written)
   wide = rows.astype(jnp.float32)
   scaled = (wide * plgpu.load(norm.at[inputs])[None]).astype(rows.dtype)
   return scaled, square_sums + (wide * wide).sum(axis=1)
-
-
-def _factors_of(squares, num_inputs, epsilon) -> jax.Array:
-  """Returns f32[M], what the norm multiplies the products of a row with."""
-  return jax.lax.rsqrt(_sum_of(squares) / num_inputs + epsilon)
 
 
 def _sum_of(sums, *part: int) -> jax.Array:
@@ -345,56 +328,3 @@ def _sum_of(sums, *part: int) -> jax.Array:
     lambda split, total: total + sums[(split, *part)],
     jnp.zeros(shape[len(part) :], jnp.float32),
   )
-
-
-def add_chunks(
-  rows_fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
-  carry: jax.Array,
-  values,
-  scales,
-  start,
-  stop,
-  chunk_size,
-  part=(),
-) -> tuple[jax.Array, Any]:
-  """Returns the product of some chunks of inputs f32[M, W], and a carry.
-
-  A scale for all inputs is left to the caller.
-
-  Args:
-    rows_fn: function of the inputs i32[J] of a chunk and the carry, that
-      returns rows [M, J] and the next carry.
-    carry: argument of the first call, an array f32[M].
-    values: reference to the numbers [*part, K, W].
-    scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
-    start: number of the first chunk.
-    stop: number of the chunk behind the last.
-    chunk_size: J.
-    part: scalars i32[], the place of the matrix among several.
-  """
-  num_groups, block = scales.shape[-2:]
-
-  def add_chunk(chunk, carry):
-    total, carry = carry
-    first = chunk * chunk_size
-    inputs = first + jnp.arange(chunk_size)
-    weights = values[(*part, pl.ds(first, chunk_size))]
-    if float4.is_used(scales):
-      weights = float4.numbers(weights)
-    rows, carry = rows_fn(inputs, carry)
-    product = plgpu.dot(
-      rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
-    )
-    if num_groups > 1:
-      product *= float4.wide(scales[(*part, chunk)])[None]
-    return total + product, carry
-
-  nothing = jnp.zeros((len(carry), block), jnp.float32)
-  return jax.lax.fori_loop(start, stop, add_chunk, (nothing, carry))
-
-
-def chunk_size_of(num_inputs: int, num_groups: int) -> int:
-  """Returns J: a group, or where there is one only a divisor of it."""
-  if num_groups > 1:
-    return num_inputs // num_groups
-  return math.gcd(num_inputs, _MOST_SIDE)

@@ -17,8 +17,9 @@ ROWS = 64  # R, of a product by a warpgroup
 BLOCK_KV = 64  # K
 TILE_LAYOUT = plgpu.Layout.WGMMA
 ROW_LAYOUT = TILE_LAYOUT.reduce(1)
-# Older versions of JAX ask for an index.
-_NO_INDEX = ((),) if 'idx' in inspect.signature(plgpu.load).parameters else ()
+# JAX 0.10 asks for an index; newer versions warn of one.
+_INDEX = inspect.signature(plgpu.load).parameters.get('idx')
+_NO_INDEX = ((),) if _INDEX and _INDEX.default is _INDEX.empty else ()
 
 
 def nothing(num_columns, width):
@@ -34,9 +35,15 @@ def nothing(num_columns, width):
   )
 
 
-def load(ref, layout):
-  """Returns what is in memory, one piece for each thread of the layout."""
-  return plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=False)
+def load(ref, layout, *, optimized=False):
+  """Returns what is in memory, one piece for each thread of the layout.
+
+  Args:
+    ref: reference to it.
+    layout: layout in the registers of the threads.
+    optimized: whether only fast ways will do; else the compiler raises.
+  """
+  return plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=optimized)
 
 
 def by_row(vector, like):
@@ -44,7 +51,7 @@ def by_row(vector, like):
   return jax.lax.broadcast_in_dim(vector, like.shape, [0])
 
 
-def _product(left, right, num_columns):
+def product(left, right, num_columns):
   """Returns f32[R, num_columns] of two tiles in shared memory."""
 
   def multiply(accumulator):
@@ -87,7 +94,7 @@ def add_block(
   num_stages = key_tiles.shape[0]
   stage = jax.lax.rem(block - start, num_stages)
   plgpu.barrier_wait(arrivals[0].at[stage])
-  scores = _product(query_tile, key_tiles.at[stage].transpose((1, 0)), BLOCK_KV)
+  scores = product(query_tile, key_tiles.at[stage].transpose((1, 0)), BLOCK_KV)
   scores *= scale
   if soft_cap is not None:
     scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -110,7 +117,7 @@ def add_block(
 
   plgpu.barrier_wait(arrivals[1].at[stage])
   added = (
-    _product(
+    product(
       weight_tile,
       value_tiles.at[stage, :, pl.ds(i * part.shape[1], part.shape[1])],
       part.shape[1],

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import end_tokens, gguf_header
+from swiftspec_jax.checkpoint import end_tokens, gguf_header, gguf_rope
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers
@@ -93,6 +93,7 @@ class GGUFFile:
     embed_dim = self._get('embedding_length')
     head_dim = self._get('attention.key_length', embed_dim // num_heads)
     rope_theta = self._get('rope.freq_base', 10_000.0)
+    rope_scaling, max_context = self._rope_scaling(head_dim, rope_theta)
     return ModelConfig(
       family=family,
       vocab_size=self._tensor('token_embd.weight').data.shape[0],
@@ -102,11 +103,11 @@ class GGUFFile:
       num_kv_heads=self._get('attention.head_count_kv', num_heads),
       head_dim=head_dim,
       ffw_dim=self._get('feed_forward_length'),
-      max_context=self._get('context_length'),
+      max_context=max_context,
       eos_token_ids=end_tokens.of_gguf(self.metadata),
       norm_eps=self._get('attention.layer_norm_rms_epsilon'),
       rope_theta=rope_theta,
-      rope_scaling=self._rope_scaling(head_dim, rope_theta),
+      rope_scaling=rope_scaling,
       tie_embeddings='output.weight' not in self._tensors,
       activation='gelu_tanh' if is_gemma else 'silu',
       use_qkv_bias='blk.0.attn_q.bias' in self._tensors,
@@ -134,26 +135,32 @@ class GGUFFile:
       'local_rope_theta': self._get('rope.freq_base_swa', 10_000.0),
     }
 
-  def _rope_scaling(self, head_dim: int, theta: float) -> RopeScaling | None:
-    if 'rope_freqs.weight' in self._tensors:
-      # Llama 3.1: the file holds the divisors, the largest is the factor.
-      divisors = _dequantize(self._tensors['rope_freqs.weight'])
-      scaling = RopeScaling(kind='llama3', factor=float(divisors.max()))
-      plain = layers.rope_frequencies(head_dim, theta, None)
-      scaled = layers.rope_frequencies(head_dim, theta, scaling)
-      if not np.allclose(plain / divisors, scaled, rtol=1e-3):
-        raise errors.UserError(
-          f'{self._path}: rope_freqs.weight is not the Llama 3.1 scaling'
-        )
-      return scaling
-    kind = self._get('rope.scaling.type', 'none')
-    if kind == 'none':
-      return None
-    if kind != 'linear':
-      raise errors.UserError(
-        f'{self._path}: unknown rope scaling {kind!r}; supported: linear'
+  def _rope_scaling(
+    self, head_dim: int, theta: float
+  ) -> tuple[RopeScaling | None, int]:
+    """Returns the scaling, and tokens of the longest text."""
+    try:
+      scaling, max_context = gguf_rope.read(
+        self.metadata,
+        self._architecture,
+        self._get('context_length'),
+        head_dim,
       )
-    return RopeScaling(kind='linear', factor=self._get('rope.scaling.factor'))
+    except errors.UserError as error:
+      raise errors.UserError(f'{self._path}: {error}') from error
+    if 'rope_freqs.weight' not in self._tensors:
+      return scaling, max_context
+    # Llama 3.1: the file holds the divisors, the largest is the factor.
+    divisors = _dequantize(self._tensors['rope_freqs.weight'])
+    llama3 = RopeScaling(kind='llama3', factor=float(divisors.max()))
+    plain = layers.rope_frequencies(head_dim, theta, None)
+    scaled = layers.rope_frequencies(head_dim, theta, llama3)
+    is_llama3 = np.allclose(plain / divisors, scaled, rtol=1e-3)
+    if scaling is not None or not is_llama3:
+      raise errors.UserError(
+        f'{self._path}: rope_freqs.weight is not the Llama 3.1 scaling alone'
+      )
+    return llama3, max_context
 
   def read_params(self, config: ModelConfig, place: families.Place) -> Params:
     """Returns the dequantized parameters as `place` puts them.

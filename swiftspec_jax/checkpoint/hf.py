@@ -214,16 +214,22 @@ def _open_stored(
   if not list(directory.glob('*.safetensors')) and torch_file.is_in(directory):
     files = torch_file.read(directory)
     return _getter(directory, files.__getitem__, files), list(files)
-  names = {_SINGLE}
-  if (directory / _INDEX).exists():
-    weight_map = read_json(directory / _INDEX).get('weight_map')
-    if not isinstance(weight_map, dict):
-      raise errors.UserError(f'{directory / _INDEX} has no weight_map')
-    names = set(weight_map.values())
   tensors = {}
-  for name in sorted(names):
+  for name in sorted(_file_names(directory)):
     tensors.update(safetensors_file.tensors_of(directory / name))
   return _getter(directory, lambda name: tensors[name](), tensors), [*tensors]
+
+
+def _file_names(directory: pathlib.Path) -> set[str]:
+  if not (directory / _INDEX).exists():
+    return {_SINGLE}
+  weight_map = read_json(directory / _INDEX).get('weight_map')
+  if not isinstance(weight_map, dict):
+    raise errors.UserError(f'{directory / _INDEX} has no weight_map')
+  names = set(weight_map.values())
+  # As in transformers: an index of other files is one of an older checkpoint.
+  is_old = _SINGLE not in names and (directory / _SINGLE).exists()
+  return {_SINGLE} if is_old else names
 
 
 def _getter(

@@ -12,18 +12,11 @@ import jax
 import jax.numpy as jnp
 import transformers
 
-from kernels_pallas import dispatch, tuning
+from kernels_pallas import dispatch, last_program, tuning
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import (
-  builtin,
-  end_tokens,
-  gguf_tokenizer,
-  hf,
-  orbax,
-)
-from swiftspec_jax.checkpoint import gguf as gguf_lib
+from swiftspec_jax.checkpoint import builtin, end_tokens, hf, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
@@ -86,7 +79,7 @@ def load(
       the same, but keeps 16 bits of the layers' activations.
     rope_scaling: entries by which a model without a scaling takes longer texts
       than it was trained for, as `config.json` has them: `rope_type`, which is
-      'yarn' or 'linear', `factor`, and others of that type.
+      'yarn', 'linear' or 'dynamic', `factor`, and others of that type.
       `original_max_position_embeddings` is by default the context of the model.
       The new one is `factor` times that. A draft needs the same.
 
@@ -96,7 +89,8 @@ def load(
       than `num_layers`; the kernels are for other devices; `weight_dtype` is
       unknown; `rope_scaling` makes no sense, or the model has one;
       `sequence_devices` does not divide the number of devices; or the
-      environment names a bad file of tiles (`kernels_pallas.tuning`).
+      environment names a bad file of tiles (`kernels_pallas.tuning`), or lets
+      XLA for GPUs run kernels at once (`kernels_pallas.last_program`).
   """
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices, sequence_devices)
@@ -108,6 +102,8 @@ def load(
     )
   try:
     tuning.check_variable()
+    if platform == 'gpu' and kernels != dispatch.REFERENCE:
+      last_program.check_flags()
   except ValueError as error:
     raise errors.UserError(str(error)) from error
   if dtype is None:
@@ -124,7 +120,8 @@ def load(
   )
   if rope_scaling is not None:
     config = _stretched(name, config, rope_scaling, draft_of)
-    name = f'{name} ({rope_scaling["rope_type"]} {rope_scaling["factor"]:g})'
+    kind = rope_scaling_lib.kind_of(rope_scaling)
+    name = f'{name} ({kind} {rope_scaling["factor"]:g})'
   if num_layers is not None:
     config = config.with_layers(num_layers)
     name = f'{name} ({num_layers} layers)'
@@ -238,6 +235,14 @@ def _open(name: str, draft_of: Model | None) -> _Source:
 
 
 def _open_gguf(path: pathlib.Path) -> _Source:
+  try:  # other models need no package for these files
+    from swiftspec_jax.checkpoint import gguf as gguf_lib
+    from swiftspec_jax.checkpoint import gguf_tokenizer
+  except ModuleNotFoundError as error:
+    raise errors.UserError(
+      f'{path} cannot be read without the package {error.name}; run `pip '
+      f'install {error.name}`'
+    ) from error
   file = gguf_lib.GGUFFile(path)
   tokenizer = gguf_tokenizer.from_metadata(file.metadata)
   return _Source(

@@ -10,18 +10,21 @@ class RopeScaling:
   """How rotary frequencies are stretched for long contexts.
 
   Attributes:
-    kind: name of the method: 'linear' (all frequencies are divided), 'llama3'
-      (only the low ones are; Llama 3.1 model card), 'yarn' (too, and queries
-      and keys get a factor; YaRN paper, section 3) or 'proportional' (all are
-      divided, and the lowest ones become zero; Gemma 4).
-    factor: number by which frequencies are divided.
+    kind: name of the method: 'linear' (all frequencies are divided), 'dynamic'
+      (the base grows, as for the longest text), 'llama3' (only the low ones
+      are divided; Llama 3.1 model card), 'yarn' (too, and queries and keys get
+      a factor; YaRN paper, section 3), 'longrope' (each is divided by a number
+      of its own; arXiv 2402.13753) or 'proportional' (all are divided, and the
+      lowest ones become zero; Gemma 4).
+    factor: number by which frequencies are divided, or the context grows.
     low_freq_factor: turns in the original context up to which a frequency is
       divided by the whole factor ('llama3', 'yarn').
     high_freq_factor: turns from which it is kept.
     original_max_context: tokens of the original context.
-    attention_factor: factor of rotated queries and keys ('yarn').
+    attention_factor: factor of rotated queries and keys ('yarn', 'longrope').
     is_truncated: whether the blended frequencies are whole ones ('yarn').
     rotated_share: share of the frequencies that are not zero ('proportional').
+    divisors: numbers by which the frequencies are divided ('longrope').
   """
 
   kind: str
@@ -32,6 +35,7 @@ class RopeScaling:
   attention_factor: float = 1.0
   is_truncated: bool = True
   rotated_share: float = 1.0
+  divisors: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -363,7 +363,10 @@ class ModelConfig:
   def from_json(cls, values: Mapping[str, Any]) -> 'ModelConfig':
     values = dict(values)
     if values.get('rope_scaling') is not None:
-      values['rope_scaling'] = RopeScaling(**values['rope_scaling'])
+      divisors = tuple(values['rope_scaling'].get('divisors', ()))
+      values['rope_scaling'] = RopeScaling(
+        **{**values['rope_scaling'], 'divisors': divisors}
+      )
     if values.get('irope') is not None:
       nope_layers = tuple(values['irope']['nope_layers'])
       values['irope'] = IRope(**{**values['irope'], 'nope_layers': nope_layers})

@@ -63,7 +63,7 @@ def check_layers(draft: Model, target: Model) -> None:
 
 
 def check_lives(draft: Model) -> None:
-  """Raises UserError if the draft has no hidden states for a living tree."""
+  """Raises UserError if a draft has no hidden states for persistent trees."""
   if draft.config.block is not None:
     raise errors.UserError(
       f'{draft.name} drafts a whole block in one forward, so that no tree of '

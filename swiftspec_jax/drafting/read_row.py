@@ -5,14 +5,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import spec_step, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.drafting.trees import tree_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import rows as rows_lib
 
 
 @functools.partial(
@@ -81,4 +82,4 @@ def read_row(
     lookup=lookup,
     features=feature_state,
   )
-  return spec_step.insert_row(state, row, slot)
+  return rows_lib.insert_row(state, row, slot)

@@ -2,17 +2,18 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
-from swiftspec_jax import hosts
+from swiftspec_jax import hosts, left_iterators
 from swiftspec_jax.connections import FirstHasLeftError
 from swiftspec_jax.engine.engine import Engine, StepRecord
 
 
 @contextlib.contextmanager
+@left_iterators.closed_at_exit
 def running(
   engine: Engine, on_step: Callable[[StepRecord], None] | None = None
-) -> Iterator[Engine]:
+) -> Generator[Engine, None, None]:
   """Runs the steps of an engine in a thread inside the `with` block.
 
   At its end requests that are not finished are cancelled. If a step raises,

@@ -38,11 +38,11 @@ class StepRecord:
     host_seconds: processor time of the thread that ran it, which waits for the
       devices take nothing of. Where the CPU is also the device, `seconds` have
       waits for a core, too, and small programs may run in this thread.
-    outcomes: i64[3] verdicts on living trees that were a MISS, a LATE_HIT and
-      a HIT, in the order of these numbers in `tree`.
+    outcomes: i64[3] verdicts on persistent trees that were a MISS, a LATE_HIT
+      and a HIT, in the order of these numbers in `tree`.
     num_forwards: draft forwards between a verdict and the next proposal, for
       which the target waited.
-    looks_up: whether drafts were looked up while a draft model rested.
+    uses_lookup: whether drafts were looked up while a draft model rested.
   """
 
   lengths: np.ndarray
@@ -55,7 +55,7 @@ class StepRecord:
     default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
   )
   num_forwards: int = 0
-  looks_up: bool = False
+  uses_lookup: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,7 +240,7 @@ class Engine(abc.ABC, Generic[JobT]):
     self._has_work.clear()
     num_submitted, num_cancelled = self._count_news()
     text = self._next_text()
-    found = hosts.of_first(
+    found = hosts.from_process_zero(
       lambda: news.to_json(
         [self._submitted[i] for i in range(num_submitted)],
         [self._cancelled[i] for i in range(num_cancelled)],

@@ -1,8 +1,8 @@
 """News of process 0 for the others that run an engine with it, as JSON.
 
-Process 0 is asked, has the clock and chooses (`policies.of_first`). What else
-a step does depends on texts and sizes alone, so all processes enqueue the same
-programs in the same order.
+Process 0 is asked, has the clock and chooses (`policies.from_process_zero`).
+What else a step does depends on texts and sizes alone, so all processes enqueue
+the same programs in the same order.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ capacity, D embed, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,23 @@ from swiftspec_jax.models import (
 from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
+
+_Args = ParamSpec('_Args')
+_Result = TypeVar('_Result')
+
+
+def _at_full_precision(
+  fn: Callable[_Args, _Result],
+) -> Callable[_Args, _Result]:
+  """Makes the products of a function of `params` at full precision."""
+
+  @functools.wraps(fn)
+  def call(*args, **options):
+    dtype = args[0]['embedding'].dtype
+    with products_lib.at_full_precision(dtype):
+      return fn(*args, **options)
+
+  return call
 
 
 def forward(*args, **options) -> tuple[jax.Array, dense.KVCache]:
@@ -147,6 +166,7 @@ def forward_with_features(
   return x, features, cache.replace(keys=keys, values=values)
 
 
+@_at_full_precision
 def run_layers(
   params: Params,
   config: ModelConfig,
@@ -251,6 +271,7 @@ def _embed(params, config, token_ids, images):
   return jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
 
 
+@_at_full_precision
 def project_features(
   params: Params, config: ModelConfig, features: jax.Array
 ) -> jax.Array:
@@ -279,6 +300,7 @@ def project_features(
   return layers.product(features.astype(table.dtype), table)
 
 
+@_at_full_precision
 def keys_and_values(
   params: Params,
   config: ModelConfig,
@@ -370,6 +392,7 @@ def _layer(
   return x, hidden
 
 
+@_at_full_precision
 def before_unembedding(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:
@@ -381,6 +404,7 @@ def before_unembedding(
   return layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
 
 
+@_at_full_precision
 def unembed(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:

@@ -44,12 +44,17 @@ def rope_frequencies(
   head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> jax.Array:
   """Returns f32[E / 2] radians for each position."""
+  if scaling is not None and scaling.kind == 'dynamic':
+    longest = 1 + scaling.factor * (scaling.factor - 1)
+    theta *= longest ** (head_dim / (head_dim - 2))
   exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
   frequencies = theta**-exponents
-  if scaling is None:
+  if scaling is None or scaling.kind == 'dynamic':
     return frequencies
   if scaling.kind == 'linear':
     return frequencies / scaling.factor
+  if scaling.kind == 'longrope':
+    return frequencies / jnp.asarray(scaling.divisors, jnp.float32)
   if scaling.kind == 'proportional':
     num_rotated = int(scaling.rotated_share * head_dim // 2)
     is_rotated = jnp.arange(head_dim // 2) < num_rotated
@@ -92,7 +97,7 @@ def rope_angles(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cos and sin, f32[B, T, E / 2], for one kind of layer.
 
-  YaRN multiplies both, so that queries and keys get its factor.
+  The attention factor multiplies both, so that queries and keys get it.
   """
   is_local = is_sliding and config.local_rope_theta is not None
   scaling = None if is_local else config.rope_scaling

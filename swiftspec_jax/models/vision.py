@@ -7,6 +7,7 @@ embeddings of an image, P pixels of a side.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products
 from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.params import Params
 
@@ -19,8 +20,9 @@ def embed(params: Params, config: Vision, pixels: jax.Array) -> jax.Array:
     config: static sizes of the tower.
     pixels: u8[P, P, 3] red, green and blue.
   """
-  with jax.named_scope('vision'):
-    x = _patches(config, pixels).astype(params['patches'].dtype)
+  dtype = params['patches'].dtype
+  with jax.named_scope('vision'), products.at_full_precision(dtype):
+    x = _patches(config, pixels).astype(dtype)
     x = x @ params['patches']
     if config.kind == 'clip':
       x = jnp.concatenate([params['class_token'][None], x])

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, prefill, spec_step, types
+from swiftspec_jax import buckets, prefill, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cache import dense
@@ -15,6 +15,7 @@ from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
+from swiftspec_jax.step import rows as rows_lib
 
 
 class TargetRows:
@@ -127,7 +128,7 @@ class TargetRows:
       self.state = self.state.replace(
         sampling=self._sampling_state(self._sampling)
       )
-    self.state = spec_step.insert_row(
+    self.state = rows_lib.insert_row(
       self.state,
       state.replace(sampling=self._sampling_state([request.sampling])),
       self._on_mesh(np.int32(slot)),

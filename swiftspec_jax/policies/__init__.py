@@ -46,12 +46,12 @@ class StepView:
       if no row was promised anything.
     num_ahead: i64[B] most tokens that unread steps add to the rows; 0 where
       each step is read before the next one.
-    num_late_tokens: tokens, such as those of prompts, that a draft model has to
-      read before it can draft for all rows.
+    num_unread_tokens: tokens, such as those of prompts, that a draft model has
+      to read before it can draft for all rows.
     buckets: the sizes that are compiled.
     num_filling: rows whose prompts are to be fed, in this step or later.
-    feeds_missing: whether draft tokens that are not found take the place of
-      others in the step, as the host learns of it too late.
+    pads_absent_drafts: whether draft tokens that are not found take the place
+      of others in the step, as the host learns of it too late.
   """
 
   step: int
@@ -73,9 +73,9 @@ class StepView:
   decode_seconds: np.ndarray
   buckets: StepBuckets
   num_ahead: np.ndarray | int = 0
-  num_late_tokens: int = 0
+  num_unread_tokens: int = 0
   num_filling: int = 0
-  feeds_missing: bool = False
+  pads_absent_drafts: bool = False
 
   @property
   def num_rows(self) -> int:
@@ -135,9 +135,10 @@ class DraftPlan:
       `plan_verify` keeps a part of them.
     is_first: whether drafts come before prompts, which then get what is left of
       the step.
-    is_pool: whether `plan_verify` takes a part of the drafts. Together they may
-      be more than the room of the step; only the memory bounds them.
-    looks_up: whether drafts are looked up in the texts while the draft model
+    prunes_after_draft: whether `plan_verify` takes a part of the drafts.
+      Together they may be more than the room of the step; only the memory
+      bounds them.
+    uses_lookup: whether drafts are looked up in the texts while the draft model
       rests; only for engines that can do both. The host has to know the texts,
       so all steps in flight are read before.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
@@ -148,8 +149,8 @@ class DraftPlan:
   lengths: np.ndarray
   is_probe: np.ndarray | None = None
   is_first: bool = False
-  is_pool: bool = False
-  looks_up: bool = False
+  prunes_after_draft: bool = False
+  uses_lookup: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 
@@ -226,11 +227,11 @@ class Policy(abc.ABC):
   By default what was drafted is verified, and nothing is learned.
 
   Attributes:
-    judges_lookups: whether `judge` learns; the engine then has to look drafts
-      up in all steps.
+    wants_lookup_feedback: whether `judge` learns; the engine then has to look
+      drafts up in all steps.
   """
 
-  judges_lookups: bool = False
+  wants_lookup_feedback: bool = False
 
   @abc.abstractmethod
   def plan_draft(self, view: StepView) -> DraftPlan:
@@ -275,7 +276,7 @@ def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
     return view, plan
   if plan.is_first:
     view = view.with_drafts_first()
-  if plan.is_pool:
+  if plan.prunes_after_draft:
     lengths = view.fitting(np.minimum(plan.lengths, view.limits))
   else:  # what cannot be verified is not drafted
     lengths = view.shortened(plan.lengths)

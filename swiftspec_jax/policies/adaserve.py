@@ -86,7 +86,9 @@ class AdaServe(policies.Policy):
     is_shallow = view.buckets.draft_step_array <= steps
     longest = view.buckets.length_array[is_shallow].max()
     lengths = np.minimum(view.limits, longest)
-    return policies.DraftPlan(lengths=lengths, is_first=True, is_pool=True)
+    return policies.DraftPlan(
+      lengths=lengths, is_first=True, prunes_after_draft=True
+    )
 
   def plan_verify(
     self,

@@ -113,7 +113,7 @@ class Goodput(policies.Policy):
     choice = self._choose(view, scores.goodput) if due is None else due
     num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
     longest = lengths[choice]
-    if coverage < 1 and self._is_free(view) and not view.feeds_missing:
+    if coverage < 1 and self._is_free(view) and not view.pads_absent_drafts:
       longest, num_tokens = lengths[-1], view.max_draft_tokens
     probes = self._probes(view, limits)
     if probes is not None:

@@ -23,7 +23,7 @@ class LookupOrModel(policies.Policy):
   A plan that promises nothing is an experiment of its policy, and is followed.
   """
 
-  judges_lookups = True
+  wants_lookup_feedback = True
 
   def __init__(self, by_model: policies.Policy, by_lookup: policies.Policy):
     """Keeps two policies that predict the goodput of their plans.
@@ -42,7 +42,7 @@ class LookupOrModel(policies.Policy):
     if np.isnan(by_model.expected_seconds):
       return by_model
     by_lookup = self._by_lookup.plan_draft(_without_late(view))
-    by_lookup = dataclasses.replace(by_lookup, looks_up=True)
+    by_lookup = dataclasses.replace(by_lookup, uses_lookup=True)
     if np.isnan(by_lookup.expected_seconds):
       return by_lookup
     same, other = by_model, by_lookup
@@ -50,7 +50,7 @@ class LookupOrModel(policies.Policy):
       same, other = other, same
     is_better = _goodput(other) > _HYSTERESIS * _goodput(same)
     chosen = other if is_better else same
-    self._looked_up = chosen.looks_up
+    self._looked_up = chosen.uses_lookup
     return chosen
 
   def plan_verify(
@@ -59,14 +59,14 @@ class LookupOrModel(policies.Policy):
     plan: policies.DraftPlan,
     drafts: policies.Drafts,
   ) -> np.ndarray:
-    policy = self._by_lookup if plan.looks_up else self._by_model
+    policy = self._by_lookup if plan.uses_lookup else self._by_model
     return policy.plan_verify(view, plan, drafts)
 
   def observe(self, outcome: policies.Outcome) -> None:
     is_plain = not outcome.plan.lengths.any()
-    if is_plain or not outcome.plan.looks_up:
+    if is_plain or not outcome.plan.uses_lookup:
       self._by_model.observe(outcome)
-    if is_plain or outcome.plan.looks_up:
+    if is_plain or outcome.plan.uses_lookup:
       self.judge(outcome)
 
   def judge(self, outcome: policies.Outcome) -> None:
@@ -80,6 +80,6 @@ def _goodput(plan: policies.DraftPlan) -> float:
 
 def _without_late(view: policies.StepView) -> policies.StepView:
   """Returns the view of a lookup, which reads no text before it drafts."""
-  if not view.num_late_tokens:
+  if not view.num_unread_tokens:
     return view
-  return dataclasses.replace(view, num_late_tokens=0)
+  return dataclasses.replace(view, num_unread_tokens=0)

@@ -74,7 +74,7 @@ def score(
     kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
     num_draft_steps=draft_steps[:, None],
     finds_drafts=lengths[:, None] > 0,
-    takes_in=(draft_steps[:, None] > 0) & (view.num_late_tokens > 0),
+    takes_in=(draft_steps[:, None] > 0) & (view.num_unread_tokens > 0),
   )
   measure = _beside_prompts if view.num_prefill_tokens else _alone
   # Rows that must not be drafted for are not asked.
@@ -96,9 +96,9 @@ def score(
 
 def _spread(view, predict):
   """Returns the seconds f64[C, 1] of a step that other steps are charged."""
-  if not view.num_late_tokens:
+  if not view.num_unread_tokens:
     return 0.0
-  num_chunks = view.num_late_tokens / view.buckets.max_query_tokens
+  num_chunks = view.num_unread_tokens / view.buckets.max_query_tokens
   intake = predict(view.buckets.query_token_array[:1]).intake
   return (1 - _INTAKE_SHARE * max(num_chunks, 1)) * intake
 
@@ -109,7 +109,7 @@ def _alone(view, counts, sums, predict, coverage, num_asked):
   With few rows it is often none that has a draft; the step is a plain one then.
   """
   declared = view.buckets.query_tokens
-  if view.feeds_missing:
+  if view.pads_absent_drafts:
     coverage = 1.0
   plain_share = (1 - coverage) ** num_asked  # of such steps
   # Of rows with a draft, in the other steps.

@@ -44,12 +44,12 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
     lambda record: record.host_seconds,
   ),
   'swiftspec:spec_decode_num_draft_forwards_waited': (
-    "Forwards of a living tree's draft for which the target waited.",
+    "Forwards of a persistent tree's draft for which the target waited.",
     lambda record: record.num_forwards,
   ),
   'swiftspec:spec_decode_num_lookup_steps': (
     'Steps whose drafts were looked up while the draft model rested.',
-    lambda record: record.looks_up,
+    lambda record: record.uses_lookup,
   ),
 }
 
@@ -117,8 +117,8 @@ class Metrics:
     outcomes = self._metric(
       prometheus_client.Counter,
       'spec_decode_num_tree_verdicts',
-      'Verdicts on living trees: whether the last verified token was in the '
-      'tree and expanded (hit), not yet expanded (late_hit), or not in it '
+      'Verdicts on persistent trees: whether the last verified token was in '
+      'the tree and expanded (hit), not yet expanded (late_hit), or not in it '
       '(miss).',
       'outcome',
       prefix=_OURS,

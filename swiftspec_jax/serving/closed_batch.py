@@ -10,12 +10,12 @@ from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.of_first import OfFirst
+from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.engine import PageEngine
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _CHUNK = 128  # tokens of a prompt in a step
 _PAGE_SIZE = 16
@@ -142,7 +142,7 @@ class ClosedBatch:
     if not isinstance(policy, policies.Policy):
       policy = policy(declared)
     if hosts.is_together():
-      policy = OfFirst(policy)
+      policy = FromProcessZero(policy)
     engine = PageEngine(
       self._target,
       self._draft,
@@ -179,7 +179,8 @@ class ClosedBatch:
 
   def cancel_all(self) -> None:
     """Cancels what has not ended."""
-    self._engine.cancel_all()
+    if self._engine is not None:
+      self._engine.cancel_all()
 
   def drain(self) -> None:
     """Drops the steps that are on their way; only without requests."""

@@ -5,8 +5,8 @@ import time
 
 from swiftspec_jax import errors
 from swiftspec_jax.planning.elastic import PrefillCosts
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _LEAST_SIZES = 3  # as many as coefficients
 _REPEATS = 3  # of a step, of which the shortest counts

@@ -23,28 +23,28 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving import jobs
 from swiftspec_jax.serving.compilation import warm_up
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import draft_nodes, make_drafter
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
 )
 from swiftspec_jax.serving.jobs import PagedJob
-from swiftspec_jax.serving.scheduling.scheduler import Scheduler
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.step_reader import Drafting, StepReader
 from swiftspec_jax.serving.steps import PagedStepRecord, Unread
-from swiftspec_jax.serving.target import paged_forward, step_input
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.row_state import RowState
-from swiftspec_jax.serving.target.step_devices import StepDevices
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import step_input, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.step_devices import StepDevices
+from swiftspec_jax.step.target import Target
 
 
 class PageEngine(engine.Engine[PagedJob]):
@@ -53,7 +53,7 @@ class PageEngine(engine.Engine[PagedJob]):
   Attributes:
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
-    lookup: drafter of steps whose plan says `looks_up`, None without one.
+    lookup: drafter of steps whose plan says `uses_lookup`, None without one.
   """
 
   limits_drafts = True
@@ -74,15 +74,15 @@ class PageEngine(engine.Engine[PagedJob]):
     Args:
       target: model that decides every token of the output.
       draft: source of drafts. A draft model makes chains, and so does
-        `SelfDraft`; in a `TreeDraft` or `LivingTrees` it makes trees. Others
-        are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and a
-        `StatelessDrafter`. None is plain decoding.
+        `SelfDraft`; in a `TreeDraft` or `PersistentTrees` it makes trees.
+        Others are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and
+        a `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
-        the next. More takes `LivingTrees`, a lookup or drafter on the devices,
-        or no draft, as others need the text.
+        the next. More takes `PersistentTrees`, a lookup or drafter on the
+        devices, or no draft, as others need the text.
       step_devices: numbers of the target's devices that a step can have
         (LoongServe, arXiv 2404.09526); each has a copy of the weights. None for
         all devices in every step. For one process, and not for models that
@@ -120,7 +120,7 @@ class PageEngine(engine.Engine[PagedJob]):
       step_devices=step_devices,
     )
     for own in self._target.models.values():
-      paged_forward.check_kernels(own, sizes)
+      target_forward.check_kernels(own, sizes)
     self._run_ahead = run_ahead
     self._set_drafter(self._make_drafter(draft))
     self.lookup: HostDrafter | None = None
@@ -208,7 +208,7 @@ class PageEngine(engine.Engine[PagedJob]):
 
   @policy.setter
   def policy(self, policy: policies.Policy) -> None:
-    if policy.judges_lookups and self.lookup is None:
+    if policy.wants_lookup_feedback and self.lookup is None:
       raise _no_lookup()
     self._policy = policy
 
@@ -263,7 +263,7 @@ class PageEngine(engine.Engine[PagedJob]):
     if view is None:
       return False
     start = time.perf_counter()
-    self._seat()
+    self._assign()
     view, plan = self._plan(self._described(view, start))
     if plan is None:
       return False
@@ -293,15 +293,15 @@ class PageEngine(engine.Engine[PagedJob]):
     self, view: policies.StepView, now: float
   ) -> policies.StepView:
     """Returns the view with what the scheduler does not know."""
-    num_late_tokens = self.drafter.num_late_tokens(view, self._texts)
-    if num_late_tokens:
-      view = dataclasses.replace(view, num_late_tokens=num_late_tokens)
+    num_unread_tokens = self.drafter.num_unread_tokens(view, self._texts)
+    if num_unread_tokens:
+      view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)
     if np.isfinite(view.slo_tpots).any():
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
       view = dataclasses.replace(view, decode_seconds=np.array(seconds))
     if self._feeds_missing:
-      view = dataclasses.replace(view, feeds_missing=True)
+      view = dataclasses.replace(view, pads_absent_drafts=True)
     if not self.programs.can_draft(view):
       view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
     return view
@@ -314,9 +314,9 @@ class PageEngine(engine.Engine[PagedJob]):
       asked, plan = view, self.policy.plan_draft(view)
     else:
       asked, plan = self._waiting_plan
-    if plan.looks_up and self.lookup is None:
+    if plan.uses_lookup and self.lookup is None:
       raise _no_lookup()
-    if plan.looks_up and self._unread:
+    if plan.uses_lookup and self._unread:
       self._waiting_plan = asked, plan
       return view, None
     self._waiting_plan = None
@@ -331,7 +331,7 @@ class PageEngine(engine.Engine[PagedJob]):
     if not plan.lengths.any():
       return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
-    if plan.looks_up:
+    if plan.uses_lookup:
       drafts = self.lookup.draft(view, plan.lengths, self._texts)
       return dataclasses.replace(drafts, trees=self._target.chains)
     return self.drafter.draft(view, plan.lengths, self._texts)
@@ -400,13 +400,13 @@ class PageEngine(engine.Engine[PagedJob]):
     self.scheduler.cancel(job.request_id)
     self._drafting.forget(job.request_id)
 
-  def _seat(self) -> None:
+  def _assign(self) -> None:
     """Writes down the texts of requests that have got a slot."""
-    num_tenants = self.scheduler.num_tenants
-    is_new = self._texts.num_tenants != num_tenants
+    slot_generations = self.scheduler.slot_generations
+    is_new = self._texts.slot_generations != slot_generations
     if not is_new.any():
       return
-    self._texts.num_tenants[:] = num_tenants
+    self._texts.slot_generations[:] = slot_generations
     counts = np.zeros((3, len(is_new)), np.int32)
     for slot in np.flatnonzero(is_new).tolist():
       request_id = int(self.scheduler.request_ids[slot])
@@ -417,19 +417,19 @@ class PageEngine(engine.Engine[PagedJob]):
       num_prompt_tokens = len(job.request.token_ids)
       counts[:, slot] = job.num_known, num_prompt_tokens, job.limit
       self._target.sampling.set(slot, job.request.sampling)
-      self._target.seat_images(slot, job.request)
+      self._target.assign_images(slot, job.request)
     lengths, prompt_lengths, max_lengths = counts
-    rows = RowState(
+    rows = Rows(
       # What is enqueued must not see later changes.
       token_ids=self._texts.token_ids.copy(),
       lengths=lengths,
       prompt_lengths=prompt_lengths,
       max_lengths=max_lengths,
     )
-    self._target.seat(rows, is_new)
+    self._target.assign(rows, is_new)
 
   def trial(
-    self, flat: FlatSizes, num_positions: int, num_devices: int | None = None
+    self, flat: StepSizes, num_positions: int, num_devices: int | None = None
   ) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
 

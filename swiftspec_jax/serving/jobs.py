@@ -8,11 +8,11 @@ from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request, Row
+from swiftspec_jax.scheduling import pages
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.draft_nodes import ShownDrafts
-from swiftspec_jax.serving.scheduling import pages
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target import choices
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 def check(
@@ -25,7 +25,7 @@ def check(
       f'images are not sent to the {jax.process_count()} processes of this '
       'engine; serve models that read images from one'
     )
-  choices.check(request.sampling)
+  slot_sampling.check(request.sampling)
   config.check(len(request.token_ids), _max_new_tokens(request, config))
 
 
@@ -108,7 +108,7 @@ class PagedJob(Job):
     logprobs: types.Logprobs | None,
     shown: ShownDrafts | None,
     *,
-    looks_up: bool,
+    uses_lookup: bool,
     news: np.ndarray | None = None,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
@@ -118,13 +118,13 @@ class PagedJob(Job):
       num_drafted: draft tokens that were verified.
       logprobs: those of `push`.
       shown: drafts of this row, if anybody wants to see some.
-      looks_up: whether a lookup drafted while a draft model rested.
+      uses_lookup: whether a lookup drafted while a draft model rested.
       news: row i32[3] of `SlotDrafts.report`, if there is one.
     """
     end = int(verdict.num_accepted) + 1
     if not self._row.token_ids:
       self.end_prefill(num_tokens=end)
-    by_text = looks_up or not self._by_model
+    by_text = uses_lookup or not self._by_model
     path, is_looked_up = list(range(end)), [by_text] * end
     if verdict.tree is not None:
       path = verdict.tree.path[:end].tolist()
@@ -138,7 +138,7 @@ class PagedJob(Job):
       # Of what the devices found, which may be less than what was verified.
       num_levels=min(int(verdict.num_levels), num_drafted),
       num_accepted=end - 1,
-      is_tree=verdict.tree is not None and not looks_up,
+      is_tree=verdict.tree is not None and not uses_lookup,
       outcome=outcome,
       num_forwards=num_forwards if outcome != types.NO_OUTCOME else 0,
       path=path,

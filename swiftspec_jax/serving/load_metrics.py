@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.scheduling.step_plan import StepPlan
 
 _PERCENTILES = {'median': 50, 'p90': 90, 'p99': 99}
 

@@ -10,21 +10,20 @@ import jax
 import numpy as np
 
 from swiftspec_jax import hosts, policies, types
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving import steps
 from swiftspec_jax.serving.drafters import draft_nodes
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
-  verdicts_of,
 )
 from swiftspec_jax.serving.jobs import PagedJob
-from swiftspec_jax.serving.scheduling.scheduler import Scheduler
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.steps import PagedStepRecord, Unread
-from swiftspec_jax.serving.target.target import Target
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step.slot_drafts import SlotDrafts, verdicts_of
+from swiftspec_jax.step.target import Target
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ class StepReader:
         view, kv_lengths=step.starts[decoding], num_ahead=0
       )
     if num_found is not None:
-      unread, step = steps.with_found(unread, step, num_found)
+      unread, step = steps.resolve_lengths(unread, step, num_found)
     rows = is_present[decoding]
     judged = self._judged(unread, view, rows, drafting)
     lengths, step = step.lengths[decoding], step.only(is_present)
@@ -164,7 +163,7 @@ class StepReader:
       num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=unread.plan,
-      looks_up=unread.plan.looks_up,
+      uses_lookup=unread.plan.uses_lookup,
       takes_in=unread.drafts.takes_in,
       step=step,
       num_devices=unread.num_devices,
@@ -183,7 +182,7 @@ class StepReader:
     drafting: Drafting,
   ) -> SlotDrafts | None:
     """Returns what a lookup would have drafted, for a policy that learns it."""
-    if not drafting.policy.judges_lookups or unread.plan.looks_up:
+    if not drafting.policy.wants_lookup_feedback or unread.plan.uses_lookup:
       return None
     return drafting.lookup.draft(view, view.limits * rows, self._texts)
 
@@ -192,7 +191,7 @@ class StepReader:
   ) -> None:
     """Tells the policy of a step, and of what a lookup would have drafted."""
     unread, view, verdicts = step.unread, step.view, step.verdicts
-    for_model = drafting.is_by_model and not unread.plan.looks_up
+    for_model = drafting.is_by_model and not unread.plan.uses_lookup
     sampling = self._target.sampling
     drafting.policy.observe(
       steps.outcome(
@@ -247,7 +246,7 @@ class StepReader:
         self._verdicts(packed[slot]),
         int(step.lengths[i]),
         *own,
-        looks_up=unread.plan.looks_up,
+        uses_lookup=unread.plan.uses_lookup,
         news=None if report is None else report[slot],
       )
       self._texts.token_ids[slot, known : known + len(new)] = new

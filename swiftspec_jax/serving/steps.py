@@ -11,9 +11,9 @@ import numpy as np
 
 from swiftspec_jax import policies
 from swiftspec_jax.engine import engine
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class Unread:
   @functools.cached_property
   def drafted(self) -> np.ndarray:
     """i64[B] tokens of the drafter, which does not know what is looked up."""
-    return self.drafts.drafts.lengths * (not self.plan.looks_up)
+    return self.drafts.drafts.lengths * (not self.plan.uses_lookup)
 
   @property
   def verified(self) -> np.ndarray:
@@ -60,7 +60,7 @@ class Unread:
     return self.step.lengths[: self.step.num_decoding]
 
 
-def with_found(
+def resolve_lengths(
   unread: Unread, step: StepPlan, num_found: np.ndarray
 ) -> tuple[Unread, StepPlan]:
   """Returns a step with as many draft tokens as the devices have found.
@@ -143,7 +143,7 @@ def outcome_of_lookup(
   is_right = (chains == tokens) & (places < lengths[:, None])
   return policies.Outcome(
     view=view,
-    plan=policies.DraftPlan(lengths=view.limits, looks_up=True),
+    plan=policies.DraftPlan(lengths=view.limits, uses_lookup=True),
     drafts=drafts.drafts,
     lengths=lengths,
     num_accepted=is_right.cumprod(axis=1).sum(axis=1),

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.scheduling.step_plan import StepPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

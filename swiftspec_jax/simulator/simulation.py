@@ -9,12 +9,12 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.drafters.models.intake import Intake
-from swiftspec_jax.serving.scheduling.scheduler import Scheduler
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
 from swiftspec_jax.simulator import layouts
 
 
@@ -167,8 +167,8 @@ def _run_step(
   """Runs a step from `time` on; returns its seconds."""
   num_output = recorder.num_output[view.request_ids]
   if intake is not None:
-    count = intake.num_late_tokens(view, scheduler.num_tenants)
-    view = dataclasses.replace(view, num_late_tokens=count)
+    count = intake.num_unread_tokens(view, scheduler.slot_generations)
+    view = dataclasses.replace(view, num_unread_tokens=count)
   if np.isfinite(view.slo_tpots).any():
     # A prompt of one token decodes at once.
     first = np.where(num_output > 0, recorder.first[view.request_ids], time)

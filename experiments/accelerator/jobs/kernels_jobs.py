@@ -1,7 +1,7 @@
 """Times of kernels, of XLA and of libraries at real shapes."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -12,63 +12,69 @@ from experiments.kernels import kernel_timing, torch_kernels
 from experiments.kernels.kernel_cases import Case, Contender
 
 _LOOP_ROUNDS = 20
+_LOOP_SETS = 16  # each is a call that is compiled
 
 
 def jobs(settings: Settings) -> list[Job]:
   """Returns the jobs; PyTorch, which compiles for long, comes last."""
-  cases = shapes.chosen_cases(tiny=settings.tiny)
+  cases = shapes.chosen_cases(tiny=settings.tiny, long_first=True)
   platform = jax.default_backend()
   found = [
     Job(
       name=f'{case.kernel} {contender.name}',
       shape=case.spec.name,
       run=functools.partial(_measure, case, contender),
+      is_baseline=contender.is_baseline,
     )
     for case in cases
     for contender in case.contenders(platform)
   ]
-  if torch_kernels.is_usable():
-    found += _torch_jobs(cases)
-  return found
+  return [*found, *_torch_jobs(cases, platform)]
 
 
-def _torch_jobs(cases) -> Iterator[Job]:
+def _torch_jobs(cases: Sequence[Case], platform: str) -> Iterator[Job]:
+  """Yields jobs of PyTorch on a GPU; it is imported by the first that runs."""
+  if platform != 'gpu' or not torch_kernels.is_installed():
+    return
   for case in cases:
-    for name, call in torch_kernels.contenders(case):
+    for name in torch_kernels.names(case):
       yield Job(
         name=f'{case.kernel} {name}',
         shape=case.spec.name,
-        run=functools.partial(_measure_torch, case, call),
+        run=functools.partial(_measure_torch, case, name),
         limit=120.0,
+        is_baseline=True,
       )
 
 
 def _measure(case: Case, contender: Contender) -> list[Row]:
   sets = shapes.make_sets(case, contender.prepare)
+  donated = case.spec.DONATED
   figures = {}
-  if not contender.is_baseline and not case.is_in_place:
+  if not contender.is_baseline and not donated:
     figures['loop_seconds'] = kernel_timing.loop_seconds(
-      contender.call, sets, _LOOP_ROUNDS
+      contender.call, sets[:_LOOP_SETS], _LOOP_ROUNDS
     )
-  seconds = kernel_timing.seconds_of(
-    contender.call, sets, shapes.REPEATS, is_in_place=case.is_in_place
-  )
-  return [_row(case, seconds, figures)]
+  program = jax.jit(contender.call, donate_argnums=donated)
+  seconds = kernel_timing.seconds_of(program, sets, shapes.REPEATS, donated)
+  return [_row(case, seconds, figures, is_baseline=contender.is_baseline)]
 
 
-def _measure_torch(case: Case, call) -> list[Row]:
-  count = kernel_timing.num_sets(case.num_bytes)
-  keys = jax.random.split(jax.random.key(0), count)
+def _measure_torch(case: Case, name: str) -> list[Row]:
+  call = torch_kernels.contender(case, name)
+  keys = jax.random.split(jax.random.key(0), case.num_sets)
   sets = [torch_kernels.tensors(case, case.make_arrays(key)) for key in keys]
   seconds = torch_kernels.seconds_of(call, sets, shapes.REPEATS)
-  return [_row(case, seconds, {})]
+  return [_row(case, seconds, {}, is_baseline=True)]
 
 
-def _row(case: Case, seconds: float, figures) -> Row:
+def _row(case: Case, seconds: float, figures, *, is_baseline: bool) -> Row:
+  share = case.num_bytes / seconds / shapes.bandwidth()
   return Row(
     seconds=seconds,
     reference_seconds=_reference_seconds(case),
-    bandwidth_share=case.num_bytes / seconds / shapes.bandwidth(),
+    # Libraries may read weights of another dtype.
+    bandwidth_share=None if is_baseline else share,
     figures={
       'operations_per_second': case.num_flops / seconds,
       **figures,
@@ -79,9 +85,8 @@ def _row(case: Case, seconds: float, figures) -> Row:
 @functools.lru_cache(maxsize=2)
 def _reference_seconds(case: Case) -> float:
   reference = next(case.contenders(jax.default_backend()))
+  donated = case.spec.DONATED
+  program = jax.jit(reference.call, donate_argnums=donated)
   return kernel_timing.seconds_of(
-    reference.call,
-    shapes.make_sets(case),
-    shapes.REPEATS,
-    is_in_place=case.is_in_place,
+    program, shapes.make_sets(case), shapes.REPEATS, donated
   )

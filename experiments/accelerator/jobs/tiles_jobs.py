@@ -30,7 +30,7 @@ def jobs(settings: Settings) -> list[Job]:
       shape=case.spec.name,
       run=functools.partial(_tune, case, implementation, call, settings),
     )
-    for case in shapes.chosen_cases(tiny=settings.tiny)
+    for case in shapes.chosen_cases(tiny=settings.tiny, long_first=True)
     for implementation, call in KERNELS[case.kernel][1].items()
     if implementation in implementations and case.spec.suits(implementation)
   ]

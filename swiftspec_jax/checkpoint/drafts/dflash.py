@@ -30,7 +30,8 @@ from swiftspec_jax.models import params as params_lib
 
 _KIND = 'speculators_model_type'
 _NAME = 'dflash'
-_LAYERS = 'aux_hidden_state_layer_ids'
+# Layers of the target, by what comes out of them and by what goes in.
+_OUTPUTS, _INPUTS = 'target_layer_ids', 'aux_hidden_state_layer_ids'
 _ARCHITECTURES = ('DFlashDraftModel', 'DFlashSpeculator')
 # Entries, and the only value that they may have.
 _FIXED = {
@@ -189,27 +190,20 @@ def _feature_layers(
   entries: Mapping[str, Any], target: Model, refuse: Callable[..., NoReturn]
 ) -> tuple[int, ...]:
   """Returns the layers of the target whose outputs the draft reads."""
-  num_layers = target.config.num_layers
-  if _KIND in entries:
-    name, stored = _LAYERS, entries.get(_LAYERS)
-    if not stored:
-      refuse(name, stored, 'it must list layers of the target')
-    layers = tuple(i - 1 for i in stored)
-  else:
-    name, stored = 'target_layer_ids', entries.get('target_layer_ids')
-    default = default_layers(num_layers, entries['num_hidden_layers'])
-    layers = tuple(stored or default)
-  if not all(0 <= layer < num_layers for layer in layers):
+  is_of_inputs = _KIND in entries
+  name = _INPUTS if is_of_inputs else _OUTPUTS
+  stored = entries.get(name)
+  if not stored:
+    refuse(
+      name,
+      stored,
+      'which layers of the target a draft reads is settled by its training; '
+      'list them there, as its authors say',
+    )
+  layers = tuple(i - is_of_inputs for i in stored)
+  if not all(0 <= layer < target.config.num_layers for layer in layers):
     refuse(name, stored, f'{target.name} has no outputs of layers {layers}')
   return layers
-
-
-def default_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-  """Returns the layers that a draft of some layers reads if it does not say."""
-  if num_layers == 1:
-    return (num_target_layers // 2,)
-  step = (num_target_layers - 4) / (num_layers - 1)
-  return tuple(round(1 + i * step) for i in range(num_layers))
 
 
 def _block(

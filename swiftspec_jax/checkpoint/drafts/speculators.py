@@ -19,6 +19,7 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Eagle3
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models import rope_scaling
 from swiftspec_jax.models.matrices import int8_dynamic, transposed
 
 # Release of `speculators` whose fields and tensors these are.
@@ -207,32 +208,9 @@ def _layer_config(config: ModelConfig) -> dict[str, Any]:
     'head_dim': c.head_dim,
     'intermediate_size': c.ffw_dim,
     'hidden_act': 'silu',
-    'max_position_embeddings': c.max_context,
     'rms_norm_eps': c.norm_eps,
     'rope_theta': c.rope_theta,
-    'rope_scaling': _rope_scaling(c),
+    **rope_scaling.to_hf(c),
     'tie_word_embeddings': False,
     'attention_bias': False,
   }
-
-
-def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
-  scaling = config.rope_scaling
-  if scaling is None:
-    return None
-  values = {'rope_type': scaling.kind, 'factor': scaling.factor}
-  if scaling.kind == 'llama3':
-    values |= {
-      'low_freq_factor': scaling.low_freq_factor,
-      'high_freq_factor': scaling.high_freq_factor,
-      'original_max_position_embeddings': scaling.original_max_context,
-    }
-  if scaling.kind == 'yarn':
-    values |= {
-      'beta_slow': scaling.low_freq_factor,
-      'beta_fast': scaling.high_freq_factor,
-      'original_max_position_embeddings': scaling.original_max_context,
-      'attention_factor': scaling.attention_factor,
-      'truncate': scaling.is_truncated,
-    }
-  return values

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from swiftspec_jax import ahead_of_time, buckets, spec_step, types
+from swiftspec_jax import ahead_of_time, buckets, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -29,6 +29,7 @@ from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.drafting.trees import tree_checks, tree_draft
 from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.model import Model
+from swiftspec_jax.step import rows as rows_lib
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices
 
@@ -171,7 +172,7 @@ class TreeDraftRows:
     if new:
       old = {name: getattr(self.state, name) for name in new}
       put = self._call(
-        spec_step.insert_row, old, *self._put((new, np.int32(slot)))
+        rows_lib.insert_row, old, *self._put((new, np.int32(slot)))
       )
       self.state = self.state.replace(**put)
 

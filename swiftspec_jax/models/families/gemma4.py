@@ -18,7 +18,6 @@ from swiftspec_jax.config.architecture import Experts, Gemma4
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
 
-_SLIDING = 'sliding_attention'
 # The second is the 12B, which reads images and sound without towers.
 FAMILIES = 'gemma4_text', 'gemma4_unified_text'
 WITH_TOWERS = 'gemma4', 'gemma4_unified'
@@ -40,7 +39,6 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
     'use_post_norms': True,
     'embed_scale': values['hidden_size'] ** 0.5,
     'query_scale': 1.0,
-    'local_rope_theta': values['rope_parameters'][_SLIDING]['rope_theta'],
     'logit_cap': values['final_logit_softcapping'],
     'gemma4': Gemma4(
       global_kv_heads=kv_heads,
@@ -58,15 +56,10 @@ def _check(values: Mapping[str, Any]) -> None:
   kinds, num_kv_layers = values['layer_types'], _num_kv_layers(values)
   table = values.get('vocab_size_per_layer_input')
   has_inputs = values.get('hidden_size_per_layer_input')
-  rope_type = values['rope_parameters'][_SLIDING]['rope_type']
   demands = {
     'use_bidirectional_attention': (
       values['use_bidirectional_attention'] != 'all',
       'text is read from left to right',
-    ),
-    'rope_parameters': (
-      rope_type == 'default',
-      f'{_SLIDING} has the rope_type default',
     ),
     'num_kv_shared_layers': (
       {*kinds[num_kv_layers:]} <= {*kinds[:num_kv_layers]},

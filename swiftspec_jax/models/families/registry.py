@@ -63,9 +63,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         f'{option}={values[option]!r} is not supported for {name}'
       )
   num_heads = values['num_attention_heads']
-  # By kind of layer where these differ.
-  rope = values['rope_parameters']
-  rope = rope.get('full_attention', rope)
+  head_dim = values.get('head_dim') or values['hidden_size'] // num_heads
   fields = {
     'family': name,
     'vocab_size': values['vocab_size'],
@@ -73,15 +71,11 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     'embed_dim': values['hidden_size'],
     'num_heads': num_heads,
     'num_kv_heads': values['num_key_value_heads'],
-    'head_dim': values.get('head_dim') or values['hidden_size'] // num_heads,
+    'head_dim': head_dim,
     'ffw_dim': values['intermediate_size'],
-    'max_context': values['max_position_embeddings'],
     'eos_token_ids': _as_tuple(values.get('eos_token_id')),
     'norm_eps': values['rms_norm_eps'],
-    'rope_theta': rope['rope_theta'],
-    'rope_scaling': rope_scaling.from_hf(
-      rope, values['max_position_embeddings']
-    ),
+    **rope_scaling.fields_from_hf(values, head_dim),
     'tie_embeddings': values['tie_word_embeddings'],
     'activation': _activation(values),
   }
@@ -127,14 +121,14 @@ def _sliding(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
-  local_rope = values['rope_parameters']['sliding_attention']
   return {
     **_sliding(values),
+    # It counts the stretched context, whatever the scaling.
+    'max_context': values['max_position_embeddings'],
     'use_qk_norm': True,
     'use_post_norms': True,
     'embed_scale': values['hidden_size'] ** 0.5,
     'query_scale': values['query_pre_attn_scalar'] ** -0.5,
-    'local_rope_theta': local_rope['rope_theta'],
   }
 
 

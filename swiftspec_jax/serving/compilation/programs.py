@@ -16,18 +16,18 @@ import tqdm
 
 from swiftspec_jax import buckets, hosts, policies
 from swiftspec_jax.serving.compilation import warm_up
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
-from swiftspec_jax.serving.target import choices
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
   """What the target or the drafter runs for some sizes."""
 
-  flat: FlatSizes
+  flat: StepSizes
   is_draft: bool = False
 
 
@@ -124,7 +124,7 @@ class Programs:
       self._thread.join(timeout)
     return not self._thread.is_alive()
 
-  def fit(self, flat: FlatSizes) -> FlatSizes:
+  def fit(self, flat: StepSizes) -> StepSizes:
     """Returns the sizes of the program that a step takes.
 
     Args:
@@ -179,7 +179,7 @@ class Programs:
     hosts.exchange(None)  # no process may take it before all have it
     self._num_compiled += 1
 
-  def _compile_step(self, flat: FlatSizes) -> None:
+  def _compile_step(self, flat: StepSizes) -> None:
     if not self._num_compiled:
       self._target.warm_up()
     lengths = [self._sizes.range_of(flat.context)[1]]
@@ -187,7 +187,7 @@ class Programs:
       lengths += buckets.text_lengths(flat.context)
     for length in lengths:
       step = warm_up.made_up_step(flat, length)
-      for level in choices.Level:
+      for level in slot_sampling.SamplingLevel:
         warm_up.run_step(self._sizes, self._target, flat, step, level)
 
 
@@ -222,7 +222,7 @@ def _in_order(
   return list(dict.fromkeys(programs)), len(set(first))
 
 
-def _covers(flat: FlatSizes, other: FlatSizes) -> bool:
+def _covers(flat: StepSizes, other: StepSizes) -> bool:
   """Returns whether every step of the other sizes fits into some."""
   return (
     flat.num_rows >= other.num_rows

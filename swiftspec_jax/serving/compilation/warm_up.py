@@ -7,14 +7,14 @@ target must run them while there are requests.
 import jax
 import numpy as np
 
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.target import choices, step_input
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.step import slot_sampling, step_input
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.target import Target
 
 
-def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
+def made_up_step(sizes: StepSizes, longest: int) -> StepPlan:
   """Returns a step that fills a program as far as it can.
 
   Args:
@@ -43,9 +43,9 @@ def made_up_step(sizes: FlatSizes, longest: int) -> StepPlan:
 def run_step(
   sizes: ProgramSizes,
   target: Target,
-  flat: FlatSizes,
+  flat: StepSizes,
   step: StepPlan,
-  level: choices.Level = choices.Level.GREEDY,
+  level: slot_sampling.SamplingLevel = slot_sampling.SamplingLevel.GREEDY,
 ) -> None:
   """Runs an invented step and waits for its outcome, as the engine does.
 

@@ -16,17 +16,17 @@ import numpy as np
 from swiftspec_jax import ahead_of_time, drafting, policies, types
 from swiftspec_jax.serving.drafters.engine_drafter import (
   NothingToRead,
-  SlotDrafts,
   SlotTexts,
 )
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.row_state import RowState
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.target import Target
 
 
 @functools.partial(jax.jit, static_argnames=('drafter', 'max_length'))
 def propose(
-  rows: RowState,
+  rows: Rows,
   lengths: jax.Array,
   *,
   drafter: drafting.StatelessDrafter,
@@ -107,7 +107,7 @@ class DeviceDrafter(NothingToRead):
     twin._call = ahead_of_time.compile_only
     return twin
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     del flat  # it looks at all slots
     for num_devices in self._target.models:
       self._target.use(num_devices)

@@ -10,7 +10,7 @@ from flax import struct
 
 from swiftspec_jax import requests
 from swiftspec_jax.requests import DraftNode
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,17 @@ text.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import jax
 import numpy as np
 
-from swiftspec_jax import policies, types
+from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
 from swiftspec_jax.serving.drafters.texts.continuations import MergedTree
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step import slot_trees
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,15 +25,15 @@ class SlotTexts:
 
   Attributes:
     token_ids: i32[U, S].
-    num_tenants: i64[U] how often each slot was given to a request; its caches
-      are empty when this changes.
+    slot_generations: i64[U] how often each slot was given to a request; its
+      caches are empty when this changes.
     page_table: i32[U, any].
     num_left_out: i64[U] tokens of the target's texts that these lack; None if
       they are the same.
   """
 
   token_ids: np.ndarray
-  num_tenants: np.ndarray
+  slot_generations: np.ndarray
   page_table: np.ndarray
   num_left_out: np.ndarray | None = None
 
@@ -49,7 +48,7 @@ class SlotTexts:
     num_slots = len(page_table)
     return cls(
       token_ids=np.zeros((num_slots, max_context), np.int32),
-      num_tenants=np.zeros(num_slots, np.int64),
+      slot_generations=np.zeros(num_slots, np.int64),
       page_table=page_table,
     )
 
@@ -60,47 +59,6 @@ class SlotTexts:
     # The last known token is not in the cache yet.
     end = view.kv_lengths[row] + 1
     return self.token_ids[view.slots[row], start:end].tolist()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SlotDrafts:
-  """Drafts of rows.
-
-  Attributes:
-    drafts: facts about them for the policy.
-    token_ids: i32[U, K] by slot, on the host or on the devices.
-    trees: shapes of the trees; None where the drafts are chains.
-    probs: f32[U, K] on the devices, what a draft model takes for the
-      probability of each node; None where it is not known.
-    takes_in: whether a chunk of late tokens was read before, see `Intake`.
-    is_late: bool[B] rows without a draft, as their text is not read yet;
-      None if there are none.
-    report: i32[U, 3] on the devices, for trees that live on: the outcome of
-      the verdict that each has followed, or NO_OUTCOME; the draft forwards for
-      which the target has waited; and the nodes, the root included.
-    num_found: i32[U] on the devices, where only these know how many tokens of
-      the `lengths` of `drafts` there are; None where the host does.
-  """
-
-  drafts: policies.Drafts
-  token_ids: np.ndarray | jax.Array
-  trees: SlotTrees | None = None
-  probs: jax.Array | None = None
-  takes_in: bool = False
-  is_late: np.ndarray | None = None
-  report: jax.Array | None = None
-  num_found: jax.Array | None = None
-
-
-def verdicts_of(report: np.ndarray | None) -> dict[str, Any]:
-  """Returns what `SlotDrafts.report` says, as fields of a step's record."""
-  if report is None:
-    return {}
-  outcomes, num_forwards, _ = report[report[:, 0] != types.NO_OUTCOME].T
-  return {
-    'outcomes': np.bincount(outcomes, minlength=tree_lib.NUM_OUTCOMES),
-    'num_forwards': int(num_forwards.max(initial=0)),
-  }
 
 
 def chains_of(
@@ -164,8 +122,8 @@ class EngineDrafter(Protocol):
   def name(self) -> str:
     """For results, and for what costs depend on."""
 
-  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    """Returns `Intake.num_late_tokens`; asked in each step before drafts."""
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    """Returns `Intake.num_unread_tokens`; asked in each step before drafts."""
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
@@ -237,7 +195,7 @@ class EngineDrafter(Protocol):
   def compiling(self) -> 'EngineDrafter':
     """Returns a drafter for another thread, whose `warm_up` runs nothing."""
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     """Goes through the programs for some sizes of a step that is not plain."""
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
@@ -265,7 +223,7 @@ class EngineDrafter(Protocol):
 class NothingToRead:
   """Base of drafters that keep nothing on the devices."""
 
-  def num_late_tokens(self, view, texts) -> int:
+  def num_unread_tokens(self, view, texts) -> int:
     del view, texts
     return 0
 

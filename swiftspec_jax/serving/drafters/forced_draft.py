@@ -13,10 +13,10 @@ import numpy as np
 from swiftspec_jax import errors, policies
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
   chains_of,
 )
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from swiftspec_jax.drafting import (
 )
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters import text_only
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
@@ -41,9 +40,9 @@ from swiftspec_jax.serving.drafters.models.draft_tree import (
   TreeDraft,
   TreeDrafter,
 )
-from swiftspec_jax.serving.drafters.models.living_trees import (
-  LivingTreeDrafter,
-  LivingTrees,
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTreeDrafter,
+  PersistentTrees,
 )
 from swiftspec_jax.serving.drafters.models.self_draft import (
   SelfDraft,
@@ -66,8 +65,9 @@ from swiftspec_jax.serving.drafters.texts.suffix_lookup import (
   SuffixDrafter,
   SuffixLookup,
 )
-from swiftspec_jax.serving.target import paged_forward
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.target import Target
 
 # Draft tokens of a row, where neither the user nor the draft says how many;
 # those of a chain take a forward each.
@@ -76,7 +76,7 @@ _LENGTH, _CHAIN_LENGTH = 7, 4
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
 _TextTrees = Datastore | PhraseDraft
-_Trees = TreeDraft | BeamDraft | LivingTrees
+_Trees = TreeDraft | BeamDraft | PersistentTrees
 # Of the target itself.
 _Own = SelfDraft | SnapKVDraft
 Draft = Model | _Own | _Trees | _TextTrees | Lookup | StatelessDrafter | None
@@ -87,7 +87,7 @@ PagedDraft = (
   _Own
   | TreeDraft
   | BeamDraft
-  | LivingTrees
+  | PersistentTrees
   | _TextTrees
   | SuffixLookup
   | ForcedDraft
@@ -114,7 +114,7 @@ def with_tree(draft: Any, tree: TreeConfig | None) -> Any:
     raise errors.UserError(
       f'tree is for draft models, and the draft is {draft!r}'
     )
-  return LivingTrees(model=draft, tree=tree)
+  return PersistentTrees(model=draft, tree=tree)
 
 
 def makes_trees(draft: Draft) -> bool:
@@ -137,15 +137,15 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   if not isinstance(model, Model):
     raise errors.UserError(
       'an engine with policies drafts with a model, SelfDraft, SnapKVDraft, '
-      'TreeDraft, BeamDraft, LivingTrees, PromptLookup, SuffixLookup, '
+      'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
       'Datastore, PhraseDraft, a HostDrafter or a StatelessDrafter, got '
       f'{draft!r}'
     )
-  if isinstance(draft, LivingTrees):
+  if isinstance(draft, PersistentTrees):
     feature_draft.check_lives(model)
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
-  if model.mesh != target.mesh and not isinstance(draft, LivingTrees):
+  if model.mesh != target.mesh and not isinstance(draft, PersistentTrees):
     raise errors.UserError(
       f'{model.name} lies on other devices than {target.name}; load both with '
       'the same `devices`'
@@ -161,7 +161,7 @@ def runs_ahead(draft: Draft) -> bool:
   """
   if isinstance(draft, PromptLookup):
     return False
-  return draft is None or isinstance(draft, LivingTrees | StatelessDrafter)
+  return draft is None or isinstance(draft, PersistentTrees | StatelessDrafter)
 
 
 def longest(draft: Draft, given: int | None) -> int:
@@ -175,7 +175,7 @@ def longest(draft: Draft, given: int | None) -> int:
     UserError: there is a number, and the draft has its own.
   """
   own = None
-  if isinstance(draft, LivingTrees):
+  if isinstance(draft, PersistentTrees):
     own = draft.tree.num_nodes - 1
   elif isinstance(draft, StatelessDrafter):
     own = draft.num_speculative_tokens
@@ -201,7 +201,7 @@ def _default_length(draft: Draft) -> int:
 def num_draft_steps(draft: Draft, length: int) -> int:
   """Returns the forwards of a draft of `length` tokens, or nodes.
 
-  A lookup takes the same time whatever it finds, and trees that live on grow as
+  A lookup takes the same time whatever it finds, and persistent trees grow as
   they are told.
   """
   if isinstance(draft, TreeDraft | BeamDraft):
@@ -236,7 +236,7 @@ def make(
     raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
   if run_ahead and not drafter.runs_ahead:
     raise errors.UserError(
-      f'run_ahead={run_ahead} needs LivingTrees, PromptLookup, a '
+      f'run_ahead={run_ahead} needs PersistentTrees, PromptLookup, a '
       f'StatelessDrafter or no draft: {drafter.name} drafts behind texts that '
       'the host has read; take run_ahead=0'
     )
@@ -258,10 +258,10 @@ def _make_for(
     return _on_devices(target, draft, sizes)
   if target.images is None or isinstance(draft, _Own):
     return _make(target, draft, sizes)
-  if isinstance(draft, LivingTrees):
+  if isinstance(draft, PersistentTrees):
     raise errors.UserError(
-      f'LivingTrees cannot leave out the images of {target.model.name}; take '
-      'TreeDraft, or the draft model alone (--mode=tree or chain)'
+      f'PersistentTrees cannot leave out the images of {target.model.name}; '
+      'take TreeDraft, or the draft model alone (--mode=tree or chain)'
     )
   model = model_of(draft, target.model)
   if model is not None and model.config.reads_features:
@@ -311,17 +311,17 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
   if isinstance(draft, Lookup):
     return make_lookup(draft)
   if isinstance(draft, TreeDraft):
-    paged_forward.check_kernels(draft.model, sizes)
+    target_forward.check_kernels(draft.model, sizes)
     return _kind_of(draft.model)[1](draft, sizes, target)
   if isinstance(draft, BeamDraft):
     return BeamDrafter(draft, sizes, target)
-  if isinstance(draft, LivingTrees):
-    return LivingTreeDrafter(draft, sizes, target)
+  if isinstance(draft, PersistentTrees):
+    return PersistentTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   if isinstance(draft, SnapKVDraft):
     return SnapKVDrafter(draft, sizes, target)
-  paged_forward.check_kernels(draft, sizes)
+  target_forward.check_kernels(draft, sizes)
   return _kind_of(draft)[0](draft, sizes, target)
 
 

@@ -13,16 +13,16 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
 )
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 def sizes_of_draft(sizes: ProgramSizes) -> ProgramSizes:
@@ -57,7 +57,7 @@ class TextOnly:
     pages = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     self._texts = SlotTexts(
       token_ids=np.zeros((shape[0], config.max_context), np.int32),
-      num_tenants=np.zeros(shape[0], np.int64),
+      slot_generations=np.zeros(shape[0], np.int64),
       page_table=pages,
       num_left_out=np.zeros(shape[0], np.int64),
     )
@@ -66,8 +66,8 @@ class TextOnly:
   def _take_in(self, view: policies.StepView, texts: SlotTexts) -> None:
     """Copies what is new in the texts of a view."""
     own = self._texts
-    is_new = own.num_tenants != texts.num_tenants
-    own.num_tenants[:] = texts.num_tenants
+    is_new = own.slot_generations != texts.slot_generations
+    own.slot_generations[:] = texts.slot_generations
     self._num_read[is_new] = own.num_left_out[is_new] = 0
     ends = (view.kv_lengths + 1).tolist()
     for slot, end in zip(view.slots.tolist(), ends, strict=True):
@@ -96,9 +96,9 @@ class TextOnly:
   def has_programs(self) -> bool:
     return self._drafter.has_programs
 
-  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     self._take_in(view, texts)
-    return self._drafter.num_late_tokens(self._of_text(view), self._texts)
+    return self._drafter.num_unread_tokens(self._of_text(view), self._texts)
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
@@ -131,7 +131,7 @@ class TextOnly:
   def compiling(self) -> EngineDrafter:
     return self._drafter.compiling()
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     self._drafter.warm_up(flat)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:

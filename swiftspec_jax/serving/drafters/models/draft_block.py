@@ -31,8 +31,8 @@ from swiftspec_jax.serving.drafters.models.draft_places import (
   TreeOfPlaces,
 )
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target import flat_batch, paged_forward
-from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.step import ragged_batch, target_forward
+from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def block_logits(
     The cache, and logits f32[R, D, V'] of the draft's output vocabulary.
   """
   cache = take_in(params, cache, context, config=config)
-  hidden, cache = paged_forward.forward(
+  hidden, cache = target_forward.forward(
     params,
     config,
     *_block(token_ids, rows, cache, config),
@@ -127,7 +127,7 @@ def _block(token_ids, rows, cache, config):
   places = pages * cache.page_size + positions % cache.page_size
   is_row = rows.lengths > 0
   index = jnp.arange(num_rows * size, dtype=jnp.int32)
-  batch = FlatBatch(
+  batch = RaggedBatch(
     positions=positions.ravel(),
     places=jnp.where(is_row[:, None], places, cache.num_places).ravel(),
     block_tokens=index.reshape(num_rows, size),
@@ -170,7 +170,7 @@ class _BlockForwards(ModelDrafter):
 
   def _first_forward(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,
@@ -181,7 +181,7 @@ class _BlockForwards(ModelDrafter):
     rows = self._rows(sizes, slots, starts, counts, lengths, texts)
     tables = self._with_spare_pages(rows.page_table, kv_lengths)
     last = texts.token_ids[slots, kv_lengths]
-    token_ids = flat_batch.padded(last, sizes.num_rows)
+    token_ids = ragged_batch.padded(last, sizes.num_rows)
     rows, token_ids = self._argument(
       (rows.replace(page_table=tables), token_ids)
     )
@@ -209,15 +209,15 @@ class _BlockForwards(ModelDrafter):
     rows = np.repeat(np.arange(len(slots)), counts)
     before = np.cumsum(counts) - counts
     positions = starts[rows] + np.arange(len(rows)) - before[rows]
-    places = flat_batch.places_of(
+    places = ragged_batch.places_of(
       texts.page_table[slots],
       rows,
       positions,
       self.cache.page_size,
       self.cache.num_pages,
     )
-    positions = flat_batch.padded(positions, num_tokens)
-    places = flat_batch.padded(places, num_tokens, self.cache.num_places)
+    positions = ragged_batch.padded(positions, num_tokens)
+    places = ragged_batch.padded(places, num_tokens, self.cache.num_places)
     positions, places = self._argument((positions, places))
     return Context(
       pages=self._target.features, positions=positions, places=places

@@ -20,14 +20,14 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   feed,
   noise_of_outputs,
 )
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import verify
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
 @functools.partial(
@@ -68,7 +68,7 @@ def chains(
 
   def choose(logits, step):
     own = None if noise is None else noise[:, step]
-    index = choices.choose_draft(logits, own, rows.slots, sampling)
+    index = verify.choose_draft(logits, own, rows.slots, sampling)
     return decoder.token_ids_of(params, config, index)
 
   first = choose(logits, 0)

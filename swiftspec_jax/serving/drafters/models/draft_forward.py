@@ -17,8 +17,8 @@ from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.target import paged_forward
-from swiftspec_jax.serving.target.flat_batch import FlatBatch
+from swiftspec_jax.step import target_forward
+from swiftspec_jax.step.ragged_batch import RaggedBatch
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class DraftRows:
   positions: jax.Array  # i32[R, D] behind the last known token
   lengths: jax.Array  # i32[R]
   page_table: jax.Array  # i32[R, C]
-  # i32[R] as `FlatBatch.num_skipped`, None where the tables are whole.
+  # i32[R] as `RaggedBatch.num_skipped`, None where the tables are whole.
   num_skipped: jax.Array | None
   texts: jax.Array | None  # i32[R, C * Z] known tokens, if drafts look at them
   # i32[R, D] in the target's text; None if they are the same.
@@ -49,7 +49,7 @@ class TargetFeatures:
 def take_in(
   params: Params,
   cache: paged.PagedCache,
-  batch: FlatBatch,
+  batch: RaggedBatch,
   token_ids: jax.Array,
   features: TargetFeatures | None,
   *,
@@ -77,7 +77,7 @@ def take_in(
 def first_logits(
   params: Params,
   cache: paged.PagedCache,
-  batch: FlatBatch,
+  batch: RaggedBatch,
   token_ids: jax.Array,
   features: TargetFeatures | None,
   rows: DraftRows,
@@ -124,7 +124,7 @@ def feed(
     positions: i32[R].
     is_fed: bool[R]; what is fed for other rows is written nowhere.
     rows: rows of the tokens.
-    features_before: same as in `paged_forward.forward`.
+    features_before: same as in `target_forward.forward`.
 
   Returns:
     Hidden states [R, E], the cache, and logits f32[R, V'].
@@ -135,7 +135,7 @@ def feed(
     places = places - rows.num_skipped
   pages = rows.page_table[index, places // cache.page_size]
   places = pages * cache.page_size + places % cache.page_size
-  batch = FlatBatch(
+  batch = RaggedBatch(
     positions=positions,
     places=jnp.where(is_fed, places, cache.num_places),
     block_tokens=index[:, None],
@@ -145,7 +145,7 @@ def feed(
     num_skipped=rows.num_skipped,
     blocks_before=jnp.zeros_like(token_ids),
   )
-  hidden, cache = paged_forward.forward(
+  hidden, cache = target_forward.forward(
     params, config, token_ids, batch, cache, features_before
   )
   return hidden, cache, decoder.unembed(params, config, hidden[None])[0]
@@ -165,7 +165,7 @@ def _forward(params, cache, batch, token_ids, features, config):
   before = None
   if features is not None:
     before = features_before(params, config, features)
-  return paged_forward.forward(params, config, token_ids, batch, cache, before)
+  return target_forward.forward(params, config, token_ids, batch, cache, before)
 
 
 def noise_of_outputs(

@@ -31,8 +31,8 @@ from swiftspec_jax.serving.drafters.models.draft_places import (
   TreeOfPlaces,
 )
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target import paged_forward
-from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.step import target_forward
+from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
 
 
 @functools.partial(
@@ -41,7 +41,7 @@ from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
 def logits_of_masks(
   params: Params,
   cache: paged.PagedCache,
-  batch: FlatBatch,
+  batch: RaggedBatch,
   token_ids: jax.Array,
   features: TargetFeatures,
   rows: DraftRows,
@@ -75,7 +75,7 @@ def logits_of_masks(
     )[0]
     feature = jnp.broadcast_to(feature, (len(masks), feature.shape[1]))
     before = jnp.concatenate([before, feature])
-  hidden, cache = paged_forward.forward(
+  hidden, cache = target_forward.forward(
     params, config, token_ids, batch, cache, before
   )
   of_masks = hidden[len(hidden) - num_rows * num_masks :]
@@ -126,7 +126,7 @@ class _MaskForwards(ModelDrafter):
 
   def _first_forward(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,

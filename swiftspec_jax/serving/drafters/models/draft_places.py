@@ -22,8 +22,6 @@ from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.models import grown_trees
 from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
@@ -32,8 +30,10 @@ from swiftspec_jax.serving.drafters.models.draft_forward import (
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDrafter
 from swiftspec_jax.serving.drafters.models.grown_trees import Grown
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target import choices
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import verify
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.target import Target
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'length'))
@@ -59,7 +59,7 @@ def chains(
     length: K; static.
   """
   noise = noise_of_outputs(params, config, noise)
-  scores = choices.draft_scores(logits, noise, rows.slots, sampling)
+  scores = verify.draft_scores(logits, noise, rows.slots, sampling)
   index = jnp.argmax(scores, axis=-1).astype(jnp.int32)
   num_slots = sampling.seeds.shape[0]
   # Padding belongs to no slot.
@@ -104,7 +104,7 @@ def grow(
     min_leaf_mass: same as in `grown_trees.grow`; static.
   """
   noise = noise_of_outputs(params, config, noise)
-  scores = choices.draft_scores(logits, noise, rows.slots, sampling)
+  scores = verify.draft_scores(logits, noise, rows.slots, sampling)
   best, index = jax.lax.top_k(scores, sizes[1])
   token_ids = decoder.token_ids_of(params, config, index)
   log_probs = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)

@@ -21,11 +21,11 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
 from swiftspec_jax.serving.drafters.models import grown_trees
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

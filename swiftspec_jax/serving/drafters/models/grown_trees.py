@@ -27,13 +27,12 @@ from swiftspec_jax.drafting import feature_draft
 from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.drafters import slot_trees
 from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   noise_of_outputs,
 )
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.target import choices
+from swiftspec_jax.step import slot_trees, verify
+from swiftspec_jax.step.slot_trees import SlotTrees
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -206,7 +205,7 @@ def children_fn(
     own = noise
     if noise is not None:
       own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-    scores = choices.draft_scores(logits, own, rows.slots, sampling)
+    scores = verify.draft_scores(logits, own, rows.slots, sampling)
     best, index = jax.lax.top_k(scores, branching)
     token_ids = decoder.token_ids_of(params, config, index)
     return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)

@@ -50,25 +50,25 @@ class Intake:
     self._longest = buckets.max_length + self._num_unread
     self._budget = buckets.max_query_tokens
     self._num_cached = np.zeros(buckets.max_rows, np.int64)
-    self._num_tenants = np.zeros(buckets.max_rows, np.int64)
+    self._generations = np.zeros(buckets.max_rows, np.int64)
 
-  def num_late_tokens(
-    self, view: policies.StepView, num_tenants: np.ndarray
+  def num_unread_tokens(
+    self, view: policies.StepView, slot_generations: np.ndarray
   ) -> int:
     """Returns how many tokens the draft must read before all rows get drafts.
 
     Args:
       view: view of the step.
-      num_tenants: i64[U] how often each slot was given to a request; its cache
-        is empty when this changes.
+      slot_generations: i64[U] how often each slot was given to a request; its
+        cache is empty when this changes.
     """
-    self._num_cached[self._num_tenants != num_tenants] = 0
-    self._num_tenants[:] = num_tenants
+    self._num_cached[self._generations != slot_generations] = 0
+    self._generations[:] = slot_generations
     missing = self._num_missing(view, view.limits)
     return int(missing[self._is_late(view, missing)].sum())
 
   def plan(self, view: policies.StepView, lengths: np.ndarray) -> IntakePlan:
-    """Plans a step; `num_late_tokens` was asked before.
+    """Plans a step; `num_unread_tokens` was asked before.
 
     Args:
       view: view of the step.

@@ -24,8 +24,7 @@ from swiftspec_jax import ahead_of_time, policies
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import paged
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   TargetFeatures,
@@ -33,9 +32,11 @@ from swiftspec_jax.serving.drafters.models.draft_forward import (
   take_in,
 )
 from swiftspec_jax.serving.drafters.models.intake import Intake, IntakePlan
-from swiftspec_jax.serving.target import choices, flat_batch
-from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import ragged_batch, slot_sampling, verify
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.target import Target
 
 
 class ModelDrafter:
@@ -124,12 +125,12 @@ class ModelDrafter:
     )
     # Truncation and penalties only matter to the target, which decides.
     level = self._target.sampling.level(slots)
-    level = min(level, choices.Level.TEMPERATURE)
+    level = min(level, slot_sampling.SamplingLevel.TEMPERATURE)
     found = self._draft_behind(*taken, int(lengths.max()), level)
     return self._slot_drafts(view, lengths, found)
 
-  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    return self._intake.num_late_tokens(view, texts.num_tenants)
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    return self._intake.num_unread_tokens(view, texts.slot_generations)
 
   def overlap(
     self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
@@ -149,12 +150,15 @@ class ModelDrafter:
     twin.cache = ahead_of_time.abstract(self.cache)
     return twin
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     longest = self._sizes.range_of(flat.context)[1]
     num_rows = min(flat.num_rows, flat.num_tokens)
     counts = np.full(num_rows, min(flat.num_tokens // num_rows, longest - 1))
     starts, lengths = np.zeros_like(counts), np.ones_like(counts)
-    for level in (choices.Level.GREEDY, choices.Level.TEMPERATURE):
+    for level in (
+      slot_sampling.SamplingLevel.GREEDY,
+      slot_sampling.SamplingLevel.TEMPERATURE,
+    ):
       self._run_made_up(flat, starts, counts, lengths, level)
     self.trial_intake(flat.num_rows, longest)
 
@@ -168,7 +172,7 @@ class ModelDrafter:
       counts * num_known - 1,
       counts,
       counts * length,
-      choices.Level.GREEDY,
+      slot_sampling.SamplingLevel.GREEDY,
     )
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
@@ -181,11 +185,11 @@ class ModelDrafter:
 
   def _run_made_up(
     self,
-    flat: FlatSizes,
+    flat: StepSizes,
     starts: np.ndarray,
     counts: np.ndarray,
     lengths: np.ndarray,
-    level: choices.Level,
+    level: slot_sampling.SamplingLevel,
   ) -> None:
     """Drafts for rows that miss `counts` tokens, and waits."""
     slots, texts = np.arange(len(counts)), self._made_up_texts()
@@ -222,7 +226,7 @@ class ModelDrafter:
 
   def _first_forward(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,
@@ -258,7 +262,7 @@ class ModelDrafter:
 
   def _rows(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,
@@ -275,12 +279,14 @@ class ModelDrafter:
     steps = np.arange(self._num_forwards, dtype=np.int32)[None]
     ends_of_target = ends if left_out is None else ends + left_out[slots]
     return DraftRows(
-      slots=flat_batch.padded(slots, sizes.num_rows),
-      last=flat_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
-      positions=flat_batch.padded(ends, sizes.num_rows)[:, None] + steps,
-      noise_positions=flat_batch.padded(ends_of_target, sizes.num_rows)[:, None]
+      slots=ragged_batch.padded(slots, sizes.num_rows),
+      last=ragged_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
+      positions=ragged_batch.padded(ends, sizes.num_rows)[:, None] + steps,
+      noise_positions=ragged_batch.padded(ends_of_target, sizes.num_rows)[
+        :, None
+      ]
       + steps,
-      lengths=flat_batch.padded(lengths, sizes.num_rows),
+      lengths=ragged_batch.padded(lengths, sizes.num_rows),
       page_table=_padded_rows(
         texts.page_table[slots],
         sizes.num_rows,
@@ -292,23 +298,23 @@ class ModelDrafter:
 
   def _fed(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     slots: np.ndarray,
     starts: np.ndarray,
     counts: np.ndarray,
     texts: SlotTexts,
-  ) -> tuple[FlatBatch, jax.Array, TargetFeatures | None]:
+  ) -> tuple[RaggedBatch, jax.Array, TargetFeatures | None]:
     """Returns where tokens belong, the tokens i32[N], and their features."""
     config = self._sizes.scheduler
     tables = texts.page_table[slots]
-    batch = flat_batch.pack(
+    batch = ragged_batch.pack(
       sizes, starts, counts, tables, config.page_size, config.num_pages
     )
     owners = np.repeat(np.arange(len(slots)), counts)
     positions = batch.positions[: len(owners)]
     token_ids = texts.token_ids[slots[owners], positions]
     places = self._places_before(sizes, tables, owners, positions)
-    fed = batch, flat_batch.padded(token_ids, sizes.num_tokens), places
+    fed = batch, ragged_batch.padded(token_ids, sizes.num_tokens), places
     batch, token_ids, places = self._argument(fed)
     features = None
     if places is not None:
@@ -321,7 +327,7 @@ class ModelDrafter:
     hidden: jax.Array,
     logits: jax.Array,
     longest: int,
-    level: choices.Level,
+    level: slot_sampling.SamplingLevel,
   ) -> Any:
     """Returns what `_propose` does behind a first forward.
 
@@ -333,9 +339,9 @@ class ModelDrafter:
       level: level of sampling, one of the two lower ones.
     """
     sampling, noise = self._target.sampling.state(level), None
-    if level != choices.Level.GREEDY:
+    if level != slot_sampling.SamplingLevel.GREEDY:
       noise = self._call(
-        choices.make_noise,
+        verify.make_noise,
         sampling.seeds,
         rows.slots,
         rows.positions
@@ -348,7 +354,7 @@ class ModelDrafter:
 
   def _places_before(
     self,
-    sizes: FlatSizes,
+    sizes: StepSizes,
     tables: np.ndarray,
     rows: np.ndarray,
     positions: np.ndarray,
@@ -357,10 +363,10 @@ class ModelDrafter:
     if not self._model.config.reads_features:
       return None
     config = self._sizes.scheduler
-    places = flat_batch.places_of(
+    places = ragged_batch.places_of(
       tables, rows, positions - 1, config.page_size, config.num_pages
     )
-    return flat_batch.padded(places, sizes.num_tokens)
+    return ragged_batch.padded(places, sizes.num_tokens)
 
   @property
   def _reads_texts(self) -> bool:

@@ -23,13 +23,14 @@ from swiftspec_jax import ahead_of_time, errors, policies
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
+from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.serving.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows, feed
-from swiftspec_jax.serving.target import choices
-from swiftspec_jax.serving.target.flat_batch import FlatSizes, padded
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes, padded
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class TargetChains(ChainDrafter):
       slots,
       kv_lengths,
       lengths[rows],
-      min(level, choices.Level.TEMPERATURE),
+      min(level, slot_sampling.SamplingLevel.TEMPERATURE),
       texts,
       self._seen(num_rows, slots, kv_lengths, lengths[rows], texts),
     )
@@ -185,7 +186,7 @@ class TargetChains(ChainDrafter):
     slots: np.ndarray,
     kv_lengths: np.ndarray,
     lengths: np.ndarray,
-    level: choices.Level,
+    level: slot_sampling.SamplingLevel,
     texts: SlotTexts,
     seen: tuple[np.ndarray, np.ndarray],
   ) -> jax.Array:
@@ -226,7 +227,7 @@ class TargetChains(ChainDrafter):
     )
     return self._draft_behind(rows, hidden, logits, int(lengths.max()), level)
 
-  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     del view, texts
     return 0
 
@@ -240,23 +241,32 @@ class TargetChains(ChainDrafter):
   ) -> None:
     del view, drafted, verified, accepted, is_present
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     if flat.num_rows in self._warm_rows:
       return  # neither tokens nor context make a difference
     self._warm_rows.add(flat.num_rows)
-    for level in (choices.Level.GREEDY, choices.Level.TEMPERATURE):
+    for level in (
+      slot_sampling.SamplingLevel.GREEDY,
+      slot_sampling.SamplingLevel.TEMPERATURE,
+    ):
       self._run_made_up(flat.num_rows, 1, 1, level)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     jax.block_until_ready(
-      self._run_made_up(num_rows, num_known, length, choices.Level.GREEDY)
+      self._run_made_up(
+        num_rows, num_known, length, slot_sampling.SamplingLevel.GREEDY
+      )
     )
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
     del num_rows, num_known  # nothing is ever late
 
   def _run_made_up(
-    self, num_rows: int, num_known: int, length: int, level: choices.Level
+    self,
+    num_rows: int,
+    num_known: int,
+    length: int,
+    level: slot_sampling.SamplingLevel,
   ) -> jax.Array:
     ones, texts = np.ones(num_rows, np.int64), self._made_up_texts()
     rows = np.arange(num_rows), ones * num_known - 1, ones * length

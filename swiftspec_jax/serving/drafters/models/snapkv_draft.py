@@ -16,13 +16,13 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.cache import paged
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.serving.drafters.models import snapkv
 from swiftspec_jax.serving.drafters.models.self_draft import TargetChains
-from swiftspec_jax.serving.target import flat_batch
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.step import ragged_batch
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class SnapKVDrafter(TargetChains):
     )
     self._warm_contexts: set[int] = set()
     # By slot: whose text it is, how much of it was read, and what is kept.
-    self._num_tenants = np.full(num_slots, -1)
+    self._generations = np.full(num_slots, -1)
     self._num_read = np.zeros(num_slots, np.int64)
     self._num_held = np.zeros(num_slots, np.int64)
 
@@ -94,7 +94,7 @@ class SnapKVDrafter(TargetChains):
   def name(self) -> str:
     return f'{self._model.name}_snapkv_{self._draft.budget}'
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     if flat.context not in self._warm_contexts:
       self._warm_contexts.add(flat.context)
       self._keep_best(0, 0, flat.context, self._made_up_texts())
@@ -124,7 +124,7 @@ class SnapKVDrafter(TargetChains):
     del lengths  # there is room for any
     num_new = kv_lengths - self._num_read[slots]
     is_stale = (
-      (self._num_tenants[slots] != texts.num_tenants[slots])
+      (self._generations[slots] != texts.slot_generations[slots])
       | (num_new > self._sizes.scheduler.buckets.max_length + 1)
       | (self._num_held[slots] + num_new > self._most_held)
     )
@@ -136,7 +136,7 @@ class SnapKVDrafter(TargetChains):
     num_new[is_stale] = 0
     if num_new.any():
       self._append(num_rows, *self._moves(slots, num_new, texts))
-    self._num_tenants[slots] = texts.num_tenants[slots]
+    self._generations[slots] = texts.slot_generations[slots]
     self._num_read[slots] = kv_lengths
     self._num_held[slots] = np.where(
       is_stale, self._num_kept(kv_lengths), self._num_held[slots] + num_new
@@ -164,9 +164,9 @@ class SnapKVDrafter(TargetChains):
     start = max(kv_length - draft.window, 0)
     latest = texts.token_ids[slot, start : start + draft.window]
     row = snapkv.KnownRow(
-      token_ids=flat_batch.padded(latest, draft.window),
+      token_ids=ragged_batch.padded(latest, draft.window),
       kv_length=np.int32(kv_length),
-      page_table=flat_batch.padded(
+      page_table=ragged_batch.padded(
         texts.page_table[slot, :num_columns], num_columns
       ),
       first_place=np.int32(slot * self._num_pages * page_size),
@@ -189,7 +189,7 @@ class SnapKVDrafter(TargetChains):
     config = self._sizes.scheduler
     rows = np.repeat(np.arange(len(slots)), num_new)
     index = np.arange(len(rows)) - (np.cumsum(num_new) - num_new)[rows]
-    sources = flat_batch.places_of(
+    sources = ragged_batch.places_of(
       texts.page_table[slots],
       rows,
       self._num_read[slots][rows] + index,
@@ -207,8 +207,8 @@ class SnapKVDrafter(TargetChains):
     size = num_rows * (self._sizes.scheduler.buckets.max_length + 1)
     places = self._argument(
       (
-        flat_batch.padded(sources, size),
-        flat_batch.padded(targets, size, self.cache.num_places),
+        ragged_batch.padded(sources, size),
+        ragged_batch.padded(targets, size, self.cache.num_places),
       )
     )
     self.cache = self._call(

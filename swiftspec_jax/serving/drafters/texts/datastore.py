@@ -14,7 +14,6 @@ import numpy as np
 from swiftspec_jax import errors, policies
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
   trees_of,
 )
@@ -24,6 +23,7 @@ from swiftspec_jax.serving.drafters.texts.token_store import (
   MAX_MATCH,
   TokenStore,
 )
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 _ENOUGH = 50  # continuations, for which no shorter match is looked up
 _NUM_BEFORE = 3  # tokens of a prompt that are kept with the output

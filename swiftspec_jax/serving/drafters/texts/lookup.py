@@ -11,10 +11,10 @@ from swiftspec_jax import policies
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
   chains_of,
 )
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
 class NgramIndex:

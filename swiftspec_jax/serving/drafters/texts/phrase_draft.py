@@ -17,7 +17,6 @@ from swiftspec_jax import errors, policies
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
-  SlotDrafts,
   SlotTexts,
   trees_of,
 )
@@ -25,7 +24,8 @@ from swiftspec_jax.serving.drafters.texts import continuations, phrase_pool
 from swiftspec_jax.serving.drafters.texts.continuations import MergedTree
 from swiftspec_jax.serving.drafters.texts.phrase_pool import Phrase, PhrasePool
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.verdicts import Verdicts
 
 # What nodes are worth until policies know better: tokens of a lookup that says
 # nothing of its own, all phrases together, and further tokens of a phrase.

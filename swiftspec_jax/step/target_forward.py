@@ -18,9 +18,9 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention, decoder, layer_products, layers
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.target import flat_batch
-from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
+from swiftspec_jax.step import ragged_batch
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
 
 # The products of more are no work for kernels of few tokens.
 _MOST_KERNEL_TOKENS = 128
@@ -89,7 +89,7 @@ def check_kernels(model: Model, sizes: ProgramSizes) -> None:
     ) from error
 
 
-def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
+def _trace(model: Model, sizes: ProgramSizes, flat: StepSizes) -> None:
   config = model.config
 
   def run(params, token_ids, features_before):
@@ -98,7 +98,7 @@ def _trace(model: Model, sizes: ProgramSizes, flat: FlatSizes) -> None:
     if not sizes.has_rows:
       shape = flat.num_rows, flat.context // sizes.scheduler.page_size
       pages = jnp.zeros(shape, jnp.int32)
-    batch, *_ = flat_batch.lay_out(flat, counts, counts, pages)
+    batch, *_ = ragged_batch.pack_tokens(flat, counts, counts, pages)
     if pages is not None:
       batch = batch.replace(places=batch.positions)
     return forward(params, config, token_ids, batch, cache, features_before)
@@ -115,7 +115,7 @@ def forward(
   params: Params,
   config: ModelConfig,
   token_ids: jax.Array,
-  batch: FlatBatch,
+  batch: RaggedBatch,
   cache: Cache,
   features_before: jax.Array | None = None,
   images: tuple[jax.Array, jax.Array] | None = None,

@@ -8,7 +8,7 @@ import numpy as np
 from swiftspec_jax import hosts, policies, sharding
 
 
-class OfFirst(policies.Policy):
+class FromProcessZero(policies.Policy):
   """A policy that is asked, and learns, in process 0 alone.
 
   Hosts measure different times, and their floating point may differ, too. Two
@@ -18,10 +18,12 @@ class OfFirst(policies.Policy):
   def __init__(self, policy: policies.Policy):
     """Takes the policy, which must be the same in all processes."""
     self._policy = policy
-    self.judges_lookups = policy.judges_lookups
+    self.wants_lookup_feedback = policy.wants_lookup_feedback
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    values = hosts.of_first(lambda: _to_json(self._policy.plan_draft(view)))
+    values = hosts.from_process_zero(
+      lambda: _to_json(self._policy.plan_draft(view))
+    )
     arrays = {'lengths': np.array(values['lengths'], np.int64)}
     if values['is_probe'] is not None:
       arrays['is_probe'] = np.array(values['is_probe'], bool)
@@ -33,7 +35,7 @@ class OfFirst(policies.Policy):
     plan: policies.DraftPlan,
     drafts: policies.Drafts,
   ) -> np.ndarray:
-    lengths = hosts.of_first(
+    lengths = hosts.from_process_zero(
       lambda: self._policy.plan_verify(view, plan, drafts).tolist()
     )
     return np.array(lengths, np.int64)

@@ -20,7 +20,9 @@ from swiftspec_jax.engine import handles as engine_handles
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.requests import Source
-from swiftspec_jax.serving.drafters.models.living_trees import LivingTrees
+from swiftspec_jax.serving.drafters.models.persistent_trees import (
+  PersistentTrees,
+)
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.engine import PageEngine
 
@@ -58,8 +60,10 @@ class RandomSources(RandomLengths):
   """Lets the draft model rest at random, and looks drafts up then."""
 
   def plan_draft(self, view):
-    looks_up = self._generator.random() < 0.5
-    return dataclasses.replace(super().plan_draft(view), looks_up=looks_up)
+    uses_lookup = self._generator.random() < 0.5
+    return dataclasses.replace(
+      super().plan_draft(view), uses_lookup=uses_lookup
+    )
 
 
 def make_engine(
@@ -68,7 +72,7 @@ def make_engine(
   tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
   return PageEngine(
     target,
-    LivingTrees(model=draft, tree=tree),
+    PersistentTrees(model=draft, tree=tree),
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
     lookup=PromptLookup(prompt_lookup_min=1),
     policy=policy,
@@ -170,7 +174,7 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
       (engine._target.rows, drafter.rows.state.cache, engine._target.cache)
     )
     for slot in np.flatnonzero(scheduler.request_ids >= 0):
-      is_new = drafter._num_tenants[slot] != scheduler.num_tenants[slot]
+      is_new = drafter._generations[slot] != scheduler.slot_generations[slot]
       if is_new or drafter._num_read[slot] < 2:
         continue
       # The root has no keys and values, nor the token before it after a miss.
@@ -258,7 +262,9 @@ def test_bad_sizes_are_refused():
 def test_what_needs_something_else_is_refused():
   target, _ = make_models('serial')
   sizes = engine_cases.make_sizes()
-  with pytest.raises(errors.UserError, match='run_ahead=1 needs LivingTrees'):
+  with pytest.raises(
+    errors.UserError, match='run_ahead=1 needs PersistentTrees'
+  ):
     PageEngine(target, SuffixLookup(), sizes=sizes, run_ahead=1)
   policy = LookupOrModel(FixedLength(1), FixedLength(1))
   with pytest.raises(errors.UserError, match='the engine has no `lookup`'):

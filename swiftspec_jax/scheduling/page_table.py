@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swiftspec_jax.serving.scheduling import pages as pages_lib
+from swiftspec_jax.scheduling import pages as pages_lib
 
 NO_PAGE = -1
 

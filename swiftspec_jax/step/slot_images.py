@@ -61,7 +61,7 @@ def see(
 
 
 @functools.partial(jax.jit, donate_argnames='images')
-def seat(images: SlotImages, slot: jax.Array, index: jax.Array) -> SlotImages:
+def assign(images: SlotImages, slot: jax.Array, index: jax.Array) -> SlotImages:
   """Returns the images with another request in a slot i32[].
 
   Args:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.serving.scheduling.page_table import PageTable
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.scheduling.page_table import PageTable
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.scheduling.step_plan import StepPlan
 
 _NOBODY = -1  # request of an empty slot
 # Drafts have what prompts leave of a step, but at least one token of this
@@ -55,7 +55,7 @@ class Scheduler:
     num_preemptions: number of times that a request lost its slot and cache.
     num_shared_tokens: tokens that were found in the cache by requests that got
       a slot.
-    num_tenants: i64[slots] how often each slot was given to a request.
+    slot_generations: i64[slots] how often each slot was given to a request.
   """
 
   def __init__(self, config: SchedulerConfig):
@@ -69,7 +69,7 @@ class Scheduler:
     self._table = PageTable(
       size, config.num_pages, config.page_size, config.max_context
     )
-    self.num_tenants = np.zeros(size, np.int64)
+    self.slot_generations = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
     self._request_ids = np.full(size, _NOBODY)
     self._num_known = np.zeros(size, np.int64)
@@ -375,7 +375,7 @@ class Scheduler:
         return
       self._waiting.popleft()
       slot = self._free_slots.pop()
-      self.num_tenants[slot] += 1
+      self.slot_generations[slot] += 1
       self._running.append(slot)
       self._request_ids[slot] = waiting.request_id
       self._num_known[slot] = waiting.num_known

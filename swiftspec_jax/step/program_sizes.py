@@ -10,8 +10,8 @@ import numpy as np
 
 from swiftspec_jax import buckets, errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.ragged_batch import StepSizes
 
 # Measured on a CPU with contexts of 256 and 1024: blocks of 8 and 16 tokens
 # take about the same time, blocks of 1 three times as long (every token reads
@@ -120,9 +120,9 @@ class ProgramSizes:
       if size >= total and (not self.has_rows or self.block_size(size) >= most)
     )
 
-  def plain(self, padded_rows: int, num_positions: int) -> FlatSizes:
+  def plain(self, padded_rows: int, num_positions: int) -> StepSizes:
     """Returns the sizes for rows that feed one token each."""
-    return FlatSizes(
+    return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_rows,
       block_size=1,
@@ -131,16 +131,16 @@ class ProgramSizes:
 
   def mixed(
     self, padded_rows: int, padded_tokens: int, num_positions: int
-  ) -> FlatSizes:
+  ) -> StepSizes:
     """Returns the sizes for rows that feed any number of tokens."""
-    return FlatSizes(
+    return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_tokens,
       block_size=self.block_size(padded_tokens),
       context=self.context_of(num_positions),
     )
 
-  def num_logits(self, sizes: FlatSizes) -> int:
+  def num_logits(self, sizes: StepSizes) -> int:
     """Returns room for the tokens that can have a say in the output.
 
     These are declared sizes, too, so that there are few different verdicts.
@@ -172,14 +172,14 @@ class ProgramSizes:
     pages = np.arange(math.prod(shape), dtype=np.int32) % config.num_pages
     return pages.reshape(shape)
 
-  def all_plain(self) -> Iterator[FlatSizes]:
+  def all_plain(self) -> Iterator[StepSizes]:
     """Yields the sizes of every program for plain steps."""
     for rows, context in itertools.product(
       self.scheduler.buckets.rows, self.contexts
     ):
       yield self.plain(rows, context)
 
-  def all_mixed(self) -> Iterator[FlatSizes]:
+  def all_mixed(self) -> Iterator[StepSizes]:
     """Yields the sizes of every program for other steps."""
     buckets = self.scheduler.buckets
     for fewer_rows, rows in itertools.pairwise((0, *buckets.rows)):

@@ -23,7 +23,7 @@ from flax import struct
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FlatSizes:
+class StepSizes:
   """What a program is compiled for.
 
   Attributes:
@@ -46,7 +46,7 @@ class FlatSizes:
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class FlatBatch:
+class RaggedBatch:
   """Where the tokens of a step belong."""
 
   positions: jax.Array  # i32[N] in their rows; 0 for padding
@@ -94,13 +94,13 @@ class FlatBatch:
 
 
 def pack(
-  sizes: FlatSizes,
+  sizes: StepSizes,
   starts: np.ndarray,
   num_tokens: np.ndarray,
   page_table: np.ndarray,
   page_size: int,
   num_pages: int,
-) -> FlatBatch:
+) -> RaggedBatch:
   """Returns host arrays for the next tokens of some rows, row after row.
 
   Args:
@@ -131,7 +131,7 @@ def pack(
   block_pages[: len(block_rows), :num_columns] = page_table[
     block_rows, :num_columns
   ]
-  return FlatBatch(
+  return RaggedBatch(
     positions=padded(own, sizes.num_tokens),
     places=padded(places, sizes.num_tokens, num_pages * page_size),
     block_tokens=block_tokens,
@@ -166,13 +166,13 @@ def unfold(counts: jax.Array, size: int) -> Unfolded:
   )
 
 
-def lay_out(
-  sizes: FlatSizes,
+def pack_tokens(
+  sizes: StepSizes,
   starts: jax.Array,
   counts: jax.Array,
   pages: jax.Array | None,
-) -> tuple[FlatBatch, Unfolded, jax.Array]:
-  """Does on the devices what `pack` does, but for `FlatBatch.places`.
+) -> tuple[RaggedBatch, Unfolded, jax.Array]:
+  """Does on the devices what `pack` does, but for `RaggedBatch.places`.
 
   Args:
     sizes: sizes of the program; static.
@@ -214,7 +214,7 @@ def lay_out(
       block_pages = pages[blocks.rows]
       blocks_before = jnp.where(blocks.is_real, blocks.index, 0)
   positions = jnp.where(tokens.is_real, starts[tokens.rows] + tokens.index, 0)
-  batch = FlatBatch(
+  batch = RaggedBatch(
     positions=positions,
     places=None,
     block_tokens=block_tokens,
@@ -234,7 +234,7 @@ def places_of(
   page_size: int,
   num_pages: int,
 ) -> np.ndarray:
-  """Returns i64[n] as `FlatBatch.places`; that of position -1 is none.
+  """Returns i64[n] as `RaggedBatch.places`; that of position -1 is none.
 
   Args:
     page_table: i32[r, any] of rows.

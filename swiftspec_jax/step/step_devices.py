@@ -11,7 +11,7 @@ from swiftspec_jax import errors, sharding
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.planning.elastic import PrefillCosts
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
+from swiftspec_jax.scheduling.step_plan import StepPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

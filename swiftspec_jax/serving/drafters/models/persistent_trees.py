@@ -29,13 +29,14 @@ from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.drafting.trees import tree_checks
 from swiftspec_jax.drafting.trees.tree_draft_rows import Chunk, TreeDraftRows
 from swiftspec_jax.model import Model
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts, SlotTexts
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.scheduling.page_table import NO_PAGE
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.target import Target
+from swiftspec_jax.scheduling.page_table import NO_PAGE
+from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.step import slot_trees
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.slot_trees import SlotTrees
+from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
 # Tokens of a chunk, at least and at most.
@@ -69,7 +70,7 @@ def unpack(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LivingTrees:
+class PersistentTrees:
   """Drafter of an engine.
 
   Attributes:
@@ -97,7 +98,7 @@ class LivingTrees:
     tree_checks.check_sizes(self.model, self.tree)
 
 
-class LivingTreeDrafter:
+class PersistentTreeDrafter:
   """Decides when rows read, and what their trees send.
 
   Attributes:
@@ -107,7 +108,9 @@ class LivingTreeDrafter:
   has_programs = True
   runs_ahead = True
 
-  def __init__(self, draft: LivingTrees, sizes: ProgramSizes, target: Target):
+  def __init__(
+    self, draft: PersistentTrees, sizes: ProgramSizes, target: Target
+  ):
     """Allocates the cache.
 
     Raises:
@@ -146,7 +149,7 @@ class LivingTreeDrafter:
     # which is the root; the most tokens behind them; the step in which it read
     # or followed the text to its end; whether it has followed no verdict since;
     # and nodes that the last verdict was about.
-    self._num_tenants = np.zeros(num_slots, np.int64)
+    self._generations = np.zeros(num_slots, np.int64)
     self._num_read = np.zeros(num_slots, np.int64)
     self._num_missing = np.full(num_slots, _NOT_READ)
     self._read_steps = np.zeros(num_slots, np.int64)
@@ -165,9 +168,9 @@ class LivingTreeDrafter:
     name += f'_{tree.num_draft_steps}_{len(kinds)}'
     return f'{name}_{tree.min_leaf_mass}' if tree.min_leaf_mass else name
 
-  def num_late_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    is_new = self._num_tenants != texts.num_tenants
-    self._num_tenants[:] = texts.num_tenants
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    is_new = self._generations != texts.slot_generations
+    self._generations[:] = texts.slot_generations
     self._num_read[is_new], self._is_fresh[is_new] = 0, True
     self._num_missing[is_new] = _NOT_READ
     is_late = self._is_late(view) & (view.limits > 0)
@@ -233,14 +236,14 @@ class LivingTreeDrafter:
   def reset(self) -> None:
     pass  # a slot begins empty for each request
 
-  def compiling(self) -> 'LivingTreeDrafter':
+  def compiling(self) -> 'PersistentTreeDrafter':
     twin = copy.copy(self)
     twin.rows = self.rows.compiling()
     twin._target = self._target.compiling()
     twin._call = ahead_of_time.compile_only
     return twin
 
-  def warm_up(self, flat: FlatSizes) -> None:
+  def warm_up(self, flat: StepSizes) -> None:
     del flat  # the rows of the draft are always as many, and as long
     if self._is_compiled:
       return

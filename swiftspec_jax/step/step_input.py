@@ -17,14 +17,14 @@ import numpy as np
 from flax import struct
 
 from swiftspec_jax.cache import dense
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.scheduling.page_table import NO_PAGE
-from swiftspec_jax.serving.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.target import choices, flat_batch
-from swiftspec_jax.serving.target.flat_batch import FlatBatch, FlatSizes
-from swiftspec_jax.serving.target.paged_forward import Cache
-from swiftspec_jax.serving.target.row_state import RowState
+from swiftspec_jax.scheduling.page_table import NO_PAGE
+from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.step import ragged_batch, verify
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_trees import SlotTrees
+from swiftspec_jax.step.target_forward import Cache
 
 _AT_THE_END = -1  # start of rows that decode: the devices know where that is
 
@@ -33,12 +33,12 @@ _AT_THE_END = -1  # start of rows that decode: the devices know where that is
 class PlacedStep:
   """The tokens of a step, where the rows are."""
 
-  batch: FlatBatch
+  batch: RaggedBatch
   slots: jax.Array  # i32[N]; B for padding
   token_ids: jax.Array  # i32[N] that are fed
   query_index: jax.Array  # i32[M]
-  queries: choices.Queries
-  # i32[B, T] places of nodes before they are moved: `FlatBatch.places`, or
+  queries: verify.Queries
+  # i32[B, T] places of nodes before they are moved: `RaggedBatch.places`, or
   # positions where slots have rows. None without trees.
   node_places: jax.Array | None
 
@@ -58,7 +58,7 @@ NUM_COUNTS = len(_Fed._fields)  # of a row, in front of its pages
 
 def pack(
   sizes: ProgramSizes,
-  flat: FlatSizes,
+  flat: StepSizes,
   step: StepPlan,
   page_table: np.ndarray,
 ) -> np.ndarray:
@@ -100,12 +100,12 @@ def pack(
 
 def place(
   packed: jax.Array,
-  rows: RowState,
+  rows: Rows,
   drafted: jax.Array,
   trees: SlotTrees | None,
   cache: Cache,
   *,
-  flat: FlatSizes,
+  flat: StepSizes,
   num_queries: int,
 ) -> PlacedStep:
   """Lays a step out where the rows are.
@@ -126,7 +126,9 @@ def place(
   pages = None
   if not isinstance(cache, dense.KVCache):
     pages = packed[:, NUM_COUNTS:]
-  batch, tokens, first = flat_batch.lay_out(flat, fed.starts, fed.counts, pages)
+  batch, tokens, first = ragged_batch.pack_tokens(
+    flat, fed.starts, fed.counts, pages
+  )
   if pages is not None:
     # An output goes no further than that, whatever is drafted for it.
     ends = rows.max_lengths.at[fed.slots].get(mode='fill', fill_value=0)
@@ -151,7 +153,7 @@ def place(
     slots=slots,
     token_ids=token_ids,
     query_index=query_index,
-    queries=choices.Queries(
+    queries=verify.Queries(
       slots=slots[query_index],
       positions=batch.positions[query_index][:, None] + 1,
       index=index,
@@ -201,7 +203,7 @@ def _asked(fed, first, flat, num_queries, num_nodes):
   if num_queries == flat.num_tokens:  # room for all
     own = jnp.where(nodes < counts[:, None], begin[:, None] + nodes, 0)
     return jnp.arange(num_queries), own
-  asked = flat_batch.unfold(counts, num_queries)
+  asked = ragged_batch.unfold(counts, num_queries)
   index = begin[asked.rows] + asked.index
   own = (jnp.cumsum(counts) - counts)[:, None] + nodes
   return (
@@ -211,7 +213,7 @@ def _asked(fed, first, flat, num_queries, num_nodes):
 
 
 def _places(batch, tokens, pages, ends, cache):
-  """Returns `FlatBatch.places` of what rows have before their `ends` i32[R]."""
+  """Returns `RaggedBatch.places` of rows up to their `ends` i32[R]."""
   positions, size = batch.positions, cache.page_size
   page = pages.at[tokens.rows, positions // size].get(
     mode='fill', fill_value=NO_PAGE
@@ -246,7 +248,7 @@ def _place_nodes(batch, tokens, fed, slots, num_drafted, trees):
   )
 
 
-def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> FlatSizes:
+def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> StepSizes:
   """Returns the declared sizes for a step."""
   ends = step.starts + step.num_ahead + step.num_query_tokens
   longest = min(int(ends.max()), sizes.scheduler.max_context)

@@ -21,23 +21,24 @@ from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving.compilation.program_sizes import ProgramSizes
-from swiftspec_jax.serving.drafters import slot_trees
-from swiftspec_jax.serving.drafters.engine_drafter import SlotDrafts
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.target import (
-  choices,
-  paged_forward,
-  row_state,
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step import (
   slot_images,
+  slot_sampling,
+  slot_trees,
   step_input,
+  target_forward,
+  verify,
 )
-from swiftspec_jax.serving.target.flat_batch import FlatSizes
-from swiftspec_jax.serving.target.paged_forward import Cache
-from swiftspec_jax.serving.target.row_state import RowState
-from swiftspec_jax.serving.target.slot_images import SlotImages
-from swiftspec_jax.serving.target.step_devices import StepDevices
-from swiftspec_jax.serving.target.verdicts import Verdicts
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.slot_images import SlotImages
+from swiftspec_jax.step.slot_trees import SlotTrees
+from swiftspec_jax.step.step_devices import StepDevices
+from swiftspec_jax.step.target_forward import Cache
+from swiftspec_jax.step.verdicts import Verdicts
 
 
 @functools.partial(jax.jit, static_argnames='kernels', donate_argnames='cache')
@@ -85,15 +86,15 @@ def query_logits(
   params: Params,
   cache: Cache,
   packed: jax.Array,
-  rows: RowState,
+  rows: Rows,
   drafted: jax.Array,
   trees: SlotTrees | None,
   images: SlotImages | None,
   *,
   config: ModelConfig,
-  flat: FlatSizes,
+  flat: StepSizes,
   num_queries: int,
-) -> tuple[Cache, jax.Array, jax.Array, choices.Queries, jax.Array | None]:
+) -> tuple[Cache, jax.Array, jax.Array, verify.Queries, jax.Array | None]:
   """Runs the target over the tokens of a step.
 
   Args:
@@ -118,13 +119,13 @@ def query_logits(
   found = None
   if images is not None:
     found = images.of_tokens(step.slots, step.batch.positions)
-  hidden, cache = paged_forward.forward(
+  hidden, cache = target_forward.forward(
     params, config, step.token_ids, step.batch, cache, images=found
   )
   token_ids = step.token_ids
   if num_queries < flat.num_tokens:
     hidden, token_ids = hidden[step.query_index], token_ids[step.query_index]
-  logits = paged_forward.logits_of(params, config, hidden)
+  logits = target_forward.logits_of(params, config, hidden)
   return cache, logits, token_ids, step.queries, step.node_places
 
 
@@ -174,7 +175,7 @@ class Target:
     self._sizes = sizes
     config = sizes.scheduler
     fewest = self.models[self.step_devices.num_keeping]
-    self.cache = paged_forward.init_cache(
+    self.cache = target_forward.init_cache(
       model, sizes, feature_layers, sharding.sequence_devices(fewest.mesh)
     )
     self._spare: paged.Spare = ()
@@ -183,8 +184,8 @@ class Target:
     self.sampling = self._greedy_sampling()
     no_text = np.zeros((self._num_slots, config.max_context), np.int32)
     # Each array is its own, as they are donated.
-    self.rows: RowState = self.put(
-      RowState(
+    self.rows: Rows = self.put(
+      Rows(
         token_ids=no_text,
         lengths=no_text[:, 0].copy(),
         prompt_lengths=no_text[:, 0].copy(),
@@ -204,9 +205,9 @@ class Target:
     self.no_drafts = self.put((tokens, trees))
     self.chains: SlotTrees | None = self.put(chains)
 
-  def _greedy_sampling(self) -> choices.SlotSampling:
+  def _greedy_sampling(self) -> slot_sampling.SlotSampling:
     config = self.model.config
-    return choices.SlotSampling(
+    return slot_sampling.SlotSampling(
       self._num_slots, config.vocab_size, self.put, config.eos_token_ids
     )
 
@@ -293,12 +294,12 @@ class Target:
     """Returns host arrays as a program takes them, as `sharding.argument`."""
     return sharding.argument(tree, self.model.mesh)
 
-  def seat(self, rows: RowState, is_new: np.ndarray) -> None:
+  def assign(self, rows: Rows, is_new: np.ndarray) -> None:
     """Enqueues that some slots bool[B] have other requests from now on."""
     new, is_new = self.put((rows, is_new))
-    self.rows = self._call(row_state.seat, self.rows, new, is_new)
+    self.rows = self._call(rows_lib.assign, self.rows, new, is_new)
 
-  def seat_images(self, slot: int, request: Request) -> None:
+  def assign_images(self, slot: int, request: Request) -> None:
     """Enqueues that a slot has the images of another request from now on."""
     if self.images is None:
       return
@@ -311,11 +312,11 @@ class Target:
     index = np.where(is_image, num_before - 1 + np.cumsum(is_image), -1)
     for i, image in enumerate(request.images):
       self._see(image.pixels, first + i)
-    self._seat_index(slot, index.astype(np.int32))
+    self._assign_index(slot, index.astype(np.int32))
 
-  def _seat_index(self, slot: int, index: np.ndarray) -> None:
+  def _assign_index(self, slot: int, index: np.ndarray) -> None:
     slot, index = self.put((np.int32(slot), index))
-    self.images = self._call(slot_images.seat, self.images, slot, index)
+    self.images = self._call(slot_images.assign, self.images, slot, index)
 
   def _see(self, pixels: np.ndarray, place: int) -> None:
     pixels, place = self.put((pixels, np.int32(place)))
@@ -331,19 +332,19 @@ class Target:
   def warm_up(self) -> None:
     """Goes through the programs that no step has."""
     none = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.rows)
-    self.seat(none, np.zeros(self._num_slots, bool))
+    self.assign(none, np.zeros(self._num_slots, bool))
     if self.images is not None:
       size = self.model.config.vision.image_size
       self._see(np.zeros((size, size, 3), np.uint8), 0)
-      self._seat_index(0, np.zeros(self.is_image.shape[1], np.int32))
+      self._assign_index(0, np.zeros(self.is_image.shape[1], np.int32))
 
   def dispatch(
     self,
     packed: np.ndarray,
-    flat: FlatSizes,
+    flat: StepSizes,
     drafted: jax.Array,
     trees: SlotTrees | None,
-    level: choices.Level,
+    level: slot_sampling.SamplingLevel,
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues a step; does not wait for it.
 
@@ -355,7 +356,7 @@ class Target:
       level: level of sampling.
 
     Returns:
-      Numbers and tokens, and log-probabilities, as `choices.verify` does.
+      Numbers and tokens, and log-probabilities, as `verify.verify` does.
     """
     if flat.block_size == 1:
       trees = None  # a plain step
@@ -373,16 +374,16 @@ class Target:
       num_queries=self._sizes.num_logits(flat),
     )
     sampling, noise = self.sampling.state(level), None
-    if level != choices.Level.GREEDY:
+    if level != slot_sampling.SamplingLevel.GREEDY:
       noise = self._call(
-        choices.make_noise,
+        verify.make_noise,
         sampling.seeds,
         queries.slots,
         queries.positions,
         vocab_size=self.model.config.vocab_size,
       )
     self.rows, packed, logprobs = self._call(
-      choices.verify,
+      verify.verify,
       logits,
       noise,
       token_ids,
@@ -391,7 +392,7 @@ class Target:
       sampling,
       self.rows,
       trees,
-      reads_texts=level == choices.Level.ADJUSTED,
+      reads_texts=level == slot_sampling.SamplingLevel.ADJUSTED,
       kernels=self.model.config.kernels,
       sharding=self._replicated,
     )

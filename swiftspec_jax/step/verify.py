@@ -6,108 +6,28 @@ it shares its steps with, whatever was drafted for it, and whether or not it was
 preempted.
 
 Every query is a row of its own here, so rows of different lengths need no
-padding. Requests differ in what they use of `SamplingParams`; a step takes the
-lowest of four compiled levels that covers its rows. A level changes nothing
-for a row that does not need it.
+padding.
 
 Legend: M queries, T queries of the longest draft, K = T - 1, B slots, S tokens
 of the longest text, R rows, W tokens of each, V vocabulary.
 """
 
-import dataclasses
-import enum
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.sharding import NamedSharding
 
 from kernels_pallas.verification import reference
-from swiftspec_jax import errors, spec_step, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.config import SamplingParams
-from swiftspec_jax.serving.drafters.slot_trees import SlotTrees
-from swiftspec_jax.serving.target.row_state import RowState
-from swiftspec_jax.serving.target.verdicts import TreePart, Verdicts
+from swiftspec_jax import types
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_trees import SlotTrees
+from swiftspec_jax.step.verdicts import TreePart, Verdicts
 from swiftspec_jax.verification import matching
-
-_MAX_FORCED = 16
-
-
-class Level(enum.IntEnum):
-  """How much of `SamplingParams` a request uses."""
-
-  GREEDY = 0
-  TEMPERATURE = 1
-  TRUNCATED = 2
-  ADJUSTED = 3  # penalties, bias, bans, forced tokens, min_tokens, logprobs
-
-
-_DRAWN = {'temperature': 1.0}
-_CUT = {**_DRAWN, 'top_k': 1, 'top_p': 0.5, 'min_p': 0.5}
-_ADJUSTED = {
-  **_CUT,
-  'repetition_penalty': 2.0,
-  'presence_penalty': 1.0,
-  'frequency_penalty': 1.0,
-  'banned_token_ids': (0,),
-  'forced_token_ids': (0,) * _MAX_FORCED,
-  'min_tokens': 1,
-  'logprobs': True,
-  'top_logprobs': 1,
-}
-# A request that uses all that a level has.
-_FEATURES = {
-  Level.GREEDY: SamplingParams(),
-  Level.TEMPERATURE: SamplingParams(**_DRAWN),
-  Level.TRUNCATED: SamplingParams(**_CUT),
-  Level.ADJUSTED: SamplingParams(**_ADJUSTED),
-}
-
-
-def level_of(params: SamplingParams) -> Level:
-  """Returns the lowest level that covers a request."""
-  if (
-    params.repetition_penalty != 1
-    or params.presence_penalty
-    or params.frequency_penalty
-    or params.logit_bias
-    or params.banned_token_ids
-    or params.forced_token_ids
-    or params.min_tokens
-    or params.logprobs
-  ):
-    return Level.ADJUSTED
-  if params.temperature == 0:
-    return Level.GREEDY
-  if params.top_k or params.top_p < 1 or params.min_p:
-    return Level.TRUNCATED
-  return Level.TEMPERATURE
-
-
-def check(params: SamplingParams) -> None:
-  """Raises UserError for more forced tokens than there is room for."""
-  if len(params.forced_token_ids) > _MAX_FORCED:
-    raise errors.UserError(
-      f'forced_token_ids has {len(params.forced_token_ids)} tokens, an engine '
-      f'takes at most {_MAX_FORCED}'
-    )
-
-
-def make_state(
-  batch: Sequence[SamplingParams],
-  vocab_size: int,
-  level: Level,
-  eos_token_ids: Sequence[int] = (),
-) -> sampling_lib.SamplingState:
-  """Returns host arrays of all slots for a level."""
-  return sampling_lib.make_state(
-    batch, vocab_size, [_FEATURES[level]], eos_token_ids=eos_token_ids
-  )
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -160,13 +80,13 @@ def verify(
   queries: Queries,
   drafted: jax.Array,
   sampling: sampling_lib.SamplingState,
-  rows: RowState,
+  rows: Rows,
   trees: SlotTrees | None,
   *,
   reads_texts: bool,
   kernels: str,
   sharding: NamedSharding,
-) -> tuple[RowState, jax.Array, types.Logprobs | None]:
+) -> tuple[Rows, jax.Array, types.Logprobs | None]:
   """Verifies drafts, and appends what stands to the texts.
 
   Args:
@@ -198,7 +118,7 @@ def verify(
     devices={'kernels': kernels, 'sharding': sharding},
   )
   num_emitted = jnp.minimum(verdicts.num_accepted + 1, rows.room)
-  rows = spec_step.append_tokens(
+  rows = rows_lib.append_tokens(
     rows,
     verdicts.token_ids,
     jnp.where(queries.is_sampled, num_emitted, 0),
@@ -233,7 +153,7 @@ def _judge(
   else:
     law = sampling_lib.law_logits(adjusted, own, **devices)
     choices = sampling_lib.draw_with(law, noise)
-  logprobs = spec_step.logprobs_of(logits[:, None], choices, own)
+  logprobs = logprobs_of(logits[:, None], choices, own)
   choices = choices[:, 0][queries.index]
   logprobs = jax.tree.map(lambda x: x[:, 0][queries.index], logprobs)
   if trees is not None:
@@ -350,75 +270,18 @@ def draft_scores(
   return jnp.where(is_greedy, logits, drawn)
 
 
-class SlotSampling:
-  """The sampling of all slots, on the devices once it is needed there."""
+def logprobs_of(
+  logits: jax.Array,
+  token_ids: jax.Array,
+  sampling: sampling_lib.SamplingState,
+) -> types.Logprobs | None:
+  """Returns the log-probabilities at tokens, if a row wants them.
 
-  def __init__(
-    self,
-    num_slots: int,
-    vocab_size: int,
-    put,
-    eos_token_ids: Sequence[int] = (),
-  ):
-    """Starts with greedy slots.
-
-    Args:
-      num_slots: B.
-      vocab_size: V.
-      put: function that brings host arrays to the devices.
-      eos_token_ids: tokens at which the target ends an output.
-    """
-    self._vocab_size = vocab_size
-    self._eos_token_ids = eos_token_ids
-    self._put = put
-    self._params = [SamplingParams()] * num_slots
-    self._levels = np.zeros(num_slots, np.int64)
-    self._law_levels = np.zeros(num_slots, np.int64)
-    self._states: dict[Level, sampling_lib.SamplingState] = {}
-
-  def set(self, slot: int, params: SamplingParams) -> None:
-    """Gives a slot to another request."""
-    self._params[slot] = params
-    self._levels[slot] = level_of(params)
-    # Logprobs change nothing.
-    without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
-    self._law_levels[slot] = level_of(without)
-    self._states = {}
-
-  def level(self, slots: np.ndarray) -> Level:
-    """Returns the lowest level that covers these slots."""
-    return Level(int(self._levels[slots].max(initial=0)))
-
-  def is_usable(self, slots: np.ndarray, *, for_model: bool) -> np.ndarray:
-    """Returns bool[B]: whether slots i64[B] tell how good a drafter is.
-
-    A draft model knows temperatures alone, so it cannot be expected to agree
-    with a law that was cut. A lookup knows no law at all. Neither agrees with
-    penalties, bias and bans.
-
-    Args:
-      slots: slots to ask for.
-      for_model: a draft model drafts.
-    """
-    most = Level.TEMPERATURE if for_model else Level.TRUNCATED
-    return self._law_levels[slots] <= most
-
-  def forget_devices(self) -> None:
-    """Puts what is asked for from now on where `put` does now."""
-    self._states = {}
-    self.__dict__.pop('_greedy', None)
-
-  @functools.cached_property
-  def _greedy(self) -> sampling_lib.SamplingState:
-    return self._put(make_state(self._params, self._vocab_size, Level.GREEDY))
-
-  def state(self, level: Level) -> sampling_lib.SamplingState:
-    """Returns device arrays of all slots."""
-    if level == Level.GREEDY:
-      return self._greedy  # looks at nothing
-    if level not in self._states:
-      state = make_state(
-        self._params, self._vocab_size, level, self._eos_token_ids
-      )
-      self._states[level] = self._put(state)
-    return self._states[level]
+  Args:
+    logits: f32[B, T, V], not adjusted.
+    token_ids: i32[B, T]; padding gets anything.
+    sampling: sampling parameters of the rows.
+  """
+  if not sampling.with_logprobs:
+    return None
+  return types.Logprobs.at(logits, token_ids, sampling.num_top_logprobs)

@@ -1,0 +1,109 @@
+"""The inputs of a quantized product, chunk by chunk, in Triton kernels.
+
+Legend:
+- T rows, M rows with padding
+- K inputs, C groups of inputs, J inputs of a chunk
+- N outputs, W outputs of a tile
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from kernels_pallas.quantized_matmul import float4, tiles
+
+LEAST_SIDE = 16  # of a product in Triton
+MOST_SIDE = 128
+# Pallas has signed offsets of 32 bits up to this size, and then of 64 bits.
+_NARROW_BYTES = 2**32
+
+
+def check_sizes(values: jax.Array, scales: jax.Array) -> None:
+  """Raises NotImplementedError if a weight cannot be parted.
+
+  Args:
+    values: weight [P, K, N], of which shape and dtype are read.
+    scales: scales [P, C, N], of which shape and dtype are read.
+  """
+  num_inputs, num_outputs = values.shape[1:]
+  num_groups = scales.shape[1]
+  chunk_size = chunk_size_of(num_inputs, num_groups)
+  is_power = chunk_size & (chunk_size - 1) == 0
+  if chunk_size < LEAST_SIDE or not is_power:
+    raise NotImplementedError(
+      f'{num_inputs} inputs in {num_groups} groups are no chunks of a power '
+      f'of two from {LEAST_SIDE}'
+    )
+  if num_outputs % LEAST_SIDE:
+    raise NotImplementedError(
+      f'{num_outputs} outputs are no multiple of {LEAST_SIDE}'
+    )
+  num_bytes = values.size * tiles.BITS[values.dtype.name] // 8
+  if _NARROW_BYTES // 2 < num_bytes <= _NARROW_BYTES:
+    raise NotImplementedError(
+      f'offsets in {num_bytes} bytes of a weight do not fit into 31 bits'
+    )
+
+
+def add_chunks(
+  rows_fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
+  carry: jax.Array,
+  values,
+  scales,
+  start,
+  stop,
+  chunk_size,
+  part=(),
+) -> tuple[jax.Array, Any]:
+  """Returns the product of some chunks of inputs f32[M, W], and a carry.
+
+  A scale for all inputs is left to the caller.
+
+  Args:
+    rows_fn: function of the inputs i32[J] of a chunk and the carry, that
+      returns rows [M, J] and the next carry.
+    carry: argument of the first call, an array f32[M].
+    values: reference to the numbers [*part, K, W].
+    scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
+    start: number of the first chunk.
+    stop: number of the chunk behind the last.
+    chunk_size: J.
+    part: scalars i32[], the place of the matrix among several.
+  """
+  num_groups, block = scales.shape[-2:]
+
+  def add_chunk(chunk, carry):
+    total, carry = carry
+    first = chunk * chunk_size
+    inputs = first + jnp.arange(chunk_size)
+    weights = values[(*part, pl.ds(first, chunk_size))]
+    if float4.is_used(scales):
+      weights = float4.numbers(weights)
+    rows, carry = rows_fn(inputs, carry)
+    product = plgpu.dot(
+      rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
+    )
+    if num_groups > 1:
+      product *= float4.wide(scales[(*part, chunk)])[None]
+    return total + product, carry
+
+  nothing = jnp.zeros((len(carry), block), jnp.float32)
+  return jax.lax.fori_loop(start, stop, add_chunk, (nothing, carry))
+
+
+def plain_rows(x, row, is_row, inputs, carry):
+  """Returns rows [M, J] of x [T, K], for `add_chunks`."""
+  places = row[:, None], inputs[None]
+  return plgpu.load(x.at[places], mask=is_row, other=0), carry
+
+
+def chunk_size_of(num_inputs: int, num_groups: int) -> int:
+  """Returns J: a group, or where there is one only a divisor of it."""
+  if num_groups > 1:
+    return num_inputs // num_groups
+  return math.gcd(num_inputs, MOST_SIDE)

@@ -1,0 +1,1 @@
+"""One step of the target: its rows, drafts, forward, verdicts and sizes."""

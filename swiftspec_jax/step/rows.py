@@ -1,0 +1,71 @@
+"""What the target's devices know of the rows in the slots of an engine.
+
+The host reads verdicts late. So it plans a step with the lengths that it has
+read, and the devices bring the step to where the rows are by then.
+
+Legend: B slots, S tokens of the longest text.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from swiftspec_jax import types
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Rows:
+  """Texts of the slots. The last token of one is not in the cache yet."""
+
+  token_ids: jax.Array  # i32[B, S] prompt and output so far
+  lengths: jax.Array  # i32[B] tokens known
+  prompt_lengths: jax.Array  # i32[B]
+  max_lengths: jax.Array  # i32[B] at which the output ends
+
+  @property
+  def room(self) -> jax.Array:
+    """i32[B]: tokens that the outputs can still get."""
+    return jnp.maximum(self.max_lengths - self.lengths, 0)
+
+
+@jax.jit
+def assign(rows: Rows, new: Rows, is_new: jax.Array) -> Rows:
+  """Returns the rows with those of bool[B] replaced."""
+
+  def choose(ours, theirs):
+    return jnp.where(is_new.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+
+  return jax.tree.map(choose, rows, new)
+
+
+def append_tokens(
+  state: types.DecodeState, token_ids: jax.Array, num_emitted: jax.Array
+) -> types.DecodeState:
+  """Writes the emitted of the tokens i32[B, T] behind the known ones."""
+  steps = jnp.arange(token_ids.shape[1])[None]
+  places = jnp.where(
+    steps < num_emitted[:, None],
+    state.lengths[:, None] + steps,
+    state.token_ids.shape[1],
+  )
+  batch = jnp.arange(token_ids.shape[0])[:, None]
+  return state.replace(
+    token_ids=state.token_ids.at[batch, places].set(token_ids, mode='drop'),
+    lengths=state.lengths + num_emitted,
+  )
+
+
+@functools.partial(jax.jit, donate_argnames='state')
+def insert_row(
+  state: types.DecodeState, row: types.DecodeState, slot: jax.Array
+) -> types.DecodeState:
+  """Puts a state of one row into row `slot` i32[] of a batch (donated)."""
+  return jax.tree.map(
+    lambda batch, one: jax.lax.dynamic_update_index_in_dim(
+      batch, one[0], slot, axis=0
+    ),
+    state,
+    row,
+  )
