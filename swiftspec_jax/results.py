@@ -125,8 +125,8 @@ class GenerationResult:
       ended the output; None if an end token of the model or something else did.
     text_offsets: number of characters of the text before each token. Tokens
       of one character have the same, and those without text that of its end.
-    logprobs: log-probability of each token under the model's own law, if asked
-      for.
+    logprobs: log-probability of each token under the model's own distribution,
+      if asked for.
     top_logprobs: most probable tokens at each position with their
       log-probabilities, if asked for.
     stats: raw counts and times.

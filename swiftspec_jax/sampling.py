@@ -1,4 +1,4 @@
-"""From logits to the law that tokens are drawn from, and the draw itself.
+"""From logits to the distribution of the next token, and the draw itself.
 
 The order is that of vLLM and Hugging Face: penalties, bias and bans,
 temperature, top-k, top-p, min-p. Thresholds are found by bisection on the
@@ -273,13 +273,13 @@ def law_logits(
   kernels: str = dispatch.REFERENCE,
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
-  """Returns the logits of the law that tokens are drawn from.
+  """Returns the logits of the distribution that tokens are drawn from.
 
   Args:
     logits: f32[B, T, V], adjusted.
     sampling: sampling parameters of the rows, with `temperatures`.
     kernels: static name, one of `kernels_pallas.dispatch.IMPLEMENTATIONS`.
-      The law does not depend on it.
+      The distribution does not depend on it.
     sharding: static sharding of any array on the same devices.
 
   Returns:
@@ -320,7 +320,7 @@ def position_keys(
 
 
 def draw(law: jax.Array, keys: jax.Array) -> jax.Array:
-  """Draws a token from each law (Gumbel-argmax).
+  """Draws a token from each distribution (Gumbel-argmax).
 
   Args:
     law: f32[B, T, V] logits, -inf where excluded.

@@ -73,7 +73,7 @@ def choices(
 
   Args:
     model: any target.
-    request: prompt, and law to draw from.
+    request: prompt, and distribution to draw from.
     output: n tokens, 1 <= n.
 
   Returns:

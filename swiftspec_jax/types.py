@@ -26,7 +26,8 @@ class Proposal:
 
   token_ids: jax.Array  # i32[B, K]
   num_drafted: jax.Array  # i32[B] draft tokens that count, 0..K
-  # f32[B, K, V] the law each token was drawn from; None: they were not drawn
+  # f32[B, K, V] the distribution each token was drawn from; None: they were not
+  # drawn
   # at random.
   probs: jax.Array | None = None
 
@@ -143,7 +144,7 @@ class DecodeState:
 
 @struct.dataclass(frozen=True, kw_only=True)
 class Logprobs:
-  """Log-probabilities at positions of the output, under the model's own law."""
+  """Log-probabilities at positions of the output, before any adjustment."""
 
   chosen: jax.Array  # f32[B, T] of the tokens there
   # The K most probable tokens there, the best first; K may be 0.

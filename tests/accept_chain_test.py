@@ -1,7 +1,7 @@
 """One test body for all implementations of rejection sampling on a chain.
 
-The kernels run in their interpreters. The law of what is drawn is tested in
-verification_test.py; here an oracle in float64 counts.
+The kernels run in their interpreters. The distribution of what is drawn is
+tested in verification_test.py; here an oracle in float64 counts.
 """
 
 import functools
@@ -55,7 +55,7 @@ def oracle(law, token_ids, bars):
 
 
 def arguments(seed, num_drafted, width, share_excluded):
-  """Laws, tokens, and bars on both sides of their probabilities."""
+  """Distributions, tokens, and bars on both sides of their probabilities."""
   random = np.random.default_rng(seed)
   shape = (len(num_drafted), NUM_PLACES)
   law = (width * random.normal(size=(*shape, VOCAB))).astype(np.float32)
@@ -99,7 +99,7 @@ def test_any_chain(name, seed, num_drafted, width, share_excluded):
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_edges(name):
-  """Whole tiles that are excluded, greedy laws, tokens at the ends."""
+  """Whole tiles that are excluded, greedy distributions, tokens at the ends."""
   law = np.full((3, NUM_PLACES, VOCAB), -np.inf, np.float32)
   law[0, :, 299] = 0  # one token is certain
   law[1, :, 130] = law[1, :, 0] = 80  # an even choice; exp(80) is too large

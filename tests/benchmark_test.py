@@ -144,7 +144,8 @@ def test_summary_is_what_the_results_say(finished):
   assert set(modes['chain']['tasks']['a']) == FIELDS
   # The target drafts perfectly for itself.
   assert modes['chain']['acceptance_length'] > 4
-  # Its law is flat, so the best nodes of a tree are children of the root.
+  # Its distribution is flat, so the best nodes of a tree are children of the
+  # root.
   assert modes['serial']['acceptance_length'] > 1.9
   rates = 'hit_rate', 'late_hit_rate', 'miss_rate'
   assert sum(modes['serial'][rate] for rate in rates) == pytest.approx(1)

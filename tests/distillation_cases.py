@@ -31,7 +31,8 @@ def target():
 def random_groups(
   seed, num_groups=24, num_samples=3, feature_layers=FEATURE_LAYERS
 ):
-  """Groups whose laws are random, but whose best token is a function."""
+  """Groups whose distributions are random, but whose best token is a
+  function."""
   rng = np.random.default_rng(seed)
 
   def law(token_ids):

@@ -413,7 +413,8 @@ def test_tensor_parallel():
 
 
 def test_requests_that_tell_how_good_a_drafter_is():
-  """A draft model does not know that a law was cut; a lookup knows no law."""
+  """A draft model does not know that a distribution was cut; a lookup knows no
+  distribution."""
   slots = slot_sampling.SlotSampling(6, vocab_size=8, put=lambda x: x)
   for slot, options in enumerate(
     (

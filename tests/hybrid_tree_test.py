@@ -93,7 +93,8 @@ def test_a_text_that_repeats_is_copied(switch):
 
 
 def test_text_that_repeats_by_chance_is_hardly_worse():
-  """The draft knows the law; what the text says of it is only a sample."""
+  """The draft knows the distribution; what the text says of it is only a
+  sample."""
   rng = np.random.default_rng(0)
   table = rng.dirichlet(np.full(256, 0.05), 256)
   models = table_pair(table, table)

@@ -275,7 +275,7 @@ def test_a_draft_model_has_positions_of_its_own(models):
 
 
 def without_layers(model):
-  """The same, but its law depends on the last token alone."""
+  """The same, but its distribution depends on the last token alone."""
   return dataclasses.replace(
     model,
     config=dataclasses.replace(model.config, num_layers=0),

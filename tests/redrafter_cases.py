@@ -56,7 +56,7 @@ def silu(x):
 
 
 def log_probs(weights, table, context, path):
-  """Law behind a path [V], whose first token is the last known one.
+  """Distribution behind a path [V], whose first token is the last known one.
 
   Args:
     weights: of `make_weights`.

@@ -36,7 +36,7 @@ BEAMS = {'rows': (4,), 'lengths': (0, 9), 'draft_steps': (0, 3)}
 
 
 def best_children(width):
-  """Children by the law of the head alone."""
+  """Children by the distribution of the head alone."""
 
   def children(logits, depths):
     del depths
@@ -222,7 +222,8 @@ def context_of(target, text):
 
 
 def law_of(weights, target, text):
-  """The head's law behind paths that begin with the last token of a text."""
+  """The head's distribution behind paths that begin with the last token of a
+  text."""
   table = np.asarray(target.params['embedding'], np.float64)
   return functools.partial(
     cases.log_probs, weights, table, context_of(target, text)
@@ -539,7 +540,7 @@ def test_training_learns_and_its_head_drafts(tmp_path):
     devices=jax.devices()[:1],
   )
   metrics = list(runner.run())
-  for name in ('cross_entropy', 'loss'):  # the laws are random, too
+  for name in ('cross_entropy', 'loss'):  # the distributions are random, too
     assert metrics[-1][name] < 0.8 * metrics[0][name]
   assert metrics[-1]['agreement_3'] > metrics[0]['agreement_3']
   runner.save()

@@ -46,7 +46,7 @@ def law(logits, batch, features=None):
   return np.asarray(law_of_state(logits, state))
 
 
-# A state with room for it has one for all parameters of a law.
+# A state with room for it has one for all parameters of a distribution.
 ANY = SamplingParams(temperature=1.0, top_k=1, top_p=0.5, min_p=0.5)
 
 

@@ -31,7 +31,7 @@ TABLE = markov_table(8, seed=5)
 
 
 def make_model():
-  """Its law is a table over a to h, h ends the text; it can chat."""
+  """Its distribution is a table over a to h, h ends the text; it can chat."""
   model = testing.table_model(TABLE, name=NAME, eos_token_ids=[7])
   model.tokenizer.chat_template = (
     '{% for message in messages %}{{ message.content }}{% endfor %}'

@@ -1,8 +1,8 @@
 """One test body for all implementations of the verification of a tree.
 
 The kernels run in their interpreters; they must decide as the reference does,
-bit for bit. The reference is checked against hand tables and the law in
-tree_verification_test.py.
+bit for bit. The reference is checked against hand tables and the distribution
+in tree_verification_test.py.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""Sample and match on trees: hand tables, padding, and the output law."""
+"""Sample and match on trees: hand tables, padding, and the output
+distribution."""
 
 import jax
 import numpy as np
@@ -104,7 +105,7 @@ def law_of(logits, state):
   ids=['plain', 'top_k', 'top_p'],
 )
 def test_output_follows_the_target_law(params, num_padding):
-  """Over many seeds: the joint law of the first two output tokens."""
+  """Over many seeds: the joint distribution of the first two output tokens."""
   num_rows = 15_000
   proposal = proposal_of(num_rows, num_padding)
   num_nodes = proposal.token_ids.shape[1]

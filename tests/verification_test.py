@@ -1,4 +1,5 @@
-"""Chain verification: hand tables, padded twins, and the output law."""
+"""Chain verification: hand tables, padded twins, and the output
+distribution."""
 
 import itertools
 import math
@@ -45,7 +46,8 @@ def many_rows(num_rows, params, features=None):
 
 @jax.jit
 def draw(logits, positions, state):
-  """Tokens i32[B, T] that a draft with these logits draws, and its laws."""
+  """Tokens i32[B, T] that a draft with these logits draws, and its
+  distributions."""
   law = sampling_lib.law_logits(logits, state)
   keys = sampling_lib.position_keys(
     state.seeds, positions, sampling_lib.Stream.DRAFT
@@ -119,10 +121,11 @@ CUT = TOP_K, TOP_P
   ids=['plain-3', 'plain-2', 'plain-0', 'top_k-3', 'top_p-3', 'top_p-0'],
 )
 def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
-  """Over many seeds: the laws of the first and second output token.
+  """Over many seeds: the distributions of the first and second output token.
 
-  The target's law at each place is fixed here, so the second token, where
-  there is one, must follow the law of its place whatever the first was.
+  The target's distribution at each place is fixed here, so the second token,
+  where there is one, must follow the distribution of its place whatever the
+  first was.
   """
   num_rows, num_tokens = 10_000, 3
   rng = np.random.default_rng(1)
@@ -158,7 +161,7 @@ def test_rejection_keeps_the_target_law(params, num_drafted, is_one_hot):
   second = tokens[:, 1]
   has_second = second != END
   assert has_second.mean() > 0.05
-  # Given that there is a second token, its law is the target's.
+  # Given that there is a second token, its distribution is the target's.
   statistic, bound = chi_square(
     np.bincount(second[has_second], minlength=VOCAB), law[1]
   )

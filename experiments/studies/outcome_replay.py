@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Accepted tokens, and the rank of the token behind them in the draft's law.
+# Accepted tokens, and the rank of the token behind them in the draft's
+# distribution.
 Outcome = tuple[int, int]
 
 
@@ -60,9 +61,9 @@ def most_probable(
 ) -> frozenset[Outcome]:
   """Returns the outcomes that are best prepared for.
 
-  The true token has rank r in the draft's law with probability a (1 - a)^r, as
-  in `drafting.forced_acceptance`. Behind an accepted part of a chain its next
-  token, of rank 0, is known to be wrong.
+  The true token has rank r in the draft's distribution with probability a (1 -
+  a)^r, as in `drafting.forced_acceptance`. Behind an accepted part of a chain
+  its next token, of rank 0, is known to be wrong.
 
   Args:
     acceptance: a in (0, 1).
@@ -88,7 +89,7 @@ def replay(
   """Returns what happens to chains over texts.
 
   Args:
-    texts: rank i64[N] of each token of a text in the draft's law.
+    texts: rank i64[N] of each token of a text in the draft's distribution.
     length: K.
     prepared: outcomes that are prepared for in each round.
   """

@@ -5,9 +5,9 @@ r"""Prepared outcomes against a tree that lives on, with the same draft.
 Both let the draft work while the target verifies. SwiftSpec grows one tree, of
 which the verdict keeps a part. SSD prepares a chain for each of the outcomes
 that are most probable. The draft is forced: the true token has rank r in its
-law with probability a (1 - a)^r. It makes as many forwards of as many tokens
-beside a verification, and has the same luck. The tree's rounds are those of the
-real pipeline with small models, as in experiments.plan. Those of SSD are
+distribution with probability a (1 - a)^r. It makes as many forwards of as many
+tokens beside a verification, and has the same luck. The tree's rounds are those
+of the real pipeline with small models, as in experiments.plan. Those of SSD are
 replayed over the same texts. rows.jsonl has a line for each acceptance.
 """
 
@@ -129,7 +129,7 @@ def _row(recording: plan_rounds.Recording) -> dict[str, Any]:
 def _ranks(
   recording: plan_rounds.Recording, acceptance: float
 ) -> list[np.ndarray]:
-  """Returns the ranks that the texts had in the draft's law, without end."""
+  """Returns the ranks of the texts' tokens in the draft's distribution."""
   texts = []
   for seed, size in enumerate(recording.rounds.num_tokens.tolist()):
     # Of two tokens of a prompt, and a first one that nobody drafts.

@@ -1,1 +1,1 @@
-"""Which tokens of a drawn chain stand, from the logits of the law."""
+"""Which tokens of a drawn chain stand, from the logits of the distribution."""

@@ -39,7 +39,7 @@ def accept_chain(
   within rounding of a probability they may decide otherwise.
 
   Args:
-    law: f32[B, T, V] logits of the target's law; none of all -inf.
+    law: f32[B, T, V] logits of the target's distribution; none of all -inf.
     token_ids: i32[B, T] draft tokens; anything where there is none.
     bars: f32[B, T] bars of these tokens; infinity where there is no draft
       token, as in the last place.
@@ -50,7 +50,7 @@ def accept_chain(
 
   Returns:
     Number of tokens that stand i32[B], and the logarithms f32[B, T] of the sums
-    of exp(law): law minus these are log-probabilities.
+    of exp(law): distribution minus these are log-probabilities.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.

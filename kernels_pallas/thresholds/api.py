@@ -29,7 +29,7 @@ def find_thresholds(
   implementation: str = 'auto',
   sharding: Sharding | None = None,
 ) -> jax.Array:
-  """Returns the least logit with which a token stays in the law.
+  """Returns the least logit with which a token stays in the distribution.
 
   Top-k comes first: it keeps the tokens of the highest logits, as few as make
   at least `top_ks`. Top-p then keeps the most probable of these, as few as make

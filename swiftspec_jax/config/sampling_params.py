@@ -15,9 +15,9 @@ class SamplingParams:
   """How the tokens of one request are chosen; names as in vLLM.
 
   Attributes:
-    temperature: divisor of the logits; 0 is greedy, 1 the model's own law.
-      Below 1e-5 it becomes 0, as in vLLM's sampler: such a law is greedy in
-      float32, or overflows.
+    temperature: divisor of the logits; 0 is greedy, 1 the model's own
+      distribution. Below 1e-5 it becomes 0, as in vLLM's sampler: such a
+      distribution is greedy in float32, or overflows.
     top_k: number of the most probable tokens that are kept; 0 keeps all.
     top_p: least sum of probabilities that the kept tokens have, the most
       probable ones first; 1 keeps all.
@@ -47,7 +47,7 @@ class SamplingParams:
       (`ModelConfig.eos_token_ids`); `stop_token_ids` still end the output.
     skip_special_tokens: whether the text leaves special tokens out.
     logprobs: whether to return the log-probability of each token under the
-      model's own law (before temperature, penalties and truncation).
+      model's own distribution (before temperature, penalties and truncation).
     top_logprobs: number of the most probable tokens at each position that are
       returned, too, with their log-probabilities; needs `logprobs`.
   """

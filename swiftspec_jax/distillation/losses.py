@@ -1,4 +1,4 @@
-"""How far a draft's law is from the target's, of which the top is stored.
+"""How far a draft is from the target, of whose distribution the top is stored.
 
 Legend: B rows, M places, V' outputs of the draft, K stored entries.
 """
@@ -20,8 +20,8 @@ class LossWeights:
   Attributes:
     cross_entropy: cross entropy of the target's most probable token, which is
       what greedy decoding accepts.
-    kl: divergence from the target's law; all that is not stored or not among
-      the draft's outputs is one outcome.
+    kl: divergence from the target's distribution; all that is not stored or not
+      among the draft's outputs is one outcome.
     total_variation: one minus the probability that sampling accepts.
   """
 

@@ -2,7 +2,7 @@
 
 A group may be split into pieces, each with the prefix and some of its
 samples; the samples of a piece do not see each other. Legend: S row size, K
-law entries, H width of the features.
+distribution entries, H width of the features.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ class Piece:
 class Batch:
   """Rows of packed pieces, and what is learned at M places of each row.
 
-  Host arrays. The law at a place is about the token behind it in its branch.
+  Host arrays. The distribution at a place is about the token behind it in its
+  branch.
   """
 
   token_ids: np.ndarray  # i32[B, S]

@@ -40,8 +40,8 @@ class Role(enum.IntEnum):
 class Sample:
   """One branch: what follows a prefix.
 
-  n tokens; the law at a token is that of the token behind it. The features at a
-  token are outputs of the target's layers there, side by side.
+  n tokens; the distribution at a token is that of the token behind it. The
+  features at a token are outputs of the target's layers there, side by side.
   """
 
   kind: str

@@ -1,8 +1,8 @@
 """Files of samples: written whole or not at all, and checked when read.
 
 A shard is a safetensors file. Legend: n tokens of all groups one after the
-other (each: prefix, then its samples), b samples, g groups, K law entries, H
-width of the features, if there are any.
+other (each: prefix, then its samples), b samples, g groups, K distribution
+entries, H width of the features, if there are any.
 """
 
 import itertools

@@ -143,9 +143,9 @@ def choose_outputs(
 ) -> np.ndarray:
   """Returns the token ids that the target expects most, i32[size], ascending.
 
-  What counts is the probability that the stored laws give a token, so that
-  little data suffice. What they lack is filled up from the lowest ids, which
-  are the most frequent ones in usual vocabularies.
+  What counts is the probability that the stored distributions give a token, so
+  that little data suffice. What they lack is filled up from the lowest ids,
+  which are the most frequent ones in usual vocabularies.
   """
   counts = np.zeros(vocab_size)
   for group in groups:

@@ -15,7 +15,7 @@ from swiftspec_jax.models import decoder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel:
-  """Proposes a chain drawn from the draft model's own law.
+  """Proposes a chain drawn from the draft model's own distribution.
 
   Attributes:
     config: configuration of the draft model.
@@ -105,7 +105,7 @@ class DraftModel:
     return proposal, cache
 
   def _choose(self, params, state, hidden, drafted, step):
-    """Draws draft token `step`; returns all drafted, and its law [B, 1, V]."""
+    """Draws draft token `step`; returns all, and its distribution [B, 1, V]."""
     batch = jnp.arange(drafted.shape[0])[:, None]
     drafts = jnp.arange(drafted.shape[1])[None]
     history = state.token_ids.at[batch, state.lengths[:, None] + drafts].set(

@@ -3,8 +3,8 @@
 Models of one family pad their tables to different numbers of rows
 (Qwen2.5-0.5B has 151,936, the 7B has 152,064), and newer tokenizers know more
 tokens behind the old ones. A draft gets the target's number of rows when it is
-loaded, so that laws of both have one shape, and proposes only the tokens that
-both tokenizers have.
+loaded, so that distributions of both have one shape, and proposes only the
+tokens that both tokenizers have.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def fit_place(place: families.Place, config: ModelConfig) -> families.Place:
 
 
 def check(target: Model, draft: Model) -> None:
-  """Raises UserError unless laws of both are of the same tokens."""
+  """Raises UserError unless distributions of both are of the same tokens."""
   if draft.tokenizer is not target.tokenizer:
     tokenizer_lib.num_shared_tokens(
       target.name, target.tokenizer, draft.name, draft.tokenizer

@@ -77,8 +77,8 @@ def draw_lengths(
   """Returns token counts i64[n] of at least 1.
 
   Args:
-    mean: mean of the log-normal law.
-    spread: sigma of the law; 0 makes all counts equal.
+    mean: mean of the log-normal distribution.
+    spread: sigma of the distribution; 0 makes all counts equal.
     num_requests: n.
     seed: seed of the draws.
     name: name that tells draws of the same seed apart.

@@ -64,7 +64,7 @@ def simulate(
 
   Args:
     arrivals: arrivals of the requests.
-    acceptance: law that accepts drafts.
+    acceptance: distribution that accepts drafts.
     policy: a new one.
     config: configuration of the engine.
     costs: costs of its steps.

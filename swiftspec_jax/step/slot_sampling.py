@@ -135,8 +135,8 @@ class SlotSampling:
     """Returns bool[B]: whether slots i64[B] tell how good a drafter is.
 
     A draft model knows temperatures alone, so it cannot be expected to agree
-    with a law that was cut. A lookup knows no law at all. Neither agrees with
-    penalties, bias and bans.
+    with a distribution that was cut. A lookup knows no distribution at all.
+    Neither agrees with penalties, bias and bans.
 
     Args:
       slots: slots to ask for.

@@ -231,8 +231,8 @@ def choose_draft(
 ) -> jax.Array:
   """Returns what a draft chooses, i32[M], with the noise of the target.
 
-  The same noise makes it choose the same token wherever the two laws agree.
-  What the output is does not depend on it.
+  The same noise makes it choose the same token wherever the two distributions
+  agree. What the output is does not depend on it.
 
   Args:
     logits: f32[M, V] of the draft.
@@ -254,7 +254,7 @@ def draft_scores(
   """Returns f32[R, W, V] whose highest is what a draft chooses.
 
   The next ones are its next guesses: scores are logits in greedy slots, and
-  those of the law with the noise in others.
+  those of the distribution with the noise in others.
 
   Args:
     logits: f32[R, W, V] of the draft.

@@ -1,8 +1,8 @@
 """Models for tests and notebooks that need no download and no torch.
 
 `write_tiny_checkpoint` writes checkpoints of every family, whose weights are
-the same everywhere. `table_model` makes a model whose law is a table that a
-reader can check by hand. `random_model` makes one of any configuration.
+the same everywhere. `table_model` makes a model whose distribution is a table
+that a reader can check by hand. `random_model` makes one of any configuration.
 """
 
 from swiftspec_jax.testing.byte_tokenizer import byte_tokenizer

@@ -1,4 +1,4 @@
-"""A model whose law is a table that a reader can check by hand."""
+"""A model whose distribution is a table that a reader can check by hand."""
 
 from collections.abc import Sequence
 
@@ -26,21 +26,21 @@ def table_model(
   max_context: int = 1024,
   devices: Sequence[jax.Device] | None = None,
 ) -> Model:
-  """Returns a model whose next-token law is a table.
+  """Returns a model whose next-token distribution is a table.
 
   It is a decoder without layers: the embedding is one-hot and the
   unembedding holds the logarithms. Its tokens are the letters a, b, c, ...
 
   Args:
-    table: f[V, V] probabilities; row i is the law of the token behind token
-      i. Logits are the logarithms, that of zero is -1e4.
+    table: f[V, V] probabilities; row i is the distribution of the token behind
+      token i. Logits are the logarithms, that of zero is -1e4.
     name: name for messages and results.
     eos_token_ids: tokens that end an output.
     max_context: token limit, prompt and output together.
     devices: same as in `swiftspec_jax.load`.
 
   Raises:
-    UserError: the table is not square, or a row is no probability law.
+    UserError: the table is not square, or a row is no probability distribution.
   """
   table = np.asarray(table, np.float64)
   if table.ndim != 2 or table.shape[0] != table.shape[1]:

@@ -1,6 +1,6 @@
-"""Rejection sampling on a chain: the output law is exactly the target's.
+"""Rejection sampling on a chain, which keeps the target's distribution.
 
-A token drawn from the draft's law is accepted with probability
+A token drawn from the draft's distribution is accepted with probability
 min(1, target / draft). At the first rejection a token is recovered from the
 normalised residual max(target - draft, 0). If all are accepted, a bonus token
 is drawn from the target (Leviathan et al. 2023, arXiv 2211.17192; Chen et al.
@@ -26,7 +26,7 @@ def verify(
   kernels: str = dispatch.REFERENCE,
   sharding: NamedSharding | None = None,
 ) -> types.Verdict:
-  """Verifies a chain at any temperature; greedy rows are one-hot laws.
+  """Verifies a chain at any temperature; greedy rows are one-hot distributions.
 
   Args:
     proposal: K draft tokens for each row, with `probs`.
@@ -62,7 +62,7 @@ def verify(
     proposal.probs, rejected[:, None, None], axis=1, mode='fill', fill_value=0
   )
   residual = jnp.maximum(target_last - draft_last, 0)
-  # Rounding can empty the residual of two equal laws, which are never
+  # Rounding can empty the residual of two equal distributions, which are never
   # rejected in exact arithmetic.
   has_residual = residual.sum(-1, keepdims=True) > 0
   residual = jnp.where(has_residual, residual, target_last)

@@ -23,7 +23,8 @@ class ShardReport:
 
   Attributes:
     number: number of the shard.
-    num_tokens: number of tokens with their laws, prefixes and prompts included.
+    num_tokens: number of tokens with their distributions, prefixes and prompts
+      included.
     num_answer_tokens: those that the target wrote as itself.
     kinds: answer tokens of each kind.
   """
@@ -53,7 +54,7 @@ def generate_shards(
     planner: planner of the batches.
     directory: folder of the shards; made if it does not exist.
     seed: seed of the sampled passages.
-    num_stored: K, entries of each law.
+    num_stored: K, entries of each distribution.
     feature_layers: layers of the target, whose outputs are stored.
 
   Raises:

@@ -1,7 +1,7 @@
-"""The next-token law of a large batch: its largest entries, and draws.
+"""The next-token distribution of a large batch: its largest entries, and draws.
 
 Nothing sorts the vocabulary: it is looked at in groups. Legend: B rows, V
-vocabulary, K stored entries of the law.
+vocabulary, K stored entries of the distribution.
 """
 
 import jax
@@ -58,7 +58,7 @@ def draw(
 
   Args:
     logits: f32[B, V].
-    law: largest entries of the law.
+    law: largest entries of the distribution.
     temperatures: f32[B]; 0 gets anything.
     uniform: f32[2, B] in [0, 1).
 

@@ -12,7 +12,7 @@ Legend:
 - F prefixes, C rows for each, B = F * C rows
 - P longest prefix, N rows of the cache behind it, R script length, T steps
 - G kv heads, Q query heads for each kv head, E head_dim
-- V vocabulary, K stored entries of the law, H width of the features
+- V vocabulary, K stored entries of the distribution, H width of the features
 """
 
 import functools
@@ -98,8 +98,8 @@ def prefill(
     feature_layers: layers of the target, whose outputs are stored.
 
   Returns:
-    The prefixes, and as host arrays the law [F, P, K] behind each token and
-    the features f16[F, P, H].
+    The prefixes, and as host arrays the distribution [F, P, K] behind each
+    token and the features f16[F, P, H].
   """
   num_prefixes, capacity = token_ids.shape
   cache = dense.KVCacheConfig.of_model(
