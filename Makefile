@@ -68,7 +68,7 @@ docs: ## the site, into build/site; a broken link is an error
 	$(BOOTSTRAP) docs
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
-peers: ## the live comparison with transformers, installs torch
+peers: ## the live comparison with transformers and llama.cpp, installs torch
 	$(BOOTSTRAP) experiments peers serve test
 	$(PYTEST) -m 'peers and not gemma' $(call files_of,peers)
 

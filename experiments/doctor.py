@@ -2,8 +2,9 @@
 
   python -m experiments.doctor
 
-Prints versions, devices, the dtype of weights and cache, the kernels that are
-chosen and why, and the cache folder. Then it measures the memory bandwidth and
+Prints versions, devices, the dtype of weights and cache, the cache folder,
+whether the native kernels can be compiled, and the kernels that are chosen and
+why. Then it measures the memory bandwidth and
 plain steps of the built-in model. A step reads every weight once, so the
 bandwidth bounds its rate. On a GPU a first run compares kernels, too, which
 can take minutes. With --nostep nothing is loaded or measured.
@@ -22,6 +23,7 @@ import swiftspec_jax as ss
 from experiments import program
 from experiments.output import provenance
 from kernels_pallas import user_cache
+from kernels_pallas.native import library
 from swiftspec_jax import profiling
 
 _STEP = flags.DEFINE_bool(
@@ -74,13 +76,16 @@ def hardware() -> dict[str, str]:
   folder = user_cache.cache_dir()
   place = folder if folder.exists() else folder.home()
   free = shutil.disk_usage(place).free
-  return {
+  rows = {
     'machine': f'{provenance.cpu_model()}, {os.cpu_count()} cores, load '
     f'{os.getloadavg()[0]:.1f}',
     'devices': f'{len(devices)} x {devices[0].device_kind} ({platform_name})',
     'dtype': f'{dtype}, the default for weights and cache here',
     'cache': f'{folder}, {free / 1e9:,.0f} GB free',
   }
+  if platform_name == 'cpu':
+    rows['native'] = library.status()
+  return rows
 
 
 def step_seconds(model: ss.Model) -> float:

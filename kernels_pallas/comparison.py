@@ -21,6 +21,7 @@ import numpy as np
 
 from kernels_pallas import tuning
 from kernels_pallas.call_spec import CallSpec
+from kernels_pallas.native import library
 
 _MOST_SECONDS = 300
 IDLE_SECONDS = 60  # that the program waits for another kernel
@@ -134,6 +135,8 @@ def driver_of(device: jax.Device) -> str:
   versions = device.client.platform_version
   if device.platform == 'gpu' and _NVIDIA.exists():
     versions += ' ' + _NVIDIA.read_text().partition('\n')[0]
+  if device.platform == 'cpu':
+    versions += ' ' + library.digest()
   return ' '.join(versions.split())
 
 

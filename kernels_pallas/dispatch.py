@@ -18,9 +18,15 @@ IMPLEMENTATIONS = (
   'pallas_tpu',
   'pallas_gpu',
   'mosaic_gpu',
+  'native',
 )
 _ON_GPU = ('pallas_gpu', 'mosaic_gpu')
-_OF_PLATFORM = {'tpu': ('pallas_tpu',), 'gpu': _ON_GPU, 'cuda': _ON_GPU}
+_OF_PLATFORM = {
+  'tpu': ('pallas_tpu',),
+  'gpu': _ON_GPU,
+  'cuda': _ON_GPU,
+  'cpu': ('native',),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,8 @@ def choose(
     platform: JAX's name of the devices' platform, such as 'tpu'.
     checks: a function for each kernel that exists, by its name. It raises
       NotImplementedError with the reason if the kernel cannot do the shape.
-      Where there is no 'mosaic_gpu', 'pallas_gpu' takes its place.
+      Where there is no 'mosaic_gpu', 'pallas_gpu' takes its place; where there
+      is no 'native', the reference.
     trial: function that compares the named implementation with the reference
       on these devices. Only 'auto' calls it. None where `checks` refuse 'auto'.
 
@@ -130,6 +137,8 @@ def _decide(kernel, shape, implementation, platform, checks, trial):
   reason = f'made for {platform}' if is_auto else 'asked for'
   if wanted == 'mosaic_gpu' and wanted not in checks:
     wanted, reason = 'pallas_gpu', 'there is no mosaic_gpu'
+  if wanted == 'native' and wanted not in checks:
+    return REFERENCE, f'no kernel for {platform}'
   if wanted == REFERENCE:
     return wanted, f'no kernel for {platform}' if is_auto else reason
   try:

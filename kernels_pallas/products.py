@@ -93,13 +93,18 @@ def take_rows(table: jax.Array, indices: jax.Array) -> jax.Array:
 def multiply_transposed(rows: jax.Array, weight: jax.Array) -> jax.Array:
   """Returns rows [N, K] times a weight [..., K]: f32[N, ...].
 
-  The form for float32 on CPUs. With the weight on the left, XLA's CPU backend
+  The form for CPUs. With a weight of float32 on the left, XLA's CPU backend
   reads it as it lies in memory. Then 8 rows take 1.3 times the time of one.
+  With bfloat16 it is faster on the right.
 
   Args:
     rows: rows to multiply.
     weight: transposed weight. Of its axes only the first two may be sharded.
   """
+  if rows.dtype == jnp.bfloat16:
+    padding = ((0, max(3 - len(rows), 0)), (0, 0))  # see `_of_three_rows`
+    padded = jnp.pad(rows, padding)
+    return multiply_parts(wide_einsum, padded, weight)[: len(rows)]
   if len(rows) > FEW_ROWS:
     return multiply_parts(wide_einsum, rows, weight)
   outputs = 'abc'[: weight.ndim - 1]
@@ -132,16 +137,23 @@ def multiply_parts(
   return jnp.moveaxis(product, 0, 1).reshape(len(rows), *weight.shape[:-1])
 
 
-def look_up_scores(rows: jax.Array, table: jax.Array) -> jax.Array:
-  """Returns the products f32[N, V] of rows [N, K] and table rows [V, K]."""
+def look_up_scores(
+  rows: jax.Array,
+  table: jax.Array,
+  on_cpu: Callable[[jax.Array, jax.Array], jax.Array] = multiply_transposed,
+) -> jax.Array:
+  """Returns the products f32[N, V] of rows [N, K] and table rows [V, K].
+
+  Args:
+    rows: rows to multiply.
+    table: rows to multiply with.
+    on_cpu: function that makes them on CPUs.
+  """
 
   def plain(rows, table):
     # Vocabulary first: the table is read row by row as it lies in memory.
     return wide_einsum('vk,nk->vn', table, rows).T
 
-  on_cpu = multiply_transposed
-  if rows.dtype == jnp.bfloat16:
-    on_cpu = functools.partial(_of_three_rows, 'nk,vk->nv')
   return jax.lax.platform_dependent(rows, table, cpu=on_cpu, default=plain)
 
 

@@ -7,6 +7,7 @@ In a package the modules have these names, and the functions the kernel's:
   api: the function that models call, which chooses among the others
   pallas_tpu, pallas_gpu, mosaic_gpu: those that there are, with `check`, which
     raises NotImplementedError, and `Config`, the tiles
+  native: the same for CPUs, in front of a file `native.cc`; it has no tiles
 """
 
 import importlib.util
@@ -17,6 +18,7 @@ from typing import Any
 from kernels_pallas import dispatch
 
 PACKAGES = {
+  'few_rows': 'kernels_pallas.few_rows',
   'quantized_matmul': 'kernels_pallas.quantized_matmul',
   'normed_matmul': 'kernels_pallas.normed_matmul',
   'grouped_matmul': 'kernels_pallas.grouped_matmul',

@@ -62,6 +62,7 @@ def config_class(kernel: str, implementation: str) -> type:
   if (
     kernel not in registry.PACKAGES
     or implementation not in registry.implementations(kernel)
+    or not hasattr(registry.module(kernel, implementation), 'Config')
   ):
     raise ValueError(f'there are no tiles of {implementation} for {kernel!r}')
   return registry.module(kernel, implementation).Config

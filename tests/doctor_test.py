@@ -17,6 +17,7 @@ def test_it_says_what_is_there():
   assert '(cpu)' in said['devices']
   assert said['dtype'].startswith('float32')
   assert 'GB free' in said['cache']
+  assert said['native'].startswith('compiled for this CPU')
   assert 'share' not in said
 
 

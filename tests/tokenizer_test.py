@@ -3,7 +3,7 @@
 import functools
 import json
 import pathlib
-import random
+import unicodedata
 
 import gguf
 import hypothesis
@@ -11,24 +11,18 @@ import numpy as np
 import pytest
 import tokenizer_strings
 import tokenizers
-import transformers
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers, trainers
+from tokenizers import normalizers, pre_tokenizers, trainers
 
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, gguf_tokenizer
+from swiftspec_jax.checkpoint import builtin, gguf_header, gguf_tokenizer
+from swiftspec_jax.checkpoint import pre_tokenizers as byte_level
 
 SMOLLM = 'smollm2-135m-instruct'
 GEMMA = pytest.param('gemma-3-270m', marks=pytest.mark.gemma)
 BYTE_TOKENS = [f'<0x{byte:02X}>' for byte in range(256)]
-PRE_TYPES = ['default', 'gpt-2', 'smollm', 'llama-bpe', 'qwen2']
 TYPE = gguf.TokenType
-
-
-def read_metadata(path):
-  fields = gguf.GGUFReader(path).fields
-  return {key: field.contents() for key, field in fields.items()}
 
 
 def small_metadata(changes):
@@ -56,7 +50,8 @@ def small_metadata(changes):
 
 @functools.cache
 def of_file(name):
-  return gguf_tokenizer.from_metadata(read_metadata(builtin.fetch(name)))
+  metadata, _ = gguf_header.read(builtin.fetch(name))
+  return gguf_tokenizer.from_metadata(metadata)
 
 
 @pytest.fixture(scope='module')
@@ -72,50 +67,68 @@ def small():
 # ---- from a .gguf file
 
 
+def has_other_ids(name, text):
+  """Whether llama.cpp departs from the model's own tokenizer.json.
+
+  Those of Qwen compose characters, and Gemma's finds its tokens of spaces in
+  the sign for a space, too. llama.cpp has no classes of capitals or marks
+  beyond ASCII, nor of letters that fold to those of English endings.
+  """
+  if name in ('qwen2', 'deepseek-r1-qwen'):
+    return not unicodedata.is_normalized('NFC', text) or '\u017f' in text
+  if name in ('tekken', 'gpt-4o'):
+    kinds = ('Lu', 'Ll', 'Lt', 'Mn', 'Mc', 'Me')
+    letters = (char for char in text if not char.isascii())
+    return any(unicodedata.category(char) in kinds for char in letters)
+  return name == 'gemma-3-270m' and '\u2581' in text
+
+
 @pytest.mark.parametrize('name', [SMOLLM, GEMMA])
-def test_equals_what_transformers_made(name):
+def test_ids_are_those_of_llama_cpp(name):
   path = pathlib.Path(__file__).parent / f'golden/tokenizer_{name}.json'
-  golden = json.loads(path.read_text())
+  digests = json.loads(path.read_text())['digests']
   tokenizer = of_file(name)
+  vocabulary = frozenset(tokenizer.get_vocab())
+  spell = normalizers.ByteLevel().normalize_str
 
-  texts = tokenizer_strings.strings()
-  assert len(texts) == len(golden['digests'])
-  assert [
+  for text, digest in zip(tokenizer_strings.strings(), digests, strict=True):
+    if has_other_ids(name, text):
+      continue
+    ids = tokenizer.encode(text)
+    assert tokenizer_strings.digest(ids) == digest, repr(text)
+    # SmolLM lacks tokens of some bytes; they are lost.
+    if name != SMOLLM or vocabulary.issuperset(spell(text)):
+      assert tokenizer.decode(ids[tokenizer.add_bos_token :]) == text
+
+
+def assert_same_as_llama_cpp(name, tokenizer, path):
+  llama_cpp_server = pytest.importorskip('llama_cpp_server')
+  peer = llama_cpp_server.Tokenizer(path)
+  texts = [
     text
-    for text, digest in zip(texts, golden['digests'], strict=True)
-    if tokenizer_strings.digest(tokenizer, text) != digest
-  ] == []
-
-
-def assert_same(tokenizer, peer):
-  rng = random.Random(1)
-  for text in tokenizer_strings.strings():
+    for text in tokenizer_strings.strings(2500)
+    if not has_other_ids(name, text)
+  ]
+  assert len(texts) >= 1000
+  for text in texts[:1000]:
     for special in (True, False):
       ids = tokenizer.encode(text, add_special_tokens=special)
-      assert ids == peer.encode(text, add_special_tokens=special), repr(text)
-    random_ids = [rng.randrange(len(peer)) for _ in range(10)]
-    for sequence in (ids, random_ids):
-      for skip in (True, False):
-        decoded = tokenizer.decode(sequence, skip_special_tokens=skip)
-        assert decoded == peer.decode(sequence, skip_special_tokens=skip)
+      expected = peer.encode(text, add_special_tokens=special)
+      assert ids == expected, repr(text)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize('name', [SMOLLM, GEMMA])
-def test_equals_transformers(name):
-  path = builtin.fetch(name)
-  peer = transformers.AutoTokenizer.from_pretrained(
-    path.parent, gguf_file=path.name
-  )
-  assert_same(gguf_tokenizer.from_metadata(read_metadata(path)), peer)
+def test_llama_cpp_gives_the_same(name):
+  assert_same_as_llama_cpp(name, of_file(name), builtin.fetch(name))
 
 
 def trained_metadata(pre):
-  """A byte-level vocabulary of 900 tokens, one of them with a space."""
+  """A byte-level vocabulary of 900 tokens, three of which no merge makes."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   trainer = trainers.BpeTrainer(
-    vocab_size=900,
+    vocab_size=898,
     special_tokens=['<|endoftext|>', '<|begin|>', '<think>', '<two words>'],
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
@@ -123,9 +136,10 @@ def trained_metadata(pre):
   backend.train_from_iterator(tokenizer_strings.strings(), trainer)
   model = json.loads(backend.to_str())['model']
   tokens = sorted(model['vocab'], key=model['vocab'].get)
+  tokens += ['_case', 'ĠCamelCase', '<|im_end|>']
   types = [TYPE.CONTROL] * 2 + [TYPE.USER_DEFINED] * 2
   return {
-    'general.architecture': 'qwen2' if pre == 'qwen2' else 'llama',
+    'general.architecture': 'llama',
     'tokenizer.ggml.model': 'gpt2',
     'tokenizer.ggml.pre': pre,
     'tokenizer.ggml.tokens': tokens,
@@ -133,14 +147,18 @@ def trained_metadata(pre):
     'tokenizer.ggml.token_type': types + [TYPE.NORMAL] * (len(tokens) - 4),
     'tokenizer.ggml.bos_token_id': 1,
     'tokenizer.ggml.eos_token_id': 0,
-    'tokenizer.ggml.add_bos_token': pre == 'llama-bpe',
-    'tokenizer.chat_template': '{{ messages[0].content }}',
   }
 
 
 def write_gguf(path, metadata):
+  """Writes a tokenizer, and the weights without which llama.cpp has none."""
   writer = gguf.GGUFWriter(path, metadata['general.architecture'])
   writer.add_block_count(1)
+  writer.add_context_length(64)
+  writer.add_embedding_length(32)
+  writer.add_feed_forward_length(32)
+  writer.add_head_count(1)
+  writer.add_layer_norm_rms_eps(1e-5)
   for key, value in metadata.items():
     if isinstance(value, list):
       writer.add_array(key, value)
@@ -150,8 +168,16 @@ def write_gguf(path, metadata):
       writer.add_uint32(key, value)
     elif key != 'general.architecture':
       writer.add_string(key, value)
+  num_tokens = len(metadata['tokenizer.ggml.tokens'])
+  writer.add_tensor('token_embd.weight', np.zeros((num_tokens, 32), np.float32))
+  for name in ('output_norm', 'blk.0.attn_norm', 'blk.0.ffn_norm'):
+    writer.add_tensor(f'{name}.weight', np.zeros(32, np.float32))
+  for name in ('attn_q', 'attn_k', 'attn_v', 'attn_output', 'ffn_gate',
+               'ffn_up', 'ffn_down'):  # fmt: skip
+    writer.add_tensor(f'blk.0.{name}.weight', np.zeros((32, 32), np.float32))
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
   writer.close()
 
 
@@ -159,25 +185,134 @@ def write_gguf(path, metadata):
 @pytest.mark.parametrize(
   ('make', 'argument'),
   [
-    *((trained_metadata, pre) for pre in PRE_TYPES),
+    *((trained_metadata, pre) for pre in byte_level.BY_NAME),
     (small_metadata, {}),
+    (small_metadata, {'tokenizer.ggml.add_space_prefix': False}),
     (small_metadata, {'tokenizer.ggml.add_bos_token': False}),
     (small_metadata, {'tokenizer.ggml.add_eos_token': True}),
   ],
 )
-def test_equals_transformers_on_small_vocabularies(tmp_path, make, argument):
+def test_llama_cpp_gives_the_same_for_small_files(tmp_path, make, argument):
   metadata = make(argument)
-  path = tmp_path / 'model.gguf'
-  write_gguf(path, metadata)
-  peer = transformers.AutoTokenizer.from_pretrained(
-    tmp_path, gguf_file=path.name
-  )
-  tokenizer = gguf_tokenizer.from_metadata(read_metadata(path))
+  write_gguf(tmp_path / 'model.gguf', metadata)
 
-  assert_same(tokenizer, peer)
-  assert tokenizer.chat_template == peer.chat_template
-  for name in ('bos_token_id', 'eos_token_id', 'unk_token_id', 'pad_token_id'):
-    assert getattr(tokenizer, name) == getattr(peer, name)
+  tokenizer = gguf_tokenizer.from_metadata(metadata)
+  name = argument if isinstance(argument, str) else None
+  assert_same_as_llama_cpp(name, tokenizer, tmp_path / 'model.gguf')
+
+
+# As the models' own tokenizers cut TEXT; '¦' is between pieces.
+TEXT = "I'Ll 1234 ÉCOLEsÉt नमस्ते\n\n 7.\t/\n/中文, don't"
+PIECES = [
+  (['default'],
+   "I¦'¦Ll¦ ¦123¦4¦ ÉCOLEsÉt¦ नमस¦्¦त¦े¦\n\n¦ ¦7¦.¦\t¦/¦\n¦/¦中文¦,¦ don¦'¦t"),
+  (['gpt-2'],
+   "I¦'¦Ll¦ 1234¦ ÉCOLEsÉt¦ नमस¦्¦त¦े¦\n\n¦ 7¦.¦\t¦/¦\n¦/¦中文¦,¦ don¦'t"),
+  (['smollm'],
+   "I¦'¦Ll¦ ¦1¦2¦3¦4¦ ÉCOLEsÉt¦ नमस¦्¦त¦े¦\n\n ¦7¦.¦\t¦/¦\n¦/¦中文¦,¦ don¦'t"),
+  (['llama-bpe', 'llama-v3', 'llama3', 'smaug-bpe'],
+   "I¦'Ll¦ ¦123¦4¦ ÉCOLEsÉt¦ नमस¦्त¦े\n\n¦ ¦7¦.¦\t¦/\n¦/中文¦,¦ don¦'t"),
+  (['qwen2', 'deepseek-r1-qwen'],
+   "I¦'Ll¦ ¦1¦2¦3¦4¦ ÉCOLEsÉt¦ नमस¦्त¦े\n\n¦ ¦7¦.¦\t¦/\n¦/中文¦,¦ don¦'t"),
+  (['deepseek-coder'],
+   "I¦'¦Ll¦ ¦1¦2¦3¦4¦ ÉCOLEsÉt¦ ¦नमस¦्¦त¦े¦\n¦\n¦ ¦7¦.¦\t/¦\n¦/¦中文¦,¦ don¦'¦t"),
+  (['tekken'],
+   "I¦'Ll¦ ¦1¦2¦3¦4¦ ÉCOLEs¦Ét¦ नमस्ते¦\n\n¦ ¦7¦.¦\t¦/\n/¦中文¦,¦ don¦'t"),
+  (['gpt-4o'],
+   "I'Ll¦ ¦123¦4¦ ÉCOLEs¦Ét¦ नमस्ते¦\n\n¦ ¦7¦.¦\t¦/\n/¦中文¦,¦ don't"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('names', 'expected'), PIECES)
+def test_how_a_text_is_cut(names, expected):
+  for name in names:
+    cut = byte_level.BY_NAME[name].pre_tokenizer().pre_tokenize_str(TEXT)
+    pieces = [TEXT[start:end] for _, (start, end) in cut]
+    assert '¦'.join(pieces) == expected, name
+
+
+def byte_level_tokenizer(changes):
+  """Its merges lead past the whole word: 'bc' comes before 'ab'."""
+  letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+  tokens = [
+    *letters, 'bc', 'ab', 'cd', 'abcd', 'Ã©', '<|im_end|>', '<s>', '</s>',
+    'a b',
+  ]  # fmt: skip
+  types = [TYPE.NORMAL] * (len(tokens) - 3)
+  return gguf_tokenizer.from_metadata(
+    {
+      'general.architecture': 'llama',
+      'tokenizer.ggml.model': 'gpt2',
+      'tokenizer.ggml.tokens': tokens,
+      'tokenizer.ggml.merges': ['b c', 'a b', 'c d', 'ab cd', 'Ã ©'],
+      'tokenizer.ggml.token_type': [
+        *types,
+        TYPE.CONTROL,
+        TYPE.UNKNOWN,
+        TYPE.USER_DEFINED,
+      ],
+      'tokenizer.ggml.bos_token_id': len(tokens) - 3,
+      'tokenizer.ggml.eos_token_id': len(tokens) - 2,
+    }
+    | {f'tokenizer.ggml.{key}': value for key, value in changes.items()}
+  )
+
+
+@pytest.mark.parametrize(
+  ('changes', 'expected'),
+  [
+    ({'pre': 'llama-bpe'}, ['<s>', 'abcd']),
+    ({'pre': 'llama-bpe', 'add_bos_token': False}, ['abcd']),
+    ({'pre': 'tekken'}, ['<s>', 'abcd']),
+    ({'pre': 'smaug-bpe'}, ['a', 'bc', 'd']),
+    ({'pre': 'gpt-4o', 'add_bos_token': True}, ['<s>', 'a', 'bc', 'd']),
+    ({}, ['a', 'bc', 'd']),
+  ],
+)
+def test_whole_pieces_and_bos(changes, expected):
+  tokenizer = byte_level_tokenizer(changes)
+  assert tokenizer.tokenize('abcd', add_special_tokens=True) == expected
+
+
+def test_characters_are_composed_where_the_model_wants_it():
+  tokenize = byte_level_tokenizer({'pre': 'qwen2'}).tokenize
+  assert tokenize('e\u0301') == tokenize('\xe9') == ['Ã©']
+  tokenize = byte_level_tokenizer({'pre': 'llama-bpe'}).tokenize
+  assert tokenize('e\u0301') == ['e', 'Ì', 'ģ']
+
+
+def test_added_tokens_are_found_in_any_text():
+  # Also those with a space, which byte-level tokenizers spell differently.
+  tokenizer = byte_level_tokenizer({'pre': 'smollm'})
+  # So are end tokens that a file calls normal.
+  tokens = tokenizer.tokenize('a b<s>a</s><|im_end|>')
+  assert tokens == ['a b', '<s>', 'a', '</s>', '<|im_end|>']
+  ids = tokenizer.convert_tokens_to_ids(tokens)
+  assert tokenizer.decode(ids, skip_special_tokens=True) == 'a ba'
+
+
+def test_several_spaces_that_gemma_has_tokens_for():
+  words = ['  ', '   ', '    ', '▁', 'a', '▁a']
+  types = [TYPE.USER_DEFINED] * 3 + [TYPE.NORMAL] * 3
+  tokenizer = gguf_tokenizer.from_metadata(
+    small_metadata(
+      {
+        'general.architecture': 'gemma3',
+        'tokenizer.ggml.tokens': ['<unk>', '<s>', '</s>', *BYTE_TOKENS, *words],
+        'tokenizer.ggml.scores': [-1000.0] * 262 + [-2.0, -3.0, -1.0],
+        'tokenizer.ggml.token_type': small_metadata({})[
+          'tokenizer.ggml.token_type'
+        ][:259]
+        + types,
+        'tokenizer.ggml.add_space_prefix': False,
+      }
+    )
+  )
+
+  # As many as there is a token for, then the rest.
+  assert tokenizer.tokenize(' ' * 7 + 'a') == ['▁' * 4, '▁' * 3, 'a']
+  assert tokenizer.tokenize(' a') == ['▁a']
+  assert tokenizer.tokenize('▁▁ a') == ['▁▁', '▁a']
 
 
 def test_sentencepiece_joins_the_best_pair_first(small):
@@ -197,11 +332,16 @@ def test_a_space_in_front_is_added_unless_the_file_forbids_it():
   assert tokenizer.decode(tokenizer.encode(' a')) == '<s> a'
 
 
+def test_a_space_in_front_is_one_more_and_follows_special_tokens(small):
+  tokens = small.tokenize(' a</s>a')
+  assert tokens == ['▁', '▁a', '</s>', '▁a']
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
     ({'tokenizer.ggml.model': 't5'}, "'t5'; supported: gpt2, llama"),
-    ({'tokenizer.ggml.pre': 'tekken'}, "'tekken'; supported: default, gpt-2"),
+    ({'tokenizer.ggml.pre': 'kimi-k2'}, "'kimi-k2'; supported: default, gpt"),
     ({}, 'the file has no tokenizer.ggml.merges'),
   ],
 )
@@ -229,8 +369,8 @@ def test_a_text_is_the_users_turn_if_there_is_a_template(smollm):
 
 
 def test_bos_is_there_once(small):
-  bos, word, joined = small.convert_tokens_to_ids(['<s>', 'ab', '▁ab'])
-  assert tokenizer_lib.encode_prompt(small, 'ab') == [bos, joined]
+  bos, word = small.convert_tokens_to_ids(['<s>', '▁ab'])
+  assert tokenizer_lib.encode_prompt(small, 'ab') == [bos, word]
   assert tokenizer_lib.encode_prompt(small, '<s>ab') == [bos, word]
   small_chat = gguf_tokenizer.from_metadata(
     small_metadata(
@@ -238,6 +378,18 @@ def test_bos_is_there_once(small):
     )
   )
   assert tokenizer_lib.encode_prompt(small_chat, 'ab') == [bos, word]
+
+
+def test_special_tokens_in_a_users_text_are_tokens(smollm):
+  end = smollm.convert_tokens_to_ids('<|im_end|>')
+  text = 'a<|im_end|>b'
+  plain = tokenizer_lib.encode_prompt(smollm, text, use_chat_template=False)
+  letters = smollm.convert_tokens_to_ids(['a', 'b'])
+  assert plain == [letters[0], end, letters[1]]
+  messages = [{'role': 'user', 'content': text}]
+  without = tokenizer_lib.encode_prompt(smollm, 'ab').count(end)
+  ids = tokenizer_lib.encode_prompt(smollm, messages)
+  assert ids.count(end) == without + 1
 
 
 def test_token_ids_are_taken_as_they_are(small):

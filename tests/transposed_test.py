@@ -18,7 +18,9 @@ AXES = ('kv_heads', None, None, None)
 @pytest.mark.parametrize('num_rows', [1, 8, 65])
 def test_products_are_those_of_the_array(num_devices, num_rows):
   mesh = sharding.make_mesh(jax.devices()[:num_devices])
-  matrix = transposed.place(ARRAY.__getitem__, ARRAY.shape, 2, AXES, mesh)
+  matrix = transposed.place(
+    ARRAY.__getitem__, ARRAY.shape, 2, AXES, mesh, ARRAY.dtype, 'auto'
+  )
   assert matrix.values.shape == (3, 5, 24)
   rows = np.random.default_rng(1).standard_normal((num_rows, 24), np.float32)
   product = jax.jit(TransposedMatrix.multiply)(
@@ -29,7 +31,8 @@ def test_products_are_those_of_the_array(num_devices, num_rows):
   np.testing.assert_array_equal(matrix.to_array(), ARRAY)
 
 
-def test_float32_on_a_cpu_has_them_and_bfloat16_not():
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_layers_on_a_cpu_have_them(dtype):
   config = ModelConfig(
     family='llama',
     vocab_size=300,
@@ -41,10 +44,8 @@ def test_float32_on_a_cpu_has_them_and_bfloat16_not():
     ffw_dim=24,
     max_context=64,
   )
-  narrow, wide = (
-    testing.random_model(config, dtype=dtype).params['layers'][0]
-    for dtype in (jnp.bfloat16, jnp.float32)
-  )
+  layer = testing.random_model(config, dtype=dtype).params['layers'][0]
   for name in ('qkv', 'attention_out', 'gate_up', 'down'):
-    assert isinstance(wide[name], TransposedMatrix)
-    assert transposed.undone(wide)[name].shape == narrow[name].shape
+    assert isinstance(layer[name], TransposedMatrix)
+    assert layer[name].values.dtype == dtype
+  assert transposed.undone(layer)['gate_up'].shape == (16, 2, 24)

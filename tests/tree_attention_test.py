@@ -20,6 +20,7 @@ from kernels_pallas.tree_attention import (
   filled,
   mask_words,
   mosaic_gpu,
+  native,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures('no_races')
 IMPLEMENTATIONS = {
   'reference': reference.tree_attention,
   'filled': filled.tree_attention,
+  'native': native.tree_attention,
   'pallas_tpu': functools.partial(
     pallas_tpu.tree_attention,
     config=pallas_tpu.Config(block_kv=128, num_heads=2),
@@ -323,8 +325,8 @@ def test_choice_and_reason_can_be_read():
   jax.eval_shape(functools.partial(api.tree_attention, scale=1.0), *arrays)
   newest = dispatch.choices()[-1]
   assert newest.kernel == 'tree_attention'
-  assert newest.implementation == 'reference'
-  assert newest.reason == 'no kernel for cpu'
+  assert newest.implementation == 'native'
+  assert newest.reason.startswith('made for cpu; agrees with the reference')
   with pytest.raises(NotImplementedError, match='head_dim 32'):
     api.tree_attention(*arrays, scale=1.0, implementation='pallas_tpu')
 

@@ -16,6 +16,7 @@ from kernels_pallas.tree_attention import (
   arg_specs,
   filled,
   mosaic_gpu,
+  native,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -25,6 +26,7 @@ _BACKENDS = {
   'pallas_tpu': pallas_tpu,
   'pallas_gpu': pallas_gpu,
   'mosaic_gpu': mosaic_gpu,
+  'native': native,
 }
 
 
@@ -131,6 +133,8 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
   }
   if sinks is not None:
     checks['mosaic_gpu'] = mosaic_gpu.refuse_sinks
+  if sharding is not None and sharding.mesh.size > 1:
+    checks['native'] = native.refuse_devices
   spec = arg_specs.ArgSpec.of_call(
     f'queries {queries.dtype}{list(tokens)}',
     shape,

@@ -16,7 +16,7 @@ from swiftspec_jax.config import ModelConfig
 # .gguf files name few of the tokens that end a text; those of known names do,
 # too: of turns and documents, and of files in texts to fill in.
 _KEYS = 'eos', 'eot', 'eom', 'fim_pad', 'fim_rep', 'fim_sep'
-_NAMES = frozenset(
+NAMES = frozenset(
   {
     '<|im_end|>',
     '<|eot_id|>',
@@ -54,7 +54,7 @@ def of_gguf(metadata: Mapping[str, Any]) -> tuple[int, ...]:
   """
   named = (metadata.get(f'tokenizer.ggml.{key}_token_id') for key in _KEYS)
   tokens = enumerate(metadata.get('tokenizer.ggml.tokens', ()))
-  known = (token_id for token_id, token in tokens if token in _NAMES)
+  known = (token_id for token_id, token in tokens if token in NAMES)
   return _unique([*(i for i in named if i is not None), *known])
 
 

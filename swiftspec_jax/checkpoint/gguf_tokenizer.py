@@ -1,7 +1,7 @@
 """Builds a tokenizer from the metadata of a .gguf file.
 
-The result gives the ids of transformers'
-`AutoTokenizer.from_pretrained(directory, gguf_file=name)`, which needs torch.
+It gives the ids of the model's own `tokenizer.json`. llama.cpp gives the same
+for the same file, with few exceptions (docs/results/tokenizers.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,11 @@ from typing import Any
 import gguf
 import tokenizers
 import transformers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers
 
 from swiftspec_jax import errors
-
-# How text is cut before merging, by `tokenizer.ggml.pre`; None is GPT-2's way.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_OTHERS = r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
-_LLAMA3 = _WORDS + r'|\p{N}{1,3}' + _OTHERS
-_QWEN2 = _WORDS + r'|\p{N}' + _OTHERS
-_SPLITS = {
-  'default': None,
-  'gpt-2': None,
-  'smollm': None,
-  'llama-bpe': _LLAMA3,
-  'llama-v3': _LLAMA3,
-  'llama3': _LLAMA3,
-  'qwen2': _QWEN2,
-  'deepseek-r1-qwen': _QWEN2,
-}
+from swiftspec_jax.checkpoint import end_tokens
+from swiftspec_jax.checkpoint import pre_tokenizers as byte_level
 
 _GEMMA = ('gemma', 'gemma2', 'gemma3')
 _SPACE = '\u2581'  # how SentencePiece spells a space
@@ -38,6 +24,10 @@ _NAMED_TOKENS = {
   'unk_token': 'unknown_token_id',
   'pad_token': 'padding_token_id',
 }
+# Tokens that are left out of texts for people, and all that are found in a text
+# before anything else. End tokens are, too, though some files call them normal.
+_SPECIAL_TYPES = frozenset({gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN})
+_ADDED_TYPES = _SPECIAL_TYPES | {gguf.TokenType.USER_DEFINED}
 
 
 def from_metadata(
@@ -63,8 +53,6 @@ def from_metadata(
   model = metadata.get('tokenizer.ggml.model')
   if model == 'gpt2':
     _fill_byte_level(tokenizer.backend_tokenizer, metadata)
-  elif model == 'llama' and metadata['general.architecture'] in _GEMMA:
-    _fill_gemma(tokenizer.backend_tokenizer, metadata)
   elif model == 'llama':
     _fill_sentencepiece(tokenizer.backend_tokenizer, metadata)
   else:
@@ -84,103 +72,96 @@ def _get(metadata: Mapping[str, Any], name: str) -> Any:
   return metadata[key]
 
 
+def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
+  tokens = _get(metadata, 'tokens')
+  if metadata['general.architecture'] not in _GEMMA:
+    return tokens
+  # Tokens of several spaces are stored unspelled.
+  return [
+    _SPACE * len(token) if ' ' in token and not token.strip() else token
+    for token in tokens
+  ]
+
+
+def _byte_level_rules(metadata: Mapping[str, Any]) -> byte_level.PreTokenizer:
+  name = metadata.get('tokenizer.ggml.pre', 'default')
+  if name not in byte_level.BY_NAME:
+    raise errors.UserError(
+      f'tokenizer.ggml.pre is {name!r}; supported: '
+      f'{", ".join(byte_level.BY_NAME)}'
+    )
+  return byte_level.BY_NAME[name]
+
+
 def _fill_byte_level(
   backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
 ) -> None:
-  pre = metadata.get('tokenizer.ggml.pre', 'default')
-  if pre not in _SPLITS:
-    raise errors.UserError(
-      f'tokenizer.ggml.pre is {pre!r}; supported: {", ".join(_SPLITS)}'
-    )
-  spell = normalizers.ByteLevel().normalize_str
-  is_spelled = frozenset(pre_tokenizers.ByteLevel.alphabet()).issuperset
-  vocabulary = {
-    token if is_spelled(token) else spell(token): index
-    for index, token in enumerate(_get(metadata, 'tokens'))
-  }
-  merges = [tuple(pair.split(' ')) for pair in _get(metadata, 'merges')]
-  backend.model = models.BPE(vocab=vocabulary, merges=merges)
-  backend.decoder = decoders.ByteLevel()
-  if _SPLITS[pre] is None:
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  else:
-    split = tokenizers.Regex(_SPLITS[pre])
-    steps = [
-      pre_tokenizers.Split(split, behavior='isolated'),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-
-
-def _fill_gemma(
-  backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
-) -> None:
-  # Tokens of several spaces are stored unspelled.
-  tokens = [
-    _SPACE * len(token) if ' ' in token and not token.strip() else token
-    for token in _get(metadata, 'tokens')
-  ]
-  # The scores of these files are not the order of the merges: the ids are.
+  rules = _byte_level_rules(metadata)
   backend.model = models.BPE(
-    vocab={token: index for index, token in enumerate(tokens)},
-    merges=_merges(tokens, None),
-    unk_token='<unk>',
-    fuse_unk=True,
-    byte_fallback=True,
+    vocab={token: index for index, token in enumerate(_tokens(metadata))},
+    merges=[tuple(pair.split(' ')) for pair in _get(metadata, 'merges')],
+    ignore_merges=rules.prefers_whole_pieces,
   )
-  backend.normalizer = normalizers.Replace(' ', _SPACE)
-  backend.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
-  backend.decoder = decoders.Sequence(_sentencepiece_decoders())
+  if rules.is_composed:
+    backend.normalizer = normalizers.NFC()
+  backend.pre_tokenizer = rules.pre_tokenizer()
+  backend.decoder = decoders.ByteLevel()
 
 
 def _fill_sentencepiece(
   backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]
 ) -> None:
-  tokens = _get(metadata, 'tokens')
+  tokens = _tokens(metadata)
   backend.model = models.BPE(
     vocab={token: index for index, token in enumerate(tokens)},
-    merges=_merges(tokens, _get(metadata, 'scores')),
+    merges=_merges(tokens, _scores(metadata)),
     fuse_unk=True,
     byte_fallback=True,
   )
-  has_prefix = metadata.get('tokenizer.ggml.add_space_prefix', True)
-  backend.pre_tokenizer = pre_tokenizers.Metaspace(
-    prepend_scheme='first' if has_prefix else 'never', split=False
-  )
-  steps = _sentencepiece_decoders()
-  if has_prefix:
+  spaces = normalizers.Replace(' ', _SPACE)
+  steps = [
+    decoders.Replace(_SPACE, ' '),
+    decoders.ByteFallback(),
+    decoders.Fuse(),
+  ]
+  if metadata.get('tokenizer.ggml.add_space_prefix', True):
+    # Also where a text goes on after a special token.
+    spaces = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
     steps.append(decoders.Strip(content=' ', left=1))
+  backend.normalizer = spaces
   backend.decoder = decoders.Sequence(steps)
 
 
-def _sentencepiece_decoders() -> list[decoders.Decoder]:
-  spaces = decoders.Replace(_SPACE, ' ')
-  return [spaces, decoders.ByteFallback(), decoders.Fuse()]
+def _scores(metadata: Mapping[str, Any]) -> list[float]:
+  # Files give tokens that users defined, such as Gemma's of several spaces,
+  # the lowest score; SentencePiece joins them first.
+  scores, types = _get(metadata, 'scores'), _get(metadata, 'token_type')
+  return [
+    0.0 if token_type == gguf.TokenType.USER_DEFINED else score
+    for score, token_type in zip(scores, types, strict=True)
+  ]
 
 
 def _merges(
-  tokens: Sequence[str], scores: Sequence[float] | None
+  tokens: Sequence[str], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
   """Returns every way to join two tokens into a third, best first.
 
   Args:
     tokens: the vocabulary.
-    scores: scores of the tokens, higher is better. None: earlier is better.
+    scores: scores of the tokens, higher is better.
   """
-  vocabulary = dict.fromkeys(tokens)
+  score = dict(zip(tokens, scores, strict=True))
   merges = [
     (left, right)
-    for token in vocabulary
+    for token in score
     for cut in range(len(token) - 1, 0, -1)
-    if (left := token[:cut]) in vocabulary
-    and (right := token[cut:]) in vocabulary
+    if (left := token[:cut]) in score and (right := token[cut:]) in score
   ]
-  if scores is not None:
-    score = dict(zip(tokens, scores, strict=True))
-    merges.sort(
-      key=lambda pair: (score[pair[0] + pair[1]], len(pair[0]), len(pair[1])),
-      reverse=True,
-    )
+  merges.sort(
+    key=lambda pair: (score[pair[0] + pair[1]], len(pair[0]), len(pair[1])),
+    reverse=True,
+  )
   return merges
 
 
@@ -188,7 +169,7 @@ def _add_special_tokens(
   tokenizer: transformers.PreTrainedTokenizerFast,
   metadata: Mapping[str, Any],
 ) -> None:
-  tokens = _get(metadata, 'tokens')
+  tokens = _tokens(metadata)
   ids = {
     name: metadata[f'tokenizer.ggml.{key}']
     for name, key in _NAMED_TOKENS.items()
@@ -202,20 +183,21 @@ def _add_special_tokens(
       )
   named = {name: tokens[token_id] for name, token_id in ids.items()}
   tokenizer.add_special_tokens(named)
-  # A token that was respelled above is matched like any text.
-  backend = tokenizer.backend_tokenizer
   types = metadata.get('tokenizer.ggml.token_type', [0] * len(tokens))
-  for kind in (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED):
-    added = [
-      tokenizers.AddedToken(
-        token, normalized=False, special=kind == gguf.TokenType.CONTROL
-      )
-      for token, token_type in zip(tokens, types, strict=True)
-      if token_type == kind and backend.token_to_id(token) is not None
+  is_special = {
+    token: token in end_tokens.NAMES or token_type in _SPECIAL_TYPES
+    for token, token_type in zip(tokens, types, strict=True)
+    if token in end_tokens.NAMES or token_type in _ADDED_TYPES
+  }
+  tokenizer.backend_tokenizer.add_tokens(
+    [
+      tokenizers.AddedToken(token, normalized=False, special=special)
+      for token, special in is_special.items()
     ]
-    backend.add_tokens(added)
+  )
   is_sentencepiece = metadata['tokenizer.ggml.model'] == 'llama'
   tokenizer.add_bos_token = metadata.get(
-    'tokenizer.ggml.add_bos_token', is_sentencepiece
+    'tokenizer.ggml.add_bos_token',
+    is_sentencepiece or _byte_level_rules(metadata).adds_bos,
   )
   tokenizer.add_eos_token = metadata.get('tokenizer.ggml.add_eos_token', False)

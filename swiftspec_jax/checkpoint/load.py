@@ -11,8 +11,10 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import transformers
+from jax.sharding import Mesh
 
 from kernels_pallas import dispatch, last_program, tuning
+from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -62,10 +64,10 @@ def load(
     num_layers: number of first layers to keep, which makes a draft of any
       model, for studies; None keeps all.
     kernels: name of the code that steps of few tokens run. 'auto' takes a
-      Pallas kernel where there is one for the devices and the shape, and where
-      it agrees there with plain JAX (`kernels_pallas.trials`). 'reference' is
+      kernel where there is one for the devices and the shape, and where it
+      agrees there with plain JAX (`kernels_pallas.trials`). 'reference' is
       plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels, 'mosaic_gpu'
-      on those for Hopper where there is one.
+      on those for Hopper where there is one, 'native' on those for one CPU.
     weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
       int8, int4, float8 or mxfp4 that a published checkpoint has. 'wide' widens
       float8 and mxfp4 to `dtype`. 'int8' quantizes with a scale for each
@@ -95,17 +97,7 @@ def load(
   name = os.fspath(name_or_path)
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
-  if kernels not in ('auto', *dispatch.implementations_of(platform)):
-    raise errors.UserError(
-      f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
-      'can'
-    )
-  try:
-    tuning.check_variable()
-    if platform == 'gpu' and kernels != dispatch.REFERENCE:
-      last_program.check_flags()
-  except ValueError as error:
-    raise errors.UserError(str(error)) from error
+  _check_kernels(kernels, mesh, platform)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)
@@ -166,6 +158,30 @@ def find(name: str) -> pathlib.Path:
   path = pathlib.Path(name).expanduser()
   is_local = path.exists() or path.suffix == '.gguf'
   return path if is_local else _download(name)
+
+
+def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
+  """Raises UserError if a mesh cannot have such kernels."""
+  if kernels not in ('auto', *dispatch.implementations_of(platform)):
+    raise errors.UserError(
+      f'kernels={kernels!r} cannot run on {platform} devices; auto takes what '
+      'can'
+    )
+  if kernels == 'native' and mesh.size > 1:
+    raise errors.UserError(
+      f"kernels='native' is for one device, not {mesh.size}; pass "
+      "devices=jax.devices()[:1] or kernels='auto'"
+    )
+  try:
+    tuning.check_variable()
+    if platform == 'gpu' and kernels != dispatch.REFERENCE:
+      last_program.check_flags()
+    if kernels == 'native':
+      library.check()
+  except NotImplementedError as error:
+    raise errors.UserError(f"kernels='native': {error}") from error
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
 
 
 def _weight_dtype(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import products as products_lib
+from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
@@ -419,7 +420,13 @@ def unembed(
   if isinstance(table, Int8Matrix):
     logits = table.scores(rows)
   else:
-    logits = products_lib.look_up_scores(rows, table)
+    multiply = products_lib.multiply_transposed
+    if config.num_shards == 1:
+      multiply = functools.partial(
+        few_rows_api.few_rows,
+        implementation=few_rows_api.usable(config.kernels),
+      )
+    logits = products_lib.look_up_scores(rows, table, multiply)
   logits = layers.cap(logits, config.logit_cap)
   return logits.reshape(*x.shape[:2], -1)[..., : config.num_logits]
 

@@ -37,6 +37,7 @@ class ParamSpec:
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
       is no matrix of a layer.
     scheme: kind of quantization; None where there is none.
+    kernels: as in ModelConfig.
   """
 
   shape: tuple[int, ...]
@@ -46,6 +47,7 @@ class ParamSpec:
   is_index: bool = False
   num_in_axes: int = 0
   scheme: Scheme | None = None
+  kernels: str = 'auto'
 
   @property
   def is_norm(self) -> bool:
@@ -144,6 +146,7 @@ def _makers(
       axes=axes,
       init_scale=scale,
       scheme=_dynamic_scheme(c, in_axis),
+      kernels=c.kernels,
     )
 
   def matrix(inputs: tuple[str, ...], *outputs: str) -> ParamSpec:
@@ -371,7 +374,7 @@ def _dynamic_scheme(
   """Returns how a weight outside the layers is quantized."""
   if in_axis is None or config.weight_dtype not in config_lib.DYNAMIC_TERMS:
     return None
-  return int8_dynamic.Scheme(in_axes=(in_axis,))
+  return int8_dynamic.Scheme(in_axes=(in_axis,), kernels=config.kernels)
 
 
 def _scheme(
@@ -384,6 +387,7 @@ def _scheme(
     return int8_dynamic.Scheme(
       in_axes=tuple(range(len(in_sizes))),
       num_terms=config_lib.DYNAMIC_TERMS[config.weight_dtype],
+      kernels=config.kernels,
     )
   # No group reaches into another kv head, which may be another device's.
   num_inputs = math.prod(in_sizes[1:] or in_sizes)

@@ -1,6 +1,6 @@
-"""Records what transformers makes of the texts in tokenizer_strings.py.
+"""Records llama.cpp's token ids of the texts in tokenizer_strings.py.
 
-Needs torch. From the root of the repository:
+Needs xllamacpp (extra `peers`). From the root of the repository:
 
   PYTHONPATH=.:tests python tests/golden/record_tokenizer.py
 """
@@ -8,22 +8,20 @@ Needs torch. From the root of the repository:
 import json
 import pathlib
 
+import llama_cpp_server
 import tokenizer_strings
-import transformers
+import xllamacpp
 
 from swiftspec_jax.checkpoint import builtin
 
 
 def record(name: str) -> None:
   """Writes tokenizer_<name>.json next to this file."""
-  path = builtin.fetch(name)
-  peer = transformers.AutoTokenizer.from_pretrained(
-    path.parent, gguf_file=path.name
-  )
+  peer = llama_cpp_server.Tokenizer(builtin.fetch(name))
   golden = {
-    'transformers': transformers.__version__,
+    'xllamacpp': xllamacpp.__version__,
     'digests': [
-      tokenizer_strings.digest(peer, text)
+      tokenizer_strings.digest(peer.encode(text))
       for text in tokenizer_strings.strings()
     ],
   }

@@ -15,7 +15,8 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
-from kernels_pallas import int8_products, products
+from kernels_pallas import products
+from kernels_pallas.few_rows import api
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices import quantization
 
@@ -29,16 +30,17 @@ class Int8Matrix:
   dtype: np.dtype = struct.field(pytree_node=False)  # before, and of its rows
   # Integers for each activation, see `int8_products.quantize_rows`.
   num_terms: int = struct.field(pytree_node=False)
+  kernels: str = struct.field(pytree_node=False)  # of `few_rows`
 
   def scores(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix: f32 [T, *A]."""
-    terms, row_scales = int8_products.quantize_rows(x, self.num_terms)
-    product = int8_products.multiply(
-      terms.reshape(-1, x.shape[1]), self.values
-    ).reshape(self.num_terms, len(x), *self.scales.shape)
-    row_scales = jnp.expand_dims(row_scales[..., 0], range(2, product.ndim))
-    total = (product.astype(jnp.float32) * row_scales).sum(axis=0)
-    return total * self.scales[None]
+    return api.few_rows(
+      x,
+      self.values,
+      self.scales,
+      num_terms=self.num_terms,
+      implementation=self.kernels,
+    )
 
   def multiply(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix in their dtype: [T, *A]."""
@@ -62,10 +64,13 @@ class Scheme:
   Attributes:
     in_axes: axes of the parameter that are inputs, one behind the other.
     num_terms: integers for each activation, see `Int8Matrix`.
+    kernels: name of the code to run, one of
+      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
   """
 
   in_axes: tuple[int, ...]
   num_terms: int = 1
+  kernels: str = 'auto'
 
   def quantize(
     self,
@@ -86,6 +91,7 @@ class Scheme:
       scales=scales,
       dtype=array.dtype,
       num_terms=self.num_terms,
+      kernels=api.usable_on(mesh, self.kernels),
     )
 
 

@@ -1,4 +1,4 @@
-"""Matrices of float32 on CPUs, kept with the inputs as their last axis.
+"""Matrices on CPUs, kept with the inputs as their last axis.
 
 Legend: N rows, K inputs.
 """
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
-from kernels_pallas import products
+from kernels_pallas.few_rows import api
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import array_parts
 
@@ -21,15 +22,17 @@ from swiftspec_jax.models import array_parts
 class TransposedMatrix:
   """A matrix as XLA's CPU backend multiplies it fastest with few rows."""
 
-  values: jax.Array  # f32[..., K]
+  values: jax.Array  # float32 or bfloat16 [..., K]
   in_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of K
+  kernels: str = struct.field(pytree_node=False)  # of `few_rows`
 
   def multiply(self, rows: jax.Array) -> jax.Array:
-    """Returns rows f32[N, K] times the matrix: f32[N, ...]."""
-    return products.multiply_transposed(rows, self.values)
+    """Returns rows [N, K] times the matrix in their dtype: [N, ...]."""
+    product = api.few_rows(rows, self.values, implementation=self.kernels)
+    return product.astype(rows.dtype)
 
   def to_array(self) -> jax.Array:
-    """Returns f32[*in_shape, ...], as the parameter is declared."""
+    """Returns [*in_shape, ...], as the parameter is declared."""
     *outputs, inputs = range(self.values.ndim)
     array = self.values.transpose(inputs, *outputs)
     return array.reshape(*self.in_shape, *array.shape[1:])
@@ -37,7 +40,8 @@ class TransposedMatrix:
 
 def is_faster(dtype: np.dtype, mesh: Mesh) -> bool:
   """Returns whether matrices of this dtype on the mesh should be transposed."""
-  return mesh.devices.flat[0].platform == 'cpu' and dtype == np.float32
+  is_on_cpu = mesh.devices.flat[0].platform == 'cpu'
+  return is_on_cpu and dtype in (jnp.float32, jnp.bfloat16)
 
 
 def place(
@@ -46,16 +50,20 @@ def place(
   num_in_axes: int,
   axes: tuple[str | None, ...],
   mesh: Mesh,
+  dtype: np.dtype,
+  kernels: str,
 ) -> TransposedMatrix:
   """Returns the matrix on a mesh.
 
   Args:
-    read: function that returns a part of the array f32[*inputs, *outputs].
+    read: function that returns a part of the array [*inputs, *outputs].
     shape: shape of the array.
     num_in_axes: number of axes that are inputs; of them only the first may be
       sharded.
     axes: logical names of the axes.
     mesh: devices of the matrix.
+    dtype: dtype of the array, one of `is_faster`.
+    kernels: as in ModelConfig.
   """
   in_shape, out_shape = shape[:num_in_axes], shape[num_in_axes:]
   num_inputs, num_behind = math.prod(in_shape), math.prod(in_shape[1:])
@@ -72,9 +80,11 @@ def place(
     (*out_shape, num_inputs),
     sharding_lib.sharding_of(mesh, (*axes[num_in_axes:], axes[0])),
     read_transposed,
-    dtype=np.float32,
+    dtype=dtype,
   )
-  return TransposedMatrix(values=values, in_shape=in_shape)
+  return TransposedMatrix(
+    values=values, in_shape=in_shape, kernels=api.usable_on(mesh, kernels)
+  )
 
 
 def undone(params: Any) -> Any:

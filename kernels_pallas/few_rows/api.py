@@ -1,0 +1,93 @@
+"""Product of few rows on a CPU, by what suits it and the number of rows.
+
+Legend: N rows, K inputs, A axes of outputs.
+"""
+
+import functools
+
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from kernels_pallas import dispatch, trials
+from kernels_pallas.few_rows import arg_specs, native, reference
+
+# Above that many rows XLA's products are as fast.
+MOST_ROWS = 64
+_BACKENDS = {'native': native}
+
+
+def few_rows(
+  rows: jax.Array,
+  weight: jax.Array,
+  scales: jax.Array | None = None,
+  *,
+  num_terms: int = 1,
+  implementation: str = 'auto',
+) -> jax.Array:
+  """Returns rows times a weight whose outputs have their inputs side by side.
+
+  Args:
+    rows: [N, K] float32 or bfloat16.
+    weight: [*A, K] of the same dtype, or int8. With a kernel, it is on one
+      device.
+    scales: f32[*A] of the outputs of a weight of int8, else None. Rows are
+      rounded to int8 then, each with a scale of its own.
+    num_terms: integers for each number of such rows, see
+      `int8_products.quantize_rows`.
+    implementation: name of the code to run, one of
+      `dispatch.IMPLEMENTATIONS`. More than `MOST_ROWS` take the reference.
+
+  Returns:
+    f32[N, *A]. By the native kernel, the bits of a row are the same whatever
+    rows are beside it.
+
+  Raises:
+    NotImplementedError: `implementation` cannot do it; never with 'auto'.
+  """
+  chosen = dispatch.REFERENCE
+  if len(rows) <= MOST_ROWS:
+    chosen = _choose(rows, weight, num_terms, implementation)
+  backend = _BACKENDS.get(chosen, reference)
+  return backend.few_rows(rows, weight, scales, num_terms=num_terms)
+
+
+def usable_on(mesh: Mesh, implementation: str) -> str:
+  """Returns the implementation for weights on a mesh.
+
+  It is the reference where there is no kernel, which is all but a single CPU.
+  """
+  is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
+  return usable(implementation) if is_one_cpu else dispatch.REFERENCE
+
+
+def usable(implementation: str) -> str:
+  """Returns the implementation, or the reference where it has none."""
+  has_one = implementation in ('auto', *_BACKENDS)
+  return implementation if has_one else dispatch.REFERENCE
+
+
+def _choose(rows, weight, num_terms, implementation):
+  """Returns the name of the implementation."""
+  terms = f', {num_terms} terms' if num_terms > 1 else ''
+  described = (
+    f'rows {rows.dtype}{list(rows.shape)}, '
+    f'weight {weight.dtype}{list(weight.shape)}{terms}'
+  )
+  on_cpu = SingleDeviceSharding(jax.local_devices(backend='cpu')[0])
+  spec = arg_specs.ArgSpec(
+    name=described,
+    num_tokens=rows.shape[0],
+    num_inputs=rows.shape[1],
+    out_shape=weight.shape[:-1],
+    dtype=rows.dtype.name,
+    weight_dtype=weight.dtype.name,
+    num_terms=num_terms,
+  )
+  return dispatch.choose(
+    'few_rows',
+    described,
+    implementation,
+    'cpu',
+    {'native': functools.partial(native.check, rows.dtype)},
+    trial=functools.partial(trials.verdict, 'few_rows', spec, on_cpu),
+  )

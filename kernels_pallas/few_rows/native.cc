@@ -1,0 +1,435 @@
+// Products of few rows and a weight whose outputs have their inputs side by
+// side. See few_rows/native.py.
+//
+// A sum has one accumulator, whose lanes add up every n-th product in the order
+// of the inputs. How many rows and outputs are computed together changes
+// nothing about that.
+//
+// Legend: N rows, K inputs, A outputs.
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "parallel.h"
+#include "vectors.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace native {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// A format is a kind of weights and rows:
+//   Weight, Row: their numbers in memory; Given: those of rows made ready
+//   Sum: vector of accumulators; Wide: a step of weights made ready
+//   kStep: number of inputs in a step; kOffset: what is added to rows, or 0
+
+struct Float32 {
+  using Weight = float;
+  using Row = float;
+  using Given = float;
+  using Result = float;
+  using Sum = Floats;
+  using Wide = Floats;
+  static constexpr std::size_t kStep = kLanes;
+  static constexpr int kOffset = 0;
+
+  static void prepare(const Row* row, Given* to) {
+    std::memcpy(to, row, kStep * sizeof(Row));
+  }
+  static Wide widen(const Weight* weight) { return load<float>(weight); }
+  static Wide given(const Given* row) { return load<float>(row); }
+  static Sum add(Sum sum, Wide weight, Wide row) { return sum + weight * row; }
+};
+
+struct BFloat16 {
+  using Weight = std::uint16_t;
+  using Row = std::uint16_t;
+  using Result = float;
+  using Sum = Floats;
+  static constexpr std::size_t kStep = 2 * kLanes;
+  static constexpr int kOffset = 0;
+
+#if defined(NATIVE_AVX512) && defined(__AVX512BF16__)
+  using Given = std::uint16_t;
+  using Wide = __m512bh;
+
+  static void prepare(const Row* row, Given* to) {
+    std::memcpy(to, row, kStep * sizeof(Row));
+  }
+  static Wide widen(const Weight* weight) {
+    return (Wide)_mm512_loadu_si512(weight);
+  }
+  static Wide given(const Given* row) { return widen(row); }
+  static Sum add(Sum sum, Wide weight, Wide row) {
+    return _mm512_dpbf16_ps(sum, weight, row);
+  }
+#else
+  using Given = float;  // those with even numbers, then the others
+  struct Wide {
+    Floats even, odd;
+  };
+
+  static Wide widen(const Weight* weight) {
+    const Words pairs = load<std::uint32_t>(weight);
+    return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)};
+  }
+  static void prepare(const Row* row, Given* to) {
+    const Wide wide = widen(row);
+    store(to, wide.even);
+    store(to + kLanes, wide.odd);
+  }
+  static Wide given(const Given* row) {
+    return {load<float>(row), load<float>(row + kLanes)};
+  }
+  static Sum add(Sum sum, Wide weight, Wide row) {
+    sum += weight.even * row.even;
+    return sum + weight.odd * row.odd;
+  }
+#endif
+};
+
+// Numbers of rows are at least -127.
+struct Int8 {
+  using Weight = std::int8_t;
+  using Row = std::int8_t;
+  using Given = std::int8_t;
+  using Result = std::int32_t;
+  using Sum = Ints;
+  using Wide = Vector<std::int8_t>;
+  static constexpr std::size_t kStep = kVectorBytes;
+#if defined(NATIVE_AVX512) || defined(__AVXVNNI__)
+  // The instruction takes rows without a sign: 128 more.
+  static constexpr std::int8_t kOffset = -128;
+#else
+  static constexpr std::int8_t kOffset = 0;
+#endif
+
+  static void prepare(const Row* row, Given* to) {
+    for (std::size_t i = 0; i < kStep; ++i) to[i] = row[i] ^ kOffset;
+  }
+  static Wide widen(const Weight* weight) { return load<Weight>(weight); }
+  static Wide given(const Given* row) { return load<Given>(row); }
+  static Wide zeros() { return Wide{} + kOffset; }
+  static Sum add(Sum sum, Wide weight, Wide row) {
+#if defined(NATIVE_AVX512)
+    return (Sum)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row, (__m512i)weight);
+#elif defined(__AVXVNNI__)
+    return (Sum)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)row,
+                                        (__m256i)weight);
+#elif defined(__AVX2__)
+    // Two products of at most 127 * 128 each fit into 16 bits.
+    const __m256i w = (__m256i)weight;
+    const __m256i pairs = _mm256_maddubs_epi16(
+        _mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)row, w));
+    return sum + (Sum)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Sum)vdotq_s32((int32x4_t)sum, (int8x16_t)weight, (int8x16_t)row);
+#else
+    for (std::size_t i = 0; i < kStep; ++i) sum[i / 4] += weight[i] * row[i];
+    return sum;
+#endif
+  }
+};
+
+// Outputs that are computed together, and rows.
+constexpr std::size_t kOutputs = 4;
+#if defined(NATIVE_AVX512) || defined(__aarch64__)
+constexpr std::size_t kRows = 4;  // 32 registers
+#else
+constexpr std::size_t kRows = 2;
+#endif
+
+template <class F>
+constexpr bool kHasOffset = F::kOffset != 0;
+
+// The accumulators are registers only if all of this is unrolled in one place.
+template <class F, std::size_t R>
+struct Sums {
+  typename F::Sum of[R + kHasOffset<F>][kOutputs] = {};
+
+  [[gnu::always_inline]] void add(const typename F::Given* rows,
+                                  std::size_t row_stride,
+                                  const typename F::Weight* weights,
+                                  std::size_t weight_stride) {
+    typename F::Wide wide[kOutputs];
+#pragma GCC unroll 8
+    for (std::size_t m = 0; m < kOutputs; ++m) {
+      wide[m] = F::widen(weights + m * weight_stride);
+    }
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < R; ++r) {
+      const auto row = F::given(rows + r * row_stride);
+#pragma GCC unroll 8
+      for (std::size_t m = 0; m < kOutputs; ++m) {
+        of[r][m] = F::add(of[r][m], wide[m], row);
+      }
+    }
+    if constexpr (kHasOffset<F>) {  // a row of zeros: what the offset adds
+#pragma GCC unroll 8
+      for (std::size_t m = 0; m < kOutputs; ++m) {
+        of[R][m] = F::add(of[R][m], wide[m], F::zeros());
+      }
+    }
+  }
+};
+
+// Multiplies R rows with `kOutputs` outputs; the inputs are whole steps.
+template <class F, std::size_t R, bool kIsFirst>
+void block(const typename F::Given* rows, const typename F::Weight* weights,
+           std::size_t num_inputs, typename F::Result* results,
+           std::size_t result_stride) {
+  Sums<F, R> sums;
+  for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
+    if constexpr (kIsFirst) {  // of the next block, which lies behind
+#pragma GCC unroll 8
+      for (std::size_t m = 0; m < kOutputs; ++m) {
+        __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k);
+      }
+    }
+    sums.add(rows + k, num_inputs, weights + k, num_inputs);
+  }
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < R; ++r) {
+    auto* of = sums.of[r];
+    if constexpr (kHasOffset<F>) {
+#pragma GCC unroll 8
+      for (std::size_t m = 0; m < kOutputs; ++m) of[m] -= sums.of[R][m];
+    }
+    store_sums(of[0], of[1], of[2], of[3], results + r * result_stride);
+  }
+}
+
+// Multiplies up to `kRows` rows with `kOutputs` outputs.
+template <class F, bool kIsFirst>
+void some_rows(std::size_t num_rows, const typename F::Given* rows,
+               const typename F::Weight* weights, std::size_t num_inputs,
+               typename F::Result* results, std::size_t result_stride) {
+  auto run = [&](auto size) {
+    block<F, std::min<std::size_t>(size(), kRows), kIsFirst>(
+        rows, weights, num_inputs, results, result_stride);
+  };
+  switch (num_rows) {
+    case 1:
+      return run(std::integral_constant<std::size_t, 1>());
+    case 2:
+      return run(std::integral_constant<std::size_t, 2>());
+    case 3:
+      return run(std::integral_constant<std::size_t, 3>());
+    default:
+      return run(std::integral_constant<std::size_t, kRows>());
+  }
+}
+
+// Multiplies all rows with `kOutputs` outputs.
+template <class F>
+void all_rows(std::size_t num_rows, const typename F::Given* rows,
+              const typename F::Weight* weights, std::size_t num_inputs,
+              typename F::Result* results, std::size_t result_stride) {
+  some_rows<F, true>(std::min(num_rows, kRows), rows, weights, num_inputs,
+                     results, result_stride);
+  for (std::size_t n = kRows; n < num_rows; n += kRows) {
+    some_rows<F, false>(std::min(num_rows - n, kRows), rows + n * num_inputs,
+                        weights, num_inputs, results + n * result_stride,
+                        result_stride);
+  }
+}
+
+// The same with weights that are no whole block: zeros fill it up.
+template <class F>
+void ragged(std::size_t num_rows, const typename F::Given* rows,
+            std::size_t stride, const typename F::Weight* weights,
+            std::size_t num_inputs, std::size_t num_outputs,
+            typename F::Result* results, std::size_t result_stride) {
+  // One block more, as the next one is prefetched.
+  Aligned<typename F::Weight> whole(2 * kOutputs * stride);
+  std::vector<typename F::Result> found(num_rows * kOutputs);
+  for (std::size_t m = 0; m < num_outputs; ++m) {
+    std::copy_n(weights + m * num_inputs, num_inputs,
+                whole.data() + m * stride);
+  }
+  all_rows<F>(num_rows, rows, whole.data(), stride, found.data(), kOutputs);
+  for (std::size_t n = 0; n < num_rows; ++n) {
+    std::copy_n(&found[n * kOutputs], num_outputs, results + n * result_stride);
+  }
+}
+
+// Multiplies all rows with a range of outputs.
+template <class F>
+void outputs(const typename F::Given* rows, std::size_t num_rows,
+             std::size_t stride, const typename F::Weight* weights,
+             std::size_t num_inputs, std::size_t begin, std::size_t end,
+             typename F::Result* results, std::size_t result_stride) {
+  for (std::size_t a = begin; a < end; a += kOutputs) {
+    const auto* some = weights + a * num_inputs;
+    if (num_inputs == stride && a + kOutputs <= end) {
+      all_rows<F>(num_rows, rows, some, num_inputs, results + a, result_stride);
+    } else {
+      ragged<F>(num_rows, rows, stride, some, num_inputs,
+                std::min(kOutputs, end - a), results + a, result_stride);
+    }
+  }
+}
+
+// Returns rows in whole steps, filled up with zeros, in the form of a format.
+template <class F>
+Aligned<typename F::Given> prepared(const typename F::Row* rows,
+                                    std::size_t num_rows,
+                                    std::size_t num_inputs,
+                                    std::size_t stride) {
+  Aligned<typename F::Given> result(num_rows * stride);
+  for (std::size_t n = 0; n < num_rows; ++n) {
+    for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
+      typename F::Row step[F::kStep] = {};
+      std::memcpy(step, rows + n * num_inputs + k,
+                  std::min(F::kStep, num_inputs - k) * sizeof(step[0]));
+      F::prepare(step, result.data() + n * stride + k);
+    }
+  }
+  return result;
+}
+
+constexpr std::size_t kTaskBytes = 1 << 17;  // of weights
+
+// Calls work(begin, end) for ranges of outputs that are whole blocks.
+template <class F, class Work>
+void in_ranges(ffi::ThreadPool& pool, std::size_t num_inputs,
+               std::size_t num_outputs, const Work& work) {
+  const std::size_t fitting =
+      kTaskBytes / (num_inputs * sizeof(typename F::Weight));
+  const std::size_t size =
+      std::max<std::size_t>(fitting / kOutputs, 1) * kOutputs;
+  parallel_for(pool, (num_outputs + size - 1) / size, [&](std::size_t i) {
+    work(i * size, std::min(num_outputs, (i + 1) * size));
+  });
+}
+
+template <class F>
+std::size_t whole_steps(std::size_t num_inputs) {
+  return (num_inputs + F::kStep - 1) / F::kStep * F::kStep;
+}
+
+template <class F, class Rows, class Weights, class Results>
+ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
+                    Results results) {
+  const std::size_t num_inputs = rows.dimensions().back();
+  const std::size_t num_rows = rows.dimensions().front();
+  const std::size_t num_outputs = weights.element_count() / num_inputs;
+  const auto* weight =
+      static_cast<const typename F::Weight*>(weights.untyped_data());
+  const std::size_t stride = whole_steps<F>(num_inputs);
+  const auto given =
+      prepared<F>(static_cast<const typename F::Row*>(rows.untyped_data()),
+                  num_rows, num_inputs, stride);
+  auto* result = results->typed_data();
+  in_ranges<F>(pool, num_inputs, num_outputs,
+               [&](std::size_t begin, std::size_t end) {
+                 outputs<F>(given.data(), num_rows, stride, weight, num_inputs,
+                            begin, end, result, num_outputs);
+               });
+  return ffi::Error::Success();
+}
+
+// Rounds a row to integers, as `int8_products.quantize_rows` does. Returns its
+// scale, which is no number if one of the row is none.
+float quantize(const float* row, std::size_t size, std::size_t num_terms,
+               std::int8_t* const* terms) {
+  float highest = 1e-30f;
+  bool is_finite = true;
+  for (std::size_t k = 0; k < size; ++k) {
+    highest = std::max(highest, std::fabs(row[k]));
+    is_finite &= std::isfinite(row[k]);
+  }
+  if (!is_finite) return std::numeric_limits<float>::quiet_NaN();
+  const float factor = 127.0f / highest;
+  for (std::size_t k = 0; k < size; ++k) {
+    float rest = row[k] * factor;
+    for (std::size_t i = 0; i < num_terms; ++i) {
+      const float integer = std::nearbyint(rest);
+      terms[i][k] = static_cast<std::int8_t>(integer);
+      rest = (rest - integer) * 254.0f;
+    }
+  }
+  return highest / 127.0f;
+}
+
+ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
+                            ffi::Buffer<ffi::S8> weights,
+                            ffi::Buffer<ffi::F32> scales,
+                            ffi::ResultBuffer<ffi::F32> results,
+                            std::int64_t num_terms) {
+  const std::size_t num_inputs = rows.dimensions().back();
+  const std::size_t num_rows = rows.dimensions().front();
+  const std::size_t num_outputs = weights.element_count() / num_inputs;
+  const std::size_t stride = whole_steps<Int8>(num_inputs);
+  std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
+  std::vector<float> row_scales(num_rows);
+  for (std::size_t n = 0; n < num_rows; ++n) {
+    std::int8_t* terms[2];
+    for (std::int64_t i = 0; i < num_terms; ++i) {
+      terms[i] = &integers[(i * num_rows + n) * num_inputs];
+    }
+    row_scales[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
+                             num_terms, terms);
+  }
+  const auto given = prepared<Int8>(integers.data(), num_terms * num_rows,
+                                    num_inputs, stride);
+  const std::int8_t* weight = weights.typed_data();
+  const float* scale = scales.typed_data();
+  float* result = results->typed_data();
+  in_ranges<Int8>(
+      pool, num_inputs, num_outputs, [&](std::size_t begin, std::size_t end) {
+        const std::size_t size = end - begin;
+        std::vector<std::int32_t> sums(num_terms * num_rows * size);
+        outputs<Int8>(given.data(), num_terms * num_rows, stride,
+                      weight + begin * num_inputs, num_inputs, 0, size,
+                      sums.data(), size);
+        for (std::size_t n = 0; n < num_rows; ++n) {
+          for (std::size_t a = 0; a < size; ++a) {
+            float total = sums[n * size + a];
+            if (num_terms == 2) {
+              total += sums[(num_rows + n) * size + a] / 254.0f;
+            }
+            result[n * num_outputs + begin + a] =
+                total * row_scales[n] * scale[begin + a];
+          }
+        }
+      });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+#define NATIVE_FEW_ROWS(name, Format, kGiven, kResult)                     \
+  static ffi::Error name##_call(                                           \
+      ffi::ThreadPool pool, ffi::Buffer<kGiven> rows,                      \
+      ffi::Buffer<kGiven> weights, ffi::ResultBuffer<kResult> results) {   \
+    return multiply<Format>(pool, rows, weights, results);                 \
+  }                                                                        \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, name##_call,                         \
+                                ffi::Ffi::Bind()                           \
+                                    .Ctx<ffi::ThreadPool>()                \
+                                    .Arg<ffi::Buffer<kGiven>>()            \
+                                    .Arg<ffi::Buffer<kGiven>>()            \
+                                    .Ret<ffi::Buffer<kResult>>())
+
+NATIVE_FEW_ROWS(few_rows_float32, Float32, ffi::F32, ffi::F32);
+NATIVE_FEW_ROWS(few_rows_bfloat16, BFloat16, ffi::BF16, ffi::F32);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(few_rows_int8, multiply_dynamic,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<std::int64_t>("num_terms"));
+
+}  // namespace native

@@ -1,0 +1,107 @@
+// Vectors of the widest kind that the target of the compiler has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace native {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define NATIVE_AVX512 1
+constexpr std::size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t kVectorBytes = 32;
+#else
+constexpr std::size_t kVectorBytes = 16;
+#endif
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+  typedef T in_memory
+      __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+using Floats = Vector<float>;
+using Ints = Vector<std::int32_t>;
+using Words = Vector<std::uint32_t>;
+
+constexpr std::size_t kLanes = kVectorBytes / sizeof(float);
+
+// Returns a vector of T at any address.
+template <class T>
+inline Vector<T> load(const void* from) {
+  return *static_cast<const typename VectorOf<T>::in_memory*>(from);
+}
+
+template <class V>
+inline void store(void* to, V value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+
+template <class V, std::size_t... I>
+inline auto lower_half(V v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, I...);
+}
+
+template <class V, std::size_t... I>
+inline auto upper_half(V v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, (sizeof...(I) + I)...);
+}
+
+// Returns the sums of the two halves of a vector, as one of half the lanes.
+template <class V>
+inline auto add_halves(V v) {
+  constexpr std::size_t half = sizeof(V) / sizeof(v[0]) / 2;
+  constexpr auto lanes = std::make_index_sequence<half>();
+  return lower_half(v, lanes) + upper_half(v, lanes);
+}
+
+// Adds neighbouring groups of `size` lanes of a and b: results alternate.
+template <std::size_t size, class V, std::size_t... I>
+inline V join(V a, V b, std::index_sequence<I...>) {
+  constexpr std::size_t lanes = sizeof...(I);
+  V first = __builtin_shufflevector(
+      a, b, (I / size % 2 == 0 ? I : lanes + I - size)...);
+  V second = __builtin_shufflevector(
+      a, b, (I / size % 2 == 0 ? I + size : lanes + I)...);
+  return first + second;
+}
+
+// Writes the sums of the lanes of four vectors, each in the same order.
+template <class V, class T>
+inline void store_sums(V a, V b, V c, V d, T* to) {
+  constexpr auto lanes = std::make_index_sequence<sizeof(V) / sizeof(T)>();
+  V all = join<2>(join<1>(a, b, lanes), join<1>(c, d, lanes), lanes);
+  if constexpr (sizeof(V) == 64) {
+    store(to, add_halves(add_halves(all)));
+  } else if constexpr (sizeof(V) == 32) {
+    store(to, add_halves(all));
+  } else {
+    store(to, all);
+  }
+}
+
+// Zeros that begin where a line of the cache does.
+template <class T>
+class Aligned {
+ public:
+  explicit Aligned(std::size_t size) : memory_(size * sizeof(T) + kLine) {
+    void* first = memory_.data();
+    std::size_t space = memory_.size();
+    data_ = static_cast<T*>(std::align(kLine, size * sizeof(T), first, space));
+  }
+  T* data() const { return data_; }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  std::vector<unsigned char> memory_;
+  T* data_;
+};
+
+}  // namespace native

@@ -1,0 +1,71 @@
+"""Tree attention in C++, for CPUs.
+
+Only rows that a token sees are read. The n-th of them always takes the same
+part in the sums, so a token gets the same bits alone, in a chain and in a tree.
+
+Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
+kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas.native import library
+
+_LANES = 16  # of the widest vectors of float32
+
+
+def check(
+  queries_shape: tuple[int, ...],
+  keys_shape: tuple[int, ...],
+  tree_size: int,
+  dtype: jax.typing.DTypeLike,
+) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
+  del keys_shape, tree_size
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
+  if queries_shape[-1] % _LANES:
+    raise NotImplementedError(
+      f'head_dim {queries_shape[-1]} is not a multiple of {_LANES}'
+    )
+  library.check()
+
+
+def refuse_devices() -> None:
+  """Raises NotImplementedError: it is for one device."""
+  raise NotImplementedError('several devices share the cache')
+
+
+def tree_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  *,
+  scale: float,
+  window: int | None = None,
+  soft_cap: float | None = None,
+) -> jax.Array:
+  """See `api.tree_attention`."""
+  if sinks is None:
+    sinks = jnp.zeros(0)
+  result = library.call(
+    f'tree_attention_{queries.dtype.name}',
+    jax.ShapeDtypeStruct(queries.shape, jnp.float32),
+    queries,
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    sinks.astype(jnp.float32).reshape(-1),
+    scale=np.float32(scale),
+    window=np.int64(window or 0),
+    soft_cap=np.float32(soft_cap or 0),
+  )
+  return result.astype(queries.dtype)

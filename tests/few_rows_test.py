@@ -1,0 +1,169 @@
+"""Products of few rows in C++: right, and the same bits in any company."""
+
+import functools
+import threading
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import swiftspec_jax as ss
+from kernels_pallas import dispatch
+from kernels_pallas.few_rows import api, native, reference
+from kernels_pallas.native import library
+from swiftspec_jax import sharding
+
+DTYPES = {'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}
+# Whole blocks, parts of blocks and of vectors, several axes, a single number.
+SHAPES = ((128, (8,)), (100, (3, 7)), (576, (2, 6)), (7, (1,)), (1, (5,)))
+
+
+def draw(dtype, *shape):
+  rng = np.random.default_rng(sum(shape))
+  return rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
+
+
+@functools.cache
+def program(num_terms=1):
+  return jax.jit(functools.partial(native.few_rows, num_terms=num_terms))
+
+
+def check_parts(run, rows, got):
+  """Fewer rows give the same bits."""
+  for start, stop in ((0, 1), (3, 5), (4, 7), (9, 17)):
+    np.testing.assert_array_equal(run(rows[start:stop]), got[start:stop])
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(('num_inputs', 'out_shape'), SHAPES)
+def test_rows_are_multiplied_as_if_each_were_alone(
+  dtype, num_inputs, out_shape
+):
+  rows = draw(dtype, 17, num_inputs)
+  weight = draw(dtype, *out_shape, num_inputs)
+  got = np.asarray(program()(rows, weight))
+  want = np.tensordot(
+    rows.astype(np.float64), weight.astype(np.float64), (1, -1)
+  )
+  assert got.dtype == np.float32
+  np.testing.assert_allclose(got, want, atol=4e-6 * np.sqrt(num_inputs))
+  check_parts(lambda part: program()(part, weight), rows, got)
+
+
+@pytest.mark.parametrize('num_terms', [1, 2])
+@pytest.mark.parametrize(('num_inputs', 'out_shape'), SHAPES)
+def test_integers_are_those_of_the_reference(num_inputs, out_shape, num_terms):
+  rng = np.random.default_rng(num_inputs)
+  rows = draw('float32', 17, num_inputs)
+  rows[5] = 0
+  weight = rng.integers(-128, 128, (*out_shape, num_inputs), np.int8)
+  scales = rng.uniform(0.5, 2, out_shape).astype(np.float32)
+  run = functools.partial(program(num_terms), weight=weight, scales=scales)
+  got = np.asarray(run(rows))
+  want = reference.few_rows(rows, weight, scales, num_terms=num_terms)
+  np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-3)
+  check_parts(run, rows, got)
+
+
+def test_sums_of_the_highest_integers_are_exact():
+  rows = np.full((3, 4096), 127, np.float32)
+  weight = np.full((5, 4096), -128, np.int8)
+  product = program()(rows, weight, np.ones(5, np.float32))
+  np.testing.assert_array_equal(product, np.full((3, 5), -4096 * 127 * 128.0))
+
+
+def test_the_choice_names_the_reason():
+  rows, weight = draw('float32', 2, 24), draw('float32', 6, 24)
+  want = rows @ weight.T
+  for kernels, reason in (
+    ('auto', 'made for cpu; agrees'),
+    ('native', 'asked'),
+  ):
+    got = api.few_rows(rows, weight, implementation=kernels)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    newest = dispatch.choices()[-1]
+    assert (newest.kernel, newest.implementation) == ('few_rows', 'native')
+    assert newest.reason.startswith(reason)
+  num_choices = len(dispatch.choices())
+  api.few_rows(np.resize(rows, (api.MOST_ROWS + 1, 24)), weight)
+  assert len(dispatch.choices()) == num_choices
+
+
+def test_several_devices_take_the_reference():
+  one, two = (sharding.make_mesh(jax.devices()[:n]) for n in (1, 2))
+  assert api.usable_on(one, 'auto') == 'auto'
+  assert api.usable_on(one, 'native') == 'native'
+  assert api.usable_on(one, 'pallas_tpu') == 'reference'
+  assert api.usable_on(two, 'auto') == 'reference'
+
+
+def test_devices_that_share_a_pool_do_not_wait_for_each_other():
+  """More callers at once than the pool has threads."""
+  rows, weight = draw('float32', 4, 512), draw('float32', 4096, 512)
+  want = np.asarray(program()(rows, weight))
+  placed = [jax.device_put((rows, weight), x) for x in jax.devices()]
+  for _ in range(3):
+    for product in [program()(*arrays) for arrays in placed]:
+      np.testing.assert_array_equal(product, want)
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+  """A library that is not there yet, as a new process sees it."""
+  known = library._path() if library._problem() is None else None
+  monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path))
+  caches = library.digest, library._problem
+  for cache in caches:
+    cache.cache_clear()
+  yield known
+  monkeypatch.undo()
+  for cache in caches:
+    cache.cache_clear()
+
+
+@pytest.mark.parametrize(
+  ('compiler', 'reason'),
+  [
+    ('no-such-compiler', 'there is no C\\+\\+ compiler .*; install one'),
+    ('false', 'false cannot compile them'),
+  ],
+)
+def test_without_a_compiler_xla_takes_over(
+  compiler, reason, fresh, monkeypatch, model
+):
+  monkeypatch.setenv('CXX', compiler)
+  rows, weight = draw('float32', 1, 8), draw('float32', len(compiler), 8)
+  got = api.few_rows(rows, weight)
+  np.testing.assert_allclose(got, rows @ weight.T, atol=1e-5)
+  newest = dispatch.choices()[-1]
+  assert newest.implementation == 'reference'
+  with pytest.raises(NotImplementedError, match=reason):
+    library.check()
+  assert library.status() in newest.reason
+  with pytest.raises(ss.UserError, match=f"kernels='native': {reason}"):
+    ss.load(model, kernels='native', devices=jax.devices()[:1])
+
+
+def test_several_devices_cannot_insist(model):
+  with pytest.raises(ss.UserError, match="kernels='native' is for one device"):
+    ss.load(model, kernels='native', devices=jax.devices()[:2])
+
+
+def test_it_is_compiled_once_by_all_that_want_it(fresh, monkeypatch, tmp_path):
+  """A compiler that notes its calls and gives the library that was there."""
+  compiler = tmp_path / 'compiler'
+  compiler.write_text(
+    '#!/bin/sh\necho called >> $(dirname $0)/calls\nsleep 0.2\n'
+    'while [ "$1" != -o ]; do shift; done\n'
+    f'cp {fresh} $2\n'
+  )
+  compiler.chmod(0o755)
+  monkeypatch.setenv('CXX', str(compiler))
+  threads = [threading.Thread(target=library._compile) for _ in range(3)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert (tmp_path / 'calls').read_text() == 'called\n'
+  assert library._path().read_bytes() == fresh.read_bytes()
