@@ -103,6 +103,9 @@ def test_special_tokens_of_a_prompt_lie_in_it_if_they_were_written():
   # Those that the text lacks have no width.
   ids = [256, *BYTES.encode('ab')]
   assert echo.echo_of(BYTES, 'ab', ids, 0).offsets == [0, 0, 1]
+  assert echo.echo_of(BYTES, ids, ids, 0).text == 'ab'
+  shown = echo.echo_of(BYTES, ids, ids, 0, skip_special_tokens=False)
+  assert (shown.text, list(shown.offsets)) == ('<bos>ab', [0, 5, 6])
 
 
 def test_a_text_after_a_prompt_keeps_its_first_space():

@@ -201,6 +201,7 @@ async def _answer(
         prompt,
         request.token_ids,
         body.num_top_logprobs,
+        skip_special_tokens=body.skip_special_tokens,
       )
       for prompt, request in zip(prompts, requests[:: body.n], strict=True)
     )

@@ -29,6 +29,8 @@ def echo_of(
   prompt: str | Sequence[int],
   token_ids: Sequence[int],
   num_top: int,
+  *,
+  skip_special_tokens: bool = True,
 ) -> Echo:
   """Returns what an answer shows of a prompt.
 
@@ -37,11 +39,14 @@ def echo_of(
     prompt: the prompt, as a client has sent it.
     token_ids: tokens of the prompt.
     num_top: number of the most probable tokens that are told in each place.
+    skip_special_tokens: whether the text of token ids leaves special ones out.
   """
   if isinstance(prompt, str):
     text, offsets = prompt, _offsets_in(tokenizer, prompt, token_ids)
   else:
-    stream = tokenizer_lib.TextStream(tokenizer)
+    stream = tokenizer_lib.TextStream(
+      tokenizer, skip_special_tokens=skip_special_tokens
+    )
     stream.push(token_ids)
     stream.finish()
     text, offsets = stream.text, stream.offsets

@@ -5,7 +5,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 
-from swiftspec_jax import errors, images
+from swiftspec_jax import errors, images, token_names
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.images import Image
@@ -40,6 +40,8 @@ class PromptEncoder:
     self._max_characters = max_context * max(map(len, tokenizer.get_vocab()))
     # One thread: tokenizers need not bear several.
     self._executor = futures.ThreadPoolExecutor(1, 'tokenizer')
+    # Answers need them, and making them takes a moment.
+    self._executor.submit(token_names.of, tokenizer)
 
   async def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     """Returns the token ids of prompts; messages alone get the chat template.
