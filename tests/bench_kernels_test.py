@@ -33,12 +33,14 @@ def as_row(array):
 def test_libraries_do_the_same(window):
   case = smallest('tree_attention', num_tokens=8, window=window)
   arrays = case.make_arrays(jax.random.key(1))
-  reference, library = case.contenders('cpu')
+  reference, native, library = case.contenders('cpu')
   want = reference.call(*arrays)
   with jax.numpy_dtype_promotion('standard'):
     got = library.call(*library.prepare(*arrays))
   # Both round weights and outputs to 8 bits.
   np.testing.assert_allclose(as_row(got), as_row(want), atol=2e-2)
+  own = native.call(*arrays)
+  np.testing.assert_allclose(as_row(own), as_row(want), atol=2e-2)
 
 
 @pytest.mark.parametrize('window', [None, 512])
