@@ -40,9 +40,9 @@ def main() -> None:
   cases = kernel_flags.cases()
   platform = jax.default_backend()
   implementations = dispatch.implementations_of(platform)
-  if implementations == (dispatch.REFERENCE,):
+  if platform == 'cpu':
     raise errors.UserError(
-      f'no kernel runs on a {platform}, so there is nothing to tune; run this '
+      'kernels for a cpu have no tiles, so there is nothing to tune; run this '
       'on a GPU or TPU'
     )
   path = pathlib.Path(_OUTPUT.value)

@@ -38,12 +38,14 @@ def test_libraries_do_the_same(num_tokens, window):
     'tree_attention', num_tokens=num_tokens, window=window, has_sinks=False
   )
   arrays = case.make_arrays(jax.random.key(1))
-  reference, library = case.contenders('cpu')
+  reference, native, library = case.contenders('cpu')
   want = reference.call(*arrays)
   with jax.numpy_dtype_promotion('standard'):
     got = library.call(*library.prepare(*arrays))
   # Both round weights and outputs to 8 bits.
   np.testing.assert_allclose(as_row(got), as_row(want), atol=2e-2)
+  own = native.call(*arrays)
+  np.testing.assert_allclose(as_row(own), as_row(want), atol=2e-2)
 
 
 def test_a_product_of_whole_weights_is_beside_quantized_ones():

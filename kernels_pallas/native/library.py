@@ -1,8 +1,8 @@
 """The library of all native kernels: compiled once, then loaded.
 
-It is compiled for this very CPU by `$CXX`, by default `c++`, when a kernel is
-first wanted, and kept in the cache folder under the hash of all that it is made
-of: sources, flags, CPU and jaxlib.
+`$CXX`, by default `c++`, compiles it for this very CPU when a kernel is first
+wanted. It is kept in the cache folder. Its name is the hash of all that it is
+made of: sources, flags, CPU and jaxlib. `$CXXFLAGS` come last.
 """
 
 import ctypes
@@ -152,6 +152,7 @@ def _command() -> list[str]:
     f'-I{_HERE}',
     '-isystem',
     jax.ffi.include_dir(),
+    *os.environ.get('CXXFLAGS', '').split(),
   ]
 
 

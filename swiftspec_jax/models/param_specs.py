@@ -37,7 +37,7 @@ class ParamSpec:
     num_in_axes: number of leading axes that are inputs of a product; 0 where it
       is no matrix of a layer.
     scheme: kind of quantization; None where there is none.
-    kernels: as in ModelConfig.
+    kernels: name of the code to run, as in ModelConfig.
   """
 
   shape: tuple[int, ...]

@@ -63,7 +63,7 @@ def place(
     axes: logical names of the axes.
     mesh: devices of the matrix.
     dtype: dtype of the array, one of `is_faster`.
-    kernels: as in ModelConfig.
+    kernels: name of the code to run, as in ModelConfig.
   """
   in_shape, out_shape = shape[:num_in_axes], shape[num_in_axes:]
   num_inputs, num_behind = math.prod(in_shape), math.prod(in_shape[1:])
