@@ -61,9 +61,13 @@ def usable_on(mesh: Mesh, implementation: str) -> str:
 
 
 def usable(implementation: str) -> str:
-  """Returns the implementation, or the reference where it has none."""
-  has_one = implementation in ('auto', *_BACKENDS)
-  return implementation if has_one else dispatch.REFERENCE
+  """Returns the implementation, or the reference where there is none.
+
+  CPUs beside an accelerator, which is JAX's default then, take the reference.
+  """
+  is_on_cpu = dispatch.platform_of(None) == 'cpu'
+  has_kernel = implementation in ('auto', *_BACKENDS)
+  return implementation if is_on_cpu and has_kernel else dispatch.REFERENCE
 
 
 def _choose(rows, weight, num_terms, implementation):
