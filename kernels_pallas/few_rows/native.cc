@@ -156,29 +156,45 @@ template <class F, std::size_t R>
 struct Sums {
   typename F::Sum of[R + kHasOffset<F>][kOutputs] = {};
 
+  // Adds the products of a step for some outputs.
+  template <std::size_t kFirst, std::size_t kEnd>
   [[gnu::always_inline]] void add(const typename F::Given* rows,
-                                  std::size_t row_stride,
                                   const typename F::Weight* weights,
-                                  std::size_t weight_stride) {
+                                  std::size_t num_inputs) {
     typename F::Wide wide[kOutputs];
 #pragma GCC unroll 8
-    for (std::size_t m = 0; m < kOutputs; ++m) {
-      wide[m] = F::widen(weights + m * weight_stride);
+    for (std::size_t m = kFirst; m < kEnd; ++m) {
+      wide[m] = F::widen(weights + m * num_inputs);
     }
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < R; ++r) {
-      const auto row = F::given(rows + r * row_stride);
+      const auto row = F::given(rows + r * num_inputs);
 #pragma GCC unroll 8
-      for (std::size_t m = 0; m < kOutputs; ++m) {
+      for (std::size_t m = kFirst; m < kEnd; ++m) {
         of[r][m] = F::add(of[r][m], wide[m], row);
       }
     }
     if constexpr (kHasOffset<F>) {  // a row of zeros: what the offset adds
 #pragma GCC unroll 8
-      for (std::size_t m = 0; m < kOutputs; ++m) {
+      for (std::size_t m = kFirst; m < kEnd; ++m) {
         of[R][m] = F::add(of[R][m], wide[m], F::zeros());
       }
     }
+  }
+
+  // A single row takes one output after the other: memory is read in its order,
+  // which is twice as fast as in turns.
+  template <std::size_t... M>
+  [[gnu::always_inline]] void add_in_order(const typename F::Given* rows,
+                                           const typename F::Weight* weights,
+                                           std::size_t num_inputs,
+                                           std::index_sequence<M...>) {
+    auto add_all = [&](auto m) {
+      for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
+        add<m(), m() + 1>(rows + k, weights + k, num_inputs);
+      }
+    };
+    (add_all(std::integral_constant<std::size_t, M>()), ...);
   }
 };
 
@@ -188,14 +204,19 @@ void block(const typename F::Given* rows, const typename F::Weight* weights,
            std::size_t num_inputs, typename F::Result* results,
            std::size_t result_stride) {
   Sums<F, R> sums;
-  for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
-    if constexpr (kIsFirst) {  // of the next block, which lies behind
+  if constexpr (R == 1) {
+    sums.add_in_order(rows, weights, num_inputs,
+                      std::make_index_sequence<kOutputs>());
+  } else {
+    for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
+      if constexpr (kIsFirst) {  // of the next block, into the second cache
 #pragma GCC unroll 8
-      for (std::size_t m = 0; m < kOutputs; ++m) {
-        __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k);
+        for (std::size_t m = 0; m < kOutputs; ++m) {
+          __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k, 0, 2);
+        }
       }
+      sums.template add<0, kOutputs>(rows + k, weights + k, num_inputs);
     }
-    sums.add(rows + k, num_inputs, weights + k, num_inputs);
   }
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < R; ++r) {
