@@ -25,7 +25,7 @@ AOT = $(AOT_VENV)/bin/python -m experiments.aot
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: aot aot-ci aot-gpu demo docs help lint native-sanitizers peers test \
+.PHONY: aot aot-ci aot-gpu demo docs help lint peers test \
   test-ci test-core wheel-test
 
 # Files stay together, as their tests share programs.
@@ -57,14 +57,6 @@ test-ci: ## the tests that take long or need all optimisations of XLA
 test-core: ## those of decoding; PYTHON and VENV name other versions
 	$(BOOTSTRAP) experiments serve test
 	$(OPTIMISED) $(PYTEST) $(CORE:%=tests/%_test.py)
-
-native-sanitizers: ## the kernels for CPUs, under ASan and UBSan
-	$(BOOTSTRAP) test
-	SWIFTSPEC_CACHE=build/sanitizers CXXFLAGS='-g -fsanitize=address,undefined \
-	  -fno-sanitize-recover=all' ASAN_OPTIONS=detect_leaks=0 \
-	  LD_PRELOAD=$$(c++ -print-file-name=libasan.so) \
-	  $(RUN) pytest -q tests/few_rows_test.py tests/tree_attention_test.py \
-	  -k 'native or rows or integers'
 
 lint: ## style and types: ruff check, ruff format, mypy on the public API
 	$(BOOTSTRAP) experiments serve test

@@ -2,7 +2,7 @@
 
 `$CXX`, by default `c++`, compiles it for this very CPU when a kernel is first
 wanted. It is kept in the cache folder. Its name is the hash of all that it is
-made of: sources, flags, CPU and jaxlib. `$CXXFLAGS` come last.
+made of: sources, flags, CPU and jaxlib.
 """
 
 import ctypes
@@ -152,7 +152,6 @@ def _command() -> list[str]:
     f'-I{_HERE}',
     '-isystem',
     jax.ffi.include_dir(),
-    *os.environ.get('CXXFLAGS', '').split(),
   ]
 
 
