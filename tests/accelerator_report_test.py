@@ -191,8 +191,10 @@ def test_runs_that_differ_are_counted():
 
 def test_all_kinds_of_models_come_early():
   cases = shapes.chosen_cases(tiny=False)
-  assert [case.kernel for case in cases[: len(KERNELS)]] == list(KERNELS)
-  early = ' '.join(case.spec.name for case in cases[: 3 * len(KERNELS)])
+  assert [case.kernel for case in cases[: len(shapes.KERNELS)]] == list(
+    shapes.KERNELS
+  )
+  early = ' '.join(case.spec.name for case in cases[: 3 * len(shapes.KERNELS)])
   for what in ('sinks', 'window 128', 'mxfp4', 'int4', 'float8', 'gemma3-4b'):
     assert what in early
   attention = [

@@ -85,7 +85,7 @@ def test_links_lead_somewhere():
 
 
 # Of other programs.
-_OTHER_FLAGS = {'fix', 'help', 'no', 'verbosity'}
+_OTHER_FLAGS = {'fix', 'help', 'install', 'no', 'verbosity'}
 
 
 def test_programs_flags_and_files_that_pages_name_exist():

@@ -22,6 +22,12 @@ _MODELS = (
 _MOST_VALUABLE_TOKENS = 8  # a round of a tree
 REPEATS = 5
 _TINY_KERNEL = 'swiglu'  # quick in the interpreter
+# All but those that CPUs alone have.
+KERNELS = tuple(
+  kernel
+  for kernel, (_, backends) in kernel_cases.KERNELS.items()
+  if set(backends) != {'native'}
+)
 
 
 def chosen_cases(*, tiny: bool, long_first: bool = False) -> list[Case]:
@@ -35,8 +41,7 @@ def chosen_cases(*, tiny: bool, long_first: bool = False) -> list[Case]:
   if tiny:
     found = kernel_cases.cases(_TINY_KERNEL)
     return [min(found, key=lambda case: case.num_bytes)]
-  kernels = kernel_cases.KERNELS
-  return list(_in_turn(_of_kernel(kernel, long_first) for kernel in kernels))
+  return list(_in_turn(_of_kernel(kernel, long_first) for kernel in KERNELS))
 
 
 def _of_kernel(kernel: str, long_first: bool) -> Iterator[Case]:

@@ -17,7 +17,7 @@ from experiments.accelerator.jobs import correctness_jobs
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.kernels import kernel_timing
-from experiments.kernels.kernel_cases import KERNELS, Case, Contender
+from experiments.kernels.kernel_cases import Case, Contender
 
 _NUM_TURNS = 3  # shapes of each kernel
 _NUM_RUNS = 100
@@ -46,7 +46,7 @@ def jobs(settings: Settings) -> list[Job]:
         run=functools.partial(_check, case, kernel, num_runs),
         limit=100.0,
       )
-      for case in cases[: _NUM_TURNS * len(KERNELS)]
+      for case in cases[: _NUM_TURNS * len(shapes.KERNELS)]
       for kernel in correctness_jobs.kernels(case)
     ),
   ]
