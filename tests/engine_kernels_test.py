@@ -14,6 +14,7 @@ import swiftspec_jax as ss
 from kernels_pallas import dispatch, registry
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
@@ -129,7 +130,7 @@ def chosen():
 
 @pytest.mark.parametrize('num_devices', [1, 2])
 def test_products_are_on_kernels(num_devices, monkeypatch):
-  """Traced only: CPUs have float32 weights in an order of their own."""
+  """Traced only, with weights in the order that accelerators have."""
   monkeypatch.setattr(dispatch, '_choices', {})
   config = dataclasses.replace(
     CONFIG, kernels='pallas_tpu', num_heads=8, num_kv_heads=4, ffw_dim=256
@@ -137,6 +138,7 @@ def test_products_are_on_kernels(num_devices, monkeypatch):
   model = testing.random_model(
     config, dtype='bfloat16', devices=jax.devices()[:num_devices]
   )
+  model = dataclasses.replace(model, params=transposed.undone(model.params))
   target_forward.check_kernels(model, SIZES)
   kernels = {'paged_attention', 'swiglu'}
   if num_devices > 1:
