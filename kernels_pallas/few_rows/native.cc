@@ -359,8 +359,13 @@ ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
   return ffi::Error::Success();
 }
 
+// Scales of the integers, over the highest number of a row. XLA's program of
+// the reference multiplies by just these, so that results have its bits.
+constexpr float kScale = 1.0f / 127.0f;
+constexpr float kFiner = kScale * (1.0f / 254.0f);
+
 // Rounds a row to integers, as `int8_products.quantize_rows` does. Returns its
-// scale, which is no number if one of the row is none.
+// highest number, or none if one of the row is none.
 float quantize(const float* row, std::size_t size, std::size_t num_terms,
                std::int8_t* const* terms) {
   float highest = 1e-30f;
@@ -379,7 +384,7 @@ float quantize(const float* row, std::size_t size, std::size_t num_terms,
       rest = (rest - integer) * 254.0f;
     }
   }
-  return highest / 127.0f;
+  return highest;
 }
 
 ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
@@ -392,14 +397,14 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
   const std::size_t num_outputs = weights.element_count() / num_inputs;
   const std::size_t stride = whole_steps<Int8>(num_inputs);
   std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
-  std::vector<float> row_scales(num_rows);
+  std::vector<float> highest(num_rows);
   for (std::size_t n = 0; n < num_rows; ++n) {
     std::int8_t* terms[2];
     for (std::int64_t i = 0; i < num_terms; ++i) {
       terms[i] = &integers[(i * num_rows + n) * num_inputs];
     }
-    row_scales[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
-                             num_terms, terms);
+    highest[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
+                          num_terms, terms);
   }
   const auto given = prepared<Int8>(integers.data(), num_terms * num_rows,
                                     num_inputs, stride);
@@ -415,12 +420,12 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
                       sums.data(), size);
         for (std::size_t n = 0; n < num_rows; ++n) {
           for (std::size_t a = 0; a < size; ++a) {
-            float total = sums[n * size + a];
+            float total = sums[n * size + a] * (highest[n] * kScale);
             if (num_terms == 2) {
-              total += sums[(num_rows + n) * size + a] / 254.0f;
+              total = std::fma(sums[(num_rows + n) * size + a],
+                               highest[n] * kFiner, total);
             }
-            result[n * num_outputs + begin + a] =
-                total * row_scales[n] * scale[begin + a];
+            result[n * num_outputs + begin + a] = total * scale[begin + a];
           }
         }
       });
