@@ -37,9 +37,9 @@ OPTIMISED = JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
 # Only those that have the mark, as all others would be imported, too.
 files_of = $(shell grep -l 'mark\.$1\b' tests/*_test.py)
 # What depends most on JAX's version: models, kernels, caches, decoding.
-CORE = accept_chain cache forced_draft kernels kv_commit models prompt_lookup \
+CORE = cache forced_draft kernels kv_commit models prompt_lookup \
   quantized_matmul sampling swiglu tree tree_attention tree_match \
-  tree_verification verification
+  verify
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments

@@ -33,9 +33,8 @@ from experiments.output import benchmark_output, provenance
 from experiments.planning import plan_rounds
 from experiments.studies import async_batches_plot, async_batches_report
 from swiftspec_jax import errors
+from swiftspec_jax.drafting.trees.round_rates import RoundRates
 from swiftspec_jax.engine.engine import StepRecord
-from swiftspec_jax.engine.rows import RowEngine
-from swiftspec_jax.pipelines.tree_sizes import StepTimes
 from swiftspec_jax.planning.rounds import Times
 
 _PROMPTS = flags.DEFINE_string(
@@ -139,31 +138,37 @@ def _run(
   times: Times | None = None,
 ) -> list[StepRecord]:
   """Decodes all requests, as if rounds took these times; returns the rounds."""
-  longest = max(len(request.token_ids) for request in requests)
-  limit = longest + shared_flags.sampling().max_new_tokens
   tree = dataclasses.replace(
     tree_flags.config(), waits_for_misses=waits_for_misses
   )
-  engine = RowEngine(
-    target, draft, tree=tree, max_rows=batch_size, max_context=limit
-  )
-  if times is not None:
-    engine.pipeline.assume(
-      StepTimes(
-        target_seconds={tree.num_nodes: times.target},
-        pause_seconds={},
-        draft_seconds=times.draft,
-        advance_seconds=times.handoff + times.draft,
-        catch_up_seconds=0.0,
-      )
-    )
-  engine.warm_up()
-  for request in requests:
-    engine.submit(request)
+  decoder = ss.Decoder(target, draft, tree=tree, batch_size=batch_size)
   records = []
-  while engine.num_requests:
-    records.append(engine.step())
+  with decoder.engine_for(requests) as engine:
+    if times is not None:
+      rows = engine.drafter.rows
+      rows.rates = _PredictedRates(tree, times, rows.is_async)
+    for request in requests:
+      engine.submit(request)
+    while engine.num_requests:
+      record = engine.step()
+      if len(record.lengths):
+        records.append(record)
   return records
+
+
+class _PredictedRates(RoundRates):
+  """Takes rounds for as long as they are on chips with the given times."""
+
+  def __init__(self, tree: ss.TreeConfig, times: Times, is_async: bool):
+    super().__init__(tree)
+    growth = tree.num_draft_steps * is_async * times.draft
+    self._times = times
+    self._seconds = max(times.target, growth) + times.handoff
+
+  def observe(self, num_sent, num_tokens, num_forwards, seconds) -> None:
+    del seconds
+    waited = num_forwards * self._times.draft
+    super().observe(num_sent, num_tokens, num_forwards, self._seconds + waited)
 
 
 def _same(records: list[StepRecord], times: Times) -> list[StepRecord]:

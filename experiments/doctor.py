@@ -13,14 +13,13 @@ can take minutes. With --nostep nothing is loaded or measured.
 import os
 import platform
 import shutil
-import statistics
-import time
 
 import jax
 from absl import flags
 
 import swiftspec_jax as ss
 from experiments import program
+from experiments.measuring import step_times
 from experiments.output import provenance
 from kernels_pallas import user_cache
 from kernels_pallas.native import library
@@ -91,16 +90,11 @@ def hardware() -> dict[str, str]:
 def step_seconds(model: ss.Model) -> float:
   """Returns the median time of a plain step alone."""
   decoder = ss.Decoder(model)
-  sampling = ss.SamplingParams(max_new_tokens=_NUM_STEPS, ignore_eos=True)
+  sampling = ss.SamplingParams(max_new_tokens=2)
   request = ss.Request(token_ids=tuple(range(16)), sampling=sampling)
   for _ in decoder.run([request]):
     pass  # compiles
-  seconds = []
-  for _ in range(_NUM_STEPS):
-    start = time.perf_counter()
-    jax.block_until_ready(decoder.dispatch())
-    seconds.append(time.perf_counter() - start)
-  return statistics.median(seconds)
+  return step_times.target_step_seconds(decoder, num_timings=_NUM_STEPS)
 
 
 def verdict(share: float) -> str:

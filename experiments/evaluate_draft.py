@@ -133,13 +133,13 @@ def _measure_steps(
     size: ss.Decoder(target, draft, tree=_tree(size)) for size in sizes
   }
   for decoder in (plain, *decoders.values()):
-    decoder.pipeline.prepare(max_total_tokens, [sampling])
+    decoder.warmup(max_total_tokens, sampling)
   target_seconds = collections.defaultdict(list)
   draft_seconds = collections.defaultdict(list)
   for _ in range(_NUM_MEASUREMENTS):
-    target_seconds[1].append(step_times.round_seconds(plain))
+    target_seconds[1].append(step_times.target_step_seconds(plain))
     for size, decoder in decoders.items():
-      seconds = step_times.target_step_seconds(decoder)
+      seconds = step_times.target_step_seconds(decoder, size)
       target_seconds[size].append(seconds)
     for leaves in sorted({1, width}):
       tree = dataclasses.replace(tree_flags.config(), width=leaves)

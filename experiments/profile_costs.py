@@ -30,10 +30,10 @@ from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
+from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.engine_drafter import HostDrafter
 from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDrafter
-from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 
@@ -70,7 +70,7 @@ def main() -> None:
     *_intake_trials(engine, declared),
   ]
   found: list[list[Measurement]] = [[] for _ in trials]
-  records: list[PagedStepRecord] = []
+  records: list[StepRecord] = []
   with tqdm.tqdm(
     total=_REPEATS.value * (len(trials) + 1), desc='measuring', unit='step'
   ) as progress:
@@ -105,7 +105,7 @@ def _check_sizes(declared: ProgramSizes) -> None:
       )
 
 
-def _target_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
+def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of plain steps and of all others."""
   trials = []
   parts = ('plain', declared.all_plain()), ('target', declared.all_mixed())
@@ -141,7 +141,7 @@ def _positions(declared: ProgramSizes, flat: StepSizes) -> list[int]:
   return [min(max(fewest, new), most), most]
 
 
-def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
+def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of drafts, for each number of forwards its longest one."""
   buckets = declared.scheduler.buckets
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
@@ -174,7 +174,7 @@ def _draft_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _intake_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
+def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of a chunk that a draft model reads."""
   if isinstance(engine.drafter, HostDrafter):
     return []
@@ -195,7 +195,7 @@ def _intake_trials(engine: PageEngine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _serve(engine: PageEngine, declared: ProgramSizes) -> list[PagedStepRecord]:
+def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
   """Returns what steps of invented requests took, with and without drafts."""
   buckets = declared.scheduler.buckets
   records = []
@@ -231,7 +231,7 @@ def _request(seed: int) -> ss.Request:
 
 def _with_host(
   measurements: Sequence[Measurement],
-  records: Sequence[PagedStepRecord],
+  records: Sequence[StepRecord],
   declared: ProgramSizes,
 ) -> list[Measurement]:
   """Adds what the host does in whole steps, and the overhead of drafts.
@@ -261,7 +261,7 @@ def _with_host(
 
 
 def _rest(
-  records: Sequence[PagedStepRecord],
+  records: Sequence[StepRecord],
   measurements: Sequence[Measurement],
   declared: ProgramSizes,
 ) -> float:
@@ -342,7 +342,7 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
   return benchmark_report.aligned(cells, num_names=1)
 
 
-def _check(costs: MeasuredCosts, records: Sequence[PagedStepRecord]) -> str:
+def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
   """Returns a sentence on predicted against measured whole steps."""
   found = [load_simulation.step_error(costs, record) for record in records]
   return (

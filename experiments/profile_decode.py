@@ -18,7 +18,6 @@ import dataclasses
 import json
 import pathlib
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from experiments.measuring import (
   benchmark_run,
   peers,
   round_profile,
+  step_times,
 )
 from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors, profiling
@@ -139,14 +139,9 @@ def _run(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationStats:
 
 
 def _step_seconds(decoder: ss.Decoder, request: ss.Request) -> float:
-  """Median time of a step alone, on the rows that `request` has left."""
+  """Median time of a step alone, with the caches that `request` needs."""
   _run(decoder, request)
-  seconds = []
-  for _ in range(_NUM_STEPS.value):
-    start = time.perf_counter()
-    jax.block_until_ready(decoder.dispatch())
-    seconds.append(time.perf_counter() - start)
-  return statistics.median(seconds)
+  return step_times.target_step_seconds(decoder, num_timings=_NUM_STEPS.value)
 
 
 def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:

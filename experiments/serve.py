@@ -32,8 +32,8 @@ from experiments.flags import (
 )
 from swiftspec_jax import errors, hosts, sharding
 from swiftspec_jax.engine import background
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _PATIENCE = 5.0  # seconds, at the end, for what is being compiled
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _serve(
-  engine: PageEngine,
+  engine: Engine,
   target: ss.Model,
   listener: socket.socket,
   api_keys: Sequence[str],
@@ -149,7 +149,7 @@ def _serve(
   server.serve_on(listener)
 
 
-def _follow(engine: PageEngine) -> None:
+def _follow(engine: Engine) -> None:
   """Works for process 0 until that ends, whatever signal comes first."""
 
   def ignore_once(number: int, _) -> None:
@@ -172,7 +172,7 @@ def _api_keys() -> list[str]:
   return keys
 
 
-def _make(declared: ProgramSizes) -> tuple[PageEngine, ss.Model]:
+def _make(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
   """Returns the engine and its target."""
   if hosts.is_together():
     _check_processes()

@@ -38,9 +38,9 @@ from experiments.load import load_output, load_replay, load_simulation
 from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
+from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 
 _PROMPTS = flags.DEFINE_string(
   'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
@@ -131,7 +131,7 @@ def _repetition(rows: Sequence[dict[str, Any]]) -> str:
   )
 
 
-def _write_down(engine: PageEngine, encoded: Sequence[tuple[int, ...]]) -> None:
+def _write_down(engine: Engine, encoded: Sequence[tuple[int, ...]]) -> None:
   """Serves all requests once, so that the drafter knows their outputs."""
   # Only policies that draft show it the texts.
   engine.policy = FixedLength(1)
@@ -143,7 +143,7 @@ def _write_down(engine: PageEngine, encoded: Sequence[tuple[int, ...]]) -> None:
 
 
 def _serve(
-  engine: PageEngine,
+  engine: Engine,
   policies: cost_flags.Policies,
   encoded: Sequence[tuple[int, ...]],
   rates: Sequence[float],
@@ -157,7 +157,7 @@ def _serve(
     if engine_flags.mode() != modes.FORCED:
       engine.reset_drafters()
     before = engine.scheduler.num_preemptions
-    records: list[PagedStepRecord] = []
+    records: list[StepRecord] = []
     clock: load_replay.Clock = load_replay.RealTime()
     if _VIRTUAL_TIME.value:
       buckets = engine.scheduler.config.buckets
@@ -210,7 +210,7 @@ def _requests(
 
 
 def _simulate(
-  engine: PageEngine,
+  engine: Engine,
   policies: cost_flags.Policies,
   encoded: Sequence[tuple[int, ...]],
   rows: Sequence[dict[str, Any]],

@@ -27,7 +27,6 @@ PACKAGES = {
   'paged_attention': 'kernels_pallas.paged_attention',
   'fused_paged_attention': 'kernels_pallas.fused_paged_attention',
   'verify_tree': 'kernels_pallas.verification',
-  'accept_chain': 'kernels_pallas.rejection',
   'find_thresholds': 'kernels_pallas.thresholds',
   'swiglu': 'kernels_pallas.swiglu',
   'kv_commit': 'kernels_pallas.kv_commit',

@@ -1,13 +1,14 @@
 """Fast, exact LLM decoding in JAX: speculation that changes no output."""
 
+import warnings
+from typing import Any
+
 from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
 from swiftspec_jax.checkpoint.drafts.speculators import save_draft
 from swiftspec_jax.checkpoint.load import load
 from swiftspec_jax.checkpoint.orbax import save
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
-from swiftspec_jax.drafting.draft_model import DraftModel
-from swiftspec_jax.drafting.texts.adaptive_lookup import AdaptiveLookup
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.errors import UserError
 from swiftspec_jax.generate import generate, stream
@@ -28,11 +29,9 @@ __version__ = '0.2.0'
 __all__ = [
   'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
-  'AdaptiveLookup',
   'BeamDraft',
   'Datastore',
   'Decoder',
-  'DraftModel',
   'Event',
   'GenerationResult',
   'GenerationStats',
@@ -55,3 +54,16 @@ __all__ = [
   'save_draft',
   'stream',
 ]
+
+
+def __getattr__(name: str) -> Any:
+  """Finds what had another name in 0.2."""
+  if name == 'AdaptiveLookup':
+    warnings.warn(
+      'ss.AdaptiveLookup is ss.PromptLookup, with a `policy` if its length is '
+      'to be chosen; the old name goes in 0.4',
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    return PromptLookup
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -1,33 +1,50 @@
 """Decoding of requests that are all known at the start."""
 
 import contextlib
+import dataclasses
+import functools
 import threading
 from collections.abc import Generator, Iterator, Sequence
 
-from swiftspec_jax import errors, left_iterators, policies, types
+from swiftspec_jax import buckets, errors, hosts, left_iterators, policies
+from swiftspec_jax import requests as requests_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.drafting import Drafter
-from swiftspec_jax.engine.rows import RowEngine
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
-from swiftspec_jax.pipelines import Pipeline
+from swiftspec_jax.policies import auto
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.requests import Event, Request
-from swiftspec_jax.serving.closed_batch import ClosedBatch
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
+
+_CHUNKS = 32, 128, 512  # tokens of a prompt in a step
+_PAGE_SIZE = 16
+# Slots with rows of the cache. All of them are computed in every step.
+_MOST_ROWS = 16
+_NARROWEST = 4  # draft tokens and the one before them, if a policy has a choice
 
 
 class Decoder:
   """Decodes requests with one target, one drafter and `batch_size` rows.
 
-  The caches are as large as the requests at hand need. Models and drafters that
-  run on the devices draft in a `RowEngine`, those of serving in a `PageEngine`,
-  which also has policies, and chains of models that read features.
+  Drives a `Engine` that is as large as the requests at hand need.
+
+  Attributes:
+    max_context: most tokens of a request, prompt and output together.
+    host_seconds: sum of `StepRecord.host_seconds`: work of the host, waits
+      excluded.
   """
 
   def __init__(
     self,
     target: Model,
-    draft: Model | Drafter | make_drafter.PagedDraft | None = None,
+    draft: make_drafter.Draft = None,
     *,
     num_speculative_tokens: int | None = None,
     tree: TreeConfig | None = None,
@@ -41,79 +58,70 @@ class Decoder:
     Args:
       target: model that defines the output.
       draft: model or drafter, such as `PromptLookup()`, that speculates; None
-        for plain decoding. It may be what only a `PageEngine` has, such as
-        `SuffixLookup()`.
-      num_speculative_tokens: length of a draft model's chain, or most draft
-        tokens of a round in a `PageEngine`; other drafters have their own.
+        for plain decoding.
+      num_speculative_tokens: most draft tokens of a round, for drafts without a
+        length of their own. By default 4 for the chain of a draft model, and 7
+        for others.
       tree: sizes of the token tree that a draft model grows instead of a
         chain. On the target's devices the two take turns. On others the tree
         grows while the target verifies.
-      policy: policy of a `PageEngine`, or what makes one for the sizes that it
-        is compiled for, which it does anew when the caches have to grow. It
-        says in each round how much to speculate, for any draft that a
-        `PageEngine` takes. By default a `PageEngine` drafts as much as it can.
+      policy: policy, or a function that makes one for the declared sizes
+        whenever the caches have grown. It says in each round how much to
+        speculate. By default a draft is as long as it can be. A tree that
+        `is_adaptive` has a policy of its own.
       batch_size: rows that decode together (B).
       run_ahead: rounds that are dispatched before one is read; 0 waits for
-        each, and so does a `PageEngine` whose drafts need the text.
-      timeline: timeline that notes when the programs of a tree's rounds ran;
-        not for a `PageEngine`.
+        each, and so do drafts that need the text on the host.
+      timeline: timeline that notes when the programs of a round ran.
 
     Raises:
       UserError: the draft has another vocabulary or other devices, or a count
         is out of range.
     """
-    self._lock = threading.Lock()  # held by who uses the rows
-    self._engine: RowEngine | ClosedBatch
-    if (
-      policy is not None
-      or isinstance(draft, make_drafter.PagedDraft)
-      or (tree is None and make_drafter.chains_need_pages(draft))
+    for name, value, least in (
+      ('batch_size', batch_size, 1),
+      ('run_ahead', run_ahead, 0),
     ):
-      if timeline is not None:
+      if value < least:
+        raise errors.UserError(f'{name} must be at least {least}, got {value}')
+    lookup = None
+    if tree is not None and tree.is_adaptive:
+      if policy is not None:
         raise errors.UserError(
-          'timeline is for draft models without a policy; leave it out'
+          'a tree that is_adaptive has a policy of its own; leave one of the '
+          'two out'
         )
-      self._engine = ClosedBatch(
-        target,
-        make_drafter.with_tree(draft, tree),
-        num_speculative_tokens=num_speculative_tokens,
-        policy=policy,
-        batch_size=batch_size,
-        run_ahead=run_ahead,
+      lookup = PromptLookup() if tree.prompt_lookup else None
+      policy = functools.partial(
+        auto.make, is_tree=True, uses_lookup=lookup is not None
       )
-      return
-    self._engine = RowEngine(
-      target,
-      draft,
-      num_speculative_tokens=num_speculative_tokens,
-      tree=tree,
-      max_rows=batch_size,
-      run_ahead=run_ahead,
-      timeline=timeline,
-    )
+      tree = dataclasses.replace(tree, is_adaptive=False)
+    draft = make_drafter.with_tree(draft, tree)
+    make_drafter.model_of(draft, target)
+    self.max_context = target.config.max_context
+    self.host_seconds = 0.0
+    self._target, self._draft, self._lookup = target, draft, lookup
+    has_policy = policy is not None
+    if not make_drafter.runs_ahead(draft, has_policy=has_policy):
+      run_ahead = 0
+    self._run_ahead = run_ahead
+    self._timeline = timeline
+    length = make_drafter.longest(draft, num_speculative_tokens)
+    self._declared = _declare(draft, batch_size, length, has_choice=has_policy)
+    self._policy = policy or FixedLength(length)
+    self._engine: Engine | None = None
+    self._max_images = 1  # of the requests so far
+    self._lock = threading.Lock()  # held by who uses the engine
 
   @property
-  def pipeline(self) -> Pipeline:
-    """The states on the devices, and the programs of a round."""
-    return self._row_engine.pipeline
-
-  @property
-  def _row_engine(self) -> RowEngine:
-    if not isinstance(self._engine, RowEngine):
-      raise errors.UserError(
-        'a decoder over pages enqueues no rounds by itself; use `run`'
-      )
+  def engine(self) -> Engine | None:
+    """The engine, to look at; None before there was a request."""
     return self._engine
-
-  @property
-  def host_seconds(self) -> float:
-    """Sum of `StepRecord.host_seconds`: work of the host, waits excluded."""
-    return self._engine.host_seconds
 
   def run(self, requests: Sequence[Request]) -> Iterator[Event]:
     """Decodes requests; yields news of each as it becomes certain.
 
-    Closing the iterator early stops the decoding. A decoder has rows for one
+    Closing the iterator early stops the decoding. A decoder has room for one
     iterator at a time.
 
     Raises:
@@ -122,21 +130,23 @@ class Decoder:
         the first event. At the first event: an earlier iterator of this
         decoder has not ended.
     """
-    limits = [self._engine.check(request) for request in requests]
+    limits = [self._check(request) for request in requests]
     return self._run(requests, max(limits)) if requests else iter(())
 
   @left_iterators.closed_at_exit
   def _run(
     self, requests: Sequence[Request], limit: int
   ) -> Generator[Event, None, None]:
-    with self._own_rows():
-      self._engine.prepare(limit, [request.sampling for request in requests])
+    levels = [slot_sampling.level_of(request.sampling) for request in requests]
+    with self._own_engine(limit) as engine:
+      engine.least_level = max(levels)  # one program for all of them
       waiting = {
-        index: (self._engine.submit(request), 0)
+        index: (engine.submit(request), 0)
         for index, request in enumerate(requests)
       }
       while waiting:
-        self._engine.step()
+        if (record := engine.step()) is not None:
+          self.host_seconds += record.host_seconds
         for index, (handle, num_seen) in list(waiting.items()):
           if handle.num_updates > num_seen:
             waiting[index] = handle, handle.num_updates
@@ -146,31 +156,12 @@ class Decoder:
             if text or result is not None:
               yield Event(index=index, text=text, result=result)
 
-  @contextlib.contextmanager
-  def _own_rows(self) -> Iterator[None]:
-    """Keeps the rows from other users until it ends; they are idle then."""
-    if not self._lock.acquire(blocking=False):
-      raise errors.UserError(
-        'this decoder is busy with another iterator of `run`; read that to its '
-        'end or `close()` it first, or take another decoder'
-      )
-    with contextlib.ExitStack() as at_the_end:
-      at_the_end.callback(self._lock.release)
-      # The surplus must not delay whoever comes next.
-      at_the_end.callback(self._engine.drain)
-      at_the_end.callback(self._engine.cancel_all)
-      yield
-
-  def dispatch(self) -> types.StepOutput:
-    """Enqueues one round, as `RowEngine.dispatch` does."""
-    return self._row_engine.dispatch()
-
   def warmup(
     self,
     max_total_tokens: int,
     sampling: SamplingParams = SamplingParams(),
   ) -> None:
-    """Compiles all that requests of up to `max_total_tokens` can need.
+    """Runs all programs that requests of up to `max_total_tokens` can need.
 
     Args:
       max_total_tokens: tokens of a prompt and its output together.
@@ -179,6 +170,134 @@ class Decoder:
     Raises:
       UserError: an iterator of this decoder has not ended.
     """
-    with self._own_rows():
-      limit = min(max_total_tokens, self._engine.max_context)
-      self._engine.warm_up_to(limit, sampling)
+    limit = min(max_total_tokens, self.max_context)
+    with self._own_engine(limit) as engine:
+      engine.run_programs(slot_sampling.level_of(sampling))
+
+  @contextlib.contextmanager
+  @left_iterators.closed_at_exit
+  def engine_for(
+    self, requests: Sequence[Request]
+  ) -> Generator[Engine, None, None]:
+    """Lends an engine with room for some requests, to step it by hand.
+
+    Raises:
+      UserError: a request cannot be decoded, or an iterator has not ended.
+    """
+    with self._own_engine(max(map(self._check, requests))) as engine:
+      yield engine
+
+  def _check(self, request: Request) -> int:
+    """Returns the length at which a request must end.
+
+    Raises:
+      UserError: it cannot be decoded.
+    """
+    num_images = len(request.images)
+    limit = requests_lib.limit_of(
+      request, self._target, self.max_context, num_images
+    )
+    self._max_images = max(self._max_images, num_images)
+    return limit
+
+  @contextlib.contextmanager
+  @left_iterators.closed_at_exit
+  def _own_engine(self, limit: int) -> Generator[Engine, None, None]:
+    """Keeps the engine from other users until it ends; it is idle then.
+
+    Args:
+      limit: tokens of the longest request. What past requests have taught a
+        drafter is lost where there is not enough room for it.
+    """
+    if not self._lock.acquire(blocking=False):
+      raise errors.UserError(
+        'this decoder is busy with another iterator of `run`; read that to its '
+        'end or `close()` it first, or take another decoder'
+      )
+    with contextlib.ExitStack() as at_the_end:
+      at_the_end.callback(self._lock.release)
+      engine = self._engine
+      if (
+        engine is None
+        or engine.max_context < limit
+        or engine.max_images < self._max_images
+      ):
+        engine = self._engine = None  # free its memory first
+        engine = self._engine = self._make_engine(
+          min(buckets.power_of_two(limit), self.max_context)
+        )
+      # The surplus must not delay whoever comes next.
+      at_the_end.callback(engine.step)
+      at_the_end.callback(engine.cancel_all)
+      yield engine
+
+  def _make_engine(self, max_context: int) -> Engine:
+    policy = self._policy
+    if not isinstance(policy, policies.Policy):
+      policy = policy(self._declared)
+    if hosts.is_together():
+      policy = FromProcessZero(policy)
+    engine = Engine(
+      self._target,
+      self._draft,
+      sizes=dataclasses.replace(
+        self._sizes(max_context), max_images=self._max_images
+      ),
+      lookup=self._lookup,
+      policy=policy,
+      run_ahead=self._run_ahead,
+      timeline=self._timeline,
+    )
+    engine.follows_first = False
+    return engine
+
+  def _sizes(self, max_context: int) -> ProgramSizes:
+    """Returns sizes for slots with rows, if the draft and the devices allow."""
+    num_rows = self._declared.max_rows
+    if (
+      not isinstance(self._draft, make_drafter.InPages)
+      and num_rows <= _MOST_ROWS
+      and self._target.config.num_sequence_shards == 1
+    ):
+      return ProgramSizes.of_rows(self._declared, max_context)
+    page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
+    return ProgramSizes(
+      scheduler=SchedulerConfig(
+        buckets=self._declared,
+        num_pages=num_rows * -(-max_context // page_size),
+        max_context=max_context,
+        page_size=page_size,
+        shares_prefixes=False,  # as rows do not, so times compare
+      ),
+      contexts=(max_context,),
+    )
+
+
+def _declare(
+  draft: make_drafter.Draft, num_rows: int, length: int, *, has_choice: bool
+) -> StepBuckets:
+  """Returns sizes for rows with the longest draft, and for prompts beside them.
+
+  Args:
+    draft: source of drafts.
+    num_rows: B.
+    length: most draft tokens of a row.
+    has_choice: whether a policy chooses among shorter drafts, too.
+  """
+  widths = {1, length + 1}
+  width = _NARROWEST
+  while has_choice and width <= length:
+    widths.add(width)
+    width *= 2
+  drafted = num_rows * (length + 1)
+  beside = drafted if num_rows > 1 else 0
+  query_tokens = {num_rows * width for width in widths}
+  query_tokens |= {beside + size for size in _CHUNKS if beside + size > drafted}
+  lengths = tuple(range(length + 1))
+  most_steps = make_drafter.num_draft_steps(draft, length)
+  return StepBuckets(
+    rows=(num_rows,),
+    query_tokens=tuple(sorted(query_tokens)),
+    lengths=lengths,
+    draft_steps=tuple(min(n, most_steps) for n in lengths),
+  )

@@ -6,10 +6,9 @@ from swiftspec_jax import errors, policies, results
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.decoding import Decoder
-from swiftspec_jax.drafting import Drafter
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
-from swiftspec_jax.serving.drafters.make_drafter import PagedDraft
+from swiftspec_jax.serving.drafters.make_drafter import Draft
 
 Prompt = str | Sequence[tokenizer_lib.Message] | Sequence[int]
 
@@ -18,7 +17,7 @@ def generate(
   target: Model,
   prompts: str | Sequence[Prompt],
   *,
-  draft: Model | Drafter | PagedDraft | None = None,
+  draft: Draft = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
   policy: policies.Policy | policies.PolicyFn | None = None,
@@ -78,7 +77,7 @@ def stream(
   target: Model,
   prompt: Prompt,
   *,
-  draft: Model | Drafter | PagedDraft | None = None,
+  draft: Draft = None,
   num_speculative_tokens: int | None = None,
   tree: TreeConfig | None = None,
   policy: policies.Policy | policies.PolicyFn | None = None,

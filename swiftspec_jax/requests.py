@@ -81,8 +81,8 @@ def check(
   if len(request.images) > max_images:
     raise errors.UserError(
       f'the prompt has {len(request.images)} images; {who} takes at most '
-      f'{max_images}; a decoder with a `policy` takes any number, a PageEngine '
-      'the max_images of its sizes'
+      f'{max_images}; a decoder takes any number, an engine the max_images of '
+      'its sizes'
     )
   if vision is not None:
     images.check_places(request.token_ids, request.images, vision)
@@ -163,7 +163,6 @@ class Row:
 
   def __init__(
     self,
-    index: int,
     request: Request,
     limit: int,
     target: Model,
@@ -174,7 +173,6 @@ class Row:
     """Nothing has been decoded yet.
 
     Args:
-      index: number of the request, for its events.
       request: prompt, and how to continue it.
       limit: tokens, prompt and output together, at which it must end.
       target: model that the tokens are for.
@@ -184,7 +182,6 @@ class Row:
     self.request = request
     self.limit = limit
     self.is_finished = False
-    self._index = index
     self._chains_by_model = chains_by_model
     sampling = request.sampling
     self._eos_token_ids = (
@@ -247,40 +244,30 @@ class Row:
     """Starts the clock of the first token."""
     self._start_time = time.perf_counter()
 
-  def end_prefill(self, num_tokens: int = 0) -> None:
-    """Starts the clock of decoding.
-
-    Args:
-      num_tokens: number of output tokens that prefill itself gives.
-    """
-    self._decode_time = time.perf_counter()
-    self._num_prefilled = num_tokens
-
   def decode_seconds(self, now: float) -> float:
     """Returns the seconds from the first output token to `now`, or 0."""
     return now - self._first_token_time if self._token_ids else 0.0
 
   def push(
     self, report: types.StepReport, logprobs: types.Logprobs | None
-  ) -> Event | None:
-    """Takes one step's output; returns news, if there are any.
+  ) -> tuple[str, results.GenerationResult | None]:
+    """Takes one step's output; returns the news.
 
     Args:
       report: outcome of the step for this row.
       logprobs: log-probabilities of this row on the host, without the
         leading axis.
+
+    Returns:
+      Text that is certain now, and the result if the output has ended.
     """
-    if not self._token_ids:
-      self._first_token_time = time.perf_counter()
-    # That of the first round is no verdict's.
-    if self._lengths and report.outcome != types.NO_OUTCOME:
-      self._outcomes[report.outcome] += 1
-    self._lengths.append(report.num_drafted)
     is_tree = report.is_tree and report.num_drafted > 0
-    self._num_tree_rounds += is_tree
-    self._num_forwards += report.num_forwards
-    self._drafted[: report.num_levels] += 1
-    self._accepted[: report.num_accepted] += 1
+    if self._token_ids or report.num_drafted:
+      self._count_round(report, is_tree)
+    else:  # the prompt has been read
+      self._num_prefilled = len(report.token_ids)
+    if not self._token_ids:
+      self._first_token_time = self._decode_time = time.perf_counter()
     token_ids, is_ended = self._until_end(report.token_ids)
     finish_reason = 'stop' if is_ended else None
     is_cut = is_ended and not self.request.sampling.include_stop_str_in_output
@@ -305,11 +292,18 @@ class Row:
     ]
     text = ''.join(texts)
     if finish_reason is None:
-      return Event(index=self._index, text=text) if text else None
+      return text, None
     self.is_finished = True
-    return Event(
-      index=self._index, text=text, result=self._result(finish_reason)
-    )
+    return text, self._result(finish_reason)
+
+  def _count_round(self, report: types.StepReport, is_tree: bool) -> None:
+    if report.outcome != types.NO_OUTCOME:
+      self._outcomes[report.outcome] += 1
+    self._lengths.append(report.num_drafted)
+    self._num_tree_rounds += is_tree
+    self._num_forwards += report.num_forwards
+    self._drafted[: report.num_levels] += 1
+    self._accepted[: report.num_accepted] += 1
 
   def _until_end(self, token_ids: list[int]) -> tuple[list[int], bool]:
     """Returns new tokens up to one that ends the output; and if one does."""
@@ -340,11 +334,11 @@ class Row:
       for pair in zip(token_ids, values, strict=True)
     ]
 
-  def cancel(self) -> Event:
-    """Ends the output where it is."""
+  def cancel(self) -> tuple[str, results.GenerationResult]:
+    """Ends the output where it is; returns the news."""
     self.is_finished = True
     text = self._stream.finish()
-    return Event(index=self._index, text=text, result=self._result('cancelled'))
+    return text, self._result('cancelled')
 
   def _result(self, finish_reason: str) -> results.GenerationResult:
     now = time.perf_counter()

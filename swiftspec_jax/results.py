@@ -12,7 +12,8 @@ class GenerationStats:
   Attributes:
     prompt_tokens: tokens of the prompt, template included.
     new_tokens: tokens of the output.
-    num_rounds: target forwards that verified or decoded for this request.
+    num_rounds: target forwards that verified or decoded for this request, after
+      those that read its prompt.
     num_drafted: draft tokens that were verified.
     num_accepted: draft tokens that were accepted.
     drafted_per_position: number of rounds that drafted position i of the chain.
@@ -30,8 +31,8 @@ class GenerationStats:
       tree are its nodes without the root.
     ttft_seconds: time from submission to the first token on the host.
     decode_seconds: time from the end of prefill to the last token on the host.
-    decoded_tokens: new tokens of these seconds. Over pages the last step of
-      prefill gives the first token.
+    decoded_tokens: new tokens of these seconds. The last step of prefill gives
+      the first token.
     latency_seconds: time from submission to the last token on the host.
   """
 

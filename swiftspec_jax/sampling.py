@@ -29,8 +29,7 @@ from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 class Stream(enum.IntEnum):
   """Independent noise streams at one position of one request."""
 
-  OUTPUT = 0  # recovered and bonus tokens, and plain decoding
-  ACCEPT = 1  # the uniform draw of rejection sampling
+  OUTPUT = 0
   DRAFT = 2  # the draft's tokens
 
 
@@ -319,30 +318,24 @@ def position_keys(
   return jax.vmap(jax.vmap(key_of, (None, 0)))(seeds, positions)
 
 
-def draw(law: jax.Array, keys: jax.Array) -> jax.Array:
-  """Draws a token from each distribution (Gumbel-argmax).
+def choose(
+  logits: jax.Array, positions: jax.Array, sampling: SamplingState
+) -> jax.Array:
+  """Returns the target's choice i32[B, T] at `positions` i32[B, T].
 
   Args:
-    law: f32[B, T, V] logits, -inf where excluded.
-    keys: [B, T], consumed.
-
-  Returns:
-    i32[B, T].
+    logits: f32[B, T, V], adjusted.
+    positions: i32[B, T] of the tokens that are chosen.
+    sampling: sampling parameters of the rows.
   """
-  return jnp.argmax(perturb(law, keys), axis=-1).astype(jnp.int32)
-
-
-def perturb(law: jax.Array, keys: jax.Array) -> jax.Array:
-  """Returns logits f32[B, T, V] with noise, whose best tokens `draw` gives."""
-  return law + gumbel_noise(keys, law.shape[2])
+  if sampling.temperatures is None:
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  keys = position_keys(sampling.seeds, positions, Stream.OUTPUT)
+  drawn = law_logits(logits, sampling) + gumbel_noise(keys, logits.shape[2])
+  return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
 
 
 def gumbel_noise(keys: jax.Array, vocab_size: int) -> jax.Array:
   """Returns the noise f32[B, T, V] of keys [B, T], which are consumed."""
   noise_of = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))
   return jax.vmap(noise_of)(keys)
-
-
-def draw_with(law: jax.Array, noise: jax.Array) -> jax.Array:
-  """Returns the tokens i32[B, T] that `noise` draws; both are f32[B, T, V]."""
-  return jnp.argmax(law + noise, axis=-1).astype(jnp.int32)

@@ -15,7 +15,6 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.requests import Request
-from swiftspec_jax.verification import matching
 
 # Of what is compiled: many requests are short.
 _FEWEST_TOKENS, _FEWEST_ROWS = 256, 64
@@ -133,7 +132,7 @@ def _choose(
     prompt_lengths=prompt_lengths,
     draft_token_ids=jnp.zeros((len(lengths), 0), jnp.int32),
   )
-  return matching.choose(logits, lengths[:, None], sampling)[:, 0]
+  return sampling_lib.choose(logits, lengths[:, None], sampling)[:, 0]
 
 
 def _hidden(params, token_ids, cache, config):

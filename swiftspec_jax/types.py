@@ -5,31 +5,18 @@ tokens (the nodes of a tree, its root included), V vocabulary.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from swiftspec_jax.cache import dense
-from swiftspec_jax.sampling import SamplingState
+from swiftspec_jax import tree as tree_lib
+
+Array = jax.Array | np.ndarray
 
 PLACEHOLDER_TOKEN_ID = -1  # fills token rows behind the last output token
 NO_OUTCOME = -1  # of rounds without a tree
-_NUM_COUNTS = 6  # that lead a packed step
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class Proposal:
-  """A chain of draft tokens for each row."""
-
-  token_ids: jax.Array  # i32[B, K]
-  num_drafted: jax.Array  # i32[B] draft tokens that count, 0..K
-  # f32[B, K, V] the distribution each token was drawn from; None: they were not
-  # drawn
-  # at random.
-  probs: jax.Array | None = None
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -46,59 +33,66 @@ class TreeProposal:
   size: jax.Array  # i32[B] nodes
   # What people want to know of a node:
   is_looked_up: jax.Array  # bool[B, T] came of a text first, not of the draft
-  log_probs: jax.Array  # f32[B, T] sum from the root, -inf for padding
+  # f32[B, T] sum from the root, -inf for padding; NaN where it is not known
+  log_probs: jax.Array
   # How the draft came to it, for the statistics:
   outcome: jax.Array  # i32[B] of the last verdict: tree.MISS, LATE_HIT or HIT
   num_forwards: jax.Array  # i32[B] draft forwards after that verdict
 
-  def pack(self) -> jax.Array:
+  @classmethod
+  def of_nodes(
+    cls, token_ids: Array, parents: Array, depths: Array, **facts: Array
+  ) -> 'TreeProposal':
+    """Returns trees that live for one step.
+
+    Args:
+      token_ids: i32[B, T].
+      parents: i32[B, T].
+      depths: i32[B, T].
+      **facts: further fields that are known.
+    """
+    xp = jnp if isinstance(token_ids, jax.Array) else np
+    defaults = {
+      'is_looked_up': xp.zeros_like(token_ids, bool),
+      'log_probs': xp.full_like(token_ids, np.nan, np.float32),
+      'size': 1 + (parents != tree_lib.NO_PARENT).sum(axis=1, dtype=np.int32),
+      'outcome': xp.full_like(token_ids[:, 0], NO_OUTCOME),
+      'num_forwards': xp.zeros_like(token_ids[:, 0]),
+    }
+    nodes = {'token_ids': token_ids, 'parents': parents, 'depths': depths}
+    return cls(**nodes, **(defaults | facts))
+
+  def pack(self) -> Array:
     """Returns i32[B, 5 T + 3]."""
+    xp = jnp if isinstance(self.token_ids, jax.Array) else np
     nodes = [
       self.token_ids,
       self.parents,
       self.depths,
-      self.is_looked_up.astype(jnp.int32),
-      jax.lax.bitcast_convert_type(self.log_probs, jnp.int32),
+      self.is_looked_up.astype(np.int32),
+      self.log_probs.view(np.int32),
     ]
     counts = [self.size, self.outcome, self.num_forwards]
-    return jnp.concatenate([*nodes, *(x[:, None] for x in counts)], axis=1)
+    return xp.concatenate([*nodes, *(x[:, None] for x in counts)], axis=1)
 
   @classmethod
-  def unpack(cls, packed: jax.Array) -> 'TreeProposal':
-    nodes, counts = packed[:, :-3], packed[:, -3:]
-    token_ids, parents, depths, is_looked_up, log_probs = jnp.split(
-      nodes, 5, axis=1
+  def unpack(cls, packed: Array) -> 'TreeProposal':
+    """Returns what `pack` has packed, on the host or on the devices."""
+    num_nodes = packed.shape[1] // 5
+    token_ids, parents, depths, is_looked_up, log_probs = (
+      packed[:, i * num_nodes : (i + 1) * num_nodes] for i in range(5)
     )
+    size, outcome, num_forwards = packed[:, -3:].T
     return cls(
       token_ids=token_ids,
       parents=parents,
       depths=depths,
       is_looked_up=is_looked_up > 0,
-      log_probs=jax.lax.bitcast_convert_type(log_probs, jnp.float32),
-      size=counts[:, 0],
-      outcome=counts[:, 1],
-      num_forwards=counts[:, 2],
+      log_probs=log_probs.view(np.float32),
+      size=size,
+      outcome=outcome,
+      num_forwards=num_forwards,
     )
-
-  def first(self, num_nodes: int) -> 'TreeProposal':
-    """Returns the first nodes; no row may have more."""
-    return self.replace(
-      token_ids=self.token_ids[:, :num_nodes],
-      parents=self.parents[:, :num_nodes],
-      depths=self.depths[:, :num_nodes],
-      is_looked_up=self.is_looked_up[:, :num_nodes],
-      log_probs=self.log_probs[:, :num_nodes],
-    )
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class Verdict:
-  """What the target makes of a proposal."""
-
-  # i32[B, T] accepted tokens, then the recovered or bonus token, then
-  # PLACEHOLDER_TOKEN_ID.
-  token_ids: jax.Array
-  num_accepted: jax.Array  # i32[B] accepted draft tokens, 0..K
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -125,21 +119,6 @@ class VerifiedTokens:
 # i32[B, T + 1]. A draft that reads features gets those of the old root and the
 # accepted tokens, too, bf16[B, T, H].
 PackedVerified = jax.Array | tuple[jax.Array, jax.Array]
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class DecodeState:
-  """Everything a step reads and returns; each row is on its own."""
-
-  token_ids: jax.Array  # i32[B, S] prompt and output so far
-  # i32[B] tokens known. The last of them is not in the target's cache yet:
-  # it is the root of the next step.
-  lengths: jax.Array
-  prompt_lengths: jax.Array  # i32[B]
-  max_lengths: jax.Array  # i32[B] rows stop here; idle rows have 0
-  target_cache: dense.KVCache
-  draft_state: Any  # the drafter's own pytree
-  sampling: SamplingState
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -172,55 +151,6 @@ class Logprobs:
     )
 
 
-@struct.dataclass(frozen=True, kw_only=True)
-class StepOutput:
-  """What the host reads of a step: one small array, and logprobs if asked.
-
-  Read as `StepReport.unpack` says.
-  """
-
-  packed: jax.Array  # i32[B, ...]
-  logprobs: Logprobs | None
-
-  @classmethod
-  def pack(
-    cls,
-    *,
-    num_emitted: jax.Array,
-    proposal: Proposal | TreeProposal,
-    verdict: Verdict,
-    logprobs: Logprobs | None,
-    path: jax.Array | None = None,
-  ) -> 'StepOutput':
-    """Packs a step; `path` i32[B, T] are the accepted nodes of a tree."""
-    is_looked_up = jnp.zeros_like(verdict.token_ids)
-    if isinstance(proposal, Proposal):
-      num_drafted = num_levels = proposal.num_drafted
-      outcome = jnp.full_like(num_drafted, NO_OUTCOME)
-      num_forwards = jnp.zeros_like(num_drafted)
-      path = jnp.zeros_like(verdict.token_ids)
-    else:
-      num_drafted = proposal.size - 1
-      num_levels = proposal.depths.max(axis=1)
-      outcome, num_forwards = proposal.outcome, proposal.num_forwards
-      is_looked_up = jnp.take_along_axis(proposal.is_looked_up, path, axis=1)
-    counts = (
-      num_emitted,
-      num_drafted,
-      num_levels,
-      verdict.num_accepted,
-      outcome,
-      num_forwards,
-    )
-    packed = [
-      jnp.stack(counts, axis=1),
-      verdict.token_ids,
-      path,
-      is_looked_up.astype(jnp.int32),
-    ]
-    return cls(packed=jnp.concatenate(packed, axis=1), logprobs=logprobs)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
   """One row of a step's output, on the host."""
@@ -235,25 +165,3 @@ class StepReport:
   path: list[int]  # indices of root and accepted nodes, for a tree
   # Which accepted draft tokens came of a text, where a model drafts, too.
   is_looked_up: list[bool]
-
-  @classmethod
-  def unpack(cls, packed: np.ndarray) -> 'StepReport':
-    """Reads a row i32[...] of `StepOutput.packed`."""
-    num_emitted, *counts = packed[:_NUM_COUNTS].tolist()
-    token_ids, path, is_looked_up = np.split(packed[_NUM_COUNTS:], 3)
-    names = (
-      'num_drafted',
-      'num_levels',
-      'num_accepted',
-      'outcome',
-      'num_forwards',
-    )
-    report = dict(zip(names, counts, strict=True))
-    end = report['num_accepted'] + 1
-    return cls(
-      token_ids=token_ids[:num_emitted].tolist(),
-      is_tree=report['outcome'] != NO_OUTCOME,
-      path=path[:end].tolist(),
-      is_looked_up=is_looked_up[1:end].astype(bool).tolist(),
-      **report,
-    )

@@ -59,7 +59,7 @@ DRAFTS = {
   'beams': LENGTH,
   'chain_of_features': {'draft': engine_cases.READING_DRAFT},
   'persistent_trees': {'draft': PersistentTrees(model=MODEL, tree=TREE)},
-  # With a policy, all that a `PageEngine` takes.
+  # With a policy, all that a `Engine` takes.
   'prompt_lookup': {'draft': ss.PromptLookup(**LENGTH), 'policy': goodput},
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},
@@ -137,13 +137,7 @@ LOOKUP = ss.SuffixLookup()
   ('draft', 'options', 'message'),
   [
     (LOOKUP, {'tree': TREE}, 'tree is for draft models'),
-    (LOOKUP, {'timeline': ss.Timeline()}, 'timeline is for draft models'),
     (LOOKUP, {'batch_size': 0}, 'batch_size must be at least 1, got 0'),
-    (
-      ss.AdaptiveLookup(),
-      {'policy': goodput},
-      'an engine with policies drafts',
-    ),
     (
       ss.PromptLookup(),
       {'policy': goodput, **LENGTH},
@@ -155,7 +149,7 @@ LOOKUP = ss.SuffixLookup()
         'policy': goodput,
         'tree': dataclasses.replace(TREE, is_adaptive=True),
       },
-      'is_adaptive=True has no effect in an engine with policies',
+      'is_adaptive has a policy of its own',
     ),
   ],
 )

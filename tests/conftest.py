@@ -69,7 +69,6 @@ LONGEST = (
   'feature_draft_test',
   'persistent_trees_test',
   'serve_load_test',
-  'row_engine_test',
   'decoding_test',
   'quantized_weights_test',
   'benchmark_test',
@@ -85,7 +84,7 @@ LONGEST = (
   'evaluate_draft_test',
   'train_draft_test',
   'tune_test',
-  'verification_test',
+  'verify_test',
 )
 
 

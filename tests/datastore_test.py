@@ -25,7 +25,6 @@ from swiftspec_jax.serving.drafters.texts.datastore import (
 )
 from swiftspec_jax.serving.drafters.texts.past_texts import PastTexts
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
-from swiftspec_jax.step import slot_trees
 
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])
@@ -153,14 +152,11 @@ def test_drafts_of_rows():
   confidences = drafts.drafts.node_confidences()
   np.testing.assert_allclose(confidences[:, 2], list(GOLDEN.values()))
   assert (confidences[2:, 1] == 0).all()
-  parents = drafts.trees.parents
+  trees = engine_cases.trees_of(drafts)
+  parents = trees.parents
   assert parents[1].tolist() == [-1, 0, 1, *[-1] * 7]
   assert parents[2].tolist() == [-1, 0, 1, 1, 0, 4, 1, 1, 4, 6]
-  expected = slot_trees.of_parents(parents)
-  for name in ('parents', 'depths', 'ancestor_mask'):
-    np.testing.assert_array_equal(
-      getattr(drafts.trees, name), getattr(expected, name)
-    )
+  assert trees.depths[2].tolist() == [0, 1, 2, 2, 1, 2, 2, 2, 2, 3]
   assert (parents[[0, 3]] == tree_lib.NO_PARENT).all()
 
 

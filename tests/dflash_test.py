@@ -15,10 +15,10 @@ from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
-from swiftspec_jax import errors, profiling
+from swiftspec_jax import errors, profiling, types
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.engine.rows import RowEngine
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import draft_block, draft_places
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
@@ -26,7 +26,6 @@ from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import slot_sampling
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
@@ -93,7 +92,7 @@ def serve(
 ):
   drafts = {'rows': (4,), 'lengths': tuple(lengths), **sizes}
   sizes = make_sizes(drafts=drafts)
-  engine = PageEngine(target, draft, sizes=sizes, policy=policy)
+  engine = Engine(target, draft, sizes=sizes, policy=policy)
   if is_warm:
     engine.warm_up()
   found = record_drafts(engine)
@@ -285,9 +284,11 @@ def test_golden_tree():
     kinds=(),
     min_leaf_mass=0.0,
   )
-  assert grown.token_ids[0].tolist() == [0, 0, 1, 0]
-  assert grown.trees.parents[0].tolist() == [-1, 0, 1, 0, 3]
-  np.testing.assert_allclose(grown.confidences[0], [0.6, 0.42, 0.4, 0.28])
+  trees = types.TreeProposal.unpack(grown)
+  assert trees.token_ids[0, 1:].tolist() == [0, 0, 1, 0]
+  assert trees.parents[0].tolist() == [-1, 0, 1, 0, 3]
+  probs = np.exp(trees.log_probs[0, 1:])
+  np.testing.assert_allclose(probs, [0.6, 0.42, 0.4, 0.28], rtol=1e-6)
 
 
 def test_trees_are_the_best_of_independent_places(directory):
@@ -374,13 +375,9 @@ def test_what_cannot_be_drafted_is_refused(directory):
   with pytest.raises(errors.UserError, match='drafts 4; declare lengths of at'):
     serve(target, draft, [], None, range(6))
   with pytest.raises(errors.UserError, match='engine alone'):
-    PageEngine(
-      target, PersistentTrees(model=draft, tree=TREE), sizes=make_sizes()
-    )
+    Engine(target, PersistentTrees(model=draft, tree=TREE), sizes=make_sizes())
   with pytest.raises(errors.UserError, match='engine alone'):
     ss.Decoder(target, draft, tree=TREE)
-  with pytest.raises(errors.UserError, match='a draft of blocks drafts over p'):
-    RowEngine(target, draft)
   with pytest.raises(errors.UserError, match='load it with draft_of=target'):
     ss.load(directory / 'z-lab')
   with pytest.raises(errors.UserError, match='is no EAGLE-3 head'):

@@ -17,7 +17,7 @@ from experiments.pictures import (
   tree_picture,
   tree_rounds,
 )
-from swiftspec_jax import buckets, errors, token_names
+from swiftspec_jax import errors, token_names
 from swiftspec_jax import tree as tree_lib
 
 TREE = ss.TreeConfig(
@@ -81,19 +81,25 @@ def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
   )
   *_, last = ss.Decoder(*pairs[mode], tree=tree).run([known])
   result = last.result
-  assert len(rounds) == result.stats.num_rounds
+  num_plain = result.stats.num_plain_rounds
+  assert len(rounds) == result.stats.num_rounds - num_plain
   tokens = [text for r in rounds for text in r.emitted]
   names = token_names.of(pairs[mode][0].tokenizer)
-  assert tokens[: len(result.token_ids)] == [
-    names[t].text for t in result.token_ids
+  # The first one came of the prompt's end, and the last one may be plain.
+  assert rounds[0].position == len(request.token_ids)
+  assert len(tokens) + 1 + num_plain == len(result.token_ids)
+  assert tokens == [
+    names[t].text for t in result.token_ids[1 : 1 + len(tokens)]
   ]
-  # The last verdict is nobody's.
-  outcomes = collections.Counter(r.outcome for r in rounds[:-1])
+  # The last verdict is nobody's, unless a plain round comes after it.
+  followed = rounds if num_plain else rounds[:-1]
+  outcomes = collections.Counter(r.outcome for r in followed)
   assert outcomes[tree_lib.HIT] == result.stats.num_hits
   assert outcomes[tree_lib.LATE_HIT] == result.stats.num_late_hits
   assert outcomes[tree_lib.MISS] == result.stats.num_misses
-  assert sum(r.num_forwards for r in rounds) == result.stats.num_draft_forwards
-  assert rounds[0].position == len(request.token_ids) - 1
+  if not num_plain:  # which the draft would have prepared, too
+    num_forwards = sum(r.num_forwards for r in rounds)
+    assert num_forwards == result.stats.num_draft_forwards
   for before, after in itertools.pairwise(rounds):
     assert after.position == before.position + len(before.emitted)
     kept = [n.text for n in before.nodes if n.is_kept]
@@ -110,18 +116,14 @@ def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
 
 def raw_trees(target, draft, request, tree_config, num_rounds):
   """The trees that the rounds must show, read without their code."""
-  pipeline = ss.Decoder(target, draft, tree=tree_config).pipeline
-  limit = len(request.token_ids) + request.sampling.max_new_tokens
-  pipeline.prepare(limit, [request.sampling])
-  chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, chunks)
-  pipeline.follow()
-  for _ in range(num_rounds):
-    output = pipeline.verify()
-    if pipeline.is_async:
-      pipeline.grow()
-    yield jax.device_get((pipeline.tree, output.packed))
-    pipeline.follow()
+  decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
+  with decoder.engine_for([request]) as engine:
+    handle = engine.submit(request)
+    while num_rounds:
+      if engine.step().lengths.any():
+        num_rounds -= 1
+        tree = jax.device_get(engine.drafter.rows.state.tree)
+        yield tree, handle.latest.token_ids
 
 
 @pytest.mark.parametrize('mode', ['serial', 'async'])
@@ -133,7 +135,7 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
   sections = list(ElementTree.fromstring(page).iter('section'))
   assert len(sections) == 5
   raw = raw_trees(*pairs[mode], request_of(), TREE, 5)
-  for section, round_, (tree, packed) in zip(
+  for section, round_, (tree, token_ids) in zip(
     sections, rounds, raw, strict=True
   ):
     classes = [
@@ -149,7 +151,7 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
     assert drawn['next'] == (not is_miss)
     assert drawn['root'] == 1
     assert drawn['sent'] == tree.is_sent.sum()
-    assert drawn['accepted'] == packed[0, 3]
+    assert drawn['accepted'] == len(token_ids) - 1
     num_expanded = int((tree.cache_slots[0] >= 0).sum())
     if max_nodes > size:
       num_candidates = drawn['candidate']
@@ -210,11 +212,11 @@ def test_tokens_are_shown_as_text():
 def test_rounds_end_with_the_output(pairs):
   request = request_of(max_new_tokens=3)
   rounds = tree_rounds.collect(*pairs['async'], request, TREE, 10)
-  assert sum(len(r.emitted) for r in rounds) == 3
+  assert sum(len(r.emitted) for r in rounds) == 2
   target, draft = pairs['async']
   *_, last = ss.Decoder(target).run([request])
   config = dataclasses.replace(
-    target.config, eos_token_ids=last.result.token_ids[:1]
+    target.config, eos_token_ids=last.result.token_ids[1:2]
   )
   stopping = dataclasses.replace(target, config=config)
   assert len(tree_rounds.collect(stopping, draft, request, TREE, 10)) == 1

@@ -19,8 +19,8 @@ from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.config.architecture import Eagle3, RopeScaling
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
-from swiftspec_jax.serving.engine import PageEngine
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
@@ -261,7 +261,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory):
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = PageEngine(target, draft, sizes=sizes, policy=RandomLengths(0))
+  engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]

@@ -7,8 +7,9 @@ import numpy as np
 from decoding_cases import CONFIG
 
 import swiftspec_jax as ss
-from swiftspec_jax import policies, testing
+from swiftspec_jax import policies, testing, types
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
@@ -18,7 +19,6 @@ from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
@@ -99,7 +99,7 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
 def make_engine(draft=None, policy=None, chains=CHAINS, **options):
   drafts = TREES if make_drafter.makes_trees(draft) else chains
   sizes = make_sizes(drafts=drafts)
-  return PageEngine(TARGET, draft, sizes=sizes, policy=policy, **options)
+  return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
 
 
 class RandomLengths(policies.Policy):
@@ -175,3 +175,15 @@ def assert_empty(engine, num_pages=NUM_PAGES):
   assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
   assert (scheduler.page_table < 0).all()
   assert engine.num_requests == 0
+
+
+def tokens_of(drafts):
+  """Draft tokens [U, K] of an engine's drafts, chains or trees."""
+  if drafts.trees is None:
+    return np.asarray(drafts.chains)
+  return types.TreeProposal.unpack(np.asarray(drafts.trees)).token_ids[:, 1:]
+
+
+def trees_of(drafts):
+  """The trees of an engine's drafts, on the host."""
+  return types.TreeProposal.unpack(np.asarray(drafts.trees))

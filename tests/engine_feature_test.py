@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_cases import FEW, RandomLengths, make_sizes
+from engine_cases import FEW, RandomLengths, make_sizes, tokens_of
 from feature_draft_test import features_before, fed_pair, read
 from tree_cases import CONFIG, requests_of
 
 from swiftspec_jax import errors, testing
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 
 
 def narrowest_tree(model):
@@ -44,7 +44,7 @@ def record_drafts(engine):
 
   def draft(view, lengths, texts):
     drafts = draft_fn(view, lengths, texts)
-    tokens = np.asarray(drafts.token_ids)
+    tokens = tokens_of(drafts)
     for row, length in enumerate(drafts.drafts.lengths.tolist()):
       if length:
         text = texts.known_from(view, row, 0)
@@ -61,7 +61,7 @@ def test_drafts_are_those_of_the_oracle(make_draft):
   target, draft = fed_pair((0, 1), (0, 1))
   sizes = make_sizes(drafts=FEW)
   policy = RandomLengths(0)
-  engine = PageEngine(target, make_draft(draft), sizes=sizes, policy=policy)
+  engine = Engine(target, make_draft(draft), sizes=sizes, policy=policy)
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   for _ in range(2):
@@ -83,4 +83,4 @@ def test_a_draft_of_another_target_is_refused():
   shallow = dataclasses.replace(CONFIG, num_layers=1)
   small = testing.random_model(shallow, name='small')
   with pytest.raises(errors.UserError, match='small has 1 layers of 32'):
-    PageEngine(small, draft, sizes=make_sizes())
+    Engine(small, draft, sizes=make_sizes())

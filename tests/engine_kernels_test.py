@@ -14,12 +14,12 @@ import swiftspec_jax as ss
 from kernels_pallas import dispatch, registry
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
@@ -92,7 +92,7 @@ def written_store():
 def serve(kernels, draft):
   config = dataclasses.replace(CONFIG, kernels=kernels)
   target = dataclasses.replace(TARGET, config=config)
-  engine = PageEngine(target, draft, sizes=SIZES, policy=FixedLength(3))
+  engine = Engine(target, draft, sizes=SIZES, policy=FixedLength(3))
   handles = [engine.submit(request) for request in REQUESTS]
   return [handle.result() for handle in handles]
 
@@ -153,4 +153,4 @@ def test_a_model_that_kernels_cannot_serve_is_refused():
   message = "cannot run narrow with kernels='pallas_tpu': .* head_dim 32 is not"
   for target, draft in ((model, None), (TARGET, model)):
     with pytest.raises(errors.UserError, match=message):
-      PageEngine(target, draft, sizes=SIZES)
+      Engine(target, draft, sizes=SIZES)

@@ -1,7 +1,5 @@
 """Prompt lookup on the host says what prompt lookup on the device says."""
 
-import types as python_types
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 
 import swiftspec_jax as ss
 from swiftspec_jax.serving.drafters.texts.lookup import NgramIndex
+from swiftspec_jax.step.rows import Rows
 
 
 @settings(max_examples=100, deadline=None)
@@ -18,13 +17,14 @@ def test_continuations_are_those_of_the_device(token_ids, num_pieces):
   drafter = ss.PromptLookup(num_speculative_tokens=5)
   padded = np.zeros((1, 32), np.int32)
   padded[0, : len(token_ids)] = token_ids
-  state = python_types.SimpleNamespace(
+  rows = Rows(
     token_ids=jnp.asarray(padded),
     lengths=jnp.asarray([len(token_ids)]),
+    prompt_lengths=jnp.asarray([1]),
     max_lengths=jnp.asarray([32]),
   )
-  proposal, _ = drafter.propose(None, state)
-  expected = proposal.token_ids[0, : int(proposal.num_drafted[0])].tolist()
+  drafts, counts = drafter.propose(rows)
+  expected = drafts[0, : int(counts[0])].tolist()
   index = NgramIndex(drafter.prompt_lookup_min, drafter.prompt_lookup_max)
   for piece in np.array_split(token_ids, num_pieces):
     index.extend(piece.tolist())

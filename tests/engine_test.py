@@ -36,10 +36,10 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
@@ -221,7 +221,7 @@ def test_a_row_without_a_draft_decodes():
   """Rows that have no match, beside others that have one."""
   draft = ss.PromptLookup(prompt_lookup_min=1)
   sizes = make_sizes(drafts=FEW)
-  engine = PageEngine(CIRCLE, draft, sizes=sizes, policy=FixedLength(3))
+  engine = Engine(CIRCLE, draft, sizes=sizes, policy=FixedLength(3))
   prompts = 'a', 'abcdefghab'
   handles = [
     engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
@@ -262,9 +262,7 @@ def test_an_override_of_the_policy():
 def test_stops_cut_the_output_exactly(draft):
   """Item 34: end of sequence, stop strings and limits inside of a block."""
   sizes = make_sizes(drafts=FEW)
-  engine = PageEngine(
-    CIRCLE, DRAFTS.get(draft), sizes=sizes, policy=FixedLength(3)
-  )
+  engine = Engine(CIRCLE, DRAFTS.get(draft), sizes=sizes, policy=FixedLength(3))
 
   def one(prompt, **sampling):
     request = ss.Request(
@@ -298,7 +296,7 @@ def test_sampled_sequences_follow_the_target_law(draft):
       max_context=16,
     )
   )
-  engine = PageEngine(
+  engine = Engine(
     testing.table_model(table),
     DRAFTS[draft],
     sizes=sizes,
@@ -314,17 +312,18 @@ def test_bad_requests_are_refused():
     (ss.Request(token_ids=()), 'prompt is empty'),
     (ss.Request(token_ids=(0,) * MAX_CONTEXT), 'at most 160 tokens'),
     (ss.Request(token_ids=(9999,)), 'token 9999'),
-    (
-      ss.Request(
-        token_ids=(1,),
-        sampling=ss.SamplingParams(forced_token_ids=(1,) * 17),
-      ),
-      '17 tokens',
-    ),
   ):
     with pytest.raises(errors.UserError, match=message):
       engine.submit(request)
   assert_empty(engine)
+
+
+def test_many_tokens_are_forced():
+  """More than programs have room for before."""
+  sampling = ss.SamplingParams(forced_token_ids=(1, 2) * 9, max_new_tokens=19)
+  request = ss.Request(token_ids=(1,), sampling=sampling)
+  result = make_engine().submit(request).result()
+  assert result.token_ids[:18] == (1, 2) * 9
 
 
 def test_a_thread_serves_asynchronous_users():
@@ -394,7 +393,7 @@ def test_sliding_windows(is_tree, window):
   if is_tree:
     draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES if is_tree else FEW)
-  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):
     assert handle.result().token_ids == expected.token_ids
@@ -406,7 +405,7 @@ def test_tensor_parallel():
   model = testing.random_model(TARGET.config, seed=0, devices=devices)
   requests = requests_of(4)
   sizes = make_sizes(drafts=FEW)
-  engine = PageEngine(model, model, sizes=sizes, policy=FixedLength(2))
+  engine = Engine(model, model, sizes=sizes, policy=FixedLength(2))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids

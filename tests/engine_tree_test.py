@@ -14,12 +14,12 @@ from serving_cases import linear_costs
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 SIZE = 7  # tokens of the tables
@@ -48,7 +48,7 @@ def make_sizes():
 
 
 def table_engine(policy, draft_table=DRAFT_TABLE, **options):
-  return PageEngine(
+  return Engine(
     testing.table_model(TABLE),
     TreeDraft(model=testing.table_model(draft_table), **MODEL_ALONE, **options),
     sizes=make_sizes(),
@@ -153,7 +153,7 @@ def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
   """Item 29: neither steps without drafts nor preemption leave a gap."""
   draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
   sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
-  engine = PageEngine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
+  engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
   requests = requests_of(8, ignore_eos=True, max_new_tokens=60, temperature=1.0)
   handles = [engine.submit(request) for request in requests]
   results = [handle.result() for handle in handles]
@@ -198,7 +198,7 @@ def test_trees_hold_what_the_text_repeats(kind):
     **{**MODEL_ALONE, kind: True},
   )
   circle = testing.table_model(np.roll(np.eye(SIZE), 1, axis=1))
-  engine = PageEngine(circle, draft, sizes=make_sizes(), policy=FixedLength(8))
+  engine = Engine(circle, draft, sizes=make_sizes(), policy=FixedLength(8))
   sampling = ss.SamplingParams(max_new_tokens=40)
   request = ss.Request(token_ids=(*range(SIZE), 0, 1), sampling=sampling)
   stats = engine.submit(request).result().stats
@@ -213,4 +213,4 @@ def test_bad_sizes_are_refused():
   with pytest.raises(errors.UserError, match='less than 4 nodes after 3'):
     table_engine(FixedLength(1), width=1, branching=1)
   with pytest.raises(errors.UserError, match='vocabular'):
-    PageEngine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())
+    Engine(model, TreeDraft(model=NEAR_TARGET), sizes=make_sizes())

@@ -13,9 +13,9 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.config.architecture import Experts, IRope
 from swiftspec_jax.distillation.student import StudentConfig
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import experts
 from swiftspec_jax.planning.forward import Forward, Launches
-from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = Experts(num_experts=5, num_active=3, ffw_dim=6)
 MOE = dataclasses.replace(CONFIG, experts=SIZES)
@@ -151,7 +151,7 @@ def test_trees_change_no_output(name):
 )
 def test_pages_change_no_output(name):
   target, draft, requests, plain = draft_and_plain(CONFIGS[name])
-  engine = PageEngine(
+  engine = Engine(
     target,
     draft,
     sizes=make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)}),

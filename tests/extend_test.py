@@ -18,10 +18,10 @@ from kernels_pallas import comparison, dispatch, registry
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import families
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import metrics
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'extend.md'
@@ -73,9 +73,7 @@ def serve(draft, policy, run_ahead=0):
     ),
     contexts=(64,),
   )
-  engine = PageEngine(
-    CYCLE, draft, sizes=sizes, policy=policy, run_ahead=run_ahead
-  )
+  engine = Engine(CYCLE, draft, sizes=sizes, policy=policy, run_ahead=run_ahead)
   sampling = ss.SamplingParams(max_new_tokens=20)
   handles = [
     engine.submit(ss.Request(token_ids=tuple(prompt), sampling=sampling))

@@ -8,23 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
+from engine_cases import RandomLengths
 from tree_cases import (
   CONFIG,
   DEVICES,
   MIXED,
-  STEP_TIMES,
   TREE,
+  Pauses,
   pair,
   requests_of,
 )
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, errors, profiling, sharding, testing
+from swiftspec_jax import errors, profiling, sharding, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.drafting import text_news
-from swiftspec_jax.engine.rows import RowEngine
 from swiftspec_jax.models import decoder
-from swiftspec_jax.pipelines import tree_sizes
 
 FEATURE_LAYERS = (0, 1)
 
@@ -117,16 +116,17 @@ def test_pauses_change_no_token(mode, run_ahead):
   target, draft = fed_pair(*DEVICES[mode])
   wrong = {**draft.params, 'final_norm': -draft.params['final_norm']}
   draft = dataclasses.replace(draft, params=wrong)
-  tree = dataclasses.replace(TREE, is_adaptive=True)
   tree_decoder = ss.Decoder(
-    target, draft, tree=tree, batch_size=3, run_ahead=run_ahead
+    target,
+    draft,
+    tree=TREE,
+    batch_size=3,
+    run_ahead=run_ahead,
+    policy=RandomLengths(0),
   )
-  tree_decoder.pipeline.assume(STEP_TIMES)
   results = run(tree_decoder, MIXED)
   assert_same(results, plain())
-  num_drafted = sum(result.stats.num_drafted for result in results)
-  num_rounds = sum(result.stats.num_rounds for result in results)
-  assert 0 < num_drafted < 7 * num_rounds
+  assert all(0 < r.stats.num_plain_rounds < r.stats.num_rounds for r in results)
 
 
 def test_padded_splits():
@@ -138,8 +138,9 @@ def test_padded_splits():
     run(tree_decoder, requests), run(ss.Decoder(alone, batch_size=2), requests)
   )
   # Two devices share the features that they keep, and send whole ones.
-  pipeline = tree_decoder.pipeline
-  texts, num_read = pipeline._texts(), pipeline._draft_rows._num_read
+  engine = tree_decoder.engine
+  texts = engine._target.texts(engine.scheduler.page_table)
+  num_read = engine.drafter.rows._num_read
   width = len(FEATURE_LAYERS) * CONFIG.embed_dim
   shape = texts.features.sharding.shard_shape(texts.features.shape)
   assert shape[2] == width // 2
@@ -151,19 +152,19 @@ def test_padded_splits():
   assert sharding.of_kept_features(odd, width).is_fully_replicated
 
 
-def start(mode, **changes):
-  """A pipeline with one admitted request, to be driven round by round."""
+def rounds(mode, num_rounds, policy=None):
+  """Yields the engine of one request after each round with a tree."""
   target, draft = fed_pair(*DEVICES[mode])
-  tree = dataclasses.replace(TREE, **changes)
-  pipeline = ss.Decoder(target, draft, tree=tree, batch_size=3).pipeline
-  if tree.is_adaptive:
-    pipeline.assume(STEP_TIMES)
   request = requests_of(3, max_new_tokens=150)[2]
-  limit = len(request.token_ids) + 150
-  pipeline.prepare(limit, [MIXED[-1].sampling])  # whose programs there are
-  chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, chunks)
-  return pipeline
+  tree_decoder = ss.Decoder(
+    target, draft, tree=TREE, batch_size=3, run_ahead=0, policy=policy
+  )
+  with tree_decoder.engine_for([request]) as engine:
+    engine.submit(request)
+    while num_rounds:
+      if engine.step().lengths.any():
+        num_rounds -= 1
+        yield engine
 
 
 _SIZE = 224  # of a padded text
@@ -229,13 +230,20 @@ def rows_of(cache):
   return np.stack([np.stack(cache.keys), np.stack(cache.values)])[:, :, 0]
 
 
-def assert_in_step(pipeline):
+def read_by_draft(engine):
+  """What the draft had read of the text, and its state."""
+  rows = engine.drafter.rows
+  texts, num_read, state = jax.device_get(
+    (engine._target.rows, rows._num_read, rows.state)
+  )
+  return texts.token_ids[0, : num_read[0]].tolist(), state
+
+
+def assert_in_step(engine):
   """The draft has read the text with the target's features; the outcome."""
-  target, draft = pipeline._target, pipeline._draft
-  state = jax.device_get(pipeline._target_rows.state)
-  draft_state = jax.device_get(pipeline._draft_rows.state)
-  length = int(state.lengths[0])
-  text = state.token_ids[0, :length].tolist()
+  target, draft = engine.model, engine.drafter.rows._model
+  text, draft_state = read_by_draft(engine)
+  length = len(text)
   assert draft_state.cache.kv_lengths[0] == length - 1
   before = features_before(target, draft, text)[:, :length]
   hidden, _, rows = read(draft, text, before)
@@ -252,11 +260,7 @@ def assert_in_step(pipeline):
 @pytest.mark.parametrize('mode', DEVICES)
 def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
   """Keys and values of the prefix and of the root, and the root's feature."""
-  pipeline = start(mode)
-  outcomes = set()
-  for _ in range(10):
-    pipeline.dispatch()
-    outcomes.add(assert_in_step(pipeline))
+  outcomes = set(map(assert_in_step, rounds(mode, 10)))
   assert len(outcomes) > 1 or mode == 'serial'
 
 
@@ -264,33 +268,22 @@ def test_verified_tokens_are_read_with_the_features_of_the_target(mode):
 @pytest.mark.parametrize('num_rounds', [1, 5, 40])
 def test_a_pause_is_made_up_for(mode, num_rounds):
   """The draft reads all tokens of plain rounds with the target's features."""
-  pipeline = start(mode, is_adaptive=True)
-  pipeline.dispatch()
-  pipeline.dispatch()
-  for _ in range(num_rounds):
-    pipeline.verify()
-    pipeline.follow(tree_sizes.PAUSE)
-  pipeline.verify()
-  pipeline.follow(tree_sizes.Sizes(num_nodes=8, num_steps=3))
-  assert_in_step(pipeline)
+  policy = Pauses(*range(4, 4 + num_rounds))
+  *_, _ = map(assert_in_step, rounds(mode, 5, policy))
 
 
 def test_nodes_are_read_with_features_of_the_draft():
   """In serial mode every node has been grown below a root that was read."""
-  pipeline = start('serial')
-  draft = pipeline._draft
-  for _ in range(3):
-    pipeline.dispatch()
-  state = jax.device_get(pipeline._target_rows.state)
-  draft_state = jax.device_get(pipeline._draft_rows.state)
+  *_, engine = rounds('serial', 3)
+  draft = engine.drafter.rows._model
+  text, draft_state = read_by_draft(engine)
   length = int(draft_state.cache.kv_lengths[0])
-  text = state.token_ids[0, : length + 1].tolist()
   tree = draft_state.tree
   slots = tree.cache_slots[0]
   node = int(np.argmax(np.where(slots >= 0, tree.depths[0], -1)))
   path = path_to(tree, node)
   assert len(path) > 2
-  before = features_before(pipeline._target, draft, text[:-1])
+  before = features_before(engine.model, draft, text[:-1])
   for i in range(len(path)):
     known = [*text[:length], *path[: i + 1]]
     hidden, _, _ = read(draft, known, before)
@@ -302,18 +295,23 @@ def test_nodes_are_read_with_features_of_the_draft():
 
 def test_what_crosses_the_meshes(monkeypatch):
   """The same integers as without features, and one small float array."""
-  pipeline = start('async')
-  pipeline.dispatch()
   moved = []
   put = jax.device_put
 
   def spy(x, *args):
-    moved.extend((leaf.dtype.name, leaf.nbytes) for leaf in jax.tree.leaves(x))
+    leaves = jax.tree.leaves(x)
+    moved.extend(
+      (leaf.dtype.name, leaf.nbytes)
+      for leaf in leaves
+      if isinstance(leaf, jax.Array)
+    )
     return put(x, *args)
 
+  found = rounds('async', 4)
+  for _ in range(3):
+    next(found)
   monkeypatch.setattr(jax, 'device_put', spy)
-  with jax.transfer_guard('disallow'):
-    pipeline.dispatch()
+  next(found)
   verdict = 3 * 4 * (TREE.num_nodes + 1)
   proposal = 3 * 4 * (5 * TREE.num_nodes + 3)
   features = 3 * 2 * TREE.num_nodes * len(FEATURE_LAYERS) * CONFIG.embed_dim
@@ -325,9 +323,7 @@ def test_what_crosses_the_meshes(monkeypatch):
 
 
 def test_impossible_settings_are_refused():
-  target, draft = fed_pair(*DEVICES['serial'])
-  with pytest.raises(errors.UserError, match='cannot draft chains in rows'):
-    RowEngine(target, draft)
+  _, draft = fed_pair(*DEVICES['serial'])
   small = testing.random_model(
     dataclasses.replace(CONFIG, num_layers=1), name='small'
   )

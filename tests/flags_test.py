@@ -60,7 +60,7 @@ def test_flags_become_a_tree():
 
 
 def test_modes_that_are_compared_by_default():
-  own = ('autoregressive', 'prompt_lookup', 'adaptive_lookup', 'auto')
+  own = ('autoregressive', 'prompt_lookup', 'auto')
   with given(target='x'):
     assert shared_flags.default_modes() == own
   with given(target='x', draft='x'):
@@ -144,8 +144,7 @@ def test_every_mode_gives_the_same_text(model, mode):
     stats = last.result.stats
     num_verdicts = stats.num_hits + stats.num_late_hits + stats.num_misses
     if mode != modes.AUTO:
-      is_tree = mode in modes.PERSISTENT_TREES
-      assert num_verdicts == (stats.num_rounds - 1 if is_tree else 0)
+      assert (num_verdicts > 0) == (mode in modes.PERSISTENT_TREES)
 
 
 def test_the_page_of_modes_has_all_of_them():
@@ -171,7 +170,9 @@ def test_auto_looks_up_where_there_is_no_draft(model):
     target = shared_flags.load_target()
     assert shared_flags.load_drafts(target, [modes.AUTO]) == {}
     decoder = shared_flags.make_decoder(modes.AUTO, target, None)
-  assert decoder.pipeline.num_speculative_tokens == 7
+  request = ss.Request(token_ids=(1, 2) * 9, sampling=ss.SamplingParams())
+  *_, last = decoder.run([request])
+  assert len(last.result.stats.chosen_lengths) == 7 + 1
 
 
 def test_modes_on_the_same_devices_share_the_draft(model):

@@ -21,11 +21,11 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.distillation.student import StudentConfig
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 
 # What the config.json of the 31b has other than the defaults.
 PUBLISHED = {
@@ -146,7 +146,7 @@ def test_pages_hold_heads_of_two_sizes(tmp_path):
   requests = requests_of(4, longest_prompt=40, max_new_tokens=24)
   draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES)
-  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   wanted = run(ss.Decoder(alone, batch_size=4), requests)
   for handle, expected in zip(handles, wanted, strict=True):

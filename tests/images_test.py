@@ -18,6 +18,7 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, images, testing
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
@@ -32,7 +33,6 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
 )
 from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.engine import PageEngine
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
@@ -61,7 +61,7 @@ def engine_of(target, draft=None, policy=None, max_images=2, **options):
   drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
   sizes = make_sizes(NUM_PAGES, drafts=drafts)
   sizes = dataclasses.replace(sizes, max_images=max_images)
-  return PageEngine(target, draft, sizes=sizes, policy=policy, **options)
+  return Engine(target, draft, sizes=sizes, policy=policy, **options)
 
 
 def request_of(*parts, seeds=(), **sampling):
@@ -326,8 +326,6 @@ def test_bad_requests(models, change, message):
 def test_other_models_and_drafts_refuse_images(models):
   with pytest.raises(errors.UserError, match='reads no images'):
     engine_of(models['text']).submit(golden_request())
-  with pytest.raises(errors.UserError, match='takes at most 0; a decoder with'):
-    list(ss.Decoder(models['clip']).run([golden_request()]))
   with pytest.raises(errors.UserError, match='devices cannot leave out the im'):
     engine_of(models['clip'], LOOKUP, run_ahead=1)
   with pytest.raises(

@@ -140,7 +140,7 @@ def test_experts_on_kernels_give_the_same():
 def test_a_shared_vocabulary_takes_the_reference():
   mesh = Mesh(np.asarray(jax.devices()[:2]), ('model',))
   scores = jnp.zeros((1, 2, 8)).at[0, 0, 3].set(1.0).at[0, 1, 5].set(1.0)
-  token_ids, num_accepted, path = verification_api.verify_tree(
+  token_ids, num_accepted, path, _ = verification_api.verify_tree(
     scores,
     token_ids=jnp.asarray([[0, 3]]),
     parents=jnp.asarray([[-1, 0]]),

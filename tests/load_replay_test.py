@@ -15,12 +15,12 @@ import serving_cases
 import swiftspec_jax as ss
 from experiments.load import load_replay, load_simulation
 from swiftspec_jax.cost_model import measured
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 
@@ -57,7 +57,7 @@ def test_replay_is_the_simulation():
   sizes = engine_cases.make_sizes(drafts=engine_cases.ONE_CONTEXT)
   # The second run has the prompts of the first.
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
-  engine = PageEngine(
+  engine = Engine(
     engine_cases.TARGET,
     engine_cases.TARGET,
     sizes=dataclasses.replace(sizes, scheduler=config),
@@ -167,7 +167,7 @@ def test_the_simulator_ranks_policies_as_the_engine_does():
   drafts = {'rows': (4,), 'lengths': (0, 1, 2, 3)}
   sizes = engine_cases.make_sizes(query_tokens=(4, 8, 16), drafts=drafts)
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
-  engine = PageEngine(
+  engine = Engine(
     engine_cases.TARGET,
     ForcedDraft(acceptance=0.7),
     sizes=dataclasses.replace(sizes, scheduler=config),

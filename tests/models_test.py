@@ -16,15 +16,17 @@ import pytest
 from scipy import special
 
 import swiftspec_jax as ss
-from swiftspec_jax import sampling, sharding, spec_step, testing, types
+from swiftspec_jax import sharding, testing
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Experts
-from swiftspec_jax.drafting import no_draft
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.step import ragged_batch, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
@@ -281,28 +283,19 @@ def test_many_devices_equal_one(name, num_devices, tmp_path):
 
 def step_text(model):
   """Returns the compiled text of one plain decoding step."""
-  replicated = sharding.replicated(model.mesh)
+  buckets = StepBuckets(rows=(1,), query_tokens=(1, 8))
+  engine = Engine(model, sizes=ProgramSizes.of_rows(buckets, 64))
+  texts = []
 
-  def on_mesh(tree):
-    return jax.device_put(tree, replicated)
+  def note(function, *args, **options):
+    lowered = function.lower(*args, **options)
+    texts.append(lowered.compile().as_text())
+    return lowered.out_info
 
-  numbers = {
-    name: on_mesh(np.full(1, 5, np.int32))
-    for name in ('lengths', 'prompt_lengths', 'max_lengths')
-  }
-  state = types.DecodeState(
-    token_ids=on_mesh(np.zeros((1, 64), np.int32)),
-    target_cache=new_cache(model),
-    draft_state=None,
-    sampling=on_mesh(
-      sampling.make_state([ss.SamplingParams()], model.config.vocab_size)
-    ),
-    **numbers,
-  )
-  lowered = spec_step.decode_step.lower(
-    model.params, None, state, config=model.config, drafter=no_draft.NoDraft()
-  )
-  return lowered.compile().as_text()
+  engine._target._call = note
+  engine.enqueue_trial(engine.sizes.plain(1, 64), 5)
+  (text,) = texts
+  return text
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tree_cases import MIXED, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.serving.engine import PageEngine
+from swiftspec_jax.engine.engine import Engine
 
 WIDTH, FFW, HEAD_DIM, NUM_LAYERS, LENGTH = 32, 48, 8, 2, 4
 START = 'model.mtp_layers.0.'
@@ -195,7 +195,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
   """Behind steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = PageEngine(target, draft, sizes=sizes, policy=RandomLengths(0))
+  engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   handles = [engine.submit(request) for request in requests]

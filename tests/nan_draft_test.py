@@ -12,9 +12,9 @@ from tree_cases import DEVICES, TREE
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 
 # Token 0, which also fills drafts, is chosen often.
 OFTEN = np.eye(SIZE)[[0, 0, 0, 1, 2, 0, 0]]
@@ -60,7 +60,7 @@ def test_engine(plain, kind, is_tree):
   draft = spoiled_draft(kind)
   if is_tree:
     draft = TreeDraft(model=draft, width=8, branching=2, prompt_lookup=False)
-  engine = PageEngine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
+  engine = Engine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
   handles = [engine.submit(request) for request in REQUESTS]
   assert tokens_of(handle.result() for handle in handles) == plain
 
@@ -72,8 +72,8 @@ def test_decoder_with_trees(plain, kind, mode):
   target = testing.table_model(TABLE, devices=first)
   draft = spoiled_draft(kind, last)
   decoder = ss.Decoder(target, draft, batch_size=4, tree=TREE)
-  assert decoder.pipeline.is_async == (mode == 'async')
   assert tokens_of(run(decoder, REQUESTS)) == plain
+  assert decoder.engine.drafter.rows.is_async == (mode == 'async')
 
 
 @pytest.mark.parametrize('kind', SPOILED)

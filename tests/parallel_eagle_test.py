@@ -15,12 +15,12 @@ from tree_cases import CONFIG, TREE
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
-from swiftspec_jax.serving.engine import PageEngine
 
 SWITCHES = ({}, {'norm_before_residual': True, 'fc_norm': True})
 
@@ -108,9 +108,7 @@ def test_what_cannot_be_drafted_is_refused(directory):
   with pytest.raises(errors.UserError, match='drafts 8; declare lengths of at'):
     serve(target, head, [], None, range(10))
   with pytest.raises(errors.UserError, match='engine alone'):
-    PageEngine(
-      target, PersistentTrees(model=head, tree=TREE), sizes=make_sizes()
-    )
+    Engine(target, PersistentTrees(model=head, tree=TREE), sizes=make_sizes())
   with pytest.raises(
     errors.UserError, match='drafts all tokens in one forward'
   ):

@@ -105,7 +105,6 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   assert list(modes) == [
     'autoregressive',
     'prompt_lookup',
-    'adaptive_lookup',
     'auto',
     'hf',
     'hf_prompt_lookup',

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from eagle3_test import features_of, small_pair
 from engine_cases import RandomLengths, assert_empty
-from row_engine_test import check, fresh_cache, random_requests, serve
+from load_cases import check, fresh_cache, random_requests, serve
 from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.engine import handles as engine_handles
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.requests import Source
@@ -24,7 +25,6 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
-from swiftspec_jax.serving.engine import PageEngine
 
 SIZES = {
   'rows': (4,),
@@ -70,7 +70,7 @@ def make_engine(
   target, draft, policy, num_pages=NUM_PAGES, run_ahead=0, **tree
 ):
   tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
-  return PageEngine(
+  return Engine(
     target,
     PersistentTrees(model=draft, tree=tree),
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
@@ -138,7 +138,7 @@ def test_300_random_requests(split, run_ahead):
 
 
 def test_outputs_on_more_devices():
-  """`row_engine_test` splits the draft, too."""
+  """The draft is split in other tests."""
   target, draft = make_models('three')
   engine = make_engine(target, draft, RandomLengths(1, share_of_none=0.0))
   requests = random_requests(8, seed=7)
@@ -203,13 +203,11 @@ def new_chains(target, draft):
     drafts = draft_fn(view, lengths, texts)
     for row in np.flatnonzero(drafts.drafts.lengths):
       slot = view.slots[row]
-      if np.asarray(drafts.report)[slot, 0] in (
-        types.NO_OUTCOME,
-        tree_lib.MISS,
-      ):
-        parents = np.asarray(drafts.trees.parents)[slot, 1:]
-        tokens = np.where(parents >= 0, np.asarray(drafts.token_ids)[slot], -1)
-        found.append((texts.known_from(view, row, 0), tokens))
+      trees = types.TreeProposal.unpack(np.asarray(drafts.trees))
+      if trees.outcome[slot] in (types.NO_OUTCOME, tree_lib.MISS):
+        found.append(
+          (texts.known_from(view, row, 0), trees.token_ids[slot, 1:])
+        )
     return drafts
 
   engine.drafter.draft = recorded
@@ -265,11 +263,11 @@ def test_what_needs_something_else_is_refused():
   with pytest.raises(
     errors.UserError, match='run_ahead=1 needs PersistentTrees'
   ):
-    PageEngine(target, SuffixLookup(), sizes=sizes, run_ahead=1)
+    Engine(target, SuffixLookup(), sizes=sizes, run_ahead=1)
   policy = LookupOrModel(FixedLength(1), FixedLength(1))
   with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
-    PageEngine(target, sizes=sizes, policy=policy)
-  engine = PageEngine(target, sizes=sizes)
+    Engine(target, sizes=sizes, policy=policy)
+  engine = Engine(target, sizes=sizes)
   with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
     engine.policy = policy
   engine.policy = RandomSources(0)

@@ -46,8 +46,9 @@ def step(drafter, text, length):
   texts.token_ids[slot, : len(text)] = text
   drafts = drafter.draft(view, np.array([length]), texts)
   count = int(drafts.drafts.lengths[0])
-  token_ids = [text[-1], *drafts.token_ids[slot, :count].tolist()]
-  parents = drafts.trees.parents[slot, : count + 1].tolist()
+  trees = engine_cases.trees_of(drafts)
+  token_ids = [text[-1], *trees.token_ids[slot, 1 : count + 1].tolist()]
+  parents = trees.parents[slot, : count + 1].tolist()
   probs = drafts.drafts.node_confidences()[:count, 0]
   assert (np.diff(probs) <= 0).all()
   assert all(parent < node for node, parent in enumerate(parents))

@@ -12,16 +12,14 @@ from engine_test import plain_load
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
 def make_engine(draft=None):
   sizes = engine_cases.make_sizes(drafts={'rows': (1, 4), 'lengths': (0, 3)})
-  return PageEngine(
-    engine_cases.TARGET, draft, sizes=sizes, policy=RandomLengths()
-  )
+  return Engine(engine_cases.TARGET, draft, sizes=sizes, policy=RandomLengths())
 
 
 def start_first(engine):
@@ -132,7 +130,7 @@ def test_every_step_fits_into_the_first_programs(
   rows, query_tokens, max_context
 ):
   sizes = make_sizes(rows, query_tokens, max_context)
-  engine = PageEngine(server_cases.MODEL, sizes=sizes)
+  engine = Engine(server_cases.MODEL, sizes=sizes)
   start_first(engine)
   for flat in declared(sizes):
     found = engine.programs.fit(flat)
@@ -144,7 +142,7 @@ def test_a_step_that_fills_no_program_is_compiled():
   """No row has the 32 tokens that a prompt of 18 is padded to."""
   sizes = make_sizes((1,), (8, 16, 32, 64), 20)
   assert {flat.num_tokens for flat in sizes.all_mixed()} == {8, 16, 32}
-  engine = PageEngine(server_cases.MODEL, sizes=sizes)
+  engine = Engine(server_cases.MODEL, sizes=sizes)
   engine.warm_up()
   with profiling.count_compilations() as compilations:
     engine.submit(ss.Request(token_ids=(0,) * 18)).result()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftspec_jax as ss
-from swiftspec_jax import types
+from swiftspec_jax.step.rows import Rows
 
 SIZE = 24
 
@@ -46,37 +46,34 @@ def test_equals_oracle(rows, sizes):
   token_ids = np.full((2, SIZE), 1, np.int32)
   for row, tokens in zip(token_ids, rows, strict=True):
     row[: len(tokens)] = tokens
-  proposal = propose(drafter, token_ids, [len(tokens) for tokens in rows])
+  drafts, counts = propose(drafter, token_ids, [len(x) for x in rows])
   for row, tokens in enumerate(rows):
     expected = oracle(tokens, drafter)
     if expected is None:
-      assert proposal.num_drafted[row] == 0
+      assert counts[row] == 0
     else:
-      assert proposal.num_drafted[row] == 5
-      assert proposal.token_ids[row].tolist() == expected
+      assert counts[row] == 5
+      assert drafts[row].tolist() == expected
 
 
 def test_idle_rows_draft_nothing():
   """Each draft makes the step longer for all."""
   token_ids = np.full((2, SIZE), 1, np.int32)
-  proposal = propose(ss.PromptLookup(), token_ids, [8, 8], room=[0, 1])
-  assert proposal.num_drafted.tolist() == [0, 7]
+  _, counts = propose(ss.PromptLookup(), token_ids, [8, 8], room=[0, 1])
+  assert counts.tolist() == [0, 7]
 
 
 def propose(drafter, token_ids, lengths, room=1):
   lengths = jnp.asarray(lengths, jnp.int32)
-  state = types.DecodeState(
+  rows = Rows(
     token_ids=jnp.asarray(token_ids),
     lengths=lengths,
     prompt_lengths=lengths,
     max_lengths=lengths + jnp.asarray(room, jnp.int32),
-    target_cache=None,
-    draft_state=None,
-    sampling=None,
   )
-  return _propose(drafter, state)
+  return _propose(drafter, rows)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _propose(drafter, state):
-  return drafter.propose(None, state)[0]
+def _propose(drafter, rows):
+  return drafter.propose(rows)

@@ -6,14 +6,17 @@ import server_cases
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.engine.handles import EngineError
-from swiftspec_jax.engine.rows import RowEngine
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 LOG = np.log(server_cases.TABLE)
 
 
 def make_rows():
-  return RowEngine(server_cases.MODEL, None, max_context=600)
+  sizes = StepBuckets(rows=(1,), query_tokens=(1, 32))
+  return Engine(server_cases.MODEL, sizes=ProgramSizes.of_rows(sizes, 600))
 
 
 def make_pages():

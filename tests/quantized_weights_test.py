@@ -23,9 +23,9 @@ from kernels_pallas.quantized_matmul import tiles
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.distillation import student
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import quantization, transposed
-from swiftspec_jax.serving.engine import PageEngine
 
 # The highest weight lies almost half a step behind the last integer.
 LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001, 'float8': 448 / 1.001}
@@ -164,7 +164,7 @@ def test_greedy_output_is_the_same_in_all_modes(weight_dtype):
 def test_the_engine_takes_quantized_models(weight_dtype):
   target = model_of(weight_dtype)
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = PageEngine(target, target, sizes=sizes)
+  engine = Engine(target, target, sizes=sizes)
   handles = [engine.submit(request) for request in REQUESTS]
   while engine.step() is not None:
     pass

@@ -13,7 +13,7 @@ from decoding_cases import assert_same, run
 from distillation_cases import target as tiny_target
 from distillation_cases import write_data
 from eagle3_test import project_features
-from engine_cases import RandomLengths, assert_empty, make_sizes
+from engine_cases import RandomLengths, assert_empty, make_sizes, trees_of
 from feature_draft_test import read
 from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
@@ -23,12 +23,12 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import losses, student, trainer, training
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder, recurrent
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import beam_search
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 
 WIDTH, VOCAB_SIZE = CONFIG.embed_dim, CONFIG.vocab_size
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
@@ -405,7 +405,7 @@ def test_the_engine_changes_no_token(good_pair, plain, kind):
   """Rows come and go; drafts have any length, and 0 tokens at times."""
   target, head = good_pair()
   policy = RandomLengths(0)
-  engine = PageEngine(
+  engine = Engine(
     target, DRAFTS[kind](head), sizes=make_sizes(drafts=BEAMS), policy=policy
   )
   handles = [engine.submit(request) for request in MIXED]
@@ -420,7 +420,7 @@ def test_the_engine_changes_no_token(good_pair, plain, kind):
 def test_prompts_are_never_late(good_pair):
   """A head has nothing to read of a text, so it drafts in the first step."""
   target, head = good_pair()
-  engine = PageEngine(
+  engine = Engine(
     target,
     DRAFTS['beams'](head),
     sizes=make_sizes(drafts=BEAMS),
@@ -444,7 +444,7 @@ def test_trees_of_the_engine_are_the_beams_of_numpy(tmp_path):
   """Best first; what beams have in common is one node."""
   target = target_of()
   weights, head = head_of(tmp_path, target)
-  engine = PageEngine(
+  engine = Engine(
     target,
     BeamDraft(model=head, width=3, prompt_lookup=False),
     sizes=make_sizes(drafts=BEAMS),
@@ -454,14 +454,15 @@ def test_trees_of_the_engine_are_the_beams_of_numpy(tmp_path):
 
   def draft(view, lengths, texts):
     drafts = draft_fn(view, lengths, texts)
+    trees = trees_of(drafts)
     for row in np.flatnonzero(drafts.drafts.lengths).tolist():
       slot = view.slots[row]
       found.append(
         (
           texts.known_from(view, row, 0),
-          np.asarray(drafts.token_ids)[slot],
-          np.asarray(drafts.trees.parents)[slot],
-          np.asarray(drafts.probs)[slot],
+          trees.token_ids[slot, 1:],
+          trees.parents[slot],
+          np.exp(trees.log_probs[slot, 1:]),
         )
       )
     return drafts
@@ -503,7 +504,7 @@ def test_more_beams_than_tokens_are_refused(tmp_path):
   with pytest.raises(errors.UserError, match='width must be 1 to 262, got 263'):
     BeamDraft(model=head, width=263)
   with pytest.raises(errors.UserError, match='less than 10 nodes after 3'):
-    PageEngine(
+    Engine(
       target_of(),
       BeamDraft(model=head, width=3),
       sizes=make_sizes(

@@ -12,7 +12,7 @@ from experiments.measuring import round_parts, round_profile
 # A target of two matrices of 4 x 12 and 12 x 4 and a table of 20 x 4, over two
 # tokens, in the style of XLA for CPUs: products have no names.
 PROGRAM = """\
-HloModule jit_verify_step, is_scheduled=true, entry_computation_layout={()->()}
+HloModule jit_run_step, is_scheduled=true, entry_computation_layout={()->()}
 
 FileNames
 1 "decoder.py"
@@ -25,7 +25,7 @@ FileNames
 
 %fused_scale (param_2: f32[2,4]) -> f32[2,4] {
   %param_2 = f32[2,4]{1,0} parameter(0)
-  ROOT %mul.0 = f32[2,4]{1,0} multiply(%param_2, %param_2), metadata={op_name="jit(verify_step)/target_forward/layer_0/mul"}
+  ROOT %mul.0 = f32[2,4]{1,0} multiply(%param_2, %param_2), metadata={op_name="jit(run_step)/target_forward/layer_0/mul"}
 }
 
 ENTRY %main (x: f32[2,4], up: f32[12,4], down: f32[4,12], table: f32[20,4]) -> (s32[2], f32[2,4]) {
@@ -35,15 +35,15 @@ ENTRY %main (x: f32[2,4], up: f32[12,4], down: f32[4,12], table: f32[20,4]) -> (
   %table = f32[20,4]{1,0} parameter(3)
   %norm = f32[2,4]{1,0} fusion(%x), kind=kLoop, calls=%fused_scale
   %scores = f32[2,2]{1,0} dot(%norm, %x), lhs_contracting_dims={1}
-  %softmax = f32[2,2]{1,0} exponential(%scores), metadata={op_name="jit(verify_step)/target_forward/layer_0/attention/exp"}
+  %softmax = f32[2,2]{1,0} exponential(%scores), metadata={op_name="jit(run_step)/target_forward/layer_0/attention/exp"}
   %attended = f32[2,4]{1,0} dot(%softmax, %x), lhs_contracting_dims={1}
   %copy.1 = f32[2,4]{0,1} copy(%attended)
   %ynn_fusion = f32[12,2]{1,0} fusion(%up, %copy.1), kind=kCustom, calls=%fused_product
   %dot.1 = f32[2,4]{1,0} dot(%ynn_fusion, %down), lhs_contracting_dims={0}
-  %add.1 = f32[2,4]{1,0} add(%dot.1, %x), metadata={op_name="jit(verify_step)/target_forward/layer_0/add"}
+  %add.1 = f32[2,4]{1,0} add(%dot.1, %x), metadata={op_name="jit(run_step)/target_forward/layer_0/add"}
   %dot.2 = f32[20,2]{1,0} dot(%table, %add.1), lhs_contracting_dims={1}
-  %wrapped = s32[2]{0} reduce(%dot.2), to_apply=%best, metadata={op_name="jit(verify_step)/verify/reduce"}
-  %pad = f32[2,4]{1,0} pad(%add.1), metadata={op_name="jit(verify_step)/pad"}
+  %wrapped = s32[2]{0} reduce(%dot.2), to_apply=%best, metadata={op_name="jit(run_step)/verify/reduce"}
+  %pad = f32[2,4]{1,0} pad(%add.1), metadata={op_name="jit(run_step)/pad"}
   ROOT %tuple.1 = (s32[2]{0}, f32[2,4]{1,0}) tuple(%wrapped, /*index=1*/%pad)
 }
 """  # noqa: E501
@@ -52,7 +52,7 @@ WEIGHTS = round_parts.Weights(products=frozenset({48}), tables=frozenset({80}))
 
 def test_each_operation_belongs_to_the_part_of_its_scope():
   program = round_parts.read_program(PROGRAM)
-  assert program.name == 'jit_verify_step'
+  assert program.name == 'jit_run_step'
   parts = round_parts.parts(program, WEIGHTS)
   expected = {
     'norm': 'rest',
@@ -78,7 +78,7 @@ def test_each_operation_belongs_to_the_part_of_its_scope():
     ('jit(advance)/reroot/gather', 'reroot'),
     ('jit(advance)/look_up/vmap(eq)', 'look_up'),
     ('jit(advance)/select/top_k', 'select'),
-    ('jit(verify_step)/commit/dynamic_slice', 'commit'),
+    ('jit(run_step)/commit/dynamic_slice', 'commit'),
   ],
 )
 def test_the_innermost_scope_counts(scope, part):
@@ -107,7 +107,7 @@ def test_times_are_without_those_of_operations_inside():
     'select': 10,
   }
   shares = round_parts.shares(
-    times | {('jit_prefill_chunk', 'dot'): 1000},
+    times | {('jit_other', 'dot'): 1000},
     {'jit_advance': {'dot': 'products', 'call': 'products', 'while': 'growth'}},
   )
   assert shares == {

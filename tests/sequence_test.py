@@ -13,9 +13,9 @@ import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
 from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import ragged_batch, step_devices, target_forward
 
 
@@ -45,7 +45,7 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
     'tree': TreeDraft(model=model, width=3, branching=3),
   }[drafts]
   sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
-  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   requests = requests_of(3, max_new_tokens=24)
   handles = [engine.submit(request) for request in requests]
   assert [x.result().token_ids for x in handles] == expected()

@@ -16,11 +16,11 @@ from decoding_test import markov_table
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 NAME = 'letters'
@@ -56,7 +56,7 @@ def make_service(
   buckets = StepBuckets(
     rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
   )
-  engine = PageEngine(
+  engine = Engine(
     model,
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(

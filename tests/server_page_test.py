@@ -13,6 +13,7 @@ from tree_cases import TREE
 
 from swiftspec_jax import testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server.service import Service
@@ -20,7 +21,6 @@ from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
@@ -96,7 +96,7 @@ def test_the_page_can_be_used_without_eyes_or_mouse(address):
 def test_models_say_how_drafts_can_be_limited(address):
   _, text = ask(address, '/v1/models')
   limits = json.loads(text)['data'][0]['speculation']
-  assert limits == {'max_tokens': LENGTH, 'is_per_request': True}
+  assert limits == {'max_tokens': LENGTH}
 
 
 def choices(address, path='/v1/completions', **options):
@@ -215,7 +215,7 @@ def make_tree_service(makes_draft):
   table = 0.6 * cycle + 0.4 / 8
   table[[3, 4]] = 0.9 * np.eye(8)[[6, 6]] + 0.1 / 8
   target = testing.table_model(cycle, name=NAME)
-  engine = PageEngine(
+  engine = Engine(
     target,
     makes_draft(testing.table_model(table, name='draft')),
     sizes=ProgramSizes(

@@ -16,10 +16,10 @@ import swiftspec_jax as ss
 from experiments.load import step_shapes
 from swiftspec_jax import errors, policies, simulator
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.compilation import shape_classes
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.simulator import layouts
 
 
@@ -181,7 +181,7 @@ def _serve(buckets):
     scheduler=dataclasses.replace(sizes.scheduler, buckets=buckets),
     contexts=(engine_cases.MAX_CONTEXT,),
   )
-  engine = PageEngine(
+  engine = Engine(
     engine_cases.TARGET,
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=sizes,

@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
 from feature_draft_test import fed_pair
-from persistent_trees_test import SIZES, assert_fresh
-from row_engine_test import (
+from load_cases import (
   check,
   forward,
   fresh_cache,
   random_requests,
   serve,
 )
+from persistent_trees_test import SIZES, assert_fresh
 from tree_cases import CONFIG, TREE
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import ragged_batch, step_input, target, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
@@ -134,12 +134,12 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
 
 def gathers_of_caches(sizes):
   """Arrays of a cache's size that a step of drafts gathers."""
-  engine = PageEngine(MODEL, sizes=sizes)
+  engine = Engine(MODEL, sizes=sizes)
   flat = sizes.mixed(NUM_SLOTS, NUM_SLOTS * (LENGTH + 1), MAX_CONTEXT)
   found = []
 
   def note(function, *args, **options):
-    if function is target.query_logits:
+    if function in (target.query_logits, target.run_step):
       found.append(function.lower(*args, **options).as_text())
     return jax.eval_shape(functools.partial(function, **options), *args)
 
@@ -172,7 +172,7 @@ def test_a_plan_has_no_pages():
 def test_outputs_are_those_of_plain_decoding(run_ahead):
   """Looked up on the host, or on the devices by steps that are ahead."""
   draft = ss.PromptLookup(prompt_lookup_min=1)
-  engine = PageEngine(
+  engine = Engine(
     MODEL,
     draft,
     sizes=CHAINS,
@@ -194,7 +194,7 @@ def test_devices_draft_what_the_host_does():
   requests = random_requests(6, seed=4)
   found = ([], [])
   for run_ahead in (0, 1):
-    engine = PageEngine(
+    engine = Engine(
       MODEL,
       ss.PromptLookup(prompt_lookup_min=1),
       sizes=CHAINS,
@@ -231,7 +231,7 @@ def test_caches_of_trees_are_those_of_a_fresh_prefill():
   """A draft on another device reads features of the rows."""
   model, draft = fed_pair((0, 1), (1, 2))
   tree = dataclasses.replace(TREE, prompt_lookup=True)
-  engine = PageEngine(
+  engine = Engine(
     model,
     PersistentTrees(model=draft, tree=tree),
     sizes=TREES,
@@ -276,6 +276,6 @@ def test_what_needs_pages_is_refused():
   with pytest.raises(
     errors.UserError, match='Model drafts in the pages of the'
   ):
-    PageEngine(MODEL, BAD_DRAFT, sizes=CHAINS)
+    Engine(MODEL, BAD_DRAFT, sizes=CHAINS)
   with pytest.raises(errors.UserError, match='has_rows must be False, unless'):
     dataclasses.replace(make_sizes(), has_rows=True)

@@ -13,10 +13,10 @@ from self_draft_test import LENGTH, requests_of, serve
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.drafters.models import snapkv
-from swiftspec_jax.serving.engine import PageEngine
 
 EVERYTHING = ss.SnapKVDraft(budget=160, window=8)
 # Of queries 6 and 7; what a query must not see is larger than all else.
@@ -119,7 +119,7 @@ def test_every_head_keeps_what_the_latest_tokens_look_at():
   """Whatever chunks of the prompt were read: 60 tokens in steps of 24."""
   options = {'budget': 24, 'window': 6, 'pooling': 3}
   sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
-  engine = PageEngine(
+  engine = Engine(
     SLIDING,
     ss.SnapKVDraft(**options),
     sizes=sizes,
@@ -140,7 +140,7 @@ def test_every_head_keeps_what_the_latest_tokens_look_at():
 
 def make_engine(draft, policy):
   sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
-  return PageEngine(engine_cases.TARGET, draft, sizes=sizes, policy=policy)
+  return Engine(engine_cases.TARGET, draft, sizes=sizes, policy=policy)
 
 
 def test_a_budget_for_everything_is_right_about_everything():

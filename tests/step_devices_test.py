@@ -21,10 +21,10 @@ from sequence_test import expected, shared
 import swiftspec_jax as ss
 from experiments.flags import engine_flags
 from swiftspec_jax import errors, profiling
+from swiftspec_jax.engine import device_costs
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.planning.elastic import PrefillCosts
-from swiftspec_jax.serving import device_costs
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.step_devices import StepDevices
 
 LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
@@ -35,7 +35,7 @@ FEW_SIZES = make_sizes(num_pages=NUM_PAGES, drafts=FEW)
 COSTS = PrefillCosts(coefficients={p: (0.2 * p, 0.4 / p, 0.0) for p in (2, 8)})
 
 
-class Watched(PageEngine):
+class Watched(Engine):
   """Remembers its steps."""
 
   def __init__(self, *args, **options):
@@ -111,7 +111,7 @@ def test_output_under_load_is_that_of_plain_decoding():
 
 def test_models_that_draft_stay_on_their_devices():
   with pytest.raises(errors.UserError, match='step_devices is for pages'):
-    PageEngine(
+    Engine(
       shared(8, 8),
       TreeDraft(model=shared(8, 8), width=3, branching=3),
       sizes=make_sizes(drafts=TREES),
@@ -137,7 +137,7 @@ def test_numbers_that_do_not_fit(numbers, message):
 def test_costs_are_those_of_the_numbers():
   with pytest.raises(errors.UserError, match=r'costs must be those of \(2, 4'):
     StepDevices(numbers=(2, 4, 8), costs=COSTS)
-  engine = PageEngine(
+  engine = Engine(
     shared(8, 8),
     sizes=make_sizes(drafts=TREES),
     step_devices=StepDevices(numbers=(2, 8)),

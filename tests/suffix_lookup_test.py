@@ -38,7 +38,7 @@ def draft(drafter, token_ids, length=4, request_id=0):
   texts.token_ids[view.slots[0], : len(token_ids)] = token_ids
   result = drafter.draft(view, np.array([length]), texts)
   count = int(result.drafts.lengths[0])
-  found = result.token_ids[view.slots[0], :count].tolist()
+  found = result.chains[view.slots[0], :count].tolist()
   return found, result.drafts.confidences[:count, 0].tolist()
 
 

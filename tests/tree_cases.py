@@ -6,9 +6,8 @@ import functools
 import decoding_cases
 import jax
 
-from swiftspec_jax import testing
+from swiftspec_jax import policies, testing
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.pipelines import tree_sizes
 
 CONFIG = dataclasses.replace(
   decoding_cases.CONFIG, num_layers=2, max_context=256
@@ -29,16 +28,6 @@ DEVICES = {
   'serial': ((0, 1), (0, 1)),
   'async': ((1, 2), (0, 1)),
 }
-
-
-# Right drafts pay, wrong ones do not, whatever the machine.
-STEP_TIMES = tree_sizes.StepTimes(
-  target_seconds={4: 1.1, 8: 1.2, 16: 1.3},
-  pause_seconds={0: 1.0, 3: 1.1, 7: 1.2},
-  draft_seconds=0.2,
-  advance_seconds=0.2,
-  catch_up_seconds=0.1,
-)
 
 
 @functools.cache
@@ -79,3 +68,15 @@ MIXED = [
   *requests_of(1, temperature=1.0),
   *requests_of(1, temperature=0.7, top_k=20, top_p=0.9),
 ]
+
+
+class Pauses(policies.Policy):
+  """Drafts as much as it can, but in some rounds nothing."""
+
+  def __init__(self, *rounds):
+    self._rounds, self._round = rounds, 0
+
+  def plan_draft(self, view):
+    self._round += view.num_rows > 0
+    is_pause = self._round in self._rounds
+    return policies.DraftPlan(lengths=view.limits * (not is_pause))

@@ -101,7 +101,8 @@ def arguments(seed, sizes, tries):
 
 
 def check(name, arrays):
-  tokens, num_accepted, path = map(np.asarray, compiled(name)(*arrays))
+  found = map(np.asarray, compiled(name)(*arrays))
+  tokens, num_accepted, path, choices = found
   scores, token_ids, parents, sizes, _ = map(np.asarray, arrays)
   for b, size in enumerate(sizes):
     want, nodes = oracle(scores[b], token_ids[b], parents[b], size)
@@ -109,6 +110,7 @@ def check(name, arrays):
     assert tokens[b].tolist() == want + [-1] * padding
     assert path[b].tolist() == nodes + [0] * padding
     assert num_accepted[b] == len(nodes) - 1
+  np.testing.assert_array_equal(choices, scores.argmax(axis=2))
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)

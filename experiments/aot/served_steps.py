@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
 from swiftspec_jax import ahead_of_time, sharding
+from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, SamplingParams
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -55,16 +56,21 @@ _LAYOUTS = {
   ),
   'rows': ProgramSizes.of_rows(_BUCKETS, _CONTEXT),
 }
+_KINDS = 'plain', 'chain', 'tree'
+# Of pages the parts of a step are programs of their own.
 _PROGRAMS = {
-  'plain': ('forward', 'verdict'),
-  'chain': ('forward', 'verdict'),
-  'tree': ('forward', 'verdict', 'commit'),
+  'pages': {
+    'plain': ('forward', 'verdict'),
+    'chain': ('forward', 'verdict'),
+    'tree': ('forward', 'verdict', 'commit'),
+  },
+  'rows': dict.fromkeys(_KINDS, ('step',)),
 }
 NAMES = tuple(
   f'served {kind}, {layout}: {program}'
-  for layout in _LAYOUTS
-  for kind, programs in _PROGRAMS.items()
-  for program in programs
+  for layout, programs in _PROGRAMS.items()
+  for kind in _KINDS
+  for program in programs[kind]
 )
 
 
@@ -93,7 +99,7 @@ def jobs(
 
 
 def _lower(program, kind, layout, config, num_devices, target):
-  step = _Step(
+  step = Step(
     kind=kind,
     sizes=_LAYOUTS[layout],
     config=dataclasses.replace(config, num_shards=num_devices),
@@ -103,13 +109,57 @@ def _lower(program, kind, layout, config, num_devices, target):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Step:
-  """A step in the words of `Target.dispatch`, with abstract arrays."""
+class Step:
+  """A step in the words of `Target.dispatch`, with abstract arrays.
+
+  Attributes:
+    kind: 'plain', 'chain' or 'tree'.
+    sizes: declared, with one number of rows.
+    config: target of the engine.
+    mesh: devices of the target.
+    sampling: parameters of all requests.
+  """
 
   kind: str
   sizes: ProgramSizes
   config: ModelConfig
   mesh: Mesh
+  sampling: SamplingParams = SamplingParams()
+
+  def step(self) -> jax.stages.Lowered:
+    """Returns the whole step, of rows of the cache."""
+    args, options = self._forward()
+    chains = self._integers(self._num_rows, self._num_nodes - 1)
+    trees = None
+    if self.kind == 'tree':
+      trees = self._integers(self._num_rows, 5 * self._num_nodes + 3)
+    return served.run_step.lower(
+      *args[:4],
+      chains,
+      trees,
+      None,
+      self._sampling,
+      level=slot_sampling.level_of(self.sampling),
+      sharding=sharding.replicated(self.mesh),
+      **options,
+    )
+
+  @property
+  def _num_rows(self) -> int:
+    return self.sizes.scheduler.buckets.max_rows
+
+  @property
+  def _num_nodes(self) -> int:
+    return self.sizes.scheduler.buckets.max_length + 1
+
+  @property
+  def _sampling(self) -> sampling_lib.SamplingState:
+    state = slot_sampling.make_state(
+      [self.sampling] * self._num_rows,
+      self.config.vocab_size,
+      slot_sampling.level_of(self.sampling),
+    )
+    return self._placed(state)
 
   def forward(self) -> jax.stages.Lowered:
     """Returns the target's forward."""
@@ -132,19 +182,18 @@ class _Step:
 
   def _forward(self):
     """Returns the arguments of `query_logits`."""
-    is_plain = self.kind == 'plain'
-    num_tokens = _NUM_ROWS * (1 if is_plain else _NUM_NODES)
-    sizes = (
-      self.sizes.plain
-      if is_plain
-      else functools.partial(self.sizes.mixed, padded_tokens=num_tokens)
-    )
-    flat = sizes(padded_rows=_NUM_ROWS, num_positions=_CONTEXT)
-    columns = 0 if self.sizes.has_rows else _CONTEXT // _PAGE_SIZE
+    context = self.sizes.contexts[-1]
+    flat = self.sizes.plain(self._num_rows, context)
+    if self.kind != 'plain':
+      num_tokens = self._num_rows * self._num_nodes
+      flat = self.sizes.mixed(self._num_rows, num_tokens, context)
+    columns = 0
+    if not self.sizes.has_rows:
+      columns = context // self.sizes.scheduler.page_size
     args = (
       params_lib.abstract_params(self.config, _DTYPE, self.mesh),
       self._cache(),
-      self._integers(_NUM_ROWS, step_input.NUM_COUNTS + columns),
+      self._integers(self._num_rows, step_input.NUM_COUNTS + columns),
       self._rows,
       self._drafted,
       self._trees,
@@ -166,16 +215,13 @@ class _Step:
   def _verdict(self):
     """Returns the arguments of `verify`."""
     _, logits, token_ids, queries, _ = self._forwarded
-    greedy = [SamplingParams()] * _NUM_ROWS
-    level = slot_sampling.SamplingLevel.GREEDY
-    sampling = slot_sampling.make_state(greedy, self.config.vocab_size, level)
     args = (
       logits,
       None,
       token_ids,
       queries,
       self._drafted,
-      self._placed(sampling),
+      self._sampling,
       self._rows,
       self._trees,
     )
@@ -208,9 +254,10 @@ class _Step:
 
   @property
   def _rows(self) -> Rows:
-    of_rows = self._integers(_NUM_ROWS)
+    of_rows = self._integers(self._num_rows)
+    max_context = self.sizes.scheduler.max_context
     return Rows(
-      token_ids=self._integers(_NUM_ROWS, _CONTEXT),
+      token_ids=self._integers(self._num_rows, max_context),
       lengths=of_rows,
       prompt_lengths=of_rows,
       max_lengths=of_rows,
@@ -218,14 +265,14 @@ class _Step:
 
   @property
   def _drafted(self) -> jax.ShapeDtypeStruct:
-    return self._integers(_NUM_ROWS, _NUM_NODES - 1)
+    return self._integers(self._num_rows, self._num_nodes - 1)
 
   @property
   def _trees(self) -> slot_trees.SlotTrees | None:
     if self.kind != 'tree':
       return None
-    parents = self._integers(_NUM_ROWS, _NUM_NODES)
-    return self._placed(jax.eval_shape(slot_trees.of_parents, parents))
+    packed = self._integers(self._num_rows, 5 * self._num_nodes + 3)
+    return self._placed(jax.eval_shape(slot_trees.of_proposal, packed)[1])
 
   def _integers(self, *shape: int) -> jax.ShapeDtypeStruct:
     return self._placed(jax.ShapeDtypeStruct(shape, jnp.int32))

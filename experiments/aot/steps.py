@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from experiments.aot import served_steps
 from experiments.aot.models import Pair
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
-from swiftspec_jax import buckets, sharding, spec_step, tree_step, types
-from swiftspec_jax import sampling as sampling_lib
-from swiftspec_jax.cache import dense
+from swiftspec_jax import buckets, sharding
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
-from swiftspec_jax.drafting.no_draft import NoDraft
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafting.trees import tree_draft
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _DTYPE = jnp.bfloat16
-_CAPACITY = buckets.power_of_two(1_000) + 16
+_CONTEXT = buckets.power_of_two(1_000)
+_CAPACITY = _CONTEXT + 16  # of the draft
 _SAMPLING = {
   'greedy': SamplingParams(),
   'top-p': SamplingParams(temperature=0.7, top_k=50, top_p=0.9),
@@ -55,12 +56,9 @@ def jobs(
 def _steps(pair, split, target):
   """Yields names of steps and functions that lower them."""
   for name, params in _SAMPLING.items():
-    options = (pair.target, split[0], target, params)
-    yield (
-      f'verify ({name})',
-      functools.partial(_verify, *options, pair.tree.num_nodes),
-    )
-    yield f'decode ({name})', functools.partial(_decode, *options)
+    options = (pair.target, pair.tree.num_nodes, split[0], target, params)
+    yield f'verify ({name})', functools.partial(_step, 'tree', *options)
+    yield f'decode ({name})', functools.partial(_step, 'plain', *options)
   if pair.draft is None:
     return
   options = (pair.draft, pair.tree, split, target)
@@ -68,26 +66,21 @@ def _steps(pair, split, target):
   yield 'draft advance', functools.partial(_advance, *options)
 
 
-def _verify(config, num_devices, target, params, num_nodes):
-  config, mesh = _place(config, target.devices[:num_devices])
-  return tree_step.verify_step.lower(
-    params_lib.abstract_params(config, _DTYPE, mesh),
-    _decode_state(config, mesh, params),
-    _integers(mesh, 1, 5 * num_nodes + 3),
-    config=config,
-    num_nodes=num_nodes,
+def _step(kind, config, num_nodes, num_devices, target, params):
+  """Lowers a step of one request, whose keys and values have a row."""
+  buckets_of_row = StepBuckets(
+    rows=(1,),
+    query_tokens=(1, num_nodes, _CONTEXT),
+    lengths=tuple(range(num_nodes)),
   )
-
-
-def _decode(config, num_devices, target, params):
   config, mesh = _place(config, target.devices[:num_devices])
-  return spec_step.decode_step.lower(
-    params_lib.abstract_params(config, _DTYPE, mesh),
-    None,
-    _decode_state(config, mesh, params),
+  return served_steps.Step(
+    kind=kind,
+    sizes=ProgramSizes.of_rows(buckets_of_row, _CONTEXT),
     config=config,
-    drafter=NoDraft(),
-  )
+    mesh=mesh,
+    sampling=params,
+  ).step()
 
 
 def _grow(config, tree: TreeConfig, split, target):
@@ -124,23 +117,6 @@ def _place(config: ModelConfig, devices) -> tuple[ModelConfig, Mesh]:
 def _integers(mesh: Mesh, *shape: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(
     shape, jnp.int32, sharding=sharding.replicated(mesh)
-  )
-
-
-def _decode_state(config, mesh, params) -> types.DecodeState:
-  """Returns the abstract state of one row."""
-  sampling = sampling_lib.make_state([params], config.vocab_size)
-  cache = dense.KVCacheConfig.of_model(config, 1, _CAPACITY, _DTYPE)
-  return types.DecodeState(
-    token_ids=_integers(mesh, 1, _CAPACITY),
-    lengths=_integers(mesh, 1),
-    prompt_lengths=_integers(mesh, 1),
-    max_lengths=_integers(mesh, 1),
-    target_cache=_on_mesh(
-      jax.eval_shape(functools.partial(cache.init, mesh)), mesh
-    ),
-    draft_state=None,
-    sampling=_on_mesh(sampling, mesh),
   )
 
 

@@ -10,8 +10,8 @@ import swiftspec_jax as ss
 from experiments.flags import engine_flags, policy_names
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model import storage
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _COSTS = flags.DEFINE_string(
@@ -53,9 +53,7 @@ class Policies:
     costs: costs of its steps; None if no file was given.
   """
 
-  def __init__(
-    self, engine: PageEngine, target: ss.Model, declared: ProgramSizes
-  ):
+  def __init__(self, engine: Engine, target: ss.Model, declared: ProgramSizes):
     """Reads the costs.
 
     Raises:

@@ -11,9 +11,9 @@ from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
   'num_speculative_tokens',
   None,
-  'Tokens drafted in a round, at most in mode adaptive_lookup. By default that '
+  'Tokens drafted in a round. By default that '
   f'of the drafter: {ss.PromptLookup().num_speculative_tokens} for '
-  'prompt_lookup and adaptive_lookup, 4 for chain.',
+  'prompt_lookup, 4 for chain.',
   lower_bound=1,
 )
 _PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
@@ -87,11 +87,6 @@ def prompt_lookup() -> ss.PromptLookup:
     prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
     **num_speculative_tokens(),
   )
-
-
-def adaptive_lookup() -> ss.AdaptiveLookup:
-  """Returns the drafter of mode adaptive_lookup."""
-  return ss.AdaptiveLookup(**num_speculative_tokens())
 
 
 def datastore() -> ss.Datastore:

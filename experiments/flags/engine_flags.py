@@ -19,13 +19,13 @@ from experiments.flags import (
 from swiftspec_jax import errors, hosts
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine import device_costs
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving import device_costs
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.step_devices import StepDevices
 
@@ -195,7 +195,7 @@ def sizes() -> ProgramSizes:
 
 def make_engine(
   declared: ProgramSizes, *, runs_ahead: bool = True
-) -> tuple[PageEngine, ss.Model]:
+) -> tuple[Engine, ss.Model]:
   """Loads the models; returns an engine, not compiled yet, and its target.
 
   Args:
@@ -220,7 +220,7 @@ def make_engine(
   elif (make := modes.MODES[mode()].make) is not None:
     draft = make()
   lookup = draft_flags.prompt_lookup() if uses_lookup() else None
-  engine = PageEngine(
+  engine = Engine(
     target,
     draft,
     sizes=declared,
@@ -242,7 +242,7 @@ def _run_ahead() -> int:
   return tree_flags.run_ahead()
 
 
-def measure_devices(engine: PageEngine, declared: ProgramSizes) -> None:
+def measure_devices(engine: Engine, declared: ProgramSizes) -> None:
   """Lets an engine choose devices by the times of its compiled programs."""
   if _PROMPT_DEVICES.value:
     costs = device_costs.measure(engine, declared)
@@ -307,7 +307,7 @@ def _forced_draft() -> ForcedDraft:
 
 
 def cost_key(
-  engine: PageEngine, target: ss.Model, declared: ProgramSizes
+  engine: Engine, target: ss.Model, declared: ProgramSizes
 ) -> CostKey:
   """Returns what costs depend on."""
   return CostKey(

@@ -56,9 +56,6 @@ class Mode:
 MODES = {
   PLAIN: Mode(takes_policy=False),
   'prompt_lookup': Mode(make=draft_flags.prompt_lookup),
-  'adaptive_lookup': Mode(
-    serves=False, takes_policy=False, make=draft_flags.adaptive_lookup
-  ),
   AUTO: Mode(takes_draft=True, has_builtin=True, takes_policy=False),
   SUFFIX_LOOKUP: Mode(is_paged=True, make=ss.SuffixLookup),
   DATASTORE: Mode(

@@ -1,22 +1,16 @@
 """Policies by the names that flags give them."""
 
-import functools
-
 from experiments.load import load_report
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.cost_model.without_draft import WithoutDraft
-from swiftspec_jax.policies import loading
+from swiftspec_jax.policies import auto, loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.adaserve import AdaServe
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 from swiftspec_jax.policies.roofline import Roofline
 
 _TABLE = 'table'
@@ -91,7 +85,13 @@ def make(
   if name == _TABLE:
     return table
   if name == load_report.GOODPUT:
-    return _goodput(costs, buckets, is_tree, drafts_by_model, uses_lookup)
+    return auto.make(
+      buckets,
+      is_tree=is_tree,
+      drafts_by_model=drafts_by_model,
+      uses_lookup=uses_lookup,
+      costs=costs,
+    )
   if name == _ADASERVE:
     return AdaServe(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
@@ -104,18 +104,6 @@ def make(
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
   return FixedLength(length, drafts_first=kind == load_report.ALWAYS)
-
-
-def _goodput(costs, buckets, is_tree, drafts_by_model, uses_lookup):
-  live = functools.partial(LiveCosts, buckets)
-  policy = Goodput(
-    costs or live(drafts_by_model=drafts_by_model),
-    TreeEstimator() if is_tree else None,
-  )
-  if not uses_lookup:
-    return policy
-  free = WithoutDraft(costs) if costs else live(drafts_by_model=False)
-  return LookupOrModel(policy, by_lookup=Goodput(free))
 
 
 def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:

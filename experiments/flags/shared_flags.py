@@ -1,6 +1,7 @@
 """Flags that several programs share, and what they stand for."""
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from experiments.output import provenance
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
 from swiftspec_jax.checkpoint import builtin, load
+from swiftspec_jax.policies import auto
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -285,7 +287,8 @@ def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
 def _drafts(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   make = modes.MODES[mode].make
   if mode == modes.AUTO and draft is None:
-    make = draft_flags.adaptive_lookup
+    policy = functools.partial(auto.make, drafts_by_model=False)
+    return {'draft': draft_flags.prompt_lookup(), 'policy': policy}
   if make is not None:
     made = make()
     has_length = hasattr(made, 'num_speculative_tokens')
@@ -316,9 +319,12 @@ def make_decoder(
     mode: mode.
     target: model that defines the output.
     draft: model of the mode, if it has one.
-    **options: further arguments of the decoder.
+    **options: further arguments of the decoder; a policy of None is that of
+      the mode.
   """
-  return ss.Decoder(target, **speculation(mode, draft), **options)
+  if options.get('policy') is None:
+    options.pop('policy', None)
+  return ss.Decoder(target, **{**speculation(mode, draft), **options})
 
 
 def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:

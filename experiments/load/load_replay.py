@@ -11,8 +11,8 @@ import numpy as np
 import swiftspec_jax as ss
 from swiftspec_jax import cost_model, results, simulator, tree
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import PagedStepRecord, PageEngine
 from swiftspec_jax.serving.load_metrics import LoadRecorder
 
 _LONGEST_SLEEP = 0.05  # seconds
@@ -24,7 +24,7 @@ class Clock(Protocol):
   def now(self) -> float:
     """Returns the time."""
 
-  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
     """Returns when the step that has just been run ended, and its seconds."""
 
   def wait(self, until: float) -> None:
@@ -41,7 +41,7 @@ class RealTime:
     """See `Clock`."""
     return time.perf_counter() - self._start
 
-  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
     """See `Clock`."""
     return record.time - self._start, record.seconds
 
@@ -63,7 +63,7 @@ class VirtualTime:
     """See `Clock`."""
     return self._now
 
-  def time_step(self, record: PagedStepRecord) -> tuple[float, float]:
+  def time_step(self, record: StepRecord) -> tuple[float, float]:
     """See `Clock`."""
     seconds = simulator.step_seconds(
       self._costs,
@@ -81,11 +81,11 @@ class VirtualTime:
 
 
 def replay(
-  engine: PageEngine,
+  engine: Engine,
   arrivals: Arrivals,
   requests: Sequence[ss.Request],
   clock: Clock,
-  on_step: Callable[[PagedStepRecord], None],
+  on_step: Callable[[StepRecord], None],
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""
   recorder = LoadRecorder(
@@ -117,7 +117,7 @@ def replay(
   return recorder
 
 
-def of_steps(records: Sequence[PagedStepRecord]) -> dict[str, float | None]:
+def of_steps(records: Sequence[StepRecord]) -> dict[str, float | None]:
   """Returns columns that simulated steps do not have."""
   outcomes = np.sum([record.outcomes for record in records], axis=0)
   num_hits, num_late_hits, num_misses = (

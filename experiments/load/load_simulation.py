@@ -10,15 +10,15 @@ from experiments.flags import load_flags
 from experiments.load import load_report
 from swiftspec_jax import policies, simulator
 from swiftspec_jax.cost_model.measured import MeasuredCosts
+from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.engine import PagedStepRecord
 
 # Latencies that differ by less are no ranking.
 _LEAST_DIFFERENCE = 0.03
 
 
-def step_error(costs: MeasuredCosts, record: PagedStepRecord) -> float:
+def step_error(costs: MeasuredCosts, record: StepRecord) -> float:
   """Returns by which share of its time a whole step was predicted wrongly."""
   predicted = simulator.step_seconds(
     costs,

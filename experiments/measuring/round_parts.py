@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 # The programs of a round by the names of their modules.
-TARGET_PROGRAMS = ('jit_verify_step', 'jit_decode_step')
-DRAFT_PROGRAMS = ('jit_advance', 'jit_grow', 'jit_expect', 'jit_read_row')
+TARGET_PROGRAMS = ('jit_run_step', 'jit_run_narrowest_step')
+DRAFT_PROGRAMS = ('jit_advance', 'jit_grow', 'jit_read_row')
 
 PRODUCTS, UNEMBEDDING, ATTENTION = 'products', 'unembedding', 'attention'
 REST, OTHER = 'rest', 'other'
@@ -26,7 +26,6 @@ _PARTS = {
   'layer': REST,
   'attention': ATTENTION,
   'children': 'children',
-  'expect': 'expect',
   'verify': 'verify',
   'commit': 'commit',
   'reroot': 'reroot',

@@ -1,7 +1,10 @@
 """How long one forward of the target and one of the draft takes, apart."""
 
+import functools
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,24 +17,35 @@ _NUM_TIMINGS = 8
 _MAX_STEPS = 8  # of the draft in one timing
 
 
-def target_step_seconds(decoder: ss.Decoder) -> float:
-  """Returns the median time of a verification.
+def enqueue_step(decoder: ss.Decoder, num_tokens: int = 1) -> Callable[[], Any]:
+  """Returns a function that enqueues a step of the target; what it gives waits.
 
   Args:
-    decoder: decoder with a tree; its rows may be idle, and are lost.
+    decoder: decoder that has decoded or was warmed up; what its rows hold is
+      lost.
+    num_tokens: tokens that the step verifies together.
   """
-  jax.block_until_ready(decoder.dispatch())
-  return _median(lambda: jax.block_until_ready(decoder.pipeline.verify()))
+  engine = decoder.engine
+  context = engine.max_context
+  flat = engine.sizes.plain(1, context)
+  if num_tokens > 1:
+    flat = engine.sizes.mixed(1, num_tokens, context)
+  return functools.partial(engine.enqueue_trial, flat, context // 2)
 
 
-def round_seconds(decoder: ss.Decoder) -> float:
-  """Returns the median time of a round; in plain decoding a target step.
+def target_step_seconds(
+  decoder: ss.Decoder, num_tokens: int = 1, num_timings: int = _NUM_TIMINGS
+) -> float:
+  """Returns the median time of a step of the target, which is waited for.
 
   Args:
-    decoder: decoder whose rows may be idle; what they hold is lost.
+    decoder: same as in `enqueue_step`.
+    num_tokens: same as in `enqueue_step`.
+    num_timings: steps to measure.
   """
-  jax.block_until_ready(decoder.dispatch())
-  return _median(lambda: jax.block_until_ready(decoder.dispatch()))
+  enqueue = enqueue_step(decoder, num_tokens)
+  jax.block_until_ready(enqueue())  # compiles
+  return _median(lambda: jax.block_until_ready(enqueue()), num_timings)
 
 
 def draft_step_seconds(
@@ -70,9 +84,9 @@ def draft_step_seconds(
   return _median(lambda: grow(states.pop())) / num_forwards
 
 
-def _median(run) -> float:
+def _median(run, num_timings: int = _NUM_TIMINGS) -> float:
   seconds = []
-  for _ in range(_NUM_TIMINGS):
+  for _ in range(num_timings):
     begin = time.perf_counter()
     run()
     seconds.append(time.perf_counter() - begin)

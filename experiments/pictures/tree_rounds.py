@@ -7,9 +7,11 @@ import jax
 
 import swiftspec_jax as ss
 from experiments.measuring import references
-from swiftspec_jax import buckets, errors, token_names, types
+from swiftspec_jax import errors, token_names
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.engine.engine import StepRecord
+from swiftspec_jax.engine.handles import Update
 
 _NUM_CONTEXT = 16  # tokens
 
@@ -77,35 +79,25 @@ def collect(
     raise errors.UserError(f'num_rounds must be at least 1, got {num_rounds}')
   # Rounds must not depend on the machine's speed.
   tree_config = dataclasses.replace(tree_config, is_adaptive=False)
-  decoder = ss.Decoder(target, draft, tree=tree_config)
+  decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
   decoder.run([request])  # checks the request; nothing is decoded yet
   if tree_config.forced_acceptance and not request.reference_token_ids:
     request = references.References(target).add_to(request)
-  known = list(request.token_ids)
-  max_context = target.config.max_context
-  max_new_tokens = request.sampling.max_new_tokens or max_context
-  limit = min(len(known) + max_new_tokens, max_context)
-  pipeline = decoder.pipeline
-  pipeline.prepare(limit, [request.sampling])
-  chunks = buckets.plan_prefill(len(known) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, chunks)
-  pipeline.follow()
-  eos_token_ids = (
-    () if request.sampling.ignore_eos else target.config.eos_token_ids
-  )
-  rounds = []
-  while len(rounds) < num_rounds and len(known) < limit:
-    output = pipeline.verify()
-    if pipeline.is_async:
-      pipeline.grow()
-    # Before the next program takes the arrays over.
-    tree = jax.device_get(pipeline.tree)
-    report = types.StepReport.unpack(jax.device_get(output.packed)[0])
-    pipeline.follow()
-    rounds.append(_make_round(target.tokenizer, tree, known, report))
-    known += report.token_ids
-    if set(report.token_ids) & set(eos_token_ids):
-      break
+  known, rounds, num_seen = list(request.token_ids), [], 0
+  with decoder.engine_for([request]) as engine:
+    handle = engine.submit(request)
+    while len(rounds) < num_rounds and not handle.is_finished:
+      record = engine.step()
+      # Before the next step changes the trees.
+      tree = jax.device_get(engine.drafter.rows.state.tree)
+      if handle.num_updates == num_seen:
+        continue  # a part of the prompt
+      num_seen, update = handle.num_updates, handle.latest
+      if record.lengths.any():
+        rounds.append(
+          _make_round(target.tokenizer, tree, known, update, record)
+        )
+      known += update.token_ids
   return rounds
 
 
@@ -113,7 +105,8 @@ def _make_round(
   tokenizer: tokenizer_lib.Tokenizer,
   tree: tree_lib.DraftTree,
   known: Sequence[int],
-  report: types.StepReport,
+  update: Update,
+  record: StepRecord,
 ) -> Round:
   """Returns row 0 of a tree with what the verdict does to it."""
   names = token_names.of(tokenizer)
@@ -121,8 +114,8 @@ def _make_round(
   token_ids = tree.token_ids[0, :size].tolist()
   parents = tree.parents[0, :size].tolist()
   is_expanded = (tree.cache_slots[0, :size] != tree_lib.NO_SLOT).tolist()
-  path = _walk(token_ids, parents, report.token_ids)
-  new_root = path[-1] if len(path) == len(report.token_ids) else None
+  path = _walk(token_ids, parents, update.token_ids)
+  new_root = path[-1] if len(path) == len(update.token_ids) else None
   outcome = tree_lib.MISS
   if new_root is not None:
     outcome = tree_lib.HIT if is_expanded[new_root] else tree_lib.LATE_HIT
@@ -130,7 +123,7 @@ def _make_round(
   for node, parent in enumerate(parents):
     if parent in kept:
       kept.add(node)
-  accepted = set(path[: len(report.token_ids) - 1])
+  accepted = set(path[: len(update.token_ids) - 1])
   nodes = tuple(
     Node(
       token_id=token_ids[i],
@@ -150,9 +143,9 @@ def _make_round(
     nodes=nodes,
     position=len(known) - 1,
     context=tokenizer.decode(known[-_NUM_CONTEXT:]).lstrip('\ufffd'),
-    emitted=tuple(names[t].text for t in report.token_ids),
+    emitted=tuple(names[t].text for t in update.token_ids),
     outcome=outcome,
-    num_forwards=report.num_forwards,
+    num_forwards=record.num_forwards,
   )
 
 

@@ -130,7 +130,7 @@ def _record(
     mode=mode,
     tree=tree,
     rounds=Rounds(
-      num_tokens=np.array([s.new_tokens for s in stats]),
+      num_tokens=np.array([s.decoded_tokens for s in stats]),
       num_rounds=np.array([s.num_rounds for s in stats]),
       num_waits=np.array([s.num_draft_forwards for s in stats]),
       num_growth_steps=tree.num_draft_steps if mode == 'async' else 0,

@@ -40,9 +40,9 @@ from experiments.output import benchmark_output, provenance
 from experiments.studies import long_texts
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _TEXTS = flags.DEFINE_multi_string(
@@ -140,7 +140,7 @@ def _length() -> int:
   return options.get('num_speculative_tokens', _LENGTH)
 
 
-def _make_engine(target: ss.Model) -> PageEngine:
+def _make_engine(target: ss.Model) -> Engine:
   """Returns an engine for one request."""
   limit = _PROMPT_TOKENS.value + shared_flags.sampling().max_new_tokens
   num_fed = _length() + 1
@@ -158,11 +158,11 @@ def _make_engine(target: ss.Model) -> PageEngine:
     ),
     contexts=(limit // 4, limit // 2, limit),
   )
-  return PageEngine(target, sizes=sizes)
+  return Engine(target, sizes=sizes)
 
 
 def _run(
-  engine: PageEngine,
+  engine: Engine,
   index: int,
   text: Sequence[int],
   name: str,
@@ -207,7 +207,7 @@ def _recalling(text: Sequence[int]) -> list[int]:
 
 
 def _decode(
-  engine: PageEngine, prompt: Sequence[int], max_new_tokens: int
+  engine: Engine, prompt: Sequence[int], max_new_tokens: int
 ) -> tuple[ss.GenerationResult, dict[str, float]]:
   """Returns the output, and what the steps behind its first token took."""
   sampling = dataclasses.replace(

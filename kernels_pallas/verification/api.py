@@ -30,8 +30,8 @@ def verify_tree(
   *,
   implementation: str = 'auto',
   sharding: Sharding | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Chooses a token behind each node and follows the nodes that are chosen.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Chooses a token after each node and follows the nodes that are chosen.
 
   All implementations decide alike, bit for bit: they compare and never round.
 
@@ -50,9 +50,9 @@ def verify_tree(
       JAX's default device.
 
   Returns:
-    Tokens i32[B, T]: the accepted ones, the one behind them, then -1; number
-    of accepted nodes i32[B], the root not counted; path i32[B, T]: indices of
-    root and accepted nodes, then zeros.
+    Tokens i32[B, T]: the accepted ones, the one after them, then -1; number of
+    accepted nodes i32[B], the root not counted; path i32[B, T]: indices of root
+    and accepted nodes, then zeros; and the choices i32[B, T] after all nodes.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.

@@ -35,7 +35,7 @@ def verify_tree(
   *,
   config: Config = _DEFAULT,
   interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""
   check(scores.shape, scores.dtype)
   batch, num_nodes, vocab_size = scores.shape
@@ -50,11 +50,12 @@ def verify_tree(
     ((num_nodes,), jnp.int32),
     ((1,), jnp.int32),
     ((num_nodes,), jnp.int32),
+    ((num_nodes,), jnp.int32),
     ((num_programs, num_rows), jnp.float32),
     ((num_programs, num_rows), jnp.int32),
   ]
   counters, counter = last_program.counters(batch, lambda b, _: b)
-  tokens, num_accepted, path, *_ = pl.pallas_call(
+  tokens, num_accepted, path, choices, *_ = pl.pallas_call(
     functools.partial(
       _kernel,
       num_tiles=num_tiles,
@@ -86,7 +87,7 @@ def verify_tree(
     ancestor_mask.astype(jnp.int32),
     counters,
   )
-  return tokens, num_accepted[:, 0], path
+  return tokens, num_accepted[:, 0], path, choices
 
 
 def _kernel(
@@ -101,6 +102,7 @@ def _kernel(
   tokens,  # i32[T]
   num_accepted,  # i32[1]
   path,  # i32[T]
+  choices,  # i32[T]
   best,  # f32[P, N] highest score of each program
   first,  # i32[P, N] its token
   *,
@@ -147,11 +149,11 @@ def _kernel(
     all_best = best[...]
     is_highest = all_best == all_best.max(axis=0)[None]
     # Where nothing is allowed, all programs agree on token 0.
-    choices = jnp.where(is_highest, first[...], walk.FAR).min(axis=0)
+    chosen = jnp.where(is_highest, first[...], walk.FAR).min(axis=0)
     load = functools.partial(plgpu.load, mask=is_node, other=-1)
     places = (node[:, None], node[None])
     found = walk.walk(
-      choices[:, None],
+      chosen[:, None],
       load(token_ids.at[node])[None],
       load(parents.at[node])[None],
       plgpu.load(
@@ -164,4 +166,5 @@ def _kernel(
     )
     for ref, value in ((tokens, found[0]), (path, found[2])):
       plgpu.store(ref.at[node], value.sum(axis=0), mask=is_node)
+    plgpu.store(choices.at[node], chosen, mask=is_node)
     num_accepted[0] = found[1].sum()

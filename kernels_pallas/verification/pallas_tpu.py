@@ -32,7 +32,7 @@ def verify_tree(
   *,
   config: Config = _DEFAULT,
   interpret: bool | pltpu.InterpretParams = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""
   check(scores.shape, scores.dtype)
   batch, num_nodes, vocab_size = scores.shape
@@ -43,7 +43,7 @@ def verify_tree(
 
   row = of_row(1, num_nodes)
   row_shape = jax.ShapeDtypeStruct((batch, 1, num_nodes), jnp.int32)
-  tokens, num_accepted, path = pl.pallas_call(
+  tokens, num_accepted, path, choices = pl.pallas_call(
     functools.partial(_kernel, vocab_size=vocab_size),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
@@ -54,16 +54,16 @@ def verify_tree(
         row,
         of_row(num_nodes, num_nodes),
       ],
-      out_specs=[row, of_row(1, 1), row],
+      out_specs=[row, of_row(1, 1), row, of_row(num_nodes, 1)],
       scratch_shapes=[
         pltpu.VMEM((num_nodes, 1), jnp.float32),
-        pltpu.VMEM((num_nodes, 1), jnp.int32),
       ],
     ),
     out_shape=[
       row_shape,
       jax.ShapeDtypeStruct((batch, 1, 1), jnp.int32),
       row_shape,
+      jax.ShapeDtypeStruct((batch, num_nodes, 1), jnp.int32),
     ],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary')
@@ -77,7 +77,7 @@ def verify_tree(
     parents[:, None],
     ancestor_mask.astype(jnp.int32),
   )
-  return tokens[:, 0], num_accepted[:, 0, 0], path[:, 0]
+  return tokens[:, 0], num_accepted[:, 0, 0], path[:, 0], choices[:, :, 0]
 
 
 def _kernel(
@@ -92,9 +92,9 @@ def _kernel(
   tokens,  # i32[1, T]
   num_accepted,  # i32[1, 1]
   path,  # i32[1, T]
+  choices,  # i32[T, 1] tokens of the highest scores so far
   # Scratch:
   best,  # f32[T, 1] highest score so far
-  choices,  # i32[T, 1] its token
   *,
   vocab_size: int,
 ):

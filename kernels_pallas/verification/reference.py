@@ -20,13 +20,14 @@ def verify_tree(
   parents: jax.Array,
   sizes: jax.Array,
   ancestor_mask: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Chooses a token behind each node and follows the nodes that are chosen.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Chooses a token after each node and follows the nodes that are chosen.
 
   The arguments are those of `api.verify_tree`.
   """
   choices = largest.argmax(scores).astype(jnp.int32)
-  return follow(choices, token_ids, parents, sizes, ancestor_mask)
+  found = follow(choices, token_ids, parents, sizes, ancestor_mask)
+  return *found, choices
 
 
 def follow(

@@ -1,321 +1,574 @@
-"""What all engines share: the way of a request in, and of its news out."""
+"""The serving engine: continuous batching with speculation.
 
-import abc
+A step schedules, drafts, runs the target over the tokens of all rows, and
+commits what stands. The scheduler says which rows there are, the policy how
+far each of them is drafted for, and neither ever causes a compilation.
+
+With `run_ahead` the next steps are enqueued before a step is read. The host
+plans them with the most tokens that rows may have; the devices know how many.
+
+Legend: R rows of a step, B of them decode, U slots, K longest draft.
+"""
+
 import collections
-import contextlib
 import dataclasses
-import itertools
-import threading
-from collections.abc import Sequence
-from concurrent import futures
-from typing import Any, Generic, TypeVar
+import time
+from typing import Any
 
 import jax
 import numpy as np
 
-from swiftspec_jax import hosts, scoring, sharding, tree, types
-from swiftspec_jax.config import MAX_TOP_LOGPROBS
-from swiftspec_jax.engine import news
-from swiftspec_jax.engine.handles import EngineError, Handle, failure_of
+from swiftspec_jax import buckets, errors, hosts, policies, sharding, types
+from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
+from swiftspec_jax.engine import jobs
+from swiftspec_jax.engine.frontend import Frontend
+from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
-from swiftspec_jax.engine.programs import Programs
+from swiftspec_jax.engine.step_reader import Drafting, StepReader
+from swiftspec_jax.engine.steps import StepRecord, Unread
 from swiftspec_jax.model import Model
+from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
-
-JobT = TypeVar('JobT', bound=Job)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StepRecord:
-  """What a step did.
-
-  Attributes:
-    lengths: i64[B] draft tokens that were verified, of each row that decodes.
-    num_levels: i64[B] lengths of these drafts, or depths of trees.
-    num_accepted: i64[B] draft tokens that are part of the outputs.
-    time: time at the end of the step, in seconds of `time.perf_counter`.
-    seconds: duration of the step.
-    host_seconds: processor time of the thread that ran it, which waits for the
-      devices take nothing of. Where the CPU is also the device, `seconds` have
-      waits for a core, too, and small programs may run in this thread.
-    outcomes: i64[3] verdicts on persistent trees that were a MISS, a LATE_HIT
-      and a HIT, in the order of these numbers in `tree`.
-    num_forwards: draft forwards between a verdict and the next proposal, for
-      which the target waited.
-    uses_lookup: whether drafts were looked up while a draft model rested.
-  """
-
-  lengths: np.ndarray
-  num_levels: np.ndarray
-  num_accepted: np.ndarray
-  time: float
-  seconds: float
-  host_seconds: float
-  outcomes: np.ndarray = dataclasses.field(
-    default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
-  )
-  num_forwards: int = 0
-  uses_lookup: bool = False
+from swiftspec_jax.scheduling.scheduler import Scheduler
+from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.compilation import warm_up
+from swiftspec_jax.serving.compilation.programs import Programs
+from swiftspec_jax.serving.drafters import make_drafter
+from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
+from swiftspec_jax.serving.drafters.engine_drafter import (
+  EngineDrafter,
+  HostDrafter,
+  SlotTexts,
+)
+from swiftspec_jax.step import step_input, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.slot_sampling import SamplingLevel
+from swiftspec_jax.step.step_devices import StepDevices
+from swiftspec_jax.step.target import Target
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Text:
-  """A text that somebody wants to have rated."""
-
-  token_ids: Sequence[int]
-  rating: futures.Future[types.Logprobs] = dataclasses.field(
-    default_factory=futures.Future
-  )
-
-
-class Engine(abc.ABC, Generic[JobT]):
-  """Serves requests that come at any time.
-
-  `submit` and `Handle.cancel` may be called from any thread, `step` from one.
+class Engine(Frontend):
+  """Decodes over pages that requests share, with a policy of how much to draft.
 
   Attributes:
-    is_running: whether a thread runs the steps.
-    follows_first: whether, of several processes, process 0 tells the others
-      of requests; else all submit and cancel the same before each step.
-    error: exception that a step has raised; the engine is of no use any more.
-    model: the target.
+    sizes: sizes that everything is compiled for.
+    max_rows: requests that decode together.
+    max_context: tokens of a request, prompt and output together.
+    max_draft_tokens: draft tokens that a row can accept in a step.
+    max_images: images of a request.
+    programs: compiled programs.
+    scheduler: queue, slots and pages, to look at.
+    drafter: drafter, to look at.
+    lookup: drafter of steps whose plan says `uses_lookup`, None without one.
   """
 
-  model: Model
+  def __init__(
+    self,
+    target: Model,
+    draft: make_drafter.Draft = None,
+    *,
+    sizes: ProgramSizes,
+    lookup: make_drafter.Lookup | None = None,
+    policy: policies.Policy | None = None,
+    run_ahead: int = 0,
+    step_devices: StepDevices | None = None,
+    timeline: timeline_lib.Timeline | None = None,
+  ):
+    """Allocates the caches; `warm_up` compiles, or `programs.start`.
 
-  # Of the sizes, which never change.
-  max_rows: int  # requests that decode together
-  max_context: int  # tokens of a request, prompt and output together
-  max_draft_tokens: int  # that a row can accept in a step
-  max_images: int = 0  # of a request
-  programs: Programs
-  limits_drafts: bool  # whether `max_speculative_tokens` may be below that
+    Args:
+      target: model that decides every token of the output.
+      draft: source of drafts. A draft model makes chains, and so does
+        `SelfDraft`; in a `TreeDraft` or `PersistentTrees` it makes trees.
+        Others are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and
+        a `StatelessDrafter`. None is plain decoding.
+      sizes: sizes that everything is compiled for.
+    max_rows: requests that decode together.
+    max_context: tokens of a request, prompt and output together.
+    max_draft_tokens: draft tokens that a row can accept in a step.
+    max_images: images of a request.
+    programs: compiled programs.
+      lookup: second source beside a draft model, where the policy prefers it.
+      policy: policy that decides how much to speculate; by default nothing is.
+      run_ahead: steps that are enqueued before one is read; 0 reads each before
+        the next. More takes `PersistentTrees`, a lookup or drafter on the
+        devices, or no draft, as others need the text.
+      step_devices: numbers of the target's devices that a step can have
+        (LoongServe, arXiv 2404.09526); each has a copy of the weights. None for
+        all devices in every step. For one process, and not for models that
+        draft.
+      timeline: timeline that notes when the programs of a step ran.
 
-  def __init__(self):
-    self.is_running = False
-    self.follows_first = True
-    self.error: BaseException | None = None
-    self._jobs: dict[int, JobT] = {}
-    self._request_ids = itertools.count()
-    self._submitted: collections.deque[JobT] = collections.deque()
-    self._cancelled: collections.deque[int] = collections.deque()
-    self._unrated: collections.deque[_Text] = collections.deque()
-    self._has_work = threading.Event()
+    Raises:
+      UserError: the sizes or the draft do not fit the target, the target
+        insists on kernels that cannot do its steps, `step_devices` does not fit
+        its devices, its pages or the draft, `run_ahead` does not fit the draft,
+        or the policy wants lookups that there are not.
+    """
+    config = sizes.scheduler
+    if config.max_context > target.config.max_context:
+      raise errors.UserError(
+        f'max_context={config.max_context} is more than the '
+        f'{target.config.max_context} tokens that {target.name} takes'
+      )
+    super().__init__(target)
+    self.max_rows = config.buckets.max_rows
+    self.max_context = config.max_context
+    self.max_draft_tokens = config.buckets.max_length
+    self.max_images = sizes.max_images
+    self.scheduler = Scheduler(config)
+    self.sizes = sizes
+    self._takes_trees = make_drafter.makes_trees(draft)
+    model = make_drafter.model_of(draft, target)
+    self._drafts_by_model = model is not None
+    self._check_step_devices(model, step_devices)
+    self._target = Target(
+      target,
+      sizes,
+      takes_trees=self._takes_trees,
+      feature_layers=model.config.feature_layers if model else (),
+      step_devices=step_devices,
+    )
+    for own in self._target.models.values():
+      target_forward.check_kernels(own, sizes)
+    self._run_ahead = run_ahead
+    self._timeline = timeline
+    self._set_drafter(self._make_drafter(draft))
+    self.lookup: HostDrafter | None = None
+    # The same on the devices, where steps need not wait for it.
+    self._lookup_ahead: DeviceDrafter | None = None
+    if lookup is not None:
+      self.lookup = make_drafter.make_second(self._target, lookup, sizes)
+      if run_ahead and sizes.has_rows and isinstance(lookup, PromptLookup):
+        self._lookup_ahead = make_drafter.on_devices(
+          self._target, lookup, sizes
+        )
+    self.policy = policy or NoSpeculation()
+    self._unread: collections.deque[Unread] = collections.deque()
+    # A plan that waits until all steps are read, with its view.
+    self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
+    self._waiting_plan = None
+    self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
+    self._reader = StepReader(
+      self.scheduler,
+      self._target,
+      self._jobs,
+      self._texts,
+      takes_trees=self._takes_trees,
+      narrows=sizes.has_rows,
+      timeline=timeline,
+    )
+
+  def take_draft(self, draft: make_drafter.Draft) -> None:
+    """Drafts in another way from now on; only without requests.
+
+    Keys and values of ended requests stay, so prompts that begin as theirs are
+    not read again. Programs of the new drafts are compiled by `warm_up`, or by
+    the steps that take them.
+
+    Args:
+      draft: source of drafts, as in the constructor.
+
+    Raises:
+      UserError: there are requests, or the draft needs trees or features of the
+        target, and the one before does not, or the other way round.
+    """
+    if self.num_requests:
+      raise errors.UserError(
+        f'{self.num_requests} requests have not ended; take another draft '
+        'behind them'
+      )
+    model = make_drafter.model_of(draft, self.model)
+    features = model.config.feature_layers if model else ()
+    if (
+      make_drafter.makes_trees(draft) != self._takes_trees
+      or features != self._target.cache.feature_layers
+    ):
+      raise errors.UserError(
+        f'{draft!r} needs other trees or features than the draft before; make '
+        'another engine'
+      )
+    self._check_step_devices(model, self.step_devices)
+    drafter = self._make_drafter(draft)  # refuses before anything changes
+    self.programs.stop()
+    self.programs.join()
+    self._set_drafter(drafter)
+    self._drafts_by_model = model is not None
+
+  def _check_step_devices(
+    self, model: Model | None, step_devices: StepDevices | None
+  ) -> None:
+    if step_devices is None or len(step_devices.numbers) < 2:
+      return
+    if model is not None or self.sizes.has_rows or hosts.is_together():
+      raise errors.UserError(
+        'step_devices is for pages, for one process, and for no draft or one '
+        'of texts: models that draft stay on their devices; leave it out'
+      )
+
+  def _make_drafter(self, draft: make_drafter.Draft) -> EngineDrafter:
+    return make_drafter.make(
+      self._target,
+      draft,
+      self.sizes,
+      run_ahead=self._run_ahead,
+      timeline=self._timeline,
+    )
+
+  def _set_drafter(self, drafter: EngineDrafter) -> None:
+    self.drafter = drafter
+    self.programs = Programs(self.sizes, self._target, self.drafter)
 
   @property
-  def num_requests(self) -> int:
-    """Requests that have not ended."""
-    return len(self._jobs) + len(self._submitted)
+  def policy(self) -> policies.Policy:
+    """Policy of how much to draft; may be replaced between steps.
+
+    Raises:
+      UserError: it wants lookups, and there is no `lookup`.
+    """
+    return self._policy
+
+  @policy.setter
+  def policy(self, policy: policies.Policy) -> None:
+    if policy.wants_lookup_feedback and self.lookup is None:
+      raise _no_lookup()
+    self._policy = policy
 
   @property
-  @abc.abstractmethod
+  def step_devices(self) -> StepDevices:
+    """Rule of how many devices a step has; its costs may be replaced."""
+    return self._target.step_devices
+
+  @step_devices.setter
+  def step_devices(self, step_devices: StepDevices) -> None:
+    known = self._target.step_devices.numbers
+    if step_devices.numbers != known:
+      raise errors.UserError(
+        f'step_devices has numbers={step_devices.numbers}, and the engine was '
+        f'made for {known}; take these'
+      )
+    self._target.step_devices = step_devices
+
+  @property
+  def least_level(self) -> SamplingLevel:
+    """Level of sampling that steps take at least, whatever requests want."""
+    return self._target.sampling.least_level
+
+  @least_level.setter
+  def least_level(self, level: SamplingLevel) -> None:
+    self._target.sampling.least_level = level
+
+  @property
   def num_running(self) -> int:
     """Requests with a slot."""
+    return self.scheduler.num_running
 
   @property
-  @abc.abstractmethod
   def cache_usage(self) -> float:
     """Share of the KV cache that is in use, 0 to 1."""
+    return 1 - self.scheduler.num_free_pages / self.scheduler.config.num_pages
 
   @property
-  @abc.abstractmethod
   def num_preemptions(self) -> int:
     """Times that a request has lost its slot."""
+    return self.scheduler.num_preemptions
 
   def warm_up(self, *, show_progress: bool = False) -> None:
     """Compiles everything, before the first request."""
     self.programs.compile_all(show_progress=show_progress)
 
-  @abc.abstractmethod
   def step(self) -> StepRecord | None:
-    """Runs a step; returns None if there is nothing to do."""
-
-  @abc.abstractmethod
-  def _make_job(
-    self, request: Request, handle: Handle, max_speculative_tokens: int | None
-  ) -> JobT:
-    """Raises UserError for a request that cannot be served."""
-
-  @abc.abstractmethod
-  def _queue(self, job: JobT) -> None:
-    """Puts a job at the end of the queue."""
-
-  @abc.abstractmethod
-  def _drop(self, job: JobT) -> None:
-    """Takes a job that was cancelled out of the queue or its slot."""
-
-  def submit(
-    self,
-    request: Request,
-    *,
-    max_speculative_tokens: int | None = None,
-    shows_drafts: bool = False,
-  ) -> Handle:
-    """Takes a request.
-
-    Args:
-      request: prompt, and how to continue it.
-      max_speculative_tokens: longest draft for it; 0 for none, None leaves it
-        to the engine.
-      shows_drafts: whether updates have `draft_nodes`; those of an engine of
-        rows have none.
-
-    Raises:
-      UserError: the prompt is empty or too long, a token is outside the
-        vocabulary, or the engine has no limit for single requests.
-    """
-    handle = Handle(next(self._request_ids), self._wait, self._cancel)
-    job = self._make_job(request, handle, max_speculative_tokens)
-    job.shows_drafts = shows_drafts
-    self._submitted.append(job)
-    self._has_work.set()
-    if self.error is not None:
-      handle.fail(self.error)
-    return handle
-
-  def score(self, request: Request) -> futures.Future[types.Logprobs]:
-    """Has the target rate a prompt; it reads one between two steps.
-
-    The programs for this are compiled when a length first needs them.
-
-    Args:
-      request: prompt, of text alone.
+    """Reads a step, behind those that are enqueued for the rows at hand.
 
     Returns:
-      What `scoring.score` says of all tokens but the first, with
-      `MAX_TOP_LOGPROBS` others in each place, or those of a smaller
-      vocabulary.
-
-    Raises:
-      UserError: the request cannot be served.
+      What the step did; None if there is nothing to do.
     """
-    self._make_job(request, Handle(-1, self._wait, self._cancel), None)
-    text = _Text(token_ids=request.token_ids)
-    self._unrated.append(text)
-    self._has_work.set()
-    if self.error is not None:
-      self.fail(self.error)
-    return text.rating
+    work = time.thread_time()
+    self.programs.take(self._take_news_of_first(self.programs.num_ready))
+    if not self._jobs:
+      self._unread.clear()
+    while len(self._unread) <= self._run_ahead and self._enqueue():
+      pass
+    if not self._unread:
+      return None
+    return self._reader.read(self._unread.popleft(), self._drafting, work)
 
-  def cancel_all(self) -> None:
-    """Cancels what has not ended."""
-    for text in tuple(self._unrated):
-      text.rating.cancel()
-    self._take_news()
-    self._cancelled.extend(self._jobs)
-    self._take_news()
+  def _enqueue(self) -> bool:
+    """Enqueues a step, unless others have to be read before or no row runs."""
+    if self._unread and self.scheduler.is_short:
+      return False
+    view = self.scheduler.begin_step()
+    if view is None:
+      return False
+    start = time.perf_counter()
+    if self._timeline is not None:
+      self._timeline.start_round()
+    self._assign()
+    view, plan = self._plan(self._described(view, start))
+    if plan is None:
+      return False
+    drafts = self._draft(view, plan)
+    if drafts.is_late is not None:
+      plan = plan.without(drafts.is_late)
+    lengths = self.policy.plan_verify(view, plan, drafts.drafts)
+    lengths = np.minimum(lengths, drafts.drafts.lengths)
+    step = self.scheduler.plan_step(view, lengths)
+    output = self._dispatch(step, drafts)
+    unread = Unread(
+      view=view,
+      plan=plan,
+      step=step,
+      drafts=drafts,
+      output=sharding.everywhere(
+        (*output, self._needed_on_host(step, drafts), drafts.num_found)
+      ),
+      num_devices=self._target.model.mesh.size,
+      start=start,
+    )
+    self.drafter.overlap(view, unread.drafted, unread.verified)
+    self._unread.append(unread)
+    if self._timeline is not None:
+      self._timeline.host('dispatch', start, time.perf_counter())
+    return True
 
-  def fail(self, error: BaseException) -> None:
-    """Ends the waiting of everybody, now and later, with an error."""
-    self.error = error
-    for job in (*self._jobs.values(), *self._submitted):
-      job.handle.fail(error)
-    for text in tuple(self._unrated):
-      with contextlib.suppress(futures.InvalidStateError):  # has ended
-        text.rating.set_exception(failure_of(error))
+  @property
+  def _finds_drafts_late(self) -> bool:
+    is_on_devices = isinstance(self.drafter, DeviceDrafter)
+    return is_on_devices or self._lookup_ahead is not None
 
-  def wake(self) -> None:
-    """Ends `wait_for_work`."""
-    self._has_work.set()
-
-  def wait_for_work(self) -> None:
-    """Waits until there may be something to do."""
-    self._has_work.wait()
-
-  def _take_news(self) -> None:
-    """Learns what was submitted and cancelled since the last step."""
-    self._has_work.clear()
-    self._take(*self._count_news())
-    self._score(self._next_text())
-
-  def _take_news_of_first(self, fact: Any) -> Any:
-    """Takes the news of process 0, if others follow that, or else its own.
-
-    Returns:
-      Its `fact`, a JSON value.
-    """
-    if not (hosts.is_together() and self.follows_first):
-      self._take_news()
-      return fact
-    self._has_work.clear()
-    num_submitted, num_cancelled = self._count_news()
-    text = self._next_text()
-    found = hosts.from_process_zero(
-      lambda: news.to_json(
-        [self._submitted[i] for i in range(num_submitted)],
-        [self._cancelled[i] for i in range(num_cancelled)],
-        None if text is None else text.token_ids,
-        fact,
+  def _described(
+    self, view: policies.StepView, now: float
+  ) -> policies.StepView:
+    """Returns the view with what the scheduler does not know."""
+    num_unread_tokens = self.drafter.num_unread_tokens(view, self._texts)
+    if num_unread_tokens:
+      view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)
+    if np.isfinite(view.slo_tpots).any():
+      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
+      seconds = [job.decode_seconds(now) for job in jobs_of_view]
+      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
+    if self._finds_drafts_late:
+      view = dataclasses.replace(
+        view,
+        finds_drafts_late=True,
+        pads_absent_drafts=not self.sizes.has_rows,
       )
+    if not self.programs.can_draft(view):
+      view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
+    return view
+
+  def _plan(
+    self, view: policies.StepView
+  ) -> tuple[policies.StepView, policies.DraftPlan | None]:
+    """Asks the policy; the plan is None if steps have to be read before."""
+    if self._waiting_plan is None:
+      asked, plan = view, self.policy.plan_draft(view)
+    else:
+      asked, plan = self._waiting_plan
+    if plan.uses_lookup and self.lookup is None:
+      raise _no_lookup()
+    if plan.uses_lookup and self._unread and self._lookup_ahead is None:
+      self._waiting_plan = asked, plan
+      return view, None
+    self._waiting_plan = None
+    if asked is not view:
+      plan = plan.for_view(asked, view)
+    return policies.fit(view, plan)
+
+  def _draft(
+    self, view: policies.StepView, plan: policies.DraftPlan
+  ) -> SlotDrafts:
+    """Drafts for the rows that the policy names."""
+    if not plan.lengths.any():
+      return self._target.without_drafts(plan.lengths)
+    self.scheduler.reserve(view, plan.lengths)
+    if plan.uses_lookup:
+      lookup = self._lookup_ahead or self.lookup
+      drafts = lookup.draft(view, plan.lengths, self._texts)
+      return self._target.as_trees(drafts) if self._takes_trees else drafts
+    return self.drafter.draft(view, plan.lengths, self._texts)
+
+  def _dispatch(
+    self, step: StepPlan, drafts: SlotDrafts
+  ) -> tuple[jax.Array, types.Logprobs | None]:
+    """Enqueues the target's forward and the verdict."""
+    self._target.use(self._target.step_devices.choose(step))
+    flat = self.programs.fit(step_input.flat_sizes(self.sizes, step))
+    found = self._target.no_drafts
+    if step.lengths.any():
+      found = self._target.of_drafts(drafts)
+    dispatched = time.perf_counter()
+    output = self._target.dispatch(
+      step_input.pack(self.sizes, flat, step, self._texts.page_table),
+      flat,
+      *found,
+      self._target.sampling.level(step.slots),
+      drafts.num_found,
     )
-    if not sharding.is_first_process():
-      if found['text'] is not None:
-        text = _Text(token_ids=found['text'])
-      self._submitted.extend(map(self._job_of, found['submitted']))
-      self._cancelled.extend(found['cancelled'])
-    self._take(len(found['submitted']), len(found['cancelled']))
-    self._score(text)
-    return found['fact']
+    if self._timeline is not None:
+      after = 'proposal' if step.lengths.any() else None
+      self._timeline.program(
+        timeline_lib.TARGET, 'verify', dispatched, output[0], after
+      )
+    return output
 
-  def _job_of(self, submitted: dict[str, Any]) -> JobT:
-    """Returns the job of an entry of `news.to_json`."""
-    job = self._make_job(
-      news.request_of(submitted['request']),
-      Handle(submitted['request_id'], self._wait, self._cancel),
-      submitted['max_speculative_tokens'],
-    )
-    job.shows_drafts = submitted['shows_drafts']
-    return job
-
-  def _count_news(self) -> tuple[int, int]:
-    """Returns the numbers of requests submitted and cancelled so far."""
-    # In this order: what is cancelled has been submitted before.
-    num_cancelled = len(self._cancelled)
-    return len(self._submitted), num_cancelled
-
-  def _take(self, num_submitted: int, num_cancelled: int) -> None:
-    """Learns of the first ones."""
-    for _ in range(num_submitted):
-      job = self._submitted.popleft()
-      self._jobs[job.request_id] = job
-      self._queue(job)
-    for _ in range(num_cancelled):
-      # One that is not known has ended already.
-      job = self._jobs.pop(self._cancelled.popleft(), None)
-      if job is not None:
-        self._drop(job)
-        job.cancel()
-
-  def _next_text(self) -> _Text | None:
-    """Returns a text that is to be rated before this step."""
-    while self._unrated:
-      text = self._unrated.popleft()
-      if text.rating.set_running_or_notify_cancel():
-        self._has_work.set()  # there may be more
-        return text
+  def _needed_on_host(
+    self, step: StepPlan, drafts: SlotDrafts
+  ) -> types.Array | None:
+    """Returns the drafts if the drafter or the user of a request needs them."""
+    wants = (self._jobs[i].shows_drafts for i in step.request_ids.tolist())
+    if self.drafter.keeps_trees or any(wants):
+      return drafts.chains if drafts.trees is None else drafts.trees
     return None
 
-  def _score(self, text: _Text | None) -> None:
-    if text is None:
+  @property
+  def _drafting(self) -> Drafting:
+    return Drafting(
+      drafter=self.drafter,
+      lookup=self.lookup,
+      policy=self.policy,
+      is_by_model=self._drafts_by_model,
+    )
+
+  def reset_drafters(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+    self._drafting.reset()
+
+  def _make_job(
+    self, request: Request, handle: Handle, max_speculative_tokens: int | None
+  ) -> Job:
+    config = self.sizes.scheduler
+    jobs.check(request, self.model, config, self.max_images)
+    return Job(
+      request,
+      handle,
+      self.model,
+      config,
+      max_speculative_tokens,
+      chains_by_model=self._drafts_by_model,
+    )
+
+  def _queue(self, job: Job) -> None:
+    self.scheduler.submit(
+      job.request_id,
+      job.num_known,
+      job.max_new_tokens,
+      job.max_speculative_tokens,
+      job.new_page_keys(),
+      job.request.slo_tpot or np.inf,
+    )
+
+  def _drop(self, job: Job) -> None:
+    self.scheduler.cancel(job.request_id)
+    self._drafting.forget(job.request_id)
+
+  def _assign(self) -> None:
+    """Writes down the texts of requests that have got a slot."""
+    slot_generations = self.scheduler.slot_generations
+    is_new = self._texts.slot_generations != slot_generations
+    if not is_new.any():
       return
-    num_top = min(MAX_TOP_LOGPROBS, self.model.config.vocab_size)
-    try:
-      rated = scoring.score(self.model, text.token_ids, 1, num_top)
-    except BaseException as error:
-      reason = f'the target could not rate this prompt: {error}'
-      text.rating.set_exception(EngineError(reason))
-      # Without memory for a text of this length others can still go on.
-      if not isinstance(error, jax.errors.JaxRuntimeError):
-        raise
-    else:
-      text.rating.set_result(rated)
+    self._texts.slot_generations[:] = slot_generations
+    counts = np.zeros((3, len(is_new)), np.int32)
+    for slot in np.flatnonzero(is_new).tolist():
+      request_id = int(self.scheduler.request_ids[slot])
+      job = self._jobs.get(request_id)
+      if job is None:
+        continue  # it has left again
+      self._texts.token_ids[slot, : job.num_known] = job.known_tokens()
+      self._texts.requests[slot] = job.request
+      num_prompt_tokens = len(job.request.token_ids)
+      counts[:, slot] = job.num_known, num_prompt_tokens, job.limit
+      self._target.sampling.set(slot, job.request.sampling)
+      self._target.assign_images(slot, job.request)
+    lengths, prompt_lengths, max_lengths = counts
+    rows = Rows(
+      # What is enqueued must not see later changes.
+      token_ids=self._texts.token_ids.copy(),
+      lengths=lengths,
+      prompt_lengths=prompt_lengths,
+      max_lengths=max_lengths,
+    )
+    self._target.assign(rows, is_new)
 
-  def _wait(self, handle: Handle, num_seen: int) -> None:
-    if self.is_running:
-      handle.wait_for_news(num_seen)
-    else:
-      self.step()
+  def run_programs(self, level: SamplingLevel) -> None:
+    """Runs all programs for a level of sampling; only without requests.
 
-  def _cancel(self, request_id: int) -> None:
-    self._cancelled.append(request_id)
-    self._has_work.set()
+    More than to compile them: what XLA prepares when a program first runs is
+    prepared, too.
+    """
+    self._target.warm_up()
+    for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
+      for length in buckets.text_lengths(flat.context):
+        for num_found in self._numbers_found(flat):
+          output = self.enqueue_trial(flat, length, level, num_found)
+          jax.block_until_ready(output)
+      for drafter in (self.drafter, self._lookup_ahead):
+        if drafter is not None and drafter.has_programs and flat.block_size > 1:
+          drafter.warm_up(flat)
+
+  def _numbers_found(self, flat: StepSizes) -> list[int | None]:
+    """Returns what `enqueue_trial` is given to run all of a program."""
+    is_always_late = isinstance(self.drafter, DeviceDrafter)
+    if not (flat.has_draft_blocks and self._finds_drafts_late):
+      return [None]
+    return [0, 1] if is_always_late else [None, 0, 1]
+
+  def trial(
+    self, flat: StepSizes, num_positions: int, num_devices: int | None = None
+  ) -> StepPlan:
+    """Runs an invented step of the target and waits, to measure the time.
+
+    Args:
+      flat: sizes of the step.
+      num_positions: positions of its longest row, among those that take the
+        context.
+      num_devices: devices of the step, one of the numbers of `step_devices`;
+        None for those of the step before.
+
+    Returns:
+      The step.
+    """
+    if num_devices is not None:
+      self._target.use(num_devices)
+    jax.block_until_ready(self.enqueue_trial(flat, num_positions))
+    return warm_up.made_up_step(flat, num_positions)
+
+  def enqueue_trial(
+    self,
+    flat: StepSizes,
+    num_positions: int,
+    level: SamplingLevel = SamplingLevel.GREEDY,
+    num_found: int | None = None,
+  ) -> Any:
+    """Enqueues an invented step of the target.
+
+    Only without requests. What past ones have left in pages is lost.
+
+    Args:
+      flat: sizes of the step.
+      num_positions: positions of its longest row, among those that take the
+        context.
+      level: level of sampling.
+      num_found: draft tokens of each slot, where the devices alone know them.
+
+    Returns:
+      What the host would read.
+    """
+    jax.block_until_ready([unread.output for unread in self._unread])
+    self.scheduler.forget_pages()
+    step = warm_up.made_up_step(flat, num_positions)
+    return warm_up.run_step(
+      self.sizes, self._target, flat, step, level, num_found
+    )
+
+
+def _no_lookup() -> errors.UserError:
+  return errors.UserError(
+    'the policy wants drafts to be looked up, and the engine has no `lookup`; '
+    'give it one, such as PromptLookup()'
+  )

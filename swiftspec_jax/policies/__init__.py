@@ -50,8 +50,10 @@ class StepView:
       to read before it can draft for all rows.
     buckets: the sizes that are compiled.
     num_filling: rows whose prompts are to be fed, in this step or later.
+    finds_drafts_late: whether drafts are looked up on the devices, so that the
+      host learns too late which rows have one.
     pads_absent_drafts: whether draft tokens that are not found take the place
-      of others in the step, as the host learns of it too late.
+      of others in the step even if no row has any.
   """
 
   step: int
@@ -75,6 +77,7 @@ class StepView:
   num_ahead: np.ndarray | int = 0
   num_unread_tokens: int = 0
   num_filling: int = 0
+  finds_drafts_late: bool = False
   pads_absent_drafts: bool = False
 
   @property

@@ -113,7 +113,7 @@ class Goodput(policies.Policy):
     choice = self._choose(view, scores.goodput) if due is None else due
     num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
     longest = lengths[choice]
-    if coverage < 1 and self._is_free(view) and not view.pads_absent_drafts:
+    if coverage < 1 and self._knows_free_drafts(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
     probes = self._probes(view, limits)
     if probes is not None:
@@ -142,7 +142,7 @@ class Goodput(policies.Policy):
     is_as_planned = (
       gains is None
       and np.array_equal(drafts.lengths, plan.lengths)
-      and not self._is_free(view)
+      and not self._knows_free_drafts(view)
     )
     if is_as_planned or not drafts.lengths.any():
       return drafts.lengths
@@ -164,8 +164,10 @@ class Goodput(policies.Policy):
       gains[:longest], int(scores.num_tokens[best] + _ROUNDING)
     )
 
-  def _is_free(self, view: policies.StepView) -> bool:
-    """Returns whether drafting takes no time, as with lookups."""
+  def _knows_free_drafts(self, view: policies.StepView) -> bool:
+    """Returns whether drafts cost nothing, and the host knows who has one."""
+    if view.finds_drafts_late:
+      return False
     if self._has_free_drafts is None:
       buckets = view.buckets
       steps = buckets.draft_steps[-1]

@@ -55,6 +55,11 @@ class StepPlan:
     return (self.lengths + 1) * self.is_sampled
 
   @property
+  def is_decoding(self) -> bool:
+    """Whether no row feeds a part of its prompt."""
+    return self.num_decoding == len(self.slots)
+
+  @property
   def is_plain(self) -> bool:
     """Whether each row feeds one token, for which there are programs."""
     num_rows, num_tokens = self.shape

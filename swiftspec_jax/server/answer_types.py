@@ -125,7 +125,6 @@ class DraftLimits(TypedDict):
   """What `max_speculative_tokens` can be; not in OpenAI's API."""
 
   max_tokens: int
-  is_per_request: bool
 
 
 class Model(TypedDict):

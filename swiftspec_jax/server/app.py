@@ -297,10 +297,7 @@ def _describe(service: Service) -> answer_types.Model:
     'created': service.created,
     'owned_by': 'swiftspec_jax',
     'max_model_len': service.engine.max_context,
-    'speculation': {
-      'max_tokens': service.engine.max_draft_tokens,
-      'is_per_request': service.engine.limits_drafts,
-    },
+    'speculation': {'max_tokens': service.engine.max_draft_tokens},
   }
 
 

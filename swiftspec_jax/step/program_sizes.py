@@ -102,22 +102,36 @@ class ProgramSizes:
     buckets = self.scheduler.buckets
     if not self.has_rows:
       return max(_SMALLEST_BLOCK, 1 << buckets.max_length.bit_length())
-    most_drafted = buckets.max_rows * (buckets.max_length + 1)
-    if num_tokens < buckets.max_query_tokens and num_tokens <= most_drafted:
+    if self._is_for_drafts(num_tokens):
       return -(-num_tokens // buckets.max_rows)
     return num_tokens
 
-  def pad_query_tokens(self, num_tokens: np.ndarray) -> int:
+  def _is_for_drafts(self, num_tokens: int) -> bool:
+    """Whether slots have rows, and steps of this size feed no prompts."""
+    buckets = self.scheduler.buckets
+    most_drafted = buckets.max_rows * (buckets.max_length + 1)
+    return (
+      self.has_rows
+      and num_tokens <= most_drafted
+      and num_tokens < buckets.max_query_tokens
+    )
+
+  def pad_query_tokens(
+    self, num_tokens: np.ndarray, *, has_prompts: bool
+  ) -> int:
     """Returns the declared number of query tokens for rows of some tokens.
 
     Args:
       num_tokens: i64[r] of each row.
+      has_prompts: whether some feed a part of a prompt.
     """
     total, most = num_tokens.sum(), num_tokens.max()
     return next(
       size
       for size in self.scheduler.buckets.query_tokens
-      if size >= total and (not self.has_rows or self.block_size(size) >= most)
+      if size >= total
+      and (not self.has_rows or self.block_size(size) >= most)
+      and not (has_prompts and self._is_for_drafts(size))
     )
 
   def plain(self, padded_rows: int, num_positions: int) -> StepSizes:
@@ -138,6 +152,7 @@ class ProgramSizes:
       num_tokens=padded_tokens,
       block_size=self.block_size(padded_tokens),
       context=self.context_of(num_positions),
+      has_draft_blocks=self._is_for_drafts(padded_tokens),
     )
 
   def num_logits(self, sizes: StepSizes) -> int:

@@ -31,12 +31,15 @@ class StepSizes:
     num_tokens: N.
     block_size: W.
     context: tokens under the attention, a multiple of the page size.
+    has_draft_blocks: whether each block is of a slot that feeds its last known
+      token and its draft.
   """
 
   num_rows: int
   num_tokens: int
   block_size: int
   context: int
+  has_draft_blocks: bool = False
 
   @property
   def num_blocks(self) -> int:

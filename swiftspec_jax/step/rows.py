@@ -7,12 +7,13 @@ Legend: B slots, S tokens of the longest text.
 """
 
 import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax import types
+PyTree = TypeVar('PyTree')
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -41,26 +42,24 @@ def assign(rows: Rows, new: Rows, is_new: jax.Array) -> Rows:
 
 
 def append_tokens(
-  state: types.DecodeState, token_ids: jax.Array, num_emitted: jax.Array
-) -> types.DecodeState:
-  """Writes the emitted of the tokens i32[B, T] behind the known ones."""
+  rows: Rows, token_ids: jax.Array, num_emitted: jax.Array
+) -> Rows:
+  """Writes the emitted of the tokens i32[B, T] after the known ones."""
   steps = jnp.arange(token_ids.shape[1])[None]
   places = jnp.where(
     steps < num_emitted[:, None],
-    state.lengths[:, None] + steps,
-    state.token_ids.shape[1],
+    rows.lengths[:, None] + steps,
+    rows.token_ids.shape[1],
   )
   batch = jnp.arange(token_ids.shape[0])[:, None]
-  return state.replace(
-    token_ids=state.token_ids.at[batch, places].set(token_ids, mode='drop'),
-    lengths=state.lengths + num_emitted,
+  return rows.replace(
+    token_ids=rows.token_ids.at[batch, places].set(token_ids, mode='drop'),
+    lengths=rows.lengths + num_emitted,
   )
 
 
 @functools.partial(jax.jit, donate_argnames='state')
-def insert_row(
-  state: types.DecodeState, row: types.DecodeState, slot: jax.Array
-) -> types.DecodeState:
+def insert_row(state: PyTree, row: PyTree, slot: jax.Array) -> PyTree:
   """Puts a state of one row into row `slot` i32[] of a batch (donated)."""
   return jax.tree.map(
     lambda batch, one: jax.lax.dynamic_update_index_in_dim(

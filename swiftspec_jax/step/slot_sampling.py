@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swiftspec_jax import errors
+from swiftspec_jax import buckets
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.config import SamplingParams
 
-_MAX_FORCED = 16
+_NUM_FORCED = 16  # forced tokens that there is always room for
 
 
 class SamplingLevel(enum.IntEnum):
@@ -37,7 +37,7 @@ _ADJUSTED = {
   'presence_penalty': 1.0,
   'frequency_penalty': 1.0,
   'banned_token_ids': (0,),
-  'forced_token_ids': (0,) * _MAX_FORCED,
+  'forced_token_ids': (0,) * _NUM_FORCED,
   'min_tokens': 1,
   'logprobs': True,
   'top_logprobs': 1,
@@ -71,29 +71,32 @@ def level_of(params: SamplingParams) -> SamplingLevel:
   return SamplingLevel.TEMPERATURE
 
 
-def check(params: SamplingParams) -> None:
-  """Raises UserError for more forced tokens than there is room for."""
-  if len(params.forced_token_ids) > _MAX_FORCED:
-    raise errors.UserError(
-      f'forced_token_ids has {len(params.forced_token_ids)} tokens, an engine '
-      f'takes at most {_MAX_FORCED}'
-    )
-
-
 def make_state(
   batch: Sequence[SamplingParams],
   vocab_size: int,
   level: SamplingLevel,
   eos_token_ids: Sequence[int] = (),
 ) -> sampling_lib.SamplingState:
-  """Returns host arrays of all slots for a level."""
+  """Returns host arrays of all slots for a level.
+
+  More forced tokens than usual make a program of their own.
+  """
+  features = _FEATURES[level]
+  if level == SamplingLevel.ADJUSTED:
+    longest = max(len(params.forced_token_ids) for params in batch)
+    size = buckets.power_of_two(longest, _NUM_FORCED)
+    features = dataclasses.replace(features, forced_token_ids=(0,) * size)
   return sampling_lib.make_state(
-    batch, vocab_size, [_FEATURES[level]], eos_token_ids=eos_token_ids
+    batch, vocab_size, [features], eos_token_ids=eos_token_ids
   )
 
 
 class SlotSampling:
-  """The sampling of all slots, on the devices once it is needed there."""
+  """The sampling of all slots, on the devices once it is needed there.
+
+  Attributes:
+    least_level: level that steps take at least.
+  """
 
   def __init__(
     self,
@@ -110,6 +113,7 @@ class SlotSampling:
       put: function that brings host arrays to the devices.
       eos_token_ids: tokens at which the target ends an output.
     """
+    self.least_level = SamplingLevel.GREEDY
     self._vocab_size = vocab_size
     self._eos_token_ids = eos_token_ids
     self._put = put
@@ -128,8 +132,8 @@ class SlotSampling:
     self._states = {}
 
   def level(self, slots: np.ndarray) -> SamplingLevel:
-    """Returns the lowest level that covers these slots."""
-    return SamplingLevel(int(self._levels[slots].max(initial=0)))
+    """Returns the level of a step of these slots."""
+    return SamplingLevel(int(self._levels[slots].max(initial=self.least_level)))
 
   def is_usable(self, slots: np.ndarray, *, for_model: bool) -> np.ndarray:
     """Returns bool[B]: whether slots i64[B] tell how good a drafter is.

@@ -15,6 +15,7 @@ import numpy as np
 from flax import struct
 
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -28,36 +29,64 @@ class SlotTrees:
   is_looked_up: jax.Array
 
 
-def of_parents(
-  parents: jax.Array, is_looked_up: jax.Array | None = None
-) -> SlotTrees:
-  """Returns trees of parents i32[U, T] and sources bool[U, T]."""
-  mask = tree_lib.ancestor_mask(parents)
-  if is_looked_up is None:
-    is_looked_up = jnp.zeros_like(parents, bool)
-  return SlotTrees(
-    parents=parents,
-    depths=mask.sum(axis=2, dtype=jnp.int32) - 1,
+@jax.jit
+def of_proposal(
+  packed: jax.Array,
+) -> tuple[jax.Array, SlotTrees]:
+  """Returns what a packed `types.TreeProposal` i32[U, 5 T + 3] says.
+
+  Returns:
+    Draft tokens i32[U, K], and the trees.
+  """
+  proposal = types.TreeProposal.unpack(packed)
+  token_ids = jnp.maximum(proposal.token_ids, 0)[:, 1:]
+  mask = tree_lib.ancestor_mask(proposal.parents)
+  trees = SlotTrees(
+    parents=proposal.parents,
+    depths=proposal.depths,
     ancestor_mask=mask,
-    is_looked_up=is_looked_up,
+    is_looked_up=proposal.is_looked_up,
   )
+  return token_ids, trees
 
 
-def on_host(parents: np.ndarray) -> SlotTrees:
-  """Returns the same of parents i32[U, T] on the host, with host arrays."""
-  num_slots, num_nodes = parents.shape
-  mask = np.broadcast_to(
-    np.eye(num_nodes, dtype=bool), (num_slots, num_nodes, num_nodes)
-  ).copy()
-  slots = np.arange(num_slots)
-  for node in range(1, num_nodes):
-    above = parents[:, node]
-    has_parent = (above != tree_lib.NO_PARENT)[:, None]
-    mask[:, node] |= mask[slots, np.maximum(above, 0)] & has_parent
-  depths = mask.sum(axis=2, dtype=np.int32) - 1
-  return SlotTrees(
-    parents=parents,
-    depths=depths,
-    ancestor_mask=mask,
-    is_looked_up=np.zeros(parents.shape, bool),
-  )
+def on_host(
+  token_ids: np.ndarray, parents: np.ndarray, **facts: np.ndarray
+) -> np.ndarray:
+  """Returns a packed `types.TreeProposal` of the host.
+
+  Args:
+    token_ids: i32[U, K] draft tokens.
+    parents: i32[U, T] of the nodes, parents first.
+    **facts: further fields of the proposal.
+  """
+  depths = np.zeros_like(parents)
+  slots = np.arange(len(parents))
+  for node in range(1, parents.shape[1]):
+    parent = parents[:, node]
+    below = depths[slots, np.maximum(parent, 0)] + 1
+    depths[:, node] = np.where(parent != tree_lib.NO_PARENT, below, 0)
+  return types.TreeProposal.of_nodes(
+    np.pad(token_ids, ((0, 0), (1, 0))), parents, depths, **facts
+  ).pack()
+
+
+@jax.jit
+def of_chains(token_ids: jax.Array) -> jax.Array:
+  """Returns chains i32[U, K] of the devices as `on_host` returns trees.
+
+  They end where there is no token.
+  """
+  num_slots, length = token_ids.shape
+  depths = jnp.tile(jnp.arange(length + 1, dtype=jnp.int32), (num_slots, 1))
+  token_ids = jnp.pad(token_ids, ((0, 0), (1, 0)))
+  is_node = token_ids != types.PLACEHOLDER_TOKEN_ID
+  parents = jnp.where(is_node, depths - 1, tree_lib.NO_PARENT)
+  return types.TreeProposal.of_nodes(token_ids, parents, depths).pack()
+
+
+def chains_on_host(token_ids: np.ndarray) -> np.ndarray:
+  """Returns chains i32[U, K] of the host as `on_host` returns trees."""
+  num_slots, length = token_ids.shape
+  parents = np.tile(np.arange(-1, length, dtype=np.int32), (num_slots, 1))
+  return on_host(token_ids, parents)

@@ -98,6 +98,15 @@ def pack(
   return packed
 
 
+def without_drafts(packed: jax.Array) -> jax.Array:
+  """Returns a packed step whose rows feed one token each."""
+  fed = _Fed(*packed[:, :NUM_COUNTS].T)
+  fed = fed._replace(
+    counts=jnp.minimum(fed.counts, 1), lengths=jnp.zeros_like(fed.lengths)
+  )
+  return packed.at[:, :NUM_COUNTS].set(jnp.stack(fed, axis=1))
+
+
 def place(
   packed: jax.Array,
   rows: Rows,
@@ -159,6 +168,7 @@ def place(
       index=index,
       num_drafted=num_drafted,
       is_sampled=by_slot(fed.is_sampled) > 0,
+      is_in_order=flat.has_draft_blocks,
     ),
     node_places=node_places,
   )
@@ -254,5 +264,7 @@ def flat_sizes(sizes: ProgramSizes, step: StepPlan) -> StepSizes:
   longest = min(int(ends.max()), sizes.scheduler.max_context)
   if step.is_plain:
     return sizes.plain(step.padded_rows, longest)
-  num_query_tokens = sizes.pad_query_tokens(step.num_query_tokens)
+  num_query_tokens = sizes.pad_query_tokens(
+    step.num_query_tokens, has_prompts=not step.is_decoding
+  )
   return sizes.mixed(step.padded_rows, num_query_tokens, longest)

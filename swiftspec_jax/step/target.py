@@ -5,7 +5,9 @@ of the longest text.
 """
 
 import copy
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +16,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from swiftspec_jax import ahead_of_time, policies, sharding, types
+from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.control_flow import run_if
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
@@ -35,6 +39,7 @@ from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.slot_images import SlotImages
+from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.step_devices import StepDevices
 from swiftspec_jax.step.target_forward import Cache
@@ -129,6 +134,158 @@ def query_logits(
   return cache, logits, token_ids, step.queries, step.node_places
 
 
+def _run_parts(
+  call: Callable[..., Any],
+  params: Params,
+  cache: Cache,
+  packed: jax.Array,
+  rows: Rows,
+  chains: jax.Array,
+  trees: jax.Array | None,
+  images: SlotImages | None,
+  sampling: sampling_lib.SamplingState,
+  *,
+  config: ModelConfig,
+  flat: StepSizes,
+  num_queries: int,
+  level: SamplingLevel,
+  sharding: NamedSharding,
+) -> tuple[Cache, Rows, jax.Array, types.Logprobs | None]:
+  """Runs the parts of a step, each by `call`.
+
+  Chains and trees are those of `SlotDrafts`; where there are trees, chains are
+  not looked at. The other arguments are those of the parts.
+
+  Returns:
+    The cache, and what `verify.verify` returns.
+  """
+  if trees is not None:
+    chains, trees = call(slot_trees.of_proposal, trees)
+  with jax.named_scope('target_forward'):
+    cache, logits, token_ids, queries, places = call(
+      query_logits,
+      params,
+      cache,
+      packed,
+      rows,
+      chains,
+      trees,
+      images,
+      config=config,
+      flat=flat,
+      num_queries=num_queries,
+    )
+  noise = None
+  if level != SamplingLevel.GREEDY:
+    noise = call(
+      verify.make_noise,
+      sampling.seeds,
+      queries.slots,
+      queries.positions,
+      vocab_size=config.vocab_size,
+    )
+  with jax.named_scope('verify'):
+    rows, verdicts, logprobs = call(
+      verify.verify,
+      logits,
+      noise,
+      token_ids,
+      queries,
+      chains,
+      sampling,
+      rows,
+      trees,
+      reads_texts=level == SamplingLevel.ADJUSTED,
+      kernels=config.kernels,
+      sharding=sharding,
+    )
+  if trees is not None:
+    with jax.named_scope('commit'):
+      cache = call(
+        commit_nodes, cache, places, verdicts, kernels=config.kernels
+      )
+  return cache, rows, verdicts, logprobs
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('config', 'flat', 'num_queries', 'level', 'sharding'),
+  donate_argnames=('cache', 'rows'),
+)
+def run_step(params, cache, packed, rows, *args, **statics):
+  """Does what `_run_parts` does, in one program."""
+  return _run_parts(
+    ahead_of_time.call, params, cache, packed, rows, *args, **statics
+  )
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    *('config', 'flat', 'num_queries', 'level', 'sharding'),
+    'plain',
+  ),
+  donate_argnames=('cache', 'rows'),
+)
+def run_narrowest_step(
+  params,
+  cache,
+  packed,
+  rows,
+  chains,
+  trees,
+  *args,
+  num_found,
+  plain,
+  flat,
+  **statics,
+):
+  """Does what `run_step` does, with one token a row if no draft was found.
+
+  Args:
+    params: same as in `query_logits`.
+    cache: donated.
+    packed: step of rows that decode.
+    rows: donated.
+    chains: i32[B, K].
+    trees: the same as trees, if the engine takes trees.
+    *args: further arguments of `_run_parts`.
+    num_found: i32[B] draft tokens that there are.
+    plain: static sizes for one token a row.
+    flat: static sizes for drafts.
+    **statics: further arguments of `_run_parts`.
+  """
+  run = functools.partial(_run_parts, ahead_of_time.call, params)
+
+  def run_plain(cache, rows):
+    cache, rows, *verdicts = run(
+      cache,
+      step_input.without_drafts(packed),
+      rows,
+      chains,
+      None,
+      *args,
+      **{**statics, 'flat': plain, 'num_queries': plain.num_rows},
+    )
+    return cache, rows, *jax.tree.map(pad, tuple(verdicts), outputs)
+
+  def run_wide(cache, rows):
+    return run(cache, packed, rows, chains, trees, *args, flat=flat, **statics)
+
+  def pad(x, wide):
+    """Pads what there is of each token of a draft."""
+    missing = [(0, 0)] * x.ndim
+    missing[1] = (0, wide.shape[1] - x.shape[1])
+    return jnp.pad(x, missing)
+
+  outputs = jax.eval_shape(run_wide, cache, rows)[2:]
+  empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
+  carry = (cache, rows, *empty)
+  is_found = jnp.any(num_found > 0)
+  carry = run_if(~is_found, lambda carry: run_plain(*carry[:2]), carry)
+  return run_if(is_found, lambda carry: run_wide(*carry[:2]), carry)
+
+
 class Target:
   """Runs the target's part of steps.
 
@@ -139,9 +296,8 @@ class Target:
     rows: texts of the slots, on the devices.
     cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
-    no_drafts: tokens i32[B, K] that stand for none, and their trees, if drafts
-      are trees.
-    chains: trees of which each is a chain, if drafts are trees.
+    no_drafts: chains and trees of `SlotDrafts` that stand for none, on the
+      devices.
     images: images of the slots, on the devices; None if the model reads none.
     is_image: bool[B, S] which tokens of prompts stand for images, on the host.
   """
@@ -195,15 +351,12 @@ class Target:
     self._max_images = sizes.max_images
     self.images = self._no_images(config.max_context)
     self.is_image = np.zeros((self._num_slots, config.max_context), bool)
-    shape = (config.buckets.max_rows, config.buckets.max_length + 1)
-    trees = chains = None
+    shape = (config.buckets.max_rows, config.buckets.max_length)
+    chains, trees = np.zeros(shape, np.int32), None
     if takes_trees:
-      trees = slot_trees.on_host(np.full(shape, tree_lib.NO_PARENT, np.int32))
-      nodes = np.arange(shape[1], dtype=np.int32)
-      chains = slot_trees.on_host(np.broadcast_to(nodes - 1, shape))
-    tokens = np.zeros((shape[0], shape[1] - 1), np.int32)
-    self.no_drafts = self.put((tokens, trees))
-    self.chains: SlotTrees | None = self.put(chains)
+      parents = np.full((shape[0], shape[1] + 1), tree_lib.NO_PARENT, np.int32)
+      trees = slot_trees.on_host(chains, parents)
+    self.no_drafts = self.put((chains, trees))
 
   def _greedy_sampling(self) -> slot_sampling.SlotSampling:
     config = self.model.config
@@ -248,9 +401,9 @@ class Target:
       return
     self.model = model
     self.cache, self._spare = paged.regroup(self.cache, model.mesh, self._spare)
-    self.rows, self.images, self.no_drafts, self.chains = jax.tree.map(
+    self.rows, self.images, self.no_drafts = jax.tree.map(
       lambda x: ahead_of_time.replicate(x, model.mesh),
-      (self.rows, self.images, self.no_drafts, self.chains),
+      (self.rows, self.images, self.no_drafts),
     )
     self.sampling.forget_devices()
 
@@ -282,9 +435,25 @@ class Target:
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
     """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""
-    token_ids, trees = self.no_drafts
+    chains, trees = self.no_drafts
     drafts = policies.Drafts(lengths=lengths)
-    return SlotDrafts(drafts=drafts, token_ids=token_ids, trees=trees)
+    return SlotDrafts(drafts=drafts, chains=chains, trees=trees)
+
+  def as_trees(self, drafts: SlotDrafts) -> SlotDrafts:
+    """Returns chains as trees, where they are."""
+    of_chains = slot_trees.chains_on_host
+    if isinstance(drafts.chains, jax.Array):
+      of_chains = functools.partial(self._call, slot_trees.of_chains)
+    trees = of_chains(drafts.chains)
+    return dataclasses.replace(drafts, chains=None, trees=trees)
+
+  def of_drafts(
+    self, drafts: SlotDrafts
+  ) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns chains and trees of drafts on the devices of the next step."""
+    found = drafts.chains, drafts.trees
+    is_there = any(isinstance(x, jax.Array) for x in found)
+    return found if is_there and len(self.models) == 1 else self.put(found)
 
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""
@@ -342,66 +511,55 @@ class Target:
     self,
     packed: np.ndarray,
     flat: StepSizes,
-    drafted: jax.Array,
-    trees: SlotTrees | None,
-    level: slot_sampling.SamplingLevel,
+    chains: jax.Array | None,
+    trees: jax.Array | None,
+    level: SamplingLevel,
+    num_found: jax.Array | None = None,
   ) -> tuple[jax.Array, types.Logprobs | None]:
     """Enqueues a step; does not wait for it.
 
     Args:
       packed: step, as `step_input.pack` returns it.
       flat: sizes of the program.
-      drafted: i32[B, K] on the devices.
-      trees: trees of the drafts, None where they are chains.
+      chains: chains of `SlotDrafts`, on the devices.
+      trees: trees of `SlotDrafts`, on the devices.
       level: level of sampling.
+      num_found: i32[B] draft tokens that there are, where the devices alone
+        know. Rows of the cache then feed no draft if nobody has one.
 
     Returns:
       Numbers and tokens, and log-probabilities, as `verify.verify` does.
     """
     if flat.block_size == 1:
       trees = None  # a plain step
-    self.cache, logits, token_ids, queries, places = self._call(
-      query_logits,
+    if chains is None or trees is not None:
+      chains = self.no_drafts[0]
+    run = functools.partial(_run_parts, self._call)
+    statics = {
+      'config': self.model.config,
+      'flat': flat,
+      'num_queries': self._sizes.num_logits(flat),
+      'level': level,
+      'sharding': self._replicated,
+    }
+    if self._sizes.has_rows:
+      # Few programs: the requests at hand need one level or two of sampling.
+      run = functools.partial(self._call, run_step)
+      if num_found is not None and flat.has_draft_blocks:
+        statics |= {
+          'num_found': num_found,
+          'plain': self._sizes.plain(flat.num_rows, flat.context),
+        }
+        run = functools.partial(self._call, run_narrowest_step)
+    self.cache, self.rows, verdicts, logprobs = run(
       self.model.params,
       self.cache,
       self.argument(packed),
       self.rows,
-      drafted,
+      chains,
       trees,
       self.images,
-      config=self.model.config,
-      flat=flat,
-      num_queries=self._sizes.num_logits(flat),
+      self.sampling.state(level),
+      **statics,
     )
-    sampling, noise = self.sampling.state(level), None
-    if level != slot_sampling.SamplingLevel.GREEDY:
-      noise = self._call(
-        verify.make_noise,
-        sampling.seeds,
-        queries.slots,
-        queries.positions,
-        vocab_size=self.model.config.vocab_size,
-      )
-    self.rows, packed, logprobs = self._call(
-      verify.verify,
-      logits,
-      noise,
-      token_ids,
-      queries,
-      drafted,
-      sampling,
-      self.rows,
-      trees,
-      reads_texts=level == slot_sampling.SamplingLevel.ADJUSTED,
-      kernels=self.model.config.kernels,
-      sharding=self._replicated,
-    )
-    if trees is not None:
-      self.cache = self._call(
-        commit_nodes,
-        self.cache,
-        places,
-        packed,
-        kernels=self.model.config.kernels,
-      )
-    return packed, logprobs
+    return verdicts, logprobs

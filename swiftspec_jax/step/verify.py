@@ -1,7 +1,9 @@
 """What the target chooses behind its queries, and what stands of the drafts.
 
-The method is sample and match (`verification.matching`). The noise belongs to
-the request's seed and the position. So a request has the same output whatever
+The method is sample and match, the scheme of SpecExec (arXiv 2406.02532): the
+target chooses a token after every node, its best one, or one drawn with noise
+that belongs to the request's seed and the position. A draft token is accepted
+if it is the choice after its parent. So a request has the same output whatever
 it shares its steps with, whatever was drafted for it, and whether or not it was
 preempted.
 
@@ -19,7 +21,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import NamedSharding
 
-from kernels_pallas.verification import reference
+from kernels_pallas.verification import api, reference
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
@@ -27,7 +30,6 @@ from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.verdicts import TreePart, Verdicts
-from swiftspec_jax.verification import matching
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Queries:
   index: jax.Array  # i32[B, T] the queries of each slot, among the M
   num_drafted: jax.Array  # i32[B] draft tokens to verify
   is_sampled: jax.Array  # bool[B] slots that emit tokens
+  # Whether the M are W for each slot, in the order of the slots.
+  is_in_order: bool = struct.field(pytree_node=False, default=False)
 
   @property
   def is_node(self) -> jax.Array:
@@ -148,58 +152,92 @@ def _judge(
       prompt_lengths=rows.prompt_lengths[slots],
       draft_token_ids=token_ids[:, None][:, :0],
     )
-  if noise is None:
-    choices = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+  scores = adjusted
+  if noise is not None:
+    scores = sampling_lib.law_logits(adjusted, own, **devices) + noise
+  scores = scores[:, 0]
+  if trees is None:
+    choices = largest.argmax(scores).astype(jnp.int32)
+    verdicts = _verify_chains(choices, queries, drafted)
   else:
-    law = sampling_lib.law_logits(adjusted, own, **devices)
-    choices = sampling_lib.draw_with(law, noise)
-  logprobs = logprobs_of(logits[:, None], choices, own)
-  choices = choices[:, 0][queries.index]
-  logprobs = jax.tree.map(lambda x: x[:, 0][queries.index], logprobs)
+    verdicts, choices = _verify_trees(scores, queries, drafted, trees, devices)
+  logprobs = logprobs_of(logits[:, None], choices[:, None], own)
+  index = queries.index
   if trees is not None:
-    return _follow_trees(choices, logprobs, queries, drafted, trees)
-  proposal = types.Proposal(
-    token_ids=drafted[:, : queries.index.shape[1] - 1],
-    num_drafted=queries.num_drafted,
-  )
-  verdict = matching.verify(proposal, choices)
-  verdicts = Verdicts(
-    num_accepted=verdict.num_accepted,
+    index = jnp.take_along_axis(index, verdicts.tree.path, axis=1)
+  return verdicts, jax.tree.map(lambda x: x[:, 0][index], logprobs)
+
+
+def _verify_chains(choices, queries, drafted):
+  """Returns the verdicts on chains, with choices i32[M]."""
+  choices = choices[queries.index]
+  places = jnp.arange(choices.shape[1] - 1)[None]
+  matches = drafted[:, : choices.shape[1] - 1] == choices[:, :-1]
+  matches &= places < queries.num_drafted[:, None]
+  return Verdicts(
+    num_accepted=matches.cumprod(axis=1).sum(axis=1, dtype=jnp.int32),
     num_levels=queries.num_drafted,
-    token_ids=verdict.token_ids,
+    token_ids=choices,  # accepted tokens equal them
     tree=None,
   )
-  return verdicts, logprobs
 
 
-def _follow_trees(choices, logprobs, queries, drafted, trees):
-  """Does what `_judge` says for trees, with choices i32[B, T]."""
-  # A tree may have fewer nodes than were asked for, such as behind a draft
-  # whose logits are NaN: what is no node matches no choice.
+def _verify_trees(scores, queries, drafted, trees, devices):
+  """Returns the verdicts on trees, and the choices i32[M]."""
+  # A tree may have fewer nodes than were asked for, such as after a draft whose
+  # logits are NaN: what is no node matches no choice.
   is_node = trees.parents[:, 1:] != tree_lib.NO_PARENT
   drafted = jnp.where(is_node, drafted, reference.NO_TOKEN)
-  token_ids, num_accepted, path = reference.follow(
-    choices,
-    # What the root is does not matter.
-    jnp.pad(drafted, ((0, 0), (1, 0))),
+  nodes = (
+    jnp.pad(drafted, ((0, 0), (1, 0))),  # what the root is does not matter
     trees.parents,
     queries.num_drafted + 1,
     trees.ancestor_mask,
   )
-  num_levels = jnp.where(queries.is_node, trees.depths, 0).max(axis=1)
-  rows = jnp.arange(len(path))[:, None]
-  logprobs = jax.tree.map(lambda x: x[rows, path], logprobs)
+  if queries.is_in_order:
+    *found, choices = _verify_in_order(scores, nodes, devices)
+    flat_choices = choices.reshape(-1)
+    more = trees.parents.shape[1] - choices.shape[1]
+    choices = jnp.pad(choices, ((0, 0), (0, more)))
+  else:
+    flat_choices = largest.argmax(scores).astype(jnp.int32)
+    choices = flat_choices[queries.index]
+    found = reference.follow(choices, *nodes)
+  token_ids, num_accepted, path = found
+  slots = jnp.arange(len(path))[:, None]
   verdicts = Verdicts(
     num_accepted=num_accepted,
-    num_levels=num_levels,
+    num_levels=jnp.where(queries.is_node, trees.depths, 0).max(axis=1),
     token_ids=token_ids,
     tree=TreePart(
       path=path,
-      is_looked_up=trees.is_looked_up[rows, path],
+      is_looked_up=trees.is_looked_up[slots, path],
       choices=choices,
     ),
   )
-  return verdicts, logprobs
+  return verdicts, flat_choices
+
+
+def _verify_in_order(scores, nodes, devices):
+  """Returns what `api.verify_tree` does of scores f32[B * W, V].
+
+  Tokens and path are padded to T, the choices i32[B, W] are not.
+  """
+  token_ids, parents, sizes, mask = nodes
+  num_slots, num_nodes = parents.shape
+  width = len(scores) // num_slots
+  *padded, num_accepted, path, choices = api.verify_tree(
+    scores.reshape(num_slots, width, -1),
+    token_ids[:, :width],
+    parents[:, :width],
+    sizes,
+    mask[:, :width, :width],
+    implementation=devices['kernels'],
+    sharding=devices['sharding'],
+  )
+  more = ((0, 0), (0, num_nodes - width))
+  padded = [jnp.pad(x, more) for x in (*padded, path)]
+  return padded[0], num_accepted, padded[1], choices
 
 
 def _texts_behind(texts, queries, drafted, trees):

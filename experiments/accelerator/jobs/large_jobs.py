@@ -109,7 +109,7 @@ def _request(setup: _Setup) -> ss.Request:
 @functools.lru_cache(maxsize=1)
 def _plain_step(setup: _Setup) -> tuple[float, float | None]:
   _request(setup)  # decodes it plainly
-  return _time(_references(setup).decoder.dispatch)
+  return _time(step_times.enqueue_step(_references(setup).decoder))
 
 
 def _time(run: Callable[[], Any]) -> tuple[float, float | None]:
@@ -163,12 +163,11 @@ def _measure_plain(setup: _Setup) -> list[Row]:
 
 
 def _measure_verify(setup: _Setup) -> list[Row]:
-  decoder = _tree_decoder(setup)
-  jax.block_until_ready(decoder.dispatch())
+  verify = step_times.enqueue_step(_tree_decoder(setup), _TREE.num_nodes)
   return _row(
     setup,
     _target(setup),
-    *_time(decoder.pipeline.verify),
+    *_time(verify),
     num_tokens=_TREE.num_nodes,
     context=_PROMPT_TOKENS,
   )
@@ -184,7 +183,7 @@ def _measure_draft(setup: _Setup) -> list[Row]:
 def _measure_rounds(setup: _Setup) -> list[Row]:
   decode = benchmark_run.make_decode(_tree_decoder(setup))
   stats = decode(_request(setup)).stats
-  seconds = stats.decode_seconds / stats.new_tokens
+  seconds = stats.decode_seconds / stats.decoded_tokens
   plain_seconds, _ = _plain_step(setup)
   return [
     Row(

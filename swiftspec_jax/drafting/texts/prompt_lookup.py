@@ -6,10 +6,12 @@ Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); vLLM's
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import drafting, errors, types
+from swiftspec_jax import drafting, errors
 from swiftspec_jax.drafting.texts import text_match
+from swiftspec_jax.step.rows import Rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,13 +40,8 @@ class PromptLookup(drafting.StatelessDrafter):
         f'{self.prompt_lookup_min} and {self.prompt_lookup_max}'
       )
 
-  @property
-  def lengths(self):
-    return 0, self.num_speculative_tokens
-
-  def propose(self, params, state):
-    del params
-    token_ids, lengths = state.token_ids, state.lengths
+  def propose(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
+    token_ids, lengths = rows.token_ids, rows.lengths
     sizes = text_match.match_lengths(token_ids, lengths, self.prompt_lookup_max)
     # The longest, and of those the last.
     score = sizes * sizes.shape[1] + jnp.arange(sizes.shape[1])[None]
@@ -54,11 +51,6 @@ class PromptLookup(drafting.StatelessDrafter):
       token_ids, lengths, place, self.num_speculative_tokens
     )
     # Drafts of idle rows would make the step longer.
-    has_draft = (length >= self.prompt_lookup_min) & (
-      lengths < state.max_lengths
-    )
-    proposal = types.Proposal(
-      token_ids=chains[:, 0],
-      num_drafted=jnp.where(has_draft, self.num_speculative_tokens, 0),
-    )
-    return proposal, None
+    has_draft = (length >= self.prompt_lookup_min) & (rows.room > 0)
+    num_drafted = jnp.where(has_draft, self.num_speculative_tokens, 0)
+    return chains[:, 0], num_drafted

@@ -215,6 +215,7 @@ def advance(
     chosen = tree_lib.select(state.tree, num_nodes, budgets)
     state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
   num_forwards += num_before
+  has_followed = verified.num_tokens > 0
   proposal = types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
@@ -222,7 +223,7 @@ def advance(
     is_looked_up=chosen.is_looked_up,
     log_probs=chosen.log_probs,
     size=chosen.size,
-    outcome=state.outcome,
+    outcome=jnp.where(has_followed, state.outcome, types.NO_OUTCOME),
     num_forwards=jnp.broadcast_to(num_forwards, chosen.size.shape),
   )
   return state, proposal.pack()

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from swiftspec_jax import ahead_of_time, buckets, types
+from swiftspec_jax import ahead_of_time, buckets
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -234,7 +234,7 @@ class TreeDraftRows:
     num_steps: int,
     min_mass: float | None = None,
     follows: bool = True,
-  ) -> tuple[jax.Array, types.PackedVerified]:
+  ) -> jax.Array:
     """Enqueues that the trees follow the texts, and the next proposals.
 
     Args:
@@ -247,8 +247,7 @@ class TreeDraftRows:
       follows: whether the draft reads what is new in the texts before.
 
     Returns:
-      The packed `TreeProposal`, on the target's devices, and the news that the
-      draft has followed.
+      The packed `TreeProposal`, on the target's devices.
     """
     if (is_busy != self._is_busy).any():
       self._set_busy(is_busy)
@@ -285,7 +284,7 @@ class TreeDraftRows:
     self._note(
       'proposal', dispatched, proposal, 'advance', timeline_lib.TRANSFER
     )
-    return proposal, verified
+    return proposal
 
   def grow(self, num_steps: int, min_mass: float | None = None) -> jax.Array:
     """Enqueues draft forwards that need no verdict.

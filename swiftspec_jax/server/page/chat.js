@@ -45,8 +45,8 @@ async function start() {
 }
 
 // Only where the engine can speculate differently for single requests.
-function offerLimits({max_tokens, is_per_request}) {
-  at('limit').hidden = !is_per_request || !max_tokens;
+function offerLimits({max_tokens}) {
+  at('limit').hidden = !max_tokens;
   at('drafts').length = 2;
   for (let n = 1; n < max_tokens; n *= 2)
     at('drafts').add(new Option(`at most ${n}`, n));

@@ -10,6 +10,7 @@ a policy compares the times of these very programs.
 """
 
 import dataclasses
+import itertools
 import threading
 
 import tqdm
@@ -187,8 +188,12 @@ class Programs:
       lengths += buckets.text_lengths(flat.context)
     for length in lengths:
       step = warm_up.made_up_step(flat, length)
-      for level in slot_sampling.SamplingLevel:
-        warm_up.run_step(self._sizes, self._target, flat, step, level)
+      for level, num_found in itertools.product(
+        slot_sampling.SamplingLevel, warm_up.numbers_found(flat, self._drafter)
+      ):
+        warm_up.run_step(
+          self._sizes, self._target, flat, step, level, num_found
+        )
 
 
 def _in_order(

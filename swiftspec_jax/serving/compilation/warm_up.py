@@ -4,10 +4,13 @@ Their rows have slots and positions, and pages that nobody gave them, so no
 target must run them while there are requests.
 """
 
-import jax
+from typing import Any
+
 import numpy as np
 
 from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
+from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
 from swiftspec_jax.step import slot_sampling, step_input
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
@@ -40,14 +43,24 @@ def made_up_step(sizes: StepSizes, longest: int) -> StepPlan:
   )
 
 
+def numbers_found(
+  flat: StepSizes, drafter: EngineDrafter
+) -> tuple[int | None, ...]:
+  """Returns the `num_found` of `run_step` that try all of a program."""
+  if flat.has_draft_blocks and isinstance(drafter, DeviceDrafter):
+    return 0, 1
+  return (None,)
+
+
 def run_step(
   sizes: ProgramSizes,
   target: Target,
   flat: StepSizes,
   step: StepPlan,
   level: slot_sampling.SamplingLevel = slot_sampling.SamplingLevel.GREEDY,
-) -> None:
-  """Runs an invented step and waits for its outcome, as the engine does.
+  num_found: int | None = None,
+) -> Any:
+  """Enqueues an invented step as the engine does; returns its outcome.
 
   Args:
     sizes: declared.
@@ -55,7 +68,11 @@ def run_step(
     flat: sizes of the program.
     step: step that fits into it.
     level: level of sampling.
+    num_found: draft tokens of each slot, where the devices alone know them.
   """
   packed = step_input.pack(sizes, flat, step, sizes.made_up_pages())
-  output = target.dispatch(packed, flat, *target.no_drafts, level)
-  jax.block_until_ready(output)
+  found = None
+  if num_found is not None:
+    num_slots = sizes.scheduler.buckets.max_rows
+    found = target.put(np.full(num_slots, num_found, np.int32))
+  return target.dispatch(packed, flat, *target.no_drafts, level, found)

@@ -43,9 +43,9 @@ def propose(
   Returns:
     Tokens i32[U, K], and how many of them there are, i32[U].
   """
-  proposal, _ = drafter.propose(None, rows)
-  found = jnp.minimum(proposal.num_drafted, lengths)
-  token_ids = proposal.token_ids[:, :max_length]
+  token_ids, found = drafter.propose(rows)
+  found = jnp.minimum(found, lengths)
+  token_ids = token_ids[:, :max_length]
   missing = max_length - token_ids.shape[1]
   token_ids = jnp.pad(token_ids, ((0, 0), (0, missing)))
   is_found = jnp.arange(max_length)[None] < found[:, None]
@@ -88,7 +88,7 @@ class DeviceDrafter(NothingToRead):
     token_ids, num_found = self._propose(wanted)
     return SlotDrafts(
       drafts=policies.Drafts(lengths=lengths),
-      token_ids=token_ids,
+      chains=token_ids,
       num_found=num_found,
     )
 

@@ -1,67 +1,62 @@
 """Drafts for people who want to see them.
 
-Legend: U slots, K longest draft, T = K + 1 nodes.
+Legend: K longest draft, T = K + 1 nodes.
 """
 
 from collections.abc import Sequence
 
-import jax
-from flax import struct
+import numpy as np
 
-from swiftspec_jax import requests
+from swiftspec_jax import requests, types
 from swiftspec_jax.requests import DraftNode
-from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
-@struct.dataclass(frozen=True, kw_only=True)
-class ShownDrafts:
-  """What the host reads of drafts, if anybody asks; leading axes [U, ...].
+def of_chain(
+  token_ids: np.ndarray, num_accepted: int, *, by_model: bool
+) -> tuple[DraftNode, ...]:
+  """Returns the tokens of a chain.
 
-  `parents` and `is_looked_up` are None where drafts are chains, `probs` is None
-  where it is not known.
+  Args:
+    token_ids: i32[any] that were verified.
+    num_accepted: number of them that were accepted.
+    by_model: whether a model has drafted them.
   """
-
-  token_ids: jax.Array  # i32[K]
-  parents: jax.Array | None  # i32[T]
-  is_looked_up: jax.Array | None  # bool[T]
-  probs: jax.Array | None  # f32[K]
-
-  def nodes(
-    self, length: int, accepted: Sequence[int], by_model: bool
-  ) -> tuple[DraftNode, ...]:
-    """Returns the draft tokens of one slot, whose arrays these are.
-
-    Args:
-      length: draft tokens that were verified.
-      accepted: indices of accepted nodes; the root is 0.
-      by_model: whether a model has drafted what did not come of a text.
-    """
-    nodes = []
-    for node in range(1, length + 1):
-      parent, is_looked_up = node - 1, False
-      if self.parents is not None:
-        parent = int(self.parents[node])
-        is_looked_up = bool(self.is_looked_up[node])
-      if parent < 0:  # a tree with fewer nodes than were asked for
-        break
-      nodes.append(
-        DraftNode(
-          token_id=int(self.token_ids[node - 1]),
-          parent=parent - 1,
-          source=requests.source_of(by_model and not is_looked_up),
-          prob=None if self.probs is None else float(self.probs[node - 1]),
-          is_accepted=node in accepted,
-        )
-      )
-    return tuple(nodes)
-
-
-def shown(drafts: SlotDrafts) -> ShownDrafts:
-  """Returns what there is of the drafts of a step, where it is."""
-  trees = drafts.trees
-  return ShownDrafts(
-    token_ids=drafts.token_ids,
-    parents=None if trees is None else trees.parents,
-    is_looked_up=None if trees is None else trees.is_looked_up,
-    probs=drafts.probs,
+  return tuple(
+    DraftNode(
+      token_id=token_id,
+      parent=i - 1,
+      source=requests.source_of(by_model),
+      prob=None,
+      is_accepted=i < num_accepted,
+    )
+    for i, token_id in enumerate(token_ids.tolist())
   )
+
+
+def of_tree(
+  packed: np.ndarray, length: int, accepted: Sequence[int], *, by_model: bool
+) -> tuple[DraftNode, ...]:
+  """Returns the nodes of a tree, its root left out.
+
+  Args:
+    packed: i32[5 T + 3], a row of a packed `types.TreeProposal`.
+    length: draft tokens that were verified.
+    accepted: indices of accepted nodes; the root is 0.
+    by_model: whether a model has drafted what did not come of a text.
+  """
+  tree = types.TreeProposal.unpack(packed[None])
+  nodes = []
+  # A tree may have fewer nodes than were asked for.
+  for node in range(1, min(length + 1, int(tree.size[0]))):
+    is_looked_up = bool(tree.is_looked_up[0, node])
+    log_prob = float(tree.log_probs[0, node])
+    nodes.append(
+      DraftNode(
+        token_id=int(tree.token_ids[0, node]),
+        parent=int(tree.parents[0, node]) - 1,
+        source=requests.source_of(by_model and not is_looked_up),
+        prob=None if np.isnan(log_prob) else float(np.exp(log_prob)),
+        is_accepted=node in accepted,
+      )
+    )
+  return tuple(nodes)

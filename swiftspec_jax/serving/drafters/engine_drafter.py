@@ -12,6 +12,7 @@ import numpy as np
 
 from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.requests import Request
 from swiftspec_jax.serving.drafters.texts.continuations import MergedTree
 from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.ragged_batch import StepSizes
@@ -28,6 +29,7 @@ class SlotTexts:
     slot_generations: i64[U] how often each slot was given to a request; its
       caches are empty when this changes.
     page_table: i32[U, any].
+    requests: request of each slot, or its last one.
     num_left_out: i64[U] tokens of the target's texts that these lack; None if
       they are the same.
   """
@@ -35,6 +37,7 @@ class SlotTexts:
   token_ids: np.ndarray
   slot_generations: np.ndarray
   page_table: np.ndarray
+  requests: list[Request | None] = dataclasses.field(default_factory=list)
   num_left_out: np.ndarray | None = None
 
   @classmethod
@@ -50,6 +53,7 @@ class SlotTexts:
       token_ids=np.zeros((num_slots, max_context), np.int32),
       slot_generations=np.zeros(num_slots, np.int64),
       page_table=page_table,
+      requests=[None] * num_slots,
     )
 
   def known_from(
@@ -82,7 +86,7 @@ def chains_of(
     token_ids[view.slots[row], : len(chain)] = chain
     lengths[row] = len(chain)
   drafts = policies.Drafts(lengths=lengths, confidences=confidences)
-  return SlotDrafts(drafts=drafts, token_ids=token_ids)
+  return SlotDrafts(drafts=drafts, chains=token_ids)
 
 
 def trees_of(
@@ -110,8 +114,7 @@ def trees_of(
     probs[:count, row] = tree.probs
   return SlotDrafts(
     drafts=policies.Drafts(lengths=lengths, node_confidences=probs.copy),
-    token_ids=token_ids,
-    trees=slot_trees.on_host(parents),
+    trees=slot_trees.on_host(token_ids, parents),
   )
 
 
@@ -163,6 +166,10 @@ class EngineDrafter(Protocol):
       is_present: bool[B] rows whose requests have not ended before.
     """
 
+  @property
+  def keeps_trees(self) -> bool:
+    """Whether its trees outlive a step, so that `observe` is told of them."""
+
   def observe(
     self,
     drafted: np.ndarray,
@@ -171,13 +178,13 @@ class EngineDrafter(Protocol):
     report: np.ndarray,
     seconds: float | None,
   ) -> None:
-    """Learns how long a step took; only if its drafts have a `report`.
+    """Learns how long a step took, if it `keeps_trees`.
 
     Args:
       drafted: i64[B] as in `overlap`.
       verified: i64[B] as in `overlap`.
       accepted: i64[B] of them.
-      report: i32[B, 3] of the rows.
+      report: i32[B, 3] of the rows, as `slot_drafts.verdicts_of` takes it.
       seconds: duration of the step; None if it did more than others do, or
         several processes must decide alike.
     """
@@ -222,6 +229,8 @@ class EngineDrafter(Protocol):
 
 class NothingToRead:
   """Base of drafters that keep nothing on the devices."""
+
+  keeps_trees = False
 
   def num_unread_tokens(self, view, texts) -> int:
     del view, texts

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from swiftspec_jax import errors
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import (
   StatelessDrafter,
@@ -11,6 +12,7 @@ from swiftspec_jax.drafting import (
   shared_vocabulary,
 )
 from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
+from swiftspec_jax.drafting.trees import tree_checks
 from swiftspec_jax.model import Model
 from swiftspec_jax.serving.drafters import text_only
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
@@ -82,24 +84,6 @@ _Own = SelfDraft | SnapKVDraft
 Draft = Model | _Own | _Trees | _TextTrees | Lookup | StatelessDrafter | None
 # That draft in the pages of the target.
 InPages = Model | _Own | TreeDraft | BeamDraft
-# That only a `PageEngine` has.
-PagedDraft = (
-  _Own
-  | TreeDraft
-  | BeamDraft
-  | PersistentTrees
-  | _TextTrees
-  | SuffixLookup
-  | ForcedDraft
-  | HostDrafter
-)
-
-
-def chains_need_pages(draft: Any) -> bool:
-  """Returns whether a model drafts blocks, or reads features of the target."""
-  if not isinstance(draft, Model):
-    return False
-  return draft.config.block is not None or draft.config.reads_features
 
 
 def with_tree(draft: Any, tree: TreeConfig | None) -> Any:
@@ -142,6 +126,7 @@ def model_of(draft: Draft, target: Model) -> Model | None:
       f'{draft!r}'
     )
   if isinstance(draft, PersistentTrees):
+    tree_checks.are_disjoint(target, model)
     feature_draft.check_lives(model)
   feature_draft.check_layers(model, target)
   shared_vocabulary.check(target, model)
@@ -153,14 +138,14 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   return model
 
 
-def runs_ahead(draft: Draft) -> bool:
+def runs_ahead(draft: Draft, *, has_policy: bool) -> bool:
   """Returns whether steps are enqueued ahead, where nobody says how many.
 
-  Others need the text before they draft. Prompt lookup can do without, but on
-  the host it costs nothing where it finds nothing.
+  Others need the text before they draft. Prompt lookup can do without; for a
+  policy it costs nothing on the host, where it finds nothing.
   """
   if isinstance(draft, PromptLookup):
-    return False
+    return not has_policy
   return draft is None or isinstance(draft, PersistentTrees | StatelessDrafter)
 
 
@@ -181,6 +166,10 @@ def longest(draft: Draft, given: int | None) -> int:
     own = draft.num_speculative_tokens
   elif draft is None:
     own = 0
+  if given is not None and given < 1:
+    raise errors.UserError(
+      f'num_speculative_tokens must be at least 1, got {given}'
+    )
   if own is None:
     return given or _default_length(draft)
   if given is not None:
@@ -212,7 +201,12 @@ def num_draft_steps(draft: Draft, length: int) -> int:
 
 
 def make(
-  target: Target, draft: Draft, sizes: ProgramSizes, *, run_ahead: int = 0
+  target: Target,
+  draft: Draft,
+  sizes: ProgramSizes,
+  *,
+  run_ahead: int = 0,
+  timeline: timeline_lib.Timeline | None = None,
 ) -> EngineDrafter:
   """Returns the drafter that `draft` stands for.
 
@@ -224,6 +218,7 @@ def make(
     draft: source of drafts.
     sizes: declared.
     run_ahead: steps that are enqueued before one is read.
+    timeline: timeline that notes when the programs of persistent trees ran.
 
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
@@ -231,7 +226,7 @@ def make(
       needs the target's pages and there are none, or it needs the text of steps
       that are ahead.
   """
-  drafter = _make_for(target, draft, sizes, run_ahead)
+  drafter = _make_for(target, draft, sizes, run_ahead, timeline)
   if run_ahead < 0:
     raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
   if run_ahead and not drafter.runs_ahead:
@@ -244,7 +239,11 @@ def make(
 
 
 def _make_for(
-  target: Target, draft: Draft, sizes: ProgramSizes, run_ahead: int
+  target: Target,
+  draft: Draft,
+  sizes: ProgramSizes,
+  run_ahead: int,
+  timeline: timeline_lib.Timeline | None,
 ) -> EngineDrafter:
   """Does what `make` says, whether or not it can run ahead."""
   if draft is None:
@@ -255,14 +254,16 @@ def _make_for(
       'have rows; declare sizes with has_rows=False'
     )
   if _is_on_devices(draft, run_ahead):
-    return _on_devices(target, draft, sizes)
+    return on_devices(target, draft, sizes)
+  if isinstance(draft, PersistentTrees):
+    if target.images is not None:
+      raise errors.UserError(
+        f'PersistentTrees cannot leave out the images of {target.model.name}; '
+        'take TreeDraft, or the draft model alone (--mode=tree or chain)'
+      )
+    return PersistentTreeDrafter(draft, sizes, target, timeline)
   if target.images is None or isinstance(draft, _Own):
     return _make(target, draft, sizes)
-  if isinstance(draft, PersistentTrees):
-    raise errors.UserError(
-      f'PersistentTrees cannot leave out the images of {target.model.name}; '
-      'take TreeDraft, or the draft model alone (--mode=tree or chain)'
-    )
   model = model_of(draft, target.model)
   if model is not None and model.config.reads_features:
     return _make(target, draft, sizes)
@@ -277,9 +278,14 @@ def _is_on_devices(draft: Draft, run_ahead: int) -> bool:
   return isinstance(draft, StatelessDrafter)
 
 
-def _on_devices(
+def on_devices(
   target: Target, drafter: StatelessDrafter, sizes: ProgramSizes
 ) -> DeviceDrafter:
+  """Returns what drafts with it on the devices.
+
+  Raises:
+    UserError: the target reads images, which it cannot leave out.
+  """
   if target.images is not None:
     raise errors.UserError(
       f'{drafter!r} on the devices cannot leave out the images of '
@@ -315,8 +321,6 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     return _kind_of(draft.model)[1](draft, sizes, target)
   if isinstance(draft, BeamDraft):
     return BeamDrafter(draft, sizes, target)
-  if isinstance(draft, PersistentTrees):
-    return PersistentTreeDrafter(draft, sizes, target)
   if isinstance(draft, SelfDraft):
     return SelfDrafter(draft, sizes, target)
   if isinstance(draft, SnapKVDraft):

@@ -93,6 +93,10 @@ class TextOnly:
     return self._drafter.runs_ahead
 
   @property
+  def keeps_trees(self) -> bool:
+    return self._drafter.keeps_trees
+
+  @property
   def has_programs(self) -> bool:
     return self._drafter.has_programs
 

@@ -25,7 +25,6 @@ from swiftspec_jax.models.params import Params
 from swiftspec_jax.serving.drafters.models import grown_trees
 from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDrafter
-from swiftspec_jax.serving.drafters.models.grown_trees import Grown
 from swiftspec_jax.tree import arrays
 
 
@@ -170,7 +169,7 @@ def grow(
   num_nodes: int,
   width: int,
   kinds: tuple[text_lookup.Kind, ...],
-) -> Grown:
+) -> jax.Array:
   """Returns the best nodes of the trees of beams behind the last known tokens.
 
   Args:
@@ -224,7 +223,9 @@ class BeamDrafter(TreeDrafter):
     kinds = 'prompt_lookup', 'suffix_lookup'
     return '_'.join([name, *(kind for kind in kinds if getattr(draft, kind))])
 
-  def _propose(self, hidden, logits, noise, rows, num_steps, sampling) -> Grown:
+  def _propose(
+    self, hidden, logits, noise, rows, num_steps, sampling
+  ) -> jax.Array:
     return self._call(
       grow,
       self._model.params,

@@ -147,4 +147,4 @@ class ChainDrafter(ModelDrafter):
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:
     del view
     drafts = policies.Drafts(lengths=lengths)
-    return SlotDrafts(drafts=drafts, token_ids=found)
+    return SlotDrafts(drafts=drafts, chains=found)

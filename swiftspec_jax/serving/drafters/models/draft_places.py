@@ -28,7 +28,6 @@ from swiftspec_jax.serving.drafters.models.draft_forward import (
   noise_of_outputs,
 )
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDrafter
-from swiftspec_jax.serving.drafters.models.grown_trees import Grown
 from swiftspec_jax.serving.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.step import verify
 from swiftspec_jax.step.program_sizes import ProgramSizes
@@ -87,7 +86,7 @@ def grow(
   sizes: tuple[int, int],
   kinds: tuple[text_lookup.Kind, ...],
   min_leaf_mass: float,
-) -> Grown:
+) -> jax.Array:
   """Grows trees, in which each place has the same tokens below all nodes.
 
   Args:
@@ -196,13 +195,15 @@ class ChainOfPlaces(_Places):
     self, view: policies.StepView, lengths: np.ndarray, found: jax.Array
   ) -> SlotDrafts:
     del view
-    return SlotDrafts(drafts=policies.Drafts(lengths=lengths), token_ids=found)
+    return SlotDrafts(drafts=policies.Drafts(lengths=lengths), chains=found)
 
 
 class TreeOfPlaces(_Places, TreeDrafter):
   """Trees of the best tokens of each place."""
 
-  def _propose(self, hidden, logits, noise, rows, num_steps, sampling) -> Grown:
+  def _propose(
+    self, hidden, logits, noise, rows, num_steps, sampling
+  ) -> jax.Array:
     del hidden
     return self._call(
       grow,

@@ -14,9 +14,10 @@ Legend: W leaves of a forward.
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies
+from swiftspec_jax import errors, policies, types
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafting.texts import text_lookup
@@ -133,7 +134,7 @@ class TreeDrafter(ModelDrafter):
 
   def _propose(
     self, hidden, logits, noise, rows, num_steps, sampling
-  ) -> grown_trees.Grown:
+  ) -> jax.Array:
     return self._call(
       grown_trees.grow,
       self._model.params,
@@ -156,14 +157,13 @@ class TreeDrafter(ModelDrafter):
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:
     @functools.cache
     def confidences() -> np.ndarray:
-      own = np.asarray(found.confidences, np.float64)[view.slots].T
+      trees = types.TreeProposal.unpack(np.asarray(found)[view.slots])
+      own = np.exp(trees.log_probs[:, 1:].astype(np.float64)).T
       return own * (np.arange(len(own))[:, None] < lengths)
 
     return SlotDrafts(
       drafts=policies.Drafts(lengths=lengths, node_confidences=confidences),
-      token_ids=found.token_ids,
-      trees=found.trees,
-      probs=found.confidences,
+      trees=found,
     )
 
 

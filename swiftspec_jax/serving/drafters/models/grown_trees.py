@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.sharding import NamedSharding
 
 from kernels_pallas.paged_attention import reference
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafting import feature_draft
@@ -31,17 +31,7 @@ from swiftspec_jax.serving.drafters.models.draft_forward import (
   DraftRows,
   noise_of_outputs,
 )
-from swiftspec_jax.step import slot_trees, verify
-from swiftspec_jax.step.slot_trees import SlotTrees
-
-
-@struct.dataclass(frozen=True, kw_only=True)
-class Grown:
-  """Trees of rows, by slot."""
-
-  token_ids: jax.Array  # i32[U, K]
-  trees: SlotTrees
-  confidences: jax.Array  # f32[U, K] of the nodes, not rising along K
+from swiftspec_jax.step import verify
 
 
 @functools.partial(
@@ -73,7 +63,7 @@ def grow(
   sizes: tuple[int, int],
   kinds: tuple[text_lookup.Kind, ...],
   min_leaf_mass: float,
-) -> Grown:
+) -> jax.Array:
   """Grows trees behind the last known tokens.
 
   Args:
@@ -92,6 +82,9 @@ def grow(
     sizes: W, and children of a leaf; static.
     kinds: kinds of lookups in the known text; static.
     min_leaf_mass: bound for trees that have the nodes asked for; static.
+
+  Returns:
+    i32[U, 5 T + 3], a packed `types.TreeProposal` by slot.
   """
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
@@ -147,7 +140,7 @@ def grown(
   kinds: tuple[text_lookup.Kind, ...],
   min_leaf_mass: float,
   num_slots: int,
-) -> Grown:
+) -> jax.Array:
   """Returns trees whose roots have children already.
 
   Args:
@@ -229,8 +222,8 @@ def with_lookups(
 
 def best_of(
   tree: tree_lib.DraftTree, rows: DraftRows, num_nodes: int, num_slots: int
-) -> Grown:
-  """Returns the best nodes of the trees, by slot."""
+) -> jax.Array:
+  """Returns the best nodes of the trees by slot, a packed `TreeProposal`."""
   chosen = tree_lib.select(tree, num_nodes)
   # Padding belongs to no slot.
   slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
@@ -239,14 +232,13 @@ def best_of(
     empty = jnp.full((num_slots, *values.shape[1:]), fill, values.dtype)
     return empty.at[slots].set(values, mode='drop')
 
-  return Grown(
-    token_ids=by_slot(jnp.maximum(chosen.token_ids, 0)[:, 1:], 0),
-    trees=slot_trees.of_parents(
-      by_slot(chosen.parents, tree_lib.NO_PARENT),
-      by_slot(chosen.is_looked_up, False),
-    ),
-    confidences=by_slot(jnp.exp(chosen.log_probs)[:, 1:], 0.0),
-  )
+  return types.TreeProposal.of_nodes(
+    by_slot(chosen.token_ids, types.PLACEHOLDER_TOKEN_ID),
+    by_slot(chosen.parents, tree_lib.NO_PARENT),
+    by_slot(chosen.depths, 0),
+    is_looked_up=by_slot(chosen.is_looked_up, False),
+    log_probs=by_slot(chosen.log_probs, -jnp.inf),
+  ).pack()
 
 
 def _copy(cache, kv_heads, page_table, lengths, num_more, sharding):

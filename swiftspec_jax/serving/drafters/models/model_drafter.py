@@ -47,6 +47,7 @@ class ModelDrafter:
   """
 
   has_programs = True
+  keeps_trees = False
 
   def __init__(
     self,

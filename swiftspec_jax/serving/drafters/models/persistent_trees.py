@@ -17,56 +17,31 @@ Legend: B rows of a view, U slots, K longest draft.
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from swiftspec_jax import ahead_of_time, errors, policies, types
+from swiftspec_jax import errors, policies
+from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafting import forced_acceptance
 from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.drafting.texts import text_lookup
 from swiftspec_jax.drafting.trees import tree_checks
 from swiftspec_jax.drafting.trees.tree_draft_rows import Chunk, TreeDraftRows
 from swiftspec_jax.model import Model
+from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.page_table import NO_PAGE
 from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
-from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
 # Tokens of a chunk, at least and at most.
 _SMALLEST_CHUNK, _LARGEST_CHUNK = 32, 512
-
-
-@jax.jit
-def unpack(
-  proposal: jax.Array, verified: types.PackedVerified
-) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
-  """Returns a packed `TreeProposal` of all slots as an engine takes it.
-
-  Args:
-    proposal: i32[U, any].
-    verified: news that the draft has followed.
-
-  Returns:
-    Tokens i32[U, K], the trees, the probabilities f32[U, K] of the nodes, and
-    for the host `SlotDrafts.report`.
-  """
-  proposal = types.TreeProposal.unpack(proposal)
-  packed = verified[0] if isinstance(verified, tuple) else verified
-  has_news = types.VerifiedTokens.unpack(packed).num_tokens > 0
-  outcome = jnp.where(has_news, proposal.outcome, types.NO_OUTCOME)
-  return (
-    jnp.maximum(proposal.token_ids, 0)[:, 1:],
-    slot_trees.of_parents(proposal.parents, proposal.is_looked_up),
-    jnp.exp(proposal.log_probs)[:, 1:],
-    jnp.stack([outcome, proposal.num_forwards, proposal.size], axis=1),
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,25 +51,18 @@ class PersistentTrees:
   Attributes:
     model: model that drafts, on the target's devices or on others.
     tree: sizes of the trees; `num_nodes` is one more than the longest declared
-      draft. `is_adaptive` and `forced_acceptance` are not for engines with
-      policies.
+      draft. `is_adaptive` is for a `Decoder` alone.
   """
 
   model: Model
   tree: TreeConfig
 
   def __post_init__(self):
-    unset_values = {
-      'is_adaptive': False,
-      'forced_acceptance': None,
-    }
-    for name, unset in unset_values.items():
-      value = getattr(self.tree, name)
-      if value != unset:
-        raise errors.UserError(
-          f'{name}={value} has no effect in an engine with policies; '
-          'leave it out'
-        )
+    if self.tree.is_adaptive:
+      raise errors.UserError(
+        'is_adaptive=True has no effect in an engine, whose policy says how '
+        'many nodes there are; leave it out'
+      )
     tree_checks.check_sizes(self.model, self.tree)
 
 
@@ -107,11 +75,22 @@ class PersistentTreeDrafter:
 
   has_programs = True
   runs_ahead = True
+  keeps_trees = True
 
   def __init__(
-    self, draft: PersistentTrees, sizes: ProgramSizes, target: Target
+    self,
+    draft: PersistentTrees,
+    sizes: ProgramSizes,
+    target: Target,
+    timeline: timeline_lib.Timeline | None = None,
   ):
     """Allocates the cache.
+
+    Args:
+      draft: model, and sizes of its trees.
+      sizes: declared.
+      target: target of the engine.
+      timeline: timeline that notes when the programs ran.
 
     Raises:
       UserError: the trees are not as large as declared, or the models share a
@@ -133,6 +112,7 @@ class PersistentTreeDrafter:
       target.model,
       num_rows=num_slots,
       max_context=config.max_context,
+      timeline=timeline,
     )
     self._chunk_size = min(
       max(_SMALLEST_CHUNK, self._budget), _LARGEST_CHUNK, self.rows.capacity
@@ -144,7 +124,6 @@ class PersistentTreeDrafter:
       'num_steps': tree.num_draft_steps,
       'min_mass': tree.min_leaf_mass or None,
     }
-    self._call = ahead_of_time.call
     # By slot: who has it; tokens that the draft has read at least, the last of
     # which is the root; the most tokens behind them; the step in which it read
     # or followed the text to its end; whether it has followed no verdict since;
@@ -226,8 +205,8 @@ class PersistentTreeDrafter:
     report: np.ndarray,
     seconds: float | None,
   ) -> None:
-    num_sent = np.minimum(report[:, 2], verified + 1) * (drafted > 0)
-    num_forwards = int(report[drafted > 0, 1].max(initial=0))
+    num_sent = np.minimum(report[:, 0], verified + 1) * (drafted > 0)
+    num_forwards = int(report[drafted > 0, 2].max(initial=0))
     self.rows.rates.observe(num_sent, accepted + 1, num_forwards, seconds)
 
   def forget(self, request_id: int) -> None:
@@ -240,7 +219,6 @@ class PersistentTreeDrafter:
     twin = copy.copy(self)
     twin.rows = self.rows.compiling()
     twin._target = self._target.compiling()
-    twin._call = ahead_of_time.compile_only
     return twin
 
   def warm_up(self, flat: StepSizes) -> None:
@@ -251,7 +229,7 @@ class PersistentTreeDrafter:
     starts = range(self._max_context)
     for start in {self.rows.context(x, size): x for x in starts}.values():
       self.rows.read(self.rows.chunk(0, start, size, texts))
-    self.rows.put_text(0, ())
+    self._put_text(0, (), Request(token_ids=()))
     self._advance(np.zeros(len(self._num_read), np.int32), texts)
     if self.rows.is_async:
       self.rows.grow(**self._growth)
@@ -276,12 +254,11 @@ class PersistentTreeDrafter:
 
   def _advance(
     self, budgets: np.ndarray, texts: Texts, *, follows: bool = True
-  ) -> tuple[jax.Array, SlotTrees, jax.Array, jax.Array]:
+  ) -> jax.Array:
     """Enqueues proposals of i32[U] nodes, 0 for rows to leave."""
-    proposal, verified = self.rows.advance(
+    return self.rows.advance(
       texts, budgets > 0, budgets, **self._growth, follows=follows
     )
-    return self._call(unpack, proposal, verified)
 
   def _num_unread(self, view: policies.StepView) -> np.ndarray:
     """Returns i64[B], the most tokens that the draft has not read."""
@@ -308,18 +285,13 @@ class PersistentTreeDrafter:
     rows = np.flatnonzero(lengths)
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[view.slots[rows]] = lengths[rows]
-    token_ids, trees, probs, report = self._advance(
-      budgets, self._target.texts(texts.page_table)
-    )
+    trees = self._advance(budgets, self._target.texts(texts.page_table))
     self._note_read(view, rows)
     self._is_fresh[view.slots[rows]] = False
     self._grows = True
     return SlotDrafts(
       drafts=policies.Drafts(lengths=lengths),
-      token_ids=token_ids,
       trees=trees,
-      probs=probs,
-      report=report,
     )
 
   def _take_in(
@@ -335,7 +307,8 @@ class PersistentTreeDrafter:
     for row in rows[order].tolist():
       slot, num_known = int(view.slots[row]), int(view.kv_lengths[row]) + 1
       if not self._num_read[slot]:
-        self.rows.put_text(slot, texts.known_from(view, row, 0))
+        known = texts.known_from(view, row, 0)
+        self._put_text(slot, known, texts.requests[slot])
       most = self._num_unread(view)[row] + self._num_read[slot]
       while room > 0 and self._num_missing[slot]:
         # The last token that was read has no keys and values yet.
@@ -352,3 +325,16 @@ class PersistentTreeDrafter:
           self._num_read[slot] = min(start + size, num_known)
         room -= size
         self._is_fresh[slot] = True
+
+  def _put_text(
+    self, slot: int, known: Sequence[int], request: Request
+  ) -> None:
+    """Enqueues that a row is that of another request with `known` tokens."""
+    reference = None
+    if self._draft.tree.forced_acceptance is not None:
+      reference = forced_acceptance.make_reference(
+        request.token_ids + request.reference_token_ids,
+        request.sampling.seed,
+        self._max_context,
+      )
+    self.rows.put_text(slot, known, reference)

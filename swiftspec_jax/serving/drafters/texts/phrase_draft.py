@@ -123,7 +123,7 @@ class PhraseDrafter(HostDrafter):
         probs = chains.drafts.confidences[:count, row]
       self._drafted[int(view.request_ids[row])] = self._lengthened(
         texts.token_ids[slot, view.kv_lengths[row]].item(),
-        chains.token_ids[slot, :count].tolist(),
+        chains.chains[slot, :count].tolist(),
         probs.cumprod().tolist(),
         int(lengths[row]),
       )

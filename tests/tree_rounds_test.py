@@ -1,4 +1,4 @@
-"""Rounds of the tree pipeline: caches, draft forwards, what crosses."""
+"""Rounds of trees one by one: caches, draft forwards, what crosses."""
 
 import dataclasses
 import functools
@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import run
-from tree_cases import DEVICES, TREE, pair, requests_of
+from tree_cases import DEVICES, TREE, Pauses, pair, requests_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, testing, types
+from swiftspec_jax import testing
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
-from swiftspec_jax.pipelines.tree_sizes import PAUSE, Sizes
 
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {
@@ -27,17 +26,20 @@ HYBRID = {
 }
 
 
-def start(mode, draft_seed=0, **changes):
-  """A pipeline with one admitted request, to be driven round by round."""
+def rounds(mode, draft_seed=0, policy=None, num_rounds=12, **changes):
+  """Yields the engine of one request after each of its rounds."""
   tree = dataclasses.replace(TREE, **changes)
   target, draft = pair(*DEVICES[mode], draft_seed, num_layers=2)
-  pipeline = ss.Decoder(target, draft, tree=tree).pipeline
   request = requests_of(2, max_new_tokens=150)[1]
-  limit = len(request.token_ids) + 150
-  pipeline.prepare(limit, [request.sampling])
-  chunks = buckets.plan_prefill(len(request.token_ids) - 1, pipeline.capacity)
-  pipeline.admit(0, request, limit, chunks)
-  return pipeline
+  tree_decoder = ss.Decoder(
+    target, draft, tree=tree, run_ahead=0, policy=policy
+  )
+  with tree_decoder.engine_for([request]) as engine:
+    engine.submit(request)
+    while num_rounds and (record := engine.step()):
+      if len(record.lengths):  # not the prompt's
+        num_rounds -= 1
+        yield engine
 
 
 @functools.partial(jax.jit, static_argnames='config')
@@ -66,13 +68,13 @@ def rows_of(cache):
 
 
 def check_cache(model, cache, text, path_of_row):
-  """Compares committed rows, and those of tree nodes, with a prefill."""
-  length = int(cache.kv_lengths[0])
+  """Compares the rows of a text, and those of tree nodes, with a prefill."""
+  length = len(text)
   paths = {length + row: path for row, path in path_of_row.items()}
   got = rows_of(cache)
   for row, path in [(length - 1, []), *paths.items()]:
     token_ids = np.zeros((1, 250), np.int32)
-    known = [*text[:length], *path]
+    known = [*text, *path]
     token_ids[0, : len(known)] = known
     device = model.mesh.devices.flat[0]
     want = prefill(
@@ -97,6 +99,19 @@ def path_tokens(tree, node):
   return path[::-1]
 
 
+def check_round(engine):
+  """Both caches are right; returns what the draft had read, and its state."""
+  texts, cache = jax.device_get((engine._target.rows, engine._target.cache))
+  length = int(texts.lengths[0])
+  text = texts.token_ids[0, :length].tolist()
+  check_cache(engine.model, cache, text[:-1], {})
+  rows = engine.drafter.rows
+  state, num_read = jax.device_get((rows.state, rows._num_read))
+  known = int(state.cache.kv_lengths[0])
+  check_cache(rows._model, state.cache, text[:known], {})
+  return text[: int(num_read[0])], state
+
+
 @pytest.mark.parametrize(
   ('mode', 'changes'),
   [('serial', {}), ('async', {}), ('serial', HYBRID), ('async', HYBRID)],
@@ -104,27 +119,30 @@ def path_tokens(tree, node):
 )
 @pytest.mark.parametrize('draft_seed', [0, 1], ids=['own', 'bad'])
 def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
-  pipeline = start(mode, draft_seed, **changes)
   outcomes, lengths = set(), []
-  for _ in range(12):
-    pipeline.dispatch()
-    state = jax.device_get(pipeline._target_rows.state)
-    draft_state = jax.device_get(pipeline._draft_rows.state)
-    outcomes.add(int(draft_state.outcome[0]))
-    length = int(state.lengths[0])
-    lengths.append(length)
-    text = state.token_ids[0, :length].tolist()
-    assert state.target_cache.kv_lengths[0] == length - 1
-    assert draft_state.cache.kv_lengths[0] == length - 1
-    check_cache(pipeline._target, state.target_cache, text, {})
-    tree = draft_state.tree
-    paths = {
-      int(slot): path_tokens(tree, node)
-      for node, slot in enumerate(tree.cache_slots[0])
-      if slot != tree_lib.NO_SLOT
-    }
-    some = {row: paths[row] for row in sorted(paths)[:: len(paths) // 3 or 1]}
-    check_cache(pipeline._draft, draft_state.cache, text, some)
+  for engine in rounds(mode, draft_seed, **changes):
+    text, state = check_round(engine)
+    outcomes.add(int(state.outcome[0]))
+    lengths.append(len(text))
+    if not state.tree.size[0]:
+      continue  # the draft has read nothing yet
+    tree = state.tree
+    assert path_tokens(tree, 0) == text[-1:]
+    known = int(state.cache.kv_lengths[0])
+    assert len(text) - known in (1, 2)
+    if len(text) - known == 1:
+      paths = {
+        int(slot): path_tokens(tree, node)
+        for node, slot in enumerate(tree.cache_slots[0])
+        if slot != tree_lib.NO_SLOT
+      }
+      some = sorted(paths)[:: len(paths) // 3 or 1]
+      check_cache(
+        engine.drafter.rows._model,
+        state.cache,
+        text[:-1],
+        {row: paths[row] for row in some},
+      )
   if 'prompt_lookup' in changes:
     # More than the draft forwards of a round can have seen.
     assert max(np.diff(lengths)) > 5
@@ -137,37 +155,19 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
 @pytest.mark.parametrize('mode', DEVICES)
 @pytest.mark.parametrize('num_rounds', [1, 2, 70, 130])
 def test_draft_catches_up_after_a_pause(mode, num_rounds):
-  """Also where it was longer than what is taken in at once."""
-  pipeline = start(mode)
-  tree_sizes = Sizes(num_nodes=8, num_steps=3)
-  pipeline.follow(tree_sizes)
-  pipeline.verify()
-  for _ in range(num_rounds):
-    pipeline.follow(PAUSE)
-    pipeline.verify()
-  for _ in range(2):
-    pipeline.follow(tree_sizes)
-    state = jax.device_get(pipeline._target_rows.state)
-    draft_state = jax.device_get(pipeline._draft_rows.state)
-    length = int(state.lengths[0])
-    text = state.token_ids[0, :length].tolist()
-    assert state.target_cache.kv_lengths[0] == length - 1
-    check_cache(pipeline._target, state.target_cache, text, {})
-    assert draft_state.cache.kv_lengths[0] == length - 1
-    check_cache(pipeline._draft, draft_state.cache, text, {})
-    assert path_tokens(draft_state.tree, 0) == text[-1:]
-    pipeline.verify()
-
-
-def test_plain_rounds_leave_the_draft_alone():
-  pipeline = start('async')
-  pipeline.follow(PAUSE)
-  before = pipeline._draft_rows.state
-  for _ in range(5):
-    output = pipeline.verify()
-    assert int(output.packed[0, 0]) == 1  # token
-    pipeline.follow(PAUSE)
-  assert pipeline._draft_rows.state is before
+  """Also where it was longer than what is read at once."""
+  policy = Pauses(*range(4, 4 + num_rounds))
+  before = None
+  for i, engine in enumerate(
+    rounds(mode, policy=policy, num_rounds=num_rounds + 6), 1
+  ):
+    if 4 <= i < 4 + num_rounds:  # the draft is left alone
+      state = engine.drafter.rows.state
+      assert before is None or state is before
+      before = state
+    elif i > 4 + num_rounds:
+      text, state = check_round(engine)
+      assert path_tokens(state.tree, 0) == text[-1:]
 
 
 def peaked_table(size=32, best=0.6):
@@ -189,55 +189,55 @@ def table_pair(best=0.6, draft_best=0.6):
 
 def test_a_hit_with_enough_survivors_needs_no_forward():
   target, draft = table_pair()
-  tree = dataclasses.replace(TREE, num_nodes=4, num_restart_steps=0)
-  pipeline = ss.Decoder(target, draft, tree=tree).pipeline
-  sampling = ss.SamplingParams(temperature=1.0, seed=1)
+  tree_config = dataclasses.replace(TREE, num_nodes=4, num_restart_steps=0)
+  sampling = ss.SamplingParams(temperature=1.0, seed=1, max_new_tokens=120)
   request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
-  pipeline.prepare(200, [sampling])
-  pipeline.admit(0, request, 200, [(0, 32, 2)])
-  pipeline.follow()
-  seen, reroot = set(), jax.jit(tree_lib.reroot)
-  for _ in range(60):
-    output = pipeline.verify()
-    pipeline.grow()
-    tokens = types.StepReport.unpack(np.asarray(output.packed)[0]).token_ids
-    verified = np.pad(tokens, (0, tree.num_nodes - len(tokens)))[None]
-    after, moved = reroot(
-      pipeline.tree,
-      *jax.device_put(
-        (verified.astype(np.int32), np.array([len(tokens)], np.int32)),
-        jax.devices()[1],
-      ),
-    )
-    outcome, size = int(moved.outcome[0]), int(after.size[0])
-    pipeline.follow()
-    num_forwards = int(np.asarray(pipeline._proposal)[0, -1])
-    is_free = outcome == tree_lib.HIT and size >= tree.num_nodes
-    assert (num_forwards == 0) == is_free
-    seen.add((outcome, is_free))
+  seen, reroot, expected = set(), jax.jit(tree_lib.reroot), None
+  tree_decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
+  with tree_decoder.engine_for([request]) as engine:
+    handle = engine.submit(request)
+    while not handle.is_finished:
+      record = engine.step()
+      if expected is not None:
+        assert (record.num_forwards == 0) == expected
+      tree = engine.drafter.rows.state.tree
+      if not record.lengths.any():
+        continue  # there is no tree yet
+      tokens = handle.latest.token_ids
+      verified = np.pad(tokens, (0, tree_config.num_nodes - len(tokens)))
+      after, moved = reroot(
+        tree,
+        *jax.device_put(
+          (verified[None].astype(np.int32), np.array([len(tokens)], np.int32)),
+          jax.devices()[1],
+        ),
+      )
+      outcome, size = int(moved.outcome[0]), int(after.size[0])
+      expected = outcome == tree_lib.HIT and size >= tree_config.num_nodes
+      seen.add((outcome, expected))
   assert {(tree_lib.HIT, True), (tree_lib.MISS, False)} <= seen
 
 
 @pytest.mark.parametrize('changes', [{}, HYBRID], ids=['plain', 'hybrid'])
 def test_only_small_integers_cross_the_meshes(monkeypatch, changes):
-  pipeline = start('async', **changes)
-  pipeline.dispatch()
   moved = []
   put = jax.device_put
 
   def spy(x, *args):
-    moved.append((x.dtype.name, x.nbytes))
+    if isinstance(x, jax.Array):
+      moved.append((x.dtype.name, x.nbytes))
     return put(x, *args)
 
+  found = rounds('async', **changes)
+  for _ in range(4):
+    next(found)
   monkeypatch.setattr(jax, 'device_put', spy)
-  with jax.transfer_guard('disallow'):
-    pipeline.dispatch()
+  next(found)
   verdict, proposal = 4 * (TREE.num_nodes + 1), 4 * (5 * TREE.num_nodes + 3)
-  moves = [('int32', verdict), ('int32', proposal)]
-  assert moved == moves
+  assert moved == [('int32', verdict), ('int32', proposal)]
 
 
-def test_verify_is_enqueued_first_and_nothing_is_read(monkeypatch):
+def test_verify_is_enqueued_before_growth_and_nothing_is_read():
   timeline = timeline_lib.Timeline()
   target, draft = pair(*DEVICES['async'], num_layers=2)
   tree_decoder = ss.Decoder(
@@ -245,13 +245,13 @@ def test_verify_is_enqueued_first_and_nothing_is_read(monkeypatch):
   )
   run(tree_decoder, requests_of(1, max_new_tokens=12))
   spans = timeline.finish()
-  last = max(span.round_index for span in spans)
+  last = max(s.round_index for s in spans if s.name == 'grow')
   programs = [
     span.name
     for span in spans
     if span.round_index == last and span.track != timeline_lib.HOST
   ]
-  assert programs == ['verify', 'grow', 'verdict', 'advance', 'proposal']
+  assert programs == ['verdict', 'advance', 'proposal', 'verify', 'grow']
   # Two rounds were dispatched before the first output was waited for.
   host = [s.name for s in spans if s.track == timeline_lib.HOST]
   assert host[:4] == ['dispatch', 'dispatch', 'dispatch', 'wait']

@@ -10,17 +10,17 @@ import jax
 import numpy as np
 
 from swiftspec_jax import hosts, policies, types
+from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.engine import steps
+from swiftspec_jax.engine.jobs import Job
+from swiftspec_jax.engine.steps import StepRecord, Unread
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving import steps
-from swiftspec_jax.serving.drafters import draft_nodes
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
   SlotTexts,
 )
-from swiftspec_jax.serving.jobs import PagedJob
-from swiftspec_jax.serving.steps import PagedStepRecord, Unread
 from swiftspec_jax.step.slot_drafts import SlotDrafts, verdicts_of
 from swiftspec_jax.step.target import Target
 from swiftspec_jax.step.verdicts import Verdicts
@@ -89,10 +89,12 @@ class StepReader:
     self,
     scheduler: Scheduler,
     target: Target,
-    jobs: dict[int, PagedJob],
+    jobs: dict[int, Job],
     texts: SlotTexts,
     *,
     takes_trees: bool,
+    narrows: bool,
+    timeline: timeline_lib.Timeline | None = None,
   ):
     """Has read nothing yet.
 
@@ -103,18 +105,20 @@ class StepReader:
         out.
       texts: texts of the slots; written.
       takes_trees: whether drafts are trees.
+      narrows: whether steps feed no draft if the devices find none.
+      timeline: timeline that notes waits, and the work after them.
     """
+    self._timeline = timeline
     self._scheduler = scheduler
     self._target = target
     self._jobs = jobs
     self._texts = texts
     self._takes_trees = takes_trees
+    self._narrows = narrows
     self._max_nodes = scheduler.config.buckets.max_length + 1
     self._last_read = 0.0  # time
 
-  def read(
-    self, unread: Unread, drafting: Drafting, work: float
-  ) -> PagedStepRecord:
+  def read(self, unread: Unread, drafting: Drafting, work: float) -> StepRecord:
     """Waits for the oldest step, and takes what came of it.
 
     Args:
@@ -123,7 +127,9 @@ class StepReader:
       work: processor time of this thread at which the work for the record has
         begun, in seconds of `time.thread_time`.
     """
-    packed, logprobs, report, shown, num_found = _on_host(unread)
+    start = time.perf_counter()
+    packed, logprobs, drafted, num_found = _on_host(unread)
+    arrived = time.perf_counter()
     step, is_present = self._scheduler.settled(unread.step)
     decoding = slice(step.num_decoding)
     view = unread.view
@@ -133,6 +139,9 @@ class StepReader:
       )
     if num_found is not None:
       unread, step = steps.resolve_lengths(unread, step, num_found)
+    report = None
+    if drafting.drafter.keeps_trees and unread.drafted.any():
+      report = drafted[:, -3:]
     rows = is_present[decoding]
     judged = self._judged(unread, view, rows, drafting)
     lengths, step = step.lengths[decoding], step.only(is_present)
@@ -140,7 +149,7 @@ class StepReader:
     if isinstance(drafting.drafter, HostDrafter):
       drafting.drafter.learn(view, lengths, verdicts)
     accepted, ended = self._commit(
-      unread, step, is_present, packed, (logprobs, shown), report
+      unread, step, is_present, packed, (logprobs, drafted), report
     )
     for request_id in ended.tolist():
       drafting.forget(request_id)
@@ -158,7 +167,10 @@ class StepReader:
     )
     _tell_drafter(read, drafting.drafter)
     self._tell_policy(read, judged, drafting)
-    return PagedStepRecord(
+    if self._timeline is not None:
+      self._timeline.host('wait', start, arrived)
+      self._timeline.host('read', arrived, time.perf_counter())
+    return StepRecord(
       lengths=step.lengths[: step.num_decoding],
       num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
       num_accepted=accepted[: step.num_decoding],
@@ -202,6 +214,7 @@ class StepReader:
         step.seconds,
         sampling.is_usable(view.slots, for_model=for_model) & step.rows,
         takes_trees=self._takes_trees,
+        narrows=self._narrows,
       )
     )
     if judged is not None:
@@ -216,7 +229,7 @@ class StepReader:
     step: StepPlan,
     is_present: np.ndarray,
     packed: np.ndarray,
-    extras: tuple[types.Logprobs | None, draft_nodes.ShownDrafts | None],
+    extras: tuple[types.Logprobs | None, np.ndarray | None],
     report: np.ndarray | None,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Appends what stands to the outputs.
@@ -284,12 +297,12 @@ def _tell_drafter(step: _ReadStep, drafter: EngineDrafter) -> None:
 
 def _on_host(unread: Unread) -> tuple:
   """Waits for what the devices say of a step; returns it as it is there."""
-  packed, logprobs, report, shown, num_found = unread.output
+  packed, logprobs, drafted, num_found = unread.output
   packed = np.asarray(packed).astype(np.int64)
-  if logprobs is not None or shown is not None:
-    logprobs, shown = jax.device_get((logprobs, shown))
-  if report is not None:
-    report = np.asarray(report)
+  if logprobs is not None:
+    logprobs = jax.device_get(logprobs)
+  if drafted is not None:
+    drafted = np.asarray(drafted)
   if num_found is not None:
     num_found = np.asarray(num_found)
-  return packed, logprobs, report, shown, num_found
+  return packed, logprobs, drafted, num_found

@@ -9,18 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import policies
-from swiftspec_jax.engine import engine
+from swiftspec_jax import policies, tree
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PagedStepRecord(engine.StepRecord):
+class StepRecord:
   """What a step did.
 
   Attributes:
+    lengths: i64[B] draft tokens that were verified, of each row that decodes.
+    num_levels: i64[B] lengths of these drafts, or depths of trees.
+    num_accepted: i64[B] draft tokens that are part of the outputs.
+    time: time at the end of the step, in seconds of `time.perf_counter`.
+    seconds: duration of the step.
+    host_seconds: processor time of the thread that ran it, which waits for the
+      devices take nothing of. Where the CPU is also the device, `seconds` have
+      waits for a core, too, and small programs may run in this thread.
+    outcomes: i64[3] verdicts on persistent trees that were a MISS, a LATE_HIT
+      and a HIT, in the order of these numbers in `tree`.
+    num_forwards: draft forwards between a verdict and the next proposal, for
+      which the target waited.
+    uses_lookup: whether drafts were looked up while a draft model rested.
     draft_plan: plan of the policy, late rows left out.
     takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
     step: plan that was run; rows that decode lead.
@@ -28,11 +40,22 @@ class PagedStepRecord(engine.StepRecord):
     ended: i64[F] requests whose output is complete.
   """
 
+  lengths: np.ndarray
+  num_levels: np.ndarray
+  num_accepted: np.ndarray
+  time: float
+  seconds: float
+  host_seconds: float
   draft_plan: policies.DraftPlan
   takes_in: bool
   step: StepPlan
   num_devices: int
   ended: np.ndarray
+  outcomes: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
+  )
+  num_forwards: int = 0
+  uses_lookup: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,8 +66,8 @@ class Unread:
   plan: policies.DraftPlan
   step: StepPlan
   drafts: SlotDrafts
-  # Packed verdicts, log-probabilities, report of the drafts, those to show, and
-  # how many were found.
+  # Packed verdicts, log-probabilities, drafts of the slots if the host needs
+  # them, and how many were found.
   output: tuple[Any, ...]
   num_devices: int
   start: float
@@ -90,6 +113,7 @@ def outcome(
   is_usable: np.ndarray,
   *,
   takes_trees: bool,
+  narrows: bool,
 ) -> policies.Outcome:
   """Returns what a policy is told of a step.
 
@@ -101,7 +125,11 @@ def outcome(
     seconds: duration of the step.
     is_usable: bool[B] as in `policies.Outcome`.
     takes_trees: whether the target takes trees.
+    narrows: whether steps feed no draft if the devices find none.
   """
+  num_fed = int(unread.verified.sum())
+  if narrows and unread.drafts.num_found is not None and not lengths.any():
+    num_fed = 0
   ranks = None
   if takes_trees:
     path = np.zeros((0, view.num_rows), np.int64)
@@ -118,7 +146,7 @@ def outcome(
     accepted_ranks=ranks,
     seconds=seconds,
     is_usable=is_usable,
-    num_fed=int(unread.verified.sum()),
+    num_fed=num_fed,
   )
 
 
@@ -136,7 +164,7 @@ def outcome_of_lookup(
     verdicts: same as in `outcome`.
     is_usable: same as in `outcome`.
   """
-  chains = drafts.token_ids[view.slots]
+  chains = drafts.chains[view.slots]
   places = np.arange(chains.shape[1])
   tokens = verdicts.token_ids[:, : len(places)]
   lengths = np.minimum(drafts.drafts.lengths, verdicts.num_accepted + 1)

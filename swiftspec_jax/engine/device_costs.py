@@ -4,15 +4,15 @@ import collections
 import time
 
 from swiftspec_jax import errors
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.planning.elastic import PrefillCosts
-from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _LEAST_SIZES = 3  # as many as coefficients
 _REPEATS = 3  # of a step, of which the shortest counts
 
 
-def measure(engine: PageEngine, sizes: ProgramSizes) -> PrefillCosts:
+def measure(engine: Engine, sizes: ProgramSizes) -> PrefillCosts:
   """Measures invented steps; only without requests, and of compiled programs.
 
   Args:

@@ -1,1 +1,0 @@
-"""Which tokens of a drawn chain stand, from the logits of the distribution."""
