@@ -44,7 +44,10 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding | None = None) -> Any:
 
 
 def replicate(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Does what `sharding.replicate` does, but to abstract arrays nothing."""
+  """Does what `sharding.replicate` does, if there is something to do."""
+  sharding = sharding_lib.replicated(mesh)
   if isinstance(array, jax.ShapeDtypeStruct):
-    return abstract(array, sharding_lib.replicated(mesh))
+    return abstract(array, sharding)
+  if array.sharding == sharding:
+    return array
   return sharding_lib.replicate(array, mesh)

@@ -422,16 +422,22 @@ class Target:
     Args:
       page_table: i32[B, any] pages of the slots.
     """
-    if isinstance(self.cache, dense.KVCache):  # each is a page
-      page_table = np.arange(self._num_slots, dtype=np.int32)[:, None]
-    has_features = self.features is not None
+    pages = None
+    if self.features is not None:
+      is_dense = isinstance(self.cache, dense.KVCache)
+      pages = self._row_pages if is_dense else self.put(page_table.copy())
     return Texts(
       token_ids=self.rows.token_ids,
       lengths=self.rows.lengths,
       features=self.features,
-      page_table=self.put(page_table.copy()) if has_features else None,
+      page_table=pages,
       sharding=self._replicated,
     )
+
+  @functools.cached_property
+  def _row_pages(self) -> jax.Array:
+    """i32[B, 1] pages of slots with rows, each of which is a page."""
+    return self.put(np.arange(self._num_slots, dtype=np.int32)[:, None])
 
   def without_drafts(self, lengths: np.ndarray) -> SlotDrafts:
     """Returns drafts for nobody, with `lengths` i64[B] that are all 0."""
