@@ -17,8 +17,13 @@ import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.models import decoder
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.serving.engine import PageEngine
 from swiftspec_jax.step import ragged_batch, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 CONFIG = ModelConfig(
   family='llama',
@@ -194,3 +199,38 @@ def test_of_a_real_model(name):
     kernels='native',
   )
   check(model, seed=1)
+
+
+@pytest.mark.parametrize('name', ['bfloat16', 'int8_dynamic16'])
+def test_of_requests_that_give_up_their_pages(name):
+  """They read their texts again, in other chunks, beside other requests."""
+  dtype, weight_dtype = DTYPES[name]
+  config = dataclasses.replace(CONFIG, weight_dtype=weight_dtype)
+  model = testing.random_model(config, dtype=dtype)
+  rng = np.random.default_rng(0)
+  requests = [
+    ss.Request(
+      token_ids=tuple(rng.integers(256, size=size).tolist()),
+      sampling=ss.SamplingParams(max_new_tokens=40),
+    )
+    for size in (5, 23, 30, 37, 44)
+  ]
+  sizes = ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(rows=(4,), query_tokens=(24,), lengths=(0, 1, 2, 3)),
+      num_pages=24,
+      max_context=96,
+      page_size=8,
+    ),
+    contexts=(96,),
+  )
+  draft = ss.PromptLookup(prompt_lookup_min=1)
+  engine = PageEngine(model, draft, sizes=sizes, policy=FixedLength(3))
+  handles = [engine.submit(request) for request in requests]
+  while engine.step():
+    pass
+  assert engine.num_preemptions > 0
+  for request, handle in zip(requests, handles, strict=True):
+    *_, last = ss.Decoder(model).run([request])
+    assert handle.result().token_ids == last.result.token_ids
+    assert handle.result().stats.num_accepted > 0
