@@ -122,9 +122,9 @@ def check(model, seed):
     np.testing.assert_array_equal(np.asarray(logits)[-1, places], want)
 
 
-# Tokens that three requests feed in each step, all of the same text: chunks
-# beside rows that decode, drafts, and single tokens.
-STEPS = ((16, 0, 0), (1, 22, 0), (3, 1, 5), (1, 1, 1), (4, 1, 1))
+# Tokens that three requests feed in each step, all of the same text: chunks,
+# single tokens, and a draft and a chunk beside a row that decodes.
+STEPS = ((16, 22, 0), (1, 1, 1), (8, 1, 5))
 PAGE_SIZE, BLOCK_SIZE, NUM_COLUMNS = 8, 8, 5
 
 
