@@ -31,7 +31,7 @@ def program(num_terms=1):
 
 def check_parts(run, rows, got):
   """Fewer rows give the same bits."""
-  for start, stop in ((0, 1), (3, 5), (4, 7), (9, 17)):
+  for start, stop in ((0, 1), (3, 5), (4, 7), (9, 17), (len(rows) - 3, None)):
     np.testing.assert_array_equal(run(rows[start:stop]), got[start:stop])
 
 
@@ -40,7 +40,7 @@ def check_parts(run, rows, got):
 def test_rows_are_multiplied_as_if_each_were_alone(
   dtype, num_inputs, out_shape
 ):
-  rows = draw(dtype, 17, num_inputs)
+  rows = draw(dtype, 67, num_inputs)
   weight = draw(dtype, *out_shape, num_inputs)
   got = np.asarray(program()(rows, weight))
   want = np.tensordot(
@@ -55,7 +55,7 @@ def test_rows_are_multiplied_as_if_each_were_alone(
 @pytest.mark.parametrize(('num_inputs', 'out_shape'), SHAPES)
 def test_integers_are_those_of_the_reference(num_inputs, out_shape, num_terms):
   rng = np.random.default_rng(num_inputs)
-  rows = draw('float32', 17, num_inputs)
+  rows = draw('float32', 67, num_inputs)
   rows[5] = 0
   weight = rng.integers(-128, 128, (*out_shape, num_inputs), np.int8)
   scales = rng.uniform(0.5, 2, out_shape).astype(np.float32)
@@ -85,9 +85,6 @@ def test_the_choice_names_the_reason():
     newest = dispatch.choices()[-1]
     assert (newest.kernel, newest.implementation) == ('few_rows', 'native')
     assert newest.reason.startswith(reason)
-  num_choices = len(dispatch.choices())
-  api.few_rows(np.resize(rows, (api.MOST_ROWS + 1, 24)), weight)
-  assert len(dispatch.choices()) == num_choices
 
 
 def test_several_devices_take_the_reference():

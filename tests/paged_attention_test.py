@@ -15,15 +15,17 @@ from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas import comparison
+from kernels_pallas import comparison, dispatch
 from kernels_pallas.paged_attention import (
   api,
   arg_specs,
+  native,
   pallas_gpu,
   pallas_tpu,
   reference,
   shared_pages,
 )
+from kernels_pallas.tree_attention import native as tree_native
 from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
@@ -40,6 +42,7 @@ IMPLEMENTATIONS = {
     config=pallas_gpu.Config(block_kv=32, num_splits=3),
     interpret=True,
   ),
+  'native': native.paged_attention,
 }
 
 
@@ -233,6 +236,74 @@ def test_padding_changes_nothing(name):
   np.testing.assert_allclose(padded[:, :5], got, atol=TOLERANCES['bfloat16'])
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('size', [1, 5, 16, 64])
+def test_native_bits_are_those_of_single_tokens_over_rows(dtype, size):
+  """Chunks of a prompt whose pages of any size lie in any order."""
+  num_tokens, heads = 192, (2, 3, 32)
+  random = np.random.default_rng(0)
+  queries = random.normal(size=(num_tokens, *heads)).astype(jnp.dtype(dtype))
+  keys, values = (  # pages of float32 have numbers of the queries' dtype
+    random.normal(size=(num_tokens, heads[0], heads[2])).astype(queries.dtype)
+    for _ in range(2)
+  )
+  options = {'scale': 0.2, 'window': 150, 'soft_cap': 30.0}
+  sinks = random.normal(size=heads[:2]).astype(np.float32)
+  tree = jax.jit(functools.partial(tree_native.tree_attention, **options))
+  rows = [np.moveaxis(x, 0, 1)[None] for x in (keys, values)]
+  want = [
+    tree(
+      queries[None, i : i + 1],
+      *rows,
+      np.int32([i]),
+      np.ones((1, 1, 1), bool),
+      np.int32([[i]]),
+      sinks,
+    )[0, 0]
+    for i in range(num_tokens)
+  ]
+  paged = jax.jit(functools.partial(native.paged_attention, **options))
+  for page_size, stored in ((8, 'float32'), (24, dtype), (192, 'float32')):
+    num_pages = num_tokens // page_size
+    order = random.permutation(num_pages + 3)[:num_pages].astype(np.int32)
+    stores = []
+    for x in (keys, values):
+      store = np.full((num_pages + 3, page_size, heads[0] * heads[2]), np.nan)
+      store[order] = x.reshape(num_pages, page_size, -1)
+      stores.append(store.astype(jnp.dtype(stored)))
+    starts = np.arange(0, num_tokens, size, dtype=np.int32)
+    padded = np.zeros((len(starts) * size, *heads), queries.dtype)
+    padded[:num_tokens] = queries
+    got = paged(
+      padded.reshape(len(starts), size, *heads),
+      *stores,
+      np.tile(order, (len(starts), 1)),
+      starts,
+      np.minimum(num_tokens - starts, size).astype(np.int32),
+      np.tile(np.tri(size, dtype=bool), (len(starts), 1, 1)),
+      starts[:, None] + np.arange(size, dtype=np.int32),
+      sinks,
+    )
+    np.testing.assert_array_equal(
+      got.reshape(padded.shape)[:num_tokens], np.stack(want)
+    )
+
+
+def test_the_choice_on_cpus():
+  case = CASES['bfloat16']
+  arrays = list(arguments(case, unseen=1e4))
+  arrays[1:3] = [x.astype(np.float32) for x in arrays[1:3]]  # as caches have
+  got = api.paged_attention(*arrays, **case.options)
+  newest = dispatch.choices()[-1]
+  assert (newest.kernel, newest.implementation) == ('paged_attention', 'native')
+  assert newest.reason.startswith('made for cpu; agrees with the reference')
+  tolerance = TOLERANCES[case.dtype]
+  want = expected(case, arrays)
+  np.testing.assert_allclose(
+    np.asarray(got, np.float32), want, atol=tolerance, rtol=tolerance
+  )
+
+
 @pytest.mark.parametrize('window', [None, 40])
 def test_blocks_of_one_row_share_a_copy(window):
   """Two full blocks, one with padding, and padding alone."""
@@ -245,7 +316,12 @@ def test_blocks_of_one_row_share_a_copy(window):
   arrays = list(arguments(case, unseen=1e4, is_chain=True))
   arrays[3] = np.tile(arrays[3][2], (len(arrays[3]), 1))
   sinks = np.ones((case.num_kv_heads, case.num_groups), np.float32)
-  call = functools.partial(api.paged_attention, **case.options, is_one_row=True)
+  call = functools.partial(
+    api.paged_attention,
+    **case.options,
+    is_one_row=True,
+    implementation='reference',
+  )
   got = jax.jit(call)(*arrays[:6], None, arrays[7], sinks=sinks)
   want = expected(case, arrays, sinks)
   np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])

@@ -1,8 +1,8 @@
 """On one CPU the logits of a token have the same bits in any company.
 
-It may be alone, in a chain, in a tree with any other nodes between, in a batch.
-So speculative outputs equal plain ones in every dtype, not only where rounding
-happens to hide the order of sums.
+It may be alone, in a chain, in a tree with any other nodes between, in a batch,
+in a chunk of a prompt, in rows and in pages. So speculative outputs equal plain
+ones in every dtype, not only where rounding happens to hide the order of sums.
 """
 
 import dataclasses
@@ -15,9 +15,15 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.cache import dense
+from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
+from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step import ragged_batch, target_forward
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 CONFIG = ModelConfig(
   family='llama',
@@ -51,6 +57,24 @@ def random_tree(rng, places):
   return mask, mask.sum(axis=1) - 1
 
 
+def make_run(model):
+  """Returns a program that feeds tokens to rows of a cache."""
+
+  @functools.partial(jax.jit, static_argnames='context')
+  def run(tokens, cache, **options):
+    hidden, cache = decoder.forward(
+      model.params,
+      model.config,
+      tokens,
+      cache,
+      starts=cache.kv_lengths,
+      **options,
+    )
+    return decoder.unembed(model.params, model.config, hidden), cache
+
+  return run
+
+
 def check(model, seed):
   """Compares logits of a chain that is fed in several ways."""
   rng = np.random.default_rng(seed)
@@ -58,40 +82,27 @@ def check(model, seed):
     rng.integers(model.config.vocab_size, size=size, dtype=np.int32)
     for size in (NUM_KNOWN, NUM_NEW, NUM_NODES)
   )
+  run = make_run(model)
 
-  @functools.partial(jax.jit, static_argnames='context')
-  def run(params, tokens, cache, **options):
-    hidden, cache = decoder.forward(
-      params,
-      model.config,
-      tokens,
-      cache,
-      starts=cache.kv_lengths,
-      **options,
-    )
-    return decoder.unembed(params, model.config, hidden), cache
-
-  sizes = dense.KVCacheConfig.of_model(
-    model.config, 1, NUM_KNOWN + NUM_NODES, model.dtype
-  )
-  _, read = run(
-    model.params, known[None], sizes.init(model.mesh), context=NUM_KNOWN
-  )
+  def empty(batch_size):
+    return dense.KVCacheConfig.of_model(
+      model.config, batch_size, NUM_KNOWN + NUM_NODES, model.dtype
+    ).init(model.mesh)
 
   def filled(batch_size):
-    # Prompts are XLA's: the same one, as it may differ with those beside it.
-    keys, values = jax.tree.map(
-      lambda x: jnp.repeat(x, batch_size, axis=0), (read.keys, read.values)
-    )
-    lengths = jnp.full(batch_size, NUM_KNOWN, jnp.int32)
-    return read.replace(keys=keys, values=values, kv_lengths=lengths)
+    # Other numbers of rows than the single tokens have, as chunks of prompts.
+    tokens = np.tile(known[None], (batch_size, 1))
+    _, cache = run(tokens, empty(batch_size), context=NUM_KNOWN)
+    return dense.extend(cache, NUM_KNOWN)
 
-  want, cache = [], filled(1)
-  for token in chain:
-    logits, cache = run(model.params, token[None, None], cache)
-    cache = cache.replace(kv_lengths=cache.kv_lengths + 1)
+  want, cache = [], empty(1)
+  for token in (*known, *chain):
+    logits, cache = run(token[None, None], cache)
+    cache = dense.extend(cache, 1)
     want.append(np.asarray(logits)[0, 0])
-  logits, _ = run(model.params, chain[None], filled(1))
+  check_pages(model, np.concatenate([known, chain]), want, rng)
+  want = want[NUM_KNOWN:]
+  logits, _ = run(chain[None], filled(1))
   np.testing.assert_array_equal(logits[0], want)
   for batch_size in (1, 3):
     places = [0, *np.sort(rng.permutation(np.arange(1, NUM_NODES))[:3])]
@@ -103,13 +114,70 @@ def check(model, seed):
       return np.tile(x[None], (batch_size, *[1] * x.ndim))
 
     logits, _ = run(
-      model.params,
       copies(nodes),
       filled(batch_size),
       positions=copies((NUM_KNOWN + depths).astype(np.int32)),
       attention_mask=copies(mask),
     )
     np.testing.assert_array_equal(np.asarray(logits)[-1, places], want)
+
+
+# Tokens that three requests feed in each step, all of the same text: chunks,
+# single tokens, and a draft and a chunk beside a row that decodes.
+STEPS = ((16, 22, 0), (1, 1, 1), (8, 1, 5))
+PAGE_SIZE, BLOCK_SIZE, NUM_COLUMNS = 8, 8, 5
+
+
+def check_pages(model, text, want, rng):
+  """Feeds the text to three requests over pages, and a tree behind it."""
+  config = model.config
+  num_pages = 3 * NUM_COLUMNS + 2
+  table = rng.permutation(num_pages)[: 3 * NUM_COLUMNS].reshape(3, -1)
+
+  @jax.jit
+  def run(tokens, batch, cache):
+    hidden, cache = target_forward.forward(
+      model.params, config, tokens, batch, cache
+    )
+    return target_forward.logits_of(model.params, config, hidden), cache
+
+  def packed(starts, counts, rows):
+    sizes = ragged_batch.StepSizes(
+      num_rows=len(rows),
+      num_tokens=int(counts.sum()),
+      block_size=1 if counts.max() == 1 else BLOCK_SIZE,
+      context=NUM_COLUMNS * PAGE_SIZE,
+    )
+    return ragged_batch.pack(
+      sizes, starts, counts, table[rows].astype(np.int32), PAGE_SIZE, num_pages
+    )
+
+  cache = paged.init(config, num_pages, PAGE_SIZE, model.dtype, model.mesh)
+  done = np.zeros(3, int)
+  for counts in map(np.array, STEPS):
+    (rows,) = np.nonzero(counts)
+    starts, counts = done[rows], counts[rows]
+    index = np.concatenate(
+      [np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)]
+    )
+    batch = packed(starts, counts, rows)
+    logits, cache = run(text[index], batch, cache)
+    np.testing.assert_array_equal(logits, [want[i] for i in index])
+    done[rows] += counts
+  # The last known token and the end of the text, with other nodes between.
+  (start,) = starts = done[:1] - NUM_NEW
+  places = np.array([0, 2, 3, 6])
+  mask, depths = random_tree(rng, places)
+  mask, depths = mask[:BLOCK_SIZE, :BLOCK_SIZE], depths[:BLOCK_SIZE]
+  nodes = rng.integers(config.vocab_size, size=BLOCK_SIZE, dtype=np.int32)
+  nodes[places] = text[start : start + NUM_NEW]
+  batch = packed(starts, np.array([BLOCK_SIZE]), np.array([0])).replace(
+    positions=(start + depths).astype(np.int32), block_mask=mask[None]
+  )
+  logits, _ = run(nodes, batch, cache)
+  np.testing.assert_array_equal(
+    np.asarray(logits)[places], want[start : start + NUM_NEW]
+  )
 
 
 @pytest.mark.parametrize('name', DTYPES)
@@ -131,3 +199,38 @@ def test_of_a_real_model(name):
     kernels='native',
   )
   check(model, seed=1)
+
+
+@pytest.mark.parametrize('name', ['bfloat16', 'int8_dynamic16'])
+def test_of_requests_that_give_up_their_pages(name):
+  """They read their texts again, in other chunks, beside other requests."""
+  dtype, weight_dtype = DTYPES[name]
+  config = dataclasses.replace(CONFIG, weight_dtype=weight_dtype)
+  model = testing.random_model(config, dtype=dtype)
+  rng = np.random.default_rng(0)
+  requests = [
+    ss.Request(
+      token_ids=tuple(rng.integers(256, size=size).tolist()),
+      sampling=ss.SamplingParams(max_new_tokens=40),
+    )
+    for size in (5, 23, 30, 37, 44)
+  ]
+  sizes = ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(rows=(4,), query_tokens=(24,), lengths=(0, 1, 2, 3)),
+      num_pages=24,
+      max_context=96,
+      page_size=8,
+    ),
+    contexts=(96,),
+  )
+  draft = ss.PromptLookup(prompt_lookup_min=1)
+  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
+  handles = [engine.submit(request) for request in requests]
+  while engine.step():
+    pass
+  assert engine.num_preemptions > 0
+  for request, handle in zip(requests, handles, strict=True):
+    *_, last = ss.Decoder(model).run([request])
+    assert handle.result().token_ids == last.result.token_ids
+    assert handle.result().stats.num_accepted > 0

@@ -1,4 +1,7 @@
-"""Product of few rows on a CPU, by what suits it and the number of rows.
+"""Product of rows on a CPU, by what suits it.
+
+The kernel is made for few. It takes any number, so that those of a prompt have
+the bits that they would have alone.
 
 Legend: N rows, K inputs, A axes of outputs.
 """
@@ -11,8 +14,6 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from kernels_pallas import dispatch, trials
 from kernels_pallas.few_rows import arg_specs, native, reference
 
-# Above that many rows XLA's products are as fast.
-MOST_ROWS = 64
 _BACKENDS = {'native': native}
 
 
@@ -35,7 +36,7 @@ def few_rows(
     num_terms: integers for each number of such rows, see
       `int8_products.quantize_rows`.
     implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. More than `MOST_ROWS` take the reference.
+      `dispatch.IMPLEMENTATIONS`.
 
   Returns:
     f32[N, *A]. By the native kernel, the bits of a row are the same whatever
@@ -44,19 +45,20 @@ def few_rows(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  chosen = dispatch.REFERENCE
-  if len(rows) <= MOST_ROWS:
-    chosen = _choose(rows, weight, num_terms, implementation)
+  chosen = _choose(rows, weight, num_terms, implementation)
   backend = _BACKENDS.get(chosen, reference)
   return backend.few_rows(rows, weight, scales, num_terms=num_terms)
 
 
-def usable_on(mesh: Mesh, implementation: str) -> str:
+def usable_on(mesh: Mesh | None, implementation: str) -> str:
   """Returns the implementation for weights on a mesh.
 
   It is the reference where there is no kernel, which is all but a single CPU.
+  None is JAX's default device.
   """
-  is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
+  is_one_cpu = mesh is None or (
+    mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
+  )
   return usable(implementation) if is_one_cpu else dispatch.REFERENCE
 
 

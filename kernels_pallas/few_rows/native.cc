@@ -300,6 +300,22 @@ void outputs(const typename F::Given* rows, std::size_t num_rows,
   }
 }
 
+// Rows that stay in the second cache, beside the weights of a task.
+constexpr std::size_t kCachedRows = 64;
+
+// The same for any number of rows.
+template <class F>
+void groups(const typename F::Given* rows, std::size_t num_rows,
+            std::size_t stride, const typename F::Weight* weights,
+            std::size_t num_inputs, std::size_t begin, std::size_t end,
+            typename F::Result* results, std::size_t result_stride) {
+  for (std::size_t n = 0; n < num_rows; n += kCachedRows) {
+    outputs<F>(rows + n * stride, std::min(kCachedRows, num_rows - n), stride,
+               weights, num_inputs, begin, end, results + n * result_stride,
+               result_stride);
+  }
+}
+
 // Returns rows in whole steps, filled up with zeros, in the form of a format.
 template <class F>
 Aligned<typename F::Given> prepared(const typename F::Row* rows,
@@ -353,7 +369,7 @@ ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
   auto* result = results->typed_data();
   in_ranges<F>(pool, num_inputs, num_outputs,
                [&](std::size_t begin, std::size_t end) {
-                 outputs<F>(given.data(), num_rows, stride, weight, num_inputs,
+                 groups<F>(given.data(), num_rows, stride, weight, num_inputs,
                             begin, end, result, num_outputs);
                });
   return ffi::Error::Success();
@@ -415,7 +431,7 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
       pool, num_inputs, num_outputs, [&](std::size_t begin, std::size_t end) {
         const std::size_t size = end - begin;
         std::vector<std::int32_t> sums(num_terms * num_rows * size);
-        outputs<Int8>(given.data(), num_terms * num_rows, stride,
+        groups<Int8>(given.data(), num_terms * num_rows, stride,
                       weight + begin * num_inputs, num_inputs, 0, size,
                       sums.data(), size);
         for (std::size_t n = 0; n < num_rows; ++n) {

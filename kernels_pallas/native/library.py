@@ -28,8 +28,8 @@ HANDLERS = (
   'few_rows_float32',
   'few_rows_bfloat16',
   'few_rows_int8',
-  'tree_attention_float32',
-  'tree_attention_bfloat16',
+  'tree_attention',
+  'paged_attention',
 )
 REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '

@@ -13,14 +13,20 @@ from jax.sharding import PartitionSpec as P
 from kernels_pallas import dispatch, trials, tuning
 from kernels_pallas.paged_attention import (
   arg_specs,
+  native,
   pallas_gpu,
   pallas_tpu,
   reference,
   shared_pages,
 )
 from kernels_pallas.tree_attention import api as tree_api
+from kernels_pallas.tree_attention import native as tree_native
 
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+_BACKENDS = {
+  'pallas_tpu': pallas_tpu,
+  'pallas_gpu': pallas_gpu,
+  'native': native,
+}
 
 
 def paged_attention(
@@ -148,6 +154,7 @@ def _choose(
     window=options['window'],
     soft_cap=options['soft_cap'],
     is_shared=_spec(sharding)[1] is not None,
+    pages_dtype=keys.dtype,
   )
   checks = {
     name: functools.partial(
@@ -155,6 +162,8 @@ def _choose(
     )
     for name, backend in _BACKENDS.items()
   }
+  if sharding is not None and sharding.mesh.size > 1:
+    checks['native'] = tree_native.refuse_devices
   return dispatch.choose(
     'paged_attention',
     spec.name,

@@ -29,10 +29,12 @@ class ArgSpec(tree_specs.ArgSpec):
     page_size: Z.
     is_shared: whether the sums of the softmax are wanted, too, to merge them
       with those of other devices.
+    pages_dtype: dtype of the pages; None is that of the queries.
   """
 
   page_size: int
   is_shared: bool = False
+  pages_dtype: str | None = None
 
   @classmethod
   def of_pages(
@@ -47,6 +49,7 @@ class ArgSpec(tree_specs.ArgSpec):
     window: int | None,
     soft_cap: float | None = None,
     is_shared: bool = False,
+    pages_dtype: jax.typing.DTypeLike | None = None,
   ) -> 'ArgSpec':
     """Returns the spec of a call.
 
@@ -55,11 +58,12 @@ class ArgSpec(tree_specs.ArgSpec):
       queries_shape: (X, T, G, Q, E) of a device.
       pages_shape: (P, Z, G * E) of a device.
       num_columns: C.
-      dtype: dtype of tokens and pages.
+      dtype: dtype of tokens.
       has_sinks: whether query heads have sinks.
       window: window in tokens, or None.
       soft_cap: bound of the scores, or None.
       is_shared: whether devices share the rows of a page.
+      pages_dtype: dtype of pages; None is that of tokens.
     """
     _, size, num_kv_heads, num_groups, head_dim = queries_shape
     page_size = pages_shape[1]
@@ -82,6 +86,7 @@ class ArgSpec(tree_specs.ArgSpec):
       # Devices that share rows count the sinks when they merge.
       has_sinks=has_sinks and not is_shared,
       is_shared=is_shared,
+      pages_dtype=jnp.dtype(dtype if pages_dtype is None else pages_dtype).name,
     )
 
   @property
@@ -97,7 +102,7 @@ class ArgSpec(tree_specs.ArgSpec):
     width = self.num_kv_heads * self.head_dim
     # As many as the blocks have, though caches have more.
     pages = jax.ShapeDtypeStruct(
-      (math.prod(table), self.page_size, width), self.dtype
+      (math.prod(table), self.page_size, width), self.pages_dtype or self.dtype
     )
     table = jax.ShapeDtypeStruct(table, jnp.int32)
     by_block = (table, lengths, lengths, mask, positions)

@@ -7,6 +7,8 @@ Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
 kv heads, Q query heads for each kv head, E head_dim.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,16 +48,44 @@ def tree_attention(
   tree_mask: jax.Array,
   positions: jax.Array,
   sinks: jax.Array | None = None,
-  *,
+  **options: Any,
+) -> jax.Array:
+  """See `api.tree_attention`."""
+  return call(
+    'tree_attention',
+    queries,
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    sinks,
+    **options,
+  )
+
+
+def call(
+  handler: str,
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None,
+  *more: jax.Array,
   scale: float,
   window: int | None = None,
   soft_cap: float | None = None,
 ) -> jax.Array:
-  """See `api.tree_attention`."""
+  """Returns what a function of the library makes of a call of attention.
+
+  `more` is what it takes behind the arguments of `api.tree_attention`.
+  """
   if sinks is None:
     sinks = jnp.zeros(0)
   result = library.call(
-    f'tree_attention_{queries.dtype.name}',
+    handler,
     jax.ShapeDtypeStruct(queries.shape, jnp.float32),
     queries,
     keys,
@@ -64,6 +94,7 @@ def tree_attention(
     tree_mask,
     positions,
     sinks.astype(jnp.float32).reshape(-1),
+    *more,
     scale=np.float32(scale),
     window=np.int64(window or 0),
     soft_cap=np.float32(soft_cap or 0),

@@ -63,11 +63,12 @@ def load(
       that layer alone is loaded; so the name is that of the target.
     num_layers: number of first layers to keep, which makes a draft of any
       model, for studies; None keeps all.
-    kernels: name of the code that steps of few tokens run. 'auto' takes a
-      kernel where there is one for the devices and the shape, and where it
-      agrees there with plain JAX (`kernels_pallas.trials`). 'reference' is
-      plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels, 'mosaic_gpu'
-      on those for Hopper where there is one, 'native' on those for one CPU.
+    kernels: name of the code that steps of few tokens run, and prompts on one
+      CPU. 'auto' takes a kernel where there is one for the devices and the
+      shape, and where it agrees there with plain JAX (`kernels_pallas.trials`).
+      'reference' is plain JAX. 'pallas_tpu' and 'pallas_gpu' insist on kernels,
+      'mosaic_gpu' on those for Hopper where there is one, 'native' on those for
+      one CPU.
     weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
       int8, int4, float8 or mxfp4 that a published checkpoint has. 'wide' widens
       float8 and mxfp4 to `dtype`. 'int8' quantizes with a scale for each

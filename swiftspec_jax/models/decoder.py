@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import dispatch
 from kernels_pallas import products as products_lib
 from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
@@ -90,16 +91,21 @@ def forward_with_features(
   """
   chain = starts[:, None] + jnp.arange(token_ids.shape[1])[None]
   positions = chain if positions is None else positions
-  # The chunks of a prompt are no work for kernels of few tokens.
+  # The chunks of a prompt are no work for kernels of few tokens. Those of CPUs
+  # give a token the same bits in any company.
+  kernels = config.kernels
+  if context is not None:
+    mesh = cache.sharding and cache.sharding.mesh
+    kernels = few_rows_api.usable_on(mesh, kernels)
   attention_fn = attention_reference.tree_attention
   products = layer_products.PLAIN
-  if context is None:
+  if kernels != dispatch.REFERENCE or context is None:
     attention_fn = functools.partial(
       attention_api.tree_attention,
-      implementation=config.kernels,
+      implementation=kernels,
       sharding=cache.sharding,
     )
-    products = layer_products.on_devices(cache.sharding, config.kernels)
+    products = layer_products.on_devices(cache.sharding, kernels)
   prefix_lengths = starts if attention_mask is None else cache.kv_lengths
   keys, values = list(cache.keys), list(cache.values)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
+from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.fused_paged_attention import api as fused_paged_api
 from kernels_pallas.paged_attention import api as paged_attention_api
@@ -260,9 +261,11 @@ def _attend(
   Prefixes i32[X], mask and positions are `seen`; options are those of kernels.
   """
   if batch.block_pages is None:
-    # Wide blocks are chunks of prompts.
+    # Wide blocks are chunks of prompts, as in `decoder.forward_with_features`.
     if batch.block_size > _MOST_KERNEL_TOKENS:
-      implementation = dispatch.REFERENCE
+      implementation = few_rows_api.usable_on(
+        cache.sharding.mesh, implementation
+      )
     return tree_attention_api.tree_attention(
       queries, keys, values, *seen, implementation=implementation, **options
     )

@@ -1,0 +1,70 @@
+"""Paged attention in C++, for CPUs.
+
+It is `tree_attention.native`, which looks up where rows are. So a token gets
+the same bits whatever pages the rows lie in, and from rows of a cache.
+
+Legend: X blocks, T tokens of a block, P pages, Z rows of a page, C pages of a
+table, G kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.tree_attention import native as tree_native
+
+
+def check(
+  queries_shape: tuple[int, ...],
+  pages_shape: tuple[int, ...],
+  num_columns: int,
+  dtype: jax.typing.DTypeLike,
+) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it.
+
+  Args:
+    queries_shape: X, T, G, Q, E.
+    pages_shape: P, Z, G * E.
+    num_columns: C.
+    dtype: dtype of the queries. Pages have it, or float32.
+  """
+  del num_columns
+  num_pages, page_size, _ = pages_shape
+  if num_pages * page_size > jnp.iinfo(jnp.uint32).max:
+    raise NotImplementedError(
+      f'{num_pages} pages of {page_size} rows are more than 2^32 rows'
+    )
+  tree_native.check(queries_shape, pages_shape, queries_shape[1], dtype)
+
+
+def paged_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  page_table: jax.Array,
+  prefix_lengths: jax.Array,
+  num_tokens: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  *,
+  with_sums: bool = False,
+  **options: Any,
+) -> jax.Array:
+  """See `reference.paged_attention`; there are no sums to return."""
+  if with_sums:
+    raise NotImplementedError('no sums of the softmax are returned')
+  return tree_native.call(
+    'paged_attention',
+    queries,
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    sinks,
+    page_table,
+    num_tokens,
+    **options,
+  )
