@@ -8,12 +8,11 @@ import functools
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from kernels_pallas import dispatch, trials
-from kernels_pallas.few_rows import arg_specs, native, reference
+from kernels_pallas import dispatch, registry, trials
+from kernels_pallas.few_rows import arg_specs
 
 # Above that many rows XLA's products are as fast.
 MOST_ROWS = 64
-_BACKENDS = {'native': native}
 
 
 def few_rows(
@@ -47,8 +46,8 @@ def few_rows(
   chosen = dispatch.REFERENCE
   if len(rows) <= MOST_ROWS:
     chosen = _choose(rows, weight, num_terms, implementation)
-  backend = _BACKENDS.get(chosen, reference)
-  return backend.few_rows(rows, weight, scales, num_terms=num_terms)
+  call = registry.function('few_rows', chosen)
+  return call(rows, weight, scales, num_terms=num_terms)
 
 
 def usable_on(mesh: Mesh, implementation: str) -> str:
@@ -66,7 +65,7 @@ def usable(implementation: str) -> str:
   CPUs beside an accelerator, which is JAX's default then, take the reference.
   """
   is_on_cpu = dispatch.platform_of(None) == 'cpu'
-  has_kernel = implementation in ('auto', *_BACKENDS)
+  has_kernel = implementation in ('auto', 'native')
   return implementation if is_on_cpu and has_kernel else dispatch.REFERENCE
 
 
@@ -92,6 +91,6 @@ def _choose(rows, weight, num_terms, implementation):
     described,
     implementation,
     'cpu',
-    {'native': functools.partial(native.check, rows.dtype)},
+    registry.checks('few_rows', rows.dtype),
     trial=functools.partial(trials.verdict, 'few_rows', spec, on_cpu),
   )

@@ -10,17 +10,9 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.paged_attention import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-  shared_pages,
-)
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.paged_attention import arg_specs, reference, shared_pages
 from kernels_pallas.tree_attention import api as tree_api
-
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
 
 def paged_attention(
@@ -84,9 +76,8 @@ def paged_attention(
   chosen = _choose(
     queries, keys, page_table.shape[1], options, sinks, implementation, sharding
   )
-  call = functools.partial(
-    _BACKENDS.get(chosen, reference).paged_attention, **options
-  )
+  call = registry.function('paged_attention', chosen)
+  call = functools.partial(call, **options)
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = _spec(sharding)
   if chosen == dispatch.REFERENCE and tokens is None:
@@ -149,17 +140,13 @@ def _choose(
     soft_cap=options['soft_cap'],
     is_shared=_spec(sharding)[1] is not None,
   )
-  checks = {
-    name: functools.partial(
-      backend.check, local, pages, num_columns, queries.dtype
-    )
-    for name, backend in _BACKENDS.items()
-  }
   return dispatch.choose(
     'paged_attention',
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    checks,
+    registry.checks(
+      'paged_attention', local, pages, num_columns, queries.dtype
+    ),
     trial=functools.partial(trials.verdict, 'paged_attention', spec, sharding),
   )

@@ -6,19 +6,8 @@ Legend: B rows, T draft tokens and one more place, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.rejection import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.rejection import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
-
-_BACKENDS = {
-  'reference': reference,
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-}
 
 
 def accept_chain(
@@ -68,6 +57,5 @@ def accept_chain(
     sharding,
     spec,
     law.dtype,
-    _BACKENDS,
   )
   return call(law, token_ids, bars)

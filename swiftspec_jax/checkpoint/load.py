@@ -10,10 +10,9 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
-import transformers
 from jax.sharding import Mesh
 
-from kernels_pallas import dispatch, last_program, tuning
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
@@ -175,7 +174,7 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
   try:
     tuning.check_variable()
     if platform == 'gpu' and kernels != dispatch.REFERENCE:
-      last_program.check_flags()
+      dispatch.check_flags()
     if kernels == 'native':
       library.check()
   except NotImplementedError as error:
@@ -297,6 +296,8 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
   is_own = orbax.is_checkpoint(directory)
   reader = orbax if is_own else hf
   config = reader.read_config(directory)
+  import transformers  # here, as it takes long
+
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
   except (OSError, KeyError, TypeError, ValueError) as error:
