@@ -107,6 +107,7 @@ def _load_model(name: str) -> 'transformers.PreTrainedModel':
   if path.suffix == '.gguf':
     source, options = path.parent, {'gguf_file': path.name}
   try:
+    transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
       source, dtype=torch.float32, **options
     )
