@@ -47,6 +47,12 @@ _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(
   'prompt_file', None, 'File with a prompt, or with many if it is .jsonl.'
 )
+_STATS = flags.DEFINE_bool(
+  'stats',
+  False,
+  'Say more behind each answer: time to the first token, acceptance, and what '
+  'kinds of rounds there were.',
+)
 _TRACE_DIR = flags.DEFINE_string(
   'trace_dir',
   None,
@@ -76,9 +82,11 @@ def main() -> None:
     timeline=timeline,
   )
   if prompts is None:
-    chat.run(target, decoder, shared_flags.sampling())
+    chat.run(target, decoder, shared_flags.sampling(), has_details=_STATS.value)
     return
   requests = _requests(target, [prompt for _, prompt in prompts])
+  forced = tree_flags.config().forced_acceptance
+  remark = '' if forced is None else f'forced acceptance {forced:g}: '
   stats, traced = [], None
   for (title, _), request in zip(prompts, requests, strict=True):
     print('compiling...', file=sys.stderr, flush=True)
@@ -91,11 +99,17 @@ def main() -> None:
     else:
       result = streaming.show(decoder, request)
     stats.append(result.stats)
-  forced = tree_flags.config().forced_acceptance
-  remark = '' if forced is None else f'forced acceptance {forced:g}: '
-  print(f'{remark}{streaming.describe(stats)}', file=sys.stderr)
+    _tell(remark, [result.stats])
+  if len(stats) > 1:
+    _tell(f'all, {remark}', stats)
   if traced:
     _report(traced)
+
+
+def _tell(remark: str, stats: list[ss.GenerationStats]) -> None:
+  """Says how fast it was."""
+  line = streaming.describe(stats, has_details=_STATS.value)
+  print(f'{remark}{line}', file=sys.stderr)
 
 
 def _check_studies(prompts: list[tuple[str, str]] | None) -> None:

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import errors, images, results, types
+from swiftspec_jax import errors, images, profiling, results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
@@ -272,6 +272,8 @@ class Row:
     """
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
+      # Before, the device may have read the prompt.
+      self.end_prefill(len(report.token_ids))
     # That of the first round is no verdict's.
     if self._lengths and report.outcome != types.NO_OUTCOME:
       self._outcomes[report.outcome] += 1
@@ -358,7 +360,9 @@ class Row:
       drafted_per_position=tuple(self._drafted.tolist()),
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
-      decode_seconds=now - self._decode_time,
+      decode_seconds=now
+      - self._decode_time
+      - profiling.compile_seconds(self._decode_time),
       # A stop may have cut those of prefill.
       decoded_tokens=max(len(self._token_ids) - self._num_prefilled, 0),
       latency_seconds=now - self._start_time,

@@ -2,13 +2,7 @@
 
 Hugging Face transformers on the CPU, in float32, and llama.cpp, which computes
 with the numbers of a GGUF file as they are (`llama_peer`). Times mean the same
-as in `GenerationStats`, with one difference that their interfaces force on us.
-Our decoding starts behind the prefill of all but the last token of the prompt,
-so it has a step for each token. In a peer, the forward that reads the prompt
-already gives the first tokens. So `decode_seconds` of a peer is the time from
-its first tokens to the end, scaled by all new tokens over those that came in
-that time. An output that is complete after the first forward counts as decoded
-in no time, in the peer's favour.
+as in `GenerationStats`.
 
 Measure on an idle machine: the threads of torch wait for each other several
 times in each layer, and other processes slow it down far more than XLA.

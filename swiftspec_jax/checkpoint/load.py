@@ -17,7 +17,7 @@ from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, end_tokens, hf, orbax
+from swiftspec_jax.checkpoint import builtin, end_tokens, hf, memory, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
@@ -118,6 +118,8 @@ def load(
     name = f'{name} ({num_layers} layers)'
   if weight_dtype is not None:
     name = f'{name} ({weight_dtype})'
+  if not source.reads_target:  # its tables are those of the target
+    memory.warn_if_short(name, config, dtype, mesh)
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   if mesh.local_devices or source.reads_target:
     params = source.read_params(config, place)
