@@ -33,8 +33,8 @@ class Command:
 
   Attributes:
     module: module of `experiments` that it runs.
-    summary: what it does, for the list of commands.
-    about: what it does, as lines of 80 columns.
+    summary: line in the list of commands.
+    about: text of lines of 80 columns.
     arguments: arguments that it needs, as people write them.
     flags: text for each flag, which is written with its default.
     examples: command lines without the `swiftspec` in front.
