@@ -22,6 +22,7 @@ def run(
   decoder: ss.Decoder,
   sampling: ss.SamplingParams,
   *,
+  system: str | None,
   has_details: bool,
 ) -> None:
   """Answers the user until /quit or the end of the input.
@@ -32,6 +33,7 @@ def run(
     target: model whose chat template is used.
     decoder: decoder of `target`.
     sampling: sampling parameters of every answer.
+    system: system prompt, if there is one.
     has_details: whether all figures are told after each answer.
 
   Raises:
@@ -42,7 +44,7 @@ def run(
       f'{target.name} has no chat template and cannot chat; give --prompt'
     )
   print(f'{target.name}: {_HELP}', file=sys.stderr)
-  messages: list[dict[str, str]] = []
+  messages = system_messages(system)
   while True:
     try:
       text = input('> ').strip()
@@ -55,17 +57,27 @@ def run(
     if text == '/quit':
       return
     if text == '/reset':
-      messages = []
+      messages = system_messages(system)
     elif text.startswith('/'):
       print(_HELP, file=sys.stderr)
     elif text:
-      asked = [*messages, {'role': 'user', 'content': text}]
+      asked = [*messages, message('user', text)]
       try:
         answer = _answer(target, decoder, asked, sampling, has_details)
       except errors.UserError as error:
         print(f'error: {error}', file=sys.stderr)
         continue
-      messages = [*asked, {'role': 'assistant', 'content': answer}]
+      messages = [*asked, message('assistant', answer)]
+
+
+def message(role: str, content: str) -> dict[str, str]:
+  """Returns a message, as chat templates take it."""
+  return {'role': role, 'content': content}
+
+
+def system_messages(system: str | None) -> list[dict[str, str]]:
+  """Returns how a conversation begins."""
+  return [] if system is None else [message('system', system)]
 
 
 def _answer(

@@ -47,6 +47,9 @@ _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(
   'prompt_file', None, 'File with a prompt, or with many if it is .jsonl.'
 )
+_SYSTEM = flags.DEFINE_string(
+  'system', None, 'System prompt, for models that chat.'
+)
 _STATS = flags.DEFINE_bool(
   'stats',
   False,
@@ -82,7 +85,13 @@ def main() -> None:
     timeline=timeline,
   )
   if prompts is None:
-    chat.run(target, decoder, shared_flags.sampling(), has_details=_STATS.value)
+    chat.run(
+      target,
+      decoder,
+      shared_flags.sampling(),
+      system=_SYSTEM.value,
+      has_details=_STATS.value,
+    )
     return
   requests = _requests(target, [prompt for _, prompt in prompts])
   forced = tree_flags.config().forced_acceptance
@@ -143,7 +152,9 @@ def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
   """Returns the requests, with their references where they are needed."""
   requests = [
     ss.Request(
-      token_ids=tuple(tokenizer_lib.encode_prompt(target.tokenizer, prompt)),
+      token_ids=tuple(
+        tokenizer_lib.encode_prompt(target.tokenizer, _with_system(prompt))
+      ),
       sampling=shared_flags.sampling(),
     )
     for prompt in prompts
@@ -157,6 +168,13 @@ def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
   )
   known = references.References(target)
   return [known.add_to(request) for request in requests]
+
+
+def _with_system(prompt: str) -> str | list[dict[str, str]]:
+  """Returns a prompt, after that of --system if there is one."""
+  if _SYSTEM.value is None:
+    return prompt
+  return [*chat.system_messages(_SYSTEM.value), chat.message('user', prompt)]
 
 
 def _trace(

@@ -24,7 +24,10 @@ _SAMPLING = {
 }
 _MODE = {'mode=auto': 'how to decode; autoregressive is plain'}
 _RESULTS = {'output_dir=DIR': 'new or empty directory for the results'}
-_STATS = {'stats': 'more figures after each answer'}
+_CHAT = {
+  'system=TEXT': 'system prompt, for models that chat',
+  'stats': 'more figures after each answer',
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,7 @@ COMMANDS = {
       **_MODEL,
       **_SAMPLING,
       **_MODE,
-      **_STATS,
+      **_CHAT,
     },
     examples=(
       "generate --prompt='Why is the sky blue?' --max_new_tokens=64",
@@ -91,7 +94,7 @@ COMMANDS = {
     summary='talk with a model, in the terminal',
     about='Answers what you type. /reset forgets the conversation, /quit or '
     'Ctrl-D ends\nit, and Ctrl-C stops an answer.',
-    flags={**_MODEL, **_SAMPLING, **_MODE, **_STATS},
+    flags={**_MODEL, **_SAMPLING, **_MODE, **_CHAT},
     examples=('chat', 'chat --target=MODEL --temperature=0.7 --top_p=0.9'),
   ),
   'serve': Command(

@@ -122,7 +122,7 @@ def test_summary_is_what_the_results_say(finished):
   def speed(mode, tasks):
     own = [x for x in lines if x['mode'] == mode and x['task'] in tasks]
     seconds = sum(line['decode_seconds'] for line in own)
-    return sum(line['new_tokens'] for line in own) / seconds
+    return sum(line['decoded_tokens'] for line in own) / seconds
 
   for mode, figures in modes.items():
     assert set(figures) == {*FIELDS, 'tasks'}

@@ -53,6 +53,20 @@ def test_prompts_from_a_file(model, expected, tmp_path):
   assert sum(bool(re.fullmatch(figures.format(24), x)) for x in first) == 2
 
 
+def test_a_system_prompt_comes_first(model, expected):
+  messages = [
+    {'role': 'system', 'content': 'be brief'},
+    {'role': 'user', 'content': 'hello'},
+  ]
+  (result,) = ss.generate(ss.load(model), [messages], max_new_tokens=24)
+  assert result.text != expected
+  flags = '--system=be brief', '--mode=autoregressive'
+  _, output, _ = generate(model, *flags, '--prompt=hello')
+  assert output == f'{result.text}\n'
+  _, output, _ = generate(model, *flags, text='hello\n/reset\nhello\n')
+  assert output == f'> {result.text}\n> > {result.text}\n> \n'
+
+
 def test_chain_from_a_plain_file(model, expected, tmp_path):
   path = tmp_path / 'prompt.txt'
   path.write_text('hello')
