@@ -11,16 +11,19 @@ times in each layer, and other processes slow it down far more than XLA.
 import pathlib
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-import transformers
 
 import swiftspec_jax as ss
 from experiments.measuring import llama_peer, peer_results
 from experiments.measuring.benchmark_run import Decode
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import builtin
+
+if TYPE_CHECKING:
+  import transformers
 
 _HF = ('hf', 'hf_prompt_lookup')
 PEERS = (*_HF, *llama_peer.PEERS)
@@ -90,9 +93,9 @@ def _load_hf(target, num_speculative_tokens):
   }
 
 
-# Types of transformers are quoted, because looking them up would load torch.
 def _load_model(name: str) -> 'transformers.PreTrainedModel':
   import torch
+  import transformers
 
   source, options = name, {}
   path = pathlib.Path(name).expanduser()
@@ -174,6 +177,8 @@ def _make_runner(
 
 
 def _generation_config(sampling, eos_token_ids, num_speculative_tokens):
+  import transformers
+
   options = {}
   if sampling.temperature > 0:
     options = {
