@@ -213,8 +213,11 @@ def _report(records, modes, directory, facts) -> None:
     directory / 'summary.json', {'modes': summary, 'provenance': facts}
   )
   num_prompts = max(figures['num_prompts'] for figures in summary.values())
+  types = facts['dtype']
+  if weight_dtype := facts['target_config']['weight_dtype']:
+    types = f'weights of {weight_dtype}, {types}'
   title = (
-    f'{shared_flags.to_json()["target"]}, {facts["dtype"]}, {num_prompts} '
+    f'{shared_flags.to_json()["target"]}, {types}, {num_prompts} '
     f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_count"]} x '
     f'{facts["device_kind"]}'
   )

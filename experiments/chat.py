@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import swiftspec_jax as ss
 from experiments.output import streaming
-from swiftspec_jax import errors, profiling
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 with contextlib.suppress(ImportError):
@@ -18,7 +18,12 @@ _HELP = '/reset forgets the conversation, /quit (or Ctrl-D) ends the program'
 
 
 def run(
-  target: ss.Model, decoder: ss.Decoder, sampling: ss.SamplingParams
+  target: ss.Model,
+  decoder: ss.Decoder,
+  sampling: ss.SamplingParams,
+  *,
+  system: str | None,
+  has_details: bool,
 ) -> None:
   """Answers the user until /quit or the end of the input.
 
@@ -28,6 +33,8 @@ def run(
     target: model whose chat template is used.
     decoder: decoder of `target`.
     sampling: sampling parameters of every answer.
+    system: system prompt, if there is one.
+    has_details: whether all figures are told after each answer.
 
   Raises:
     UserError: the model has no chat template.
@@ -37,7 +44,7 @@ def run(
       f'{target.name} has no chat template and cannot chat; give --prompt'
     )
   print(f'{target.name}: {_HELP}', file=sys.stderr)
-  messages: list[dict[str, str]] = []
+  messages = system_messages(system)
   while True:
     try:
       text = input('> ').strip()
@@ -50,17 +57,27 @@ def run(
     if text == '/quit':
       return
     if text == '/reset':
-      messages = []
+      messages = system_messages(system)
     elif text.startswith('/'):
       print(_HELP, file=sys.stderr)
     elif text:
-      asked = [*messages, {'role': 'user', 'content': text}]
+      asked = [*messages, message('user', text)]
       try:
-        answer = _answer(target, decoder, asked, sampling)
+        answer = _answer(target, decoder, asked, sampling, has_details)
       except errors.UserError as error:
         print(f'error: {error}', file=sys.stderr)
         continue
-      messages = [*asked, {'role': 'assistant', 'content': answer}]
+      messages = [*asked, message('assistant', answer)]
+
+
+def message(role: str, content: str) -> dict[str, str]:
+  """Returns a message, as chat templates take it."""
+  return {'role': role, 'content': content}
+
+
+def system_messages(system: str | None) -> list[dict[str, str]]:
+  """Returns how a conversation begins."""
+  return [] if system is None else [message('system', system)]
 
 
 def _answer(
@@ -68,14 +85,14 @@ def _answer(
   decoder: ss.Decoder,
   messages: list[dict[str, str]],
   sampling: ss.SamplingParams,
+  has_details: bool,
 ) -> str:
-  """Prints the answer as it comes and returns it."""
+  """Prints the answer as it comes, and its figures; returns the answer."""
   token_ids = tokenizer_lib.encode_prompt(target.tokenizer, messages)
   request = ss.Request(token_ids=tuple(token_ids), sampling=sampling)
   text = ''
   result = None
   with (
-    profiling.count_compilations() as compilations,
     _postponed_interrupt() as is_stopped,
     contextlib.closing(decoder.run([request])) as events,
   ):
@@ -86,11 +103,10 @@ def _answer(
       if is_stopped.is_set():
         break
   print()
-  if result is None:
-    print('[stopped]', file=sys.stderr)
-    return text
-  remark = ' (compilation included)' if compilations.count else ''
-  print(f'[{streaming.describe([result.stats])}{remark}]', file=sys.stderr)
+  line = 'stopped'
+  if result is not None:
+    line = streaming.describe([result.stats], has_details=has_details)
+  print(f'[{line}]', file=sys.stderr)
   return text
 
 

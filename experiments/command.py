@@ -10,20 +10,10 @@ import difflib
 import runpy
 import sys
 
+import swiftspec_jax
+from experiments import extras, short_help
 from experiments.output import pipes
 
-# By command: the module, and what it does.
-PROGRAMS = {
-  'demo': ('demo', 'the same answers, plainly and with speculation'),
-  'doctor': ('doctor', 'what is installed, and how fast a step is'),
-  'generate': ('generate', 'decode a prompt, or a file of prompts'),
-  'chat': ('generate', 'talk with a model, in the terminal'),
-  'serve': ('serve', "an HTTP server with OpenAI's interface, and a page"),
-  'benchmark': ('benchmark', 'speed and acceptance of ways to decode'),
-  'tune': ('tune', 'find the best sizes of trees for this machine'),
-  'plan': ('plan', 'predict the speed on chips that are not there'),
-  'report': ('report', 'one page of result folders; compare two of them'),
-}
 _EXTRAS = {
   'fastapi': 'serve',
   'matplotlib': 'experiments',
@@ -37,34 +27,29 @@ _USAGE, _INTERRUPTED = 2, 130
 
 def main() -> None:
   """Runs the program that the command line names."""
-  name = next(iter(sys.argv[1:]), '--help')
-  if name in ('help', '-h', '--help'):
-    with pipes.reader_may_go():
-      print(_help())
-  elif name in PROGRAMS:
-    module, _ = PROGRAMS[name]
-    del sys.argv[1]
-    _run(f'experiments.{module}')
-  else:
-    nearest = difflib.get_close_matches(name.lstrip('-'), PROGRAMS, n=1)
+  name, *arguments = sys.argv[1:] or ['--help']
+  if name in ('help', *short_help.ASKED):
+    _print(short_help.of_all())
+  elif name == '--version':
+    _print(f'swiftspec {swiftspec_jax.__version__}')
+  elif name not in short_help.COMMANDS:
+    nearest = difflib.get_close_matches(
+      name.lstrip('-'), short_help.COMMANDS, n=1
+    )
     hint = f'do you mean {nearest[0]!r}?' if nearest else ''
-    hint = hint or f'choose one of {", ".join(PROGRAMS)}'
+    hint = hint or f'choose one of {", ".join(short_help.COMMANDS)}'
     print(f'error: there is no command {name!r}; {hint}', file=sys.stderr)
     sys.exit(_USAGE)
+  elif {*short_help.ASKED} & {*arguments}:
+    _print(short_help.of_command(name))
+  else:
+    del sys.argv[1]
+    _run(f'experiments.{short_help.COMMANDS[name].module}')
 
 
-def _help() -> str:
-  lines = [f'  {name:<10} {text}' for name, (_, text) in PROGRAMS.items()]
-  return '\n'.join(
-    [
-      'swiftspec COMMAND [--flag=value ...]',
-      '',
-      *lines,
-      '',
-      'swiftspec COMMAND --help lists the flags of a command.',
-      'python -m experiments.NAME runs further programs; the docs list them.',
-    ]
-  )
+def _print(text: str) -> None:
+  with pipes.reader_may_go():
+    print(text)
 
 
 def _run(module: str) -> None:
@@ -76,7 +61,7 @@ def _run(module: str) -> None:
     if extra is None:
       raise
     print(
-      f"error: {error}; it needs: pip install 'swiftspec_jax[{extra}]'",
+      f'error: {error}; it needs: {extras.how_to_install(extra)}',
       file=sys.stderr,
     )
     sys.exit(1)

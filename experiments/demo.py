@@ -166,7 +166,7 @@ def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> table.Table:
 
 def _speed(answers: Sequence[ss.GenerationResult]) -> float:
   """Tokens per second."""
-  num_tokens = sum(answer.stats.new_tokens for answer in answers)
+  num_tokens = sum(answer.stats.decoded_tokens for answer in answers)
   return num_tokens / sum(answer.stats.decode_seconds for answer in answers)
 
 

@@ -47,6 +47,15 @@ _PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue.')
 _PROMPT_FILE = flags.DEFINE_string(
   'prompt_file', None, 'File with a prompt, or with many if it is .jsonl.'
 )
+_SYSTEM = flags.DEFINE_string(
+  'system', None, 'System prompt, for models that chat.'
+)
+_STATS = flags.DEFINE_bool(
+  'stats',
+  False,
+  'Say more behind each answer: time to the first token, acceptance, and what '
+  'kinds of rounds there were.',
+)
 _TRACE_DIR = flags.DEFINE_string(
   'trace_dir',
   None,
@@ -76,9 +85,17 @@ def main() -> None:
     timeline=timeline,
   )
   if prompts is None:
-    chat.run(target, decoder, shared_flags.sampling())
+    chat.run(
+      target,
+      decoder,
+      shared_flags.sampling(),
+      system=_SYSTEM.value,
+      has_details=_STATS.value,
+    )
     return
   requests = _requests(target, [prompt for _, prompt in prompts])
+  forced = tree_flags.config().forced_acceptance
+  remark = '' if forced is None else f'forced acceptance {forced:g}: '
   stats, traced = [], None
   for (title, _), request in zip(prompts, requests, strict=True):
     print('compiling...', file=sys.stderr, flush=True)
@@ -91,11 +108,17 @@ def main() -> None:
     else:
       result = streaming.show(decoder, request)
     stats.append(result.stats)
-  forced = tree_flags.config().forced_acceptance
-  remark = '' if forced is None else f'forced acceptance {forced:g}: '
-  print(f'{remark}{streaming.describe(stats)}', file=sys.stderr)
+    _tell(remark, [result.stats])
+  if len(stats) > 1:
+    _tell(f'all, {remark}', stats)
   if traced:
     _report(traced)
+
+
+def _tell(remark: str, stats: list[ss.GenerationStats]) -> None:
+  """Says how fast it was."""
+  line = streaming.describe(stats, has_details=_STATS.value)
+  print(f'{remark}{line}', file=sys.stderr)
 
 
 def _check_studies(prompts: list[tuple[str, str]] | None) -> None:
@@ -129,7 +152,9 @@ def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
   """Returns the requests, with their references where they are needed."""
   requests = [
     ss.Request(
-      token_ids=tuple(tokenizer_lib.encode_prompt(target.tokenizer, prompt)),
+      token_ids=tuple(
+        tokenizer_lib.encode_prompt(target.tokenizer, _with_system(prompt))
+      ),
       sampling=shared_flags.sampling(),
     )
     for prompt in prompts
@@ -143,6 +168,13 @@ def _requests(target: ss.Model, prompts: list[str]) -> list[ss.Request]:
   )
   known = references.References(target)
   return [known.add_to(request) for request in requests]
+
+
+def _with_system(prompt: str) -> str | list[dict[str, str]]:
+  """Returns a prompt, after that of --system if there is one."""
+  if _SYSTEM.value is None:
+    return prompt
+  return [*chat.system_messages(_SYSTEM.value), chat.message('user', prompt)]
 
 
 def _trace(

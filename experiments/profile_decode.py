@@ -117,7 +117,7 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
   measurements = {
     'bandwidth': lambda: profiling.measure_read_bandwidth(num_repeats=3),
     'step': lambda: _step_seconds(decoder, decode),
-    'loop': lambda: _run(decoder, decode).decode_seconds / _NUM_STEPS.value,
+    'loop': lambda: 1 / _run(decoder, decode).tokens_per_second,
     'prefill': lambda: _run(long_decoder, prefill).ttft_seconds,
   }
   if _PEERS.value:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import jax
-import transformers
 from absl import app, flags
 from absl import logging as absl_logging
 
+from experiments import short_help
 from experiments.output import pipes
 from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
@@ -47,7 +47,27 @@ def run_with_arguments(main: Callable[[list[str]], None]) -> None:
   # Unless the level of the log is chosen, absl would show more than warnings.
   flags.FLAGS['verbosity'].using_default_value = False
   with pipes.reader_may_go():  # of the help, too
-    app.run(functools.partial(_main, main))
+    if (text := _help()) is not None:
+      print(text)
+    else:
+      app.run(functools.partial(_main, main))
+
+
+def _help() -> str | None:
+  """Returns the help that the command line asks for; None if it does not."""
+  main = sys.modules['__main__']
+  module = getattr(main.__spec__, 'name', sys.argv[0])
+  if short_help.ALL_ASKED in sys.argv:
+    listed = flags.FLAGS.get_help()
+  elif {*short_help.ASKED} & {*sys.argv}:
+    if (text := short_help.of_module(module)) is not None:
+      return text
+    listed = flags.FLAGS.main_module_help()
+    listed = f'{listed}\n\n{short_help.ALL_ASKED} lists all flags.'
+  else:
+    return None
+  # absl calls the flags of the program by the path of its file.
+  return f'{main.__doc__}{listed.replace(sys.argv[0], module)}'
 
 
 def _main(main: Callable[[list[str]], None], argv: Sequence[str]) -> int:
@@ -108,8 +128,8 @@ def leave(status: int = 0) -> NoReturn:
 def set_up() -> None:
   """Prepares logs and caches of a process."""
   absl_logging.get_absl_handler().setFormatter(logging.Formatter('%(message)s'))
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
+  # For transformers, which is imported with the first tokenizer.
+  os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
   if jax.config.jax_compilation_cache_dir is None:
     jax.config.update(
       'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled')

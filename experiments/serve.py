@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
+from experiments import extras, program
 from experiments.flags import (
   config_file,
   cost_flags,
@@ -88,7 +88,7 @@ def main() -> None:
     importlib.import_module('swiftspec_jax.server.run')
   except ImportError as error:
     raise errors.UserError(
-      f"{error}; the server needs: pip install 'swiftspec_jax[serve]'"
+      f'{error}; the server needs: {extras.how_to_install("serve")}'
     ) from error
   for name in _SAMPLING:
     if flags.FLAGS[name].present:

@@ -5,6 +5,7 @@ logged then, and `choices` lists all that were made in this process.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 
 import jax
@@ -20,6 +21,7 @@ IMPLEMENTATIONS = (
   'mosaic_gpu',
   'native',
 )
+_CONCURRENT = '--xla_gpu_command_buffer_scheduling_mode=CONCURRENT'
 _ON_GPU = ('pallas_gpu', 'mosaic_gpu')
 _OF_PLATFORM = {
   'tpu': ('pallas_tpu',),
@@ -83,6 +85,18 @@ def device_of(sharding: Sharding | None) -> jax.Device:
 def platform_of(sharding: Sharding | None) -> str:
   """Returns the platform of an array's devices, by default JAX's own."""
   return device_of(sharding).platform
+
+
+def check_flags() -> None:
+  """Raises ValueError if XLA is told to run kernels at once.
+
+  It would not see that they write to the same counters (`last_program`).
+  """
+  if _CONCURRENT in os.environ.get('XLA_FLAGS', ''):
+    raise ValueError(
+      f'XLA_FLAGS has {_CONCURRENT}, and kernels for GPUs must run one after '
+      'the other; leave it out, or take kernels=reference'
+    )
 
 
 def choose(

@@ -3,10 +3,9 @@
 The programs count themselves. Their counters are zero when a kernel begins and
 when it has ended, so all kernels of a compiled program have the same array: XLA
 fills it once, where an array for each kernel would be a launch more. XLA starts
-the kernels one after the other; `check_flags` refuses settings that differ.
+the kernels one after the other; `dispatch.check_flags` refuses other settings.
 """
 
-import os
 from collections.abc import Callable
 
 import jax
@@ -14,20 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import dispatch
+
 _NUM_COUNTERS = 1024  # of most kernels, so that their arrays are the same one
-_CONCURRENT = '--xla_gpu_command_buffer_scheduling_mode=CONCURRENT'
-
-
-def check_flags() -> None:
-  """Raises ValueError if XLA is told to run kernels at once.
-
-  It would not see that they write to the same counters.
-  """
-  if _CONCURRENT in os.environ.get('XLA_FLAGS', ''):
-    raise ValueError(
-      f'XLA_FLAGS has {_CONCURRENT}, and kernels for GPUs must run one after '
-      'the other; leave it out, or take kernels=reference'
-    )
 
 
 def counters(
@@ -40,9 +28,9 @@ def counters(
     index_fn: function of the indices of a program, its counter i32[].
 
   Raises:
-    ValueError: as `check_flags` does.
+    ValueError: as `dispatch.check_flags` does.
   """
-  check_flags()
+  dispatch.check_flags()
   size = max(num_counters, _NUM_COUNTERS)
   spec = pl.BlockSpec((None, 1), lambda *ids: (index_fn(*ids), 0))
   return jnp.zeros((size, 1), jnp.int32), spec

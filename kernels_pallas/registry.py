@@ -10,6 +10,7 @@ In a package the modules have these names, and the functions the kernel's:
   native: the same for CPUs, in front of a file `native.cc`; it has no tiles
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from types import ModuleType
@@ -46,9 +47,29 @@ def function(kernel: str, name: str) -> Callable[..., Any]:
 
 def implementations(kernel: str) -> tuple[str, ...]:
   """Returns the implementations of a kernel, without the reference."""
+  return _implementations(PACKAGES[kernel])
+
+
+@functools.cache
+def _implementations(package):
   return tuple(
     name
     for name in dispatch.IMPLEMENTATIONS
     if name != dispatch.REFERENCE
-    and importlib.util.find_spec(f'{PACKAGES[kernel]}.{name}')
+    and importlib.util.find_spec(f'{package}.{name}')
   )
+
+
+def checks(kernel: str, *arguments: Any) -> dict[str, Callable[[], None]]:
+  """Returns the `check` of each implementation, for `dispatch.choose`.
+
+  A module is imported by its check: what those for GPUs and TPUs import takes a
+  second, and most of them are not chosen.
+  """
+
+  def check(name):
+    module(kernel, name).check(*arguments)
+
+  return {
+    name: functools.partial(check, name) for name in implementations(kernel)
+  }

@@ -1,28 +1,30 @@
 """Fast, exact LLM decoding in JAX: speculation that changes no output."""
 
+import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
-from swiftspec_jax.checkpoint.drafts.speculators import save_draft
-from swiftspec_jax.checkpoint.load import load
-from swiftspec_jax.checkpoint.orbax import save
-from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
-from swiftspec_jax.decoding import Decoder
-from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
-from swiftspec_jax.errors import UserError
-from swiftspec_jax.generate import generate, stream
-from swiftspec_jax.model import Model
-from swiftspec_jax.requests import Event, Request
-from swiftspec_jax.results import GenerationResult, GenerationStats
-from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
-from swiftspec_jax.timeline import Timeline
+if TYPE_CHECKING:
+  from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
+  from swiftspec_jax.checkpoint.drafts.speculators import save_draft
+  from swiftspec_jax.checkpoint.load import load
+  from swiftspec_jax.checkpoint.orbax import save
+  from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
+  from swiftspec_jax.decoding import Decoder
+  from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
+  from swiftspec_jax.errors import UserError
+  from swiftspec_jax.generation import generate, stream
+  from swiftspec_jax.model import Model
+  from swiftspec_jax.requests import Event, Request
+  from swiftspec_jax.results import GenerationResult, GenerationStats
+  from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
+  from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+  from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
+  from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
+  from swiftspec_jax.serving.drafters.texts.datastore import Datastore
+  from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
+  from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
+  from swiftspec_jax.timeline import Timeline
 
 __version__ = '0.2.0'
 
@@ -55,15 +57,55 @@ __all__ = [
   'stream',
 ]
 
+# Where a name is imported from when it is first used, as JAX takes a second.
+_MODULES = {
+  'BUILTIN_DRAFTS': 'checkpoint.builtin',
+  'BUILTIN_MODELS': 'checkpoint.builtin',
+  'BeamDraft': 'serving.drafters.models.beam_search',
+  'Datastore': 'serving.drafters.texts.datastore',
+  'Decoder': 'decoding',
+  'Event': 'requests',
+  'GenerationResult': 'results',
+  'GenerationStats': 'results',
+  'Model': 'model',
+  'ModelConfig': 'config',
+  'PhraseDraft': 'serving.drafters.texts.phrase_draft',
+  'PromptLookup': 'drafting.texts.prompt_lookup',
+  'Request': 'requests',
+  'SamplingParams': 'config',
+  'SelfDraft': 'serving.drafters.models.self_draft',
+  'SnapKVDraft': 'serving.drafters.models.snapkv_draft',
+  'SuffixLookup': 'serving.drafters.texts.suffix_lookup',
+  'Timeline': 'timeline',
+  'TreeConfig': 'config',
+  'TreeDraft': 'serving.drafters.models.draft_tree',
+  'UserError': 'errors',
+  'generate': 'generation',
+  'load': 'checkpoint.load',
+  'save': 'checkpoint.orbax',
+  'save_draft': 'checkpoint.drafts.speculators',
+  'stream': 'generation',
+}
 
-def __getattr__(name: str) -> Any:
-  """Finds what had another name in 0.2."""
-  if name == 'AdaptiveLookup':
-    warnings.warn(
-      'ss.AdaptiveLookup is ss.PromptLookup, with a `policy` if its length is '
-      'to be chosen; the old name goes in 0.4',
-      DeprecationWarning,
-      stacklevel=2,
-    )
-    return PromptLookup
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+if not TYPE_CHECKING:  # to a type checker, any name would be there
+
+  def __getattr__(name: str) -> Any:
+    """Returns one of `__all__`."""
+    if name == 'AdaptiveLookup':
+      warnings.warn(
+        'ss.AdaptiveLookup is ss.PromptLookup now, with a `policy` if its length '
+        'is to be chosen; the old name goes in 0.4',
+        DeprecationWarning,
+        stacklevel=2,
+      )
+      name = 'PromptLookup'
+    if name not in _MODULES:
+      raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module = importlib.import_module(f'{__name__}.{_MODULES[name]}')
+    globals()[name] = getattr(module, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

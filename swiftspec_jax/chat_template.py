@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import transformers
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swiftspec_jax import errors
+
+if TYPE_CHECKING:
+  import transformers  # takes long, and is imported with the first tokenizer
+
+Tokenizer: TypeAlias = 'transformers.PreTrainedTokenizerFast'
 
 Message = Mapping[str, Any]
 
@@ -14,9 +17,7 @@ _ROLES = ('system', 'developer', 'user', 'assistant', 'tool')
 _PARTS = ('content', 'tool_calls')  # of a message, that must reach the model
 
 
-def render(
-  tokenizer: transformers.PreTrainedTokenizerFast, messages: Sequence[Message]
-) -> str:
+def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
   """Returns the text of a conversation up to the model's turn.
 
   A `developer` is the `system` of templates that do not name the role. Calls of
@@ -52,9 +53,7 @@ def render(
   return text
 
 
-def apply(
-  tokenizer: transformers.PreTrainedTokenizerFast, messages: Sequence[Message]
-) -> str:
+def apply(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
   """Returns what the template makes of messages.
 
   Raises:
@@ -92,7 +91,7 @@ def _with_calls_as_text(message: Message) -> Message:
 
 
 def _lost(
-  tokenizer: transformers.PreTrainedTokenizerFast, messages: Sequence[Message]
+  tokenizer: Tokenizer, messages: Sequence[Message]
 ) -> list[tuple[int, str]]:
   """Returns the index and the name of each part that a template leaves out."""
   marked = [_marked(i, message) for i, message in enumerate(messages)]

@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
-_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+_ALL_COMPILE_EVENTS = '/jax/core/compile/'  # tracing and lowering, too
+_COMPILE_EVENT = f'{_ALL_COMPILE_EVENTS}backend_compile_duration'
+_of_thread = threading.local()
 
 
 @dataclasses.dataclass
@@ -32,6 +35,32 @@ def count_compilations() -> Iterator[CompilationCount]:
     yield counter
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def compile_seconds(since: float) -> float:
+  """Returns the seconds in which this thread has traced and compiled.
+
+  Args:
+    since: time of `time.perf_counter` from which they count.
+  """
+  spans = getattr(_of_thread, 'compiling', ())
+  return sum(end - max(start, since) for start, end in spans if end > since)
+
+
+def _note_compilation(event: str, duration: float, **kwargs) -> None:
+  """Keeps when this thread compiled; what is traced within a trace is in it."""
+  del kwargs
+  if not event.startswith(_ALL_COMPILE_EVENTS):
+    return
+  end = time.perf_counter()
+  start = end - duration
+  spans = _of_thread.__dict__.setdefault('compiling', [])
+  while spans and spans[-1][1] > start:
+    start = min(start, spans.pop()[0])
+  spans.append((start, end))
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compilation)
 
 
 def measure_read_bandwidth(

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import errors, images, results, types
+from swiftspec_jax import errors, images, profiling, results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
@@ -207,8 +207,8 @@ class Row:
     self._outcomes = np.zeros(tree_lib.NUM_OUTCOMES, int)
     self._drafted = np.zeros(num_speculative_tokens, int)
     self._accepted = np.zeros(num_speculative_tokens, int)
-    self._start_time = self._decode_time = self._first_token_time = math.nan
-    self._num_prefilled = 0
+    self._start_time = self._first_token_time = math.nan
+    self._num_first = 0  # tokens of the first step
 
   @property
   def token_ids(self) -> list[int]:
@@ -262,12 +262,11 @@ class Row:
       Text that is certain now, and the result if the output has ended.
     """
     is_tree = report.is_tree and report.num_drafted > 0
-    if self._token_ids or report.num_drafted:
+    if self._token_ids or report.num_drafted:  # else a prompt has been read
       self._count_round(report, is_tree)
-    else:  # the prompt has been read
-      self._num_prefilled = len(report.token_ids)
     if not self._token_ids:
-      self._first_token_time = self._decode_time = time.perf_counter()
+      self._first_token_time = time.perf_counter()
+      self._num_first = len(report.token_ids)
     token_ids, is_ended = self._until_end(report.token_ids)
     finish_reason = 'stop' if is_ended else None
     is_cut = is_ended and not self.request.sampling.include_stop_str_in_output
@@ -352,9 +351,11 @@ class Row:
       drafted_per_position=tuple(self._drafted.tolist()),
       accepted_per_position=tuple(self._accepted.tolist()),
       ttft_seconds=self._first_token_time - self._start_time,
-      decode_seconds=now - self._decode_time,
-      # A stop may have cut those of prefill.
-      decoded_tokens=max(len(self._token_ids) - self._num_prefilled, 0),
+      decode_seconds=now
+      - self._first_token_time
+      - profiling.compile_seconds(self._first_token_time),
+      # A stop may have cut the first ones.
+      decoded_tokens=max(len(self._token_ids) - self._num_first, 0),
       latency_seconds=now - self._start_time,
       num_hits=int(self._outcomes[tree_lib.HIT]),
       num_late_hits=int(self._outcomes[tree_lib.LATE_HIT]),

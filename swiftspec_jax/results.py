@@ -30,9 +30,9 @@ class GenerationStats:
     chosen_lengths: number of rounds that verified i draft tokens; those of a
       tree are its nodes without the root.
     ttft_seconds: time from submission to the first token on the host.
-    decode_seconds: time from the end of prefill to the last token on the host.
-    decoded_tokens: new tokens of these seconds. The last step of prefill gives
-      the first token.
+    decode_seconds: time from the first token on the host to the last, without
+      what was compiled meanwhile.
+    decoded_tokens: new tokens of these seconds: all but those that came first.
     latency_seconds: time from submission to the last token on the host.
   """
 
@@ -102,8 +102,13 @@ class GenerationStats:
     return max(self.num_hits + self.num_late_hits + self.num_misses, 1)
 
   @property
-  def tokens_per_second(self) -> float:
-    """New tokens per second of decoding (prefill not counted)."""
+  def tokens_per_second(self) -> float | None:
+    """Tokens per second of decoding, without the prompt and compilation.
+
+    None if all tokens came at once.
+    """
+    if not self.decoded_tokens:
+      return None
     return self.decoded_tokens / self.decode_seconds
 
 

@@ -5,14 +5,10 @@ import itertools
 import operator
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
-
-import transformers
+from typing import Any
 
 from swiftspec_jax import chat_template, errors
-from swiftspec_jax.chat_template import Message
-
-Tokenizer: TypeAlias = transformers.PreTrainedTokenizerFast
+from swiftspec_jax.chat_template import Message, Tokenizer
 
 _BROKEN = '\ufffd'  # what bytes that are no character are decoded to
 

@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 import programs
 import pytest
 
-from experiments import command, program
+import swiftspec_jax as ss
+from experiments import extras, program, short_help
 
 
 def call(*arguments):
@@ -25,8 +27,8 @@ def test_alone_it_lists_the_commands(arguments):
   status, output, complaints = call(*arguments)
   assert (status, complaints) == (0, '')
   lines = output.splitlines()
-  for name, (_, text) in command.PROGRAMS.items():
-    assert f'  {name:<10} {text}' in lines
+  for name, listed in short_help.COMMANDS.items():
+    assert f'  {name:<10} {listed.summary}' in lines
   assert max(map(len, lines)) <= 80
 
 
@@ -59,9 +61,13 @@ def test_a_reader_of_help_may_go(arguments):
   assert (done.returncode, done.stderr) == (0, '')
 
 
+def test_it_says_its_version():
+  assert call('--version') == (0, f'swiftspec {ss.__version__}\n', '')
+
+
 def test_commands_are_the_programs():
-  for module, _ in command.PROGRAMS.values():
-    path = pathlib.Path(programs.ROOT, 'experiments', f'{module}.py')
+  for listed in short_help.COMMANDS.values():
+    path = pathlib.Path(programs.ROOT, 'experiments', f'{listed.module}.py')
     (last,) = ast.parse(path.read_text()).body[-1:]
     assert ast.unparse(last.test) == "__name__ == '__main__'"
 
@@ -70,9 +76,6 @@ def test_a_command_has_the_flags_of_its_program():
   status, output, complaints = call('doctor', '--nostep')
   assert status == 0, complaints
   assert 'swiftspec_jax' in output
-  status, output, _ = call('report', '--help')
-  assert status == 1  # as of every program of absl
-  assert '--output' in output
   status, _, complaints = call('report', 'no-such-folder', '--output=a.html')
   assert status == 1
   assert 'no-such-folder' in complaints
@@ -107,8 +110,19 @@ def test_missing_packages_are_explained(tmp_path):
   )
   assert done.returncode == 1
   assert done.stderr.splitlines()[-1] == (
-    "error: no matplotlib; it needs: pip install 'swiftspec_jax[experiments]'"
+    f'error: no matplotlib; it needs: {extras.how_to_install("experiments")}'
   )
+
+
+def test_extras_are_installed_from_the_checkout_or_by_their_packages(
+  monkeypatch, tmp_path
+):
+  assert extras.how_to_install('serve') == (
+    f"{sys.executable} -m pip install -e '{programs.ROOT}[serve]'"
+  )
+  monkeypatch.setattr(extras, '_CHECKOUT', tmp_path)  # as beside a wheel
+  command = extras.how_to_install('images')
+  assert re.fullmatch(r".* -m pip install 'pillow[<>=,\d]+'", command)
 
 
 def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):

@@ -84,8 +84,17 @@ def test_links_lead_somewhere():
         assert not anchor or anchor in anchors(path), f'{page}: {link}'
 
 
-# Of other programs.
-_OTHER_FLAGS = {'fix', 'help', 'install', 'no', 'verbosity'}
+# Of absl and of other programs.
+_OTHER_FLAGS = {
+  'fix',
+  'help',
+  'helpfull',
+  'install',
+  'local',
+  'no',
+  'revision',
+  'verbosity',
+}
 
 
 def test_programs_flags_and_files_that_pages_name_exist():

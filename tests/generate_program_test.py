@@ -30,7 +30,7 @@ def generate(model, *flags, text=''):
 
 
 def test_text_and_statistics(model, expected):
-  flags = '--prompt=hello', '--mode=datastore', '--policy=goodput'
+  flags = '--prompt=hello', '--mode=datastore', '--policy=goodput', '--stats'
   status, output, complaints = generate(model, *flags)
   assert status == 0
   assert output == f'{expected}\n'
@@ -47,14 +47,35 @@ def test_prompts_from_a_file(model, expected, tmp_path):
   status, output, complaints = generate(model, f'--prompt_file={path}')
   assert status == 0
   assert output == f'[1]\n{expected}\n[2]\n{expected}\n'
-  assert complaints.splitlines()[-1].startswith('48 tokens in ')
+  *first, last = complaints.splitlines()
+  figures = r'{} tokens in \d+\.\d\d s, decoded at \d+\.\d tokens/s'
+  assert re.fullmatch(f'all, {figures.format(48)}', last)
+  assert sum(bool(re.fullmatch(figures.format(24), x)) for x in first) == 2
+
+
+def test_a_system_prompt_comes_first(model, expected):
+  messages = [
+    {'role': 'system', 'content': 'be brief'},
+    {'role': 'user', 'content': 'hello'},
+  ]
+  (result,) = ss.generate(ss.load(model), [messages], max_new_tokens=24)
+  assert result.text != expected
+  flags = '--system=be brief', '--mode=autoregressive'
+  _, output, _ = generate(model, *flags, '--prompt=hello')
+  assert output == f'{result.text}\n'
+  _, output, _ = generate(model, *flags, text='hello\n/reset\nhello\n')
+  assert output == f'> {result.text}\n> > {result.text}\n> \n'
 
 
 def test_chain_from_a_plain_file(model, expected, tmp_path):
   path = tmp_path / 'prompt.txt'
   path.write_text('hello')
   status, output, complaints = generate(
-    model, '--mode=chain', f'--draft={model}', f'--prompt_file={path}'
+    model,
+    '--mode=chain',
+    f'--draft={model}',
+    f'--prompt_file={path}',
+    '--stats',
   )
   assert status == 0
   assert output == f'{expected}\n'

@@ -32,7 +32,8 @@ import atexit, contextlib, faulthandler, gc, json, os, runpy, signal, sys
 import threading
 gc.set_threshold(50_000)
 import matplotlib.pyplot, optax, scipy.optimize, scipy.stats
-import swiftspec_jax, transformers
+import transformers
+from swiftspec_jax import *
 with contextlib.suppress(ImportError):
   import fastapi, prometheus_client, uvicorn  # of the extra `serve`
 gc.freeze()

@@ -43,8 +43,6 @@ def make_result(
     rounds: rounds that gave them.
     num_positions: most tokens that can be drafted for a round.
   """
-  later = rounds.sizes[1:].sum()
-  scale = len(token_ids) / later if later else 0
   return ss.GenerationResult(
     text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
     token_ids=token_ids,
@@ -59,7 +57,7 @@ def make_result(
       num_positions=num_positions,
       prompt_tokens=len(request.token_ids),
       ttft_seconds=float(rounds.times[0] - rounds.start),
-      decode_seconds=float((rounds.times[-1] - rounds.times[0]) * scale),
+      decode_seconds=float(rounds.times[-1] - rounds.times[0]),
       latency_seconds=float(rounds.times[-1] - rounds.start),
     ),
   )
@@ -81,7 +79,7 @@ def _stats(
   new_tokens = int((accepted + 1).sum())
   return results.GenerationStats(
     new_tokens=new_tokens,
-    decoded_tokens=new_tokens,
+    decoded_tokens=new_tokens - int(accepted[0]) - 1,
     num_rounds=len(accepted),
     num_drafted=int(drafted.sum()),
     num_accepted=int(accepted.sum()),

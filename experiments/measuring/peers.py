@@ -2,13 +2,7 @@
 
 Hugging Face transformers on the CPU, in float32, and llama.cpp, which computes
 with the numbers of a GGUF file as they are (`llama_peer`). Times mean the same
-as in `GenerationStats`, with one difference that their interfaces force on us.
-Our decoding starts behind the prefill of all but the last token of the prompt,
-so it has a step for each token. In a peer, the forward that reads the prompt
-already gives the first tokens. So `decode_seconds` of a peer is the time from
-its first tokens to the end, scaled by all new tokens over those that came in
-that time. An output that is complete after the first forward counts as decoded
-in no time, in the peer's favour.
+as in `GenerationStats`.
 
 Measure on an idle machine: the threads of torch wait for each other several
 times in each layer, and other processes slow it down far more than XLA.
@@ -17,16 +11,19 @@ times in each layer, and other processes slow it down far more than XLA.
 import pathlib
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-import transformers
 
 import swiftspec_jax as ss
 from experiments.measuring import llama_peer, peer_results
 from experiments.measuring.benchmark_run import Decode
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import builtin
+
+if TYPE_CHECKING:
+  import transformers
 
 _HF = ('hf', 'hf_prompt_lookup')
 PEERS = (*_HF, *llama_peer.PEERS)
@@ -96,9 +93,9 @@ def _load_hf(target, num_speculative_tokens):
   }
 
 
-# Types of transformers are quoted, because looking them up would load torch.
 def _load_model(name: str) -> 'transformers.PreTrainedModel':
   import torch
+  import transformers
 
   source, options = name, {}
   path = pathlib.Path(name).expanduser()
@@ -107,6 +104,7 @@ def _load_model(name: str) -> 'transformers.PreTrainedModel':
   if path.suffix == '.gguf':
     source, options = path.parent, {'gguf_file': path.name}
   try:
+    transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
       source, dtype=torch.float32, **options
     )
@@ -179,6 +177,8 @@ def _make_runner(
 
 
 def _generation_config(sampling, eos_token_ids, num_speculative_tokens):
+  import transformers
+
   options = {}
   if sampling.temperature > 0:
     options = {

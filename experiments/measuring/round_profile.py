@@ -62,7 +62,7 @@ def measure(
   times = collections.Counter()
   for request in tqdm(requests, desc='measuring', unit='prompt'):
     stats = decode_plainly(request).stats
-    figures['plain_seconds'].append(stats.decode_seconds / stats.num_rounds)
+    figures['plain_seconds'].append(1 / stats.tokens_per_second)
     traced = tracing.trace(timeline, lambda r=request: decode(r))
     for name, value in traced.summary.items():
       figures[name].append(value)

@@ -21,14 +21,32 @@ def show(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationResult:
   return event.result
 
 
-def describe(stats: Sequence[ss.GenerationStats]) -> str:
-  """Returns a line about the speed of one or more requests."""
+def describe(
+  stats: Sequence[ss.GenerationStats], *, has_details: bool = False
+) -> str:
+  """Returns a line about one or more requests.
+
+  It has their tokens, the seconds that they took, and the rate of decoding,
+  without prompts and compilation, if there is one.
+
+  Args:
+    stats: statistics of each request.
+    has_details: whether the other figures are there, too.
+  """
   new_tokens = sum(s.new_tokens for s in stats)
-  seconds = sum(s.decode_seconds for s in stats)
+  seconds = sum(s.latency_seconds for s in stats)
+  parts = [f'{new_tokens} tokens in {seconds:.2f} s']
+  if decoded := sum(s.decoded_tokens for s in stats):
+    rate = decoded / sum(s.decode_seconds for s in stats)
+    parts.append(f'decoded at {rate:.1f} tokens/s')
+  if has_details:
+    parts += _details(stats)
+  return ', '.join(parts)
+
+
+def _details(stats: Sequence[ss.GenerationStats]) -> list[str]:
   ttft = sum(s.ttft_seconds for s in stats) / len(stats)
   parts = [
-    f'{new_tokens} tokens in {seconds:.2f} s',
-    f'{sum(s.decoded_tokens for s in stats) / seconds:.1f} tokens/s',
     f'time to first token {ttft:.2f} s',
     f'acceptance length {results.total_acceptance_length(stats):.2f}',
   ]
@@ -42,7 +60,7 @@ def describe(stats: Sequence[ss.GenerationStats]) -> str:
     names = ('hits', 'late hits', 'misses')
     rounded = [f'{rate:.2f}' for rate in rates.values()]
     parts += map(' '.join, zip(names, rounded, strict=True))
-  return ', '.join(parts)
+  return parts
 
 
 def _choices(stats: Sequence[ss.GenerationStats]) -> list[str]:

@@ -160,7 +160,8 @@ def _round_seconds(records, name) -> float | None:
       repeats.setdefault(record.repeat, []).append(record)
   return statistics.median(
     sum(record.decode_seconds for record in own)
-    / max(sum(record.num_rounds for record in own), 1)
+    # The first round gives the tokens from which the seconds count.
+    / max(sum(record.num_rounds - 1 for record in own), 1)
     for own in repeats.values()
   )
 

@@ -11,10 +11,8 @@ import functools
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from kernels_pallas import dispatch, trials
-from kernels_pallas.few_rows import arg_specs, native, reference
-
-_BACKENDS = {'native': native}
+from kernels_pallas import dispatch, registry, trials
+from kernels_pallas.few_rows import arg_specs
 
 
 def few_rows(
@@ -46,8 +44,8 @@ def few_rows(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   chosen = _choose(rows, weight, num_terms, implementation)
-  backend = _BACKENDS.get(chosen, reference)
-  return backend.few_rows(rows, weight, scales, num_terms=num_terms)
+  call = registry.function('few_rows', chosen)
+  return call(rows, weight, scales, num_terms=num_terms)
 
 
 def usable_on(mesh: Mesh | None, implementation: str) -> str:
@@ -68,7 +66,7 @@ def usable(implementation: str) -> str:
   CPUs beside an accelerator, which is JAX's default then, take the reference.
   """
   is_on_cpu = dispatch.platform_of(None) == 'cpu'
-  has_kernel = implementation in ('auto', *_BACKENDS)
+  has_kernel = implementation in ('auto', 'native')
   return implementation if is_on_cpu and has_kernel else dispatch.REFERENCE
 
 
@@ -94,6 +92,6 @@ def _choose(rows, weight, num_terms, implementation):
     described,
     implementation,
     'cpu',
-    {'native': functools.partial(native.check, rows.dtype)},
+    registry.checks('few_rows', rows.dtype),
     trial=functools.partial(trials.verdict, 'few_rows', spec, on_cpu),
   )

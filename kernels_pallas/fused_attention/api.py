@@ -10,8 +10,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.fused_attention import arg_specs, pallas_gpu, reference
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.fused_attention import arg_specs, reference
 from kernels_pallas.tree_attention import api as attention_api
 
 
@@ -85,7 +85,8 @@ def fused_attention(
     return attended, keys, values
   if tree_mask is None:
     tree_mask = attention_api.chain_mask(positions)
-  call = functools.partial(pallas_gpu.fused_attention, **options)
+  call = registry.function('fused_attention', chosen)
+  call = functools.partial(call, **options)
   call = tuning.tuned('fused_attention', chosen, call, sharding)
   arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
   arrays = (*arrays, tree_mask, positions)
@@ -127,10 +128,6 @@ def _choose(heads, keys, tree_mask, options, sinks, implementation, sharding):
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      'pallas_gpu': functools.partial(
-        pallas_gpu.check, tokens, tree_size, heads.dtype
-      )
-    },
+    registry.checks('fused_attention', tokens, tree_size, heads.dtype),
     trial=functools.partial(trials.verdict, 'fused_attention', spec, sharding),
   )

@@ -10,12 +10,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.fused_paged_attention import (
-  arg_specs,
-  pallas_gpu,
-  reference,
-)
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.fused_paged_attention import arg_specs, reference
 from kernels_pallas.paged_attention import api as paged_api
 from kernels_pallas.tree_attention import api as tree_api
 
@@ -113,7 +109,8 @@ def fused_paged_attention(
     return reference.of_blocks(attended, block_places), keys, values
   if tree_mask is None:
     tree_mask = tree_api.chain_mask(positions)
-  call = functools.partial(pallas_gpu.fused_paged_attention, **options)
+  call = registry.function('fused_paged_attention', chosen)
+  call = functools.partial(call, **options)
   call = tuning.tuned('fused_paged_attention', chosen, call, sharding)
   arrays = (heads, cos, sin, keys, values, places, block_tokens, block_places)
   arrays = (*arrays, blocks_before, page_table, prefix_lengths, num_tokens)
@@ -160,11 +157,9 @@ def _choose(
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      'pallas_gpu': functools.partial(
-        pallas_gpu.check, local, blocks, pages, num_columns, heads.dtype
-      )
-    },
+    registry.checks(
+      'fused_paged_attention', local, blocks, pages, num_columns, heads.dtype
+    ),
     trial=functools.partial(
       trials.verdict, 'fused_paged_attention', spec, sharding
     ),

@@ -8,16 +8,9 @@ import functools
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.grouped_matmul import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.grouped_matmul import arg_specs
 from kernels_pallas.quantized_matmul import float4, shards
-
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
 
 
 def grouped_matmul(
@@ -52,10 +45,8 @@ def grouped_matmul(
 
   def product(*arrays):
     backend_name = _choose(*arrays, implementation, sharding)
-    backend = _BACKENDS.get(backend_name, reference)
-    return tuning.tuned(
-      'grouped_matmul', backend_name, backend.grouped_matmul, sharding
-    )(*arrays)
+    call = registry.function('grouped_matmul', backend_name)
+    return tuning.tuned('grouped_matmul', backend_name, call, sharding)(*arrays)
 
   return shards.multiply(
     product, x, values, scales, chosen, sharding=sharding, result=(None,)
@@ -85,9 +76,6 @@ def _choose(x, values, scales, chosen, implementation, sharding):
     described,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      name: functools.partial(backend.check, x, values, scales)
-      for name, backend in _BACKENDS.items()
-    },
+    registry.checks('grouped_matmul', x, values, scales),
     trial=functools.partial(trials.verdict, 'grouped_matmul', spec, sharding),
   )

@@ -5,7 +5,6 @@ Legend: R rows, M pieces.
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from kernels_pallas.quantized_matmul import tiles
 from kernels_pallas.tiles import LANES
@@ -51,7 +50,7 @@ def pieces(
     empty: they start at R, and have the last row's expert.
   """
   num_rows = len(chosen)
-  num_blocks = pl.cdiv(num_rows, block_rows)
+  num_blocks = -(-num_rows // block_rows)
   most = min(num_rows, num_experts) + num_blocks - 1
   row = jnp.arange(num_rows, dtype=jnp.int32)
   is_other = jnp.append(True, chosen[1:] != chosen[:-1])

@@ -10,15 +10,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, dispatch, trials, tuning
-from kernels_pallas.kv_commit import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
-
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+from kernels_pallas import call_spec, dispatch, registry, trials, tuning
+from kernels_pallas.kv_commit import arg_specs
 
 
 def kv_commit(
@@ -73,14 +66,11 @@ def kv_commit(
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      name: functools.partial(backend.check, shape, num_rows)
-      for name, backend in _BACKENDS.items()
-    },
+    registry.checks('kv_commit', shape, num_rows),
     trial=functools.partial(trials.verdict, 'kv_commit', spec, sharding),
   )
-  backend = _BACKENDS.get(chosen, reference)
-  call = functools.partial(backend.kv_commit, num_rows=num_rows)
+  call = registry.function('kv_commit', chosen)
+  call = functools.partial(call, num_rows=num_rows)
   call = tuning.tuned('kv_commit', chosen, call, sharding)
   if chosen != dispatch.REFERENCE and sharding is not None:
     rows, heads = (*sharding.spec, None, None)[:2]

@@ -10,11 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch
-from kernels_pallas.matmul_all_reduce import (
-  mosaic_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.matmul_all_reduce import reference
 
 
 def matmul_all_reduce(
@@ -54,8 +50,12 @@ def matmul_all_reduce(
   def call(x, weight):
     x, weight = x.reshape(rows), weight.reshape(rows[1], -1)
     if chosen == 'mosaic_gpu':
+      from kernels_pallas.matmul_all_reduce import mosaic_gpu
+
       names = sharding.mesh.axis_names
       return mosaic_gpu.matmul_all_reduce(x, weight, axis_names=names)
+    from kernels_pallas.matmul_all_reduce import pallas_tpu
+
     return pallas_tpu.matmul_all_reduce(
       x, weight, axis_name=axis, num_devices=num_devices
     )
@@ -87,6 +87,8 @@ def _choose(x, rows, weight, num_devices, implementation, sharding):
     if implementation == 'auto':
       raise NotImplementedError('it has not been run on devices; ask for it')
     check_axes()
+    from kernels_pallas.matmul_all_reduce import pallas_tpu
+
     pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
 
   def no_triton():
@@ -96,6 +98,8 @@ def _choose(x, rows, weight, num_devices, implementation, sharding):
 
   def check_mosaic():
     check_axes()
+    from kernels_pallas.matmul_all_reduce import mosaic_gpu
+
     mosaic_gpu.check(sharding.mesh.size, num_devices)
 
   return dispatch.choose(

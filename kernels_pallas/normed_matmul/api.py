@@ -9,8 +9,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.normed_matmul import arg_specs, pallas_gpu, reference
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.normed_matmul import arg_specs, reference
 from kernels_pallas.quantized_matmul import api as product_api
 
 
@@ -62,7 +62,8 @@ def normed_matmul(
       sharding=sharding,
     )
     return total, product
-  call = functools.partial(pallas_gpu.normed_matmul, **options)
+  call = registry.function('normed_matmul', chosen)
+  call = functools.partial(call, **options)
   outputs = P(None, None, sharding.spec[2])
   return jax.shard_map(
     tuning.tuned('normed_matmul', chosen, call, sharding),
@@ -101,6 +102,6 @@ def _choose(x, values, scales, options, wanted, sharding):
     described,
     wanted,
     dispatch.platform_of(sharding),
-    {'pallas_gpu': functools.partial(pallas_gpu.check, x, weight, scales)},
+    registry.checks('normed_matmul', x, weight, scales),
     trial=functools.partial(trials.verdict, 'normed_matmul', spec, sharding),
   )

@@ -10,23 +10,9 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.paged_attention import (
-  arg_specs,
-  native,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-  shared_pages,
-)
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.paged_attention import arg_specs, reference, shared_pages
 from kernels_pallas.tree_attention import api as tree_api
-from kernels_pallas.tree_attention import native as tree_native
-
-_BACKENDS = {
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-  'native': native,
-}
 
 
 def paged_attention(
@@ -90,9 +76,8 @@ def paged_attention(
   chosen = _choose(
     queries, keys, page_table.shape[1], options, sinks, implementation, sharding
   )
-  call = functools.partial(
-    _BACKENDS.get(chosen, reference).paged_attention, **options
-  )
+  call = registry.function('paged_attention', chosen)
+  call = functools.partial(call, **options)
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = _spec(sharding)
   if chosen == dispatch.REFERENCE and tokens is None:
@@ -156,14 +141,11 @@ def _choose(
     is_shared=_spec(sharding)[1] is not None,
     pages_dtype=keys.dtype,
   )
-  checks = {
-    name: functools.partial(
-      backend.check, local, pages, num_columns, queries.dtype
-    )
-    for name, backend in _BACKENDS.items()
-  }
+  checks = registry.checks(
+    'paged_attention', local, pages, num_columns, queries.dtype
+  )
   if sharding is not None and sharding.mesh.size > 1:
-    checks['native'] = tree_native.refuse_devices
+    checks['native'] = tree_api.refuse_devices
   return dispatch.choose(
     'paged_attention',
     spec.name,

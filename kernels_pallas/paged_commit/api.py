@@ -11,8 +11,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.paged_commit import arg_specs, pallas_gpu, reference
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.paged_commit import arg_specs, reference
 
 
 def paged_commit(
@@ -63,14 +63,13 @@ def paged_commit(
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      'pallas_gpu': functools.partial(pallas_gpu.check, shape, sources.shape[1])
-    },
+    registry.checks('paged_commit', shape, sources.shape[1]),
     trial=functools.partial(trials.verdict, 'paged_commit', spec, sharding),
   )
   if chosen == dispatch.REFERENCE:
     return reference.paged_commit(caches, sources, targets)
-  call = tuning.tuned('paged_commit', chosen, pallas_gpu.paged_commit, sharding)
+  call = registry.function('paged_commit', chosen)
+  call = tuning.tuned('paged_commit', chosen, call, sharding)
   if sharding is not None:
     pages = P(None, None, (*sharding.spec, None, None, None)[2])
     call = jax.shard_map(

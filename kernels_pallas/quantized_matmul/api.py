@@ -8,21 +8,8 @@ import functools
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.quantized_matmul import (
-  arg_specs,
-  mosaic_gpu,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-  shards,
-)
-
-_BACKENDS = {
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-  'mosaic_gpu': mosaic_gpu,
-}
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.quantized_matmul import arg_specs, shards
 
 
 def quantized_matmul(
@@ -60,8 +47,8 @@ def quantized_matmul(
 
   def product(*arrays):
     chosen = _choose(*arrays, activation, implementation, sharding)
-    backend = _BACKENDS.get(chosen, reference)
-    call = functools.partial(backend.quantized_matmul, activation=activation)
+    call = registry.function('quantized_matmul', chosen)
+    call = functools.partial(call, activation=activation)
     return tuning.tuned('quantized_matmul', chosen, call, sharding)(*arrays)
 
   return shards.multiply(
@@ -87,14 +74,12 @@ def _choose(x, values, scales, activation, implementation, sharding):
     weight_dtype=values.dtype.name,
     activation=activation,
   )
-  checks = {
-    name: functools.partial(backend.check, x, values, scales)
-    for name, backend in _BACKENDS.items()
-  }
-  try:
-    checks['mosaic_gpu']()
-  except NotImplementedError:
-    del checks['mosaic_gpu']
+  checks = registry.checks('quantized_matmul', x, values, scales)
+  if implementation == 'mosaic_gpu':
+    try:
+      checks['mosaic_gpu']()
+    except NotImplementedError:
+      del checks['mosaic_gpu']
   return dispatch.choose(
     'quantized_matmul',
     described,

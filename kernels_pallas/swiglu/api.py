@@ -9,15 +9,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.swiglu import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
-
-_BACKENDS = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.swiglu import arg_specs, reference
 
 
 def swiglu(
@@ -62,15 +55,13 @@ def swiglu(
     spec.name,
     implementation,
     dispatch.platform_of(sharding),
-    {
-      name: functools.partial(backend.check, rows, x.dtype)
-      for name, backend in _BACKENDS.items()
-    },
+    registry.checks('swiglu', rows, x.dtype),
     trial=functools.partial(trials.verdict, 'swiglu', spec, sharding),
   )
   if chosen == dispatch.REFERENCE:
     return reference.swiglu(x, gate_up, activation=activation)
-  call = functools.partial(_BACKENDS[chosen].swiglu, activation=activation)
+  call = registry.function('swiglu', chosen)
+  call = functools.partial(call, activation=activation)
   call = tuning.tuned('swiglu', chosen, call, sharding)
   if sharding is not None:
     columns = sharding.spec[2]

@@ -6,19 +6,8 @@ Legend: B rows, T query tokens, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.thresholds import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.thresholds import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
-
-_BACKENDS = {
-  'reference': reference,
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-}
 
 
 def find_thresholds(
@@ -74,6 +63,5 @@ def find_thresholds(
     sharding,
     spec,
     logits.dtype,
-    _BACKENDS,
   )
   return call(logits, top_ks, top_ps)

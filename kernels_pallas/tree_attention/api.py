@@ -11,23 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, trials, tuning
-from kernels_pallas.tree_attention import (
-  arg_specs,
-  filled,
-  mosaic_gpu,
-  native,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
-
-_BACKENDS = {
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-  'mosaic_gpu': mosaic_gpu,
-  'native': native,
-}
+from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.tree_attention import arg_specs, filled, reference
 
 
 def tree_attention(
@@ -84,7 +69,8 @@ def tree_attention(
     return backend.tree_attention(*arrays, **options, sinks=sinks)
   if tree_mask is None:
     tree_mask = chain_mask(positions)
-  call = functools.partial(_BACKENDS[chosen].tree_attention, **options)
+  call = registry.function('tree_attention', chosen)
+  call = functools.partial(call, **options)
   call = tuning.tuned('tree_attention', chosen, call, sharding)
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
   if sinks is not None:
@@ -125,16 +111,13 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
   shape = _local_shape(keys.shape, sharding)
   tokens = (shape[0], queries.shape[1], shape[1], *queries.shape[3:])
   tree_size = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
-  checks = {
-    name: functools.partial(
-      backend.check, tokens, shape, tree_size, queries.dtype
-    )
-    for name, backend in _BACKENDS.items()
-  }
+  checks = registry.checks(
+    'tree_attention', tokens, shape, tree_size, queries.dtype
+  )
   if sinks is not None:
-    checks['mosaic_gpu'] = mosaic_gpu.refuse_sinks
+    checks['mosaic_gpu'] = _refuse_sinks
   if sharding is not None and sharding.mesh.size > 1:
-    checks['native'] = native.refuse_devices
+    checks['native'] = refuse_devices
   spec = arg_specs.ArgSpec.of_call(
     f'queries {queries.dtype}{list(tokens)}',
     shape,
@@ -154,6 +137,15 @@ def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
     checks,
     trial=functools.partial(trials.verdict, 'tree_attention', spec, sharding),
   )
+
+
+def _refuse_sinks():
+  raise NotImplementedError('it has no attention sinks')
+
+
+def refuse_devices() -> None:
+  """Refuses a kernel of one device."""
+  raise NotImplementedError('several devices share the cache')
 
 
 def _local_shape(shape, sharding):

@@ -74,11 +74,6 @@ def check(
     )
 
 
-def refuse_sinks() -> None:
-  """Raises NotImplementedError, as this kernel has no attention sinks."""
-  raise NotImplementedError('it has no attention sinks')
-
-
 def tree_attention(
   queries: jax.Array,
   keys: jax.Array,

@@ -35,11 +35,6 @@ def check(
   library.check()
 
 
-def refuse_devices() -> None:
-  """Raises NotImplementedError: it is for one device."""
-  raise NotImplementedError('several devices share the cache')
-
-
 def tree_attention(
   queries: jax.Array,
   keys: jax.Array,

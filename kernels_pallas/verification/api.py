@@ -6,19 +6,8 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.verification import (
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.verification import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
-
-_BACKENDS = {
-  'reference': reference,
-  'pallas_tpu': pallas_tpu,
-  'pallas_gpu': pallas_gpu,
-}
 
 
 def verify_tree(
@@ -70,6 +59,5 @@ def verify_tree(
     sharding,
     spec,
     scores.dtype,
-    _BACKENDS,
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)

@@ -7,9 +7,7 @@ import pathlib
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-import huggingface_hub
 import numpy as np
-import transformers
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import safetensors_file, stored_layers, torch_file
@@ -88,6 +86,9 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
   Raises:
     UserError: an entry is not understood.
   """
+  import huggingface_hub  # here, as these take long
+  import transformers
+
   # transformers fills in defaults and translates configs of older releases.
   kind = values.get('model_type')
   # Some families are only in the code that comes with the weights.

@@ -10,15 +10,14 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
-import transformers
 from jax.sharding import Mesh
 
-from kernels_pallas import dispatch, last_program, tuning
+from kernels_pallas import dispatch, tuning
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, end_tokens, hf, orbax
+from swiftspec_jax.checkpoint import builtin, end_tokens, hf, memory, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
@@ -120,6 +119,8 @@ def load(
     name = f'{name} ({num_layers} layers)'
   if weight_dtype is not None:
     name = f'{name} ({weight_dtype})'
+  if not source.reads_target:  # its tables are those of the target
+    memory.warn_if_short(name, config, dtype, mesh)
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   if mesh.local_devices or source.reads_target:
     params = source.read_params(config, place)
@@ -176,7 +177,7 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
   try:
     tuning.check_variable()
     if platform == 'gpu' and kernels != dispatch.REFERENCE:
-      last_program.check_flags()
+      dispatch.check_flags()
     if kernels == 'native':
       library.check()
   except NotImplementedError as error:
@@ -298,6 +299,8 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
   is_own = orbax.is_checkpoint(directory)
   reader = orbax if is_own else hf
   config = reader.read_config(directory)
+  import transformers  # here, as it takes long
+
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
   except (OSError, KeyError, TypeError, ValueError) as error:

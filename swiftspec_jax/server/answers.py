@@ -5,9 +5,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import transformers
-
 from swiftspec_jax import token_names, types
+from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.requests import DraftNode
 from swiftspec_jax.results import GenerationResult
@@ -30,7 +29,7 @@ class Format:
   def __init__(
     self,
     model: str,
-    tokenizer: transformers.PreTrainedTokenizerFast,
+    tokenizer: tokenizer_lib.Tokenizer,
     n: int,
     include_speculation: bool = False,
     include_draft_nodes: bool = False,

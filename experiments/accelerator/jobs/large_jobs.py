@@ -183,7 +183,7 @@ def _measure_draft(setup: _Setup) -> list[Row]:
 def _measure_rounds(setup: _Setup) -> list[Row]:
   decode = benchmark_run.make_decode(_tree_decoder(setup))
   stats = decode(_request(setup)).stats
-  seconds = stats.decode_seconds / stats.decoded_tokens
+  seconds = 1 / stats.tokens_per_second
   plain_seconds, _ = _plain_step(setup)
   return [
     Row(
@@ -192,7 +192,7 @@ def _measure_rounds(setup: _Setup) -> list[Row]:
       figures={
         'tokens_per_second': 1 / seconds,
         'acceptance_length': stats.acceptance_length,
-        'round_seconds': stats.decode_seconds / stats.num_rounds,
+        'round_seconds': stats.decode_seconds / (stats.num_rounds - 1),
         'forced_acceptance': _TREE.forced_acceptance,
         'num_nodes': _TREE.num_nodes,
         'num_draft_steps': _TREE.num_draft_steps,

@@ -101,4 +101,4 @@ def _measure(name, mode, kernels, tiny) -> list[Row]:
 def _token_seconds(found) -> float:
   """Returns seconds of decoding for each token."""
   seconds = sum(result.stats.decode_seconds for result in found)
-  return seconds / sum(result.stats.new_tokens for result in found)
+  return seconds / sum(result.stats.decoded_tokens for result in found)

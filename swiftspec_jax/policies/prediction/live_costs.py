@@ -5,7 +5,6 @@ import math
 import statistics
 
 import numpy as np
-import scipy.optimize
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -130,7 +129,9 @@ class LiveCosts:
     weights = np.sqrt(np.maximum(freshness, 1e-6))
     ridge = _RIDGE / medians.mean() * np.eye(features.shape[1])
     ridge[0] = 0  # the time of any step
-    coefficients, _ = scipy.optimize.nnls(
+    from scipy import optimize  # here, as it takes long to import
+
+    coefficients, _ = optimize.nnls(
       np.concatenate([features * weights[:, None], ridge]),
       np.concatenate([weights, np.zeros(len(ridge))]),
     )
