@@ -85,9 +85,10 @@ def test_comparison_with_other_policies():
 
 def test_pictures():
   averages = load_report.average(ROWS)
-  for draw in (load_plot.draw_latency, load_plot.draw_lengths):
-    assert draw(averages, 'title').startswith(b'\x89PNG')
-    assert draw([], 'title') is None
+  pictures = load_plot.draw(averages, 'title')
+  assert pictures.pop('promises') is None
+  assert all(p.startswith(b'\x89PNG') for p in pictures.values())
+  assert set(load_plot.draw([], 'title').values()) == {None}
 
 
 def test_program(tmp_path):
