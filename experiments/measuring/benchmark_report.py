@@ -132,10 +132,10 @@ def table_of(
 
   Args:
     rows: values by name.
-    columns: for each heading a function that returns the cell of a row; or name
-      and form of the value, and the factor that makes it what is shown. A value
-      that a row lacks, or that is None, is a '-'.
-    num_names: columns that stand to the left.
+    columns: cells by heading: a function that returns the cell of a row, or
+      name and form of a value, and the factor that makes it what is shown. A
+      value that a row lacks, or that is None, is a '-'.
+    num_names: number of columns that stand to the left.
   """
 
   def cell(row, name, form='', factor=None):

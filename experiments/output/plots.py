@@ -49,7 +49,7 @@ def bars(
   Args:
     axes: axes to draw on.
     groups: names of the groups.
-    series: for each label the value of its bar in each group; None has none.
+    series: values of the bars in each group, by label; None has no bar.
     colors: color of each label.
     form: form of the numbers at the bars.
     is_horizontal: whether bars go from left to right, the first group on top.

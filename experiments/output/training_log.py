@@ -1,6 +1,5 @@
 """The record of a training run: JSON lines, a picture, a table."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -26,9 +25,8 @@ class TrainingLog:
     kept = [line for line in lines if line['step'] <= step]
     # The first evaluation is repeated when nothing else was done.
     kept = kept if step else []
-    text = ''.join(json.dumps(line) + '\n' for line in kept)
     if sharding.is_first_process():
-      benchmark_output.write(self._path, text.encode())
+      benchmark_output.write_lines(self._path, kept)
 
   def add(self, step: int, **values: Any) -> None:
     """Appends a line.
