@@ -88,11 +88,7 @@ def check(name, law, token_ids, bars):
   width=st.sampled_from([0.1, 1, 10]),
   share_excluded=st.sampled_from([0.0, 0.9]),
 )
-@hypothesis.settings(
-  max_examples=15,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=15)
 def test_any_chain(name, seed, num_drafted, width, share_excluded):
   check(name, *arguments(seed, num_drafted, width, share_excluded))
 
