@@ -12,24 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib import figure as figure_lib
 
 from experiments import docs_results, program
-from experiments.output import benchmark_output
+from experiments.output import benchmark_output, plots
 from experiments.pictures import timeline_plot
 from swiftspec_jax import timeline as timeline_lib
 
 _IMAGES = docs_results.DIRECTORY.parent / 'images'
 _INK = {'light': '#1f2937', 'dark': '#e5e7eb'}
-_GREY, _BLUE, _ORANGE, _GREEN = '#8c8c8c', '#0072b2', '#e69f00', '#009e73'
-_DRAFT_COLORS = (_GREY, _ORANGE, _BLUE)  # of a chain and of two trees
+_DRAFT_COLORS = (plots.GREY, plots.ORANGE, plots.BLUE)  # a chain, two trees
 _MODE_COLORS = {
-  'autoregressive': _GREY,
-  'prompt_lookup': _ORANGE,
-  'serial': _BLUE,
-  'auto': _GREEN,
-  'transformers (torch)': _GREY,
+  'autoregressive': plots.GREY,
+  'prompt_lookup': plots.ORANGE,
+  'serial': plots.BLUE,
+  'auto': plots.GREEN,
+  'transformers (torch)': plots.GREY,
 }
 _LABELS = {'autoregressive': 'plain decoding', 'serial': 'draft model, trees'}
 
@@ -70,8 +68,7 @@ def draw_round() -> figure_lib.Figure:
 
 def draw_speed() -> figure_lib.Figure:
   """Draws tokens a round by task, and speedups by mode with their range."""
-  figure = figure_lib.Figure(figsize=(11, 3.6), layout='constrained')
-  left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+  figure, (left, right) = plots.make_figure(11, 3.6, 2, width_ratios=(3, 2))
   _draw_tasks(left, _measurement('drafts', 'The built-in draft by task'))
   runs = (
     ('float32', _measurement('decoding', 'Prompt lookup and transformers')),
@@ -81,24 +78,21 @@ def draw_speed() -> figure_lib.Figure:
   _draw_modes(right, runs)
   for axes in (left, right):
     axes.axhline(1, color=mpl.rcParams['text.color'], linewidth=0.8, zorder=3)
-    axes.spines[['top', 'right']].set_visible(False)
     axes.tick_params(axis='x', length=0)
   return figure
 
 
 def _draw_tasks(axes, measurement) -> None:
   """Draws a group of bars for each task."""
-  tasks = [row[0] for row in measurement['rows']]
-  for i, name in enumerate(measurement['columns'][1:]):
-    values = [float(row[i + 1]) for row in measurement['rows']]
-    places = np.arange(len(tasks)) + (i - 1) * 0.27
-    bars = axes.bar(places, values, 0.25, label=name, color=_DRAFT_COLORS[i])
-    axes.bar_label(bars, fmt='%.2f', fontsize='xx-small', padding=1)
-  axes.set_xticks(
-    range(len(tasks)),
-    [t.replace(' ', '\n', 1) for t in tasks],
-    fontsize='small',
+  tasks, *values = zip(*measurement['rows'], strict=True)
+  names = measurement['columns'][1:]
+  plots.bars(
+    axes,
+    [task.replace(' ', '\n', 1) for task in tasks],
+    {n: list(map(float, v)) for n, v in zip(names, values, strict=True)},
+    dict(zip(names, _DRAFT_COLORS, strict=True)),
   )
+  axes.tick_params(axis='x', labelsize='small')
   axes.set_title('tokens a target step, plain decoding = 1', fontsize='medium')
   axes.legend(frameon=False, fontsize='small', ncols=3, loc='upper left')
   axes.margins(y=0.18)

@@ -16,7 +16,7 @@ import swiftspec_jax as ss
 from experiments import program
 from experiments.flags import config_file, modes, shared_flags, tree_flags
 from experiments.output import benchmark_output
-from experiments.pictures import tree_page, tree_picture, tree_rounds
+from experiments.pictures import tree_page, tree_rounds
 from swiftspec_jax import tokenizer as tokenizer_lib
 
 _MODE = flags.DEFINE_enum(
@@ -64,7 +64,7 @@ def _summary(rounds: Sequence[tree_rounds.Round]) -> str:
   lines = []
   for number, round_ in enumerate(rounds, start=1):
     outcome = tree_page.OUTCOMES[round_.outcome]
-    text = tree_picture.visible(''.join(round_.emitted))
+    text = tree_page.visible(''.join(round_.emitted))
     lines.append(
       f'round {number}: {outcome:<8} {len(round_.nodes):>4} nodes, '
       f'{len(round_.emitted)} tokens  {text}'

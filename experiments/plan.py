@@ -22,7 +22,6 @@ config.json, which tune, serve and the others take as --config.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -212,8 +211,7 @@ def _ratios(
 
 def _write(directory, tables, summary, picture) -> None:
   for name, lines in tables.items():
-    text = ''.join(f'{json.dumps(line)}\n' for line in lines)
-    benchmark_output.write(directory / f'{name}.jsonl', text.encode())
+    benchmark_output.write_lines(directory / f'{name}.jsonl', lines)
   benchmark_output.write_json(directory / 'summary.json', summary)
   best = summary['best']
   configuration.write(

@@ -12,7 +12,6 @@ done, and --resume goes on with it.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -239,8 +238,7 @@ def _report(
   names = [configuration.name for configuration in study.configurations]
   losses = acceptance_loss.make_rows(names, records)
   for name, table in (('rows', rows), ('acceptance', losses)):
-    lines = ''.join(f'{json.dumps(row)}\n' for row in table)
-    benchmark_output.write(directory / f'{name}.jsonl', lines.encode())
+    benchmark_output.write_lines(directory / f'{name}.jsonl', table)
   benchmark_output.write_json(
     directory / 'provenance.json', {**facts, 'flags': shared_flags.to_json()}
   )

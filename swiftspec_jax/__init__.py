@@ -94,8 +94,8 @@ if not TYPE_CHECKING:  # to a type checker, any name would be there
     """Returns one of `__all__`."""
     if name == 'AdaptiveLookup':
       warnings.warn(
-        'ss.AdaptiveLookup is ss.PromptLookup now, with a `policy` if its length '
-        'is to be chosen; the old name goes in 0.4',
+        'ss.AdaptiveLookup is ss.PromptLookup now, with a `policy` if its '
+        'length is to be chosen; the old name goes in 0.4',
         DeprecationWarning,
         stacklevel=2,
       )

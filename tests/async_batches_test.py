@@ -1,7 +1,5 @@
 """The study of who waits for a row that missed."""
 
-import json
-
 import numpy as np
 import programs
 import pytest
@@ -44,7 +42,7 @@ def test_rounds_are_priced(num_growth_steps, step):
 
 
 def test_program_compares_who_waits(tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'async_batches',
     '--limit=3',
     f'--output_dir={tmp_path / "results"}',
@@ -56,11 +54,7 @@ def test_program_compares_who_waits(tmp_path):
     '--num_draft_steps=1',
     '--tree_prompt_lookup=False',
   )
-  assert status == 0, complaints
-  rows = [
-    json.loads(line)
-    for line in (tmp_path / 'results' / 'rows.jsonl').read_text().splitlines()
-  ]
+  rows = programs.read_lines(tmp_path / 'results')
   assert [row['variant'] for row in rows] == list(async_batches_report.VARIANTS)
   assert all(row['tpot'] > 0 for row in rows)
   chips = [row['target_chips'] for row in rows]

@@ -61,7 +61,7 @@ def flags(model, prompts):
 def finished(flags, model, tmp_path_factory):
   """A benchmark that ran to its end: its directory and what it printed."""
   directory = tmp_path_factory.mktemp('results')
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'benchmark',
     *flags,
     f'--modes={",".join(MODES)}',
@@ -69,13 +69,7 @@ def finished(flags, model, tmp_path_factory):
     NO_LOOKUP,
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
   return directory, output
-
-
-def read_lines(directory):
-  path = directory / 'results.jsonl'
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def read_summary(directory):
@@ -88,7 +82,7 @@ def count_lines(directory):
 
 
 def test_results_have_a_line_for_each_prompt_and_mode(finished, model):
-  lines = read_lines(finished[0])
+  lines = programs.read_lines(finished[0], 'results.jsonl')
   keys = [(line['question_id'], line['mode']) for line in lines]
   assert sorted(keys) == sorted(itertools.product(range(4), MODES))
   target = ss.load(model)
@@ -108,14 +102,14 @@ def test_results_have_a_line_for_each_prompt_and_mode(finished, model):
 
 
 def test_every_mode_is_first_in_turn(finished):
-  lines = read_lines(finished[0])
+  lines = programs.read_lines(finished[0], 'results.jsonl')
   first = lines[:: len(MODES)]
   assert [line['mode'] for line in first] == list(MODES)
   assert [line['question_id'] for line in first] == [0, 1, 2, 3]
 
 
 def test_summary_is_what_the_results_say(finished):
-  lines = read_lines(finished[0])
+  lines = programs.read_lines(finished[0], 'results.jsonl')
   modes = read_summary(finished[0])['modes']
   assert tuple(modes) == MODES
 
@@ -198,9 +192,8 @@ def test_kill_and_resume(flags, tmp_path):
   assert num_done < 48
   with (tmp_path / 'results.jsonl').open('a') as file:
     file.write('{"question_id": 1, "ta')
-  status, _, complaints = programs.run('benchmark', *flags, '--resume')
-  assert status == 0, complaints
-  lines = read_lines(tmp_path)
+  programs.output_of('benchmark', *flags, '--resume')
+  lines = programs.read_lines(tmp_path, 'results.jsonl')
   keys = {(x['question_id'], x['mode'], x['repeat']) for x in lines}
   assert len(lines) == len(keys) == 48
   summary = read_summary(tmp_path)
@@ -216,7 +209,7 @@ def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
     status, output, complaints = process.finish()
   assert status == 130
   assert complaints.endswith('\ninterrupted\n')
-  assert len(read_lines(tmp_path)) >= 8
+  assert len(programs.read_lines(tmp_path, 'results.jsonl')) >= 8
   summary = read_summary(tmp_path)['modes']
   assert summary['prompt_lookup']['speedup'] > 0
   assert summary['prompt_lookup']['outputs_equal'] is True
@@ -285,13 +278,16 @@ def test_samples_and_skipped_prompts(model, tmp_path):
   figures = summary['modes']['prompt_lookup']
   assert figures['num_prompts'] == 1
   assert figures['speedup'] is figures['outputs_equal'] is None
-  first, second = (line['token_ids'] for line in read_lines(directory))
+  first, second = (
+    line['token_ids']
+    for line in programs.read_lines(directory, 'results.jsonl')
+  )
   assert first != second
   assert '60.0' not in output
 
 
 def test_forced_acceptance_is_labelled(flags, model, tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'benchmark',
     *flags,
     f'--draft={model}',
@@ -304,7 +300,6 @@ def test_forced_acceptance_is_labelled(flags, model, tmp_path):
     '--temperature=1',
     f'--output_dir={tmp_path}',
   )
-  assert status == 0, complaints
   assert 'async (forced acceptance 0.7)  all' in output
   assert '\nforced acceptance 0.7 in async: the draft was told' in output
   summary = read_summary(tmp_path)
@@ -315,7 +310,7 @@ def test_forced_acceptance_is_labelled(flags, model, tmp_path):
   assert summary['provenance']['compile_count_measured'] == 0
   # The noise belongs to the request, not to the mode.
   outputs = {}
-  for line in read_lines(tmp_path):
+  for line in programs.read_lines(tmp_path, 'results.jsonl'):
     outputs.setdefault(line['mode'], []).append(
       (line['question_id'], line['repeat'], line['token_ids'])
     )

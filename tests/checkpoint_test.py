@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_cases import change_config
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -171,11 +172,6 @@ def test_a_draft_must_have_the_vocabulary_of_its_target(tmp_path):
     ss.UserError, match=r"target \(272.*letters \(3 .* token 0 is .* and 'a'"
   ):
     ss.load(tmp_path / 'letters', draft_of=target)
-
-
-def change_config(directory, **changes):
-  path = directory / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(

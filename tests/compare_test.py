@@ -10,18 +10,12 @@ from experiments.studies import systems
 LOAD = ('--request_rates=20', '--num_requests=30', '--settings=load')
 
 
-def read_rows(directory):
-  lines = (directory / 'rows.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
 def test_load(tmp_path):
   """All systems with a policy serve the same requests."""
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'compare', *LOAD, '--slo_tpots=0.01:1,0.05:1', f'--output_dir={tmp_path}'
   )
-  assert status == 0, complaints
-  rows = {row['system']: row for row in read_rows(tmp_path)}
+  rows = {row['system']: row for row in programs.read_lines(tmp_path)}
   assert set(rows) == {
     name for name, system in systems.SYSTEMS.items() if system.policy
   }
@@ -43,7 +37,7 @@ def test_prompts(model, tmp_path):
   for name in ('swiftspec', 'redrafter'):  # devices, a head
     names.remove(name)
   directory = tmp_path / 'results'
-  status, _, complaints = programs.run(
+  programs.output_of(
     'compare',
     f'--systems={",".join(names)}',
     '--settings=prompts',
@@ -53,8 +47,7 @@ def test_prompts(model, tmp_path):
     '--max_new_tokens=60',
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
-  rows = {row['system']: row for row in read_rows(directory)}
+  rows = {row['system']: row for row in programs.read_lines(directory)}
   assert list(rows) == names
   for name, row in rows.items():
     assert row['outputs_equal']

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_cases import change_config, write_pair
 from models_test import chain, tree
-from packed_int4_cases import change_config
-from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import reference
-from swiftspec_jax import errors, testing
+from swiftspec_jax import errors
 from swiftspec_jax.models.matrices import transposed
 
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
@@ -46,45 +45,33 @@ CASES = {'channel': (None, False), 'tensor': (0, False), 'group': (16, True)}
 def write(directory, case, family='llama', **changes):
   """Writes a checkpoint of int8, and beside it one of the same weights."""
   size, is_packed = CASES[case]
-  stored, plain = directory / 'stored', directory / 'plain'
-  for path in (stored, plain):
-    testing.write_tiny_checkpoint(path, family, **SIZES)
-  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
-  generator = np.random.default_rng(0)
-  tensors = dict(weights)
-  for name in sorted(weights):
+
+  def quantize(name, weight, generator):
     if not name.endswith('_proj.weight'):
-      continue
-    num_outputs, num_inputs = weights[name].shape
+      return None
+    num_outputs, num_inputs = weight.shape
     num_groups = num_inputs // size if size else 1
-    integers = generator.integers(-128, 128, weights[name].shape)
+    integers = generator.integers(-128, 128, weight.shape)
     shape = (1,) if size == 0 else (num_outputs, num_groups)
     scales = generator.uniform(0.5, 1.5, shape).astype(np.float16) / 1024
     wide = np.broadcast_to(scales.astype(np.float32), (num_outputs, num_groups))
     wide = integers * wide.repeat(num_inputs // num_groups, axis=1)
-    weights[name] = wide.astype(np.float32)
-    tensors[name] = integers.astype(np.int8)
-    tensors[f'{name}_scale'] = scales
+    stored = {name: integers.astype(np.int8)}
     if is_packed:
-      del tensors[name]
-      tensors[f'{name}_packed'] = np.array(
+      packed = [
         [
-          [
-            sum(int(row[i + j] + 128) << 8 * j for j in range(4))
-            for i in range(0, num_inputs, 4)
-          ]
-          for row in integers
-        ],
-        np.uint32,
-      ).view(np.int32)
-  tensors |= changes
-  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
-  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
+          sum(int(row[i + j] + 128) << 8 * j for j in range(4))
+          for i in range(0, num_inputs, 4)
+        ]
+        for row in integers
+      ]
+      stored = {f'{name}_packed': np.array(packed, np.uint32).view(np.int32)}
+    return wide.astype(np.float32), {**stored, f'{name}_scale': scales}
+
   options = options_of(strategy=case, group_size=size)
   if is_packed:
     options['format'] = 'pack-quantized'
-  change_config(stored, quantization_config=options)
-  return stored, plain
+  return write_pair(directory, family, quantize, options, changes, **SIZES)
 
 
 @pytest.mark.parametrize('case', CASES)

@@ -14,6 +14,7 @@ os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 # Compiled programs are kept for the other processes and for the next run.
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
+import hypothesis
 import jax
 import pytest
 
@@ -31,6 +32,17 @@ if jax.__version_info__ < (0, 11):
     '--xla_disable_hlo_passes='
     'tree_reduction_rewriter,cpu-parallel-task-assigner',
   )
+# The first example compiles programs, and no fixture changes between two. Where
+# all processors are busy, examples are slow.
+hypothesis.settings.register_profile(
+  'tests',
+  deadline=None,
+  suppress_health_check=[
+    hypothesis.HealthCheck.function_scoped_fixture,
+    hypothesis.HealthCheck.too_slow,
+  ],
+)
+hypothesis.settings.load_profile('tests')
 # Sharding tests run on simulated devices.
 if jax.config.jax_num_cpu_devices == -1:
   jax.config.update('jax_num_cpu_devices', 8)

@@ -11,8 +11,7 @@ _ROUNDING = 0.01
 
 @pytest.mark.optimised
 def test_demonstration_is_honest_and_ends_with_a_table():
-  status, output, complaints = programs.run('demo')
-  assert status == 0, complaints
+  output = programs.output_of('demo')
   _, found = re.split(r'tokens a second *\n', output)
   table, rest = found.split('Speculation ')
   _, _, *rows = [row for row in table.splitlines() if row.strip()]

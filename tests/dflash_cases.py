@@ -5,34 +5,21 @@ The oracle knows nothing of caches: it reads all features of a text and a block
 at once.
 """
 
-import json
-
+import checkpoint_cases
 import numpy as np
+from checkpoint_cases import NUM_OUTPUTS, output_ids
 from eagle3_cases import SIZES, rms_norm, rotate
-from safetensors import numpy as safetensors_numpy
 
 LAYOUTS = ('z-lab', 'speculators')
 SIZES = {**SIZES, 'model_type': 'qwen3', 'num_hidden_layers': 2}
 NUM_HEADS, HEAD_DIM = SIZES['num_attention_heads'], SIZES['head_dim']
 BLOCK, MASK = 5, 261
-NUM_OUTPUTS = 100
-
-
-def output_ids(vocab_size):
-  generator = np.random.default_rng(7)
-  return np.sort(generator.permutation(vocab_size)[:NUM_OUTPUTS])
 
 
 def make_weights(width, num_features, vocab_size=None):
   """Tensors [out, in]; those of 100 output tokens with `vocab_size`."""
-  generator = np.random.default_rng(0)
-
-  def random(*shape):
-    values = generator.normal(0, shape[-1] ** -0.5, shape)
-    return values.astype(np.float32)
-
-  def norm(size):
-    return generator.uniform(0.5, 1.5, size).astype(np.float32)
+  draw = checkpoint_cases.Random()
+  random, norm = draw.matrix, draw.norm
 
   queries, keys = NUM_HEADS * HEAD_DIM, NUM_HEADS * HEAD_DIM // 2
   ffw = SIZES['intermediate_size']
@@ -98,10 +85,7 @@ def write(directory, layout, weights, *, layers, vocab_size, sizes=(), **extra):
       },
     }
   values |= extra
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'config.json').write_text(json.dumps(values))
-  safetensors_numpy.save_file(weights, directory / 'model.safetensors')
-  return directory
+  return checkpoint_cases.save(directory, values, weights)
 
 
 def block_hidden(

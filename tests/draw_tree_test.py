@@ -3,7 +3,11 @@
 import collections
 import dataclasses
 import itertools
+import json
+import random
 import re
+import shutil
+import subprocess
 from xml.etree import ElementTree
 
 import jax
@@ -11,12 +15,7 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments.pictures import (
-  tree_layout,
-  tree_page,
-  tree_picture,
-  tree_rounds,
-)
+from experiments.pictures import tree_page, tree_rounds
 from swiftspec_jax import errors, token_names
 from swiftspec_jax import tree as tree_lib
 
@@ -29,7 +28,6 @@ TREE = ss.TreeConfig(
   num_cache_rows=32,
   prompt_lookup=False,
 )
-SVG = '{http://www.w3.org/2000/svg}'
 NODE = tree_rounds.Node(
   token_id=7,
   text='x',
@@ -138,15 +136,14 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
   for section, round_, (tree, token_ids) in zip(
     sections, rounds, raw, strict=True
   ):
-    classes = [
-      set(g.get('class').split())
-      for g in section.iter(f'{SVG}g')
-      if g.get('class').startswith('node')
-    ]
-    drawn = collections.Counter(name for names in classes for name in names)
+    boxes = json.loads(section.find('.//svg').get('data-boxes'))
+    drawn = collections.Counter(
+      name for box in boxes for name in box['classes'].split()
+    )
     size = int(tree.size[0])
     is_miss = round_.outcome == tree_lib.MISS
-    assert drawn['node'] == min(size, max_nodes) + is_miss
+    assert len(boxes) == min(size, max_nodes) + is_miss
+    assert all(box['parent'] < i for i, box in enumerate(boxes) if i)
     assert drawn['missed'] == is_miss
     assert drawn['next'] == (not is_miss)
     assert drawn['root'] == 1
@@ -156,27 +153,51 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
     if max_nodes > size:
       num_candidates = drawn['candidate']
       assert num_candidates == size - num_expanded
-      assert len(list(section.iter(f'{SVG}path'))) >= size - 1
     text = ''.join(section.itertext())
     assert f'nodes of the tree {size} · expanded {num_expanded} · ' in text
     assert f'not drawn {max(size - max_nodes, 0)}' in text
 
 
-def test_layout_has_no_collisions(pairs):
-  for round_ in tree_rounds.collect(*pairs['async'], request_of(), TREE, 8):
-    nodes = round_.nodes
-    for max_nodes in (1, 10, 100):
-      chosen = tree_layout.choose(nodes, max_nodes)
-      assert all(nodes[i].parent in chosen for i in chosen - {0})
-      assert len(chosen) >= min(max_nodes, len(nodes))
-      children = tree_layout.children_of(nodes, chosen)
-      rows = tree_layout.rows_of(children)
-      places = {(nodes[i].depth, row) for i, row in rows.items()}
-      assert len(places) == len(chosen)
-      for parent, others in children.items():
-        found = [rows[i] for i in others]
-        assert found == sorted(found)
-        assert not found or found[0] == rows[parent]
+@pytest.mark.skipif(not shutil.which('node'), reason='needs Node.js')
+def test_layout_has_no_collisions():
+  generator = random.Random(0)
+  trees = []
+  for size in range(1, 60):
+    probs, parents = [1.0], [None]
+    for i in range(1, size):
+      parents.append(generator.randrange(i))
+      probs.append(probs[parents[-1]] * generator.random())
+    passed, node = {0}, 0
+    while node is not None:
+      children = [i for i, parent in enumerate(parents) if parent == node]
+      node = generator.choice([None, *children])
+      passed.add(node)
+    trees.append(
+      [
+        {'parent': parent, 'prob': prob, 'isPassed': i in passed}
+        for i, (parent, prob) in enumerate(zip(parents, probs, strict=True))
+      ]
+    )
+  script = programs.ROOT / 'swiftspec_jax' / 'server' / 'page' / 'drawing.js'
+  code = f"""{script.read_text()}
+    const trees = {json.dumps(trees)};
+    trees.forEach(Tree.place);
+    console.log(JSON.stringify(trees));"""
+  done = subprocess.run(
+    ['node', '-'], input=code, capture_output=True, text=True, check=True
+  )
+  for boxes in json.loads(done.stdout):
+    places = {(box['column'], box['row']) for box in boxes}
+    assert len(places) == len(boxes)
+    assert {box['row'] for box in boxes if box['isPassed']} == {0}
+    for i, box in enumerate(boxes):
+      children = [other for other in boxes if other['parent'] == i]
+      assert {child['column'] for child in children} <= {box['column'] + 1}
+      if children:
+        assert min(child['row'] for child in children) == box['row']
+      unlikely = [child for child in children if not child['isPassed']]
+      by_prob = sorted(unlikely, key=lambda child: -child['prob'])
+      assert by_prob == sorted(unlikely, key=lambda child: child['row'])
 
 
 def test_page_is_escaped_and_complete():
@@ -195,8 +216,9 @@ def test_page_is_escaped_and_complete():
   )
   page = tree_page.render([round_], {'prompt': nasty, '<name>': '&'})
   tree = ElementTree.fromstring(page)
-  assert not list(tree.iter('script'))
-  names = [text.text for text in tree.iter(f'{SVG}text')]
+  assert len(list(tree.iter('script'))) == 1
+  boxes = json.loads(tree.find('.//section//svg').get('data-boxes'))
+  names = [box['name'] for box in boxes]
   assert '␣<b>&' in names
   assert '</svg><script>a…'[:15] in names[0]
   assert not re.search(r'(src|href)=|url\(|@import', page)
@@ -206,7 +228,7 @@ def test_page_is_escaped_and_complete():
 
 
 def test_tokens_are_shown_as_text():
-  assert tree_picture.visible('a b\n\tc\x7f') == 'a␣b↵⇥c\\x7f'
+  assert tree_page.visible('a b\n\tc\x7f') == 'a␣b↵⇥c\\x7f'
 
 
 def test_rounds_end_with_the_output(pairs):
@@ -228,7 +250,7 @@ def test_rounds_end_with_the_output(pairs):
 
 def test_program(model, tmp_path):
   path = tmp_path / 'trees.html'
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'draw_tree',
     f'--target={model}',
     f'--draft={model}',
@@ -239,7 +261,6 @@ def test_program(model, tmp_path):
     '--prompt=Is <i> & a tag?',
     f'--output={path}',
   )
-  assert status == 0, complaints
   assert output.splitlines()[-1] == f'written to {path}'
   assert [line[:8] for line in output.splitlines()[:3]] == [
     f'round {i}:' for i in (1, 2, 3)

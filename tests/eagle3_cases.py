@@ -5,10 +5,9 @@ The oracle knows nothing of caches: it reads pairs of a token and the feature of
 the token before it, all at once.
 """
 
-import json
-
+import checkpoint_cases
 import numpy as np
-from safetensors import numpy as safetensors_numpy
+from checkpoint_cases import NUM_OUTPUTS, output_ids
 
 LAYOUTS = ('safeailab', 'sglang', 'speculators')
 MASK = 261
@@ -24,24 +23,12 @@ SIZES = {
   'rope_theta': 500.0,
   'max_position_embeddings': 64,
 }
-NUM_OUTPUTS = 100
-
-
-def output_ids(vocab_size):
-  generator = np.random.default_rng(7)
-  return np.sort(generator.permutation(vocab_size)[:NUM_OUTPUTS])
 
 
 def make_weights(width, vocab_size, num_features, **switches):
   """Tensors as SafeAILab names them, [out, in]."""
-  generator = np.random.default_rng(0)
-
-  def random(*shape):
-    values = generator.normal(0, shape[-1] ** -0.5, shape)
-    return values.astype(np.float32)
-
-  def norm(size):
-    return generator.uniform(0.5, 1.5, size).astype(np.float32)
+  draw = checkpoint_cases.Random()
+  random, norm = draw.matrix, draw.norm
 
   queries, keys, ffw = 4 * 12, 2 * 12, SIZES['intermediate_size']
   ids = output_ids(vocab_size)
@@ -101,10 +88,7 @@ def write(directory, layout, weights, *, inputs=None, vocab_size, **switches):
       values['eagle_config'] = {key: outputs, 'use_aux_hidden_state': True}
     else:
       values['architectures'] = ['LlamaForCausalLM']
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'config.json').write_text(json.dumps(values))
-  safetensors_numpy.save_file(weights, directory / 'model.safetensors')
-  return directory
+  return checkpoint_cases.save(directory, values, weights)
 
 
 def rms_norm(x, scale):

@@ -11,7 +11,7 @@ from swiftspec_jax.serving.drafters.texts.lookup import NgramIndex
 from swiftspec_jax.step.rows import Rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 5))
 def test_continuations_are_those_of_the_device(token_ids, num_pieces):
   drafter = ss.PromptLookup(num_speculative_tokens=5)

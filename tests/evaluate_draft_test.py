@@ -90,16 +90,10 @@ def flags(model, tmp_path_factory):
   )
 
 
-def read_lines(directory):
-  lines = (directory / 'results.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
 def test_acceptance_is_that_of_decoding(flags, model, tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'evaluate_draft', *flags, f'--output_dir={tmp_path}'
   )
-  assert status == 0, complaints
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert set(summary['tasks']) == {'a', 'b'}
   assert summary['num_prompts'] == 3
@@ -120,7 +114,11 @@ def test_acceptance_is_that_of_decoding(flags, model, tmp_path):
 
 
 def check_lines(directory, mode, results):
-  lines = [line for line in read_lines(directory) if line['mode'] == mode]
+  lines = [
+    line
+    for line in programs.read_lines(directory, 'results.jsonl')
+    if line['mode'] == mode
+  ]
   for line, result in zip(lines, results, strict=True):
     assert tuple(line['token_ids']) == result.token_ids
     assert line['num_accepted'] == result.stats.num_accepted
@@ -138,11 +136,10 @@ def test_ctrl_c_and_resume(flags, tmp_path):
     status, output, _ = process.finish()
   assert status == 130
   assert 'chain4' in output
-  num_done = len(read_lines(tmp_path))
+  num_done = len(programs.read_lines(tmp_path, 'results.jsonl'))
   assert num_done < 9
-  status, _, complaints = programs.run('evaluate_draft', *flags, '--resume')
-  assert status == 0, complaints
-  lines = read_lines(tmp_path)
+  programs.output_of('evaluate_draft', *flags, '--resume')
+  lines = programs.read_lines(tmp_path, 'results.jsonl')
   assert len({(line['question_id'], line['mode']) for line in lines}) == 9
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert summary['provenance']['num_resumed'] == num_done

@@ -38,14 +38,13 @@ def test_report(model, tmp_path):
     for i, text in enumerate(('What is rain?', 'Name a tree.'))
   ]
   prompts.write_text('\n'.join(map(json.dumps, lines)))
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'studies.evaluate_weights',
     f'--target={model}',
     f'--prompts={prompts}',
     '--max_new_tokens=16',
     f'--output_dir={tmp_path / "results"}',
   )
-  assert status == 0, complaints
   summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
   assert summary['num_prompts'] == 2
   weights = summary['weights']

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from checkpoint_cases import write_pair
 from models_test import IDS, chain, tree
-from packed_int4_cases import change_config
-from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import reference
-from swiftspec_jax import errors, testing
+from swiftspec_jax import errors
 from swiftspec_jax.models.matrices import transposed
 
 FP8 = {
@@ -105,33 +104,17 @@ CASES |= {
 
 
 def write(directory, case, family, changes=None, **config):
-  """Writes a checkpoint of float8, and beside it one of the same weights.
-
-  Args:
-    directory: folder for both.
-    case: key of CASES.
-    family: name of the family.
-    changes: tensors of the first in the place of others; None for none.
-    **config: entries of config.json.
-
-  Returns:
-    Both directories.
-  """
+  """Writes a checkpoint of float8, and beside it one of the same weights."""
   options, block, suffix, dtype = CASES[case]
-  stored, plain = directory / 'stored', directory / 'plain'
-  for path in (stored, plain):
-    testing.write_tiny_checkpoint(path, family, **config)
-  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
-  generator = np.random.default_rng(0)
-  tensors = dict(weights)
-  for name in sorted(weights):
+
+  def quantize(name, weight, generator):
     if not name.endswith('_proj.weight'):
-      continue
-    shape = weights[name].shape
+      return None
+    shape = weight.shape
     size = [part or whole for part, whole in zip(block, shape, strict=True)]
     counts = [-(-n // part) for n, part in zip(shape, size, strict=True)]
     scales = generator.uniform(0.5, 1.5, counts).astype(dtype)
-    numbers = weights[name].astype(ml_dtypes.float8_e4m3fn)
+    numbers = weight.astype(ml_dtypes.float8_e4m3fn)
     # A loop over blocks is hard to get wrong.
     wide = numbers.astype(np.float32)
     for i, j in np.ndindex(*counts):
@@ -141,14 +124,9 @@ def write(directory, case, family, changes=None, **config):
     # Some write the scale of a matrix without axes.
     if counts == [1, 1] and 'q_proj' not in name:
       scales = scales.reshape(())
-    tensors |= {name: numbers, name + suffix: scales}
-    weights[name] = wide
-  tensors |= changes or {}
-  tensors = {name: x for name, x in tensors.items() if x is not None}
-  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
-  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
-  change_config(stored, quantization_config=options)
-  return stored, plain
+    return wide, {name: numbers, name + suffix: scales}
+
+  return write_pair(directory, family, quantize, options, changes, **config)
 
 
 @pytest.mark.parametrize('case', CASES)

@@ -27,8 +27,7 @@ def test_data_are_written_and_kept(model, documents, tmp_path):
     '--top_logprobs=4',
     '--feature_layers=0,1',
   )
-  status, output, _ = programs.run('generate_data', *flags)
-  assert status == 0
+  output = programs.output_of('generate_data', *flags)
   assert 'own' in output
   (path,) = (tmp_path / 'data').iterdir()
   groups, _ = shards.read_shard(path)

@@ -8,7 +8,7 @@ import serving_cases as cases
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies import loading
+from swiftspec_jax.policies import goodput, loading
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
@@ -56,8 +56,9 @@ def test_good_drafts_are_noticed_while_off(num_rows):
   assert np.flatnonzero(lengths > 3)[0] < 10 * 128
 
 
-def test_probes_take_turns():
-  policy = Goodput(COSTS, cases.Oracle(0.0), probe_every=4)
+def test_probes_take_turns(monkeypatch):
+  monkeypatch.setattr(goodput, '_PROBE_EVERY', 4)
+  policy = Goodput(COSTS, cases.Oracle(0.0))
   probed = []
   buckets = cases.unpadded(64)
   for step in range(200):
@@ -133,8 +134,9 @@ def test_drafts_that_are_never_worth_verifying_are_probed():
   assert steps == [128, 256, 384, 512]
 
 
-def test_rows_that_must_not_be_drafted_for_are_not_probed():
-  policy = Goodput(COSTS, cases.Oracle(0.0), probe_every=1)
+def test_rows_that_must_not_be_drafted_for_are_not_probed(monkeypatch):
+  monkeypatch.setattr(goodput, '_PROBE_EVERY', 1)
+  policy = Goodput(COSTS, cases.Oracle(0.0))
   buckets = cases.unpadded(4)
   limits = np.array([0, 0, 5, 0])
 
@@ -148,9 +150,9 @@ def test_rows_that_must_not_be_drafted_for_are_not_probed():
   assert planned(18, limits * 0).is_probe is None
 
 
-def switches(hysteresis):
+def switches():
   """How often the length changes at a boundary between two lengths."""
-  policy = Goodput(COSTS, hysteresis=hysteresis)
+  policy = Goodput(COSTS)
   generator = np.random.default_rng(0)
   buckets = cases.unpadded(2)
   longest = []
@@ -161,15 +163,17 @@ def switches(hysteresis):
   return np.count_nonzero(np.diff(longest[200:]))
 
 
-def test_hysteresis():
+def test_hysteresis(monkeypatch):
   """Items 22 and 46."""
-  assert switches(1.02) < 5
-  assert switches(1.0) > 30
+  assert switches() < 5
+  monkeypatch.setattr(goodput, '_HYSTERESIS', 1.0)
+  assert switches() > 30
 
 
-def test_another_batch_size_may_switch_at_once():
+def test_another_batch_size_may_switch_at_once(monkeypatch):
   """Item 22."""
-  policy = Goodput(COSTS, cases.Oracle(0.7), hysteresis=10.0)
+  monkeypatch.setattr(goodput, '_HYSTERESIS', 10.0)
+  policy = Goodput(COSTS, cases.Oracle(0.7))
   found = [
     int(
       policy.plan_draft(
@@ -191,11 +195,12 @@ def test_the_first_decision():
   ('estimator', 'least', 'most'),
   [(cases.NaiveRatio(), 0.75, 0.76), (ChainEstimator(), 0.98, 1)],
 )
-def test_a_biased_estimator_locks_at_zero(estimator, least, most):
+def test_a_biased_estimator_locks_at_zero(monkeypatch, estimator, least, most):
   """Item 46: acceptance .7, 64 rows, after a first step of 7 tokens each."""
   generator = np.random.default_rng(0)
   buckets = cases.unpadded(64)
-  policy = Goodput(cases.EAGLE_8B, estimator, probe_every=10**9)
+  monkeypatch.setattr(goodput, '_PROBE_EVERY', 10**9)
+  policy = Goodput(cases.EAGLE_8B, estimator)
   lengths = np.full(64, 7)
   for step in range(30):
     view = cases.make_view(64, buckets, step=step)

@@ -276,7 +276,7 @@ def test_tokens_with_confidence_come_first():
   assert allocation.allocate(gains, 4).tolist() == [2, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
   st.lists(
     st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3),

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import queue
 import re
@@ -48,8 +47,8 @@ def flags_of(model):
 
 def token_ids_of(directory):
   """The output of each mode of a benchmark with one prompt."""
-  lines = (directory / 'results.jsonl').read_text().splitlines()
-  return {(x := json.loads(line))['mode']: x['token_ids'] for line in lines}
+  lines = programs.read_lines(directory, 'results.jsonl')
+  return {line['mode']: line['token_ids'] for line in lines}
 
 
 def test_target_and_draft_on_different_hosts(model, tmp_path):

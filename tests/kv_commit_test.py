@@ -128,11 +128,7 @@ def test_narrow_heads_and_more_caches_than_a_launch(name):
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 @hypothesis.given(offsets=st.lists(st.integers(0, 7), min_size=6, max_size=6))
-@hypothesis.settings(
-  max_examples=5,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=5)
 def test_any_path(name, offsets):
   check(name, Case(), arguments(Case(), offsets=offsets))
 

@@ -14,7 +14,7 @@ def test_repeated_requests_are_drafted(model, tmp_path):
   ]
   prompts.write_text('\n'.join(lines))
   directory = tmp_path / 'curve'
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'studies.learning_curve',
     f'--target={model}',
     f'--prompts={prompts}',
@@ -23,11 +23,7 @@ def test_repeated_requests_are_drafted(model, tmp_path):
     '--batch_size=2',
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
-  rows = [
-    json.loads(line)
-    for line in (directory / 'rows.jsonl').read_text().splitlines()
-  ]
+  rows = programs.read_lines(directory)
   assert [row['num_served'] for row in rows] == [0, 2]
   assert rows[1]['forgets'] == rows[0]['forgets']
   assert rows[1]['learns'] > rows[0]['learns'] >= 1

@@ -1,7 +1,5 @@
 """The program that counts how often a target is right over sparse caches."""
 
-import json
-
 import programs
 import pytest
 
@@ -20,11 +18,8 @@ def test_program(model, tmp_path):
     '--num_speculative_tokens=3',
     f'--output_dir={tmp_path}',
   ]
-  status, output, complaints = programs.run('studies.long_contexts', *flags)
-  assert status == 0, complaints
-  path = tmp_path / 'rows.jsonl'
-  lines = path.read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
+  output = programs.output_of('studies.long_contexts', *flags)
+  rows = programs.read_lines(tmp_path)
   assert [(row['draft'], row['task']) for row in rows] == [
     (draft, task)
     for draft in ('plain', 'window', 'snapkv')
@@ -38,11 +33,10 @@ def test_program(model, tmp_path):
   assert output.count('True') == len(rows)  # of outputs that are equal
   assert (tmp_path / 'provenance.json').exists()
   # Ended before its last two outputs.
+  path = tmp_path / 'rows.jsonl'
+  lines = path.read_text().splitlines()
   path.write_text('\n'.join(lines[:4]) + '\n')
-  status, again, complaints = programs.run(
-    'studies.long_contexts', *flags, '--resume'
-  )
-  assert status == 0, complaints
+  again = programs.output_of('studies.long_contexts', *flags, '--resume')
   assert path.read_text().splitlines()[:4] == lines[:4]
   assert [line.split()[:6] for line in again.splitlines()[1:]] == [
     line.split()[:6] for line in output.splitlines()[1:]
@@ -50,7 +44,7 @@ def test_program(model, tmp_path):
 
 
 def test_contexts_program(model, tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'studies.evaluate_contexts',
     f'--target={model}',
     TEXTS,
@@ -59,9 +53,7 @@ def test_contexts_program(model, tmp_path):
     '--rope_scaling={"rope_type": "yarn", "factor": 2}',
     f'--output_dir={tmp_path}',
   )
-  assert status == 0, complaints
-  lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
+  rows = programs.read_lines(tmp_path)
   assert [(row['from'], row['to']) for row in rows] == [
     (0, 256),
     (256, 512),

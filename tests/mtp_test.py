@@ -7,6 +7,7 @@ code that transformers has for such layers.
 import functools
 import json
 
+import checkpoint_cases
 import jax
 import numpy as np
 import pytest
@@ -42,14 +43,8 @@ def write(directory, **changes):
   testing.write_tiny_checkpoint(directory, 'qwen2', **values)
   file = directory / 'model.safetensors'
   weights = safetensors_numpy.load_file(file)
-  generator = np.random.default_rng(0)
-
-  def random(*shape):
-    return generator.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
-
-  def norm():
-    return generator.uniform(0.5, 1.5, WIDTH).astype(np.float32)
-
+  draw = checkpoint_cases.Random()
+  random = draw.matrix
   linear = {
     'input_proj.weight': random(WIDTH, 2 * WIDTH),
     'self_attn.o_proj.weight': random(WIDTH, WIDTH),
@@ -61,7 +56,7 @@ def write(directory, **changes):
     linear[f'self_attn.{name}_proj.weight'] = random(size, WIDTH)
     linear[f'self_attn.{name}_proj.bias'] = random(size)
   names = 'token', 'hidden', 'input', 'post_attention', 'final'
-  norms = {f'{name}_layernorm.weight': norm() for name in names}
+  norms = {f'{name}_layernorm.weight': draw.norm(WIDTH) for name in names}
   for name, array in {**linear, **norms}.items():
     weights[START + name] = array
   safetensors_numpy.save_file(weights, file)

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from checkpoint_cases import change_config, write_pair
 from experts_test import GPT_OSS
 from models_test import IDS, chain, tree
-from packed_int4_cases import change_config
-from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import float4, reference
@@ -39,36 +38,19 @@ def wide(blocks, scales):
 
 
 def write(directory, changes=None):
-  """Writes a checkpoint with packed experts, and one of the same weights.
+  """Writes a checkpoint with packed experts, and one of the same weights."""
 
-  Args:
-    directory: folder for both.
-    changes: tensors of the first in the place of others.
-
-  Returns:
-    Both directories.
-  """
-  stored, plain = directory / 'stored', directory / 'plain'
-  for path in (stored, plain):
-    testing.write_tiny_checkpoint(path, 'gpt_oss', **SIZES)
-  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
-  generator = np.random.default_rng(0)
-  tensors = dict(weights)
-  for name in sorted(weights):
+  def quantize(name, weight, generator):
     if not name.endswith(('gate_up_proj', 'down_proj')):
-      continue
-    num_experts, num_inputs, num_outputs = weights[name].shape
+      return None
+    num_experts, num_inputs, num_outputs = weight.shape
     shape = num_experts, num_outputs, num_inputs // 32
     blocks = generator.integers(0, 256, (*shape, 16)).astype(np.uint8)
     scales = generator.integers(122, 126, shape).astype(np.uint8)
-    weights[name] = wide(blocks, scales)
-    del tensors[name]
-    tensors |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
-  tensors |= changes or {}
-  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
-  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
-  change_config(stored, quantization_config=CONFIG)
-  return stored, plain
+    tensors = {f'{name}_blocks': blocks, f'{name}_scales': scales}
+    return wide(blocks, scales), tensors
+
+  return write_pair(directory, 'gpt_oss', quantize, CONFIG, changes, **SIZES)
 
 
 def test_numbers_by_hand():

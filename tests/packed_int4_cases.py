@@ -1,8 +1,7 @@
 """Packs matrices as AWQ and GPTQ checkpoints do, number by number."""
 
-import json
-
 import numpy as np
+from checkpoint_cases import change_config
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import testing
@@ -172,8 +171,3 @@ def stack(weights, like):
       ]
     )
   return found
-
-
-def change_config(directory, **changes):
-  path = directory / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import packed_int4_cases as cases
 import pytest
+from checkpoint_cases import change_config
 from models_test import chain, tree
 from safetensors import numpy as safetensors_numpy
 
@@ -110,7 +111,7 @@ def test_matrices_may_be_as_they_were(tmp_path):
   stored |= {n: x for n, x in weights.items() if 'self_attn' in n}
   safetensors_numpy.save_file(stored, packed / 'model.safetensors')
   options = cases.options_of('gptq', 16) | {'dynamic': {'-:.*attn.*': {}}}
-  cases.change_config(packed, quantization_config=options)
+  change_config(packed, quantization_config=options)
   layer, other = (ss.load(path).params['layers'][0] for path in (packed, plain))
   assert layer['down'].values.dtype == jnp.int4
   np.testing.assert_array_equal(layer['qkv'].values, other['qkv'].values)
@@ -161,7 +162,7 @@ def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
     tmp_path, kind, 'llama', group_size=16, num_hidden_layers=1
   )
   options = cases.options_of(kind, 16) | changes
-  cases.change_config(packed, quantization_config=options)
+  change_config(packed, quantization_config=options)
   with pytest.raises(errors.UserError, match=message):
     ss.load(packed)
 

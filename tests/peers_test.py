@@ -53,7 +53,7 @@ def test_bits_of_a_gguf_file(tmp_path):
 @pytest.mark.skipif(not HAS_LLAMA, reason='needs llama.cpp')
 def test_llama_cpp_decodes_its_own_tokens(tmp_path):
   names = ['llama_cpp', 'llama_cpp_prompt_lookup']
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'benchmark',
     '--modes=autoregressive',
     '--dtype=bfloat16',
@@ -62,7 +62,6 @@ def test_llama_cpp_decodes_its_own_tokens(tmp_path):
     '--max_new_tokens=24',
     f'--output_dir={tmp_path}',
   )
-  assert status == 0, complaints
   summary = json.loads((tmp_path / 'summary.json').read_text())
   assert 4 < summary['provenance']['llama_cpp_bits_per_weight'] < 6
   for name in names:
@@ -70,10 +69,8 @@ def test_llama_cpp_decodes_its_own_tokens(tmp_path):
     assert figures['outputs_equal'] is None
     assert figures['tokens_per_second'] > 0
     assert f'{name}: the output' not in output
-  lines = (tmp_path / 'results.jsonl').read_text().splitlines()
-  plain, lookup = (
-    line for line in map(json.loads, lines) if line['mode'] in names
-  )
+  lines = programs.read_lines(tmp_path, 'results.jsonl')
+  plain, lookup = (line for line in lines if line['mode'] in names)
   assert plain['token_ids'] == lookup['token_ids']
   assert plain['num_rounds'] == plain['new_tokens'] == 24
   assert lookup['num_accepted'] == 24 - lookup['num_rounds']
@@ -92,7 +89,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
     for i, text in enumerate(('What is rain? ' * 5, 'Name a tree.', 'a'))
   ]
   prompts.write_text('\n'.join(map(json.dumps, lines)))
-  status, _, complaints = programs.run(
+  programs.output_of(
     'benchmark',
     f'--target={model}',
     f'--prompts={prompts}',
@@ -100,7 +97,6 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
     '--peers=hf,hf_prompt_lookup',
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
   modes = json.loads((directory / 'summary.json').read_text())['modes']
   assert list(modes) == [
     'autoregressive',

@@ -160,7 +160,7 @@ def test_outputs_are_kept_for_other_requests():
 
 def test_bad_options_are_refused():
   for options, message in (
-    ({'num_phrases': 21}, 'num_phrases must be 1 to pool_size=20'),
+    ({'num_phrases': 21}, 'num_phrases must be 1 to 20'),
     ({'phrase_length': 1}, 'phrase_length must be at least 2'),
   ):
     with pytest.raises(errors.UserError, match=message):

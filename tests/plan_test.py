@@ -175,18 +175,14 @@ CONFIG = dataclasses.replace(_BASE, num_nodes=(4,), num_draft_steps=(1, 3),
 def test_program_plans(tmp_path):
   config, directory = tmp_path / 'config.py', tmp_path / 'results'
   config.write_text(CONFIG)
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'plan',
     f'--config={config}',
     '--num_requests=2',
     f'--output_dir={directory}',
   )
-  assert status == 0, complaints
   rows, validation, search, rounds, needs, constants = (
-    [
-      json.loads(line)
-      for line in (directory / f'{name}.jsonl').read_text().splitlines()
-    ]
+    programs.read_lines(directory, f'{name}.jsonl')
     for name in (
       'rows',
       'validation',

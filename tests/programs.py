@@ -179,6 +179,19 @@ def run(program, *flags, text=''):
     return process.finish()
 
 
+def output_of(program, *flags, text=''):
+  """Runs a program that must succeed; returns its standard output."""
+  status, output, complaints = run(program, *flags, text=text)
+  assert status == 0, complaints
+  return output
+
+
+def read_lines(directory, name='rows.jsonl'):
+  """Returns the values of a file of JSON lines."""
+  lines = (directory / name).read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
 def error_of(program, *flags):
   """Returns the one line with which a program refuses to work."""
   status, _, complaints = run(program, *flags)

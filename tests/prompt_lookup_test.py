@@ -27,7 +27,7 @@ def oracle(tokens, drafter):
   return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
   rows=st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=SIZE),

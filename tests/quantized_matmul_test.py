@@ -88,11 +88,7 @@ def check(product, arrays):
 )
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1))
-@hypothesis.settings(
-  max_examples=3,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=3)
 def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
   arrays = arguments(seed, num_rows, dtype, weight_dtype)
   check(compiled(name)(*arrays), arrays)

@@ -1,19 +1,13 @@
 """ReDrafter heads with random weights, as apple/ml-recurrent-drafter saves
 them, and what they compute in plain NumPy, path by path."""
 
-import json
-
+import checkpoint_cases
 import numpy as np
-from safetensors import numpy as safetensors_numpy
 
 
 def make_weights(width, vocab_size, *, head_width, num_blocks=2, rnn=True):
   """Tensors by their published names, [out, in]."""
-  generator = np.random.default_rng(0)
-
-  def random(*shape):
-    values = generator.normal(0, shape[-1] ** -0.5, shape)
-    return values.astype(np.float32)
+  random = checkpoint_cases.Random().matrix
 
   weights = {f'lm_head.{num_blocks}.weight': 2 * random(vocab_size, head_width)}
   for i in range(num_blocks):
@@ -45,10 +39,7 @@ def write(directory, weights, *, width, vocab_size, **changes):
     'rnn': 'rnn_u.weight' in weights,
     **changes,
   }
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'config.json').write_text(json.dumps(values))
-  safetensors_numpy.save_file(weights, directory / 'model.safetensors')
-  return directory
+  return checkpoint_cases.save(directory, values, weights)
 
 
 def silu(x):

@@ -1,7 +1,5 @@
 """The parts of a round: which operation belongs to which, and their times."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import programs
@@ -144,7 +142,7 @@ def test_operations_of_a_run_are_found_in_its_program():
 
 @pytest.mark.slow
 def test_program_takes_a_round_apart(model, tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'profile_decode',
     f'--target={model}',
     f'--draft={model}',
@@ -154,9 +152,7 @@ def test_program_takes_a_round_apart(model, tmp_path):
     '--repeats=1',
     f'--output_dir={tmp_path}',
   )
-  assert status == 0, complaints
-  lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
-  rows = {row['part']: row for row in map(json.loads, lines)}
+  rows = {row['part']: row for row in programs.read_lines(tmp_path)}
   assert list(rows)[:3] == ['plain_step', 'round', 'target']
   assert {'target/verify', 'draft/growth', 'draft/select', 'idle'} <= set(rows)
   whole = rows['round']['seconds']

@@ -39,11 +39,6 @@ def load(*flags):
     serve_load.main()
 
 
-def read_rows(directory):
-  lines = (directory / 'rows.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
 def write_prompts(tmp_path):
   """Writes three prompts; returns the flag that names them."""
   prompts = tmp_path / 'prompts.jsonl'
@@ -132,7 +127,7 @@ def test_load(model, tmp_path, mode, capsys):
     '--virtual_time=true',
     f'--output_dir={directory}',
   )
-  rows = read_rows(directory)
+  rows = programs.read_lines(directory)
   assert [row['policy'] for row in rows] == names
   for row in rows:
     assert tuple(row)[: len(load_report.COLUMNS)] == load_report.COLUMNS
@@ -142,8 +137,8 @@ def test_load(model, tmp_path, mode, capsys):
     assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   if mode == 'chain':
     assert 'simulated over measured latency' in capsys.readouterr().out
-    lines = (directory / 'simulated.jsonl').read_text().splitlines()
-    assert [json.loads(line)['policy'] for line in lines] == names
+    lines = programs.read_lines(directory, 'simulated.jsonl')
+    assert [line['policy'] for line in lines] == names
   facts = json.loads((directory / 'provenance.json').read_text())
   assert facts['flags']['rows'] == ['1', '2']
   # Costs of other sizes are of no use.
@@ -184,7 +179,7 @@ def test_load_of_living_trees(model, tmp_path):
     '--output_tokens=8',
     f'--output_dir={tmp_path / "results"}',
   )
-  none, fixed = read_rows(tmp_path / 'results')
+  none, fixed = programs.read_lines(tmp_path / 'results')
   assert none['acceptance_length'] == 1 < fixed['acceptance_length']
 
 
@@ -204,7 +199,7 @@ def test_forced_acceptance(model, tmp_path, capsys):
     load(*flags)
   load(*flags, '--forced_acceptance=1')
   assert 'drafts: forced_1' in capsys.readouterr().out
-  none, fixed = read_rows(tmp_path / 'results')
+  none, fixed = programs.read_lines(tmp_path / 'results')
   assert none['acceptance_length'] == 1
   assert fixed['acceptance_rate_per_position'] == [1, 1]
 

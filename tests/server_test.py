@@ -449,7 +449,6 @@ def test_any_request_gets_an_answer_of_the_schema(address, mode):
   # Those that the schema allows take long to draw, and are answered.
   limits = hypothesis.settings(
     max_examples=10 if mode.is_positive else 20,
-    deadline=None,
     derandomize=True,
   )
   for found in api.get_all_operations():

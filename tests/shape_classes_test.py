@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 
 import engine_cases
 import numpy as np
@@ -215,8 +214,7 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
   step_shapes.append(path, {(1, 4): 1, (1, 3): 1}, {'policy': 'fixed_1'})
   assert step_shapes.read(path) == {(1, 3): 6, (1, 8): 3, (1, 4): 1}
   flags = (f'--steps={path}', '--rows=2', '--query_tokens=5,7,10')
-  status, output, complaints = programs.run('studies.choose_sizes', *flags)
-  assert status == 0, complaints
+  output = programs.output_of('studies.choose_sizes', *flags)
   # 46 tokens, in 7 * 5 + 3 * 10 places and in 6 * 3 + 4 * 8 of them.
   assert output.splitlines() == [
     'before: --rows=2 --query_tokens=5,7,10, at most 4 programs for each '
@@ -229,7 +227,7 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
 
 
 def test_padded_batches_are_simulated(tmp_path):
-  status, _, complaints = programs.run(
+  programs.output_of(
     'studies.padded_batches',
     '--num_requests=10',
     '--request_rates=20',
@@ -238,9 +236,7 @@ def test_padded_batches_are_simulated(tmp_path):
     '--num_programs=30',
     f'--output_dir={tmp_path}',
   )
-  assert status == 0, complaints
-  lines = (tmp_path / 'rows.jsonl').read_text().splitlines()
-  rows = {row['system']: row for row in map(json.loads, lines)}
+  rows = {row['system']: row for row in programs.read_lines(tmp_path)}
   flat, batch = rows['flat, 30 programs'], rows['one batch']
   assert 0 < flat['padded_share'] < batch['padded_share'] < 1
   assert flat['mean_e2e_latency'] < batch['mean_e2e_latency']

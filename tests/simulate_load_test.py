@@ -19,11 +19,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 SMALL = ('--num_requests=20', '--request_rates=5,50')
 
 
-def read_rows(directory):
-  lines = (directory / 'rows.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
 def row(policy, rate, latency, seed=0):
   return {
     'policy': policy,
@@ -85,17 +80,17 @@ def test_comparison_with_other_policies():
 
 def test_pictures():
   averages = load_report.average(ROWS)
-  for draw in (load_plot.draw_latency, load_plot.draw_lengths):
-    assert draw(averages, 'title').startswith(b'\x89PNG')
-    assert draw([], 'title') is None
+  pictures = load_plot.draw(averages, 'title')
+  assert pictures.pop('promises') is None
+  assert all(p.startswith(b'\x89PNG') for p in pictures.values())
+  assert set(load_plot.draw([], 'title').values()) == {None}
 
 
 def test_program(tmp_path):
-  status, output, complaints = programs.run(
+  output = programs.output_of(
     'simulate_load', *SMALL, '--seeds=2', f'--output_dir={tmp_path}'
   )
-  assert status == 0, complaints
-  rows = read_rows(tmp_path)
+  rows = programs.read_lines(tmp_path)
   assert len(rows) == 2 * 2 * 6
   for values in rows:
     assert 0 < values['padded_share'] < 0.5
@@ -130,11 +125,10 @@ def test_options(tmp_path):
     )
   ):
     directory = tmp_path / str(number)
-    status, _, complaints = programs.run(
+    programs.output_of(
       'simulate_load', *SMALL, *flags, f'--output_dir={directory}'
     )
-    assert status == 0, complaints
-    assert read_rows(directory)
+    assert programs.read_lines(directory)
 
 
 def test_interrupted(tmp_path):
@@ -149,7 +143,7 @@ def test_interrupted(tmp_path):
     process.send(signal.SIGINT)
     status, output, _ = process.finish()
   assert status == 130
-  assert len(read_rows(tmp_path)) < 900
+  assert len(programs.read_lines(tmp_path)) < 900
   assert 'written to' in output
   assert (tmp_path / 'latency.png').exists()
 

@@ -76,7 +76,7 @@ def test_reset_forgets_other_requests():
   assert draft(drafter, [9, 2, 3], request_id=2)[0] == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXTS)
 def test_drafts_are_those_of_a_search(texts):
   *past, own = texts

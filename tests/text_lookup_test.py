@@ -84,7 +84,7 @@ LONGEST = BOTH.num_nodes + 3
 VERDICT = st.lists(st.integers(0, 2), min_size=0, max_size=LONGEST)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
   st.lists(TEXT, min_size=2, max_size=2),
   st.lists(st.lists(VERDICT, min_size=2, max_size=2), min_size=1, max_size=4),

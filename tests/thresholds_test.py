@@ -117,11 +117,7 @@ TOP_PS = st.one_of(
   top_ks=st.tuples(TOP_KS, TOP_KS),
   top_ps=st.tuples(TOP_PS, TOP_PS),
 )
-@hypothesis.settings(
-  max_examples=3,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=3)
 def test_any_row(name, seed, step, top_ks, top_ps):
   check(name, random_logits(seed, (2, 2, VOCAB), step), top_ks, top_ps)
 

@@ -74,7 +74,7 @@ def test_pieces_of_other_kinds_of_vocabularies():
 @hypothesis.given(
   text=st.text(st.sampled_from('ab \n\u00e9\u6f22\U0001f600'), min_size=1)
 )
-@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.settings(max_examples=50)
 @pytest.mark.parametrize('tokenizer', [SMALL, BYTES])
 def test_offsets_of_a_prompt(tokenizer, text):
   hypothesis.assume(not text.startswith(' '))  # SentencePiece would add none

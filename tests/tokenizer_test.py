@@ -485,7 +485,7 @@ def check_stream(tokenizer, ids, stop, data):
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(max_examples=300)
 @pytest.mark.parametrize('name', ['smollm', 'small'])
 def test_stream_of_a_text(request, name, data):
   tokenizer = request.getfixturevalue(name)
@@ -500,7 +500,7 @@ def test_stream_of_a_text(request, name, data):
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(max_examples=300)
 def test_stream_of_any_ids(smollm, data):
   # The lower ids are single bytes, many of them no characters.
   any_id = st.integers(0, len(smollm) - 1) | st.integers(0, 280)

@@ -1,7 +1,5 @@
 """The program that trains drafts: kill -9, and several processes."""
 
-import json
-
 import host_programs
 import numpy as np
 import programs
@@ -51,13 +49,12 @@ def flags_of(model, data, output_dir):
   )
 
 
-def read_lines(output_dir):
-  path = output_dir / 'metrics.jsonl'
-  return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def losses_of(output_dir):
-  lines = [line for line in read_lines(output_dir) if 'training' in line]
+  lines = [
+    line
+    for line in programs.read_lines(output_dir, 'metrics.jsonl')
+    if 'training' in line
+  ]
   assert [line['step'] for line in lines] == list(range(1, 5))
   return [line['training']['loss'] for line in lines]
 
@@ -70,8 +67,7 @@ def test_a_killed_program_goes_on(model, data, whole, tmp_path):
   with programs.running('train_draft', *flags):
     programs.wait_for(lambda: (killed / 'checkpoints/2').exists())
   assert not (killed / 'training.png').exists()
-  status, output, _ = programs.run('train_draft', *flags)
-  assert status == 0
+  output = programs.output_of('train_draft', *flags)
   assert 'chain_acceptance_length' in output
   assert losses_of(killed) == losses_of(whole)
   assert (killed / 'training.png').exists()
@@ -93,7 +89,8 @@ def test_several_processes_share_the_batches(model, data, whole, tmp_path):
   assert 'held out' not in second
   np.testing.assert_allclose(losses_of(two), losses_of(whole), rtol=1e-4)
   figures, expected = (
-    read_lines(x)[-1]['held_out']['all'] for x in (two, whole)
+    programs.read_lines(x, 'metrics.jsonl')[-1]['held_out']['all']
+    for x in (two, whole)
   )
   np.testing.assert_allclose(figures['kl'], expected['kl'], rtol=1e-4)
 

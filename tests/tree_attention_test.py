@@ -215,11 +215,7 @@ parents = st.lists(st.integers(0, 1000), min_size=5, max_size=5)
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 @hypothesis.given(trees=st.lists(parents, min_size=4, max_size=4))
-@hypothesis.settings(
-  max_examples=3,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=3)
 def test_any_tree(name, trees):
   case = CASES['edges']
   masks = [ancestor_mask(tree, case.tree_size) for tree in trees]
@@ -238,7 +234,7 @@ def visible_of_words(mask, offsets):
   mask=st.lists(st.booleans(), min_size=70, max_size=70),
   length=st.integers(0, 20),
 )
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 def test_words_hold_the_mask(mask, length):
   offsets = np.arange(150, dtype=np.int32) - length
   visible = visible_of_words(np.asarray(mask), offsets)

@@ -8,7 +8,7 @@ import pytest
 import tree_oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_game import Game, Sizes
+from tree_game import Game, Sizes, random_table, tables
 
 from swiftspec_jax import tree as tree_lib
 
@@ -24,14 +24,10 @@ CHAIN = st.lists(
 ROWS = st.lists(st.lists(CHAIN, min_size=3, max_size=3), min_size=2, max_size=2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
   st.sampled_from(SIZES),
-  st.lists(
-    st.lists(st.sampled_from(LOG_PROBS), min_size=3, max_size=3),
-    min_size=7,
-    max_size=7,
-  ),
+  tables(LOG_PROBS),
   st.lists(
     st.tuples(
       st.lists(
@@ -45,13 +41,8 @@ ROWS = st.lists(st.lists(CHAIN, min_size=3, max_size=3), min_size=2, max_size=2)
     max_size=8,
   ),
 )
-def test_any_game_equals_heap(sizes, log_probs, rounds):
+def test_any_game_equals_heap(sizes, table, rounds):
   """Roots may be candidates when chains come, and many tokens lack rows."""
-  token_ids = (np.arange(7)[:, None] + np.arange(3)[None] * 2) % 8
-  table = tree_oracle.Table(
-    token_ids=token_ids.astype(np.int32),
-    log_probs=np.asarray(log_probs, np.float32),
-  )
   game = Game(sizes, table, [1, 2], chain_length=LENGTH + 1)
   selections = [[], []]
   for choices, rows in rounds:
@@ -67,12 +58,7 @@ def test_any_game_equals_heap(sizes, log_probs, rounds):
 def test_hundreds_of_verdicts():
   """A good draft and a text that is often right; games are long."""
   rng = np.random.default_rng(0)
-  logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
-  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-  best = np.argsort(-log_probs, axis=1)[:, :3].astype(np.int32)
-  table = tree_oracle.Table(
-    token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
-  )
+  table = random_table(rng)
   sizes, num_verdicts, longest = SIZES[0], 0, 0
   while num_verdicts < 500:
     game = Game(sizes, table, rng.integers(0, 8, 2).tolist(), LENGTH + 1)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tree_oracle
+from hypothesis import strategies as st
 
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
@@ -18,6 +19,27 @@ class Sizes(NamedTuple):
   width: int
   num_nodes: int
   num_steps: int
+
+
+def tables(log_probs):
+  """Strategy of drafts that know three children of each of seven tokens."""
+  token_ids = (np.arange(7)[:, None] + np.arange(3)[None] * 2) % 8
+  rows = st.lists(st.sampled_from(log_probs), min_size=3, max_size=3)
+  return st.lists(rows, min_size=7, max_size=7).map(
+    lambda values: tree_oracle.Table(
+      token_ids=token_ids.astype(np.int32),
+      log_probs=np.asarray(values, np.float32),
+    )
+  )
+
+
+def random_table(rng):
+  logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  best = np.argsort(-log_probs, axis=1)[:, :3].astype(np.int32)
+  return tree_oracle.Table(
+    token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
+  )
 
 
 class Game:

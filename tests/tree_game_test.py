@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import tree_oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_game import Game, Sizes
+from tree_game import Game, Sizes, random_table, tables
 
 from swiftspec_jax import tree as tree_lib
 
@@ -21,14 +20,10 @@ SIZES = [
 LOG_PROBS = [0.0, -0.25, -0.5, -0.5, -1.0, -2.0, -np.inf]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
   st.sampled_from(SIZES),
-  st.lists(
-    st.lists(st.sampled_from(LOG_PROBS), min_size=3, max_size=3),
-    min_size=7,
-    max_size=7,
-  ),
+  tables(LOG_PROBS),
   st.lists(
     st.lists(
       st.lists(st.integers(0, 9), min_size=0, max_size=4),
@@ -39,12 +34,7 @@ LOG_PROBS = [0.0, -0.25, -0.5, -0.5, -1.0, -2.0, -np.inf]
     max_size=8,
   ),
 )
-def test_any_game_equals_heap(sizes, log_probs, rounds):
-  token_ids = (np.arange(7)[:, None] + np.arange(3)[None] * 2) % 8
-  table = tree_oracle.Table(
-    token_ids=token_ids.astype(np.int32),
-    log_probs=np.asarray(log_probs, np.float32),
-  )
+def test_any_game_equals_heap(sizes, table, rounds):
   game = Game(sizes, table, [1, 2])
   selections, _ = game.play([[], []])
   for choices in rounds:
@@ -59,12 +49,7 @@ def test_any_game_equals_heap(sizes, log_probs, rounds):
 def test_hundreds_of_verdicts(sizes):
   """Weights are equal by rounding only; games are long."""
   rng = np.random.default_rng(0)
-  logits = 2 * rng.standard_normal((7, 8)).astype(np.float32)
-  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-  best = np.argsort(-log_probs, axis=1)[:, :3].astype(np.int32)
-  table = tree_oracle.Table(
-    token_ids=best, log_probs=np.take_along_axis(log_probs, best, axis=1)
-  )
+  table = random_table(rng)
   seen, num_verdicts = set(), 0
   while num_verdicts < 500:
     game = Game(sizes, table, rng.integers(0, 8, 2).tolist())

@@ -119,11 +119,7 @@ def check(name, arrays):
   sizes=st.lists(st.integers(1, NUM_NODES), min_size=3, max_size=3),
   tries=st.integers(0, 20),
 )
-@hypothesis.settings(
-  max_examples=15,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=15)
 def test_any_tree(name, seed, sizes, tries):
   check(name, arguments(seed, sizes, tries))
 

@@ -10,11 +10,9 @@ program is run.
 import collections
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 # Neither the plug-ins nor JAX may look for devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -96,9 +94,11 @@ def main() -> None:
     if row.fingerprint not in known:
       benchmark_output.append_line(path, dataclasses.asdict(row))
   # Of a table that was resumed, only what belongs to it now.
-  _write_lines(path, [dataclasses.asdict(row) for row in done])
+  benchmark_output.write_lines(path, [dataclasses.asdict(row) for row in done])
   if 'launches' in _SUITE.value:
-    _write_lines(directory / _LAUNCHES, layer_launches.table(done))
+    benchmark_output.write_lines(
+      directory / _LAUNCHES, layer_launches.table(done)
+    )
   benchmark_output.write_json(
     directory / 'provenance.json', provenance.collect()
   )
@@ -111,11 +111,6 @@ def main() -> None:
       f'first {refused[0].name} {refused[0].shape} for '
       f'{refused[0].topology}: {refused[0].message}'
     )
-
-
-def _write_lines(path: pathlib.Path, values: Sequence[dict[str, Any]]) -> None:
-  lines = [json.dumps(line) + '\n' for line in values]
-  benchmark_output.write(path, ''.join(lines).encode())
 
 
 def _accepted(path: pathlib.Path) -> dict[str, rows.Row]:

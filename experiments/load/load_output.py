@@ -77,12 +77,7 @@ def report(
     {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
   )
   averages = load_report.average(rows)
-  pictures = {
-    'latency': load_plot.draw_latency(averages, title),
-    'lengths': load_plot.draw_lengths(averages, title),
-    'promises': load_plot.draw_promises(averages, title),
-  }
-  benchmark_output.write_pictures(directory, pictures)
+  benchmark_output.write_pictures(directory, load_plot.draw(averages, title))
   print(title)
   print(load_report.table(averages))
   print('times in ms')

@@ -59,30 +59,21 @@ def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns averaged rows as text, times in milliseconds."""
-  cells = [
-    (
-      'rate', 'policy', 'latency', 'p99', 'TTFT', 'TPOT', 'tokens/s',
-      'acc. length', 'drafted', 'SLO', 'TPOT kept', 'kept tokens/s',
-    )
-  ]  # fmt: skip
-  for row in rows:
-    cells.append(
-      (
-        f'{row["request_rate"]:g}',
-        row['policy'],
-        _milliseconds(row, 'mean_e2e_latency'),
-        _milliseconds(row, 'p99_e2e_latency'),
-        _milliseconds(row, 'mean_ttft'),
-        _milliseconds(row, 'mean_tpot'),
-        _cell(row, 'throughput', '.0f'),
-        _cell(row, 'acceptance_length', '.2f'),
-        _cell(row, 'mean_num_speculative_tokens', '.2f'),
-        _cell(row, 'slo_attainment', '.2f'),
-        _cell(row, 'tpot_attainment', '.2f'),
-        _cell(row, 'kept_throughput', '.0f'),
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=2)
+  columns = {
+    'rate': ('request_rate', 'g'),
+    'policy': ('policy',),
+    'latency': ('mean_e2e_latency', '.1f', 1e3),
+    'p99': ('p99_e2e_latency', '.1f', 1e3),
+    'TTFT': ('mean_ttft', '.1f', 1e3),
+    'TPOT': ('mean_tpot', '.1f', 1e3),
+    'tokens/s': ('throughput', '.0f'),
+    'acc. length': ('acceptance_length', '.2f'),
+    'drafted': ('mean_num_speculative_tokens', '.2f'),
+    'SLO': ('slo_attainment', '.2f'),
+    'TPOT kept': ('tpot_attainment', '.2f'),
+    'kept tokens/s': ('kept_throughput', '.0f'),
+  }
+  return benchmark_report.table_of(rows, columns, num_names=2)
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -167,11 +158,3 @@ def _best_fixed(policies: Mapping[str, float]) -> float | None:
 
 def _is_number(value: Any) -> bool:
   return isinstance(value, int | float)
-
-
-def _milliseconds(row: Mapping[str, Any], name: str) -> str:
-  return f'{row[name] * 1e3:.1f}' if name in row else '-'
-
-
-def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
-  return format(row[name], form) if name in row else '-'

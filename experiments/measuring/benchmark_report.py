@@ -1,7 +1,7 @@
 """What the results of a benchmark say: sums first, ratios last."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.measuring import llama_peer
@@ -110,19 +110,50 @@ def forced_label(summary: dict[str, dict[str, Any]]) -> str:
 
 def table(summary: dict[str, dict[str, Any]]) -> str:
   """Returns the summary as text for a terminal."""
-  header = (
-    'mode', 'task', 'prompts', 'tokens/s', 'speedup', 'acc. length',
-    'hit/late/miss', 'equal',
-  )  # fmt: skip
-  rows = [header]
+  rows = []
   for mode, figures in summary.items():
     forced = figures['forced_acceptance']
     label = mode if forced is None else f'{mode} ({_forced(forced)})'
-    rows.append(_row(label, 'all', figures))
-    tasks = figures['tasks']
-    if len(tasks) > 1:
-      rows += [_row('', task, tasks[task]) for task in tasks]
-  return aligned(rows, num_names=2)
+    rows.append({'mode': label, 'task': 'all', **figures})
+    if len(figures['tasks']) > 1:
+      rows += [
+        {'mode': '', 'task': task, **own}
+        for task, own in figures['tasks'].items()
+      ]
+  return table_of(rows, _COLUMNS, num_names=2)
+
+
+def table_of(
+  rows: Sequence[Mapping[str, Any]],
+  columns: Mapping[str, Callable[[Any], str] | tuple[Any, ...]],
+  num_names: int,
+) -> str:
+  """Returns rows as text for a terminal, as `aligned`.
+
+  Args:
+    rows: values by name.
+    columns: cells by heading: a function that returns the cell of a row, or
+      name and form of a value, and the factor that makes it what is shown. A
+      value that a row lacks, or that is None, is a '-'.
+    num_names: number of columns that stand to the left.
+  """
+
+  def cell(row, name, form='', factor=None):
+    if (value := row.get(name)) is None:
+      return '-'
+    return format(value if factor is None else factor * value, form)
+
+  cells = [
+    [c(row) if callable(c) else cell(row, *c) for c in columns.values()]
+    for row in rows
+  ]
+  return aligned([list(columns), *cells], num_names)
+
+
+def outcome_rates(row: Mapping[str, Any]) -> str:
+  """Returns the rates of a row's hits, late hits and misses as a cell."""
+  rates = [row[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
+  return '-' if None in rates else '/'.join(f'{rate:.2f}' for rate in rates)
 
 
 def aligned(rows: Sequence[Sequence[str]], num_names: int) -> str:
@@ -197,19 +228,18 @@ def _host_seconds(records: Sequence[Record]) -> float | None:
   return sum(seconds) / max(sum(record.num_rounds for record in records), 1)
 
 
-def _row(mode: str, task: str, figures: dict[str, Any]) -> tuple[str, ...]:
-  def cell(value: float | None, form: str) -> str:
-    return '-' if value is None else format(value, form)
+def _equal(row: Mapping[str, Any]) -> str:
+  equal = row['num_outputs_equal']
+  return '-' if equal is None else f'{equal}/{row["num_prompts"]}'
 
-  equal = figures['num_outputs_equal']
-  rates = [figures[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
-  return (
-    mode,
-    task,
-    str(figures['num_prompts']),
-    cell(figures['tokens_per_second'], '.1f'),
-    cell(figures['speedup'], '.2f'),
-    cell(figures['acceptance_length'], '.2f'),
-    '/'.join(cell(rate, '.2f') for rate in rates) if any(rates) else '-',
-    '-' if equal is None else f'{equal}/{figures["num_prompts"]}',
-  )
+
+_COLUMNS = {
+  'mode': ('mode',),
+  'task': ('task',),
+  'prompts': ('num_prompts',),
+  'tokens/s': ('tokens_per_second', '.1f'),
+  'speedup': ('speedup', '.2f'),
+  'acc. length': ('acceptance_length', '.2f'),
+  'hit/late/miss': outcome_rates,
+  'equal': _equal,
+}

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments import program
@@ -135,6 +135,11 @@ def append_line(path: pathlib.Path, values: Mapping[str, Any]) -> None:
   """Adds a line of JSON to a file, which is made if it does not exist."""
   with program.writing(path), path.open('a') as file:
     file.write(f'{json.dumps(values)}\n')
+
+
+def write_lines(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
+  """Makes or replaces a file of JSON lines in one step."""
+  write(path, ''.join(f'{json.dumps(line)}\n' for line in lines).encode())
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

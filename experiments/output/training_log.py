@@ -1,7 +1,5 @@
 """The record of a training run: JSON lines, a picture, a table."""
 
-import io
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +25,8 @@ class TrainingLog:
     kept = [line for line in lines if line['step'] <= step]
     # The first evaluation is repeated when nothing else was done.
     kept = kept if step else []
-    text = ''.join(json.dumps(line) + '\n' for line in kept)
     if sharding.is_first_process():
-      benchmark_output.write(self._path, text.encode())
+      benchmark_output.write_lines(self._path, kept)
 
   def add(self, step: int, **values: Any) -> None:
     """Appends a line.
@@ -45,14 +42,15 @@ class TrainingLog:
     if not sharding.is_first_process():
       return
     try:
-      from matplotlib import figure as figure_lib
+      from experiments.output import plots
     except ImportError:
       return
     lines = benchmark_output.read_lines(self._path)
     steps = [line for line in lines if 'training' in line]
     evaluations = [line for line in lines if 'held_out' in line]
-    figure = figure_lib.Figure(figsize=(8, 8), layout='constrained')
-    loss, agreement, chain = figure.subplots(3, sharex=True)
+    figure, (loss, agreement, chain) = plots.make_figure(
+      8, 8, num_rows=3, sharex=True
+    )
     x = [line['step'] for line in steps]
     loss.plot(x, [line['training']['loss'] for line in steps], linewidth=0.8)
     loss.set_ylabel('loss')
@@ -81,9 +79,7 @@ class TrainingLog:
     chain.set_ylabel('acceptance length,\nchain of 4')
     chain.set_xlabel('step')
     chain.legend(fontsize='x-small', ncols=3)
-    output = io.BytesIO()
-    figure.savefig(output, format='png', dpi=120)
-    benchmark_output.write(self._picture, output.getvalue())
+    benchmark_output.write(self._picture, plots.png(figure))
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:

@@ -1,25 +1,25 @@
 """The picture of a timeline: a track for each mesh, transfers and the host."""
 
-import io
 import math
 from collections.abc import Sequence
 
 from matplotlib import figure as figure_lib
 from matplotlib import patches
 
+from experiments.output import plots
 from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
 
 _COLORS = {
-  'verify': '#0072b2',
-  'grow': '#009e73',
-  'advance': '#e69f00',
-  'expected': '#d55e00',
-  'verdict': '#cc79a7',
+  'verify': plots.BLUE,
+  'grow': plots.GREEN,
+  'advance': plots.ORANGE,
+  'expected': plots.RED,
+  'verdict': plots.PINK,
   'proposal': '#882255',
   'dispatch': '#555555',
   'wait': '#d9d9d9',
-  'read': '#56b4e9',
+  'read': plots.SKY,
 }
 _HEIGHT = 0.6  # of a bar; tracks are 1 apart
 _LABEL_SHARE = 0.05  # of the width, from which on a bar has its name in it
@@ -29,9 +29,7 @@ def draw(
   spans: Sequence[timeline_lib.Span], num_rounds: int = 4, skip: int = 1
 ) -> bytes:
   """Returns a PNG of what `make_figure` draws."""
-  output = io.BytesIO()
-  make_figure(spans, num_rounds, skip).savefig(output, format='png', dpi=130)
-  return output.getvalue()
+  return plots.png(make_figure(spans, num_rounds, skip))
 
 
 def make_figure(
@@ -58,8 +56,7 @@ def make_figure(
     )
   begin, end = starts[0], starts[-1]
   shown = [s for s in spans if s.start < end and s.end > begin]
-  figure = figure_lib.Figure(figsize=(11, 3.2), layout='constrained')
-  axes = figure.subplots()
+  figure, (axes,) = plots.make_figure(11, 3.2)
   for span in shown:
     _draw_bar(axes, span, begin, end)
   for start in starts:
@@ -68,7 +65,7 @@ def make_figure(
   axes.set_ylim(len(timeline_lib.TRACKS) - 0.5, -0.5)
   axes.set_xlim(0, (end - begin) * 1e3)
   axes.set_xlabel('milliseconds; at a dotted line a verification starts')
-  axes.spines[['top', 'right', 'left']].set_visible(False)
+  axes.spines['left'].set_visible(False)
   axes.tick_params(axis='y', length=0)
   names = {span.name for span in shown}
   handles = [

@@ -1,11 +1,16 @@
 """Trees of some rounds as one HTML page that needs nothing else."""
 
-import html
+import importlib.resources
+import json
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import markupsafe
 
 import swiftspec_jax as ss
-from experiments.pictures import tree_layout, tree_picture
-from experiments.pictures.tree_rounds import Round
+from experiments.output import report_page
+from experiments.pictures.tree_rounds import Node, Round
 from swiftspec_jax import tree as tree_lib
 
 OUTCOMES = {
@@ -13,44 +18,20 @@ OUTCOMES = {
   tree_lib.LATE_HIT: 'late hit',
   tree_lib.MISS: 'miss',
 }
-
-# All rules are for .trees alone, so that a notebook can show the page.
-_STYLE = """
-.trees { background: #fff; color: #1f2937; padding: 20px 24px; line-height: 1.5;
-  font: 14px system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; }
-.trees h1 { font-size: 22px; margin: 0 0 4px; color: inherit; }
-.trees h2 { font-size: 17px; margin: 0; color: inherit; }
-.trees p { margin: 4px 0; max-width: 150ch; }
-.trees code, .trees .token, .trees svg .name { font-family: ui-monospace,
-  SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
-.trees .facts { color: #64748b; }
-.trees .facts b { color: #1f2937; font-weight: 600; }
-.trees section { border: 1px solid #e2e8f0; border-radius: 10px;
-  margin: 16px 0; overflow: hidden; }
-.trees header { background: #f8fafc; border-bottom: 1px solid #e2e8f0;
-  padding: 10px 14px; }
-.trees .line { display: flex; gap: 10px; align-items: baseline;
-  flex-wrap: wrap; }
-.trees .pill { border-radius: 99px; padding: 1px 10px; font-weight: 600;
-  font-size: 13px; }
-.trees .pill.hit { background: #fde68a; color: #78350f; }
-.trees .pill.late.hit { background: #fff; color: #92400e;
-  outline: 1.5px dashed #d97706; }
-.trees .pill.miss { background: #fee2e2; color: #b91c1c; }
-.trees .text { margin-top: 6px; }
-.trees .token { font-size: 13px; white-space: pre-wrap; color: #64748b; }
-.trees .token.accepted, .trees .token.next { border-radius: 4px;
-  padding: 0 3px; margin-left: 2px; }
-.trees .token.accepted { background: #15803d; color: #fff; }
-.trees .token.next { background: #fbbf24; color: #451a03; }
-.trees .token.next.miss { background: #fee2e2; color: #b91c1c;
-  outline: 1.5px dashed #dc2626; }
-.trees .scroll { overflow-x: auto; padding: 4px 8px; }
-.trees svg { display: block; }
-.trees .legend { display: flex; flex-wrap: wrap; gap: 4px 18px;
-  margin-top: 12px; color: #475569; font-size: 13px; }
-.trees .legend span { display: flex; align-items: center; gap: 6px; }
-"""
+_LEGEND = {  # by classes
+  'root sent': 'last known token, the root',
+  'accepted sent': 'sent and accepted',
+  'sent dropped': 'sent, not accepted',
+  'next': "the target's next token: the next root",
+  'missed': 'the same, but not in the tree',
+  'halo': 'kept for the next round',
+  'dropped': 'dropped after the verdict',
+  '': 'solid: expanded, has keys and values',
+  'candidate': 'dashed: candidate, has a weight only',
+}
+_MINUS = '\N{MINUS SIGN}'
+_MAX_CHARS = 16  # of a token that is drawn
+_VISIBLE = {' ': '␣', '\n': '↵', '\t': '⇥'}
 
 
 def render(
@@ -64,21 +45,15 @@ def render(
     max_nodes: drawn of each tree, the most probable ones. Nodes that were sent
       and the next token always are.
   """
-  lines = [
-    '<!DOCTYPE html>',
-    '<html lang="en"><head><meta charset="utf-8" />',
-    '<meta name="viewport" content="width=device-width" />',
-    f'<title>Draft trees</title><style>{_STYLE}{tree_picture.STYLE}</style>',
-    '</head>',
-    '<body style="margin: 0"><div class="trees">',
-    '<h1>Draft trees, round by round</h1>',
-    _facts(facts),
-    _facts(_totals(rounds)),
-    _legend(),
-    *(_section(i, r, max_nodes) for i, r in enumerate(rounds, start=1)),
-    '</div></body></html>',
-  ]
-  return '\n'.join(lines)
+  page = importlib.resources.files('swiftspec_jax.server').joinpath('page')
+  return report_page.TEMPLATES.get_template('trees.html').render(
+    title='Draft trees',
+    facts={_words(name): _words(value) for name, value in facts.items()},
+    totals=_totals(rounds),
+    legend=_LEGEND,
+    rounds=[_section(round_, max_nodes) for round_ in rounds],
+    drawing=markupsafe.Markup(page.joinpath('drawing.js').read_text()),
+  )
 
 
 def facts(
@@ -99,118 +74,149 @@ def facts(
   }
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-  parts = [
-    f'{_plain(name)} <b>{_plain(value)}</b>' for name, value in facts.items()
-  ]
-  return f'<p class="facts">{" · ".join(parts)}</p>'
+def visible(text: str) -> str:
+  """Returns the text with white space and control characters spelled out."""
+  return ''.join(
+    _VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in text
+  )
 
 
-def _plain(text: str) -> str:
-  """Returns text as HTML; only what cannot be printed is spelled out."""
-  words = [tree_picture.visible(word) for word in text.split(' ')]
-  return html.escape(' '.join(words))
+def _words(text: str) -> str:
+  """Returns text of which only what cannot be printed is spelled out."""
+  return ' '.join(map(visible, text.split(' ')))
 
 
-def _totals(rounds: Sequence[Round]) -> dict[str, str]:
+def _totals(rounds: Sequence[Round]) -> dict[str, Any]:
   num_tokens = sum(len(r.emitted) for r in rounds)
   outcomes = [r.outcome for r in rounds]
   return {
-    'rounds': str(len(rounds)),
+    'rounds': len(rounds),
     'tokens': f'{num_tokens} ({num_tokens / max(len(rounds), 1):.2f} a round)',
-    'hits': str(outcomes.count(tree_lib.HIT)),
-    'late hits': str(outcomes.count(tree_lib.LATE_HIT)),
-    'misses': str(outcomes.count(tree_lib.MISS)),
+    'hits': outcomes.count(tree_lib.HIT),
+    'late hits': outcomes.count(tree_lib.LATE_HIT),
+    'misses': outcomes.count(tree_lib.MISS),
   }
 
 
-def _legend() -> str:
-  entries = (
-    ('root sent', 'last known token, the root'),
-    ('accepted sent', 'sent and accepted'),
-    ('sent dropped', 'sent, not accepted'),
-    ('next', "the target's next token: the next root"),
-    ('missed', 'the same, but not in the tree'),
-    ('halo', 'kept for the next round'),
-    ('dropped', 'dropped after the verdict'),
-    ('', 'solid: expanded, has keys and values'),
-    ('candidate', 'dashed: candidate, has a weight only'),
-  )
-  parts = []
-  for classes, meaning in entries:
-    halo = ''
-    if classes == 'halo':
-      classes = ''
-      halo = '<rect class="halo" width="38" height="22" rx="6" />'
-    parts.append(
-      f'<span><svg width="38" height="22" aria-hidden="true">{halo}'
-      f'<g class="{classes}"><rect class="box" x="5" y="4" width="28" '
-      f'height="14" rx="4" /></g></svg>{meaning}</span>'
-    )
-  note = (
-    '<p class="facts">Under a token stands its weight: the probability of the '
-    "path from the root in the draft's eyes, and the logarithm of it. The "
-    "verdict's path is drawn first, then the most probable nodes. A thicker "
-    'line means more probable after its parent. Point at a node for more.</p>'
-  )
-  return f'<div class="legend">{"".join(parts)}</div>{note}'
-
-
-def _section(number: int, round_: Round, max_nodes: int) -> str:
-  chosen = tree_layout.choose(round_.nodes, max_nodes)
-  return '\n'.join(
-    [
-      '<section><header>',
-      _heading(number, round_),
-      _figures(round_, len(chosen)),
-      _text(round_),
-      '</header><div class="scroll">',
-      tree_picture.draw(round_, chosen),
-      '</div></section>',
-    ]
-  )
-
-
-def _heading(number: int, round_: Round) -> str:
-  name = OUTCOMES[round_.outcome]
+def _section(round_: Round, max_nodes: int) -> dict[str, Any]:
+  """Returns what the template shows of a round."""
   nodes = round_.nodes
+  boxes = boxes_of(round_, max_nodes)
+  is_miss = round_.outcome == tree_lib.MISS
+  *accepted, last = map(visible, round_.emitted)
   num_kept = sum(node.is_kept for node in nodes)
-  consequence = {
-    tree_lib.HIT: f'{num_kept} of {len(nodes)} nodes are kept',
-    tree_lib.LATE_HIT: 'the next root has no children yet: a new tree',
-    tree_lib.MISS: 'the next token is not in the tree: a new tree',
-  }[round_.outcome]
-  return (
-    f'<div class="line"><h2>Round {number}</h2>'
-    f'<span class="pill {name}">{name}</span>'
-    f'<span class="facts">{consequence}</span></div>'
-  )
-
-
-def _figures(round_: Round, num_drawn: int) -> str:
-  nodes = round_.nodes
-  figures = {
-    'position of the root': round_.position,
-    'nodes of the tree': len(nodes),
-    'expanded': sum(node.is_expanded for node in nodes),
-    'sent': sum(node.is_sent for node in nodes),
-    'accepted': len(round_.emitted) - 1,
-    'draft forwards that the target waited for': round_.num_forwards,
-    'not drawn': len(nodes) - num_drawn,
+  return {
+    'outcome': OUTCOMES[round_.outcome],
+    'consequence': {
+      tree_lib.HIT: f'{num_kept} of {len(nodes)} nodes are kept',
+      tree_lib.LATE_HIT: 'the next root has no children yet: a new tree',
+      tree_lib.MISS: 'the next token is not in the tree: a new tree',
+    }[round_.outcome],
+    'figures': {
+      'position of the root': round_.position,
+      'nodes of the tree': len(nodes),
+      'expanded': sum(node.is_expanded for node in nodes),
+      'sent': sum(node.is_sent for node in nodes),
+      'accepted': len(accepted),
+      'draft forwards that the target waited for': round_.num_forwards,
+      'not drawn': len(nodes) - len(boxes) + is_miss,
+    },
+    'context': visible(round_.context),
+    'accepted': accepted,
+    'next': last,
+    'boxes': json.dumps(boxes),
   }
-  return _facts({name: str(value) for name, value in figures.items()})
 
 
-def _text(round_: Round) -> str:
-  """Returns the end of the text, with the new tokens marked."""
-  classes = ['token accepted'] * (len(round_.emitted) - 1)
-  classes = [*classes, f'token next {OUTCOMES[round_.outcome]}']
-  spans = [
-    f'<span class="{css}">{html.escape(tree_picture.visible(text))}</span>'
-    for css, text in zip(classes, round_.emitted, strict=True)
-  ]
-  before = html.escape(tree_picture.visible(round_.context))
-  return (
-    f'<div class="text"><span class="token">…{before}</span>'
-    f'{"".join(spans)}</div>'
+def boxes_of(round_: Round, max_nodes: int) -> list[dict[str, Any]]:
+  """Returns what `drawing.js` draws: nodes, and the next token if missed.
+
+  Nodes that were sent and those on the path of the verdict always are among
+  them, then the most probable ones, up to `max_nodes`; with a node, its parent
+  is, too.
+  """
+  nodes = round_.nodes
+  # No child is more probable than its parent, nor does it stand before it.
+  order = sorted(
+    range(len(nodes)),
+    key=lambda i: (not _is_always_drawn(nodes[i]), -nodes[i].log_prob, i),
   )
+  num_drawn = max(max_nodes, sum(map(_is_always_drawn, nodes)))
+  chosen = sorted(order[:num_drawn])
+  places = {node: place for place, node in enumerate(chosen)}
+  boxes = [_box(nodes, i) | {'parent': places.get(nodes[i].parent)}
+           for i in chosen]  # fmt: skip
+  if round_.outcome == tree_lib.MISS:
+    path = [i for i in chosen if nodes[i].is_accepted]
+    last = max(path, key=lambda i: nodes[i].depth, default=0)
+    missed = {
+      'name': _short(round_.emitted[-1]),
+      'weight': 'not in the tree',
+      'about': 'the next token, which is not in the tree',
+      'classes': 'missed',
+      'parent': places[last],
+      'prob': 0,
+      'share': 0.3,
+      'isPassed': True,
+      'isKept': False,
+    }
+    boxes.append(missed)
+  return boxes
+
+
+def _is_always_drawn(node: Node) -> bool:
+  is_root = node.parent is None
+  return is_root or node.is_sent or node.is_accepted or node.is_next
+
+
+def _box(nodes: Sequence[Node], i: int) -> dict[str, Any]:
+  node = nodes[i]
+  is_root = node.parent is None
+  above = 0.0 if is_root else nodes[node.parent].log_prob
+  share, prob = math.exp(node.log_prob - above), math.exp(node.log_prob)
+  sign = _MINUS if node.log_prob < 0 else ''
+  log = f'{sign}{abs(node.log_prob):.2f}'
+  about = {
+    f'{visible(node.text)} (token {node.token_id}), depth {node.depth}': True,
+    f'probability after its parent {_percent(share)}': True,
+    f'weight {_percent(prob)}, its logarithm {log}': True,
+    'expanded': node.is_expanded,
+    'candidate': not node.is_expanded,
+    'the root': is_root,
+    'sent': node.is_sent,
+    'accepted': node.is_accepted,
+    'the next token': node.is_next,
+    'kept for the next round': node.is_kept,
+  }
+  classes = {
+    'root': is_root,
+    'candidate': not node.is_expanded,
+    'sent': node.is_sent,
+    'accepted': node.is_accepted,
+    'next': node.is_next,
+    'dropped': not (is_root or node.is_accepted or node.is_kept),
+  }
+  return {
+    'name': _short(node.text),
+    'weight': f'{_percent(prob)} · {log}',
+    'about': '\n'.join(line for line, holds in about.items() if holds),
+    'classes': ' '.join(name for name, holds in classes.items() if holds),
+    'prob': prob,
+    'share': share,
+    'isPassed': node.is_accepted or node.is_next,
+    'isKept': node.is_kept,
+  }
+
+
+def _short(text: str) -> str:
+  shown = visible(text)
+  if len(shown) > _MAX_CHARS:
+    shown = f'{shown[: _MAX_CHARS - 1]}…'
+  return shown or '∅'
+
+
+def _percent(share: float) -> str:
+  percent = 100 * share
+  if percent < 0.1:
+    return '<0.1%'
+  return f'{percent:.0f}%' if percent >= 9.95 else f'{percent:.1f}%'

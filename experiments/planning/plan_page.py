@@ -1,18 +1,13 @@
 """Plans as one HTML page that needs nothing else, and their picture."""
 
-import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import figure as figure_lib
-
-from experiments.output import report_page, result_folder
+from experiments.output import plots, report_page, result_folder
 from experiments.planning import plan_report
 
 Row = Mapping[str, Any]
 
-_GREY, _BLUE, _ORANGE = '#8c8c8c', '#0072b2', '#e69f00'
 # Of the parts of a round: the target's are blue, the draft's orange.
 _PARTS = {
   'target: weights': '#00406b',
@@ -25,7 +20,7 @@ _PARTS = {
   'draft: compute': '#a05a00',
   'draft: all_reduces': '#eba83a',
   'draft: launches': '#f7d79b',
-  'handoff': '#8c8c8c',
+  'handoff': plots.GREY,
 }
 _INTERVAL = (
   'Dots are predictions, lines intervals of 95 %; blue has the kernels of this '
@@ -48,11 +43,14 @@ def render(
   wanted = summary['goal']['tokens_per_second'] or 0
   advice = plan_report.advice(summary, tables)
   parts = [
-    '<p>Predicted, but for what is called measured. docs/how_to/plan.md says '
-    'how far to trust it.</p>',
-    f'<pre>{html.escape(advice)}</pre>',
+    report_page.element(
+      'p',
+      'Predicted, but for what is called measured. docs/how_to/plan.md says '
+      'how far to trust it.',
+    ),
+    report_page.element('pre', advice),
     report_page.image('speeds and parts of a round', picture),
-    f'<p>{_INTERVAL}</p>',
+    report_page.element('p', _INTERVAL),
   ]
   drafts = [
     {'draft': name, **draft} for name, draft in summary['drafts'].items()
@@ -67,14 +65,12 @@ def render(
     ('Predicted beside published and measured', tables['validation']),
   ):
     if rows := list(rows):
-      parts += [f'<h2>{html.escape(title)}</h2>', report_page.table(rows)]
-  facts = result_folder.flat(summary['provenance'])
+      parts += [report_page.element('h2', title), report_page.table(rows)]
+  facts = report_page.facts(result_folder.flat(summary['provenance']))
   parts += [
     report_page.details('All choices, with the best sizes', tables['search']),
     report_page.details('Rounds that were run', tables['rounds']),
-    report_page.details(
-      'Provenance', [{'name': k, 'value': v} for k, v in facts.items()]
-    ),
+    report_page.details('Provenance', facts),
   ]
   return report_page.page(summary['deployment'], parts)
 
@@ -109,16 +105,15 @@ def draw(rows: Sequence[Row], goal: float | None) -> bytes:
     rows: lines of rows.jsonl.
     goal: tokens per second to reach.
   """
-  figure = figure_lib.Figure(
-    figsize=(13, 1.6 + 0.3 * len(rows)), layout='constrained'
+  figure, (speeds, rounds) = plots.make_figure(
+    13, 1.6 + 0.3 * len(rows), 2, sharey=True
   )
-  speeds, rounds = figure.subplots(1, 2, sharey=True)
   for place, row in enumerate(rows):
-    color = _BLUE if row['kernels'] else _GREY
+    color = plots.BLUE if row['kernels'] else plots.GREY
     speeds.plot([row['low'], row['high']], [place] * 2, color=color)
     speeds.plot(row['tokens_per_second'], place, 'o', color=color)
     if row['published'] is not None:
-      speeds.plot(row['published'], place, 'D', color=_ORANGE)
+      speeds.plot(row['published'], place, 'D', color=plots.ORANGE)
     left = 0.0
     for name in _PARTS:
       length = 1e3 * row['parts'].get(name, 0.0)
@@ -127,7 +122,7 @@ def draw(rows: Sequence[Row], goal: float | None) -> bytes:
     tokens = f' {row["acceptance_length"]:.2f} tokens'
     rounds.text(left, place, tokens, va='center', fontsize='small')
   if goal is not None:
-    speeds.axvline(goal, color=_ORANGE, linestyle='--')
+    speeds.axvline(goal, color=plots.ORANGE, linestyle='--')
   names = [plan_report.plan_name(row) for row in rows]
   speeds.set_yticks(range(len(rows)), names)
   speeds.invert_yaxis()
@@ -135,13 +130,9 @@ def draw(rows: Sequence[Row], goal: float | None) -> bytes:
   speeds.set_xlabel('tokens a second')
   rounds.set_xlabel('milliseconds of a round')
   rounds.margins(x=0.2)
-  for axes in (speeds, rounds):
-    axes.spines[['top', 'right']].set_visible(False)
   used = [name for name in _PARTS if any(name in row['parts'] for row in rows)]
   handles = [rounds.barh(0, 0, color=_PARTS[name]) for name in used]
   figure.legend(
     handles, used, loc='outside lower right', ncols=5, frameon=False
   )
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format='png', dpi=110)
-  return buffer.getvalue()
+  return plots.png(figure)

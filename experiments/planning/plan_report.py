@@ -86,34 +86,24 @@ def _row(source, what, predicted, published) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the plans as text for a terminal."""
-  cells = [
-    (
-      'mode', 'chips', 'kernels', 'target', 'draft', 'limit', 'bs', 'd',
-      'tokens', 'target ms', 'draft ms', 'tokens/s', 'slow', 'interval',
-      'paper',
-    )
-  ]  # fmt: skip
-  for row in rows:
-    cells.append(
-      (
-        row['mode'],
-        chips(row),
-        'yes' if row['kernels'] else 'no',
-        row['weight_dtype'],
-        f'{row["draft"]} {row["draft_weight_dtype"]}',
-        row['limit'],
-        str(row['num_nodes']),
-        str(row['num_draft_steps']),
-        f'{row["acceptance_length"]:.2f}',
-        f'{1e3 * row["target_step_seconds"]:.2f}',
-        f'{1e3 * row["draft_step_seconds"]:.2f}',
-        f'{row["tokens_per_second"]:.0f}',
-        f'{row["slow_tokens_per_second"]:.0f}',
-        f'{row["low"]:.0f} to {row["high"]:.0f}',
-        '-' if row['published'] is None else f'{row["published"]:.0f}',
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=6)
+  columns = {
+    'mode': ('mode',),
+    'chips': chips,
+    'kernels': lambda row: 'yes' if row['kernels'] else 'no',
+    'target': lambda row: str(row['weight_dtype']),
+    'draft': lambda row: f'{row["draft"]} {row["draft_weight_dtype"]}',
+    'limit': ('limit',),
+    'bs': ('num_nodes',),
+    'd': ('num_draft_steps',),
+    'tokens': ('acceptance_length', '.2f'),
+    'target ms': ('target_step_seconds', '.2f', 1e3),
+    'draft ms': ('draft_step_seconds', '.2f', 1e3),
+    'tokens/s': ('tokens_per_second', '.0f'),
+    'slow': ('slow_tokens_per_second', '.0f'),
+    'interval': lambda row: f'{row["low"]:.0f} to {row["high"]:.0f}',
+    'paper': ('published', '.0f'),
+  }
+  return benchmark_report.table_of(rows, columns, num_names=6)
 
 
 def chips(row: Mapping[str, Any]) -> str:
@@ -124,21 +114,23 @@ def chips(row: Mapping[str, Any]) -> str:
 
 def validation_table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns predicted beside published figures, step times in milliseconds."""
-  cells = [('source', 'what', 'predicted', 'published', 'error', 'left out')]
-  for row in rows:
-    scale = 1e3 if 'is_fitted' in row else 1
-    left_out = row['left_out_error'] if row.get('is_fitted') else None
-    cells.append(
-      (
-        row['source'],
-        row['what'],
-        f'{scale * row["predicted"]:.2f}',
-        f'{scale * row["published"]:.2f}',
-        f'{row["error"]:+.1%}',
-        '-' if left_out is None else f'{left_out:+.1%}',
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=2)
+  rows = [
+    {
+      **row,
+      'scale': 1e3 if 'is_fitted' in row else 1,
+      'left_out': row['left_out_error'] if row.get('is_fitted') else None,
+    }
+    for row in rows
+  ]
+  columns = {
+    'source': ('source',),
+    'what': ('what',),
+    'predicted': lambda row: f'{row["scale"] * row["predicted"]:.2f}',
+    'published': lambda row: f'{row["scale"] * row["published"]:.2f}',
+    'error': ('error', '+.1%'),
+    'left out': ('left_out', '+.1%'),
+  }
+  return benchmark_report.table_of(rows, columns, num_names=2)
 
 
 def advice(

@@ -1,17 +1,18 @@
 """The pictures of the ablation."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from matplotlib import figure as figure_lib
 from matplotlib import ticker
 
+from experiments.output import plots
 from experiments.studies import ablation_report, ablation_settings
 
-_GRAY, _ORANGE, _BLUE = '#8c8c8c', '#e69f00', '#0072b2'
-_COLORS = {'autoregressive': _GRAY, 'serial': _ORANGE, 'async': _BLUE}
+_COLORS = {
+  'autoregressive': plots.GREY,
+  'serial': plots.ORANGE,
+  'async': plots.BLUE,
+}
 _LABELS = {
   'num_nodes': 'nodes verified (bs)',
   'width': 'leaves expanded (w)',
@@ -29,9 +30,7 @@ def draw_speed(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   ]
   if not rows:
     return None
-  height = 1.8 + 0.45 * len(rows)
-  figure = figure_lib.Figure(figsize=(8, height), layout='constrained')
-  axes = figure.subplots()
+  figure, (axes,) = plots.make_figure(8, 1.8 + 0.45 * len(rows))
   labels = [
     f'{row["tokens_per_second"]:.1f}'
     + ('' if row['speedup'] is None else f'  ({row["speedup"]:.2f}x)')
@@ -46,7 +45,7 @@ def draw_speed(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   axes.invert_yaxis()
   axes.margins(x=0.2)
   axes.set_xlabel('tokens per second (speedup over autoregressive)')
-  return _png(figure, title, [axes])
+  return plots.png(figure, title)
 
 
 def draw_sweeps(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
@@ -61,30 +60,23 @@ def draw_sweeps(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
   }
   if not any(len(p) > 1 for modes in curves.values() for p in modes.values()):
     return None
-  figure = figure_lib.Figure(figsize=(10, 4), layout='constrained')
-  panels = figure.subplots(1, len(curves), sharey=True)
+  plain = [
+    row['tokens_per_second'] for row in rows if row['name'] == 'autoregressive'
+  ]
+  figure, panels = plots.make_figure(10, 4, len(curves), sharey=True)
   for axes, (field, modes) in zip(panels, curves.items(), strict=True):
     for mode, points in modes.items():
       axes.plot(*zip(*points, strict=True), 'o-', color=_COLORS[mode],
                 label=mode)  # fmt: skip
-    values = sorted({value for points in modes.values() for value, _ in points})
-    axes.set_xticks(values)
+    axes.set_xticks(sorted({v for points in modes.values() for v, _ in points}))
     axes.set_xlabel(_LABELS[field])
-    plain = [r for r in rows if r['name'] == 'autoregressive']
-    if plain and plain[0]['tokens_per_second']:
-      axes.axhline(
-        plain[0]['tokens_per_second'],
-        color=_GRAY,
-        linestyle='--',
-        label='autoregressive',
-      )
+    if any(plain):
+      axes.axhline(plain[0], color=plots.GREY, linestyle='--',
+                   label='autoregressive')  # fmt: skip
   panels[0].set_ylabel('tokens per second')
   panels[0].set_ylim(bottom=0)
-  handles, labels = panels[0].get_legend_handles_labels()
-  figure.legend(
-    handles, labels, loc='outside lower center', ncols=3, frameon=False
-  )
-  return _png(figure, title, panels)
+  plots.legend_below(panels[0])
+  return plots.png(figure, title)
 
 
 def draw_acceptance(
@@ -94,37 +86,17 @@ def draw_acceptance(
   pairs = ablation_report.compare_acceptance(rows)
   if not pairs:
     return None
-  labels, *lengths = zip(*pairs, strict=True)
-  figure = figure_lib.Figure(
-    figsize=(8, 1.8 + 0.5 * len(pairs)), layout='constrained'
+  labels, serial, asynchronous = zip(*pairs, strict=True)
+  figure, (axes,) = plots.make_figure(8, 1.8 + 0.5 * len(pairs))
+  plots.bars(
+    axes,
+    [' = '.join(label.rsplit('_', 1)) for label in labels],
+    {'serial': serial, 'async': asynchronous},
+    _COLORS,
+    is_horizontal=True,
   )
-  axes = figure.subplots()
-  places = np.arange(len(pairs))
-  for mode, values, shift in zip(
-    ('serial', 'async'), lengths, (-0.2, 0.2), strict=True
-  ):
-    bars = axes.barh(
-      places + shift, values, 0.38, label=mode, color=_COLORS[mode]
-    )
-    axes.bar_label(bars, fmt='%.2f', padding=3, fontsize='small')
-  axes.set_yticks(places, [_spell(label) for label in labels])
-  axes.invert_yaxis()
   axes.margins(x=0.12)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.set_xlabel('acceptance length (tokens a round, bonus included)')
-  figure.legend(loc='outside lower center', ncols=2, frameon=False)
-  return _png(figure, title, [axes])
-
-
-def _spell(label: str) -> str:
-  field, _, value = label.rpartition('_')
-  return f'{field} = {value}' if field else label
-
-
-def _png(figure, title, panels) -> bytes:
-  for axes in panels:
-    axes.spines[['top', 'right']].set_visible(False)
-  figure.suptitle(title, fontsize='medium')
-  output = io.BytesIO()
-  figure.savefig(output, format='png', dpi=150)
-  return output.getvalue()
+  plots.legend_below(axes)
+  return plots.png(figure, title)

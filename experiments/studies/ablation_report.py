@@ -78,36 +78,29 @@ def make_rows(
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the rows as text for a terminal, times in milliseconds."""
-  cells = [
-    (
-      'configuration', 'bs/w/d', 'tokens/s', 'speedup', 'round', 'target',
-      'draft', 'overlap', 'acc. length', 'hit/late/miss', 'host', 'equal',
-    )
-  ]  # fmt: skip
-  for row in rows:
-    settings = row['settings']
-    sizes = [
-      settings.get(key) for key in ('num_nodes', 'width', 'num_draft_steps')
-    ]
-    rates = [row[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
-    equal = {None: '-', True: 'yes', False: 'NO'}[row['outputs_equal']]
-    cells.append(
-      (
-        row['name'],
-        '-' if None in sizes else '/'.join(map(str, sizes)),
-        _cell(row['tokens_per_second'], '.1f'),
-        _cell(row['speedup'], '.2f'),
-        _milliseconds(row['round_seconds']),
-        _milliseconds(row['target_step_seconds']),
-        _milliseconds(row['draft_step_seconds']),
-        _cell(row['overlap_fraction'], '.2f'),
-        _cell(row['acceptance_length'], '.2f'),
-        '-' if None in rates else '/'.join(f'{rate:.2f}' for rate in rates),
-        _milliseconds(row['host_seconds_per_round']),
-        equal,
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=1)
+  columns = {
+    'configuration': ('name',),
+    'bs/w/d': _sizes,
+    'tokens/s': ('tokens_per_second', '.1f'),
+    'speedup': ('speedup', '.2f'),
+    'round': ('round_seconds', '.2f', 1e3),
+    'target': ('target_step_seconds', '.2f', 1e3),
+    'draft': ('draft_step_seconds', '.2f', 1e3),
+    'overlap': ('overlap_fraction', '.2f'),
+    'acc. length': ('acceptance_length', '.2f'),
+    'hit/late/miss': benchmark_report.outcome_rates,
+    'host': ('host_seconds_per_round', '.2f', 1e3),
+    'equal': lambda r: {None: '-', True: 'yes', False: 'NO'}[
+      r['outputs_equal']
+    ],
+  }
+  return benchmark_report.table_of(rows, columns, num_names=1)
+
+
+def _sizes(row: Mapping[str, Any]) -> str:
+  names = ('num_nodes', 'width', 'num_draft_steps')
+  sizes = [row['settings'].get(name) for name in names]
+  return '-' if None in sizes else '/'.join(map(str, sizes))
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -164,11 +157,3 @@ def _round_seconds(records, name) -> float | None:
     / max(sum(record.num_rounds - 1 for record in own), 1)
     for own in repeats.values()
   )
-
-
-def _milliseconds(seconds: float | None) -> str:
-  return _cell(None if seconds is None else seconds * 1e3, '.2f')
-
-
-def _cell(value: float | None, form: str) -> str:
-  return '-' if value is None else format(value, form)

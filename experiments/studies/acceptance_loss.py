@@ -119,28 +119,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the rows as text, beside the paper's; empty if there are none."""
   if not rows:
     return ''
-  cells = [
-    (
-      'acceptance length', 'task', 'outputs', 'serial', 'async', 'async/serial',
-      '95 %', 'paper', 'draft tokens alone', 'equal',
-    )
-  ]  # fmt: skip
-  for row in rows:
-    cells.append(
-      (
-        row['settings'],
-        row['task'],
-        str(row['num_outputs']),
-        f'{row["serial"]:.2f}',
-        f'{row["async"]:.2f}',
-        f'{row["ratio"]:.3f}',
-        f'{row["ratio_low"]:.3f} to {row["ratio_high"]:.3f}',
-        _published(row['task']),
-        '-' if row['draft_ratio'] is None else f'{row["draft_ratio"]:.3f}',
-        'yes' if row['outputs_equal'] else 'NO',
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=2)
+  columns = {
+    'acceptance length': ('settings',),
+    'task': ('task',),
+    'outputs': ('num_outputs',),
+    'serial': ('serial', '.2f'),
+    'async': ('async', '.2f'),
+    'async/serial': ('ratio', '.3f'),
+    '95 %': lambda r: f'{r["ratio_low"]:.3f} to {r["ratio_high"]:.3f}',
+    'paper': lambda row: _published(row['task']),
+    'draft tokens alone': ('draft_ratio', '.3f'),
+    'equal': lambda row: 'yes' if row['outputs_equal'] else 'NO',
+  }
+  return benchmark_report.table_of(rows, columns, num_names=2)
 
 
 def _published(task: str) -> str:

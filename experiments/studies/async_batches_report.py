@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from configs.deployment import Deployment
+from experiments.measuring import benchmark_report
 from experiments.planning import plan_search
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.engine.engine import StepRecord
@@ -106,16 +107,14 @@ def summarize(
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """Returns the figures as text."""
-  lines = [
-    f'{"rows":>4}  {"variant":<18}{"tokens/s":>9}{"tpot ms":>9}'
-    f'{"chips":>7}{"tokens":>8}{"hits":>7}{"waited":>8}'
-  ]
-  lines += [
-    f'{row["batch_size"]:>4}  {row["variant"]:<18}'
-    f'{row["tokens_per_second"]:>9.0f}{1e3 * row["tpot"]:>9.2f}'
-    f'{row["target_chips"]:>7}'
-    f'{row["acceptance_length"]:>8.2f}{row["hit_rate"]:>7.2f}'
-    f'{row["forwards_waited"]:>8.2f}'
-    for row in rows
-  ]
-  return '\n'.join(lines)
+  columns = {
+    'variant': ('variant',),
+    'rows': ('batch_size',),
+    'tokens/s': ('tokens_per_second', '.0f'),
+    'tpot ms': ('tpot', '.2f', 1e3),
+    'chips': ('target_chips',),
+    'tokens': ('acceptance_length', '.2f'),
+    'hits': ('hit_rate', '.2f'),
+    'waited': ('forwards_waited', '.2f'),
+  }
+  return benchmark_report.table_of(rows, columns, num_names=1)

@@ -141,18 +141,15 @@ def _compared(
 
 def _table(summary: Mapping[str, Any]) -> str:
   """Returns the summary as text for a terminal."""
-  cells = [['weights', 'MB', 'perplexity', 'increase', 'equal tokens']]
-  for name, values in summary['weights'].items():
-    cells.append(
-      [
-        name,
-        f'{values["num_bytes"] / 1e6:.1f}',
-        f'{values["perplexity"]:.4f}',
-        f'{values["perplexity_increase"]:+.4f}',
-        f'{values["equal_tokens"]:.4f}',
-      ]
-    )
-  return benchmark_report.aligned(cells, num_names=1)
+  columns = {
+    'weights': ('name',),
+    'MB': ('num_bytes', '.1f', 1e-6),
+    'perplexity': ('perplexity', '.4f'),
+    'increase': ('perplexity_increase', '+.4f'),
+    'equal tokens': ('equal_tokens', '.4f'),
+  }
+  rows = [{'name': name, **row} for name, row in summary['weights'].items()]
+  return benchmark_report.table_of(rows, columns, num_names=1)
 
 
 if __name__ == '__main__':

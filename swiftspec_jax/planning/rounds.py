@@ -12,6 +12,8 @@ import dataclasses
 import numpy as np
 
 _SLOW = 0.05  # of the requests
+_NUM_DRAWS = 1000
+_QUANTILES = 0.025, 0.975
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,26 +73,21 @@ def interval(
   times: Times,
   target_ratios: np.ndarray,
   draft_ratios: np.ndarray,
-  *,
-  num_draws: int = 1000,
-  confidence: float = 0.95,
 ) -> tuple[float, float]:
-  """Returns an interval of tokens per second.
+  """Returns an interval of tokens per second, of 95 %.
 
   Each draw takes other requests (the bootstrap) and errs in the times of both
-  forwards as other predictions did.
+  forwards as other predictions did. The seed of the draws is fixed.
 
   Args:
     rounds: recorded rounds.
     times: predicted seconds.
     target_ratios: f[N] published over predicted seconds of large models.
     draft_ratios: f[M] the same of small models.
-    num_draws: number of draws, whose seed is fixed.
-    confidence: share of the draws inside.
   """
   rng = np.random.default_rng(0)
   rates = []
-  for _ in range(num_draws):
+  for _ in range(_NUM_DRAWS):
     chosen = rng.integers(len(rounds.num_tokens), size=len(rounds.num_tokens))
     erring = dataclasses.replace(
       times,
@@ -99,6 +96,5 @@ def interval(
     )
     seconds = rounds.seconds(erring)[chosen].sum()
     rates.append(rounds.num_tokens[chosen].sum() / seconds)
-  margin = (1 - confidence) / 2
-  low, high = np.quantile(rates, (margin, 1 - margin))
+  low, high = np.quantile(rates, _QUANTILES)
   return float(low), float(high)

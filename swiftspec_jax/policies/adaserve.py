@@ -10,13 +10,22 @@ Legend: B rows, K longest draft.
 
 import numpy as np
 
-from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax import cost_model, policies
 from swiftspec_jax.policies import allocation
 from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   Estimator,
 )
 
+# Share by which drafts may make the target's part of a step longer. This is the
+# budget, raised to the next declared number of tokens.
+_SLACK = 0.5
+# Nodes that a row may get because of its promise, as a multiple of an equal
+# share of the budget.
+_MOST_FACTOR = 1.2
+# Tokens by which a row may be late. One that is later cannot keep its promise
+# and competes by probability alone.
+_MAX_LATE = 6.0
 _ROUNDING = 1e-9  # tokens by which a sum of floats may miss a need
 
 
@@ -29,59 +38,23 @@ class AdaServe(policies.Policy):
   """
 
   def __init__(
-    self,
-    costs: cost_model.CostModel,
-    estimator: Estimator | None = None,
-    *,
-    slack: float = 0.5,
-    min_steps: int = 1,
-    more_rows: int = 0,
-    most_factor: float = 1.2,
-    max_late: float = 6.0,
+    self, costs: cost_model.CostModel, estimator: Estimator | None = None
   ):
     """Starts without knowledge.
 
     Args:
       costs: seconds of a step.
       estimator: predictor of the acceptance; by default that of chains.
-      slack: share by which drafts may make the target's part of a step longer.
-        This is the budget, raised to the next declared number of tokens.
-      min_steps: fewest forwards of the draft in a step.
-      more_rows: the paper's c1, which makes trees shallower.
-      most_factor: nodes that a row may get because of its promise, as a
-        multiple of an equal share of the budget.
-      max_late: tokens by which a row may be late. One that is later cannot keep
-        its promise and competes by probability alone.
-
-    Raises:
-      UserError: a number is out of range.
     """
-    for name, value, least in (
-      ('slack', slack, 0),
-      ('min_steps', min_steps, 1),
-      ('more_rows', more_rows, 0),
-      ('most_factor', most_factor, 0),
-      ('max_late', max_late, 0),
-    ):
-      if not least <= value < np.inf:
-        raise errors.UserError(
-          f'{name} must be a number from {least} up, got {value}'
-        )
     self._costs = costs
     self._estimator = estimator or ChainEstimator()
-    self._slack = slack
-    self._min_steps, self._more_rows = min_steps, more_rows
-    self._most_factor, self._max_late = most_factor, max_late
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     num_nodes = self._num_nodes(view) if view.num_rows else 0
     if not num_nodes:
       return policies.DraftPlan(lengths=np.zeros_like(view.limits))
     steps = num_steps(
-      view.num_rows + num_nodes,
-      view.num_rows + self._more_rows,
-      self._min_steps,
-      view.buckets.draft_steps[-1],
+      view.num_rows + num_nodes, view.num_rows, view.buckets.draft_steps[-1]
     )
     is_shallow = view.buckets.draft_step_array <= steps
     longest = view.buckets.length_array[is_shallow].max()
@@ -104,7 +77,7 @@ class AdaServe(policies.Policy):
     gains = gains * (np.arange(len(gains))[:, None] < drafts.lengths)
     num_nodes = self._num_nodes(view)
     seconds = self._seconds(view, num_nodes, int(plan.lengths.max()))
-    most = self._most_factor * (view.num_rows + num_nodes) / view.num_rows
+    most = _MOST_FACTOR * (view.num_rows + num_nodes) / view.num_rows
     return select(
       gains, self._needs(view, drafts, seconds), num_nodes, int(most)
     )
@@ -124,7 +97,7 @@ class AdaServe(policies.Policy):
     # No more can be emitted. The paper's bound, the depth of the tree, is not
     # known of lookups.
     needs = np.minimum(needs, drafts.lengths + 1)
-    return np.where(late > self._max_late, -np.inf, needs)
+    return np.where(late > _MAX_LATE, -np.inf, needs)
 
   def _num_nodes(self, view: policies.StepView) -> int:
     """Returns how many nodes, roots left out, the step may verify."""
@@ -138,7 +111,7 @@ class AdaServe(policies.Policy):
       int(view.kv_lengths.sum()),
       0,
     ).total
-    is_within = seconds <= (1 + self._slack) * seconds[0]
+    is_within = seconds <= (1 + _SLACK) * seconds[0]
     budget = int(sizes[is_within].max()) - view.num_rows
     # Prompts that wait get half of the room, or new requests would starve.
     room = view.buckets.max_query_tokens - view.num_rows
@@ -188,13 +161,12 @@ def select(
   return lengths + allocation.allocate(rest, left)
 
 
-def num_steps(budget: int, num_rows: int, least: int, most: int) -> int:
-  """Returns the forwards of the draft: the paper's d.
+def num_steps(budget: int, num_rows: int, most: int) -> int:
+  """Returns the forwards of the draft: the paper's d, with c1 = 0.
 
   Args:
     budget: tokens that the target verifies, roots included.
-    num_rows: rows of the step, and the paper's c1.
-    least: fewest forwards.
-    most: most forwards, which comes first.
+    num_rows: rows of the step.
+    most: most forwards.
   """
-  return min(max(budget // num_rows - 1, least), most)
+  return min(max(budget // num_rows - 1, 1), most)

@@ -17,8 +17,13 @@ from swiftspec_jax.policies.prediction.estimators import (
 )
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
-_HYSTERESIS = 1.02  # gain that is worth another length
-_PROBE_EVERY = 128  # steps
+# Factor by which another longest draft has to be better than the one at hand,
+# while the declared number of rows stays the same.
+_HYSTERESIS = 1.02
+# Steps between probes. A probe drafts for the rows of which nothing was
+# verified since the probe before. It has room for about one token a row of the
+# batch; those that wait longest come first.
+_PROBE_EVERY = 128
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 
 
@@ -34,30 +39,17 @@ class Goodput(policies.Policy):
   """
 
   def __init__(
-    self,
-    costs: cost_model.CostModel,
-    estimator: Estimator | None = None,
-    *,
-    hysteresis: float = _HYSTERESIS,
-    probe_every: int = _PROBE_EVERY,
+    self, costs: cost_model.CostModel, estimator: Estimator | None = None
   ):
     """Starts without knowledge.
 
     Args:
       costs: model of the seconds of a step; `LiveCosts` learn from outcomes.
       estimator: estimator of the acceptance; by default that of chains.
-      hysteresis: factor by which another longest draft has to be better than
-        the one at hand, while the declared number of rows stays the same.
-      probe_every: number of steps between probes. A probe drafts for the rows
-        of which nothing was verified since the probe before. It has room for
-        about one token a row of the batch; those that wait longest come
-        first.
     """
     self._costs = costs
     self._live = costs if isinstance(costs, LiveCosts) else None
     self._estimator = estimator or ChainEstimator()
-    self._hysteresis = hysteresis
-    self._probe_every = probe_every
     self._last = (0, -1)  # declared rows, and index of the length
     self._last_probe: int | None = None  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
@@ -93,7 +85,7 @@ class Goodput(policies.Policy):
       # Rows that could not be drafted for yet are due in the next step.
       is_late = outcome.plan.is_probe & (outcome.plan.lengths == 0)
       if is_late.any():
-        self._last_probe = view.step - self._probe_every
+        self._last_probe = view.step - _PROBE_EVERY
         self._last_verified[view.slots[is_late]] = self._last_probe
 
   def _plan(self, view: policies.StepView) -> policies.DraftPlan:
@@ -188,7 +180,7 @@ class Goodput(policies.Policy):
     rows = view.buckets.pad_rows(max(view.num_rows, 1))
     last_rows, last = self._last
     is_comparable = rows == last_rows and last < len(goodput)
-    if is_comparable and goodput[best] < goodput[last] * self._hysteresis:
+    if is_comparable and goodput[best] < goodput[last] * _HYSTERESIS:
       best = last
     self._last = rows, best
     return best
@@ -200,7 +192,7 @@ class Goodput(policies.Policy):
     if self._last_probe is None:
       self._last_probe = view.step
     elapsed = view.step - self._last_probe
-    if elapsed < self._probe_every or not limits.any():
+    if elapsed < _PROBE_EVERY or not limits.any():
       return None
     self._make_room(view)
     last = self._last_verified[view.slots]

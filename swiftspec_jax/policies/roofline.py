@@ -7,7 +7,9 @@ long as reading the weights, tokens are nearly free, and a batch of `b` rows has
 
 import numpy as np
 
-from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax import cost_model, policies
+
+_SLACK = 0.1  # by which the target's part of a step may become longer
 
 
 class Roofline(policies.Policy):
@@ -16,21 +18,9 @@ class Roofline(policies.Policy):
   Knows nothing of the acceptance; `Goodput` weighs that, too.
   """
 
-  def __init__(self, costs: cost_model.CostModel, slack: float = 0.1):
-    """Takes the costs.
-
-    Args:
-      costs: seconds of a step.
-      slack: share by which the target's part of a step may become longer.
-
-    Raises:
-      UserError: the slack is negative or not finite.
-    """
-    if not 0 <= slack < np.inf:
-      raise errors.UserError(
-        f'slack must be a finite number from 0 up, got {slack}'
-      )
-    self._costs, self._slack = costs, slack
+  def __init__(self, costs: cost_model.CostModel):
+    """Takes the seconds of a step."""
+    self._costs = costs
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     return policies.DraftPlan(
@@ -49,5 +39,5 @@ class Roofline(policies.Policy):
       int(view.kv_lengths.sum()),
       0,
     ).target
-    is_free = seconds <= (1 + self._slack) * seconds[0]
+    is_free = seconds <= (1 + _SLACK) * seconds[0]
     return int(buckets.length_array[: len(sizes)][is_free].max())

@@ -1,24 +1,15 @@
 'use strict';
-// The drafts of the last steps, drawn as trees: a column for each token, the
-// accepted path on top. Lines are as thick as what is below them is probable.
+// The drafts of the last steps, drawn as trees: the accepted path on top. Lines
+// are as thick as what follows them is probable.
 
 const Drafts = (() => {
   const MOST_ROUNDS = 20;
-  const BOX = {width: 82, height: 26, gapX: 26, gapY: 14, edge: 6};
   const MOST_LETTERS = 9;  // in a box
   const PAUSE = 250;  // milliseconds between two drawings of a live answer
   const NAMES = {draft: 'draft model', lookup: 'lookup', target: 'target'};
   const calm = matchMedia('(prefers-reduced-motion: reduce)');
   const at = id => document.getElementById(id);
   let rounds = [], shown = -1, isPaused = false, drawn = 0;
-
-  function shape(tag, attributes, ...children) {
-    const element = document.createElementNS(at('picture').namespaceURI, tag);
-    for (const [name, value] of Object.entries(attributes))
-      element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  }
 
   const visible = text => text === '' ? '(no text)' : text
     .replace(/ /g, '\u00b7').replace(/\n/g, '\u23ce').replace(/\t/g, '\u21e5');
@@ -32,57 +23,18 @@ const Drafts = (() => {
   const percent = prob =>
     prob === null ? '' : `${prob < 0.01 ? '<1' : Math.round(100 * prob)} %`;
 
-  // The root, the drafted tokens behind it, and what the target chose itself.
+  // The root, the drafted tokens after it, and what the target chose itself.
   function boxesOf({before, nodes, own}) {
-    const boxes = [{text: before, source: 'root', parent: null, isTaken: true, prob: null},
-      ...nodes.map(node => ({...node, parent: node.parent + 1, isTaken: node.is_accepted}))];
+    const box = (text, source, parent, isPassed, prob, about) => ({
+      name: short(text), weight: percent(prob), about, parent, isPassed, prob: prob ?? 0,
+      share: prob ?? 0, classes: isPassed ? `${source} taken` : source});
+    const boxes = [box(before, 'root', null, true, null, quote(before)),
+      ...nodes.map(node => box(node.text, node.source, node.parent + 1, node.is_accepted,
+        node.prob, named(node)))];
     if (own !== undefined)
-      boxes.push({text: own, source: 'target', isTaken: true, prob: null,
-        parent: boxes.findLastIndex(box => box.isTaken)});
-    boxes.forEach(box => { box.below = []; });
-    for (const box of boxes) boxes[box.parent]?.below.push(box);
+      boxes.push(box(own, 'target', boxes.findLastIndex(b => b.isPassed), true, null,
+        named({text: own, source: 'target', prob: null})));
     return boxes;
-  }
-
-  // The first child of a box stands in its row, others get rows below.
-  function place(box, column, row) {
-    Object.assign(box, {column, row});
-    box.below.sort((a, b) => b.isTaken - a.isTaken || b.prob - a.prob);
-    let next = row;
-    for (const child of box.below) next = place(child, column + 1, next);
-    return Math.max(next, row + 1);
-  }
-
-  function edgeOf(box, above) {
-    const x = above.column * (BOX.width + BOX.gapX) + BOX.width;
-    const y = row => row * (BOX.height + BOX.gapY) + BOX.height / 2;
-    const [from, to, end] = [y(above.row), y(box.row), x + BOX.gapX];
-    const bend = `C${x + BOX.gapX / 2} ${from} ${x + BOX.gapX / 2} ${to} ${end} ${to}`;
-    return shape('path', {class: box.isTaken ? 'taken' : '', d: `M${x} ${from}${bend}`,
-      'stroke-width': 1 + (BOX.edge - 1) * (box.prob ?? 0)});
-  }
-
-  function nodeOf(box) {
-    const x = box.column * (BOX.width + BOX.gapX), y = box.row * (BOX.height + BOX.gapY);
-    const {width, height} = BOX;
-    return shape('g', {class: `${box.source}${box.isTaken ? ' taken' : ''}`},
-      shape('rect', {x, y, width, height, rx: 5}),
-      shape('text', {x: x + width / 2, y: y + 18}, short(box.text)),
-      shape('text', {x: x + width / 2, y: y + height + 11, class: 'prob'}, percent(box.prob)));
-  }
-
-  function draw(round) {
-    const boxes = boxesOf(round);
-    const rows = place(boxes[0], 0, 0);
-    const columns = 1 + Math.max(...boxes.map(box => box.column));
-    const width = columns * (BOX.width + BOX.gapX) - BOX.gapX + 4;
-    const height = rows * (BOX.height + BOX.gapY) + 4;
-    const edges = boxes.slice(1).map(box => edgeOf(box, boxes[box.parent]));
-    const picture = at('picture');
-    const view = {width, height, viewBox: `-2 -2 ${width} ${height}`};
-    for (const [name, value] of Object.entries(view)) picture.setAttribute(name, value);
-    picture.setAttribute('aria-label', summary(round));
-    picture.replaceChildren(...edges, ...boxes.map(nodeOf));
   }
 
   const quote = text => `\u201c${visible(text)}\u201d`;
@@ -110,7 +62,8 @@ const Drafts = (() => {
     shown = index;
     const round = rounds[shown];
     drawn = performance.now();
-    draw(round);
+    Tree.draw(at('picture'), boxesOf(round));
+    at('picture').setAttribute('aria-label', summary(round));
     at('which').textContent = summary(round);
     at('words').textContent = words(round);
     update();

@@ -33,6 +33,10 @@ _CHAIN_SHARE = 0.7
 _PHRASE_SHARE = 0.6
 _PHRASE_FACTOR = 0.8
 
+# Phrases that are kept after each token, for all requests. The vocabulary
+# bounds the number of such tokens.
+_POOL_SIZE = 20
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhraseDraft:
@@ -43,8 +47,6 @@ class PhraseDraft:
     num_speculative_tokens: most tokens of a chain.
     num_phrases: most phrases behind it.
     phrase_length: G.
-    pool_size: phrases that are kept behind each token, for all requests. The
-      vocabulary bounds the number of such tokens.
   """
 
   lookup: PromptLookup | SuffixLookup = dataclasses.field(
@@ -53,13 +55,14 @@ class PhraseDraft:
   num_speculative_tokens: int = 4
   num_phrases: int = 3
   phrase_length: int = 6
-  pool_size: int = 20
 
   def __post_init__(self):
-    size = self.pool_size
     checks = {
       'num_speculative_tokens': (self.num_speculative_tokens >= 0, '0 or more'),
-      'num_phrases': (1 <= self.num_phrases <= size, f'1 to pool_size={size}'),
+      'num_phrases': (
+        1 <= self.num_phrases <= _POOL_SIZE,
+        f'1 to {_POOL_SIZE}',
+      ),
       'phrase_length': (self.phrase_length >= 2, 'at least 2'),
     }
     errors.check_fields(self, checks)
@@ -163,7 +166,7 @@ class PhraseDrafter(HostDrafter):
 
   def reset(self) -> None:
     self._lookup.reset()
-    self.pool = PhrasePool(self._draft.pool_size, self._draft.phrase_length)
+    self.pool = PhrasePool(_POOL_SIZE, self._draft.phrase_length)
 
   def _pool_output(
     self, view: policies.StepView, row: int, texts: SlotTexts

@@ -1,0 +1,76 @@
+"""Checkpoints of random tensors, and changes of those that are there."""
+
+import json
+
+import numpy as np
+from safetensors import numpy as safetensors_numpy
+
+from swiftspec_jax import testing
+
+NUM_OUTPUTS = 100  # tokens that a draft can propose, if not all
+
+
+class Random:
+  """Draws tensors, always the same ones."""
+
+  def __init__(self):
+    self._generator = np.random.default_rng(0)
+
+  def matrix(self, *shape):
+    values = self._generator.normal(0, shape[-1] ** -0.5, shape)
+    return values.astype(np.float32)
+
+  def norm(self, size):
+    return self._generator.uniform(0.5, 1.5, size).astype(np.float32)
+
+
+def output_ids(vocab_size):
+  generator = np.random.default_rng(7)
+  return np.sort(generator.permutation(vocab_size)[:NUM_OUTPUTS])
+
+
+def save(directory, config, weights):
+  """Writes a checkpoint; returns its directory."""
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / 'config.json').write_text(json.dumps(config))
+  safetensors_numpy.save_file(weights, directory / 'model.safetensors')
+  return directory
+
+
+def change_config(directory, **changes):
+  path = directory / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def write_pair(directory, family, quantize, options, changes=None, **config):
+  """Writes a quantized checkpoint, and beside it one of the same weights.
+
+  Args:
+    directory: folder for both.
+    family: name of the family.
+    quantize: function of a tensor's name, the tensor and a random generator
+      that returns what the tensor becomes, and those that are stored for it, by
+      name; None for what stays.
+    options: quantization_config.
+    changes: tensors of the first in the place of others; None for none.
+    **config: entries of config.json.
+
+  Returns:
+    Both directories.
+  """
+  stored, plain = directory / 'stored', directory / 'plain'
+  for path in (stored, plain):
+    testing.write_tiny_checkpoint(path, family, **config)
+  weights = safetensors_numpy.load_file(plain / 'model.safetensors')
+  generator = np.random.default_rng(0)
+  tensors = {}
+  for name, weight in sorted(weights.items()):
+    found = quantize(name, weight, generator)
+    weights[name], own = found or (weight, {name: weight})
+    tensors |= own
+  tensors |= changes or {}
+  tensors = {name: x for name, x in tensors.items() if x is not None}
+  safetensors_numpy.save_file(tensors, stored / 'model.safetensors')
+  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
+  change_config(stored, quantization_config=options)
+  return stored, plain
