@@ -41,11 +41,11 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotTexts,
 )
-from swiftspec_jax.step import step_input, target_forward
+from swiftspec_jax.step import slot_trees, step_input, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
-from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.step_devices import StepDevices
 from swiftspec_jax.step.target import Target
@@ -317,14 +317,16 @@ class Engine(Frontend):
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
-    output = self._dispatch(step, drafts)
+    verdicts, logprobs, found = self._dispatch(step, drafts)
+    drafts = found or drafts
+    needed = self._needed_on_host(step, drafts)
     unread = Unread(
       view=view,
       plan=plan,
       step=step,
       drafts=drafts,
       output=sharding.everywhere(
-        (*output, self._needed_on_host(step, drafts), drafts.num_found)
+        (verdicts, logprobs, needed, drafts.num_found)
       ),
       num_devices=self._target.model.mesh.size,
       start=start,
@@ -389,25 +391,24 @@ class Engine(Frontend):
     if plan.uses_lookup:
       lookup = self._lookup_ahead or self.lookup
       drafts = lookup.draft(view, plan.lengths, self._texts)
-      return self._target.as_trees(drafts) if self._takes_trees else drafts
+      if self._takes_trees and drafts.chains is not None:
+        trees = slot_trees.chains_on_host(drafts.chains)
+        drafts = dataclasses.replace(drafts, chains=None, trees=trees)
+      return drafts
     return self.drafter.draft(view, plan.lengths, self._texts)
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts
-  ) -> tuple[jax.Array, types.Logprobs | None]:
+  ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues the target's forward and the verdict."""
     self._target.use(self._target.step_devices.choose(step))
     flat = self.programs.fit(step_input.flat_sizes(self.sizes, step))
-    found = self._target.no_drafts
-    if step.lengths.any():
-      found = self._target.of_drafts(drafts)
     dispatched = time.perf_counter()
     output = self._target.dispatch(
       step_input.pack(self.sizes, flat, step, self._texts.page_table),
       flat,
-      *found,
+      drafts if step.lengths.any() else None,
       self._target.sampling.level(step.slots),
-      drafts.num_found,
     )
     if self._timeline is not None:
       after = 'proposal' if step.lengths.any() else None
@@ -504,19 +505,12 @@ class Engine(Frontend):
     self._target.warm_up()
     for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
       for length in buckets.text_lengths(flat.context):
-        for num_found in self._numbers_found(flat):
-          output = self.enqueue_trial(flat, length, level, num_found)
-          jax.block_until_ready(output)
+        for search in warm_up.searches(flat, self.drafter, self._lookup_ahead):
+          output = self.enqueue_trial(flat, length, level, *search)
+          jax.block_until_ready(output[0])
       for drafter in (self.drafter, self._lookup_ahead):
         if drafter is not None and drafter.has_programs and flat.block_size > 1:
           drafter.warm_up(flat)
-
-  def _numbers_found(self, flat: StepSizes) -> list[int | None]:
-    """Returns what `enqueue_trial` is given to run all of a program."""
-    is_always_late = isinstance(self.drafter, DeviceDrafter)
-    if not (flat.has_draft_blocks and self._finds_drafts_late):
-      return [None]
-    return [0, 1] if is_always_late else [None, 0, 1]
 
   def trial(
     self, flat: StepSizes, num_positions: int, num_devices: int | None = None
@@ -535,7 +529,7 @@ class Engine(Frontend):
     """
     if num_devices is not None:
       self._target.use(num_devices)
-    jax.block_until_ready(self.enqueue_trial(flat, num_positions))
+    jax.block_until_ready(self.enqueue_trial(flat, num_positions)[0])
     return warm_up.made_up_step(flat, num_positions)
 
   def enqueue_trial(
@@ -543,7 +537,8 @@ class Engine(Frontend):
     flat: StepSizes,
     num_positions: int,
     level: SamplingLevel = SamplingLevel.GREEDY,
-    num_found: int | None = None,
+    search: Search | None = None,
+    least_found: int = 0,
   ) -> Any:
     """Enqueues an invented step of the target.
 
@@ -554,16 +549,17 @@ class Engine(Frontend):
       num_positions: positions of its longest row, among those that take the
         context.
       level: level of sampling.
-      num_found: draft tokens of each slot, where the devices alone know them.
+      search: lookup that it does.
+      least_found: tokens that this finds at least.
 
     Returns:
-      What the host would read.
+      What the host would read, and the drafts.
     """
     jax.block_until_ready([unread.output for unread in self._unread])
     self.scheduler.forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
     return warm_up.run_step(
-      self.sizes, self._target, flat, step, level, num_found
+      self.sizes, self._target, flat, step, level, search, least_found
     )
 
 

@@ -9,8 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import policies, types
+from swiftspec_jax import drafting, policies, types
 from swiftspec_jax import tree as tree_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+  """A lookup in the texts that the step itself does.
+
+  Attributes:
+    drafter: what to look up.
+    wanted: i32[U] most tokens for each slot, on the host.
+  """
+
+  drafter: drafting.StatelessDrafter
+  wanted: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,6 +39,8 @@ class SlotDrafts:
     takes_in: whether a chunk of late tokens was read before, see `Intake`.
     is_late: bool[B] rows without a draft, as their text is not read yet;
       None if there are none.
+    search: lookup whose results are the chains or trees, and `num_found`; None
+      where they are there.
     num_found: i32[U] on the devices, where only these know how many tokens of
       the `lengths` of `drafts` there are; None where the host does.
   """
@@ -35,6 +50,7 @@ class SlotDrafts:
   trees: types.Array | None = None
   takes_in: bool = False
   is_late: np.ndarray | None = None
+  search: Search | None = None
   num_found: jax.Array | None = None
 
 

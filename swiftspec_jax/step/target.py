@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import ahead_of_time, policies, sharding, types
+from swiftspec_jax import ahead_of_time, drafting, policies, sharding, types
 from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
@@ -37,7 +37,7 @@ from swiftspec_jax.step import (
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
-from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
@@ -223,38 +223,52 @@ def run_step(params, cache, packed, rows, *args, **statics):
   jax.jit,
   static_argnames=(
     *('config', 'flat', 'num_queries', 'level', 'sharding'),
-    'plain',
+    *('plain', 'drafter', 'max_length', 'takes_trees'),
   ),
   donate_argnames=('cache', 'rows'),
 )
-def run_narrowest_step(
-  params,
-  cache,
-  packed,
-  rows,
-  chains,
-  trees,
-  *args,
-  num_found,
-  plain,
-  flat,
-  **statics,
-):
-  """Does what `run_step` does, with one token a row if no draft was found.
+def run_searching_step(
+  params: Params,
+  cache: Cache,
+  packed: jax.Array,
+  rows: Rows,
+  wanted: jax.Array,
+  least_found: jax.Array,
+  *args: Any,
+  drafter: drafting.StatelessDrafter,
+  max_length: int,
+  takes_trees: bool,
+  plain: StepSizes,
+  flat: StepSizes,
+  **statics: Any,
+) -> tuple[Any, ...]:
+  """Looks drafts up, and does what `run_step` does with them.
+
+  Where none is found, rows feed one token each.
 
   Args:
     params: same as in `query_logits`.
     cache: donated.
     packed: step of rows that decode.
     rows: donated.
-    chains: i32[B, K].
-    trees: the same as trees, if the engine takes trees.
+    wanted: i32[B] most tokens for each slot.
+    least_found: i32[]; above 0 the step is as wide as with drafts.
     *args: further arguments of `_run_parts`.
-    num_found: i32[B] draft tokens that there are.
+    drafter: static drafter that looks them up.
+    max_length: K; static.
+    takes_trees: whether the engine takes trees; static.
     plain: static sizes for one token a row.
     flat: static sizes for drafts.
     **statics: further arguments of `_run_parts`.
+
+  Returns:
+    What `_run_parts` does; and `num_found` and chains or trees of `SlotDrafts`.
   """
+  with jax.named_scope('look_up'):
+    chains, num_found = drafting.propose(
+      rows, wanted, drafter=drafter, max_length=max_length
+    )
+    trees = slot_trees.of_chains(chains) if takes_trees else None
   run = functools.partial(_run_parts, ahead_of_time.call, params)
 
   def run_plain(cache, rows):
@@ -281,9 +295,10 @@ def run_narrowest_step(
   outputs = jax.eval_shape(run_wide, cache, rows)[2:]
   empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
   carry = (cache, rows, *empty)
-  is_found = jnp.any(num_found > 0)
-  carry = run_if(~is_found, lambda carry: run_plain(*carry[:2]), carry)
-  return run_if(is_found, lambda carry: run_wide(*carry[:2]), carry)
+  is_wide = jnp.any(num_found > 0) | (least_found > 0)
+  carry = run_if(~is_wide, lambda carry: run_plain(*carry[:2]), carry)
+  carry = run_if(is_wide, lambda carry: run_wide(*carry[:2]), carry)
+  return *carry, num_found, chains if trees is None else trees
 
 
 class Target:
@@ -328,8 +343,9 @@ class Target:
     self.step_devices = step_devices or StepDevices(numbers=(num_devices,))
     self.models = self.step_devices.models_of(model)
     self.model = model
-    self._sizes = sizes
+    self._sizes, self._takes_trees = sizes, takes_trees
     config = sizes.scheduler
+    self._max_length = config.buckets.max_length
     fewest = self.models[self.step_devices.num_keeping]
     self.cache = target_forward.init_cache(
       model, sizes, feature_layers, sharding.sequence_devices(fewest.mesh)
@@ -445,22 +461,6 @@ class Target:
     drafts = policies.Drafts(lengths=lengths)
     return SlotDrafts(drafts=drafts, chains=chains, trees=trees)
 
-  def as_trees(self, drafts: SlotDrafts) -> SlotDrafts:
-    """Returns chains as trees, where they are."""
-    of_chains = slot_trees.chains_on_host
-    if isinstance(drafts.chains, jax.Array):
-      of_chains = functools.partial(self._call, slot_trees.of_chains)
-    trees = of_chains(drafts.chains)
-    return dataclasses.replace(drafts, chains=None, trees=trees)
-
-  def of_drafts(
-    self, drafts: SlotDrafts
-  ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns chains and trees of drafts on the devices of the next step."""
-    found = drafts.chains, drafts.trees
-    is_there = any(isinstance(x, jax.Array) for x in found)
-    return found if is_there and len(self.models) == 1 else self.put(found)
-
   def put(self, tree: Any) -> Any:
     """Returns host arrays on the devices."""
     return sharding.replicate(tree, self.model.mesh)
@@ -517,30 +517,24 @@ class Target:
     self,
     packed: np.ndarray,
     flat: StepSizes,
-    chains: jax.Array | None,
-    trees: jax.Array | None,
+    drafts: SlotDrafts | None,
     level: SamplingLevel,
-    num_found: jax.Array | None = None,
-  ) -> tuple[jax.Array, types.Logprobs | None]:
+    least_found: int = 0,
+  ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues a step; does not wait for it.
 
     Args:
       packed: step, as `step_input.pack` returns it.
       flat: sizes of the program.
-      chains: chains of `SlotDrafts`, on the devices.
-      trees: trees of `SlotDrafts`, on the devices.
+      drafts: drafts of the step; None if nothing is verified.
       level: level of sampling.
-      num_found: i32[B] draft tokens that there are, where the devices alone
-        know. Rows of the cache then feed no draft if nobody has one.
+      least_found: tokens that a lookup finds at least, to measure the time.
 
     Returns:
-      Numbers and tokens, and log-probabilities, as `verify.verify` does.
+      Numbers and tokens, and log-probabilities, as `verify.verify` does; and
+      the drafts with what was looked up.
     """
-    if flat.block_size == 1:
-      trees = None  # a plain step
-    if chains is None or trees is not None:
-      chains = self.no_drafts[0]
-    run = functools.partial(_run_parts, self._call)
+    sampling = self.sampling.state(level)
     statics = {
       'config': self.model.config,
       'flat': flat,
@@ -548,24 +542,63 @@ class Target:
       'level': level,
       'sharding': self._replicated,
     }
+    arrays = self.model.params, self.cache, self.argument(packed), self.rows
+    search = drafts and drafts.search
+    if search is not None and flat.has_draft_blocks:
+      *outputs, num_found, found = self._call(
+        run_searching_step,
+        *arrays,
+        self.argument(search.wanted),
+        self.argument(np.int32(least_found)),
+        self.images,
+        sampling,
+        drafter=search.drafter,
+        max_length=self._max_length,
+        takes_trees=self._takes_trees,
+        plain=self._sizes.plain(flat.num_rows, flat.context),
+        **statics,
+      )
+      self.cache, self.rows, verdicts, logprobs = outputs
+      return verdicts, logprobs, self._with_found(drafts, found, num_found)
+    if search is not None:
+      drafts = self._with_found(drafts, *self.find(search))
+    run = functools.partial(_run_parts, self._call)
     if self._sizes.has_rows:
       # Few programs: the requests at hand need one level or two of sampling.
       run = functools.partial(self._call, run_step)
-      if num_found is not None and flat.has_draft_blocks:
-        statics |= {
-          'num_found': num_found,
-          'plain': self._sizes.plain(flat.num_rows, flat.context),
-        }
-        run = functools.partial(self._call, run_narrowest_step)
     self.cache, self.rows, verdicts, logprobs = run(
-      self.model.params,
-      self.cache,
-      self.argument(packed),
-      self.rows,
-      chains,
-      trees,
-      self.images,
-      self.sampling.state(level),
-      **statics,
+      *arrays, *self._arrays_of(drafts, flat), self.images, sampling, **statics
     )
-    return verdicts, logprobs
+    return verdicts, logprobs, drafts
+
+  def _arrays_of(
+    self, drafts: SlotDrafts | None, flat: StepSizes
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns chains and trees of drafts, on the devices of the step."""
+    chains, trees = self.no_drafts
+    if drafts is None:
+      return chains, trees if flat.block_size > 1 else None
+    found = drafts.chains, drafts.trees
+    is_there = any(isinstance(x, jax.Array) for x in found)
+    if not is_there or len(self.models) > 1:
+      found = self.put(found)
+    return (found[0], None) if trees is None else (chains, found[1])
+
+  def _with_found(
+    self, drafts: SlotDrafts, found: jax.Array, num_found: jax.Array
+  ) -> SlotDrafts:
+    name = 'trees' if self._takes_trees else 'chains'
+    return dataclasses.replace(drafts, num_found=num_found, **{name: found})
+
+  def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
+    """Enqueues a lookup; returns chains or trees, and `num_found`."""
+    chains, num_found = self._call(
+      drafting.propose,
+      self.rows,
+      self.argument(search.wanted),
+      drafter=search.drafter,
+      max_length=self._max_length,
+    )
+    if self._takes_trees:
+      chains = self._call(slot_trees.of_chains, chains)
+    return chains, num_found

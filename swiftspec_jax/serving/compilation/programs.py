@@ -188,12 +188,10 @@ class Programs:
       lengths += buckets.text_lengths(flat.context)
     for length in lengths:
       step = warm_up.made_up_step(flat, length)
-      for level, num_found in itertools.product(
-        slot_sampling.SamplingLevel, warm_up.numbers_found(flat, self._drafter)
+      for level, search in itertools.product(
+        slot_sampling.SamplingLevel, warm_up.searches(flat, self._drafter)
       ):
-        warm_up.run_step(
-          self._sizes, self._target, flat, step, level, num_found
-        )
+        warm_up.run_step(self._sizes, self._target, flat, step, level, *search)
 
 
 def _in_order(

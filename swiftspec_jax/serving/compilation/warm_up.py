@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from swiftspec_jax import policies
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
 from swiftspec_jax.step import slot_sampling, step_input
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.target import Target
 
 
@@ -43,13 +45,24 @@ def made_up_step(sizes: StepSizes, longest: int) -> StepPlan:
   )
 
 
-def numbers_found(
-  flat: StepSizes, drafter: EngineDrafter
-) -> tuple[int | None, ...]:
-  """Returns the `num_found` of `run_step` that try all of a program."""
-  if flat.has_draft_blocks and isinstance(drafter, DeviceDrafter):
-    return 0, 1
-  return (None,)
+def searches(
+  flat: StepSizes, *drafters: EngineDrafter | None
+) -> list[tuple[Search | None, int]]:
+  """Returns `search` and `least_found` of `run_step` that run all of a program.
+
+  Args:
+    flat: sizes of the program.
+    *drafters: drafters of the engine.
+  """
+  if not flat.has_draft_blocks:
+    return [(None, 0)]
+  found = list[tuple[Search | None, int]]()
+  for drafter in drafters:
+    if isinstance(drafter, DeviceDrafter):
+      found += [(drafter.search(), 0), (drafter.search(), 1)]
+    elif drafter is not None:
+      found.append((None, 0))
+  return found
 
 
 def run_step(
@@ -58,7 +71,8 @@ def run_step(
   flat: StepSizes,
   step: StepPlan,
   level: slot_sampling.SamplingLevel = slot_sampling.SamplingLevel.GREEDY,
-  num_found: int | None = None,
+  search: Search | None = None,
+  least_found: int = 0,
 ) -> Any:
   """Enqueues an invented step as the engine does; returns its outcome.
 
@@ -68,11 +82,12 @@ def run_step(
     flat: sizes of the program.
     step: step that fits into it.
     level: level of sampling.
-    num_found: draft tokens of each slot, where the devices alone know them.
+    search: lookup that it does.
+    least_found: tokens that this finds at least.
   """
   packed = step_input.pack(sizes, flat, step, sizes.made_up_pages())
-  found = None
-  if num_found is not None:
-    num_slots = sizes.scheduler.buckets.max_rows
-    found = target.put(np.full(num_slots, num_found, np.int32))
-  return target.dispatch(packed, flat, *target.no_drafts, level, found)
+  drafts = None
+  if search is not None:
+    nothing = policies.Drafts(lengths=np.zeros(0, np.int64))
+    drafts = SlotDrafts(drafts=nothing, search=search)
+  return target.dispatch(packed, flat, drafts, level, least_found)

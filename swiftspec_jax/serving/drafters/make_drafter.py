@@ -295,7 +295,7 @@ def on_devices(
   max_length = sizes.scheduler.buckets.max_length
   if isinstance(drafter, PromptLookup):  # as long as on the host
     drafter = dataclasses.replace(drafter, num_speculative_tokens=max_length)
-  return DeviceDrafter(drafter, max_length, target)
+  return DeviceDrafter(drafter, target)
 
 
 def _without_images(
