@@ -164,19 +164,19 @@ def test_kinds_of_sizes_as_in_the_gguf_package():
     assert gguf.GGML_QUANT_SIZES[known] == (kind.size, kind.num_bytes)
 
 
-def test_what_is_refused(file, tmp_path):
+def test_what_is_refused(tmp_path):
   stored = functools.partial(load, weight_dtype='stored')
-  with pytest.raises(ss.UserError, match='blocks of GGUF files, and these'):
-    stored(file.parent)
-  with pytest.raises(ss.UserError, match='native kernels on one CPU, not for'):
-    ss.load(file, weight_dtype='stored', devices=jax.devices()[:2])
-  with pytest.raises(ss.UserError, match="not for kernels='reference'"):
-    stored(file, kernels='reference')
   testing.write_tiny_checkpoint(tmp_path, **SIZES)
   path = tmp_path / 'half.gguf'
   write_gguf(path, tmp_path, 'llama', KIND.F16)
   with pytest.raises(ss.UserError, match='has type F16, and weight_dtype='):
     stored(path)
+  with pytest.raises(ss.UserError, match='blocks of GGUF files, and these'):
+    stored(tmp_path)
+  with pytest.raises(ss.UserError, match='native kernels on one CPU, not for'):
+    ss.load(path, weight_dtype='stored', devices=jax.devices()[:2])
+  with pytest.raises(ss.UserError, match="not for kernels='reference'"):
+    stored(path, kernels='reference')
 
 
 def test_headers_tell_where_a_tensor_lies(file):

@@ -106,8 +106,8 @@ def _check(draft: Model, target: Model, format: str) -> Eagle3:
 
 
 def _shares_embedding(embedding: np.ndarray, target: Model) -> bool:
-  table = draft_tensors.table_of(target, 'embedding')
-  table = np.asarray(table)[: len(embedding)]
+  every = np.asarray(draft_tensors.table_of(target, 'embedding'))
+  table = every[: len(embedding)]
   return np.array_equal(embedding, table.astype(embedding.dtype))
 
 
