@@ -140,6 +140,8 @@ def test_without_a_compiler_xla_takes_over(
   assert library.status() in newest.reason
   with pytest.raises(ss.UserError, match=f"kernels='native': {reason}"):
     ss.load(model, kernels='native', devices=jax.devices()[:1])
+  with pytest.raises(ss.UserError, match=f"weight_dtype='stored': {reason}"):
+    ss.load(model, weight_dtype='stored', devices=jax.devices()[:1])
 
 
 def test_several_devices_cannot_insist(model):

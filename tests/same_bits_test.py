@@ -44,6 +44,7 @@ DTYPES = {
   'int8_dynamic': (jnp.float32, 'int8_dynamic'),
   'int8_dynamic16': (jnp.bfloat16, 'int8_dynamic16'),
 }
+OF_FILES = {**DTYPES, 'stored': (jnp.float32, 'stored')}
 
 
 def random_tree(rng, places):
@@ -188,9 +189,9 @@ def test_of_a_tiny_model(name):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize('name', DTYPES)
+@pytest.mark.parametrize('name', OF_FILES)
 def test_of_a_real_model(name):
-  dtype, weight_dtype = DTYPES[name]
+  dtype, weight_dtype = OF_FILES[name]
   model = ss.load(
     'smollm2-135m-instruct',
     dtype=dtype,

@@ -74,16 +74,17 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   (*config.WEIGHT_DTYPES, config.WIDE),
   'Quantize the matrices of the layers of --target and --draft; '
   'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
-  'wide: widen the float8 or mxfp4 of a checkpoint to --dtype. Default: as '
-  'stored.',
+  'wide: widen the float8 or mxfp4 of a checkpoint to --dtype; stored: '
+  'the blocks of a .gguf file as they are, of --target alone, on one CPU. '
+  'Default: the numbers of a checkpoint, of a .gguf file in --dtype.',
 )
 _DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
   'draft_weight_dtype',
   None,
   (*config.WEIGHT_DTYPES, config.WIDE),
   'The same for --draft alone, which need not be exact: the output stays that '
-  'of --target. Default: as --weight_dtype; of the built-in draft on CPUs, '
-  'where it is faster, int8_dynamic.',
+  'of --target. Default: as --weight_dtype, but never stored; of the built-in '
+  'draft on CPUs, where it is faster, int8_dynamic.',
 )
 _KERNELS = flags.DEFINE_enum(
   'kernels',
@@ -272,7 +273,10 @@ def load_draft(target: ss.Model, mode: str) -> ss.Model:
 
 
 def _draft_weight_dtype(target: ss.Model) -> str | None:
-  given = _DRAFT_WEIGHT_DTYPE.value or _WEIGHT_DTYPE.value
+  of_both = _WEIGHT_DTYPE.value
+  if of_both == config.STORED:
+    of_both = None  # few drafts have blocks
+  given = _DRAFT_WEIGHT_DTYPE.value or of_both
   is_on_cpu = target.mesh.devices.flat[0].platform == 'cpu'
   if given is None and _DRAFT.value is None and is_on_cpu:
     return 'int8_dynamic'  # faster, and a draft need not be exact

@@ -28,6 +28,8 @@ HANDLERS = (
   'few_rows_float32',
   'few_rows_bfloat16',
   'few_rows_int8',
+  'gguf_multiply',
+  'gguf_take',
   'tree_attention',
   'paged_attention',
 )

@@ -8,11 +8,22 @@ from typing import Any
 import gguf
 import numpy as np
 
+from kernels_pallas.gguf_blocks import native
+from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import end_tokens, gguf_header, gguf_rope
+from swiftspec_jax.checkpoint import (
+  end_tokens,
+  gguf_blocks,
+  gguf_header,
+  gguf_rope,
+)
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers
+from swiftspec_jax.models.matrices.stored_blocks import (
+  StoredBlocks,
+  StoredTensor,
+)
 from swiftspec_jax.models.params import Params
 
 # GGUF architecture -> family. Llama files also hold Mistral and SmolLM.
@@ -42,6 +53,7 @@ _GLOBAL_NAMES = {
   'model.norm.weight': 'output_norm.weight',
   'lm_head.weight': 'output.weight',
 }
+TABLES = ('model.embed_tokens.weight', 'lm_head.weight')
 
 
 class GGUFFile:
@@ -163,18 +175,24 @@ class GGUFFile:
     return llama3, max_context
 
   def read_params(self, config: ModelConfig, place: families.Place) -> Params:
-    """Returns the dequantized parameters as `place` puts them.
+    """Returns the parameters as `place` puts them, dequantized or in blocks.
 
     Raises:
       UserError: missing or contradicting weights, or a type of quantization
-        that the gguf package cannot read.
+        that the gguf package cannot read, or the native kernels.
     """
+    get = functools.partial(self._get_tensor, config)
+    read_matrices = None
+    if config.weight_dtype == config_lib.STORED:
+      get = functools.partial(self._get_table, config)
+      read_matrices = functools.partial(
+        gguf_blocks.read_layer,
+        config,
+        functools.partial(self._get_blocks, config),
+      )
     # The file stores Gemma's norm scales with the one already added.
     return families.params_from_hf(
-      functools.partial(self._get_tensor, config),
-      config,
-      norm_offset=0.0,
-      place=place,
+      get, config, norm_offset=0.0, place=place, read_matrices=read_matrices
     )
 
   def _tensor(self, name: str) -> gguf_header.Tensor:
@@ -195,10 +213,48 @@ class GGUFFile:
         f'{self._path}: {name} has type {tensor.kind.name}, which the '
         'gguf package cannot dequantize'
       ) from error
+    return self._in_order(config, name, array)
+
+  def _in_order(
+    self, config: ModelConfig, name: str, array: np.ndarray
+  ) -> np.ndarray:
+    """Returns outputs of a tensor in the order of Hugging Face."""
     is_permuted = name.endswith(('attn_q.weight', 'attn_k.weight'))
     if self._architecture == 'llama' and is_permuted:
-      array = _unpermute(array, config.head_dim)
+      return _unpermute(array, config.head_dim)
     return array
+
+  def _get_table(
+    self, config: ModelConfig, hf_name: str
+  ) -> StoredBlocks | np.ndarray:
+    """Returns a table in its blocks; what is no table as `_get_tensor` does."""
+    if hf_name not in TABLES:
+      return self._get_tensor(config, hf_name)
+    shape = config.vocab_size, config.embed_dim
+    tensor, _ = self._get_blocks(config, hf_name, *shape)
+    return StoredBlocks([tensor], config.embed_dim, shape[:1])
+
+  def _get_blocks(
+    self, config: ModelConfig, hf_name: str, *shape: int
+  ) -> tuple[StoredTensor, np.ndarray]:
+    """Returns a tensor [out, in], and the places in it of our outputs."""
+    name = _gguf_name(hf_name, config.use_post_norms)
+    tensor = self._tensor(name)
+    kind = tensor.kind.name
+    if kind not in native.KINDS:
+      raise errors.UserError(
+        f"{self._path}: {name} has type {kind}, and weight_dtype='stored' "
+        f'multiplies {", ".join(native.KINDS)}; leave out weight_dtype, which '
+        'dequantizes it'
+      )
+    found = gguf.quant_shape_from_byte_shape(tensor.shape, tensor.kind)
+    if found != shape:
+      raise errors.UserError(
+        f'{self._path}: {name} has shape {found}, the config says {shape}: '
+        'weights and config do not belong together'
+      )
+    places = self._in_order(config, name, np.arange(shape[0], dtype=np.int32))
+    return StoredTensor(kind, tensor.aligned, tensor.start), places
 
 
 def _dequantize(tensor: gguf_header.Tensor) -> np.ndarray:

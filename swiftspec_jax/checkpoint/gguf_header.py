@@ -17,6 +17,7 @@ import numpy as np
 from swiftspec_jax import errors
 
 _STRING, _ARRAY = gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
+_ALIGNMENT = 64  # of memory that XLA takes without a copy
 _SCALARS = {
   gguf.GGUFValueType.UINT8: '<u1',
   gguf.GGUFValueType.INT8: '<i1',
@@ -38,11 +39,24 @@ class Tensor:
 
   Attributes:
     kind: format in which the numbers are stored.
-    data: u8[..., bytes of a row], a view of the mapped file.
+    shape: sizes of the axes; of the last one in bytes.
+    aligned: u8[start + size] bytes of the mapped file, a view that begins at a
+      whole line of the cache.
   """
 
   kind: gguf.GGMLQuantizationType
-  data: np.ndarray
+  shape: tuple[int, ...]
+  aligned: np.ndarray
+
+  @property
+  def start(self) -> int:
+    """Bytes before the tensor."""
+    return len(self.aligned) - math.prod(self.shape)
+
+  @property
+  def data(self) -> np.ndarray:
+    """Its bytes u8[..., bytes of a row], a view of the mapped file."""
+    return self.aligned[self.start :].reshape(self.shape)
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -131,5 +145,8 @@ class _Header:
     size = math.prod(shape)
     if start + size > len(self._buffer):
       raise ValueError(f'it ends before tensor {name} does')
-    data = np.frombuffer(self._buffer, np.uint8, size, start)
-    return Tensor(kind=kind, data=data.reshape(shape))
+    before = start % _ALIGNMENT
+    aligned = np.frombuffer(
+      self._buffer, np.uint8, before + size, start - before
+    )
+    return Tensor(kind=kind, shape=shape, aligned=aligned)

@@ -78,7 +78,10 @@ def load(
       'int8_dynamic' multiplies int8 by int8, for CPUs: the matrices of the
       layers and the unembedding have a scale for each output, and the
       activations are rounded with a scale for each token. 'int8_dynamic16' is
-      the same, but keeps 16 bits of the layers' activations.
+      the same, but keeps 16 bits of the layers' activations. 'stored', for one
+      CPU, multiplies the blocks that a .gguf file has, which is mapped and not
+      read: tables and matrices stay in its 4 to 8 bits. Activations are rounded
+      to int8 with a scale for each 32.
     rope_scaling: entries by which a model without a scaling takes longer texts
       than it was trained for, as `config.json` has them: `rope_type`, which is
       'yarn', 'linear' or 'dynamic', `factor`, and others of that type.
@@ -98,6 +101,8 @@ def load(
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
   _check_kernels(kernels, mesh, platform)
+  if weight_dtype == config_lib.STORED:
+    _check_stored(kernels, mesh, platform)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = _open(name, draft_of)
@@ -184,6 +189,21 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
     raise errors.UserError(f"kernels='native': {error}") from error
   except ValueError as error:
     raise errors.UserError(str(error)) from error
+
+
+def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
+  """Raises UserError if a mesh cannot multiply the blocks of a file."""
+  if platform != 'cpu' or mesh.size > 1 or kernels == dispatch.REFERENCE:
+    raise errors.UserError(
+      f"weight_dtype='stored' is for the native kernels on one CPU, not for "
+      f'kernels={kernels!r} on {mesh.size} of platform {platform}; pass '
+      "devices=jax.devices('cpu')[:1] and kernels='auto', or another "
+      'weight_dtype'
+    )
+  try:
+    library.check()
+  except NotImplementedError as error:
+    raise errors.UserError(f"weight_dtype='stored': {error}") from error
 
 
 def _weight_dtype(

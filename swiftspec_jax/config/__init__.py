@@ -6,6 +6,7 @@ be static arguments of jitted functions.
 
 from swiftspec_jax.config.model_config import (
   DYNAMIC_TERMS,
+  STORED,
   WEIGHT_DTYPES,
   WIDE,
   ModelConfig,
@@ -20,6 +21,7 @@ from swiftspec_jax.config.tree_config import TreeConfig
 __all__ = [
   'DYNAMIC_TERMS',
   'MAX_TOP_LOGPROBS',
+  'STORED',
   'WEIGHT_DTYPES',
   'WIDE',
   'ModelConfig',

@@ -30,7 +30,8 @@ _POSITIVE = (
 )
 # How many integers of int8 an activation becomes in the layers.
 DYNAMIC_TERMS = {'int8_dynamic': 1, 'int8_dynamic16': 2}
-WEIGHT_DTYPES = ('int8', 'int4', 'float8', 'mxfp4', *DYNAMIC_TERMS)
+STORED = 'stored'  # the blocks of a .gguf file
+WEIGHT_DTYPES = ('int8', 'int4', 'float8', 'mxfp4', *DYNAMIC_TERMS, STORED)
 WIDE = 'wide'  # what makes `load` widen a checkpoint of few bits
 _OF_EXPERTS = ('int8', 'int4', 'float8', 'mxfp4')
 
@@ -55,8 +56,8 @@ class ModelConfig:
   `num_shards // num_sequence_shards`. `kernels` is one
   of `kernels_pallas.dispatch.IMPLEMENTATIONS`. `weight_dtype` is one of
   `WEIGHT_DTYPES`, or None for matrices in the dtype of the other weights. Those
-  of `DYNAMIC_TERMS` hold for all matrices that activations meet, the others for
-  the matrices of the layers.
+  of `DYNAMIC_TERMS` hold for all matrices that activations meet, `STORED` for
+  tables, too, the others for the matrices of the layers.
   """
 
   family: str

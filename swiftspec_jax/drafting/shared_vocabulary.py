@@ -17,6 +17,7 @@ from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
+from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
 
 
 def fit(
@@ -73,8 +74,13 @@ def fit_place(place: families.Place, config: ModelConfig) -> families.Place:
 
   def fit_array(spec, array):
     size, _ = sizes.get(spec.axes[0], (None, None))
-    if size is None:
+    if size is None or array.shape[0] == size:
       return array
+    if isinstance(array, StoredBlocks):
+      raise errors.UserError(
+        f"weight_dtype='stored' keeps the {array.shape[0]} rows of a draft's "
+        f'table, and {size} are needed; leave out its weight_dtype'
+      )
     missing = max(size - len(array), 0)
     return np.pad(array[:size], ((0, missing), (0, 0)))
 

@@ -27,7 +27,6 @@ from swiftspec_jax.models import (
   recurrent,
 )
 from swiftspec_jax.models.families import gemma4
-from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.params import Params
 
 _Args = ParamSpec('_Args')
@@ -423,7 +422,7 @@ def unembed(
   x = before_unembedding(params, config, hidden)
   table = params.get('unembedding', params['embedding'])
   rows = x.reshape(-1, x.shape[-1])
-  if isinstance(table, Int8Matrix):
+  if isinstance(table, layers.TABLES):
     logits = table.scores(rows)
   else:
     multiply = products_lib.multiply_transposed

@@ -15,10 +15,13 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import IRope, RopeScaling
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
 from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
+from swiftspec_jax.models.matrices.stored_blocks import BlockMatrix
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 
 # Weights that multiply themselves.
-MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix)
+MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix, BlockMatrix)
+# Of these, what tables may be, too: they look up rows and make scores.
+TABLES = (Int8Matrix, BlockMatrix)
 
 rms_norm = reference.rms_norm
 
@@ -35,7 +38,7 @@ def product(x: jax.Array, weight: Any) -> jax.Array:
 
 def take_rows(table: Any, token_ids: jax.Array) -> jax.Array:
   """Returns the rows [B, T, D] of a table [V, D]."""
-  if isinstance(table, Int8Matrix):
+  if isinstance(table, TABLES):
     return table.take_rows(token_ids)
   return products.take_rows(table, token_ids)
 

@@ -17,10 +17,16 @@ from swiftspec_jax.models.matrices import (
   int8_dynamic,
   quantization,
   quantized_experts,
+  stored_blocks,
 )
 
 Specs = dict[str, Any]  # tree of ParamSpec
-Scheme = quantization.Scheme | int8_dynamic.Scheme | quantized_experts.Scheme
+Scheme = (
+  quantization.Scheme
+  | int8_dynamic.Scheme
+  | quantized_experts.Scheme
+  | stored_blocks.Scheme
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,8 +376,10 @@ def _vision_specs(vision: Vision, embed_dim: int) -> Specs:
 
 def _dynamic_scheme(
   config: ModelConfig, in_axis: int | None
-) -> int8_dynamic.Scheme | None:
+) -> int8_dynamic.Scheme | stored_blocks.Scheme | None:
   """Returns how a weight outside the layers is quantized."""
+  if in_axis is not None and config.weight_dtype == config_lib.STORED:
+    return stored_blocks.Scheme()
   if in_axis is None or config.weight_dtype not in config_lib.DYNAMIC_TERMS:
     return None
   return int8_dynamic.Scheme(in_axes=(in_axis,), kernels=config.kernels)
@@ -379,10 +387,12 @@ def _dynamic_scheme(
 
 def _scheme(
   config: ModelConfig, in_sizes: list[int], outputs: tuple[str, ...]
-) -> quantization.Scheme | int8_dynamic.Scheme | None:
+) -> Scheme | None:
   """Returns how a matrix with inputs of these axes is quantized."""
   if config.weight_dtype in (None, 'mxfp4'):
     return None
+  if config.weight_dtype == config_lib.STORED:
+    return stored_blocks.Scheme()
   if config.weight_dtype in config_lib.DYNAMIC_TERMS:
     return int8_dynamic.Scheme(
       in_axes=tuple(range(len(in_sizes))),

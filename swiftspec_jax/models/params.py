@@ -17,6 +17,7 @@ from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices import (
   quantization,
   quantized_experts,
+  stored_blocks,
   transposed,
 )
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
@@ -54,8 +55,8 @@ def place_params(
 
   Args:
     arrays: tree of numpy arrays with the unpadded shapes of `specs`, of
-      `array_parts.Joined` ones, of matrices that are quantized already, or of
-      another model's padded arrays.
+      `array_parts.Joined` ones, of matrices that are quantized already or in
+      blocks, or of another model's padded arrays.
     specs: `param_specs` of the model, or a part of it; its config has the
       mesh's number of shards.
     dtype: dtype of the weights; norm scales stay float32.
@@ -68,6 +69,8 @@ def place_params(
   def place(path, spec: ParamSpec, array: Any) -> Any:
     if isinstance(array, quantization.StoredMatrix):
       return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
+    if isinstance(array, stored_blocks.StoredBlocks):
+      return array.place(dtype, mesh)
     if isinstance(array, jax.Array) and _is_placed(array, spec, dtype, mesh):
       return array
     if isinstance(array, jax.Array):

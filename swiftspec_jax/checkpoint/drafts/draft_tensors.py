@@ -10,8 +10,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
-from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
+from swiftspec_jax.models import families, layers
 
 # Tensors that nothing is lost without: t2d follows from d2t.
 _IGNORED = ('t2d',)
@@ -25,7 +24,7 @@ def refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
 def table_of(target: Model, name: str) -> jax.Array:
   """Returns the embedding or unembedding [V, D] of a target, padded."""
   table = target.params[name]
-  return table.dequantized() if isinstance(table, Int8Matrix) else table
+  return table.dequantized() if isinstance(table, layers.TABLES) else table
 
 
 class Tensors:

@@ -15,12 +15,13 @@ import safetensors
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.checkpoint import safetensors_file
+from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Eagle3
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling
-from swiftspec_jax.models.matrices import int8_dynamic, transposed
+from swiftspec_jax.models.matrices import transposed
 
 # Release of `speculators` whose fields and tensors these are.
 _VERSION = '0.9.0'
@@ -105,10 +106,8 @@ def _check(draft: Model, target: Model, format: str) -> Eagle3:
 
 
 def _shares_embedding(embedding: np.ndarray, target: Model) -> bool:
-  table = target.params['embedding']
-  if isinstance(table, int8_dynamic.Int8Matrix):
-    table = table.dequantized()
-  table = np.asarray(table)[: len(embedding)]
+  every = np.asarray(draft_tensors.table_of(target, 'embedding'))
+  table = every[: len(embedding)]
   return np.array_equal(embedding, table.astype(embedding.dtype))
 
 

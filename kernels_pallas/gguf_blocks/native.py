@@ -1,0 +1,100 @@
+"""Products with, and rows of, weights in the blocks of GGUF files, in C++.
+
+A tensor u8[start + M x bytes of a row] is `start` bytes of something else, then
+M rows of blocks: the outputs, with their inputs side by side.
+
+Legend: N rows, K inputs, M outputs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas.native import library
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of blocks.
+
+  Attributes:
+    number: the number of the kind in files.
+    size: number of weights in a block.
+    num_bytes: bytes of a block.
+  """
+
+  number: int
+  size: int
+  num_bytes: int
+
+  def row_bytes(self, num_inputs: int) -> int:
+    """Returns the bytes of the weights of an output."""
+    return num_inputs // self.size * self.num_bytes
+
+
+KINDS = {
+  'Q4_0': Kind(2, 32, 18),
+  'Q4_1': Kind(3, 32, 20),
+  'Q5_0': Kind(6, 32, 22),
+  'Q5_1': Kind(7, 32, 24),
+  'Q8_0': Kind(8, 32, 34),
+  'Q4_K': Kind(12, 256, 144),
+  'Q5_K': Kind(13, 256, 176),
+  'Q6_K': Kind(14, 256, 210),
+}
+
+
+def multiply(
+  rows: jax.Array,
+  tensors: Sequence[jax.Array],
+  kinds: Sequence[str],
+  starts: Sequence[int],
+) -> jax.Array:
+  """Returns rows times weights, whose outputs are one behind the other.
+
+  Rows are rounded to int8 with a scale for each 32 numbers, integers summed
+  exactly, and what the blocks give in float32. The bits of a row are the same
+  whatever rows are beside it.
+
+  Args:
+    rows: [N, K] of any floating dtype.
+    tensors: weights.
+    kinds: key of `KINDS` for each tensor.
+    starts: number of bytes before the first block of each tensor.
+
+  Returns:
+    f32[N, M], M being the outputs of all tensors.
+
+  Raises:
+    NotImplementedError: there is no native library, with the remedy.
+  """
+  num_rows, num_inputs = rows.shape
+  num_outputs = sum(
+    (x.size - start) // KINDS[kind].row_bytes(num_inputs)
+    for x, kind, start in zip(tensors, kinds, starts, strict=True)
+  )
+  return library.call(
+    'gguf_multiply',
+    jax.ShapeDtypeStruct((num_rows, num_outputs), jnp.float32),
+    rows.astype(jnp.float32),
+    *tensors,
+    kinds=np.array([KINDS[kind].number for kind in kinds], np.int64),
+    starts=np.array(starts, np.int64),
+  )
+
+
+def take_rows(
+  tensor: jax.Array, indices: jax.Array, kind: str, start: int, num_inputs: int
+) -> jax.Array:
+  """Returns the weights f32[..., K] of the outputs i32[...] of a tensor."""
+  return library.call(
+    'gguf_take',
+    jax.ShapeDtypeStruct((*indices.shape, num_inputs), jnp.float32),
+    tensor,
+    indices,
+    kind=np.int64(KINDS[kind].number),
+    start=np.int64(start),
+  )

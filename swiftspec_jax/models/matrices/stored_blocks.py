@@ -1,0 +1,125 @@
+"""Matrices in the blocks of a GGUF file, which is mapped, not read.
+
+Legend: T rows, K inputs, M outputs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from kernels_pallas.gguf_blocks import native
+from swiftspec_jax import errors
+from swiftspec_jax import sharding as sharding_lib
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class BlockMatrix:
+  """A matrix of one or several tensors with the same inputs."""
+
+  tensors: tuple[jax.Array, ...]  # u8[start + M x bytes of a row]
+  # i32[M] place in the tensors of each output; None where that is its own.
+  order: jax.Array | None
+  kinds: tuple[str, ...] = struct.field(pytree_node=False)
+  starts: tuple[int, ...] = struct.field(pytree_node=False)
+  num_inputs: int = struct.field(pytree_node=False)
+  out_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of M
+  dtype: np.dtype = struct.field(pytree_node=False)  # of its rows
+
+  def scores(self, x: jax.Array) -> jax.Array:
+    """Returns rows x [T, K] times the matrix: f32[T, *out_shape]."""
+    product = native.multiply(x, self.tensors, self.kinds, self.starts)
+    if self.order is not None:
+      product = product[:, self.order]
+    return product.reshape(-1, *self.out_shape)
+
+  def multiply(self, x: jax.Array) -> jax.Array:
+    """Returns rows x [T, K] times the matrix in their dtype."""
+    return self.scores(x).astype(x.dtype)
+
+  def take_rows(self, indices: jax.Array) -> jax.Array:
+    """Returns the weights of outputs i32[...] of a table: [..., K]."""
+    found = native.take_rows(
+      self.tensors[0], indices, self.kinds[0], self.starts[0], self.num_inputs
+    )
+    return found.astype(self.dtype)
+
+  def dequantized(self) -> jax.Array:
+    """Returns a table f32[M, K]."""
+    every = jnp.arange(self.out_shape[0], dtype=jnp.int32)
+    return self.take_rows(every).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+  """One tensor of a file.
+
+  Attributes:
+    kind: name of the kind of its blocks, a key of `native.KINDS`.
+    aligned: u8[start + bytes of the tensor], a view of the mapped file that
+      begins where XLA takes memory without a copy.
+    start: bytes before the first block.
+  """
+
+  kind: str
+  aligned: np.ndarray
+  start: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredBlocks:
+  """A matrix on the host.
+
+  Attributes:
+    tensors: tensors with the same inputs, whose outputs are one behind the
+      other.
+    num_inputs: K.
+    out_shape: axes of outputs, of M together.
+    order: i32[M] as in `BlockMatrix`.
+  """
+
+  tensors: Sequence[StoredTensor]
+  num_inputs: int
+  out_shape: tuple[int, ...]
+  order: np.ndarray | None = None
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return *self.out_shape, self.num_inputs
+
+  def place(self, dtype: jax.typing.DTypeLike, mesh: Mesh) -> BlockMatrix:
+    """Returns the matrix on a mesh of one CPU, without a copy of its blocks.
+
+    Args:
+      dtype: dtype of rows that are looked up.
+      mesh: the CPU.
+    """
+    sharding = sharding_lib.replicated(mesh)
+    put = functools.partial(jax.device_put, device=sharding)
+    return BlockMatrix(
+      tensors=tuple(put(tensor.aligned) for tensor in self.tensors),
+      order=None if self.order is None else put(self.order),
+      kinds=tuple(tensor.kind for tensor in self.tensors),
+      starts=tuple(tensor.start for tensor in self.tensors),
+      num_inputs=self.num_inputs,
+      out_shape=self.out_shape,
+      dtype=jnp.dtype(dtype),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+  """Stands for weights that only files have in blocks."""
+
+  def quantize(self, *_) -> NoReturn:
+    """Raises UserError: no blocks are made."""
+    raise errors.UserError(
+      "weight_dtype='stored' keeps the blocks of GGUF files, and these weights "
+      'have none; leave out weight_dtype, or take int8_dynamic'
+    )
