@@ -175,10 +175,7 @@ class Decoder:
       engine.run_programs(slot_sampling.level_of(sampling))
 
   @contextlib.contextmanager
-  @left_iterators.closed_at_exit
-  def engine_for(
-    self, requests: Sequence[Request]
-  ) -> Generator[Engine, None, None]:
+  def engine_for(self, requests: Sequence[Request]) -> Iterator[Engine]:
     """Lends an engine with room for some requests, to step it by hand.
 
     Raises:
@@ -201,8 +198,7 @@ class Decoder:
     return limit
 
   @contextlib.contextmanager
-  @left_iterators.closed_at_exit
-  def _own_engine(self, limit: int) -> Generator[Engine, None, None]:
+  def _own_engine(self, limit: int) -> Iterator[Engine]:
     """Keeps the engine from other users until it ends; it is idle then.
 
     Args:

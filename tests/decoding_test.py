@@ -376,16 +376,18 @@ LEFT = """
 import swiftspec_jax as ss
 from decoding_cases import CONFIG, requests_of
 from swiftspec_jax import testing
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
+from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 model = testing.random_model(CONFIG, seed=0, name='target')
 (request,) = requests_of(1, max_new_tokens=400)
 
 def updates():
-  with (
-    ss.Decoder(model).engine_for([request]) as engine,
-    background.running(engine),
-  ):
+  buckets = StepBuckets(rows=(1,), query_tokens=(1, 32))
+  sizes = ProgramSizes.of_rows(buckets, 512)
+  with background.running(Engine(model, sizes=sizes)) as engine:
     yield from engine.submit(request)
 
 left = [
