@@ -17,6 +17,11 @@ def record(accepted, num_forwards, outcomes=(0, 0, 0)):
     time=0.0,
     seconds=1.0,
     host_seconds=0.1,
+    draft_plan=None,
+    takes_in=False,
+    step=None,
+    num_devices=1,
+    ended=np.zeros(0, int),
     outcomes=np.array(outcomes),
     num_forwards=num_forwards,
   )

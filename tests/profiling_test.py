@@ -41,7 +41,8 @@ def test_a_rate_counts_neither_prompt_nor_compilation(model):
   for event in decoder.run([request]):
     first = first or time.perf_counter()
     if event.result is None:
-      compile_anew()
+      for _ in range(4):
+        compile_anew()
   stats = event.result.stats
   assert stats.decoded_tokens == 7
   seconds = stats.latency_seconds - stats.ttft_seconds

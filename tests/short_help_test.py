@@ -15,7 +15,7 @@ atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 import swiftspec_command
 swiftspec_command.main()
 """
-_FLAG = re.compile(r'^  --(\[no\])?(\w+): (.*?)(?=^  -|^\w|\Z)', re.M | re.S)
+_FLAG = re.compile(r'^  --(\[no\])?(\w+):\s(.*?)(?=^  -|^\w|\Z)', re.M | re.S)
 
 
 def all_flags(module):

@@ -66,6 +66,7 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
     'generate',
     lookup,
     f'--config={path}',
+    '--stats',
     '--prompt=hello',
     '--max_new_tokens=12',
   )

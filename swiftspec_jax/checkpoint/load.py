@@ -124,7 +124,8 @@ def load(
     name = f'{name} ({num_layers} layers)'
   if weight_dtype is not None:
     name = f'{name} ({weight_dtype})'
-  if not source.reads_target:  # its tables are those of the target
+  mapped = config.weight_dtype == config_lib.STORED  # takes next to no memory
+  if not source.reads_target and not mapped:  # its tables are the target's
     memory.warn_if_short(name, config, dtype, mesh)
   place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
   if mesh.local_devices or source.reads_target:

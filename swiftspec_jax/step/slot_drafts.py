@@ -18,7 +18,7 @@ class Search:
   """A lookup in the texts that the step itself does.
 
   Attributes:
-    drafter: what to look up.
+    drafter: lookup drafter, which finds the drafts.
     wanted: i32[U] most tokens for each slot, on the host.
   """
 
