@@ -86,7 +86,7 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
   Raises:
     UserError: an entry is not understood.
   """
-  import huggingface_hub  # here, as these take long
+  import huggingface_hub.errors  # here, as these take long
   import transformers
 
   # transformers fills in defaults and translates configs of older releases.

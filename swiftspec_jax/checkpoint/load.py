@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -340,6 +339,9 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
 
 def _download(repo_id: str) -> pathlib.Path:
   """Fetches a hub repository, or finds it in the local hub cache."""
+  import huggingface_hub.errors  # here, as these take long
+  import huggingface_hub.utils
+
   try:
     huggingface_hub.utils.validate_repo_id(repo_id)
     fetch = functools.partial(
