@@ -33,7 +33,7 @@ _NARROWEST = 4  # draft tokens and the one before them, if a policy has a choice
 class Decoder:
   """Decodes requests with one target, one drafter and `batch_size` rows.
 
-  Drives a `Engine` that is as large as the requests at hand need.
+  Drives an `Engine` that is as large as the requests at hand need.
 
   Attributes:
     max_context: most tokens of a request, prompt and output together.
