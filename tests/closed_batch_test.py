@@ -59,7 +59,7 @@ DRAFTS = {
   'beams': LENGTH,
   'chain_of_features': {'draft': engine_cases.READING_DRAFT},
   'persistent_trees': {'draft': PersistentTrees(model=MODEL, tree=TREE)},
-  # With a policy, all that a `Engine` takes.
+  # With a policy, all that an `Engine` takes.
   'prompt_lookup': {'draft': ss.PromptLookup(**LENGTH), 'policy': goodput},
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},

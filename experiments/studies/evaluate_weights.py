@@ -27,7 +27,8 @@ from swiftspec_jax import config, errors, scoring
 
 _WEIGHT_DTYPES = flags.DEFINE_list(
   'weight_dtypes',
-  [kind for kind in config.WEIGHT_DTYPES if kind != 'mxfp4'],  # of experts
+  # Experts alone have mxfp4, and .gguf files alone have blocks.
+  [x for x in config.WEIGHT_DTYPES if x not in ('mxfp4', config.STORED)],
   'Kinds of quantized weights.',
 )
 _PROMPTS = flags.DEFINE_string(
