@@ -8,7 +8,7 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import scoring
-from swiftspec_jax.config import WEIGHT_DTYPES
+from swiftspec_jax.config import STORED, WEIGHT_DTYPES
 
 
 def test_score_is_what_decoding_says(model):
@@ -48,7 +48,7 @@ def test_report(model, tmp_path):
   summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
   assert summary['num_prompts'] == 2
   weights = summary['weights']
-  kinds = [kind for kind in WEIGHT_DTYPES if kind != 'mxfp4']
+  kinds = [kind for kind in WEIGHT_DTYPES if kind not in ('mxfp4', STORED)]
   assert list(weights) == ['plain', *kinds]
   assert [line.split()[0] for line in output.splitlines()[2:8]] == list(weights)
   plain, int8, int4, _, int8_dynamic, _ = weights.values()
