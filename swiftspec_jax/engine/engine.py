@@ -87,11 +87,6 @@ class Engine(Frontend):
         Others are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and
         a `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
-    max_rows: requests that decode together.
-    max_context: tokens of a request, prompt and output together.
-    max_draft_tokens: draft tokens that a row can accept in a step.
-    max_images: images of a request.
-    programs: compiled programs.
       lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
