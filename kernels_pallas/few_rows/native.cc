@@ -106,13 +106,7 @@ struct Int8 : Integers {
   static Wide given(const Given* row) { return load<Given>(row); }
 };
 
-// Outputs that are computed together, and rows.
-constexpr std::size_t kOutputs = 4;
-#if defined(NATIVE_AVX512) || defined(__aarch64__)
-constexpr std::size_t kRows = 4;  // 32 registers
-#else
-constexpr std::size_t kRows = 2;
-#endif
+constexpr std::size_t kOutputs = 4;  // that are computed together
 
 template <class F>
 constexpr bool kHasOffset = F::kOffset != 0;
@@ -200,20 +194,10 @@ template <class F, bool kIsFirst>
 void some_rows(std::size_t num_rows, const typename F::Given* rows,
                const typename F::Weight* weights, std::size_t num_inputs,
                typename F::Result* results, std::size_t result_stride) {
-  auto run = [&](auto size) {
-    block<F, std::min<std::size_t>(size(), kRows), kIsFirst>(
-        rows, weights, num_inputs, results, result_stride);
-  };
-  switch (num_rows) {
-    case 1:
-      return run(std::integral_constant<std::size_t, 1>());
-    case 2:
-      return run(std::integral_constant<std::size_t, 2>());
-    case 3:
-      return run(std::integral_constant<std::size_t, 3>());
-    default:
-      return run(std::integral_constant<std::size_t, kRows>());
-  }
+  with_rows(num_rows, [&](auto size) {
+    block<F, size(), kIsFirst>(rows, weights, num_inputs, results,
+                               result_stride);
+  });
 }
 
 // Multiplies all rows with `kOutputs` outputs.

@@ -24,11 +24,6 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr std::size_t kOutputs = 4;  // that are unpacked together
-#if defined(NATIVE_AVX512) || defined(__aarch64__)
-constexpr std::size_t kRows = 4;  // 32 registers
-#else
-constexpr std::size_t kRows = 2;
-#endif
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
@@ -175,20 +170,9 @@ void block(const Numbers& rows, std::size_t first, const Numbers& tile,
 template <bool kHasOffsets>
 void some_rows(std::size_t num_rows, const Numbers& rows, std::size_t first,
                const Numbers& tile, float* results) {
-  auto run = [&](auto size) {
-    block<kHasOffsets, std::min<std::size_t>(size(), kRows)>(rows, first, tile,
-                                                             results);
-  };
-  switch (num_rows) {
-    case 1:
-      return run(std::integral_constant<std::size_t, 1>());
-    case 2:
-      return run(std::integral_constant<std::size_t, 2>());
-    case 3:
-      return run(std::integral_constant<std::size_t, 3>());
-    default:
-      return run(std::integral_constant<std::size_t, kRows>());
-  }
+  with_rows(num_rows, [&](auto size) {
+    block<kHasOffsets, size()>(rows, first, tile, results);
+  });
 }
 
 // Multiplies all rows with the outputs of a range.

@@ -27,11 +27,7 @@ using Index = std::uint32_t;
 using BFloat16Bits = std::uint16_t;
 
 constexpr std::size_t kTogether = 4;  // rows, and vectors of values
-#if defined(NATIVE_AVX512) || defined(__aarch64__)
-constexpr std::size_t kQueries = 4;  // 32 registers
-#else
-constexpr std::size_t kQueries = 2;
-#endif
+constexpr std::size_t kQueries = kRows;  // that are computed together
 
 inline Floats widened(const float* from) { return load<float>(from); }
 
@@ -315,24 +311,10 @@ void attend(const Attention& call, std::size_t block, std::size_t token,
   for (std::size_t i = 0; i < size; i += kLanes) {
     store(&scratch.queries[i], widened(queries + i));
   }
-  auto run = [&](auto n, std::size_t q) {
-    constexpr std::size_t kSome = std::min<std::size_t>(n(), kQueries);
-    attend_some<kSome, T>(call, block, head, q, scratch, results);
-  };
   for (std::size_t q = 0; q < call.num_groups; q += kQueries) {
-    switch (std::min(call.num_groups - q, kQueries)) {
-      case 1:
-        run(std::integral_constant<std::size_t, 1>(), q);
-        break;
-      case 2:
-        run(std::integral_constant<std::size_t, 2>(), q);
-        break;
-      case 3:
-        run(std::integral_constant<std::size_t, 3>(), q);
-        break;
-      default:
-        run(std::integral_constant<std::size_t, kQueries>(), q);
-    }
+    with_rows(call.num_groups - q, [&](auto size) {
+      attend_some<size(), T>(call, block, head, q, scratch, results);
+    });
   }
 }
 
@@ -376,6 +358,19 @@ inline ffi::Error attend_all(ffi::ThreadPool& pool, const Attention& call) {
         "neither float32 nor bfloat16, or queries wider than the cache");
   }
   return ffi::Error::Success();
+}
+
+// Binds what all kinds of attention take first.
+inline auto bind_attention() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()           // queries
+      .Arg<ffi::AnyBuffer>()           // keys
+      .Arg<ffi::AnyBuffer>()           // values
+      .Arg<ffi::Buffer<ffi::S32>>()    // lengths
+      .Arg<ffi::Buffer<ffi::PRED>>()   // mask
+      .Arg<ffi::Buffer<ffi::S32>>()    // positions
+      .Arg<ffi::Buffer<ffi::F32>>();   // sinks
 }
 
 }  // namespace native

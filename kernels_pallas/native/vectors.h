@@ -1,10 +1,12 @@
 // Vectors of the widest kind that the target of the compiler has.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,32 @@ using Ints = Vector<std::int32_t>;
 using Words = Vector<std::uint32_t>;
 
 constexpr std::size_t kLanes = kVectorBytes / sizeof(float);
+
+// Rows whose sums fit into the registers together.
+#if defined(NATIVE_AVX512) || defined(__aarch64__)
+constexpr std::size_t kRows = 4;  // 32 registers
+#else
+constexpr std::size_t kRows = 2;
+#endif
+
+// Calls run(n), `n` being a constant: `num_rows`, and `kRows` at most.
+template <class Run>
+void with_rows(std::size_t num_rows, const Run& run) {
+  auto with = [&](auto n) {
+    run(std::integral_constant<std::size_t,
+                               std::min<std::size_t>(n(), kRows)>());
+  };
+  switch (num_rows) {
+    case 1:
+      return with(std::integral_constant<std::size_t, 1>());
+    case 2:
+      return with(std::integral_constant<std::size_t, 2>());
+    case 3:
+      return with(std::integral_constant<std::size_t, 3>());
+    default:
+      return with(std::integral_constant<std::size_t, kRows>());
+  }
+}
 
 // Returns a vector of T at any address.
 template <class T>
