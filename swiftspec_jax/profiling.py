@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -43,8 +44,9 @@ def compile_seconds(since: float) -> float:
   Args:
     since: time of `time.perf_counter` from which they count.
   """
-  spans = getattr(_of_thread, 'compiling', ())
-  return sum(end - max(start, since) for start, end in spans if end > since)
+  spans = reversed(getattr(_of_thread, 'compiling', ()))
+  recent = itertools.takewhile(lambda span: span[1] > since, spans)
+  return sum(end - max(start, since) for start, end in recent)
 
 
 def _note_compilation(event: str, duration: float, **kwargs) -> None:

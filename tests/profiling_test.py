@@ -55,3 +55,17 @@ def test_a_rate_counts_neither_prompt_nor_compilation(model):
 def test_an_output_that_came_at_once_has_no_rate(model):
   (result,) = ss.generate(ss.load(model), 'hello', max_new_tokens=1)
   assert result.stats.tokens_per_second is None
+
+
+def test_the_time_of_a_step_has_no_compilation(model):
+  sampling = ss.SamplingParams(max_new_tokens=2, ignore_eos=True)
+  request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
+  # Sizes that no other test has.
+  with ss.Decoder(ss.load(model), batch_size=5).engine_for([request]) as engine:
+    engine.submit(request)
+    start = time.perf_counter()
+    record = engine.step()
+    seconds = time.perf_counter() - start
+  compiling = profiling.compile_seconds(start)
+  assert compiling > 0
+  assert 0 < record.seconds <= seconds - compiling

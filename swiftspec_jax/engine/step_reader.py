@@ -9,7 +9,7 @@ import time
 import jax
 import numpy as np
 
-from swiftspec_jax import hosts, policies, types
+from swiftspec_jax import hosts, policies, profiling, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.engine import steps
 from swiftspec_jax.engine.jobs import Job
@@ -66,7 +66,7 @@ class _ReadStep:
     lengths: i64[B] draft tokens that were verified.
     verdicts: verdicts on them.
     report: report of the drafts, by slot, if they have one.
-    seconds: duration of the step.
+    seconds: duration of the step, compilation left out.
   """
 
   unread: Unread
@@ -154,7 +154,9 @@ class StepReader:
     for request_id in ended.tolist():
       drafting.forget(request_id)
     end = time.perf_counter()
-    seconds = end - max(unread.start, self._last_read)
+    begun = max(unread.start, self._last_read)
+    # A size whose program was compiled in a step would seem to be slow.
+    seconds = end - begun - profiling.compile_seconds(begun)
     self._last_read = end
     read = _ReadStep(
       unread=unread,

@@ -24,7 +24,7 @@ class StepRecord:
     num_levels: i64[B] lengths of these drafts, or depths of trees.
     num_accepted: i64[B] draft tokens that are part of the outputs.
     time: time at the end of the step, in seconds of `time.perf_counter`.
-    seconds: duration of the step.
+    seconds: duration of the step, compilation left out.
     host_seconds: processor time of the thread that ran it, which waits for the
       devices take nothing of. Where the CPU is also the device, `seconds` have
       waits for a core, too, and small programs may run in this thread.
