@@ -341,22 +341,19 @@ class Engine(Frontend):
     self, view: policies.StepView, now: float
   ) -> policies.StepView:
     """Returns the view with what the scheduler does not know."""
-    num_unread_tokens = self.drafter.num_unread_tokens(view, self._texts)
-    if num_unread_tokens:
-      view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)
+    known: dict[str, Any] = {
+      'num_unread_tokens': self.drafter.num_unread_tokens(view, self._texts)
+    }
     if np.isfinite(view.slo_tpots).any():
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
-      view = dataclasses.replace(view, decode_seconds=np.array(seconds))
+      known['decode_seconds'] = np.array(seconds)
     if self._finds_drafts_late:
-      view = dataclasses.replace(
-        view,
-        finds_drafts_late=True,
-        pads_absent_drafts=not self.sizes.has_rows,
-      )
+      known['finds_drafts_late'] = True
+      known['pads_absent_drafts'] = not self.sizes.has_rows
     if not self.programs.can_draft(view):
-      view = dataclasses.replace(view, limits=np.zeros_like(view.limits))
-    return view
+      known['limits'] = np.zeros_like(view.limits)
+    return dataclasses.replace(view, **known)
 
   def _plan(
     self, view: policies.StepView

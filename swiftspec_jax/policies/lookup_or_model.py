@@ -15,10 +15,13 @@ import numpy as np
 from swiftspec_jax import policies
 
 _HYSTERESIS = 1.02  # gain that is worth a change of the source
+# Steps after which a model that rests is asked again: it learns nothing
+# meanwhile, and to ask it takes as long as all other work on a step's plan.
+_ASK_EVERY = 8
 
 
 class LookupOrModel(policies.Policy):
-  """Asks two policies in each step, and follows one of them.
+  """Asks two policies, and follows one of them.
 
   A plan that promises nothing is an experiment of its policy, and is followed.
   """
@@ -35,23 +38,36 @@ class LookupOrModel(policies.Policy):
     self._by_model = by_model
     self._by_lookup = by_lookup
     self._looked_up = False  # in the last step
+    # What the model last promised; in which step, and for how many rows.
+    self._promise, self._asked = np.inf, (0, 0)
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    by_model = self._by_model.plan_draft(view)
-    # Asked last: its experiments must not be lost to those of the other.
-    if np.isnan(by_model.expected_seconds):
-      return by_model
     by_lookup = self._by_lookup.plan_draft(_without_late(view))
     by_lookup = dataclasses.replace(by_lookup, uses_lookup=True)
     if np.isnan(by_lookup.expected_seconds):
       return by_lookup
-    same, other = by_model, by_lookup
+    goodput = _goodput(by_lookup)
+    if self._rests(view) and self._promise <= _HYSTERESIS * goodput:
+      return by_lookup
+    by_model = self._by_model.plan_draft(view)
+    if np.isnan(by_model.expected_seconds):
+      return by_model
+    self._promise, self._asked = _goodput(by_model), (view.step, view.num_rows)
     if self._looked_up:
-      same, other = other, same
-    is_better = _goodput(other) > _HYSTERESIS * _goodput(same)
-    chosen = other if is_better else same
-    self._looked_up = chosen.uses_lookup
-    return chosen
+      self._looked_up = self._promise <= _HYSTERESIS * goodput
+    else:
+      self._looked_up = goodput > _HYSTERESIS * self._promise
+    return by_lookup if self._looked_up else by_model
+
+  def _rests(self, view: policies.StepView) -> bool:
+    """Returns whether the model need not be asked."""
+    step, num_rows = self._asked
+    return (
+      self._looked_up
+      and view.step < step + _ASK_EVERY
+      and view.num_rows == num_rows
+      and not view.num_prefill_tokens
+    )
 
   def plan_verify(
     self,

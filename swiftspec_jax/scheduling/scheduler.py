@@ -352,6 +352,8 @@ class Scheduler:
   def _num_wanted(self) -> int:
     """Returns how many pages rows lack for their tokens."""
     slots = np.array(self._running, np.int64)
+    if (self._table.num_owned[slots] == self._table.pages.shape[1]).all():
+      return 0  # as where each slot has a row of the cache
     wanted = self._table.count(self._most_tokens(slots))
     # A row may own more, for drafts of which only a part is verified.
     return int(np.maximum(wanted - self._table.num_owned[slots], 0).sum())

@@ -22,6 +22,8 @@ from swiftspec_jax.policies.prediction.calibration import (
 _DECAY = 0.99  # weight of a step against the one after it
 _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 10.0  # tokens
+# Of a tree each round tells about all places at once.
+_TREE_PRIOR_WEIGHT = 5.0  # rounds
 # Forgetting lowers the weight of what is known, not its value, and never below
 # this: otherwise a long rest would bring back the prior.
 _LEAST_WEIGHT = 4.0  # tokens
@@ -260,8 +262,8 @@ class TreeEstimator:
       return
     sizes = np.diff(lengths)
     levels = _PRIOR_RATE ** np.arange(1, len(lengths))
-    self._tried = np.full(lengths[-1], _PRIOR_WEIGHT)
-    self._hits = np.repeat(levels / sizes, sizes) * _PRIOR_WEIGHT
+    self._tried = np.full(lengths[-1], _TREE_PRIOR_WEIGHT)
+    self._hits = np.repeat(levels / sizes, sizes) * _TREE_PRIOR_WEIGHT
 
 
 def _at_least(numbers: np.ndarray, size: int) -> np.ndarray:

@@ -15,7 +15,8 @@ _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
 _SOME_SECONDS = 1e-9
 _FIT_EVERY = 8  # steps, as it takes some 0.2 ms
-_TRY_EVERY = 64  # steps, of which a try costs a part; 4, 8, 16, ... at first
+# Steps between tries, each of which may take twice a step; 4, 8, ... at first.
+_TRY_EVERY = 256
 _GOLDEN = 0.618  # steps of this share of a circle soon come near every place
 _PLAIN, _UNVERIFIED, _VERIFIED = range(3)  # kinds of steps
 
@@ -39,6 +40,10 @@ class LiveCosts:
       buckets: declared sizes of the engine.
       drafts_by_model: whether drafts take time, other than lookups.
     """
+    # Here, as the import takes long: not with this module, nor in a step.
+    from scipy import optimize
+
+    self._nnls = optimize.nnls
     self._buckets = buckets
     self._drafts_by_model = drafts_by_model
     self._draft_steps = np.unique(buckets.draft_steps)
@@ -129,9 +134,7 @@ class LiveCosts:
     weights = np.sqrt(np.maximum(freshness, 1e-6))
     ridge = _RIDGE / medians.mean() * np.eye(features.shape[1])
     ridge[0] = 0  # the time of any step
-    from scipy import optimize  # here, as it takes long to import
-
-    coefficients, _ = optimize.nnls(
+    coefficients, _ = self._nnls(
       np.concatenate([features * weights[:, None], ridge]),
       np.concatenate([weights, np.zeros(len(ridge))]),
     )
