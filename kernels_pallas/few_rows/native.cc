@@ -128,7 +128,8 @@ struct Sums {
     }
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < R; ++r) {
-      const auto row = F::given(rows + r * num_inputs);
+      auto row = F::given(rows + r * num_inputs);
+      hold(row);
 #pragma GCC unroll 8
       for (std::size_t m = kFirst; m < kEnd; ++m) {
         of[r][m] = F::add(of[r][m], wide[m], row);
@@ -233,7 +234,7 @@ void ragged(std::size_t num_rows, const typename F::Given* rows,
   }
 }
 
-// Multiplies all rows with a range of outputs.
+// Multiplies rows with a range of outputs, for all of them one after the other.
 template <class F>
 void outputs(const typename F::Given* rows, std::size_t num_rows,
              std::size_t stride, const typename F::Weight* weights,
@@ -250,39 +251,76 @@ void outputs(const typename F::Given* rows, std::size_t num_rows,
   }
 }
 
-// Rows that stay in the second cache, beside the weights of a task.
-constexpr std::size_t kCachedRows = 64;
+// Rows of prompts whose sums fit into the registers together. They stay in the
+// first cache, and the weights of a task in the second.
+#if defined(NATIVE_AVX512)
+template <class F>
+constexpr std::size_t kManyRows = kHasOffset<F> ? 5 : 6;
+#else
+template <class F>
+constexpr std::size_t kManyRows = kRows;
+#endif
 
-// The same for any number of rows.
+// The same, for any number of rows.
 template <class F>
 void groups(const typename F::Given* rows, std::size_t num_rows,
             std::size_t stride, const typename F::Weight* weights,
             std::size_t num_inputs, std::size_t begin, std::size_t end,
             typename F::Result* results, std::size_t result_stride) {
-  for (std::size_t n = 0; n < num_rows; n += kCachedRows) {
-    outputs<F>(rows + n * stride, std::min(kCachedRows, num_rows - n), stride,
-               weights, num_inputs, begin, end, results + n * result_stride,
-               result_stride);
+  constexpr std::size_t kMany = kManyRows<F>;
+  std::size_t n = 0;
+  if (num_rows >= 2 * kMany && num_inputs == stride) {
+    const std::size_t whole = end - (end - begin) % kOutputs;
+    for (; n + kMany <= num_rows; n += kMany) {
+      for (std::size_t a = begin; a < whole; a += kOutputs) {
+        block<F, kMany, false>(rows + n * stride, weights + a * num_inputs,
+                               num_inputs, results + n * result_stride + a,
+                               result_stride);
+      }
+    }
+    if (whole < end) {
+      outputs<F>(rows, n, stride, weights, num_inputs, whole, end, results,
+                 result_stride);
+    }
+  }
+  if (n < num_rows) {
+    outputs<F>(rows + n * stride, num_rows - n, stride, weights, num_inputs,
+               begin, end, results + n * result_stride, result_stride);
   }
 }
 
-// Returns rows in whole steps, filled up with zeros, in the form of a format.
+// Rows in whole steps, filled up with zeros, in the form of a format.
 template <class F>
-Aligned<typename F::Given> prepared(const typename F::Row* rows,
-                                    std::size_t num_rows,
-                                    std::size_t num_inputs,
-                                    std::size_t stride) {
-  Aligned<typename F::Given> result(num_rows * stride);
-  for (std::size_t n = 0; n < num_rows; ++n) {
-    for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
-      typename F::Row step[F::kStep] = {};
-      std::memcpy(step, rows + n * num_inputs + k,
-                  std::min(F::kStep, num_inputs - k) * sizeof(step[0]));
-      F::prepare(step, result.data() + n * stride + k);
+class Prepared {
+ public:
+  Prepared(const typename F::Row* rows, std::size_t num_rows,
+           std::size_t num_inputs, std::size_t stride)
+      : copy_(is_needed(num_inputs, stride) ? num_rows * stride : 0) {
+    if (!is_needed(num_inputs, stride)) {
+      rows_ = reinterpret_cast<const typename F::Given*>(rows);
+      return;
+    }
+    rows_ = copy_.data();
+    for (std::size_t n = 0; n < num_rows; ++n) {
+      for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
+        typename F::Row step[F::kStep] = {};
+        std::memcpy(step, rows + n * num_inputs + k,
+                    std::min(F::kStep, num_inputs - k) * sizeof(step[0]));
+        F::prepare(step, copy_.data() + n * stride + k);
+      }
     }
   }
-  return result;
-}
+  const typename F::Given* data() const { return rows_; }
+
+ private:
+  static bool is_needed(std::size_t num_inputs, std::size_t stride) {
+    return !std::is_same_v<typename F::Row, typename F::Given> ||
+           kHasOffset<F> || num_inputs != stride;
+  }
+
+  Aligned<typename F::Given> copy_;
+  const typename F::Given* rows_;
+};
 
 constexpr std::size_t kTaskBytes = 1 << 17;  // of weights
 
@@ -313,9 +351,9 @@ ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
   const auto* weight =
       static_cast<const typename F::Weight*>(weights.untyped_data());
   const std::size_t stride = whole_steps<F>(num_inputs);
-  const auto given =
-      prepared<F>(static_cast<const typename F::Row*>(rows.untyped_data()),
-                  num_rows, num_inputs, stride);
+  const Prepared<F> given(
+      static_cast<const typename F::Row*>(rows.untyped_data()), num_rows,
+      num_inputs, stride);
   auto* result = results->typed_data();
   in_ranges<F>(pool, num_inputs, num_outputs,
                [&](std::size_t begin, std::size_t end) {
@@ -372,8 +410,8 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
     highest[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
                           num_terms, terms);
   }
-  const auto given = prepared<Int8>(integers.data(), num_terms * num_rows,
-                                    num_inputs, stride);
+  const Prepared<Int8> given(integers.data(), num_terms * num_rows, num_inputs,
+                             stride);
   const std::int8_t* weight = weights.typed_data();
   const float* scale = scales.typed_data();
   float* result = results->typed_data();

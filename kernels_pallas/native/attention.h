@@ -74,7 +74,8 @@ void multiply_keys(const float* queries, Rows<T> keys,
       for (std::size_t m = 0; m < kTogether; ++m) key[m] = widened(of[m] + e);
 #pragma GCC unroll 8
       for (std::size_t q = 0; q < N; ++q) {
-        const Floats query = load<float>(queries + q * head_dim + e);
+        Floats query = load<float>(queries + q * head_dim + e);
+        hold(query);
 #pragma GCC unroll 8
         for (std::size_t m = 0; m < kTogether; ++m) sums[q][m] += query * key[m];
       }

@@ -72,6 +72,14 @@ inline void store(void* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+// Keeps a vector in a register, where a compiler would load it for each use.
+template <class V>
+[[gnu::always_inline]] inline void hold(V& vector) {
+#if defined(NATIVE_AVX512)
+  asm("" : "+v"(vector));
+#endif
+}
+
 template <class V, std::size_t... I>
 inline auto lower_half(V v, std::index_sequence<I...>) {
   return __builtin_shufflevector(v, v, I...);
