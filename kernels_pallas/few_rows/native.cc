@@ -108,6 +108,9 @@ struct Int8 : Integers {
 
 constexpr std::size_t kOutputs = 4;  // that are computed together
 
+template <std::size_t N>
+using Constant = std::integral_constant<std::size_t, N>;
+
 template <class F>
 constexpr bool kHasOffset = F::kOffset != 0;
 
@@ -160,21 +163,20 @@ struct Sums {
 };
 
 // Multiplies R rows with `kOutputs` outputs; the inputs are whole steps.
-template <class F, std::size_t R, bool kIsFirst>
+// Meanwhile kNext outputs come into the second cache.
+template <class F, std::size_t R, std::size_t kNext>
 void block(const typename F::Given* rows, const typename F::Weight* weights,
-           std::size_t num_inputs, typename F::Result* results,
-           std::size_t result_stride) {
+           const typename F::Weight* next, std::size_t num_inputs,
+           typename F::Result* results, std::size_t result_stride) {
   Sums<F, R> sums;
   if constexpr (R == 1) {
     sums.add_in_order(rows, weights, num_inputs,
                       std::make_index_sequence<kOutputs>());
   } else {
     for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
-      if constexpr (kIsFirst) {  // of the next block, into the second cache
 #pragma GCC unroll 8
-        for (std::size_t m = 0; m < kOutputs; ++m) {
-          __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k, 0, 2);
-        }
+      for (std::size_t m = 0; m < kNext; ++m) {
+        __builtin_prefetch(next + m * num_inputs + k, 0, 2);
       }
       sums.template add<0, kOutputs>(rows + k, weights + k, num_inputs);
     }
@@ -190,28 +192,46 @@ void block(const typename F::Given* rows, const typename F::Weight* weights,
   }
 }
 
-// Multiplies up to `kRows` rows with `kOutputs` outputs.
-template <class F, bool kIsFirst>
-void some_rows(std::size_t num_rows, const typename F::Given* rows,
-               const typename F::Weight* weights, std::size_t num_inputs,
-               typename F::Result* results, std::size_t result_stride) {
-  with_rows(num_rows, [&](auto size) {
-    block<F, size(), kIsFirst>(rows, weights, num_inputs, results,
-                               result_stride);
-  });
-}
+// Rows whose sums fit into the registers together, if nothing else has to.
+#if defined(NATIVE_AVX512)
+template <class F>
+constexpr std::size_t kManyRows = kHasOffset<F> ? 5 : 6;
+#else
+template <class F>
+constexpr std::size_t kManyRows = kRows;
+#endif
 
 // Multiplies all rows with `kOutputs` outputs.
 template <class F>
 void all_rows(std::size_t num_rows, const typename F::Given* rows,
               const typename F::Weight* weights, std::size_t num_inputs,
               typename F::Result* results, std::size_t result_stride) {
-  some_rows<F, true>(std::min(num_rows, kRows), rows, weights, num_inputs,
-                     results, result_stride);
-  for (std::size_t n = kRows; n < num_rows; n += kRows) {
-    some_rows<F, false>(std::min(num_rows - n, kRows), rows + n * num_inputs,
-                        weights, num_inputs, results + n * result_stride,
-                        result_stride);
+  constexpr std::size_t kMost = kManyRows<F>;
+  const std::size_t most = num_rows < 2 * kMost ? kRows : kMost;
+  const std::size_t num_blocks = (num_rows + most - 1) / most;
+  const auto* next = weights + kOutputs * num_inputs;
+  const auto* end = next + kOutputs * num_inputs;
+  std::size_t n = 0;
+  auto run = [&](auto size, auto num_next) {
+    block<F, size(), num_next()>(rows + n * num_inputs, weights, next,
+                                 num_inputs, results + n * result_stride,
+                                 result_stride);
+    next += num_next() * num_inputs;
+    n += size();
+  };
+  auto run_all = [&](auto num_next) {
+    auto some = [&](auto size) {
+      next < end ? run(size, num_next) : run(size, Constant<0>());
+    };
+    while (most == kMost && n + kMost <= num_rows) some(Constant<kMost>());
+    while (n < num_rows) with_rows(num_rows - n, some);
+  };
+  if (num_blocks == 1) {
+    run_all(Constant<kOutputs>());
+  } else if (num_blocks < kOutputs) {
+    run_all(Constant<kOutputs / 2>());
+  } else {
+    run_all(Constant<kOutputs / 4>());
   }
 }
 
@@ -251,41 +271,21 @@ void outputs(const typename F::Given* rows, std::size_t num_rows,
   }
 }
 
-// Rows of prompts whose sums fit into the registers together. They stay in the
-// first cache, and the weights of a task in the second.
-#if defined(NATIVE_AVX512)
-template <class F>
-constexpr std::size_t kManyRows = kHasOffset<F> ? 5 : 6;
-#else
-template <class F>
-constexpr std::size_t kManyRows = kRows;
-#endif
+// Rows that stay in the second cache, beside the weights of a task.
+constexpr std::size_t kCachedRows = 64;
 
-// The same, for any number of rows.
+// The same for any number of rows. Of more than those a few stay in the first
+// cache, and the weights of a task in the second.
 template <class F>
 void groups(const typename F::Given* rows, std::size_t num_rows,
             std::size_t stride, const typename F::Weight* weights,
             std::size_t num_inputs, std::size_t begin, std::size_t end,
             typename F::Result* results, std::size_t result_stride) {
-  constexpr std::size_t kMany = kManyRows<F>;
-  std::size_t n = 0;
-  if (num_rows >= 2 * kMany && num_inputs == stride) {
-    const std::size_t whole = end - (end - begin) % kOutputs;
-    for (; n + kMany <= num_rows; n += kMany) {
-      for (std::size_t a = begin; a < whole; a += kOutputs) {
-        block<F, kMany, false>(rows + n * stride, weights + a * num_inputs,
-                               num_inputs, results + n * result_stride + a,
-                               result_stride);
-      }
-    }
-    if (whole < end) {
-      outputs<F>(rows, n, stride, weights, num_inputs, whole, end, results,
-                 result_stride);
-    }
-  }
-  if (n < num_rows) {
-    outputs<F>(rows + n * stride, num_rows - n, stride, weights, num_inputs,
-               begin, end, results + n * result_stride, result_stride);
+  const std::size_t step = num_rows > kCachedRows ? 2 * kManyRows<F> : num_rows;
+  for (std::size_t n = 0; n < num_rows; n += step) {
+    outputs<F>(rows + n * stride, std::min(step, num_rows - n), stride, weights,
+               num_inputs, begin, end, results + n * result_stride,
+               result_stride);
   }
 }
 
