@@ -88,12 +88,10 @@ def _race(
   auto: ss.Decoder,
   request: ss.Request,
 ) -> tuple[ss.GenerationResult, ss.GenerationResult]:
-  """Decodes one behind the other; beside the second the first is replayed.
-
-  Neither is compiled while the other one is timed.
-  """
+  """Decodes one after the other; beside the second the first is replayed."""
   with status.Status('compiling...', console=screen):
-    streaming.compile_for(plain, request)
+    for decoder in (plain, auto):
+      decoder.warmup(len(request.token_ids) + _SAMPLING.max_new_tokens)
   with live.Live(
     console=screen, auto_refresh=False, vertical_overflow='visible'
   ) as display:
@@ -102,8 +100,6 @@ def _race(
       display.update(_side_by_side(*texts), refresh=True)
 
     first, track = _decode(plain, request, lambda _, now: show(now, ''))
-    show(track[-1][1], 'compiling...')
-    streaming.compile_for(auto, request)
     second, _ = _decode(
       auto, request, lambda seconds, now: show(_at(track, seconds), now)
     )

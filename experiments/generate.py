@@ -97,12 +97,13 @@ def main() -> None:
   forced = tree_flags.config().forced_acceptance
   remark = '' if forced is None else f'forced acceptance {forced:g}: '
   stats, traced = [], None
+  print('compiling...', file=sys.stderr, flush=True)
   for (title, _), request in zip(prompts, requests, strict=True):
-    print('compiling...', file=sys.stderr, flush=True)
-    streaming.compile_for(decoder, request)
     if title:
       print(f'[{title}]')
     if timeline and not traced:
+      limit = request.sampling.max_new_tokens or decoder.max_context
+      decoder.warmup(len(request.token_ids) + limit, request.sampling)
       traced = _trace(timeline, decoder, request)
       result = traced.result
     else:

@@ -6,13 +6,6 @@ import swiftspec_jax as ss
 from swiftspec_jax import results
 
 
-def compile_for(decoder: ss.Decoder, request: ss.Request) -> None:
-  """Runs the start of `request`, so that its measured run compiles nothing."""
-  events = decoder.run([request])
-  next(events)
-  events.close()
-
-
 def show(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationResult:
   """Decodes `request`; its text appears on standard output as it comes."""
   for event in decoder.run([request]):

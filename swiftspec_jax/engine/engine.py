@@ -293,8 +293,14 @@ class Engine(Frontend):
     return self._reader.read(self._unread.popleft(), self._drafting, work)
 
   def _enqueue(self) -> bool:
-    """Enqueues a step, unless others have to be read before or no row runs."""
-    if self._unread and self.scheduler.is_short:
+    """Enqueues a step, unless others have to be read before or no row runs.
+
+    Nothing is enqueued behind a step of prompts alone: a first token must not
+    wait until the programs of the next step are compiled.
+    """
+    if self._unread and (
+      self.scheduler.is_short or not self._unread[-1].step.num_decoding
+    ):
       return False
     view = self.scheduler.begin_step()
     if view is None:
