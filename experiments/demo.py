@@ -13,7 +13,6 @@ from rich import box, console, live, panel, status, table, text
 
 import swiftspec_jax as ss
 from experiments import program
-from experiments.output import streaming
 from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 

@@ -53,7 +53,7 @@ _SYSTEM = flags.DEFINE_string(
 _STATS = flags.DEFINE_bool(
   'stats',
   False,
-  'Say more behind each answer: time to the first token, acceptance, and what '
+  'Say more after each answer: time to the first token, acceptance, and what '
   'kinds of rounds there were.',
 )
 _TRACE_DIR = flags.DEFINE_string(

@@ -151,7 +151,7 @@ class Connections:
           connection, _ = server.accept()
         except TimeoutError:
           break
-        # Also of those that come behind a refusal, so that they hear it.
+        # Also of those that come after a refusal, so that they hear it.
         found = self._admit(connection, facts)
         refusal = refusal or found
         if refusal is not None:
@@ -282,7 +282,7 @@ def find_difference(
 
 
 def _read_line(connection: socket.socket) -> Any:
-  """Returns the JSON value of the first line, and takes no byte behind it."""
+  """Returns the JSON value of the first line, and takes no byte after it."""
   line = b''
   while not line.endswith(b'\n'):
     if not (byte := connection.recv(1)):

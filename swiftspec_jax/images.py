@@ -1,6 +1,6 @@
 """Images of prompts, and the tokens that stand for them.
 
-A prompt has `Vision.num_tokens` placeholders for each image, one behind the
+A prompt has `Vision.num_tokens` placeholders for each image, one after the
 other. The engine puts the embeddings of the image in their place.
 """
 
@@ -124,9 +124,7 @@ def check_places(
       f'{expected}; write each image once, and no placeholder in a text'
     )
   if is_place[-1]:
-    raise errors.UserError(
-      'the prompt ends with an image; put a text behind it'
-    )
+    raise errors.UserError('the prompt ends with an image; put a text after it')
   size = vision.image_size
   for image in images:
     if image.pixels.shape != (size, size, 3) or image.pixels.dtype != np.uint8:

@@ -135,7 +135,7 @@ class DraftNode:
 
   Attributes:
     token_id: token.
-    parent: index of the node before it among those of its step, -1 behind the
+    parent: index of the node before it among those of its step, -1 after the
       last known token.
     source: who proposed it.
     prob: probability that the drafter gives to it and all nodes above it, None

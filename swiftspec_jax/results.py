@@ -57,7 +57,7 @@ class GenerationStats:
 
   @property
   def tpot_seconds(self) -> float | None:
-    """Mean seconds of a token behind the first; None if there is none."""
+    """Mean seconds of a token after the first; None if there is none."""
     if self.new_tokens < 2:
       return None
     return (self.latency_seconds - self.ttft_seconds) / (self.new_tokens - 1)

@@ -154,7 +154,7 @@ def token_counts(
   batch, size = token_ids.shape
   places = jnp.arange(size)[None]
   is_counted = (places >= starts[:, None]) & (places < ends[:, None])
-  # Other places count for a token behind the vocabulary: dropped.
+  # Other places count for a token past the vocabulary: dropped.
   ids = jnp.where(is_counted, token_ids, vocab_size)
   counts = jnp.zeros((batch, vocab_size), jnp.int32)
   return counts.at[jnp.arange(batch)[:, None], ids].add(1, mode='drop')
@@ -180,7 +180,7 @@ def adjust_logits(
     token_ids: i32[B, S] history.
     lengths: i32[B] of the history.
     prompt_lengths: i32[B].
-    draft_token_ids: i32[B, T - 1] behind the history.
+    draft_token_ids: i32[B, T - 1] after the history.
     depths: i32[B, T] draft tokens that lead to each query. None means a chain:
       query t follows the first t.
     ancestor_mask: bool[B, T, T] which queries lie on the way to each, its own

@@ -76,7 +76,7 @@ def choices(
     output: n tokens, 1 <= n.
 
   Returns:
-    i32[n], the token that is chosen behind the prompt and the tokens of the
+    i32[n], the token that is chosen after the prompt and the tokens of the
     output before it.
   """
   num_prompt = len(request.token_ids)

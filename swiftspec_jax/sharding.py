@@ -47,7 +47,7 @@ def make_mesh(
   Args:
     devices: devices of the mesh; JAX's first one by default.
     sequence_devices: number of devices that share the tokens of the same kv
-      heads. With more than one there is an axis 'sequence', behind 'data'.
+      heads. With more than one there is an axis 'sequence', after 'data'.
 
   Raises:
     UserError: no devices, or `sequence_devices` does not divide their number.

@@ -167,7 +167,7 @@ class TextStream:
   def push(self, token_ids: Sequence[int]) -> str:
     """Takes the next token ids and returns the text that is now certain.
 
-    Token ids behind a stop string are ignored.
+    Token ids after a stop string are ignored.
     """
     start = len(self.text)
     for token_id in token_ids:
@@ -188,7 +188,7 @@ class TextStream:
 
   def _decode(self, token_id: int) -> str:
     # tokenizers' DecodeStream is not used: it raises, and goes on raising,
-    # when byte tokens behind a complete character break off.
+    # when byte tokens after a complete character break off.
     self._pending.append(token_id)
     decode = functools.partial(
       self._backend.decode, skip_special_tokens=self._skips
@@ -254,7 +254,7 @@ def num_shared_tokens(
 ) -> int:
   """Returns how many token ids mean the same to both models.
 
-  These are all ids of one of them: the other may know more behind.
+  These are all ids of one of them: the other may know more after.
 
   Raises:
     UserError: an id has another token in each.

@@ -15,7 +15,7 @@ from swiftspec_jax import tree as tree_lib
 
 Array = jax.Array | np.ndarray
 
-PLACEHOLDER_TOKEN_ID = -1  # fills token rows behind the last output token
+PLACEHOLDER_TOKEN_ID = -1  # fills token rows after the last output token
 NO_OUTCOME = -1  # of rounds without a tree
 
 

@@ -50,7 +50,7 @@ RUNS = {
   'quantize': quantize,
   'fail': fail,
   'crash': crash,
-  'behind': measure,
+  'after': measure,
   'hang': hang,
 }
 

@@ -63,7 +63,7 @@ def bare_host(tmp_path, monkeypatch):
 
 
 def test_a_child_says_what_it_does(tmp_path):
-  jobs = 'measure,refuse,fail,behind'
+  jobs = 'measure,refuse,fail,after'
   found, messages = work(SECTION, settings_of(tmp_path, jobs))
   assert messages[:2] == [
     worker.Planned(4),
@@ -76,15 +76,15 @@ def test_a_child_says_what_it_does(tmp_path):
     ('cases', 'refuse', 'small', 'refused'),
     # The device still adds, so the child goes on.
     ('cases', 'fail', 'small', 'failed'),
-    ('cases', 'behind', 'small', 'ok'),
+    ('cases', 'after', 'small', 'ok'),
     ('cases', 'more', 'other', 'ok'),
   ]
   assert found[0].seconds == 2.0
   assert found[2].reason == 'ValueError: no such shape'
   assert found[3].reason == 'RuntimeError: out of memory'
-  done = {row.key for row in found if row.name not in ('behind', 'more')}
+  done = {row.key for row in found if row.name not in ('after', 'more')}
   found, messages = work(SECTION, settings_of(tmp_path, jobs), done)
-  assert [row.name for row in found] == ['behind', 'more']
+  assert [row.name for row in found] == ['after', 'more']
   assert messages[-1] == worker.Finished()
 
 
@@ -105,7 +105,7 @@ def test_crashes_hangs_and_missing_packages_are_rows(tmp_path, bare_host):
   assert 'cannot be read without the package gguf' in found[1].reason
   assert rows.read(tmp_path) == found
   # There is nothing left to do when the time is over, and no row says so.
-  settings = dataclasses.replace(settings, model='behind')
+  settings = dataclasses.replace(settings, model='after')
   now = time.monotonic()
   assert not runner.run_section(SECTION, settings, found, now, now)
   assert rows.read(tmp_path) == found

@@ -180,7 +180,7 @@ def test_budget_is_what_the_target_takes_along(monkeypatch):
   costs = cases.linear_costs(fixed=0.01, query_tokens=0.001)
   view = cases.make_view(3, cases.unpadded(3))
   assert AdaServe(costs)._num_nodes(view) == 6
-  # 9 tokens of 3 rows: two forwards behind the row's own token.
+  # 9 tokens of 3 rows: two forwards after the row's own token.
   assert AdaServe(costs).plan_draft(view).lengths.tolist() == [2, 2, 2]
   empty = cases.make_view(0, cases.unpadded(3))
   assert AdaServe(costs).plan_draft(empty).lengths.tolist() == []

@@ -28,7 +28,7 @@ CONFIG = ModelConfig(
 BATCH = 2
 CAPACITY = 48
 NUM_NODES = 4  # tokens of one write
-LIMIT = 40  # committed tokens; behind them lie scratch rows
+LIMIT = 40  # committed tokens; after them lie scratch rows
 PARAMS = params_lib.random_params(jax.random.key(0), CONFIG)
 
 
@@ -40,7 +40,7 @@ def new_cache(batch_size=BATCH):
 
 @jax.jit
 def write_tree(cache, token_ids, parents, depths):
-  """Writes trees of NUM_NODES tokens behind the prefix."""
+  """Writes trees of NUM_NODES tokens after the prefix."""
   mask = ancestor_mask(parents)
   _, cache = decoder.forward(
     PARAMS,

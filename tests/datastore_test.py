@@ -72,7 +72,7 @@ def test_golden_merge(num_nodes):
 
 
 def test_own_text_alone():
-  """4 twice and 5 once behind 1 2 3, at six tenths."""
+  """4 twice and 5 once after 1 2 3, at six tenths."""
   tree = make_drafter().tree(OWN, 4)
   assert paths(tree) == [(4,), (5,), (4, 1), (4, 6)]
   np.testing.assert_allclose(tree.probs, [0.4, 0.2, 0.18, 0.18])

@@ -91,7 +91,7 @@ def write(directory, layout, weights, *, layers, vocab_size, sizes=(), **extra):
 def block_hidden(
   weights, table, features, anchor, *, window=None, causal=False
 ):
-  """Hidden states [b, D] of a block behind features [T, layers * D].
+  """Hidden states [b, D] of a block after features [T, layers * D].
 
   Args:
     weights: of `make_weights`.
@@ -139,7 +139,7 @@ def block_hidden(
 
 
 def draft(weights, table, head, text, features, **options):
-  """The tokens behind a text, and their logits.
+  """The tokens after a text, and their logits.
 
   Args:
     weights: of `make_weights`.

@@ -197,7 +197,7 @@ def test_passes_are_those_of_a_chain(window):
     np.int32(0),
   )
   for root in (1, 9, len(token_ids) - 4):
-    # What stands behind the root is written over.
+    # What stands after the root is written over.
     hidden = np.asarray(text_hidden)[:, root : root + 1]
     cache, logits = text_cache, np.asarray(text_logits)[root]
     for number in range(3):

@@ -15,7 +15,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 
-# Probabilities of the four leaves behind each forward; of the paths of steps
+# Probabilities of the four leaves after each forward; of the paths of steps
 # 5, 7 and 9 the sums are .50, .26 and .14.
 BEAMS = np.array(
   [
@@ -59,7 +59,7 @@ def beam_draft(num_forwards, leaves):
   [(0.3, 7), (0.2286, 8), (0.2, 9), (0.06, 11), (0.0, 11), (None, 11)],
 )
 def test_golden_stops(min_mass, num_steps):
-  """Checked behind each forward, not behind every other one."""
+  """Checked after each forward, not after every other one."""
   tree = tree_oracle.new_tree(
     np.zeros(1, np.int32), capacity=64, num_cache_rows=64
   )

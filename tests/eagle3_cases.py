@@ -173,7 +173,7 @@ def forward(weights, embeddings, features, *, first=0, before=False):
 
 
 def draft(weights, table, text, features, length, **switches):
-  """A chain behind a text, and the logits of its tokens.
+  """A chain after a text, and the logits of its tokens.
 
   Args:
     weights: of `make_weights`.

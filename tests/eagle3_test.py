@@ -48,7 +48,7 @@ project_features, unembed = (
 
 
 def chain_of(draft, text, features, length=LENGTH):
-  """What our head drafts behind a text, and the logits."""
+  """What our head drafts after a text, and the logits."""
   params, config = draft.params, draft.config
   projected = project_features(params, config, features[None])
   before = np.pad(projected, ((0, 0), (1, 0), (0, 0)))
@@ -141,7 +141,7 @@ def test_mistakes_of_others_would_be_seen(tmp_path):
   # The first token is read, too, though no feature comes before it.
   padded = np.pad(before, ((1, 0), (0, 0)))
   assert is_wrong(cases.forward(weights, table[list(TEXT)], padded)[1][-1])
-  # A chain starts behind what drafts have left in the cache.
+  # A chain starts after what drafts have left in the cache.
   stale = np.concatenate([before, out[-1:], before[-1:]])
   tokens = [*TEXT[1:], TEXT[0], TEXT[-1]]
   assert is_wrong(cases.forward(weights, table[tokens], stale)[1][-1])
@@ -257,7 +257,7 @@ def test_trees_write_what_plain_decoding_writes(directory, plain, mode):
 
 
 def test_drafts_of_engines_are_those_of_the_oracle(directory):
-  """Behind steps without drafts, preemption and prompts that share pages."""
+  """After steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})

@@ -104,7 +104,7 @@ def test_golden_numbers():
   """One more instance takes 0.2 s more, and a share of the work."""
   # The work of 8 tokens is 0.8 + 3.2 s: 4.2, 2.4, 2.1 s.
   assert COSTS.fastest([8], numbers=(1, 2, 8)) == 8
-  # Of 2 tokens behind 6: 0.2 + 0.05 * (64 - 36) = 1.6, so 1.8, 1.2, 1.8 s.
+  # Of 2 tokens after 6: 0.2 + 0.05 * (64 - 36) = 1.6, so 1.8, 1.2, 1.8 s.
   assert COSTS.seconds([2], 2, [6]) == pytest.approx(1.2)
   assert COSTS.fastest([2], [6], numbers=(1, 2, 8)) == 2
   # Of one token 0.15: 0.35 and 0.475 s.
@@ -163,13 +163,13 @@ def test_a_request_alone():
   assert static[0] == pytest.approx(
     widths[3] + 2 * INSTANCE.decode_seconds(1, three, 3), abs=0.2
   )
-  # All three read, and one of them decodes behind 9 and 10 tokens.
+  # All three read, and one of them decodes after 9 and 10 tokens.
   kept = simulator.simulate_group(requests, INSTANCE, 3, num_keeping=1)
   assert kept[0] == pytest.approx(widths[3] + 2 * (1.0 + 0.5) + 0.09 + 0.1)
 
 
 class Watched(simulator.Cluster):
-  """Looks at the room of every instance behind each event."""
+  """Looks at the room of every instance after each event."""
 
   def advance(self):
     is_on = super().advance()

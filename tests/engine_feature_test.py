@@ -57,7 +57,7 @@ def record_drafts(engine):
 
 @pytest.mark.parametrize('make_draft', [lambda m: m, narrowest_tree])
 def test_drafts_are_those_of_the_oracle(make_draft):
-  """Behind steps without drafts, preemption and prompts that share pages."""
+  """After steps without drafts, preemption and prompts that share pages."""
   target, draft = fed_pair((0, 1), (0, 1))
   sizes = make_sizes(drafts=FEW)
   policy = RandomLengths(0)

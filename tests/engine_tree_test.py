@@ -190,7 +190,7 @@ def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
 
 @pytest.mark.parametrize('kind', ['prompt_lookup', 'suffix_lookup'])
 def test_trees_hold_what_the_text_repeats(kind):
-  """Behind a draft that knows nothing."""
+  """After a draft that knows nothing."""
   draft = TreeDraft(
     model=testing.table_model(np.full((SIZE, SIZE), 1 / SIZE)),
     width=8,

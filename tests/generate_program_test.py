@@ -18,7 +18,7 @@ absl_flags.FLAGS.mark_as_parsed()
 
 @pytest.fixture(scope='module')
 def expected(model):
-  """What the library says behind 'hello'."""
+  """What the library says after 'hello'."""
   (result,) = ss.generate(ss.load(model), 'hello', max_new_tokens=24)
   return result.text
 

@@ -312,7 +312,7 @@ def test_verification_keeps_confident_tokens():
 
 
 def test_tree_gains():
-  """Item 14: three guesses, and two behind each of them."""
+  """Item 14: three guesses, and two after each of them."""
   parents = np.array([-1, -1, -1, 0, 0, 1, 1, 2, 2])
   # Any split of the rates .8 and .5 among the guesses.
   first = np.array([0.5, 0.2, 0.1])

@@ -215,7 +215,7 @@ class Listener(engine_drafter.HostDrafter):
     (['text', None, 'after'], (1,)),
     ([None, 'first'], (1,)),
     (['a', None, 'b', None, 'c'], (1, 2)),
-    ([None, None, ' two of them, one behind the other'], (1, 2)),
+    ([None, None, ' two of them, one after the other'], (1, 2)),
   ],
 )
 def test_a_draft_is_told_of_the_text_alone(models, parts, seeds):
@@ -251,7 +251,7 @@ def test_golden_example():
 
 
 def test_a_draft_model_has_positions_of_its_own(models):
-  """Its drafts are what it writes by itself behind the text alone."""
+  """Its drafts are what it writes by itself after the text alone."""
   draft = models['text']
   engine = engine_of(models['clip'], draft, FixedLength(3))
   request = golden_request()

@@ -195,7 +195,7 @@ def test_no_weights_travel_between_devices():
   config = dataclasses.replace(CONFIG, vocab_size=512)
   text = step_text(testing.random_model(config, devices=jax.devices()[:2]))
   assert not re.findall(r'= s8\S* all-gather(?:-start)?\(', text)
-  # Behind both blocks of both layers, the scales' and the product's.
+  # After both blocks of both layers, the scales' and the product's.
   assert len(re.findall(r'= s32\S* all-reduce(?:-start)?\(', text)) == 4
 
 

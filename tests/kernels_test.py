@@ -36,7 +36,7 @@ CONFIG = ss.ModelConfig(
 
 
 def hidden_states(model, config):
-  """Of a tree behind a prefix; the prefix is taken in by the reference."""
+  """Of a tree after a prefix; the prefix is taken in by the reference."""
   cache = dense.KVCacheConfig.of_model(config, 1, 128, jnp.float32)
   return _hidden_states(model.params, cache.init(model.mesh), config=config)
 

@@ -56,7 +56,7 @@ CASES = {
   'float32': Case(dtype='float32'),
   'rows_on_lanes': Case(head_dim=64, capacity=384, starts=(125, 300)),
   'rows_on_lanes_float32': Case(head_dim=64, capacity=256, dtype='float32'),
-  # Windows at, before and behind the edge of a tile, and at the end.
+  # Windows at, before and after the edge of a tile, and at the end.
   'edges': Case(starts=(0, 15, 16, 120)),
   # More rows than the path has places, as of a draft that reads features.
   'long': Case(num_kept=33, num_rows=40, starts=(80,)),
@@ -65,7 +65,7 @@ CASES = {
 
 
 def arguments(case, seed=0, offsets=None):
-  """Random caches with rows that are not numbers behind the window."""
+  """Random caches with rows that are not numbers after the window."""
   random = np.random.default_rng(seed)
   batch = len(case.starts)
   shape = (batch, case.num_kv_heads, case.capacity, case.head_dim)

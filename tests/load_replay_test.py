@@ -182,7 +182,7 @@ def test_the_simulator_ranks_policies_as_the_engine_does():
   }
   _, requests = draw(1.0, longest_prompt=12)
   for request in requests:
-    # For the drafter to know all that they write, and what comes behind.
+    # For the drafter to know all that they write, and what comes after.
     longer = request.sampling.max_new_tokens + config.buckets.max_length + 1
     sampling = dataclasses.replace(request.sampling, max_new_tokens=longer)
     engine.submit(dataclasses.replace(request, sampling=sampling))

@@ -104,7 +104,7 @@ CASES = {
 
 # Longer than the windows of 16 tokens.
 NUM_TOKENS = 40
-# A tree behind this many of the tokens; a parent of -1 is the prefix.
+# A tree after this many of the tokens; a parent of -1 is the prefix.
 NUM_PREFIX = 24
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 6)
 

@@ -96,7 +96,7 @@ def chain(model, chunk_size, token_ids=IDS):
 
 
 def tree(model):
-  """Returns the logits f32[nodes, V] of the tree behind the prefix."""
+  """Returns the logits f32[nodes, V] of the tree after the prefix."""
   _, cache = take(model, NUM_NODES, IDS[:NUM_PREFIX])
   logits, _ = run(
     model.params,
@@ -248,8 +248,8 @@ def axis_sizes(model):
     (part,) = {shard.data.shape for shard in array.addressable_shards}
     whole = array.shape
     if is_transposed(leaf):
-      behind = leaf.in_shape[1:]
-      part = part[-1] // math.prod(behind), *behind, *part[:-1]
+      after = leaf.in_shape[1:]
+      part = part[-1] // math.prod(after), *after, *part[:-1]
       whole = *leaf.in_shape, *whole[:-1]
     yield whole, part, spec
 
@@ -314,7 +314,7 @@ def test_no_weights_travel_between_devices(experts):
 
   text = step_text(model)
 
-  # Behind the attention and behind the feed-forward layer of each layer.
+  # After the attention and after the feed-forward layer of each layer.
   assert len(re.findall(r' all-reduce(?:-start)?\(', text)) >= 4
   gathered = re.findall(r'= (\S+) all-gather(?:-start)?\(', text)
   sizes = [

@@ -111,7 +111,7 @@ def forward(weights, tokens, before):
 
 
 def oracle(weights, text, features, length):
-  """A chain behind a text, and the logits of its tokens.
+  """A chain after a text, and the logits of its tokens.
 
   Args:
     weights: of `write`.
@@ -187,7 +187,7 @@ def test_trees_write_what_plain_decoding_writes(pair_of):
 
 
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
-  """Behind steps without drafts, preemption and prompts that share pages."""
+  """After steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
   sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
   engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))

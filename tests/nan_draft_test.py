@@ -34,7 +34,7 @@ SPOILED = {'always': list(range(SIZE)), 'at_times': [2]}
 
 
 def spoiled_draft(kind, devices=None):
-  """A copy of the target, but behind some tokens all logits are NaN."""
+  """A copy of the target, but after some tokens all logits are NaN."""
   draft = testing.table_model(TABLE, name='draft', devices=devices)
   old = draft.params['embedding']
   embedding = np.array(old)

@@ -72,7 +72,7 @@ class Case:
 
 
 CASES = {
-  # Blocks that end before, at and behind the edge of a page and of a tile,
+  # Blocks that end before, at and after the edge of a page and of a tile,
   # with padding, and padding alone; up to the last row of a table.
   'trees': Case(
     prefix_lengths=(0, 123, 128, 40, 315), num_tokens=(5, 5, 1, 0, 5)
@@ -147,7 +147,7 @@ def arguments(case, unseen, missing=-1, is_chain=False):
 
 
 def expected(case, arrays, sinks=None):
-  """Rows are put behind each other one by one; padding gives zeros."""
+  """Rows are put one after another one by one; padding gives zeros."""
   queries, keys, values, table, lengths, num_tokens, masks, positions = map(
     np.asarray, arrays
   )
@@ -474,7 +474,7 @@ def test_what_no_kernel_takes_is_named(changes, name, reason):
 
 
 def test_a_comparison_agrees_in_the_interpreter():
-  """With padding, and behind a short prefix."""
+  """With padding, and after a short prefix."""
   spec = arg_specs.ArgSpec(
     name='tiny',
     num_tokens=4,

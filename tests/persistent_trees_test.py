@@ -191,9 +191,9 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
 
 
 def new_chains(target, draft):
-  """Texts, and the chains that a draft grew anew behind them.
+  """Texts, and the chains that a draft grew anew after them.
 
-  Behind prompts that share pages and rounds without drafts.
+  After prompts that share pages and rounds without drafts.
   """
   chain = {'width': 1, 'branching': 1, 'prompt_lookup': False}
   engine = make_engine(target, draft, RandomLengths(0), 160, **chain)

@@ -1,4 +1,4 @@
-"""Phrases behind drafts: by hand, and what the target says makes new ones."""
+"""Phrases after drafts: by hand, and what the target says makes new ones."""
 
 import engine_cases
 import numpy as np
@@ -19,7 +19,7 @@ from swiftspec_jax.serving.drafters.texts.phrase_pool import PhrasePool
 from swiftspec_jax.step.verdicts import TreePart, Verdicts
 
 DRAFT = PhraseDraft(phrase_length=3)
-# Behind the end of a chain; the first two share a node.
+# After the end of a chain; the first two share a node.
 PHRASES = [(16, 17, 18), (16, 19, 20), (21, 22, 23)]
 PATHS = {p[:n] for p in PHRASES for n in (1, 2, 3)}
 
@@ -30,7 +30,7 @@ def make_drafter_of(draft, lookup=None):
 
 
 def step(drafter, text, length):
-  """Drafts for a row that decodes behind `text`; returns the view, too."""
+  """Drafts for a row that decodes after `text`; returns the view, too."""
   scheduler = make(buckets=unpadded(1, 9))
   scheduler.submit(0, len(text) - 1, 20)
   view = scheduler.begin_step()
@@ -91,7 +91,7 @@ def test_rejected_tokens_become_phrases():
   learn(drafter, view, 0, [40, 14, 15, 16, 31])
   assert drafter.pool.newest(13, 9) == [(14, 15, 16)]
   assert drafter.pool.newest(9, 9) == []
-  # Behind a plain step there is nothing to learn.
+  # After a plain step there is nothing to learn.
   learn(drafter, view, 0, [40])
 
 

@@ -24,7 +24,7 @@ def test_replay_by_hand():
   found = outcome_replay.replay(ranks, 2, frozenset({(2, 0), (0, 1)}))
   assert (found.num_tokens, found.num_rounds, found.num_hits) == (8, 4, 2)
   assert found.acceptance_length == 2
-  # Four verifications, and two chains of two forwards behind them.
+  # Four verifications, and two chains of two forwards after them.
   assert found.seconds(1.0, 0.25, 2) == 4 * 1.0 + 2 * 0.5
 
 

@@ -42,7 +42,7 @@ def test_equals_oracle(rows, sizes):
     prompt_lookup_min=sizes[0],
     prompt_lookup_max=sizes[1],
   )
-  # What lies behind the known tokens must not matter.
+  # What lies after the known tokens must not matter.
   token_ids = np.full((2, SIZE), 1, np.int32)
   for row, tokens in zip(token_ids, rows, strict=True):
     row[: len(tokens)] = tokens

@@ -17,7 +17,15 @@ PACKAGES = ('swiftspec_jax', 'kernels_pallas', 'experiments')
 
 _LONGEST_SENTENCE = 32  # words
 _PHRASES = ('so many', 'likewise', 'as for', 'lest', 'made-up', 'of those that')
-_PHRASE = re.compile(rf'\b({"|".join(_PHRASES)})\b', re.IGNORECASE)
+# What comes later is after something; a thing in front of it hides what is
+# behind it.
+_BEHIND = ''.join(
+  rf'(?<!\b{word} )'
+  for word in ('hidden', 'hide', 'lag', 'wait', 'engine', 'host')
+)
+_PHRASE = re.compile(
+  rf'\b({"|".join(_PHRASES)}|{_BEHIND}behind)\b', re.IGNORECASE
+)
 # An entry of a docstring is 'name: a noun phrase'.
 _NO_NOUN = (
   'of|as|at|for|in|on|to|by|from|with|what|that|whose|where|when|how|which|its|'

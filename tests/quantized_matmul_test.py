@@ -129,7 +129,7 @@ def test_mosaic_gpu_equals_oracle(
 
 @pytest.mark.parametrize('name', ['pallas_tpu', 'pallas_gpu'])
 def test_padding_does_not_leak(name):
-  """Rows do not depend on those behind them, whatever these hold."""
+  """Rows do not depend on those after them, whatever these hold."""
   x, *weight = arguments(0, 20, 'bfloat16', 'int4')
   alone = compiled(name)(x[:1], *weight)
   x[1:] = np.nan

@@ -27,7 +27,7 @@ from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import quantization, transposed
 
-# The highest weight lies almost half a step behind the last integer.
+# The highest weight lies almost half a step past the last integer.
 LIMITS = {'int8': 127.5 / 1.001, 'int4': 7.5 / 1.001, 'float8': 448 / 1.001}
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, num_layers=2)
 # Two devices do not divide the kv heads, nor the groups of ffw.

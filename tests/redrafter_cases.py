@@ -47,7 +47,7 @@ def silu(x):
 
 
 def log_probs(weights, table, context, path):
-  """Distribution behind a path [V], whose first token is the last known one.
+  """Distribution after a path [V], whose first token is the last known one.
 
   Args:
     weights: of `make_weights`.
@@ -79,7 +79,7 @@ def log_probs(weights, table, context, path):
 
 
 def beams(law, root, width, length):
-  """The most probable paths behind a root, best first, with their sums."""
+  """The most probable paths after a root, best first, with their sums."""
   found = [(0.0, (root,))]
   for _ in range(length):
     found = sorted(

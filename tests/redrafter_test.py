@@ -64,7 +64,7 @@ def _tree_of(paths, log_probs):
 
 
 def tree_of(paths, log_probs):
-  """What beams [W, D] become behind a root."""
+  """What beams [W, D] become after a root."""
   return jax.device_get(_tree_of(paths, log_probs))
 
 
@@ -170,7 +170,7 @@ GOLDEN_PARAMS = {
 
 
 def test_golden_recurrence_and_beams():
-  """Two beams behind token 2, worked out by hand."""
+  """Two beams after token 2, worked out by hand."""
   # The target's state, and zeros.
   start = np.array([[[1, -1, 0, 0]]], np.float32)
   sums = {1: [-0.5115, -1.6741], 2: [-1.0499, -1.6667], 3: [-1.6071, -2.0943]}
@@ -214,7 +214,7 @@ def head_of(tmp_path, target, *, changes=(), **sizes):
 
 
 def context_of(target, text):
-  """The target's last hidden state before the last token, behind the norm."""
+  """The target's last hidden state before the last token, after the norm."""
   _, features, _ = read(target, text, feature_layers=(CONFIG.num_layers - 1,))
   x = np.asarray(features, np.float64)[0, -2]
   norm = np.asarray(target.params['final_norm'])
@@ -222,7 +222,7 @@ def context_of(target, text):
 
 
 def law_of(weights, target, text):
-  """The head's distribution behind paths that begin with the last token of a
+  """The head's distribution after paths that begin with the last token of a
   text."""
   table = np.asarray(target.params['embedding'], np.float64)
   return functools.partial(
@@ -231,7 +231,7 @@ def law_of(weights, target, text):
 
 
 def paths_of(draft, target, text, width, length):
-  """What our beam search finds behind a text, and the logits behind it."""
+  """What our beam search finds after a text, and the logits after it."""
   params, config = draft.params, draft.config
   _, features, _ = read(target, text, feature_layers=config.feature_layers)
   before = project_features(params, config, features[:, -2:-1])

@@ -83,7 +83,7 @@ def test_early_stop_counts_rows_with_drafts():
 
 
 def test_dsd_averages_the_share_since_the_start():
-  """2 of 3 that were judged, then 6 of 8; what lies behind is not known."""
+  """2 of 3 that were judged, then 6 of 8; what lies after is not known."""
   policy = dsd.Dsd(cases.EAGLE_8B)
   view = cases.make_view(1, cases.unpadded(1))
   policy.observe(cases.make_outcome(view, [5], [2]))

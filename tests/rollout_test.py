@@ -107,7 +107,7 @@ def test_laws_and_features_are_those_of_a_plain_forward(target, rolled):
   token_ids, law, features, written, ops = rolled
   for row in (0, 3, 5):
     prefix = token_ids[row // 2][: PREFIX_LENGTHS[row // 2]]
-    # The second branch of the row, from op 6 on, stands behind the prefix.
+    # The second branch of the row, from op 6 on, stands after the prefix.
     places = np.flatnonzero(written.op_index[row] // len(ops) == 0)
     branch = places[written.op_index[row, places] >= 6]
     text = written.token_ids[row, branch]

@@ -130,7 +130,7 @@ PAGE_SIZE, BLOCK_SIZE, NUM_COLUMNS = 8, 8, 5
 
 
 def check_pages(model, text, want, rng):
-  """Feeds the text to three requests over pages, and a tree behind it."""
+  """Feeds the text to three requests over pages, and a tree after it."""
   config = model.config
   num_pages = 3 * NUM_COLUMNS + 2
   table = rng.permutation(num_pages)[: 3 * NUM_COLUMNS].reshape(3, -1)

@@ -116,7 +116,7 @@ def test_repetition_penalty_sees_history_and_earlier_drafts():
   logits = np.full((2, 3, VOCAB), 2.0, np.float32)
   logits[:, :, 1] = -2.0
   batch = [SamplingParams(repetition_penalty=2.0), SamplingParams()]
-  # Token 9 lies behind the length and must not count.
+  # Token 9 lies after the length and must not count.
   history = np.asarray([[0, 1, 9, 9], [0, 1, 9, 9]], np.int32)
   drafts = np.asarray([[4, 5], [4, 5]], np.int32)
   got = adjust(logits, batch, history, np.asarray([2, 2], np.int32), drafts)
@@ -135,7 +135,7 @@ def test_presence_and_frequency_count_the_output_and_earlier_drafts():
     SamplingParams(),
   ]
   logits = np.ones((3, 3, VOCAB), np.float32)
-  # A prompt of 2 tokens, an output of 3; what is behind does not count.
+  # A prompt of 2 tokens, an output of 3; what is after does not count.
   history = np.tile(np.asarray([0, 1, 1, 3, 3, 9], np.int32), (3, 1))
   got = adjust(
     logits,

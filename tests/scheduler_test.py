@@ -149,7 +149,7 @@ def test_drafts_get_what_memory_there_is():
   scheduler.submit(0, 4, 12)
   scheduler.submit(1, 4, 6)
   step(scheduler)
-  # Two pages each, with three tokens to spare behind the one that is fed.
+  # Two pages each, with three tokens to spare after the one that is fed.
   view = scheduler.begin_step()
   assert view.num_free_pages == 0
   assert view.num_spare_tokens.tolist() == [3, 3]

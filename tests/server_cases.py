@@ -136,7 +136,7 @@ def collect(stream):
         text = choice.delta.content
         new = choice.logprobs and [t.token for t in choice.logprobs.content]
       i = choice.index
-      assert i not in ends, 'news behind the end'
+      assert i not in ends, 'news after the end'
       texts[i] = texts.get(i, '') + text
       logprobs[i] = logprobs.get(i, []) + (new or [])
       if choice.finish_reason:

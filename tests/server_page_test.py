@@ -258,7 +258,7 @@ def test_trees_tell_lookups_from_the_draft_model(mode):
     letter: {p['source'] for p in pieces if p['text'] == letter}
     for letter in 'abcde'
   }
-  # Behind d and e the draft is wrong, behind the others right.
+  # After d and e the draft is wrong, after the others right.
   assert 'draft' not in by_letter['e']
   assert 'lookup' in by_letter['e']
   assert 'draft' in by_letter['b'] | by_letter['c']

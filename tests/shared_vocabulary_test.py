@@ -101,7 +101,7 @@ def test_chains(load, name):
   num_accepted = sum(each.num_accepted for each in stats)
   # The weights are the same: a drawn token is rejected if it is unknown.
   assert num_accepted > 0.8 * sum(each.num_drafted for each in stats)
-  # The target goes on behind tokens that the draft does not know.
+  # The target goes on after tokens that the draft does not know.
   tokens = [token for result in results for token in result.token_ids[:-1]]
   assert max(tokens) >= draft.config.num_logits
 

@@ -22,7 +22,7 @@ TEXTS = st.lists(
 
 
 def draft(drafter, token_ids, length=4, request_id=0):
-  """The draft for a row that decodes behind `token_ids`, and its shares."""
+  """The draft for a row that decodes after `token_ids`, and its shares."""
   scheduler = make()
   scheduler.submit(request_id, max(len(token_ids) - 1, 1), 20)
   view = scheduler.begin_step()

@@ -40,7 +40,7 @@ def chains_of(tokens, kind):
 
 
 def bucket(chains, prefix):
-  """The length of the match behind a prefix of chains."""
+  """The length of the match after a prefix of chains."""
   sizes = [s for s, chain in chains if chain[: len(prefix)] == prefix]
   return min(max(sizes) + len(prefix), NUM_LENGTHS) - 1
 

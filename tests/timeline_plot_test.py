@@ -30,5 +30,5 @@ def test_rounds_become_a_picture(skip):
 
 @pytest.mark.parametrize('spans', [[], SPANS])
 def test_there_must_be_a_round(spans):
-  with pytest.raises(errors.UserError, match='no round to draw behind the fir'):
+  with pytest.raises(errors.UserError, match='no round to draw after the fir'):
     timeline_plot.draw(spans, skip=2)

@@ -75,7 +75,7 @@ def test_a_killed_program_goes_on(model, data, whole, tmp_path):
 
 @pytest.mark.ci
 def test_several_processes_share_the_batches(model, data, whole, tmp_path):
-  """Also one that goes on behind its last checkpoint."""
+  """Also one that goes on after its last checkpoint."""
   two = tmp_path / 'two'
   flags = flags_of(model, data, two)
 

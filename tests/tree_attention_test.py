@@ -67,7 +67,7 @@ class Case:
 
 
 CASES = {
-  # Trees that end before, at and behind the edge of a tile, and an empty
+  # Trees that end before, at and after the edge of a tile, and an empty
   # prefix.
   'edges': Case(prefix_lengths=(0, 123, 124, 128), capacity=256),
   'one_token': Case(
@@ -189,7 +189,7 @@ def test_row_that_sees_nothing_gives_zeros(name):
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_padding_changes_nothing(name):
-  """The same tokens with other ones behind them, and a longer tree."""
+  """The same tokens with other ones after them, and a longer tree."""
   case = CASES['edges']
   *arrays, masks, positions = arguments(case)
   got = check(name, case, (*arrays, masks, positions))

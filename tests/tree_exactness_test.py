@@ -66,7 +66,7 @@ def requests_of(num_prompts, max_new_tokens):
 
 
 def gap(token_ids):
-  """The target's lead of the best over the second logit behind a text."""
+  """The target's lead of the best over the second logit after a text."""
   target = load(0, 1)
   cache = dense.KVCacheConfig.of_model(
     target.config, 1, len(token_ids), 'float32'

@@ -72,7 +72,7 @@ class Game:
     Args:
       verdicts: tokens for each row.
       chains: token ids i32[B, C, D] and log-probabilities f32[B, C, D] of what
-        is added to the trees behind the verdict.
+        is added to the trees after the verdict.
     """
     sizes = self.sizes
     num_tokens = [len(verdict) for verdict in verdicts]

@@ -100,7 +100,7 @@ class Node:
     return -self.weight, self.order
 
   def gain(self, log_prob):
-    """By how much a log-probability behind the parent is better."""
+    """By how much a log-probability after the parent is better."""
     known = np.float32(self.weight - self.parent.weight)
     steps = np.floor((np.float32(log_prob) - known) / np.float32(QUANTUM) - 0.5)
     return max(float(steps), 0.0) * QUANTUM

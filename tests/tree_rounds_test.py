@@ -171,7 +171,7 @@ def test_draft_catches_up_after_a_pause(mode, num_rounds):
 
 
 def peaked_table(size=32, best=0.6):
-  """Behind each token, one likely, one possible and many rare ones."""
+  """After each token, one likely, one possible and many rare ones."""
   table = np.full((size, size), 0.1 / (size - 2))
   for i in range(size):
     table[i, (7 * i + 1) % size] = best

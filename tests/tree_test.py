@@ -89,7 +89,7 @@ def tokens(tree, *status):
 
 
 def summary(moved):
-  """The outcome, the rows that join the prefix, those that stay behind it."""
+  """The outcome, the rows that join the prefix, those that stay after it."""
   ends = np.cumsum([moved.num_committed[0], moved.num_surviving[0]])
   committed, surviving, _ = np.split(moved.path[0], ends)
   return int(moved.outcome[0]), committed.tolist(), surviving.tolist()

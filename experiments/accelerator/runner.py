@@ -31,7 +31,7 @@ def run_section(
   """Adds rows of a section, to the list and to the file.
 
   A job at which a child ends early or hangs gets a row that says so, and
-  another child goes on behind it.
+  another child goes on after it.
 
   Args:
     section: section to be measured.

@@ -29,7 +29,7 @@ _SEQUENCE_DEVICES = flags.DEFINE_integer(
 _DRAFT_DEVICES = flags.DEFINE_integer(
   'draft_devices',
   1,
-  'Mode async: devices that share the draft. They are the ones behind those '
+  'Mode async: devices that share the draft. They are the ones after those '
   'of the target. With --distributed: of each process, by default all.',
   lower_bound=1,
 )

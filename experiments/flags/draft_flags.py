@@ -41,7 +41,7 @@ _PAST_TOKENS = flags.DEFINE_integer(
 _NUM_PHRASES = flags.DEFINE_integer(
   'num_phrases',
   ss.PhraseDraft().num_phrases,
-  'Mode phrases: most phrases behind a draft of --num_speculative_tokens, by '
+  'Mode phrases: most phrases after a draft of --num_speculative_tokens, by '
   f'default {ss.PhraseDraft().num_speculative_tokens}.',
 )
 _WINDOW = flags.DEFINE_integer(

@@ -272,7 +272,7 @@ def _prompt_devices() -> str:
 
 
 def _step_devices() -> StepDevices | None:
-  """Returns the numbers of --prompt_devices behind --target_devices.
+  """Returns the numbers of --prompt_devices after --target_devices.
 
   Raises:
     UserError: they do not fit together, or the mode has a draft model.

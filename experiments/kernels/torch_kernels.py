@@ -111,7 +111,7 @@ def tensors(case: Case, arrays: Any, device: str = 'cuda') -> list[Any]:
     if case.spec.window is not None:
       rows = jnp.arange(keys.shape[2])[None, None]
       visible &= positions[:, :, None] - rows < case.spec.window
-    # Query heads of one kv head side by side, tokens behind them.
+    # Query heads of one kv head side by side, tokens after them.
     heads = jnp.moveaxis(queries, 1, 3)
     heads = heads.reshape(heads.shape[0], -1, *heads.shape[3:])
     arrays = (heads, keys, values, visible)

@@ -13,7 +13,7 @@ _COLUMNS = ('num_tokens', 'agreement', 'acceptance', 'chain_acceptance_length')
 
 
 class TrainingLog:
-  """Lines of a run; those behind the step it goes on from are dropped.
+  """Lines of a run; those after the step it goes on from are dropped.
 
   Of processes that train together, the first one writes.
   """

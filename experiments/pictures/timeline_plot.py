@@ -52,7 +52,7 @@ def make_figure(
   starts = [*starts, ends][skip:][: num_rounds + 1]
   if len(starts) < 2:
     raise errors.UserError(
-      f'there is no round to draw behind the first {skip}; decode more tokens'
+      f'there is no round to draw after the first {skip}; decode more tokens'
     )
   begin, end = starts[0], starts[-1]
   shown = [s for s in spans if s.start < end and s.end > begin]

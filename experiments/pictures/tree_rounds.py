@@ -28,7 +28,7 @@ class Node:
   is_expanded: bool  # has keys and values, else it is a candidate
   is_sent: bool  # verified by the target; the root always is
   is_accepted: bool  # a draft token that stands
-  is_next: bool  # the token behind them: the next root
+  is_next: bool  # the token after them: the next root
   is_kept: bool  # part of the next round's tree
 
 

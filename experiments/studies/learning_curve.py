@@ -4,7 +4,7 @@ r"""How a server's drafts improve with what it has served.
     --temperature=0.8 --max_new_tokens=40 --output_dir=results
 
 The target writes an answer to every prompt, --repeats times, each time with
-other noise. Then the drafter of mode datastore is asked behind each of its
+other noise. Then the drafter of mode datastore is asked after each of its
 tokens, as a server would ask it that serves one request after the other: once
 by a drafter that forgets each request, and once by one that keeps outputs.
 Drafts never change an output, so acceptance is that of the server. rows.jsonl
@@ -110,7 +110,7 @@ def _answers(
 def _serve(
   drafter: DatastoreDrafter, prompt: Sequence[int], output: Sequence[int]
 ) -> int:
-  """Returns the rounds behind the first token of an output; teaches it."""
+  """Returns the rounds after the first token of an output; teaches it."""
   text = np.array([*prompt, *output], np.int32)
   num_known, num_rounds = len(prompt) + 1, 0
   while num_known < len(text):

@@ -17,7 +17,7 @@ next choice. There are two tasks for each text of the files put together:
   so that a model may repeat what follows there.
 
 A prompt is read once. rows.jsonl gets a line as soon as an output is there:
-counts, and the time of the steps behind the first token, as seconds and as
+counts, and the time of the steps after the first token, as seconds and as
 seconds of processors. The table has those of a step over those of a plain one:
 a draft pays where its tokens a round are more. Drafts have 3 tokens, or
 --num_speculative_tokens. With --resume a run goes on.
@@ -87,7 +87,7 @@ def main() -> None:
   shared_flags.check(['autoregressive'])
   if shared_flags.sampling().max_new_tokens < 2:
     raise errors.UserError(
-      '--max_new_tokens=1 leaves no step behind the first token; give 2 or more'
+      '--max_new_tokens=1 leaves no step after the first token; give 2 or more'
     )
   drafts = list(_drafts())
   directory = pathlib.Path(_OUTPUT_DIR.value)
@@ -209,7 +209,7 @@ def _recalling(text: Sequence[int]) -> list[int]:
 def _decode(
   engine: Engine, prompt: Sequence[int], max_new_tokens: int
 ) -> tuple[ss.GenerationResult, dict[str, float]]:
-  """Returns the output, and what the steps behind its first token took."""
+  """Returns the output, and what the steps after its first token took."""
   sampling = dataclasses.replace(
     shared_flags.sampling(), max_new_tokens=max_new_tokens
   )

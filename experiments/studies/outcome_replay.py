@@ -2,7 +2,7 @@
 
 Speculative speculative decoding (SSD, arXiv 2603.03251): while the target
 verifies a chain of K tokens, the draft guesses how that will end. An outcome is
-how many tokens are accepted and which token the target writes behind them. For
+how many tokens are accepted and which token the target writes after them. For
 some outcomes it drafts the next chain. If the verdict is one of them, that
 chain is there at once.
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Accepted tokens, and the rank of the token behind them in the draft's
+# Accepted tokens, and the rank of the token after them in the draft's
 # distribution.
 Outcome = tuple[int, int]
 
@@ -49,7 +49,7 @@ class Replay:
     Args:
       target: seconds of a verification.
       draft: seconds of a draft forward.
-      length: K, draft forwards beside each verification, and behind a miss.
+      length: K, draft forwards beside each verification, and after a miss.
     """
     num_misses = self.num_rounds - self.num_hits
     step = max(target, length * draft)
@@ -62,7 +62,7 @@ def most_probable(
   """Returns the outcomes that are best prepared for.
 
   The true token has rank r in the draft's distribution with probability a (1 -
-  a)^r, as in `drafting.forced_acceptance`. Behind an accepted part of a chain
+  a)^r, as in `drafting.forced_acceptance`. After an accepted part of a chain
   its next token, of rank 0, is known to be wrong.
 
   Args:
@@ -101,7 +101,7 @@ def replay(
       accepted = int(wrong[0]) if len(wrong) else length
       place += accepted
       num_rounds += 1
-      # Behind the end of a text nothing is wanted.
+      # After the end of a text nothing is wanted.
       num_hits += place >= len(ranks) or (accepted, ranks[place]) in prepared
       place += 1
   return Replay(

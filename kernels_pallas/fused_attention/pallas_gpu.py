@@ -1,6 +1,6 @@
 """Rotation, write and tree attention as a Pallas Triton kernel for GPUs.
 
-One launch behind the product that makes queries, keys and values (SwiftSpec,
+One launch after the product that makes queries, keys and values (SwiftSpec,
 section 3.3). Each program rotates the queries it needs in its registers. The
 first program of a kv head rotates the new keys, too. It attends to the new
 tokens, and writes them; the others leave their rows out, so that nobody reads

@@ -99,7 +99,7 @@ def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
     rows: [B, G, S, E].
     new: [B, T, G, E].
     starts: i32[B] first row of each block; the block must fit (the caller
-      keeps scratch rows behind the last committed one).
+      keeps scratch rows after the last committed one).
   """
   new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
   if rows.shape[0] > 1:

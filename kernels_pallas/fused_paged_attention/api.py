@@ -48,11 +48,11 @@ def fused_paged_attention(
     sin: f32[N, E / 2] sines.
     keys: [P, Z, G * E] pages, as in `paged_attention.api`.
     values: [P, Z, G * E].
-    places: i32[N] page * Z + offset of the tokens: rows of their blocks behind
+    places: i32[N] page * Z + offset of the tokens: rows of their blocks after
       the prefix, in the pages of the table. P * Z or more is written nowhere,
       and seen by the block alone.
     block_tokens: i32[X, T] tokens of the blocks among the N. Those of a block
-      lie behind each other; padding stands for any.
+      lie one after another; padding stands for any.
     block_places: i32[N] places of the tokens among the X * T; any for a token
       that no block has.
     blocks_before: i32[X] how many blocks right in front of a block are of the

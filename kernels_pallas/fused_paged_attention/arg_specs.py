@@ -54,7 +54,7 @@ class ArgSpec(paged_specs.ArgSpec):
     return {'scale': self.head_dim**-0.5, 'window': self.window}
 
   def with_meaning(self, heads, cos, sin, keys, values, *arrays):
-    """Tokens lie behind each other; a row may have two blocks."""
+    """Tokens lie one after another; a row may have two blocks."""
     *_, table, lengths, num_tokens, mask, positions = arrays[:9]
     _, keys, values, table, lengths, *by_block = super().with_meaning(
       heads, keys, values, table, lengths, num_tokens, mask, positions

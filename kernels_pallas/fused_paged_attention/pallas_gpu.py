@@ -1,6 +1,6 @@
 """Rotation, write and paged attention as a Pallas Triton kernel for GPUs.
 
-As in `fused_attention`, one launch behind the product that makes queries, keys
+As in `fused_attention`, one launch after the product that makes queries, keys
 and values. Tokens are read and written where they lie in the flat list of a
 step, so that nothing is sorted into blocks. A prompt's block also attends to
 the blocks in front of it that the same launch writes: it rotates their keys

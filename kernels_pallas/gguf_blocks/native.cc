@@ -75,7 +75,7 @@ void round_block(const float* from, Place to) {
   both(to.scales, scale);
   std::int32_t integers[kBlock];
   for (std::size_t k = 0; k < kBlock; k += kLanes) {
-    // Behind 1.5 * 2 ** 23, a float has no room for what is not an integer.
+    // Above 1.5 * 2 ** 23, a float has no room for what is not an integer.
     const Floats large = load<float>(from + k) * factor + 12582912.0f;
     store(integers + k, (Ints)large - 0x4b400000);
   }

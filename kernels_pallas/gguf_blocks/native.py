@@ -53,7 +53,7 @@ def multiply(
   kinds: Sequence[str],
   starts: Sequence[int],
 ) -> jax.Array:
-  """Returns rows times weights, whose outputs are one behind the other.
+  """Returns rows times weights, whose outputs are one after the other.
 
   Rows are rounded to int8 with a scale for each 32 numbers, integers summed
   exactly, and what the blocks give in float32. The bits of a row are the same

@@ -45,7 +45,7 @@ def pieces(
     block_rows: number of rows of a block.
 
   Returns:
-    First row of each piece, with R behind the last one, i32[M + 1], and its
+    First row of each piece, with R after the last one, i32[M + 1], and its
     expert, i32[M]. M is as many as there can be. Pieces that are not needed are
     empty: they start at R, and have the last row's expert.
   """

@@ -14,7 +14,7 @@ CAPACITY = 1_152
 # Of a comparison: more than a launch takes on a GPU.
 MOST_CACHES = 40
 _START = 500  # of the rows that are kept
-# Rows behind the prefix: of a target's trees, and of a draft's.
+# Rows after the prefix: of a target's trees, and of a draft's.
 _NUM_ROWS = (8, 16, 128)
 
 
@@ -27,7 +27,7 @@ class ArgSpec(call_spec.CallSpec):
     num_caches: keys and values of all layers.
     num_kv_heads: G.
     head_dim: E.
-    num_rows: rows behind the prefix that may be kept.
+    num_rows: rows after the prefix that may be kept.
     num_kept: T, most rows that are kept.
     batch_size: B.
     capacity: S.

@@ -1,6 +1,6 @@
 """The move of kept cache rows as a Pallas kernel for the TensorCore of a TPU.
 
-One launch for all layers. The rows behind the prefix, in whole tiles, come to
+One launch for all layers. The rows after the prefix, in whole tiles, come to
 VMEM, from several caches at once. There they are moved by a product with a
 matrix that has a single one for each row, which is exact, and go back to
 their places.

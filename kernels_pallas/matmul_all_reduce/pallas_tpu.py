@@ -2,7 +2,7 @@
 
 Each device multiplies its rows of the weight, one tile of columns after the
 other. A tile's partial sums leave for all other devices at once, while the next
-tile is multiplied; behind the last one, every device adds what has come. For
+tile is multiplied; after the last one, every device adds what has come. For
 few tokens this costs one latency of the links, where a ring has 2 (P - 1). The
 price is that each device sends P - 1 times its sums.
 

@@ -1,4 +1,4 @@
-"""Shapes of products behind norms in real models, for compilers."""
+"""Shapes of products after norms in real models, for compilers."""
 
 import dataclasses
 from typing import Any
@@ -40,7 +40,7 @@ class ArgSpec(product_specs.ArgSpec):
 
 
 def arg_specs() -> list[ArgSpec]:
-  """Returns the shapes of the matrices behind a norm."""
+  """Returns the shapes of the matrices after a norm."""
   return [
     ArgSpec(**dataclasses.asdict(spec))
     for spec in product_specs.arg_specs(_MATRICES)

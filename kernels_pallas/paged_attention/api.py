@@ -59,7 +59,7 @@ def paged_attention(
     page_size: rows of a page that hold something, the first ones. It is Z, or
       less where some of the devices that share the rows keep none; None is Z.
       Read only where devices share them.
-    is_one_row: whether all blocks are of the same row, one behind the other,
+    is_one_row: whether all blocks are of the same row, one after the other,
       and only the last one with tokens is not full. Plain JAX then copies its
       pages once.
     implementation: one of `dispatch.IMPLEMENTATIONS`.

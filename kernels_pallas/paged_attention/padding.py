@@ -25,7 +25,7 @@ def hide(
 def ends_of(
   prefix_lengths: jax.Array, num_tokens: jax.Array, capacity: int
 ) -> jax.Array:
-  """Returns i32[X], behind the rows that a block reads: none without tokens.
+  """Returns i32[X], after the rows that a block reads: none without tokens.
 
   Args:
     prefix_lengths: i32[X].

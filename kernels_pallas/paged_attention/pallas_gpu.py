@@ -2,7 +2,7 @@
 
 As in `tree_attention`, one launch in which several programs share the rows of a
 kv head. Rows of keys and values are loaded from where the page table says, so
-that pages may be of any size. Those behind the end of a row are not read.
+that pages may be of any size. Those after the end of a row are not read.
 
 Legend: X blocks of tokens, T tokens of a block, W mask words. P pages, Z rows
 of a page, C pages of a table. G kv heads, Q query heads for each of them, E

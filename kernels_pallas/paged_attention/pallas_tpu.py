@@ -3,7 +3,7 @@
 As in `tree_attention`, one launch reads each visible row once, and copies of
 the next block overlap with the products of this one. A block is several pages,
 a copy each: where they lie is in the page table, which is prefetched. Pages
-behind the end of a row are neither looked up nor read.
+after the end of a row are neither looked up nor read.
 
 Legend: X blocks of tokens, T tokens of a block, W mask words. P pages, Z rows
 of a page, C pages of a table. G kv heads, Q query heads for each of them, E
@@ -118,7 +118,7 @@ def paged_attention(
   )
   if sinks:
     kernel = tpu_blocks.with_ref(kernel, 8, 'sinks')
-  elif with_sums:  # behind the result
+  elif with_sums:  # after the result
     kernel = tpu_blocks.with_ref(kernel, 9, 'log_sums')
   sums_spec = pl.BlockSpec(
     (None, num_heads, num_rows, 1), lambda b, g, *_: (b, g, 0, 0)
@@ -223,7 +223,7 @@ def _kernel(
   def for_each_copy(block, act_fn):
     slot = jax.lax.rem(block, 2)
     first = block * pages_of_block
-    behind = jnp.minimum(
+    after = jnp.minimum(
       first + pages_of_block, jax.lax.div(end + page_size - 1, page_size)
     )
 
@@ -241,7 +241,7 @@ def _kernel(
           )
         )
 
-    jax.lax.fori_loop(first, behind, act, None)
+    jax.lax.fori_loop(first, after, act, None)
 
   def read(block, head, is_masked):
     place = (
@@ -251,7 +251,7 @@ def _kernel(
     )
     keys, values = key_blocks[place], value_blocks[place]
     if is_masked:
-      # What is behind the end has not been copied.
+      # What is after the end has not been copied.
       rows = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
       is_row = rows + block * block_kv < end
       values = jnp.where(is_row, values, jnp.zeros_like(values))

@@ -64,7 +64,7 @@ def of_one_row(
 ) -> jax.Array:
   """Attention of blocks that are all of one row, with one copy of its pages.
 
-  The blocks are chains, one behind the other, so they are one long block.
+  The blocks are chains, one after the other, so they are one long block.
   Arguments are those of `paged_attention`.
   """
   found = paged_attention(

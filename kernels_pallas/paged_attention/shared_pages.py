@@ -49,8 +49,8 @@ def paged_attention(
     return jnp.where(keeps_any, rows // page_size * num_rows + in_page, 0)
 
   prefix = count(prefix_lengths)
-  behind = prefix[:, None] + jnp.arange(size)[None]  # its rows
-  rows = behind // num_rows * page_size + first + behind % num_rows
+  after = prefix[:, None] + jnp.arange(size)[None]  # its rows
+  rows = after // num_rows * page_size + first + after % num_rows
   tokens = rows - prefix_lengths[:, None]  # that its rows belong to
   mask = jnp.take_along_axis(
     tree_mask,

@@ -1,1 +1,1 @@
-"""Moves kept rows in pages behind each other, in all layers at once."""
+"""Moves kept rows in pages one after another, in all layers at once."""

@@ -11,7 +11,7 @@ multiplies the few sums instead of the many weights. With a gated activation a
 program has the tile of both parts.
 
 A cluster of programs, which the device runs together, shares the inputs of a
-tile. Behind a barrier of the cluster the first program adds all sums, in the
+tile. After a barrier of the cluster the first program adds all sums, in the
 order of the programs. They go to memory by TMA, see `tree_attention`.
 
 Legend:

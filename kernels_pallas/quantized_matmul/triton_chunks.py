@@ -71,7 +71,7 @@ def add_chunks(
     values: reference to the numbers [*part, K, W].
     scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
     start: number of the first chunk.
-    stop: number of the chunk behind the last.
+    stop: number of the chunk after the last.
     chunk_size: J.
     part: scalars i32[], the place of the matrix among several.
   """

@@ -1,6 +1,6 @@
 """Thresholds of top-k and top-p as a Pallas kernel for the TensorCore of a TPU.
 
-One launch reads the logits once. Their keys stay in VMEM, and behind the last
+One launch reads the logits once. Their keys stay in VMEM, and after the last
 tile of a row come the 32 steps of each search, all over VMEM.
 
 Eight rows lie below each other; where their number is no multiple of that, one
@@ -153,7 +153,7 @@ def _kernel(
 
 
 def _store_tile(logits, keys, tile, vocab_size):
-  """Keeps the keys of a tile; behind the vocabulary those of -inf."""
+  """Keeps the keys of a tile; after the vocabulary those of -inf."""
   num_rows, block = logits.shape
   token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) + tile * block
   inside = jnp.where(token < vocab_size, logits[...], -jnp.inf)

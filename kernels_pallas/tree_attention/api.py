@@ -30,14 +30,14 @@ def tree_attention(
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
-  """Attention of new tokens to a prefix, seen by all, and a tree behind it.
+  """Attention of new tokens to a prefix, seen by all, and a tree after it.
 
   Args:
     queries: [B, T, G, Q, E], rotated.
     keys: [B, G, S, E] keys of the cache, those of the new tokens included.
     values: [B, G, S, E] values of the cache.
     prefix_lengths: i32[B] rows that every token sees.
-    tree_mask: bool[B, T, M] which of the M rows behind the prefix each token
+    tree_mask: bool[B, T, M] which of the M rows after the prefix each token
       sees. None is a chain: each token sees the rows up to its own.
     positions: i32[B, T] positions of the tokens, read only with a window.
     scale: factor of the scores.

@@ -167,7 +167,7 @@ class ArgSpec(call_spec.CallSpec):
   def with_meaning(
     self, queries, keys, values, lengths, mask, positions, *sinks
   ):
-    """Each token sees itself, and stands right behind the prefix."""
+    """Each token sees itself, and stands right after the prefix."""
     rows = jnp.arange(self.tree_size - self.num_tokens, self.tree_size)
     own = jnp.arange(self.tree_size)[None] == rows[:, None]
     return (
@@ -181,7 +181,7 @@ class ArgSpec(call_spec.CallSpec):
     )
 
   def draws(self, key):
-    """A short prefix, too: behind a long one the tree weighs little."""
+    """A short prefix, too: after a long one the tree weighs little."""
     short = min(_SHORT_PREFIX, self.context)
     with_prefix = jax.jit(self.with_prefix, static_argnums=1)
     for arrays in super().draws(key):

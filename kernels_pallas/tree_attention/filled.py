@@ -28,7 +28,7 @@ def tree_attention(
 ) -> jax.Array:
   """See `api.tree_attention`.
 
-  The rows behind the longest text cost as much as others, so the smallest of
+  The rows after the longest text cost as much as others, so the smallest of
   some sizes that holds all texts is chosen while the program runs. That is no
   way for GPUs, where the host would have to wait for the choice.
   """

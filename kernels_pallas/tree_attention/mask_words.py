@@ -61,7 +61,7 @@ def is_visible(words: list[jax.Array], offsets: jax.Array) -> jax.Array:
   Args:
     words: W times i32[T, 1].
     offsets: i32[1, S] of cache rows from the end of the prefix. Rows before
-      it are visible, rows behind the last word are not.
+      it are visible, rows after the last word are not.
   """
   visible = jnp.broadcast_to(offsets < 0, (words[0].shape[0], offsets.shape[1]))
   for i, word in enumerate(words):

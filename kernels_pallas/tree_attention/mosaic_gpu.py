@@ -2,7 +2,7 @@
 
 One launch. A cluster of programs, which the device runs together, shares the
 visible rows of a kv head. Each copies tiles of keys and values by TMA while it
-multiplies others with wgmma. Behind a barrier of the cluster each combines all
+multiplies others with wgmma. After a barrier of the cluster each combines all
 partial results for its share of the columns.
 
 Partial results go to memory by TMA: the wait for such a copy ends when it can

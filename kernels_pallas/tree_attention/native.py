@@ -75,7 +75,7 @@ def call(
 ) -> jax.Array:
   """Returns what a function of the library makes of a call of attention.
 
-  `more` is what it takes behind the arguments of `api.tree_attention`.
+  `more` is what it takes after the arguments of `api.tree_attention`.
   """
   if sinks is None:
     sinks = jnp.zeros(0)

@@ -31,7 +31,7 @@ def tree_attention(
   window: int | None = None,
   soft_cap: float | None = None,
 ) -> jax.Array:
-  """Attention of new tokens to a prefix, seen by all, and a tree behind it.
+  """Attention of new tokens to a prefix, seen by all, and a tree after it.
 
   SwiftSpec paper, section 3.3: the mask covers the tree alone. The arguments
   are those of `api.tree_attention`.
@@ -71,23 +71,23 @@ def seen_rows(
 def visible_rows(
   prefix_lengths: jax.Array, tree_mask: jax.Array, num_rows: int
 ) -> jax.Array:
-  """Returns bool[B, T, S]: the whole prefix, and behind it the mask.
+  """Returns bool[B, T, S]: the whole prefix, and after it the mask.
 
   Args:
     prefix_lengths: i32[B] rows of the prefix.
-    tree_mask: bool[B, T, M] over the M rows behind the prefix.
+    tree_mask: bool[B, T, M] over the M rows after the prefix.
     num_rows: S, rows of the cache.
   """
   offsets = jnp.arange(num_rows)[None] - prefix_lengths[:, None]
   size = tree_mask.shape[2]
-  behind = jnp.take_along_axis(
+  after = jnp.take_along_axis(
     tree_mask,
     jnp.clip(offsets, 0, size - 1)[:, None],
     axis=2,
     mode='promise_in_bounds',
   )
   is_behind = (offsets >= 0) & (offsets < size)
-  return (offsets < 0)[:, None] | (behind & is_behind[:, None])
+  return (offsets < 0)[:, None] | (after & is_behind[:, None])
 
 
 def masked_attention(

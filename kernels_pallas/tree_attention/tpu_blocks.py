@@ -173,7 +173,7 @@ def attend(
     start_fn: function that starts the copies of a block to slot block % 2.
     wait_fn: function that waits for these copies.
     read_fn: function that returns keys and values of a head of a copied block,
-      [K, E] or [E, K]. With True rows may be behind the end, and the values
+      [K, E] or [E, K]. With True rows may be after the end, and the values
       there must be finite.
     block_kv: K.
     rows_axis: index of the axis of rows, of keys and values.

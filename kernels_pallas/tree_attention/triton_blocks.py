@@ -40,7 +40,7 @@ class NewRows:
     first: i32[] number of the first one.
     num_rows: i32[] number of them.
     load_fn: function of i32[] that returns keys [J, E] and values [J, E] of as
-      many rows as a block has tokens: those behind that many such blocks.
+      many rows as a block has tokens: those after that many such blocks.
   """
 
   first: jax.Array
@@ -75,7 +75,7 @@ def launch(
     whole: arrays that all programs have.
     by_row: arrays [B, ...], of which a program has its row.
     queries: [N, G, Q, E] of the tokens of all rows; [N, G, Q + 2, E] with the
-      key and the value of a token behind its queries, where the kernel writes.
+      key and the value of a token after its queries, where the kernel writes.
     words: i32[B, T, W].
     positions: i32[B, T].
     keys: keys; `store_spec` takes a part of them.

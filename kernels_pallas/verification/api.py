@@ -26,7 +26,7 @@ def verify_tree(
 
   Args:
     scores: f32[B, T, V], not NaN: logits, or logits of the distribution plus
-      Gumbel noise. The highest one is the target's choice behind a node; of
+      Gumbel noise. The highest one is the target's choice after a node; of
       equal ones the first.
     token_ids: i32[B, T] tokens of the nodes.
     parents: i32[B, T] indices of the parents, smaller than that of the node; -1

@@ -1,6 +1,6 @@
 """Verification of a tree as a Pallas kernel for the TensorCore of a TPU.
 
-One launch: the scores are read once in tiles of the vocabulary, and behind the
+One launch: the scores are read once in tiles of the vocabulary, and after the
 last tile of a row comes the walk.
 
 Legend: B rows, T nodes of the tree, V vocabulary, K block_vocab.

@@ -11,7 +11,7 @@ from kernels_pallas.vocabulary import largest
 # Implementations must give equal numbers.
 TOLERANCES: dict[str, float] = {}
 
-NO_TOKEN = -1  # fills tokens behind the last output
+NO_TOKEN = -1  # fills tokens after the last output
 
 
 def verify_tree(

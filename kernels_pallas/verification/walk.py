@@ -26,7 +26,7 @@ def walk(
   """Returns what `reference.verify_tree` does of the choices.
 
   Args:
-    choices: i32[T, 1] target's token behind each node.
+    choices: i32[T, 1] target's token after each node.
     token_ids: i32[1, T] tokens of the nodes.
     parents: i32[1, T] indices of the parents.
     ancestor_mask: i32[T, T], 1 where column is row or an ancestor of it.

@@ -11,7 +11,7 @@ Arrays = Sequence[jax.Array]
 def apply(
   fn: Callable[[Arrays], Arrays], keys: Arrays, values: Arrays
 ) -> dict[str, list[jax.Array]]:
-  """Returns `keys` and `values`, as fields of a cache, behind a function.
+  """Returns `keys` and `values`, as fields of a cache, after a function.
 
   Args:
     fn: function of arrays of one shape; returns as many in their order.

@@ -1,9 +1,9 @@
 """Dense KV cache with per-row lengths.
 
-Verbs: `write` puts keys and values of new tokens into rows behind the
+Verbs: `write` puts keys and values of new tokens into rows after the
 verified prefix, `commit` keeps an accepted path of them, `rollback` drops
 rows by length. Nothing is ever cleared: rows at or beyond `kv_lengths` are
-simply not visible. Behind the last row that can ever be committed a cache
+simply not visible. After the last row that can ever be committed a cache
 needs as many scratch rows as one step writes.
 
 A cache may also keep features of its tokens, for a draft that reads them.
@@ -152,10 +152,10 @@ def commit(
   num_rows: int | None = None,
   kernels: str = 'auto',
 ) -> KVCache:
-  """Keeps accepted tokens: moves their rows behind the prefix.
+  """Keeps accepted tokens: moves their rows after the prefix.
 
   Args:
-    cache: cache with speculative rows written behind the prefix.
+    cache: cache with speculative rows written after the prefix.
     path: i32[B, T] rows to keep, in order, counted from the end of the
       prefix. Those from `num_kept` on become scratch.
     num_kept: i32[B] number of rows to keep.
@@ -183,5 +183,5 @@ def extend(cache: KVCache, num_kept: jax.Array) -> KVCache:
 
 
 def rollback(cache: KVCache, kv_lengths: jax.Array) -> KVCache:
-  """Drops the rows at and behind `kv_lengths` i32[B]; never lengthens."""
+  """Drops the rows at and after `kv_lengths` i32[B]; never lengthens."""
   return cache.replace(kv_lengths=jnp.minimum(cache.kv_lengths, kv_lengths))

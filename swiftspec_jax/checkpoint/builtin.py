@@ -153,7 +153,7 @@ def _replace(path: pathlib.Path, model: BuiltinModel) -> None:
     logging.warning('%s is damaged; fetching it again.', path)
     path.unlink()
   partial = path.with_suffix('.partial')
-  # A process that was killed leaves its folder behind.
+  # A process that was killed leaves its folder after.
   shutil.rmtree(partial, ignore_errors=True)
   _check_space(model, path.parent)
   _announce(model, path.parent)

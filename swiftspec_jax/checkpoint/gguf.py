@@ -95,7 +95,7 @@ class GGUFFile:
     """
     if 'blk.0.attn_output.bias' in self._tensors:
       raise errors.UserError(
-        f'{self._path}: blk.0.attn_output.bias: a bias behind the attention '
+        f'{self._path}: blk.0.attn_output.bias: a bias after the attention '
         'is not supported'
       )
     family = FAMILIES[self._architecture]
@@ -276,7 +276,7 @@ def _gguf_name(hf_name: str, use_post_norms: bool) -> str:
   _, _, layer, name = hf_name.split('.', 3)
   name, kind = name.rsplit('.', 1)
   if name == 'post_attention_layernorm':
-    # Gemma's norm behind the attention; elsewhere the one before the FFW.
+    # Gemma's norm after the attention; elsewhere the one before the FFW.
     name = 'post_attention_norm' if use_post_norms else 'ffn_norm'
   else:
     name = _LAYER_NAMES[name]

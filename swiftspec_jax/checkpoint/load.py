@@ -55,7 +55,7 @@ def load(
       heads, for long contexts in the serving engine. It divides the number of
       devices. The others share the heads.
     draft_of: the target that this model will draft for. Both need the same
-      vocabulary, but one may have more tokens behind those of the other: a
+      vocabulary, but one may have more tokens after those of the other: a
       draft proposes only tokens that both have. The padding of their tables may
       differ. Of a checkpoint with a layer for multi-token prediction (MiMo),
       that layer alone is loaded; so the name is that of the target.

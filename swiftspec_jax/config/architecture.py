@@ -74,12 +74,12 @@ class Gemma4:
   Attributes:
     global_kv_heads: kv heads of the layers without a window.
     global_head_dim: size of their heads.
-    num_kv_layers: number of layers that have keys and values. Those behind see
+    num_kv_layers: number of layers that have keys and values. Those after see
       what the last of them with a window has, or the last one without, as they
       have a window or not.
     shares_values: whether the values of layers without a window are their keys,
       before norm and rotation.
-    widening: factor of the feed-forward's width in those behind.
+    widening: factor of the feed-forward's width in those after.
     input_dim: width of what each layer gets of a token beside the output of the
       layer before; 0 is nothing.
   """
@@ -124,7 +124,7 @@ class Eagle3:
 class Block:
   """How a draft proposes a block of tokens in one forward.
 
-  Masks stand behind the last known token. In DFlash (arXiv 2602.06036) each
+  Masks stand after the last known token. In DFlash (arXiv 2602.06036) each
   drafts the token in its own place, and all see each other. The layers see the
   text as features of the target, which each makes keys and values of. In an
   EAGLE-3 head (P-EAGLE) the known token and the masks draft the next one each,
@@ -134,7 +134,7 @@ class Block:
     num_drafts: most tokens that a forward drafts.
     mask_token_id: token that stands for those to be drafted.
     causal_layers: layers of DFlash in which a token of the block sees none
-      behind it.
+      after it.
   """
 
   num_drafts: int
@@ -186,7 +186,7 @@ class Experts:
     is_normalized: whether the shares of a token's experts sum to one.
     dense_layers: layers that have an ordinary feed-forward.
     use_bias: whether router and experts have biases (gpt-oss).
-    gate_limit: bound of the products with gate and up; behind it the activation
+    gate_limit: bound of the products with gate and up; after it the activation
       is `gate * sigmoid(gate_slope * gate) * (up + 1)` (gpt-oss model card,
       section 2.1). None is the model's own activation.
     gate_slope: factor inside of that sigmoid.

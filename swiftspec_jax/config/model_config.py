@@ -79,7 +79,7 @@ class ModelConfig:
   use_output_bias: bool = False  # of the attention (gpt-oss)
   use_sinks: bool = False  # scores that take a share of attention (gpt-oss)
   use_qk_norm: bool = False  # Qwen 3, Gemma 3
-  use_post_norms: bool = False  # Gemma: norms also behind each block
+  use_post_norms: bool = False  # Gemma: norms also after each block
   embed_scale: float = 1.0  # Gemma: sqrt(embed_dim)
   query_scale: float | None = None  # default head_dim ** -0.5
   sliding_window: int | None = None
@@ -218,7 +218,7 @@ class ModelConfig:
 
   @property
   def returns_normed(self) -> bool:
-    """Whether its hidden states lie behind its final norm."""
+    """Whether its hidden states lie after its final norm."""
     return self.is_mtp or (self.eagle3 is not None and self.eagle3.norm_output)
 
   @property

@@ -29,7 +29,7 @@ class CostTable:
     second: i64[S] declared sizes, ascending, as `first`.
     kv_tokens: i64[V] ascending; between them times are interpolated.
     seconds: f64[F, S, V], not falling along any axis.
-    kv_slopes: f64[F, S] seconds of a token behind the last of `kv_tokens`.
+    kv_slopes: f64[F, S] seconds of a token past the last of `kv_tokens`.
   """
 
   first: np.ndarray
@@ -67,7 +67,7 @@ def fit(
   """Makes a table of measurements.
 
   A non-negative least-squares fit stands for the points that were not measured
-  and says how times go on behind the last one. Where the measurements do not
+  and says how times go on past the last one. Where the measurements do not
   contradict each other, the table has them exactly.
 
   Args:
@@ -113,8 +113,8 @@ def fit(
       'idle machine'
     )
   ends = grid[:, :, -1].reshape(-1, 3)
-  behind = ends + np.array([0, 0, 1])
-  slopes = _matrix(features, behind) - _matrix(features, ends)
+  after = ends + np.array([0, 0, 1])
+  slopes = _matrix(features, after) - _matrix(features, ends)
   return CostTable(
     first=arrays[0],
     second=arrays[1],

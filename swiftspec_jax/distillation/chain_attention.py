@@ -3,7 +3,7 @@
 A draft that reads features sees the target's up to the root of a chain, and its
 own from there on. Pass k of the training-time test (EAGLE-3, section 3.2) is
 that of a chain's k-th token, for all tokens of a row at once: with keys and
-values of pass 1 for what stands k - 1 or more tokens back, and behind that one
+values of pass 1 for what stands k - 1 or more tokens back, and after that one
 of each later pass.
 
 Legend: B rows, S tokens, G kv heads, Q query heads for each kv head, E

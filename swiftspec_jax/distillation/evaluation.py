@@ -60,7 +60,7 @@ def summarize(
 
 
 def _add(sums: _Sums, sample: Sample, values: dict[str, np.ndarray]) -> None:
-  # The token behind is an answer's.
+  # The token after is an answer's.
   places = np.flatnonzero(sample.roles[1:] == Role.ANSWER)
   sums.num_tokens += len(places)
   sums.agreement += float(values['agreement'][places].sum())

@@ -15,7 +15,7 @@ from swiftspec_jax.distillation import samples as samples_lib
 from swiftspec_jax.distillation.samples import Group, Role, Sample
 
 ROW_SIZES = (512, 1024, 2048)
-_NOTHING = len(Role)  # in place of a role: there is no token behind
+_NOTHING = len(Role)  # in place of a role: there is no next token
 NO_TOKEN = -1  # before the first one of a piece
 _PREFIX = 0  # branch number of tokens that all samples of a piece see
 
@@ -38,7 +38,7 @@ class Piece:
 class Batch:
   """Rows of packed pieces, and what is learned at M places of each row.
 
-  Host arrays. The distribution at a place is about the token behind it in its
+  Host arrays. The distribution at a place is about the token after it in its
   branch.
   """
 
@@ -53,7 +53,7 @@ class Batch:
   law_ids: np.ndarray  # i32[B, M, K]
   law_log_probs: np.ndarray  # f32[B, M, K]
   weights: np.ndarray  # f32[B, M], 0 where a place is not used
-  is_answer: np.ndarray  # bool[B, M] whether an answer's token is behind
+  is_answer: np.ndarray  # bool[B, M] whether an answer's token is next
 
 
 def split(
@@ -197,17 +197,17 @@ def make_batch(
   previous = np.full(shape, NO_TOKEN, np.int32)
   law_ids = np.zeros((*shape, num_stored), np.int32)
   law_log_probs = np.zeros((*shape, num_stored), np.float32)
-  roles = np.full(shape, _NOTHING, np.int32)  # of the token behind
+  roles = np.full(shape, _NOTHING, np.int32)  # of the token after
   begin = 0  # of the piece
   for i, row in enumerate(rows):
     for number, place, part, branch in walk(row):
       piece = row[number - 1]
       size = len(part.token_ids)
-      behind = slice(place.start, place.stop - 1)
+      after = slice(place.start, place.stop - 1)
       if branch != _PREFIX:
-        roles[i, behind] = part.roles[1:]
+        roles[i, after] = part.roles[1:]
       elif piece.is_first:
-        roles[i, behind] = Role.GIVEN
+        roles[i, after] = Role.GIVEN
       start = 0 if branch == _PREFIX else len(piece.group.token_ids)
       token_ids[i, place] = part.token_ids
       positions[i, place] = start + np.arange(size)

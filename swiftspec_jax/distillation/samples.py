@@ -40,7 +40,7 @@ class Role(enum.IntEnum):
 class Sample:
   """One branch: what follows a prefix.
 
-  n tokens; the distribution at a token is that of the token behind it. The
+  n tokens; the distribution at a token is that of the token after it. The
   features at a token are outputs of the target's layers there, side by side.
   """
 

@@ -185,7 +185,7 @@ def measure(
 ) -> dict[str, jax.Array]:
   """Returns `losses.token_losses` f32[B, M] of a batch.
 
-  For a draft that reads features these are of tokens behind the target's, and
+  For a draft that reads features these are of tokens after the target's, and
   `agreement_2`, `agreement_3`, ... of later tokens of a chain.
 
   Args:

@@ -42,7 +42,7 @@ def propose(
   drafter: StatelessDrafter,
   max_length: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns drafts behind the texts of all slots.
+  """Returns drafts after the texts of all slots.
 
   Args:
     rows: texts of the slots.

@@ -147,14 +147,14 @@ def follow(
 ) -> tuple[dense.KVCache, FeatureState]:
   """Reads verified tokens with the target's features, and commits them.
 
-  The forward writes behind the rows of the tree, so that those of surviving
+  The forward writes after the rows of the tree, so that those of surviving
   nodes stay; one move then brings all to their places. Afterwards the first row
   of the tree is that of the root, whether that is a node with children or not
   yet. A row without news that has such a root already stays as it is.
 
   Args:
     params: parameters of the draft.
-    cache: cache when the verdict came; needs T rows behind the M of the
+    cache: cache when the verdict came; needs T rows after the M of the
       tree.
     state: state when the verdict came.
     verified: the verdict.
@@ -224,7 +224,7 @@ def _chain_mask(has_news, num_rows, size):
 def _path(moved, num_tokens, is_read, root_row):
   """Returns which rows to keep i32[B, M + T], and the surviving ones i32[B, M].
 
-  Rows to keep are the old root, the verified tokens behind it, the new root
+  Rows to keep are the old root, the verified tokens after it, the new root
   (`root_row` where it was read), the other nodes of its tree.
   """
   num_rows = moved.path.shape[1]

@@ -1,4 +1,4 @@
-"""A draft reads a part of a text: of a new row, or behind a pause."""
+"""A draft reads a part of a text: of a new row, or after a pause."""
 
 import functools
 
@@ -32,13 +32,13 @@ def read_row(
   tree_config: TreeConfig,
   context: int,
 ) -> tree_draft.TreeDraftState:
-  """Reads a part of the text of one row, and begins a new tree behind it.
+  """Reads a part of the text of one row, and begins a new tree after it.
 
   Args:
     params: parameters of the draft model.
     state: donated; the row has keys and values of all tokens before `start`.
     slot: i32[] the row.
-    chunk: i32[1, C + 2] tokens from `start` on, with anything behind the end of
+    chunk: i32[1, C + 2] tokens from `start` on, with anything after the end of
       the text; `start`; and `length`, tokens of the text up to the last one
       that is read, which is the root afterwards.
     features: [1, C, H] of the target, of the token before each, 0 where there
@@ -76,7 +76,7 @@ def read_row(
     tree=tree_draft.new_tree(
       tree_config, jnp.take_along_axis(token_ids, last[:, None], axis=1)[:, 0]
     ),
-    # Nothing of another tree is left, as behind a miss.
+    # Nothing of another tree is left, as after a miss.
     outcome=jnp.full_like(row.outcome, tree_lib.MISS),
     before=jnp.full_like(row.before, types.PLACEHOLDER_TOKEN_ID),
     lookup=lookup,

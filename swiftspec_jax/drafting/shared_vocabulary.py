@@ -2,7 +2,7 @@
 
 Models of one family pad their tables to different numbers of rows
 (Qwen2.5-0.5B has 151,936, the 7B has 152,064), and newer tokenizers know more
-tokens behind the old ones. A draft gets the target's number of rows when it is
+tokens after the old ones. A draft gets the target's number of rows when it is
 loaded, so that distributions of both have one shape, and proposes only the
 tokens that both tokenizers have.
 """

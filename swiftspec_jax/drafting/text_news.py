@@ -73,12 +73,12 @@ def read_at(
     texts: texts of the rows.
     num_read: i32[U] tokens that the draft has read.
     slot: i32[] the row.
-    start: i32[] place of the part's first token; behind the text it stands for
+    start: i32[] place of the part's first token; after the text it stands for
       that of the last one.
     size: C; static.
 
   Returns:
-    i32[1, C + 2] tokens, their start, and the place behind the last token;
+    i32[1, C + 2] tokens, their start, and the place after the last token;
     features [1, C, H] or None; and `num_read` afterwards.
   """
   length = texts.lengths[slot]

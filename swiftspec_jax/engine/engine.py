@@ -175,7 +175,7 @@ class Engine(Frontend):
     if self.num_requests:
       raise errors.UserError(
         f'{self.num_requests} requests have not ended; take another draft '
-        'behind them'
+        'after them'
       )
     model = make_drafter.model_of(draft, self.model)
     features = model.config.feature_layers if model else ()
@@ -277,7 +277,7 @@ class Engine(Frontend):
     self.programs.compile_all(show_progress=show_progress)
 
   def step(self) -> StepRecord | None:
-    """Reads a step, behind those that are enqueued for the rows at hand.
+    """Reads a step, after those that are enqueued for the rows at hand.
 
     Returns:
       What the step did; None if there is nothing to do.
@@ -295,7 +295,7 @@ class Engine(Frontend):
   def _enqueue(self) -> bool:
     """Enqueues a step, unless others have to be read before or no row runs.
 
-    Nothing is enqueued behind a step of prompts alone: a first token must not
+    Nothing is enqueued after a step of prompts alone: a first token must not
     wait until the programs of the next step are compiled.
     """
     if self._unread and (

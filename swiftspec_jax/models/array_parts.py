@@ -19,7 +19,7 @@ class Joined:
 
   Attributes:
     arrays: arrays as they lie in the file.
-    axis: axis along which they lie behind each other.
+    axis: axis along which they lie one after another.
     order: axes of the result, as numbers of those of `arrays`.
   """
 

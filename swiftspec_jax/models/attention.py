@@ -42,7 +42,7 @@ def outputs(
 
   Args:
     qkv: [B, T, G, Q + 2, E] queries, key and value of each kv head, without
-      biases; with fewer than two behind the queries as `num_kv_parts` says.
+      biases; with fewer than two after the queries as `num_kv_parts` says.
     layer: parameters of the layer.
     config: sizes of the layer, of `ModelConfig.of_layer`.
     attend: AttendFn, or a HeadsFn if it `rotates`, of this layer.

@@ -76,7 +76,7 @@ def forward_with_features(
     starts: i32[B] first of the T rows that the tokens' keys and values go to.
     positions: i32[B, T] RoPE positions (prefix length + depth). None means
       the row: a chain.
-    attention_mask: bool[B, T, M] which of the M rows behind the prefix each
+    attention_mask: bool[B, T, M] which of the M rows after the prefix each
       token sees; the prefix is `cache.kv_lengths` rows, which all see. None
       means all rows up to the token's own: a chain.
     context: static bound for prefill: no token sees rows from here on. None is
@@ -119,7 +119,7 @@ def forward_with_features(
         mask &= seen_from[:, :, None] - positions[:, None] < window
     elif config.hides_first_token:
       # No feature comes before the first token, so the pair does not exist:
-      # of a window of one row that ends at row 1, all see what is behind it.
+      # of a window of one row that ends at row 1, all see what is after it.
       seen_from, window = jnp.ones_like(positions), 1
     return prefix_lengths, mask, seen_from, window
 
@@ -206,9 +206,9 @@ def run_layers(
       place of their own; None if none has.
 
   Returns:
-    Hidden states [B, T, D] before the final norm (behind it with
+    Hidden states [B, T, D] before the final norm (after it with
     `ModelConfig.returns_normed`), and the features [B, T, layers x D], one
-    layer's behind the other's, or None.
+    layer's after the other's, or None.
   """
   layer_of_kind = {config.is_sliding(i): i for i in range(config.num_layers)}
   angles_by_kind = {
@@ -365,7 +365,7 @@ def _layer(
 ):
   """One decoder layer over x + added [B, T, D]; returns the two of its output.
 
-  That sum is left to the product behind the next norm. `added` is None in front
+  That sum is left to the product after the next norm. `added` is None in front
   of the first layer. `encoding` is as in `attention.outputs`. Where there is a
   `pair`, it is the normed feature that is attended with beside x, and what is
   added to in the place of x. `inputs` are of `gemma4.layer_inputs`.

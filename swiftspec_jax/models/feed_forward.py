@@ -1,4 +1,4 @@
-"""What a decoder layer has behind its attention, dense or of experts.
+"""What a decoder layer has after its attention, dense or of experts.
 
 Legend: B rows, T new tokens, D embed.
 """

@@ -1,7 +1,7 @@
 """A recurrent draft head (ReDrafter, arXiv 2403.09919, section 3.1).
 
 Its hidden state is a pair, side by side: the target's last hidden state, the
-same for all of a draft, and a state of its own. That begins with zeros behind
+same for all of a draft, and a state of its own. That begins with zeros after
 each verdict and takes up one token after the other:
 
   state = silu([embedding of the token, state before] @ W + b)
@@ -68,7 +68,7 @@ def start(
 def step(
   params: Params, config: ModelConfig, embeddings: jax.Array, before: jax.Array
 ) -> jax.Array:
-  """Returns the pairs [B, T, 2 D] behind tokens.
+  """Returns the pairs [B, T, 2 D] after tokens.
 
   Args:
     params: parameters of the head.

@@ -23,7 +23,7 @@ _DTYPE = jnp.dtype(jnp.bfloat16)
 _BITS = {'int4': 4, 'mxfp4': 4}
 # Of the scale of a group; a scale of each output is left out.
 _SCALE_BITS = {'int4': 32, 'float8': 32, 'mxfp4': 8}
-_ALL_REDUCES = 2  # of a layer: behind attention and behind the feed-forward
+_ALL_REDUCES = 2  # of a layer: after attention and after the feed-forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class StepView:
       what prompts leave, but at least a small share.
     page_size: tokens of a page.
     num_free_pages: pages for draft tokens that no row owns yet.
-    num_spare_tokens: i64[B] tokens that fit into the pages of the row behind
+    num_spare_tokens: i64[B] tokens that fit into the pages of the row after
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
     num_output: i64[B] tokens that the rows have emitted so far.

@@ -90,7 +90,7 @@ class AdaServe(policies.Policy):
     self, view: policies.StepView, drafts: policies.Drafts, seconds: float
   ) -> np.ndarray:
     """Returns f64[B] tokens that rows must emit in a step of `seconds`."""
-    # The promise is about the tokens behind the first one.
+    # The promise is about the tokens after the first one.
     num_output = np.maximum(view.num_output - 1, 0)
     late = view.decode_seconds / view.slo_tpots - num_output
     needs = late + seconds / view.slo_tpots

@@ -80,7 +80,7 @@ class Dsd(policies.Policy):
   does not, it pauses for 100 steps of batches of at least this size.
   Acceptance is a moving average, 0.85 to 0.15, of the share since the start.
 
-  Two things differ. The authors' sampler also judges tokens behind the first
+  Two things differ. The authors' sampler also judges tokens after the first
   rejection; here those that were reached count, which has the same mean if all
   tokens are equally easy. There, requests that were in a batch without drafts
   never get any, as their draft has missed tokens; here it takes them in.

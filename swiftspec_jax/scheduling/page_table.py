@@ -108,7 +108,7 @@ class PageTable:
       self._num_remembered[slot] += len(keys)
 
   def trim(self, slots: np.ndarray, num_tokens: np.ndarray) -> None:
-    """Takes back the pages behind the tokens that are kept."""
+    """Takes back the pages after the tokens that are kept."""
     kept = self.count(num_tokens)
     for i in np.flatnonzero(self.num_owned[slots] > kept).tolist():
       self.disown(int(slots[i]), int(kept[i]))

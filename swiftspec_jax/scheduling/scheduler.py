@@ -320,7 +320,7 @@ class Scheduler:
     num_emitted = num_accepted + plan.is_sampled
     self._num_verified[slots] += plan.lengths
     self._num_accepted[slots] += num_accepted
-    # What was rejected is in the cache, too, but behind its end.
+    # What was rejected is in the cache, too, but after its end.
     self._num_cached[slots] += num_emitted
     self._num_known[slots] += num_emitted
     self._num_ahead[slots] -= plan.most_emitted
@@ -359,7 +359,7 @@ class Scheduler:
     return int(np.maximum(wanted - self._table.num_owned[slots], 0).sum())
 
   def _most_tokens(self, slots: np.ndarray, more: np.ndarray | int = 0):
-    """Returns the most tokens that rows may have, and `more` behind them."""
+    """Returns the most tokens that rows may have, and `more` after them."""
     known, most = self._num_known[slots], self._num_ahead[slots] + more
     return known + np.minimum(most, self._num_remaining[slots])
 

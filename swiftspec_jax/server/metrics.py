@@ -170,7 +170,7 @@ class Metrics:
     )
     self._tpot = self._histogram(
       'request_time_per_output_token_seconds',
-      'For a token behind the first, averaged over a request.',
+      'For a token after the first, averaged over a request.',
     )
     self._e2e = self._histogram(
       'e2e_request_latency_seconds', 'From arrival to the last token.'

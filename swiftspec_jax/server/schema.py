@@ -18,7 +18,7 @@ from swiftspec_jax.server.messages import Message
 _NUM_SEEDS = 2**32
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
-# These are looked for behind every token.
+# These are looked for after every token.
 _MAX_STOPS = 16
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -34,7 +34,7 @@ class ChainAcceptance:
       conditional_acceptance: f64[n, K] probability that the draft token of a
         request at a position of the draft is accepted if it is reached.
       seed: seed of the draws.
-      coverage: probability that there is a draft behind a token.
+      coverage: probability that there is a draft after a token.
       sharpness: None for a drafter without confidences. Else every token has a
         probability of its own, which the drafter knows: Beta with this sum of
         parameters around that of the request's first position. The smaller,
@@ -181,7 +181,7 @@ def _run_lengths(luck: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
   Args:
     luck: f64[T].
-    limits: f64[K, T]: below which luck a token behind this one, 0, 1, ...
+    limits: f64[K, T]: below which luck a token after this one, 0, 1, ...
       K - 1 places further, counts. Tokens of the next request are reached, too,
       but no draft is longer than its output.
   """

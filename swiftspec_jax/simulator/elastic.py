@@ -62,7 +62,7 @@ class Elastic:
 
   Attributes:
     scales_up: whether idle instances take rows of large batches.
-    keeps_fewest: whether the fewest instances keep the keys and values behind a
+    keeps_fewest: whether the fewest instances keep the keys and values after a
       prefill; else all that took part do, as evenly as they can.
   """
 
@@ -256,7 +256,7 @@ class Cluster:
     self._drop_ended()
 
   def _place(self, num_tokens: int, free: np.ndarray, width: int) -> np.ndarray:
-    """Returns where the tokens of a request stay behind its prefill."""
+    """Returns where the tokens of a request stay after its prefill."""
     if not self._policy.keeps_fewest:
       even = np.where(free > 0, -(-num_tokens // width), 0)
       if (even <= free).all():

@@ -44,8 +44,8 @@ class StepSizes:
   @property
   def num_blocks(self) -> int:
     """X, enough for any N tokens of R rows."""
-    behind = max(self.num_tokens - self.num_rows, 0)
-    return min(self.num_rows, self.num_tokens) + behind // self.block_size
+    after = max(self.num_tokens - self.num_rows, 0)
+    return min(self.num_rows, self.num_tokens) + after // self.block_size
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class RaggedBatch:
   """Where the tokens of a step belong."""
 
   positions: jax.Array  # i32[N] in their rows; 0 for padding
-  # i32[N] page * Z + offset where keys and values go; behind the last page
+  # i32[N] page * Z + offset where keys and values go; after the last page
   # for padding. None where slots have rows.
   places: jax.Array | None
   # i32[X, W] of the N; padding stands for any. None if N is X * W, and a token
@@ -70,7 +70,7 @@ class RaggedBatch:
   # i32[X] tokens of the row whose pages are left out of the middle of
   # `block_pages`; None where there are none.
   num_skipped: jax.Array | None = None
-  # Whether all blocks are of the same row, one behind the other.
+  # Whether all blocks are of the same row, one after the other.
   is_one_row: bool = struct.field(pytree_node=False, default=False)
   # i32[X] blocks right in front with tokens of the same row; 0 for padding.
   # None where such blocks may lie elsewhere, and where slots have rows.
@@ -147,7 +147,7 @@ def pack(
 
 @struct.dataclass(frozen=True, kw_only=True)
 class Unfolded:
-  """Rows of different lengths behind each other."""
+  """Rows of different lengths one after another."""
 
   rows: jax.Array  # i32[n] of each item; padding has any
   index: jax.Array  # i32[n] in its row
@@ -252,7 +252,7 @@ def places_of(
 
 
 def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-  """Returns i32[size, ...] of i64[r, ...], with `fill` behind them."""
+  """Returns i32[size, ...] of i64[r, ...], with `fill` after them."""
   return spread(values, slice(len(values)), size, fill)
 
 

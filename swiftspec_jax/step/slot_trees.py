@@ -1,6 +1,6 @@
 """Trees of draft tokens for the slots of an engine.
 
-The nodes of a row stand behind each other as the tokens of a chain would, in
+The nodes of a row stand one after another as the tokens of a chain would, in
 the flat batch and in the pages, the last known token first. What differs is at
 which position they are, which of each other they see, and that the accepted
 ones have to be moved together. Parents stand before their children, so the
@@ -20,7 +20,7 @@ from swiftspec_jax import types
 
 @struct.dataclass(frozen=True, kw_only=True)
 class SlotTrees:
-  """The last known tokens, and draft tokens as nodes 1 to K behind them."""
+  """The last known tokens, and draft tokens as nodes 1 to K after them."""
 
   parents: jax.Array  # i32[U, T] -1 for node 0 and padding
   depths: jax.Array  # i32[U, T]

@@ -1,7 +1,7 @@
 """How many of the target's devices run a step.
 
 LoongServe (Wu et al., arXiv 2404.09526): reading a prompt takes more devices
-than decoding behind it. The first devices are in every step and keep all keys
+than decoding after it. The first devices are in every step and keep all keys
 and values, so that none move when the number changes.
 """
 

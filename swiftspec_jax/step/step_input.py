@@ -185,7 +185,7 @@ def _by_slot(slots, num_slots, *, has_rows):
 
 
 def _token_ids(fed, tokens, slots, positions, rows, drafted):
-  """Returns i32[N] known tokens, and draft tokens behind them."""
+  """Returns i32[N] known tokens, and draft tokens after them."""
   token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
   if not drafted.size:
     return token_ids
@@ -204,7 +204,7 @@ def _nodes(fed, tokens):
 def _asked(fed, first, flat, num_queries, num_nodes):
   """Returns i32[M] queries among the tokens, and i32[R, T] those of each row.
 
-  A row that emits asks behind its last known token and its draft. Rows begin
+  A row that emits asks after its last known token and its draft. Rows begin
   at the tokens `first` i32[R].
   """
   counts = jnp.where(fed.is_sampled > 0, fed.lengths + 1, 0)

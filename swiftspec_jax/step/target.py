@@ -50,7 +50,7 @@ from swiftspec_jax.step.verdicts import Verdicts
 def commit_nodes(
   cache: Cache, places: jax.Array, packed: jax.Array, *, kernels: str
 ) -> Cache:
-  """Moves the accepted nodes of trees behind each other.
+  """Moves the accepted nodes of trees one after another.
 
   Args:
     cache: donated.
@@ -72,7 +72,7 @@ def commit_nodes(
 
 
 def _commit_rows(cache, starts, path, kernels):
-  """Moves what lies at `path` i32[B, T] behind `starts` i32[B]."""
+  """Moves what lies at `path` i32[B, T] after `starts` i32[B]."""
   if cache.features is not None:
     places = (starts[:, None] + path)[:, :, None]
     features = jnp.take_along_axis(cache.features, places, axis=1)

@@ -247,7 +247,7 @@ def _written(cache, stored, new, batch):
 
 
 def _row_starts(cache, batch):
-  """Returns i32[B] where slots write; those that feed nothing behind texts."""
+  """Returns i32[B] where slots write; those that feed nothing after texts."""
   first = batch.in_blocks(batch.positions)[:, 0]
   scratch = cache.capacity - batch.block_size
   return jnp.where(batch.block_lengths > 0, first, scratch)

@@ -17,7 +17,7 @@ class TreePart:
 
   path: Array  # i32[U, T] indices of root and accepted nodes, then anything
   is_looked_up: Array  # bool[U, T] whether the nodes of the path were
-  choices: Array  # i32[U, T] tokens that the target chose behind all nodes
+  choices: Array  # i32[U, T] tokens that the target chose after all nodes
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the target chooses behind its queries, and what stands of the drafts.
+"""What the target chooses after its queries, and what stands of the drafts.
 
 The method is sample and match, the scheme of SpecExec (arXiv 2406.02532): the
 target chooses a token after every node, its best one, or one drawn with noise
@@ -34,7 +34,7 @@ from swiftspec_jax.step.verdicts import TreePart, Verdicts
 
 @struct.dataclass(frozen=True, kw_only=True)
 class Queries:
-  """Tokens behind which the target chooses."""
+  """Tokens after which the target chooses."""
 
   slots: jax.Array  # i32[M]
   positions: jax.Array  # i32[M, 1] of the tokens that are chosen
@@ -139,7 +139,7 @@ def _judge(
   adjusted = logits[:, None]
   if rows is not None:
     texts = rows.token_ids
-    # Drafts are part of the text that the queries behind them look at.
+    # Drafts are part of the text that the queries after them look at.
     if trees is None:
       texts = texts.at[slots, positions - 1].set(token_ids)[slots]
     else:

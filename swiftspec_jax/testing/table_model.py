@@ -32,7 +32,7 @@ def table_model(
   unembedding holds the logarithms. Its tokens are the letters a, b, c, ...
 
   Args:
-    table: f[V, V] probabilities; row i is the distribution of the token behind
+    table: f[V, V] probabilities; row i is the distribution of the token after
       token i. Logits are the logarithms, that of zero is -1e4.
     name: name for messages and results.
     eos_token_ids: tokens that end an output.

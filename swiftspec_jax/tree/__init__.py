@@ -16,7 +16,7 @@ is more probable than its children, the best candidates of a tree include all
 candidates above them: one forward takes the whole chain. And what a full tree
 drops first has no children.
 
-The cache holds the verified prefix and right behind it one row for each
+The cache holds the verified prefix and right after it one row for each
 expanded node, in the order of expansion. The root is a node like any other:
 it gets its row when it is expanded, and that row becomes part of the prefix
 with the next verdict. `docs/how_it_works/token_tree.md` follows an example.

@@ -24,7 +24,7 @@ def all_up_to(flags: jax.Array) -> jax.Array:
 
 
 def _up_to(flags):
-  """Returns bool[..., n, n], which places are not behind a place."""
+  """Returns bool[..., n, n], which places are not after a place."""
   places = jnp.arange(flags.shape[-1])
   is_up_to = places[None] <= places[:, None]
   return jnp.expand_dims(is_up_to, range(flags.ndim - 1))

@@ -13,7 +13,7 @@ def add_chains(
   *,
   is_looked_up: bool = True,
 ) -> state.DraftTree:
-  """Adds chains behind the root as candidates, each token below the one before.
+  """Adds chains after the root as candidates, each token below the one before.
 
   What chains have in common becomes one node, and what is in the tree already
   is not added again: of two log-probabilities the better one counts, and what
@@ -22,7 +22,7 @@ def add_chains(
   Args:
     tree: tree whose `chain_length` is more than D.
     token_ids: i32[B, C, D].
-    log_probs: f32[B, C, D] of each token behind those before it. A chain ends
+    log_probs: f32[B, C, D] of each token after those before it. A chain ends
       before the first token with probability zero (-inf).
     is_looked_up: whether they came of a text, not of the draft model.
   """

@@ -18,10 +18,10 @@ class Leaves:
   nodes: jax.Array  # i32[B, W] NO_NODE for padding
   token_ids: jax.Array  # i32[B, W] PLACEHOLDER_TOKEN_ID for padding
   depths: jax.Array  # i32[B, W] position = length of the prefix + depth
-  # i32[B, W] consecutive rows behind the prefix, to be written; those of
-  # padding stay free and may lie behind the M rows, up to M + W - 1.
+  # i32[B, W] consecutive rows after the prefix, to be written; those of
+  # padding stay free and may lie after the M rows, up to M + W - 1.
   cache_slots: jax.Array
-  # bool[B, W, M] rows behind the prefix that a leaf sees; none for padding.
+  # bool[B, W, M] rows after the prefix that a leaf sees; none for padding.
   attention_mask: jax.Array
 
 
@@ -142,7 +142,7 @@ def expand(
 
 
 def _add_children(tree, parents, token_ids, log_probs):
-  """Adds tokens [B, W, K] behind nodes i32[B, W], or none behind NO_NODE."""
+  """Adds tokens [B, W, K] after nodes i32[B, W], or none after NO_NODE."""
   batch_size, width, branching = token_ids.shape
 
   def flat(values):

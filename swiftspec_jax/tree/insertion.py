@@ -1,4 +1,4 @@
-"""New nodes: put behind the old ones, then cut to the tree's capacity."""
+"""New nodes: put after the old ones, then cut to the tree's capacity."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def widen(
   *,
   is_looked_up: bool = False,
 ) -> state.DraftTree:
-  """Returns the tree with candidates [B, X] behind its N nodes.
+  """Returns the tree with candidates [B, X] after its N nodes.
 
   Those are too many: `fit` cuts the arrays to N again. `size` stays as it is.
   """
@@ -81,7 +81,7 @@ def raise_weights(
   Args:
     tree: may have longer arrays of nodes than its capacity.
     nodes: i32[B, X].
-    log_probs: f32[B, X] their log-probability behind their parents, at most
+    log_probs: f32[B, X] their log-probability after their parents, at most
       zero; it counts where it is better than that in the tree.
     is_used: bool[B, X].
   """

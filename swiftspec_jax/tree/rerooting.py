@@ -38,7 +38,7 @@ def reroot(
   grown since that was sent. After a hit the new root's subtree stays,
   candidates included, with weights and depths counted from the new root. After
   a miss or a late hit the tree is the new root alone, a candidate. What a text
-  added below a late hit goes, too: the text finds it again, behind a longer
+  added below a late hit goes, too: the text finds it again, after a longer
   match.
 
   Args:
@@ -87,7 +87,7 @@ def reroot(
 
 
 def walk(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
-  """Returns bool[B, N], the nodes that a text i32[B, T] behind the root passes.
+  """Returns bool[B, N], the nodes that a text i32[B, T] after the root passes.
 
   Those deeper than T mean nothing.
   """

@@ -75,7 +75,7 @@ def new_tree(
     root_token_ids: i32[B] the last known tokens.
     capacity: N.
     num_cache_rows: M, the most nodes that can be expanded at a time. The cache
-      needs M + W rows behind the prefix.
+      needs M + W rows after the prefix.
     chain_length: one more than the tokens of the longest chain that
       `add_chains` will add; 1 if it is not used.
 

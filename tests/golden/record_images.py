@@ -21,7 +21,7 @@ def run_peer(
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
   """Returns embeddings f32[images, I, D], logits f32[V], and greedy tokens.
 
-  The logits are those behind the prompt.
+  The logits are those after the prompt.
 
   Args:
     directory: checkpoint of a LLaVA.

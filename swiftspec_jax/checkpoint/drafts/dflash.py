@@ -127,7 +127,7 @@ def open_draft(directory: pathlib.Path, target: Model | None) -> Draft:
     dataclasses.replace(
       config,
       vocab_size=target.config.vocab_size,
-      # Drafts go on behind the lengths that they were trained for.
+      # Drafts go on after the lengths that they were trained for.
       max_context=target.config.max_context,
       eos_token_ids=target.config.eos_token_ids,
       tie_embeddings=target.config.tie_embeddings and not is_reduced,

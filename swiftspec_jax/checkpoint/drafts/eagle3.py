@@ -129,7 +129,7 @@ def open_head(directory: pathlib.Path, target: Model | None) -> Head:
   head = dataclasses.replace(
     config,
     vocab_size=target.config.vocab_size,
-    # Heads go on behind the lengths that they were trained for.
+    # Heads go on after the lengths that they were trained for.
     max_context=target.config.max_context,
     eos_token_ids=target.config.eos_token_ids,
     tie_embeddings=False,

@@ -2,7 +2,7 @@
 
 Such a layer was trained with the target to predict one more token (DeepSeek-V3,
 section 2.2). That of MiMo is a layer of Qwen 2, over a projection of two normed
-vectors side by side: what the target gives for a token, behind its final norm,
+vectors side by side: what the target gives for a token, after its final norm,
 and the embedding of the next token. Embedding and unembedding are the target's.
 
 Legend: D embed.

@@ -1,7 +1,7 @@
 """Attention of many rows that go on from few prefixes.
 
 Legend: F prefixes, C rows for each, B = F * C rows, P longest prefix, N rows of
-the cache behind it, G kv heads, Q query heads for each, E head_dim.
+the cache after it, G kv heads, Q query heads for each, E head_dim.
 """
 
 import jax.numpy as jnp

@@ -3,14 +3,14 @@
 F prefixes (such as documents) are prefilled once. Each has C rows that go on
 from it, all N steps long, without the host in between. A row follows a
 script: forced tokens (such as an instruction) and generated passages take
-turns, and a branch begins anew behind the prefix, so that no row is ever idle.
+turns, and a branch begins anew after the prefix, so that no row is ever idle.
 
 Keys lie with the rows last: so a CPU multiplies them with few queries several
 times faster.
 
 Legend:
 - F prefixes, C rows for each, B = F * C rows
-- P longest prefix, N rows of the cache behind it, R script length, T steps
+- P longest prefix, N rows of the cache after it, R script length, T steps
 - G kv heads, Q query heads for each kv head, E head_dim
 - V vocabulary, K stored entries of the distribution, H width of the features
 """
@@ -76,7 +76,7 @@ class Rollout:
 
   token_ids: np.ndarray  # i32[B, T]
   op_index: np.ndarray  # i32[B, T] op of the script that a token comes from
-  law: laws.Law  # [B, T, K] of the token behind
+  law: laws.Law  # [B, T, K] of the next token
   features: np.ndarray | None  # f16[B, T, H]
 
 
@@ -98,7 +98,7 @@ def prefill(
     feature_layers: layers of the target, whose outputs are stored.
 
   Returns:
-    The prefixes, and as host arrays the distribution [F, P, K] behind each
+    The prefixes, and as host arrays the distribution [F, P, K] after each
     token and the features f16[F, P, H].
   """
   num_prefixes, capacity = token_ids.shape

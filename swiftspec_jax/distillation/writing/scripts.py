@@ -1,4 +1,4 @@
-"""Plans what a batch of rows writes: prefixes, and branches behind them."""
+"""Plans what a batch of rows writes: prefixes, and branches after them."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
-"""What the known text suggests behind its end, scored by what came true.
+"""What the known text suggests after its end, scored by what came true.
 
 Chains of tokens that followed the last ones before, found in prompt and output
 on the draft's device. They enter the draft's tree next to the model's guesses,
-so each token needs a log-probability: how often one of its kind, behind a
+so each token needs a log-probability: how often one of its kind, after a
 match of its length, was the token that the target chose. That is counted in
 each row while it decodes, from a measured prior on: where the output copies,
 the chains rise above the model's guesses, and in free text they sink.
 
-A token behind one that came true continues a match that is longer by one, so
+A token after one that came true continues a match that is longer by one, so
 that the length of the match stands for the depth, too.
 
 Legend: B rows, S tokens of the text, C chains, D tokens of a chain, L lengths
@@ -41,7 +41,7 @@ class Kind:
       ones the most recent.
     longest: match that is looked for; all from one token on count, as their
       score decides what they are worth.
-    prior: L rates, how often the token behind a match of 1, 2, ... tokens was
+    prior: L rates, how often the token after a match of 1, 2, ... tokens was
       right.
   """
 
@@ -77,7 +77,7 @@ class TextLookup:
   # not write, which ends matches and chains.
   token_ids: jax.Array
   lengths: jax.Array  # i32[B]
-  chains: jax.Array  # i32[B, C, D] behind the end of the text, kind by kind
+  chains: jax.Array  # i32[B, C, D] after the end of the text, kind by kind
   match_lengths: jax.Array  # i32[B, C] of the chains; 0 where there is none
   num_tried: jax.Array  # f32[B, kinds, L] tokens that had the chance
   num_right: jax.Array  # f32[B, kinds, L] of them those that came true
@@ -168,7 +168,7 @@ def find(
   length: int,
   kinds: tuple[Kind, ...],
 ) -> tuple[jax.Array, jax.Array]:
-  """Finds chains behind texts of which nothing has been counted.
+  """Finds chains after texts of which nothing has been counted.
 
   Args:
     token_ids: i32[B, S] text, then anything.
@@ -244,11 +244,11 @@ def catch_up(
 
 
 def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
-  """Finds the chains behind the end of the text.
+  """Finds the chains after the end of the text.
 
   Returns:
     The lookup that has them, and f32[B, C, D], the log-probability of each
-    token behind those before it; -inf where there is no chain.
+    token after those before it; -inf where there is no chain.
   """
   chains, sizes = [], []
   longest = max(kind.longest for kind in lookup.kinds)
@@ -281,7 +281,7 @@ def look_up(lookup: TextLookup) -> tuple[TextLookup, jax.Array]:
 def _log_probs(chains, sizes, rates):
   """Returns f32[B, C, D] of the chains of one kind.
 
-  The rate of a match is shared by its chains, as they are seen behind it.
+  The rate of a match is shared by its chains, as they are seen after it.
   """
   is_node = _is_node(chains, sizes)
   is_same = tree_lib.same_prefixes(chains, is_node)
@@ -311,7 +311,7 @@ def _count(bucket, counts):
 
 
 def _buckets(sizes):
-  """Returns the index of the rate behind matches of these lengths."""
+  """Returns the index of the rate after matches of these lengths."""
   return jnp.minimum(sizes, _NUM_LENGTHS) - 1
 
 

@@ -44,7 +44,7 @@ def match_lengths(
 def continuations(
   token_ids: jax.Array, lengths: jax.Array, places: jax.Array, num_tokens: int
 ) -> jax.Array:
-  """Returns i32[B, C, D], what stands behind places of the text.
+  """Returns i32[B, C, D], what stands after places of the text.
 
   A continuation that runs into the end of the text goes on periodically.
 

@@ -107,7 +107,7 @@ def follow_with_features(
 
 
 def _reroot(state, verified):
-  """Returns the state with the tree behind a verdict, and what moves."""
+  """Returns the state with the tree after a verdict, and what moves."""
   tree, moved = tree_lib.reroot(
     state.tree, verified.token_ids, verified.num_tokens
   )
@@ -120,8 +120,8 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
   """Takes accepted tokens without keys and values into the cache, but one.
 
   A chain may be sent before the draft has seen it. Rows that lack more than
-  one token have a tree of a root alone, so that the rows behind their prefix
-  are free. The others write behind their trees.
+  one token have a tree of a root alone, so that the rows after their prefix
+  are free. The others write after their trees.
 
   Returns:
     The state, the tokens i32[B] that are still missing, at most one, and the
@@ -137,13 +137,13 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
     # The root, which is never missing, comes before the verified tokens.
     first = verified.num_tokens - num_missing - 1
     token_ids = arrays.take(verified.token_ids, first[:, None] + steps)
-    behind = cache.kv_lengths + tree_config.num_cache_rows
+    after = cache.kv_lengths + tree_config.num_cache_rows
     _, cache = decoder.forward(
       params,
       config,
       jnp.maximum(token_ids, 0),
       cache,
-      starts=jnp.where(num_new > 0, cache.kv_lengths, behind),
+      starts=jnp.where(num_new > 0, cache.kv_lengths, after),
     )
     cache = dense.extend(cache, num_new)
     return cache, num_missing - num_new, num_forwards + 1
@@ -157,7 +157,7 @@ def _take_in(params, state, verified, num_missing, config, tree_config):
 
 
 def look_up(state, verified):
-  """Adds what the text suggests behind the new roots."""
+  """Adds what the text suggests after the new roots."""
   if state.lookup is None:
     return state
   lookup = text_lookup.follow(state.lookup, verified)
@@ -170,7 +170,7 @@ def restart_rows(params, state, is_new, config, tree_config):
   """Expands the roots of rows bool[B] in one forward of two tokens.
 
   After a miss the token before the root may lack keys and values, too; it
-  takes the first place then. Other rows are kept: the forward writes behind
+  takes the first place then. Other rows are kept: the forward writes after
   their trees.
   """
   cache = state.cache
@@ -179,13 +179,13 @@ def restart_rows(params, state, is_new, config, tree_config):
   token_ids = jnp.stack(
     [jnp.where(is_missing, state.before, root), root], axis=1
   )
-  behind = cache.kv_lengths + tree_config.num_cache_rows
+  after = cache.kv_lengths + tree_config.num_cache_rows
   hidden, cache = decoder.forward(
     params,
     config,
     token_ids,
     cache,
-    starts=jnp.where(is_new, cache.kv_lengths, behind),
+    starts=jnp.where(is_new, cache.kv_lengths, after),
   )
   cache = dense.extend(cache, is_missing.astype(jnp.int32))
   hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])

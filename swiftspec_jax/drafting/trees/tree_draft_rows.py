@@ -181,7 +181,7 @@ class TreeDraftRows:
 
     Args:
       slot: index of the row.
-      start: place of its first token in the text, or behind it.
+      start: place of its first token in the text, or after it.
       size: C.
       texts: texts of the target.
     """

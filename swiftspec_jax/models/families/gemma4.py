@@ -142,7 +142,7 @@ def layer_inputs(
 def output(
   x: jax.Array, layer: Params, config: ModelConfig, inputs: jax.Array | None
 ) -> jax.Array:
-  """Returns what a layer makes of x [B, T, D] behind its feed-forward.
+  """Returns what a layer makes of x [B, T, D] after its feed-forward.
 
   Args:
     x: hidden states.

@@ -65,7 +65,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 def experts(
   get: Callable[..., np.ndarray], config: ModelConfig, start: str
 ) -> Params:
-  """Returns the experts of a layer; one tensor has gates and, behind them, ups.
+  """Returns the experts of a layer; one tensor has gates and, after them, ups.
 
   Args:
     get: function from name and shape to the tensor.

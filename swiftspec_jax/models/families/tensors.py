@@ -189,7 +189,7 @@ def as_rotated(
 def _feed_forward(
   get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
 ) -> Params:
-  """Returns the matrices behind the attention; see `param_specs`."""
+  """Returns the matrices after the attention; see `param_specs`."""
   c, is_llama4, prefix = config, config.family == llama4.FAMILY, start
   start += 'feed_forward' if is_llama4 else 'mlp'
 

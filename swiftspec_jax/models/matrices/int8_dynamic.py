@@ -62,7 +62,7 @@ class Scheme:
   """How a parameter becomes an Int8Matrix.
 
   Attributes:
-    in_axes: axes of the parameter that are inputs, one behind the other.
+    in_axes: axes of the parameter that are inputs, one after the other.
     num_terms: integers for each activation, see `Int8Matrix`.
     kernels: name of the code to run, one of
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.

@@ -36,7 +36,7 @@ VALUE_DTYPES = {
 }
 MIDDLE = 8  # of the 16 integers of int4: what becomes zero
 # qwix puts the highest weight right between the last integer and the one
-# behind it, where the last bit decides and compilers differ. So a bit lower.
+# after it, where the last bit decides and compilers differ. So a bit lower.
 _CALIBRATION = 'absmax,1.001'
 
 
@@ -227,7 +227,7 @@ class Scheme:
   Attributes:
     weight_dtype: 'int8', 'int4' or 'float8'.
     num_in_axes: number of axes that are inputs, the first of the parameter.
-    num_part_axes: number of axes that are parts, those behind the inputs.
+    num_part_axes: number of axes that are parts, those after the inputs.
     group_size: number of inputs that share a scale of int4 or float8.
     kernels: name of the code to run, one of
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.
@@ -250,7 +250,7 @@ class Scheme:
     Args:
       array: parameter on the mesh; if it is abstract, so is the matrix.
       axes: logical names of its axes. At most one is sharded: the first input,
-        or the first output behind the parts.
+        or the first output after the parts.
       mesh: devices of the matrix.
     """
     shardings = self._shardings(axes, mesh, self.weight_dtype != 'int8')

@@ -77,7 +77,7 @@ class StoredBlocks:
   """A matrix on the host.
 
   Attributes:
-    tensors: tensors with the same inputs, whose outputs are one behind the
+    tensors: tensors with the same inputs, whose outputs are one after the
       other.
     num_inputs: K.
     out_shape: axes of outputs, of M together.

@@ -1,6 +1,6 @@
 """What will be accepted, learned from what was.
 
-A draft ends at its first rejection, so what comes behind was never tried, and a
+A draft ends at its first rejection, so what comes after was never tried, and a
 draft that was accepted as a whole tells nothing about what would have come
 next. The share of accepted among drafted tokens ignores both and is too low.
 Here every position counts only the drafts that reached it: the product-limit

@@ -1,6 +1,6 @@
 """Drafters that look at the texts on the target's devices.
 
-They draft behind texts whose ends the host has not read, so that steps can be
+They draft after texts whose ends the host has not read, so that steps can be
 enqueued ahead. How many tokens there were the host learns with the verdict.
 
 Legend: B rows of a view, U slots, K longest draft.

@@ -135,7 +135,7 @@ class EngineDrafter(Protocol):
 
   @property
   def runs_ahead(self) -> bool:
-    """Whether it drafts behind texts whose ends the host has not read."""
+    """Whether it drafts after texts whose ends the host has not read."""
 
   def overlap(
     self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
@@ -223,7 +223,7 @@ class EngineDrafter(Protocol):
 
     Args:
       num_rows: declared size.
-      num_known: tokens of each row behind it.
+      num_known: tokens of each row after it.
     """
 
 
@@ -261,7 +261,7 @@ class HostDrafter(NothingToRead):
   def learn(
     self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
   ) -> None:
-    """Learns what the target would write, also behind what it rejected.
+    """Learns what the target would write, also after what it rejected.
 
     Args:
       view: view of the step.

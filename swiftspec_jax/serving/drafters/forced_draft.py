@@ -70,7 +70,7 @@ class ForcedDrafter(HostDrafter):
     self._past: list[tuple[np.ndarray, np.ndarray]] = []
 
   def _continuation(self, text: list[int]) -> np.ndarray:
-    """Returns what was written behind a text, i64[any]."""
+    """Returns what was written after a text, i64[any]."""
     for past, with_mistakes in self._past:
       if len(past) > len(text) and np.array_equal(past[: len(text)], text):
         return with_mistakes[len(text) :]

@@ -232,7 +232,7 @@ def make(
   if run_ahead and not drafter.runs_ahead:
     raise errors.UserError(
       f'run_ahead={run_ahead} needs PersistentTrees, PromptLookup, a '
-      f'StatelessDrafter or no draft: {drafter.name} drafts behind texts that '
+      f'StatelessDrafter or no draft: {drafter.name} drafts after texts that '
       'the host has read; take run_ahead=0'
     )
   return drafter

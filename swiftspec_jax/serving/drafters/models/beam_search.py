@@ -92,20 +92,20 @@ def search(
   width: int,
   length: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the most probable paths behind the last known tokens.
+  """Returns the most probable paths after the last known tokens.
 
   Args:
     params: parameters of the head.
     hidden: [R, E] of the last known tokens.
-    logits: f32[R, V'] behind them.
+    logits: f32[R, V'] after them.
     children_fn: function that finds W children of each path.
-    num_steps: i32[] tokens of a path behind the first one, less than D.
+    num_steps: i32[] tokens of a path after the first one, less than D.
     config: static configuration of the head.
     width: W, at most V'; static.
     length: D; static.
 
   Returns:
-    Tokens i32[R, W, D], and the log-probability f32[R, W, D] of each behind
+    Tokens i32[R, W, D], and the log-probability f32[R, W, D] of each after
     those before it, -inf for padding.
   """
   shape = len(logits), width
@@ -170,12 +170,12 @@ def grow(
   width: int,
   kinds: tuple[text_lookup.Kind, ...],
 ) -> jax.Array:
-  """Returns the best nodes of the trees of beams behind the last known tokens.
+  """Returns the best nodes of the trees of beams after the last known tokens.
 
   Args:
     params: parameters of the head.
     hidden: [R, E] of the last known tokens.
-    logits: f32[R, V'] behind them.
+    logits: f32[R, V'] after them.
     noise: f32[R, D, V] of the target, None where all slots are greedy.
     rows: rows to draft for.
     num_steps: i32[] forwards, at most D - 1.

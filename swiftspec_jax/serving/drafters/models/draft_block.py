@@ -1,6 +1,6 @@
 """A draft model that drafts a block in one forward, for the rows of an engine.
 
-DFlash (arXiv 2602.06036). The block is the last known token with masks behind
+DFlash (arXiv 2602.06036). The block is the last known token with masks after
 it, which all see each other. What each layer sees of the text are keys and
 values of the target's features; those stay in the pages of the draft, under the
 numbers of the target's. Those of the block go to spare pages and are dropped.
@@ -226,7 +226,7 @@ class _BlockForwards(ModelDrafter):
   def _with_spare_pages(
     self, page_table: np.ndarray, kv_lengths: np.ndarray
   ) -> np.ndarray:
-    """Returns i32[R, C + S]: spare pages behind those of i64[r] tokens."""
+    """Returns i32[R, C + S]: spare pages after those of i64[r] tokens."""
     num_spare, page_size = self._num_spare_pages, self.cache.page_size
     tables = np.pad(page_table, ((0, 0), (0, num_spare)))
     rows = np.arange(len(kv_lengths))[:, None]

@@ -1,6 +1,6 @@
 """A draft model that drafts chains for the rows of an engine.
 
-Its keys and values of a draft lie behind those of the known tokens; what is
+Its keys and values of a draft lie after those of the known tokens; what is
 accepted is not fed again, but to a draft that reads features: those of the
 target come with the verdict.
 
@@ -46,7 +46,7 @@ def chains(
   config: ModelConfig,
   length: int,
 ) -> tuple[paged.PagedCache, jax.Array]:
-  """Drafts chains, a forward for each token behind the first.
+  """Drafts chains, a forward for each token after the first.
 
   Args:
     params: parameters of the draft.

@@ -27,7 +27,7 @@ class DraftRows:
 
   slots: jax.Array  # i32[R]
   last: jax.Array  # i32[R] the last known token, among the N
-  positions: jax.Array  # i32[R, D] behind the last known token
+  positions: jax.Array  # i32[R, D] after the last known token
   lengths: jax.Array  # i32[R]
   page_table: jax.Array  # i32[R, C]
   # i32[R] as `RaggedBatch.num_skipped`, None where the tables are whole.

@@ -1,7 +1,7 @@
 """An EAGLE-3 head that drafts a block in one forward, for rows of an engine.
 
 P-EAGLE: the head reads verified tokens with features of the target, as ever.
-Masks stand behind the last one, each with a learned feature before it, and the
+Masks stand after the last one, each with a learned feature before it, and the
 last token and the masks draft the next token each. A mask sees what is in front
 of it alone, so that no more masks are fed than are wanted. What they leave in
 the pages is written over.
@@ -49,7 +49,7 @@ def logits_of_masks(
   config: ModelConfig,
   length: int,
 ) -> tuple[paged.PagedCache, jax.Array]:
-  """Reads tokens up to the last known one of each row, and masks behind them.
+  """Reads tokens up to the last known one of each row, and masks after them.
 
   Args:
     params: parameters of the draft.
@@ -85,7 +85,7 @@ def logits_of_masks(
 
 
 def _with_masks(batch, rows, cache, num_masks):
-  """Returns the batch with masks behind its N tokens, a block of each row."""
+  """Returns the batch with masks after its N tokens, a block of each row."""
   num_tokens = len(batch.positions)
   num_blocks, width = batch.block_tokens.shape
   num_rows = len(rows.lengths)
@@ -96,27 +96,27 @@ def _with_masks(batch, rows, cache, num_masks):
     rows.page_table, positions // cache.page_size, axis=1
   )
   places = pages * cache.page_size + positions % cache.page_size
-  # The last draft token needs no mask behind the one that drafts it.
+  # The last draft token needs no mask after the one that drafts it.
   num_fed = jnp.clip(rows.lengths - 1, 0, num_masks)
   tokens = num_tokens + index * num_masks + steps
   block_places = (num_blocks + index) * width + steps
 
-  def behind(known, new):
+  def after(known, new):
     return jnp.concatenate([known, new.reshape(-1, *known.shape[1:])])
 
   return batch.replace(
-    positions=behind(batch.positions, positions),
-    places=behind(
+    positions=after(batch.positions, positions),
+    places=after(
       batch.places,
       jnp.where(steps < num_fed[:, None], places, cache.num_places),
     ),
-    block_tokens=behind(
+    block_tokens=after(
       batch.block_tokens,
       jnp.pad(tokens, ((0, 0), (0, width - num_masks)), mode='edge'),
     ),
-    block_lengths=behind(batch.block_lengths, num_fed),
-    block_pages=behind(batch.block_pages, rows.page_table),
-    block_places=behind(batch.block_places, block_places),
+    block_lengths=after(batch.block_lengths, num_fed),
+    block_pages=after(batch.block_pages, rows.page_table),
+    block_places=after(batch.block_places, block_places),
     blocks_before=None,  # masks see blocks of known tokens that lie elsewhere
   )
 

@@ -64,13 +64,13 @@ def grow(
   kinds: tuple[text_lookup.Kind, ...],
   min_leaf_mass: float,
 ) -> jax.Array:
-  """Grows trees behind the last known tokens.
+  """Grows trees after the last known tokens.
 
   Args:
     params: parameters of the draft.
     cache: cache with the known tokens.
     hidden: [R, E] of the last known tokens.
-    logits: f32[R, V'] behind them.
+    logits: f32[R, V'] after them.
     noise: f32[R, D, V] of the target, None where all slots are greedy.
     rows: rows to draft for.
     num_steps: i32[] forwards, at most D - 1.
@@ -89,7 +89,7 @@ def grow(
   width, branching = sizes
   num_rows = 1 + (num_forwards - 1) * width
   children = children_fn(params, config, noise, rows, sampling, branching)
-  # The root lies where its row of the tree is: right behind the others.
+  # The root lies where its row of the tree is: right after the others.
   lengths = rows.positions[:, 0] - 1
   of_rows = None
   if config.reads_features:
@@ -242,7 +242,7 @@ def best_of(
 
 
 def _copy(cache, kv_heads, page_table, lengths, num_more, sharding):
-  """Returns the rows' pages as a dense cache with scratch rows behind them."""
+  """Returns the rows' pages as a dense cache with scratch rows after them."""
   context = page_table.shape[1] * cache.page_size
   capacity = dense.capacity_on(sharding.mesh, context + num_more)
 

@@ -7,7 +7,7 @@ of a request that was preempted, a chunk a step (`intake`).
 
 A draft may read features of its target (EAGLE-3 style). Those of the known
 tokens lie in the target's cache, so they are there whenever the draft catches
-up; behind them it reads its own hidden states.
+up; after them it reads its own hidden states.
 
 Legend: B rows of a view, R rows, N tokens, U slots, K longest draft, D forwards
 of it, V vocabulary, V' of it what the draft can propose, E embed.
@@ -241,7 +241,7 @@ class ModelDrafter:
       slots: i64[r] of the rows.
       starts: i64[r] what their caches hold.
       counts: i64[r] tokens to feed.
-      lengths: i64[r] drafts that are wanted behind them.
+      lengths: i64[r] drafts that are wanted after them.
       texts: texts of all slots.
 
     Returns:
@@ -330,7 +330,7 @@ class ModelDrafter:
     longest: int,
     level: slot_sampling.SamplingLevel,
   ) -> Any:
-    """Returns what `_propose` does behind a first forward.
+    """Returns what `_propose` does after a first forward.
 
     Args:
       rows: rows that were fed.
@@ -390,7 +390,7 @@ class ModelDrafter:
     raise NotImplementedError
 
   def _num_steps(self, length: int) -> int:
-    """Returns the forwards behind the first one for drafts of a length."""
+    """Returns the forwards after the first one for drafts of a length."""
     raise NotImplementedError
 
   def _propose(
@@ -402,11 +402,11 @@ class ModelDrafter:
     num_steps: jax.Array,
     sampling: sampling_lib.SamplingState,
   ) -> Any:
-    """Enqueues the forwards behind the first one; returns the drafts.
+    """Enqueues the forwards after the first one; returns the drafts.
 
     Args:
       hidden: [R, E] of the last known tokens.
-      logits: f32[R, V'] behind them, of the draft's output vocabulary.
+      logits: f32[R, V'] after them, of the draft's output vocabulary.
       noise: f32[R, D, V] of the target, None where all slots are greedy.
       rows: rows to draft for.
       num_steps: i32[] forwards.

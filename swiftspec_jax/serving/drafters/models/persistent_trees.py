@@ -1,6 +1,6 @@
 """A draft model whose trees outlive the steps of an engine.
 
-The trees of SwiftSpec (section 3.1) under continuous batching: behind each
+The trees of SwiftSpec (section 3.1) under continuous batching: after each
 verdict what was right of a tree stays, and on devices of its own the draft
 grows it while the target verifies. The draft has a contiguous row of its own
 cache for each slot; the target's pages do not concern it, but for the features
@@ -125,7 +125,7 @@ class PersistentTreeDrafter:
       'min_mass': tree.min_leaf_mass or None,
     }
     # By slot: who has it; tokens that the draft has read at least, the last of
-    # which is the root; the most tokens behind them; the step in which it read
+    # which is the root; the most tokens after them; the step in which it read
     # or followed the text to its end; whether it has followed no verdict since;
     # and nodes that the last verdict was about.
     self._generations = np.zeros(num_slots, np.int64)
@@ -281,7 +281,7 @@ class PersistentTreeDrafter:
   def _follow(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    """Enqueues proposals of `lengths` i64[B] nodes, behind what is known."""
+    """Enqueues proposals of `lengths` i64[B] nodes, after what is known."""
     rows = np.flatnonzero(lengths)
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[view.slots[rows]] = lengths[rows]

@@ -76,7 +76,7 @@ def sparse_pages(
   columns = np.arange(num_pages)
   is_late = columns >= num_sink_pages
   columns = columns + is_late * num_skipped[:, None]
-  # Behind the end of a table nothing is visible.
+  # After the end of a table nothing is visible.
   columns = np.minimum(columns, page_table.shape[1] - 1)
   return np.take_along_axis(page_table, columns, 1), num_skipped * page_size
 

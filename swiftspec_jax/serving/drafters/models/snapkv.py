@@ -203,7 +203,7 @@ def append(
     cache: cache of the target.
     small: cache of the draft; donated.
     sources: i32[any] page * page size + offset in the target's cache.
-    targets: i32[any] the same in the draft's; behind its last place for none.
+    targets: i32[any] the same in the draft's; after its last place for none.
 
   Returns:
     The draft's cache.

@@ -3,7 +3,7 @@
 MagicDec (arXiv 2408.11049) with the cache of SnapKV. Before the first draft of
 a row, and again when it has grown by `interval` tokens, each kv head chooses
 what to keep of the text (`snapkv`). Between choices what the target verifies is
-appended. Drafts write behind that, where the target's keys and values of the
+appended. Drafts write after that, where the target's keys and values of the
 same places go next.
 
 Legend: R rows, r of them no padding, C pages of a row.

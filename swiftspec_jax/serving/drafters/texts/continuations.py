@@ -45,7 +45,7 @@ class Source:
   Attributes:
     counts: continuations.
     weight: factor on the probabilities of first tokens.
-    factor: further factor with each token behind them.
+    factor: further factor with each token after them.
   """
 
   counts: Counts
@@ -55,7 +55,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MergedTree:
-  """Nodes behind a text, the most probable first.
+  """Nodes after a text, the most probable first.
 
   Attributes:
     token_ids: token of each node.
@@ -82,7 +82,7 @@ def of_own_text(
   """
   end = len(token_ids)
   found = []
-  # Behind the matches.
+  # After the matches.
   places = np.arange(1, end)
   for size in range(1, min(_OWN_MATCHES, end - 1) + 1):
     places = places[places >= size]

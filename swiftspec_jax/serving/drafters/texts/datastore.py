@@ -104,7 +104,7 @@ class DatastoreDrafter(HostDrafter):
     self.past = PastTexts(self._datastore.num_past_tokens)
 
   def tree(self, text: np.ndarray, num_nodes: int) -> continuations.MergedTree:
-    """Returns at most `num_nodes` nodes behind a text i32[any]."""
+    """Returns at most `num_nodes` nodes after a text i32[any]."""
     datastore = self._datastore
     sources = [
       *continuations.of_own_text(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-_END = -1  # behind a text
+_END = -1  # after a text
 
 
 class PastTexts:

@@ -1,8 +1,8 @@
 """Phrases that lengthen the drafts of a lookup.
 
-Ouroboros (arXiv 2402.13720). A draft is a chain of a lookup and, behind its
+Ouroboros (arXiv 2402.13720). A draft is a chain of a lookup and, after its
 end, some phrases, which the target verifies together as a tree. The phrases
-are what the target wrote, and what it would have written behind tokens that it
+are what the target wrote, and what it would have written after tokens that it
 rejected.
 
 Legend: B rows of a view, U slots, K longest draft, T = K + 1 nodes, G tokens of
@@ -45,7 +45,7 @@ class PhraseDraft:
   Attributes:
     lookup: drafter of the chains.
     num_speculative_tokens: most tokens of a chain.
-    num_phrases: most phrases behind it.
+    num_phrases: most phrases after it.
     phrase_length: G.
   """
 
@@ -73,10 +73,10 @@ class _Drafted:
   """The draft of a row.
 
   Attributes:
-    tree: chain of the lookup, and phrases behind its end.
+    tree: chain of the lookup, and phrases after its end.
     end: index of the end of the chain; -1 if that is the last known token.
     end_token_id: token there.
-    phrases: phrases behind it, the newest first.
+    phrases: phrases after it, the newest first.
   """
 
   tree: MergedTree
@@ -184,7 +184,7 @@ class PhraseDrafter(HostDrafter):
   def _lengthened(
     self, last: int, chain: list[int], probs: list[float], num_nodes: int
   ) -> _Drafted:
-    """Returns a chain with phrases behind it.
+    """Returns a chain with phrases after it.
 
     Args:
       last: last known token.
@@ -201,12 +201,12 @@ class PhraseDrafter(HostDrafter):
     source = continuations.Source(
       counts=counts, weight=_PHRASE_SHARE * end_prob, factor=_PHRASE_FACTOR
     )
-    behind = continuations.merge([source], num_nodes - len(chain))
-    parents = [end if p < 0 else len(chain) + p for p in behind.parents]
+    after = continuations.merge([source], num_nodes - len(chain))
+    parents = [end if p < 0 else len(chain) + p for p in after.parents]
     tree = MergedTree(
-      token_ids=chain + behind.token_ids,
+      token_ids=chain + after.token_ids,
       parents=[*range(-1, end), *parents],
-      probs=probs + behind.probs,
+      probs=probs + after.probs,
     )
     return _Drafted(
       tree=tree, end=end, end_token_id=end_token_id, phrases=phrases

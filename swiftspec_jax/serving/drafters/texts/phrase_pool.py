@@ -1,6 +1,6 @@
 """Phrases that the target predicted, by the token in front of them.
 
-Behind a rejected token, too, the target says what it would write there. Such
+After a rejected token, too, the target says what it would write there. Such
 predictions are often right a little later, so they are kept (Ouroboros, arXiv
 2402.13720).
 
@@ -15,7 +15,7 @@ Phrase = tuple[int, ...]
 
 
 class PhrasePool:
-  """The latest phrases behind each token."""
+  """The latest phrases after each token."""
 
   def __init__(self, size: int, length: int):
     """Starts empty.
@@ -29,7 +29,7 @@ class PhrasePool:
     self._phrases: dict[int, collections.deque[Phrase]] = {}
 
   def add(self, token_id: int, phrase: Phrase) -> None:
-    """Makes a phrase the newest one behind a token; the oldest falls out."""
+    """Makes a phrase the newest one after a token; the oldest falls out."""
     phrases = self._phrases.setdefault(
       token_id, collections.deque(maxlen=self._size)
     )
@@ -50,7 +50,7 @@ class PhrasePool:
       phrases.remove(phrase)
 
   def newest(self, token_id: int, most: int) -> list[Phrase]:
-    """Returns up to `most` phrases behind a token, the newest first."""
+    """Returns up to `most` phrases after a token, the newest first."""
     phrases = self._phrases.get(token_id, ())
     return list(itertools.islice(reversed(phrases), most))
 
@@ -62,19 +62,19 @@ def mine(
   length: int,
   first: int = 0,
 ) -> Iterator[tuple[int, Phrase]]:
-  """Yields what the target would write behind the nodes of a draft.
+  """Yields what the target would write after the nodes of a draft.
 
   A phrase goes on as long as a node has the token that the target chose.
 
   Args:
     token_ids: token of each of n nodes.
     parents: index of the node above, which comes earlier; -1 for the root.
-    choices: choice of the target behind the root and behind each node.
+    choices: choice of the target after the root and after each node.
     length: G, tokens of a phrase; shorter ones are left out.
-    first: index of the first node to look behind.
+    first: index of the first node to look after.
 
   Yields:
-    The token of a node, and the phrase behind it.
+    The token of a node, and the phrase after it.
   """
   below = _children(token_ids, parents)
   for start in range(first, len(token_ids)):
@@ -100,7 +100,7 @@ def corrected(
     token_ids: same as in `mine`.
     parents: same as in `mine`.
     choices: same as in `mine`.
-    end: index of the node that the phrase stands behind; -1 for the root.
+    end: index of the node that the phrase stands after; -1 for the root.
   """
   below = _children(token_ids, parents)
   node, found = end, []

@@ -74,7 +74,7 @@ class Followers:
   def _ngrams(
     self, token_ids: Sequence[int], start: int
   ) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yields n-grams with the token behind them, from place `start` on."""
+    """Yields n-grams with the token after them, from place `start` on."""
     for end in range(start, len(token_ids)):
       for size in self._sizes:
         if size <= end:

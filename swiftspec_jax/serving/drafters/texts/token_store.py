@@ -1,6 +1,6 @@
 """Many texts of tokens in memory-mapped files, to look continuations up in.
 
-The texts stand behind each other, each with a mark at its end, and a suffix
+The texts stand one after another, each with a mark at its end, and a suffix
 array sorts the places by the tokens from there on: the places where some tokens
 stand are a range of it, found by two binary searches (SSSD, arXiv 2411.05894).
 
@@ -23,7 +23,7 @@ from swiftspec_jax.tokenizer import Tokenizer
 FORMAT = 'swiftspec_jax texts 1'
 # Tokens by which places are sorted; no longer match can be looked for.
 MAX_MATCH = 32
-_END = 0  # mark behind a text; token i is stored as i + 1
+_END = 0  # mark after a text; token i is stored as i + 1
 _FILE = 'store.json'
 
 
@@ -32,7 +32,7 @@ class TokenStore:
   """Texts, and their places in order.
 
   Attributes:
-    tokens: u16[n] or u32[n], token ids plus 1; 0 behind each text.
+    tokens: u16[n] or u32[n], token ids plus 1; 0 after each text.
     suffixes: u32[n] or i64[n] places, by the first 32 tokens from there on;
       equal ones by place.
     vocabulary: size and digest of the tokens of the model that uses it.
@@ -150,7 +150,7 @@ class TokenStore:
   def continuations(
     self, match: Sequence[int], length: int, most: int
   ) -> Iterator[list[int]]:
-    """Yields what stands behind tokens, in none of the texts beyond its end.
+    """Yields what stands after tokens, in none of the texts beyond its end.
 
     Args:
       match: token ids, from 1 to `MAX_MATCH`.
@@ -183,10 +183,10 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
   order = np.argsort(ranks, kind='stable')
   length = 1
   while length < MAX_MATCH and ranks.max() < size - 1:
-    # What lies behind the end comes first.
-    behind = np.zeros(size, np.int64)
-    behind[: size - length] = ranks[length:] + 1
-    keys = ranks.astype(np.int64) * (size + 1) + behind
+    # What lies after the end comes first.
+    after = np.zeros(size, np.int64)
+    after[: size - length] = ranks[length:] + 1
+    keys = ranks.astype(np.int64) * (size + 1) + after
     order = np.argsort(keys, kind='stable')
     is_larger = np.diff(keys[order]) > 0
     ranks = np.empty(size, np.int64)
