@@ -40,8 +40,7 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
-# Tokens of a chunk, at least and at most.
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 32, 512
+_CHUNKS = 32, 128, 512  # tokens of a text that a row reads at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,9 +113,10 @@ class PersistentTreeDrafter:
       max_context=config.max_context,
       timeline=timeline,
     )
-    self._chunk_size = min(
-      max(_SMALLEST_CHUNK, self._budget), _LARGEST_CHUNK, self.rows.capacity
-    )
+    largest = min(max(_CHUNKS[0], self._budget), _CHUNKS[-1])
+    largest = min(largest, self.rows.capacity)
+    smaller = (size for size in _CHUNKS if size < largest)
+    self._chunk_sizes = *smaller, largest
     num_pages = -(-config.max_context // config.page_size)
     self._no_pages = np.full((num_slots, num_pages), NO_PAGE, np.int32)
     self._max_context = config.max_context
@@ -225,10 +225,11 @@ class PersistentTreeDrafter:
     del flat  # the rows of the draft are always as many, and as long
     if self._is_compiled:
       return
-    texts, size = self._target.texts(self._no_pages), self._chunk_size
+    texts = self._target.texts(self._no_pages)
     starts = range(self._max_context)
-    for start in {self.rows.context(x, size): x for x in starts}.values():
-      self.rows.read(self.rows.chunk(0, start, size, texts))
+    for size in self._chunk_sizes:
+      for start in {self.rows.context(x, size): x for x in starts}.values():
+        self.rows.read(self.rows.chunk(0, start, size, texts))
     self._put_text(0, (), Request(token_ids=()))
     self._advance(np.zeros(len(self._num_read), np.int32), texts)
     if self.rows.is_async:
@@ -245,7 +246,7 @@ class PersistentTreeDrafter:
 
   def trial_intake(self, num_rows: int, num_known: int) -> None:
     del num_rows  # one after the other
-    size = self._chunk_size
+    size = self._chunk_sizes[-1]
     texts = self._target.texts(self._no_pages)
     chunk = self.rows.chunk(0, max(num_known - size, 0), size, texts)
     for _ in range(-(-self._budget // size)):
@@ -301,7 +302,7 @@ class PersistentTreeDrafter:
 
     The last chunk of a row is read now, others while the target verifies.
     """
-    room, size = self._budget, self._chunk_size
+    room, sizes = self._budget, self._chunk_sizes
     of_target = self._target.texts(texts.page_table)
     order = np.argsort(self._num_unread(view)[rows], kind='stable')
     for row in rows[order].tolist():
@@ -313,6 +314,8 @@ class PersistentTreeDrafter:
       while room > 0 and self._num_missing[slot]:
         # The last token that was read has no keys and values yet.
         start = max(int(self._num_read[slot]) - 1, 0)
+        fitting = (size for size in sizes if size >= most - start)
+        size = next(fitting, sizes[-1])
         is_last = most - start <= size
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
