@@ -68,9 +68,16 @@ def main() -> None:
   # whichever is the fastest in this machine and text.
   auto = ss.Decoder(model, draft, tree=ss.TreeConfig(is_adaptive=True))
   answers = {_PLAIN: [], _AUTO: []}
+  token_ids = {
+    name: tuple(tokenizer_lib.encode_prompt(model.tokenizer, prompt))
+    for name, prompt in _PROMPTS.items()
+  }
+  longest = max(map(len, token_ids.values())) + _SAMPLING.max_new_tokens
+  with status.Status('compiling...', console=screen):
+    for decoder in (plain, auto):
+      decoder.warmup(longest)
   for name, prompt in _PROMPTS.items():
-    token_ids = tokenizer_lib.encode_prompt(model.tokenizer, prompt)
-    request = ss.Request(token_ids=tuple(token_ids), sampling=_SAMPLING)
+    request = ss.Request(token_ids=token_ids[name], sampling=_SAMPLING)
     screen.rule(name)
     screen.print(text.Text(prompt, 'dim'))
     first, second = _race(screen, plain, auto, request)
@@ -88,9 +95,6 @@ def _race(
   request: ss.Request,
 ) -> tuple[ss.GenerationResult, ss.GenerationResult]:
   """Decodes one after the other; beside the second the first is replayed."""
-  with status.Status('compiling...', console=screen):
-    for decoder in (plain, auto):
-      decoder.warmup(len(request.token_ids) + _SAMPLING.max_new_tokens)
   with live.Live(
     console=screen, auto_refresh=False, vertical_overflow='visible'
   ) as display:

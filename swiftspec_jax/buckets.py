@@ -8,6 +8,8 @@ warm-up.
 # XLA computes the softmax of few queries on CPUs in another way than that of
 # many, so that steps of different sizes would differ in bfloat16.
 SMALLEST = 512
+# Tokens of a text that is not known yet, such as a prompt, in one step.
+CHUNKS = 32, 128, 512
 
 
 def context_of(size: int, capacity: int) -> int:

@@ -23,7 +23,6 @@ from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.step import slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
-_CHUNKS = 32, 128, 512  # tokens of a prompt in a step
 _PAGE_SIZE = 16
 # Slots with rows of the cache. All of them are computed in every step.
 _MOST_ROWS = 16
@@ -288,7 +287,8 @@ def _declare(
   drafted = num_rows * (length + 1)
   beside = drafted if num_rows > 1 else 0
   query_tokens = {num_rows * width for width in widths}
-  query_tokens |= {beside + size for size in _CHUNKS if beside + size > drafted}
+  chunks = (beside + size for size in buckets.CHUNKS)
+  query_tokens |= {size for size in chunks if size > drafted}
   lengths = tuple(range(length + 1))
   most_steps = make_drafter.num_draft_steps(draft, length)
   return StepBuckets(

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies
+from swiftspec_jax import buckets, errors, policies
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafting import forced_acceptance
@@ -40,7 +40,6 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
-_CHUNKS = 32, 128, 512  # tokens of a text that a row reads at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,9 +112,10 @@ class PersistentTreeDrafter:
       max_context=config.max_context,
       timeline=timeline,
     )
-    largest = min(max(_CHUNKS[0], self._budget), _CHUNKS[-1])
-    largest = min(largest, self.rows.capacity)
-    smaller = (size for size in _CHUNKS if size < largest)
+    chunks = buckets.CHUNKS
+    budget = max(chunks[0], self._budget)
+    largest = min(budget, chunks[-1], self.rows.capacity)
+    smaller = (size for size in chunks if size < largest)
     self._chunk_sizes = *smaller, largest
     num_pages = -(-config.max_context // config.page_size)
     self._no_pages = np.full((num_slots, num_pages), NO_PAGE, np.int32)
