@@ -67,7 +67,7 @@ def test_a_child_says_what_it_does(tmp_path):
   found, messages = work(SECTION, settings_of(tmp_path, jobs))
   assert messages[:2] == [
     worker.Planned(4),
-    worker.Started('measure', 'small', 0.5),
+    worker.Started('measure', 'small', 60.0),
   ]
   assert [(row.section, *row.key, row.status) for row in found] == [
     ('cases', 'measure', 'small', 'ok'),
