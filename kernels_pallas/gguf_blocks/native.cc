@@ -1,15 +1,17 @@
 // Products of rows and weights in the blocks of GGUF files. See native.py.
 //
-// Rows become int8 with a scale for each 32 numbers. A few outputs are unpacked
-// at a time, then all rows are multiplied with them. Integers are summed
-// exactly, 16 of a group in four lanes; each lane adds what its groups give in
-// the order of the inputs. What rows are beside a row changes nothing.
+// Rows become int8 with a scale for each 32 numbers. Weights of a few outputs
+// are unpacked, 256 inputs at a time, and all rows are multiplied with them.
+// Each lane of a vector has the numbers of one group: integers are summed
+// exactly within it, then it adds what its groups give in the order of the
+// inputs. What rows are beside a row changes nothing.
 //
 // Legend: N rows, K inputs, A outputs.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "formats.h"
@@ -23,40 +25,84 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr std::size_t kOutputs = 4;  // that are unpacked together
+constexpr std::size_t kOutputs = 4;  // that are computed together
+constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
+constexpr std::size_t kVectors = 4;  // with the integers of a chunk
+constexpr std::size_t kChunk = kVectors * kVectorBytes;
+constexpr std::size_t kPartChunks = kPart / kChunk;
 
-std::size_t round_up(std::size_t size, std::size_t unit) {
-  return (size + unit - 1) / unit * unit;
+std::size_t divide_up(std::size_t size, std::size_t unit) {
+  return (size + unit - 1) / unit;
 }
 
-// Integers with scales and offsets of their groups, filled up with zeros. Of
-// rows, offsets are sums: what the offset of a weight is multiplied by.
-class Numbers {
- public:
-  Numbers(std::size_t count, std::size_t num_inputs)
-      : size(round_up(num_inputs, kVectorBytes)),
-        num_groups(round_up(size / kGroup, kLanes)),
-        integers_(count * size),
-        scales_(count * num_groups),
-        offsets_(count * num_groups) {}
-
-  Place at(std::size_t i) const {
-    return {integers_.data() + i * size, scales_.data() + i * num_groups,
-            offsets_.data() + i * num_groups};
-  }
-
-  const std::size_t size, num_groups;
-
- private:
-  Aligned<std::int8_t> integers_;
-  Aligned<float> scales_, offsets_;
+// Numbers of as many groups as a vector has lanes. A lane has those of a group.
+struct Chunk {
+  Ints integers[kVectors];
+  Floats scales, offsets;
 };
 
-// Rounds a block of a row to integers.
-void round_block(const float* from, Place to) {
+// The lanes of a 128-bit part come from as many vectors, so that groups are in
+// turns: lane kVectors * part + vector.
+constexpr std::size_t kParts = kVectorBytes / kGroup;
+
+template <std::size_t kFirst, std::size_t... I>
+inline Floats in_turns(Groups groups, std::index_sequence<I...>) {
+  return __builtin_shufflevector(
+      groups.first, groups.second,
+      (kFirst + I % kVectors * kParts + I / kVectors)...);
+}
+
+// Interleaves `size` lanes of two vectors, from the first on or the next ones.
+template <std::size_t size, bool kIsNext, std::size_t... I>
+inline Ints zip(Ints a, Ints b, std::index_sequence<I...>) {
+  return __builtin_shufflevector(
+      a, b,
+      (I / 4 * 4 + kIsNext * 2 + I % 4 / (2 * size) * size + I % size +
+       I / size % 2 * kLanes)...);
+}
+
+// Returns a vector of a part.
+template <std::size_t i>
+inline Ints vector_at(const Part& part) {
+  typedef std::int64_t Four __attribute__((vector_size(32)));
+  if constexpr (kVectorBytes == 64) {
+    return (Ints)__builtin_shufflevector((Four)part.integers[2 * i],
+                                         (Four)part.integers[2 * i + 1], 0, 1,
+                                         2, 3, 4, 5, 6, 7);
+  } else if constexpr (kVectorBytes == 32) {
+    return (Ints)part.integers[i];
+  } else {
+    const Four two = (Four)part.integers[i / 2];
+    return (Ints)__builtin_shufflevector(two, two, i % 2 * 2, i % 2 * 2 + 1);
+  }
+}
+
+template <std::size_t i>
+[[gnu::always_inline]] inline Chunk arrange(const Part& part) {
+  constexpr auto lanes = std::make_index_sequence<kLanes>();
+  const Ints a = vector_at<4 * i>(part), b = vector_at<4 * i + 1>(part);
+  const Ints c = vector_at<4 * i + 2>(part), d = vector_at<4 * i + 3>(part);
+  const Ints ab = zip<1, false>(a, b, lanes), ab2 = zip<1, true>(a, b, lanes);
+  const Ints cd = zip<1, false>(c, d, lanes), cd2 = zip<1, true>(c, d, lanes);
+  return {{zip<2, false>(ab, cd, lanes), zip<2, true>(ab, cd, lanes),
+           zip<2, false>(ab2, cd2, lanes), zip<2, true>(ab2, cd2, lanes)},
+          in_turns<i * kLanes>(part.scales, lanes),
+          in_turns<i * kLanes>(part.offsets, lanes)};
+}
+
+// Calls run(i) for each chunk i of a part, which is a constant.
+template <class Run, std::size_t... I>
+[[gnu::always_inline]] inline void for_chunks(const Run& run,
+                                              std::index_sequence<I...>) {
+  (run(std::integral_constant<std::size_t, I>()), ...);
+}
+constexpr auto kAllChunks = std::make_index_sequence<kPartChunks>();
+
+// Rounds block i of a part of a row to integers.
+void round_block(const float* from, std::size_t i, Numbers& to) {
   std::uint32_t bits[kBlock], highest_bits = 0;
   std::memcpy(bits, from, sizeof(bits));
   for (std::uint32_t x : bits) {
@@ -64,154 +110,188 @@ void round_block(const float* from, Place to) {
   }
   float highest;
   std::memcpy(&highest, &highest_bits, sizeof(highest));
-  if (!std::isfinite(highest)) {
-    const float none = std::numeric_limits<float>::quiet_NaN();
-    both(to.scales, none);
-    both(to.offsets, none);
-    return;
-  }
-  highest = std::max(highest, 1e-30f);
+  highest = std::isfinite(highest) ? std::max(highest, 1e-30f)
+                                   : std::numeric_limits<float>::quiet_NaN();
   const float scale = highest / 127.0f, factor = 127.0f / highest;
-  both(to.scales, scale);
   std::int32_t integers[kBlock];
   for (std::size_t k = 0; k < kBlock; k += kLanes) {
     // Above 1.5 * 2 ** 23, a float has no room for what is not an integer.
     const Floats large = load<float>(from + k) * factor + 12582912.0f;
     store(integers + k, (Ints)large - 0x4b400000);
   }
-  for (std::size_t group = 0; group < kBlock / kGroup; ++group) {
-    std::int32_t sum = 0;
-    for (std::size_t k = group * kGroup; k < (group + 1) * kGroup; ++k) {
-      sum += integers[k];
-      to.integers[k] =
-          static_cast<std::int8_t>(integers[k] ^ Integers::kOffset);
+  for (std::size_t k = 0; k < kBlock; ++k) {
+    to.integers[i * kBlock + k] = static_cast<Byte>(integers[k]);
+  }
+  for (std::size_t group = 0; group < 2; ++group) {
+    const std::int32_t* first = integers + group * kGroup;
+    to.scales[2 * i + group] = scale;
+    to.offsets[2 * i + group] =
+        scale * std::accumulate(first, first + kGroup, 0);
+  }
+}
+
+// Rows as integers, chunk by chunk for all of them.
+class Rows {
+ public:
+  Rows(std::size_t count, std::size_t num_inputs)
+      : count(count),
+        num_inputs(num_inputs),
+        chunks_(divide_up(num_inputs, kPart) * kPartChunks * count) {}
+
+  const Chunk* at(std::size_t chunk) const {
+    return chunks_.data() + chunk * count;
+  }
+
+  void round(std::size_t n, const float* row) {
+    for (std::size_t k = 0; k < num_inputs; k += kPart) {
+      const std::size_t size = std::min(kPart, num_inputs - k);
+      Numbers numbers = {};
+      for (std::size_t i = 0; i < size / kBlock; ++i) {
+        round_block(row + k + i * kBlock, i, numbers);
+      }
+      Part part;
+      std::memcpy(&part, &numbers, sizeof(part));
+      for_chunks([&](auto i) {
+        chunks_.data()[(k / kChunk + i()) * count + n] = arrange<i()>(part);
+      }, kAllChunks);
     }
-    to.offsets[group] = scale * sum;
   }
-}
 
-void round_row(const float* row, std::size_t num_inputs, Place to) {
-  for (std::size_t k = 0; k < num_inputs; k += kBlock) {
-    round_block(row + k, {to.integers + k, to.scales + k / kGroup,
-                          to.offsets + k / kGroup});
-  }
-}
+  const std::size_t count, num_inputs;
 
-// Unpacks the weights of an output.
+ private:
+  Aligned<Chunk> chunks_;
+};
+
+// Whether weights get their sign before they are multiplied.
 template <class F>
-void unpack(const Byte* from, std::size_t num_inputs, Place to) {
-  for (std::size_t k = 0; k < num_inputs; k += F::kSize, from += F::kBytes) {
-    F::unpack(from, {to.integers + k, to.scales + k / kGroup,
-                     to.offsets + k / kGroup});
+constexpr bool kIsSigned = F::kHighest > 63 && !Integers::kTakesBytes;
+
+// Unpacks the weights of an output from input k on, with zeros after the last.
+template <class F>
+[[gnu::always_inline]] inline void unpack(const Byte* weights, std::size_t k,
+                                          std::size_t num_inputs, Part& to) {
+  static constexpr Byte kZeros[F::kBytes] = {};
+  const Byte* from = weights + k / F::kSize * F::kBytes;
+  const auto block = [&](std::size_t i) { return from + i * F::kBytes; };
+  if (k + kPart <= num_inputs) return F::unpack(block, to);
+  const std::size_t count = (num_inputs - k) / F::kSize;
+  F::unpack([&](std::size_t i) { return i < count ? block(i) : kZeros; }, to);
+}
+
+// Returns chunk i of a part, ready to be multiplied.
+template <class F, std::size_t i>
+[[gnu::always_inline]] inline Chunk ready(const Part& part) {
+  Chunk chunk = arrange<i>(part);
+  if constexpr (kIsSigned<F>) {
+    for (Ints& integers : chunk.integers) integers ^= 0x80808080;
+  } else {
+    chunk.offsets -= float{F::kMiddle} * chunk.scales;
   }
+  return chunk;
 }
 
-// Returns the products of two scales for each group of a vector, in its lanes.
-inline Floats scales_in_lanes(const float* scales, const float* others) {
-#if defined(NATIVE_AVX512)
-  const __m128 few = _mm_mul_ps(_mm_loadu_ps(scales), _mm_loadu_ps(others));
-  const __m512i lanes =
-      _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-  return (Floats)_mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(few));
-#else
-  Floats wide;
-  for (std::size_t i = 0; i < kLanes; ++i) wide[i] = scales[i / 4] * others[i / 4];
-  return wide;
-#endif
+// Adds the products of two chunks to a sum.
+template <class F>
+[[gnu::always_inline]] inline void add(const Chunk& weights, const Chunk& row,
+                                       Floats& sum) {
+  const Ints products =
+      Integers::multiply<F::kHighest>(weights.integers, row.integers);
+  sum += __builtin_convertvector(products, Floats) *
+         (weights.scales * row.scales);
+  sum += weights.offsets * row.offsets;
 }
 
-// Multiplies R rows with a tile of outputs; results are [R, kOutputs].
-template <bool kHasOffsets, std::size_t R>
-void block(const Numbers& rows, std::size_t first, const Numbers& tile,
-           float* results) {
-  Place row[R], output[kOutputs];
-  for (std::size_t r = 0; r < R; ++r) row[r] = rows.at(first + r);
-  for (std::size_t m = 0; m < kOutputs; ++m) output[m] = tile.at(m);
-  Floats sums[R][kOutputs] = {};
-  for (std::size_t k = 0; k < tile.size; k += kVectorBytes) {
-    const std::size_t group = k / kGroup;
-#pragma GCC unroll 8
-    for (std::size_t m = 0; m < kOutputs; ++m) {
-      const auto weight = load<std::int8_t>(output[m].integers + k);
-      Ints start = {};  // takes off what the offset of rows adds
-      if constexpr (Integers::kOffset != 0) {
-        start -= Integers::add(start, weight, Integers::zeros());
-      }
-#pragma GCC unroll 8
-      for (std::size_t r = 0; r < R; ++r) {
-        const Ints sum = Integers::add(
-            start, weight, load<std::int8_t>(row[r].integers + k));
-        sums[r][m] +=
-            __builtin_convertvector(sum, Floats) *
-            scales_in_lanes(output[m].scales + group, row[r].scales + group);
-      }
+// Multiplies one row with some outputs, one after the other: memory is read in
+// its order.
+template <class F>
+void one_row(const Rows& rows, std::size_t n, const Byte* weights,
+             std::size_t row_bytes, std::size_t num_outputs, float* results) {
+  Floats sums[kOutputs] = {};
+  for (std::size_t m = 0; m < num_outputs; ++m, weights += row_bytes) {
+    for (std::size_t k = 0; k < rows.num_inputs; k += kPart) {
+      Part part;
+      unpack<F>(weights, k, rows.num_inputs, part);
+      for_chunks([&](auto i) {
+        add<F>(ready<F, i()>(part), rows.at(k / kChunk + i())[n], sums[m]);
+      }, kAllChunks);
     }
   }
-  if constexpr (kHasOffsets) {
-    for (std::size_t i = 0; i < tile.num_groups; i += kLanes) {
-#pragma GCC unroll 8
+  float found[kOutputs];
+  store_sums(sums[0], sums[1], sums[2], sums[3], found);
+  std::copy_n(found, num_outputs, results);
+}
+
+// Multiplies up to `kRowsInCache` rows with `kOutputs` outputs.
+template <class F>
+void some_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
+               const Byte* weights, std::size_t row_bytes, float* results,
+               std::size_t result_stride) {
+  Floats sums[kRowsInCache][kOutputs];
+  std::fill_n(&sums[0][0], num_rows * kOutputs, Floats{});
+  const Byte* next = weights + kOutputs * row_bytes;
+  for (std::size_t k = 0; k < rows.num_inputs; k += kPart) {
+    Part parts[kOutputs];
+    for (std::size_t m = 0; m < kOutputs; ++m) {
+      unpack<F>(weights + m * row_bytes, k, rows.num_inputs, parts[m]);
+    }
+    for_chunks([&](auto i) {
+      Chunk chunks[kOutputs];
       for (std::size_t m = 0; m < kOutputs; ++m) {
-        const auto offsets = load<float>(output[m].offsets + i);
+        chunks[m] = ready<F, i()>(parts[m]);
+      }
+      const Chunk* row = rows.at(k / kChunk + i()) + first;
+      for (std::size_t r = 0; r < num_rows; ++r) {
+        Chunk given = row[r];
+        for (Ints& integers : given.integers) hold(integers);
 #pragma GCC unroll 8
-        for (std::size_t r = 0; r < R; ++r) {
-          sums[r][m] += offsets * load<float>(row[r].offsets + i);
+        for (std::size_t m = 0; m < kOutputs; ++m) {
+          add<F>(chunks[m], given, sums[r][m]);
         }
       }
+    }, kAllChunks);
+    constexpr std::size_t kBytes = kOutputs * kPart / F::kSize * F::kBytes;
+    for (std::size_t i = 0; i < kBytes; i += 64) {
+      __builtin_prefetch(next + i, 0, 2);
     }
+    next += kBytes;
   }
-#pragma GCC unroll 8
-  for (std::size_t r = 0; r < R; ++r) {
+  for (std::size_t r = 0; r < num_rows; ++r) {
     store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3],
-               results + r * kOutputs);
+               results + r * result_stride);
   }
-}
-
-// Multiplies up to `kRows` rows with a tile of outputs.
-template <bool kHasOffsets>
-void some_rows(std::size_t num_rows, const Numbers& rows, std::size_t first,
-               const Numbers& tile, float* results) {
-  with_rows(num_rows, [&](auto size) {
-    block<kHasOffsets, size()>(rows, first, tile, results);
-  });
 }
 
 // Multiplies all rows with the outputs of a range.
 template <class F>
-void outputs(const Numbers& rows, std::size_t num_rows, const Byte* weights,
-             std::size_t num_inputs, std::size_t begin, std::size_t end,
-             float* results, std::size_t result_stride) {
-  const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
-  const Numbers tile(kOutputs, num_inputs);
-  float found[kRows * kOutputs];
-  for (std::size_t start = 0; start < num_rows; start += kRowsInCache) {
-    const std::size_t stop = std::min(num_rows, start + kRowsInCache);
+void outputs(const Rows& rows, const Byte* weights, std::size_t begin,
+             std::size_t end, float* results, std::size_t result_stride) {
+  const std::size_t row_bytes = rows.num_inputs / F::kSize * F::kBytes;
+  for (std::size_t n = 0; n < rows.count; n += kRowsInCache) {
+    const std::size_t some = std::min(kRowsInCache, rows.count - n);
     for (std::size_t a = begin; a < end; a += kOutputs) {
       const std::size_t size = std::min(kOutputs, end - a);
-      for (std::size_t m = 0; m < size; ++m) {
-        unpack<F>(weights + (a + m) * row_bytes, num_inputs, tile.at(m));
+      const Byte* from = weights + a * row_bytes;
+      float* to = results + n * result_stride + a;
+      if (some > 1 && size == kOutputs) {
+        some_rows<F>(rows, n, some, from, row_bytes, to, result_stride);
+        continue;
       }
-      for (std::size_t n = start; n < stop; n += kRows) {
-        const std::size_t some = std::min(kRows, stop - n);
-        some_rows<F::kHasOffsets>(some, rows, n, tile, found);
-        for (std::size_t r = 0; r < some; ++r) {
-          std::copy_n(found + r * kOutputs, size,
-                      results + (n + r) * result_stride + a);
-        }
+      for (std::size_t r = 0; r < some; ++r, to += result_stride) {
+        one_row<F>(rows, n + r, from, row_bytes, size, to);
       }
     }
   }
 }
 
 // Returns rows as integers.
-Numbers rounded(ffi::ThreadPool& pool, const float* rows, std::size_t num_rows,
-                std::size_t num_inputs) {
-  Numbers result(num_rows, num_inputs);
-  const std::size_t num_tasks =
-      (num_rows + kRowsInCache - 1) / kRowsInCache;
-  parallel_for(pool, num_tasks, [&](std::size_t i) {
-    const std::size_t end = std::min(num_rows, (i + 1) * kRowsInCache);
-    for (std::size_t n = i * kRowsInCache; n < end; ++n) {
-      round_row(rows + n * num_inputs, num_inputs, result.at(n));
+Rows rounded(ffi::ThreadPool& pool, const float* rows, std::size_t num_rows,
+             std::size_t num_inputs) {
+  Rows result(num_rows, num_inputs);
+  parallel_for(pool, divide_up(num_rows, kRowsTogether), [&](std::size_t i) {
+    const std::size_t end = std::min(num_rows, (i + 1) * kRowsTogether);
+    for (std::size_t n = i * kRowsTogether; n < end; ++n) {
+      result.round(n, rows + n * num_inputs);
     }
   });
   return result;
@@ -253,13 +333,12 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
       result += count;
     });
   }
-  const Numbers given = rounded(pool, rows.typed_data(), num_rows, num_inputs);
+  const Rows given = rounded(pool, rows.typed_data(), num_rows, num_inputs);
   parallel_for(pool, tasks.size(), [&](std::size_t i) {
     const Task& task = tasks[i];
     with_format(task.kind, [&](auto format) {
-      outputs<decltype(format)>(given, num_rows, task.weights, num_inputs,
-                                task.begin, task.end, task.results,
-                                num_outputs);
+      outputs<decltype(format)>(given, task.weights, task.begin, task.end,
+                                task.results, num_outputs);
     });
   });
   return ffi::Error::Success();
@@ -271,8 +350,6 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
   const std::size_t num_inputs = results->dimensions().back();
   const Byte* weights = table.typed_data() + start;
   const std::size_t bytes = table.element_count() - start;
-  const Numbers numbers(1, num_inputs);
-  const Place row = numbers.at(0);
   float* result = results->typed_data();
   with_format(kind, [&](auto format) {
     using F = decltype(format);
@@ -281,10 +358,17 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
     for (std::size_t i = 0; i < indices.element_count(); ++i) {
       // As XLA does with indices of no row.
       const auto index = std::clamp(indices.typed_data()[i], 0, last);
-      unpack<F>(weights + index * row_bytes, num_inputs, row);
-      for (std::size_t k = 0; k < num_inputs; ++k) {
-        const std::size_t group = k / kGroup;
-        *result++ = row.scales[group] * row.integers[k] + row.offsets[group];
+      const Byte* from = weights + index * row_bytes;
+      for (std::size_t k = 0; k < num_inputs; k += kPart) {
+        Part part;
+        unpack<F>(from, k, num_inputs, part);
+        Numbers numbers;
+        std::memcpy(&numbers, &part, sizeof(part));
+        for (std::size_t j = 0; j < std::min(kPart, num_inputs - k); ++j) {
+          const int integer = numbers.integers[j] - F::kMiddle;
+          *result++ = numbers.scales[j / kGroup] * integer +
+                      numbers.offsets[j / kGroup];
+        }
       }
     }
   });

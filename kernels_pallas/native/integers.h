@@ -21,8 +21,10 @@ struct Integers {
 #if defined(NATIVE_AVX512) || defined(__AVXVNNI__)
   // The instruction takes rows without a sign: 128 more.
   static constexpr std::int8_t kOffset = -128;
+  static constexpr bool kTakesBytes = true;
 #else
   static constexpr std::int8_t kOffset = 0;
+  static constexpr bool kTakesBytes = false;
 #endif
 
   static Wide zeros() { return Wide{} + kOffset; }
@@ -46,6 +48,43 @@ struct Integers {
     }
     return sum;
 #endif
+  }
+
+  // Returns the products of some vectors of rows, as they are, and weights from
+  // 0 to kHighest. Above 63 those have a sign unless `kTakesBytes`.
+  template <int kHighest, std::size_t kCount>
+  static Sum multiply(const Ints (&weights)[kCount],
+                      const Ints (&rows)[kCount]) {
+    Sum sum = {};
+#pragma GCC unroll 8
+    for (std::size_t i = 0; i < kCount; ++i) {
+#if defined(NATIVE_AVX512)
+      sum = (Sum)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[i],
+                                     (__m512i)rows[i]);
+#elif defined(__AVXVNNI__)
+      sum = (Sum)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights[i],
+                                         (__m256i)rows[i]);
+#elif defined(__AVX2__)
+      // So many sums of two products fit into 16 bits.
+      constexpr std::size_t kFitting = 32767 / (2 * 127 * kHighest);
+      if constexpr (kFitting > 0) {
+        __m256i pairs = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (std::size_t j = i; j < std::min(kCount, i + kFitting); ++j) {
+          const __m256i next =
+              _mm256_maddubs_epi16((__m256i)weights[j], (__m256i)rows[j]);
+          pairs = _mm256_add_epi16(pairs, next);
+        }
+        sum += (Sum)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        i += kFitting - 1;
+      } else {
+        sum = add(sum, (Wide)weights[i], (Wide)rows[i]);
+      }
+#else
+      sum = add(sum, (Wide)weights[i], (Wide)rows[i]);
+#endif
+    }
+    return sum;
   }
 };
 
