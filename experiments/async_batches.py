@@ -62,11 +62,10 @@ flags.FLAGS.set_default('max_new_tokens', 64)
 
 def main() -> None:
   """Runs the program."""
-  for name in ('adaptive', 'waits_for_misses'):
-    if flags.FLAGS[name].present:
-      raise errors.UserError(
-        f'--{name} has no meaning here: sizes are fixed, and all are compared'
-      )
+  if flags.FLAGS['waits_for_misses'].present:
+    raise errors.UserError(
+      '--waits_for_misses has no meaning here: both ways are compared'
+    )
   if tree_flags.config().forced_acceptance is not None:
     for name in ('target', 'draft', 'prompts'):
       if flags.FLAGS[name].present:

@@ -16,7 +16,7 @@ from experiments import program
 from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 
-_MODEL, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
+_MODEL = 'smollm2-135m-instruct'
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
@@ -61,12 +61,9 @@ def main() -> None:
   screen = console.Console()
   screen.print(f'Loading {_MODEL} (the first time it is downloaded)...')
   model = ss.load(_MODEL)
-  # A draft need not be exact.
-  draft = ss.load(_DRAFT, draft_of=model, weight_dtype='int8_dynamic')
   plain = ss.Decoder(model)
-  # Plain decoding, prompt lookup, or both and a draft model in one tree,
-  # whichever is the fastest in this machine and text.
-  auto = ss.Decoder(model, draft, tree=ss.TreeConfig(is_adaptive=True))
+  # Prompt lookup, as far as it is faster on this machine and in this text.
+  auto = ss.Decoder(model, ss.PromptLookup(), policy='goodput')
   answers = {_PLAIN: [], _AUTO: []}
   token_ids = {
     name: tuple(tokenizer_lib.encode_prompt(model.tokenizer, prompt))

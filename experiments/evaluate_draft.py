@@ -61,7 +61,6 @@ _FIXED = (
   'config',
   'num_nodes',
   'num_speculative_tokens',
-  'adaptive',
   'forced_acceptance',
 )
 _NUM_MEASUREMENTS = 3  # of each step time; other programs slow some of them

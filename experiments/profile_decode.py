@@ -28,7 +28,7 @@ from tqdm import tqdm
 import swiftspec_jax as ss
 from experiments import program
 from experiments import prompts as prompts_lib
-from experiments.flags import config_file, modes, shared_flags, tree_flags
+from experiments.flags import config_file, modes, shared_flags
 from experiments.measuring import (
   benchmark_report,
   benchmark_run,
@@ -208,11 +208,6 @@ def _check_rounds() -> None:
       raise errors.UserError(
         f'--{name} is not used with --mode={_MODE.value}; leave it out'
       )
-  if tree_flags.config().is_adaptive:
-    raise errors.UserError(
-      '--adaptive changes the sizes of rounds, whose parts have no one time '
-      'then; leave it out'
-    )
 
 
 def _round_table(rows: Sequence[round_profile.Row]) -> str:

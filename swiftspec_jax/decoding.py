@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 
 from swiftspec_jax import buckets, errors, hosts, left_iterators, policies
@@ -11,7 +12,6 @@ from swiftspec_jax import requests as requests_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies import auto
@@ -47,7 +47,7 @@ class Decoder:
     *,
     num_speculative_tokens: int | None = None,
     tree: TreeConfig | None = None,
-    policy: policies.Policy | policies.PolicyFn | None = None,
+    policy: policies.Policy | policies.PolicyFn | str | None = None,
     batch_size: int = 1,
     run_ahead: int = 1,
     timeline: timeline_lib.Timeline | None = None,
@@ -66,8 +66,9 @@ class Decoder:
         grows while the target verifies.
       policy: policy, or a function that makes one for the declared sizes
         whenever the caches have grown. It says in each round how much to
-        speculate. By default a draft is as long as it can be. A tree that
-        `is_adaptive` has a policy of its own.
+        speculate. 'goodput' learns the times of steps and the acceptance, and
+        takes what emits most tokens a second, plain decoding included. By
+        default a draft is as long as it can be.
       batch_size: rows that decode together (B).
       run_ahead: rounds that are dispatched before one is read; 0 waits for
         each, and so do drafts that need the text on the host.
@@ -83,23 +84,22 @@ class Decoder:
     ):
       if value < least:
         raise errors.UserError(f'{name} must be at least {least}, got {value}')
-    lookup = None
     if tree is not None and tree.is_adaptive:
-      if policy is not None:
-        raise errors.UserError(
-          'a tree that is_adaptive has a policy of its own; leave one of the '
-          'two out'
-        )
-      lookup = PromptLookup() if tree.prompt_lookup else None
-      policy = functools.partial(
-        auto.make, is_tree=True, uses_lookup=lookup is not None
+      warnings.warn(
+        "TreeConfig(is_adaptive=True) is Decoder(policy='goodput') now; the "
+        'old name goes in 0.4',
+        DeprecationWarning,
+        stacklevel=2,
       )
       tree = dataclasses.replace(tree, is_adaptive=False)
+      policy = policy or 'goodput'
     draft = make_drafter.with_tree(draft, tree)
-    make_drafter.model_of(draft, target)
+    model = make_drafter.model_of(draft, target)
+    if isinstance(policy, str):
+      policy = _policy_of(policy, draft, drafts_by_model=model is not None)
     self.max_context = target.config.max_context
     self.host_seconds = 0.0
-    self._target, self._draft, self._lookup = target, draft, lookup
+    self._target, self._draft = target, draft
     has_policy = policy is not None
     if not make_drafter.runs_ahead(draft, has_policy=has_policy):
       run_ahead = 0
@@ -238,7 +238,6 @@ class Decoder:
       sizes=dataclasses.replace(
         self._sizes(max_context), max_images=self._max_images
       ),
-      lookup=self._lookup,
       policy=policy,
       run_ahead=self._run_ahead,
       timeline=self._timeline,
@@ -266,6 +265,21 @@ class Decoder:
       ),
       contexts=(max_context,),
     )
+
+
+def _policy_of(
+  name: str, draft: make_drafter.Draft, *, drafts_by_model: bool
+) -> policies.PolicyFn:
+  """Returns what makes the policy of a name."""
+  if name != 'goodput':
+    raise errors.UserError(
+      f"policy={name!r} must be 'goodput', a Policy or what makes one"
+    )
+  return functools.partial(
+    auto.make,
+    is_tree=make_drafter.makes_trees(draft),
+    drafts_by_model=drafts_by_model,
+  )
 
 
 def _declare(

@@ -1,6 +1,5 @@
 """Drafts of serving in `Decoder` and `generate`: the same outputs as plain."""
 
-import dataclasses
 import functools
 import typing
 
@@ -143,14 +142,7 @@ LOOKUP = ss.SuffixLookup()
       {'policy': goodput, **LENGTH},
       'num_speculative_tokens=4 is for drafts without a length of their own',
     ),
-    (
-      MODEL,
-      {
-        'policy': goodput,
-        'tree': dataclasses.replace(TREE, is_adaptive=True),
-      },
-      'is_adaptive has a policy of its own',
-    ),
+    (MODEL, {'policy': 'best'}, "policy='best' must be 'goodput'"),
   ],
 )
 def test_what_does_not_fit_is_refused(draft, options, message):

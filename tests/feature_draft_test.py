@@ -70,8 +70,9 @@ def plain():
 def test_nothing_is_compiled_after_warmup():
   """It is first, as the others find its programs."""
   target, draft = fed_pair(*DEVICES['async'])
-  tree = dataclasses.replace(TREE, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  tree_decoder = ss.Decoder(
+    target, draft, tree=TREE, batch_size=3, policy='goodput'
+  )
   jax.clear_caches()
   tree_decoder.warmup(200, MIXED[-1].sampling)
   with profiling.count_compilations() as compilations:

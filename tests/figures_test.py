@@ -35,7 +35,6 @@ def test_a_server_has_those_that_name_a_metric():
   of_drafts = {name for name in known if 'spec_decode' in name}
   assert of_drafts - named == {
     'vllm:spec_decode_num_drafts',
-    'swiftspec:spec_decode_num_lookup_steps',
   }
 
 

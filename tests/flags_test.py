@@ -45,11 +45,9 @@ def test_defaults_are_those_of_the_library():
 
 
 def test_flags_become_a_tree():
-  with given(
-    num_nodes=4, width=2, num_draft_steps=3, adaptive=True, coverage=0.5
-  ):
+  with given(num_nodes=4, width=2, num_draft_steps=3):
     assert tree_flags.config() == ss.TreeConfig(
-      num_nodes=4, width=2, num_draft_steps=3, is_adaptive=True, coverage=0.5
+      num_nodes=4, width=2, num_draft_steps=3
     )
   with given(
     tree_prompt_lookup=False, tree_suffix_lookup=True, min_leaf_mass=0.2
@@ -92,7 +90,6 @@ def test_devices_share_the_tokens_of_long_pages(model):
 @pytest.mark.parametrize(
   ('values', 'names', 'message'),
   [
-    ({'adaptive': True}, ['tree', 'chain'], '--adaptive has no effect in mode'),
     ({'branching': 2}, ['beams'], '--branching has no effect in mode beams'),
     ({'window': 64}, ['phrases'], '--window has no effect in mode phrases'),
   ],

@@ -29,7 +29,7 @@ def plain():
     ('async', {}),
     (
       'async',
-      {'suffix_lookup': False, 'coverage': 2.0, 'capacity': 20}
+      {'suffix_lookup': False, 'capacity': 20}
       | {'num_nodes': 12, 'num_cache_rows': 6, 'width': 1},
     ),
   ],
@@ -48,8 +48,10 @@ def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
   target, draft = pair((0, 2), (2, 3), vocab_size=263)
   alone, _ = pair((0, 1), (0, 1), vocab_size=263)
   requests = requests_of(3, max_new_tokens=20)
-  tree = dataclasses.replace(HYBRID, is_adaptive=True, num_nodes=4)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=2)
+  tree = dataclasses.replace(HYBRID, num_nodes=4)
+  tree_decoder = ss.Decoder(
+    target, draft, tree=tree, batch_size=2, policy='goodput'
+  )
   tree_decoder.warmup(200)
   with profiling.count_compilations() as compilations:
     results = run(tree_decoder, requests)

@@ -15,12 +15,7 @@ from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
-from swiftspec_jax.engine import handles as engine_handles
 from swiftspec_jax.engine.engine import Engine
-from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.lookup_or_model import LookupOrModel
-from swiftspec_jax.requests import Source
 from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
@@ -56,16 +51,6 @@ def make_models(split):
   return target, draft
 
 
-class RandomSources(RandomLengths):
-  """Lets the draft model rest at random, and looks drafts up then."""
-
-  def plan_draft(self, view):
-    uses_lookup = self._generator.random() < 0.5
-    return dataclasses.replace(
-      super().plan_draft(view), uses_lookup=uses_lookup
-    )
-
-
 def make_engine(
   target, draft, policy, num_pages=NUM_PAGES, run_ahead=0, **tree
 ):
@@ -74,7 +59,6 @@ def make_engine(
     target,
     PersistentTrees(model=draft, tree=tree),
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
-    lookup=PromptLookup(prompt_lookup_min=1),
     policy=policy,
     run_ahead=run_ahead,
   )
@@ -103,26 +87,6 @@ def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
   assert_empty(engine, NUM_PAGES)
 
 
-@pytest.mark.parametrize(('split', 'run_ahead'), [('serial', 0), ('async', 1)])
-def test_drafts_are_looked_up_while_the_model_rests(
-  split, run_ahead, monkeypatch
-):
-  target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomSources(0), run_ahead=run_ahead)
-  updates, push = [], engine_handles.Handle.push
-
-  def note(handle, update):
-    updates.append(update)
-    push(handle, update)
-
-  monkeypatch.setattr(engine_handles.Handle, 'push', note)
-  requests = random_requests(10, seed=5)
-  check(requests, serve(engine, requests, seed=5))
-  sources = {piece.source for update in updates for piece in update.pieces}
-  assert sources == {*Source}
-  assert_empty(engine, NUM_PAGES)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('run_ahead', [0, 1, 2])
 @pytest.mark.parametrize(
@@ -130,7 +94,7 @@ def test_drafts_are_looked_up_while_the_model_rests(
 )
 def test_300_random_requests(split, run_ahead):
   target, draft = make_models(split)
-  engine = make_engine(target, draft, RandomSources(7), run_ahead=run_ahead)
+  engine = make_engine(target, draft, RandomLengths(7), run_ahead=run_ahead)
   requests = random_requests(300, seed=300)
   check(requests, serve(engine, requests, seed=300))
   assert engine.scheduler.num_preemptions > 0
@@ -251,8 +215,6 @@ def test_bad_sizes_are_refused():
   target, draft = make_models('async')
   with pytest.raises(errors.UserError, match='num_nodes=9 must be 8'):
     make_engine(target, draft, None, num_nodes=9)
-  with pytest.raises(errors.UserError, match='is_adaptive=True has no effect'):
-    make_engine(target, draft, None, is_adaptive=True)
   with pytest.raises(errors.UserError, match='run_ahead must be at least 0'):
     make_engine(target, draft, None, run_ahead=-1)
 
@@ -264,13 +226,3 @@ def test_what_needs_something_else_is_refused():
     errors.UserError, match='run_ahead=1 needs PersistentTrees'
   ):
     Engine(target, SuffixLookup(), sizes=sizes, run_ahead=1)
-  policy = LookupOrModel(FixedLength(1), FixedLength(1))
-  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
-    Engine(target, sizes=sizes, policy=policy)
-  engine = Engine(target, sizes=sizes)
-  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
-    engine.policy = policy
-  engine.policy = RandomSources(0)
-  engine.submit(random_requests(1, seed=0)[0])
-  with pytest.raises(errors.UserError, match='the engine has no `lookup`'):
-    serve(engine, [], seed=0)

@@ -57,7 +57,6 @@ def test_choices_travel_whole(monkeypatch):
     lengths=np.array([2, 0]),
     is_probe=np.array([False, True]),
     prunes_after_draft=True,
-    uses_lookup=True,
     expected_tokens=1.5,
   )
   monkeypatch.setattr(
@@ -70,7 +69,6 @@ def test_choices_travel_whole(monkeypatch):
     np.testing.assert_array_equal(*values)
     assert type(values[0]) is type(values[1])
   assert policy.plan_verify(None, found, found).tolist() == [2, 0]
-  assert not policy.wants_lookup_feedback
 
 
 class Planned(policies.Policy):

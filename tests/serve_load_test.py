@@ -262,7 +262,7 @@ def test_living_trees_have_the_sizes_of_their_flags():
     ('serial', 'max_length', 'mode serial; give --num_nodes'),
     ('chain', 'run_ahead', 'mode chain; its drafts need'),
     ('async', 'forced_acceptance', 'mode async; leave it out'),
-    ('auto', 'adaptive', 'mode serial; leave it out'),
+    ('auto', 'max_length', 'mode serial; give --num_nodes'),
   ],
 )
 def test_flags_that_a_mode_does_not_read(mode, name, message):

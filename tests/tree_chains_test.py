@@ -89,7 +89,6 @@ best_candidates = tree_oracle.compiled(
 )
 reroot = tree_oracle.compiled(tree_lib.reroot)
 select = tree_oracle.compiled(tree_lib.select, static_argnums=1)
-mark_sent = tree_oracle.compiled(tree_lib.mark_sent)
 
 
 @functools.partial(tree_oracle.compiled, static_argnums=1)
@@ -192,15 +191,6 @@ def test_a_full_tree_drops_the_end_of_a_chain():
     ),
   )
   assert list(weights(tree)) == [1, 3, 5, 2]
-
-
-def test_coverage_does_not_part_a_chain():
-  """t5 is sent, its child t7 is not, and neither has a row."""
-  tree = example_tree()
-  tree = mark_sent(tree, select(tree, 3))
-  assert select(tree, 3).token_ids.tolist() == [[1, 3, 5]]
-  leaves = best_candidates(tree, 2, 1.0)
-  assert leaves.token_ids.tolist() == [[2, 3]]
 
 
 def test_many_accepted_tokens_may_lack_a_row():

@@ -27,8 +27,9 @@ OWN_DRAFT, BAD_DRAFT = 0, 1  # seeds
 def test_warmup_compiles_all():
   """Trees and pauses. It is first, as the others find its programs."""
   target, draft = pair(*DEVICES['serial'], BAD_DRAFT)
-  tree = dataclasses.replace(TREE, is_adaptive=True)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
+  tree_decoder = ss.Decoder(
+    target, draft, tree=TREE, batch_size=3, policy='goodput'
+  )
   jax.clear_caches()
   tree_decoder.warmup(200, MIXED[-1].sampling)
   with profiling.count_compilations() as compilations:

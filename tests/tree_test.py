@@ -60,11 +60,11 @@ DRAFT = example_draft(EXAMPLE)
 CACHE_DRAFT = example_draft(CACHE_EXAMPLE)
 grow = tree_oracle.compiled(
   tree_lib.grow,
-  static_argnames=('draft_fn', 'num_nodes', 'width', 'coverage'),
+  static_argnames=('draft_fn', 'num_nodes', 'width'),
 )
 select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
 best_candidates = tree_oracle.compiled(
-  tree_lib.best_candidates, static_argnums=1, static_argnames='coverage'
+  tree_lib.best_candidates, static_argnums=1
 )
 mark_sent = tree_oracle.compiled(tree_lib.mark_sent)
 reroot_program = tree_oracle.compiled(tree_lib.reroot)
@@ -205,17 +205,10 @@ def test_full_tree_drops_least_probable_candidates():
   assert num_forwards == 1  # and no more: nothing is left to expand
 
 
-def test_coverage_prefers_possible_exits():
-  """t1, t2, t3 are sent: t4 and t5 and t6 may follow, t7 may not."""
+def test_sent_nodes_are_marked():
   tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
   tree = mark_sent(tree, select(tree, 3))
-  assert tokens(tree, tree_lib.CANDIDATE) == [4, 5, 6]
-  tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)  # t5 gets t7
   assert tree.token_ids[tree.is_sent].tolist() == [1, 2, 3]
-  plain = best_candidates(tree, 3)
-  assert plain.token_ids.tolist() == [[6, 7, 4]]
-  covering = best_candidates(tree, 3, coverage=1.0)
-  assert covering.token_ids.tolist() == [[6, 4, 7]]
 
 
 def test_ancestor_mask_follows_parents():

@@ -78,7 +78,6 @@ class Policies:
       self._table,
       is_tree=engine_flags.is_tree(),
       drafts_by_model=engine_flags.drafts_by_model(),
-      uses_lookup=engine_flags.uses_lookup(),
     )
 
 

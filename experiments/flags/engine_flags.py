@@ -10,7 +10,6 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments.flags import (
   device_flags,
-  draft_flags,
   modes,
   shared_flags,
   size_flags,
@@ -33,8 +32,7 @@ _MODE = flags.DEFINE_enum(
   'mode',
   modes.AUTO,
   modes.SERVING,
-  'What drafts; auto is serial if there is a draft model, else prompt_lookup; '
-  'with a draft model, policy goodput may let it rest and look drafts up. '
+  'What drafts; auto is serial with --draft, else prompt_lookup. '
   'Modes chain, tree, beams, serial and async take --draft; DFlash drafts and '
   'P-EAGLE heads are for chain and tree. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
@@ -99,7 +97,6 @@ _PROMPT_DEVICES = flags.DEFINE_list(
   'with a draft model.',
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
-_DECODER_FLAGS = 'adaptive', 'forced_acceptance'
 _RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.PERSISTENT_TREES
 _HOLDERS = (
   _MODE,
@@ -132,11 +129,6 @@ def drafts_by_model() -> bool:
   return modes.MODES[mode()].drafts_by_model
 
 
-def uses_lookup() -> bool:
-  """Returns whether drafts can be looked up beside a draft model."""
-  return _MODE.value == modes.AUTO and mode() in modes.PERSISTENT_TREES
-
-
 def _refuse(names: Sequence[str], remedy: str) -> None:
   for name in names:
     if flags.FLAGS[name].present:
@@ -159,7 +151,7 @@ def sizes() -> ProgramSizes:
   longest = _MAX_LENGTH.value
   if mode() in modes.PERSISTENT_TREES:
     _refuse(['max_length'], 'give --num_nodes')
-    _refuse(_DECODER_FLAGS, 'leave it out')
+    _refuse(['forced_acceptance'], 'leave it out')
     longest = tree_flags.config().num_nodes - 1
   elif mode() in modes.NEW_TREES:
     _refuse(['num_nodes'], 'give --max_length')
@@ -219,12 +211,10 @@ def make_engine(
     draft = _forced_draft()
   elif (make := modes.MODES[mode()].make) is not None:
     draft = make()
-  lookup = draft_flags.prompt_lookup() if uses_lookup() else None
   engine = Engine(
     target,
     draft,
     sizes=declared,
-    lookup=lookup,
     run_ahead=_run_ahead() if runs_ahead else 0,
     step_devices=step_devices,
   )

@@ -13,7 +13,7 @@ import swiftspec_jax as ss
 from experiments.flags import draft_flags
 from swiftspec_jax import errors
 
-AUTO = 'auto'  # with a draft model or without
+AUTO = 'auto'  # serial with --draft, else prompt_lookup, by goodput
 PLAIN = 'autoregressive'
 SUFFIX_LOOKUP = 'suffix_lookup'
 DATASTORE = 'datastore'
@@ -56,7 +56,7 @@ class Mode:
 MODES = {
   PLAIN: Mode(takes_policy=False),
   'prompt_lookup': Mode(make=draft_flags.prompt_lookup),
-  AUTO: Mode(takes_draft=True, has_builtin=True, takes_policy=False),
+  AUTO: Mode(takes_draft=True, takes_policy=False),
   SUFFIX_LOOKUP: Mode(is_paged=True, make=ss.SuffixLookup),
   DATASTORE: Mode(
     is_paged=True,

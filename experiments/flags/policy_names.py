@@ -63,7 +63,6 @@ def make(
   *,
   is_tree: bool = False,
   drafts_by_model: bool = True,
-  uses_lookup: bool = False,
 ) -> policies.Policy:
   """Returns a new policy.
 
@@ -75,7 +74,6 @@ def make(
     table: the policy that 'table' names.
     is_tree: drafts are trees.
     drafts_by_model: drafts take time, other than lookups.
-    uses_lookup: drafts can be looked up beside those of the model.
 
   Raises:
     UserError: there is none of this name, or none for trees.
@@ -89,7 +87,6 @@ def make(
       buckets,
       is_tree=is_tree,
       drafts_by_model=drafts_by_model,
-      uses_lookup=uses_lookup,
       costs=costs,
     )
   if name == _ADASERVE:

@@ -1,7 +1,6 @@
 """Flags that several programs share, and what they stand for."""
 
 import dataclasses
-import functools
 import hashlib
 import pathlib
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from experiments.output import provenance
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
 from swiftspec_jax.checkpoint import builtin, load
-from swiftspec_jax.policies import auto
 
 _TARGET = flags.DEFINE_string(
   'target',
@@ -291,8 +289,7 @@ def speculation(mode: str, draft: ss.Model | None) -> dict[str, Any]:
 def _drafts(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   make = modes.MODES[mode].make
   if mode == modes.AUTO and draft is None:
-    policy = functools.partial(auto.make, drafts_by_model=False)
-    return {'draft': draft_flags.prompt_lookup(), 'policy': policy}
+    return {'draft': draft_flags.prompt_lookup(), 'policy': 'goodput'}
   if make is not None:
     made = make()
     has_length = hasattr(made, 'num_speculative_tokens')
@@ -307,7 +304,8 @@ def _drafts(mode: str, draft: ss.Model | None) -> dict[str, Any]:
     new_trees = tree_flags.new_trees(mode, draft)
     return {'draft': new_trees, 'num_speculative_tokens': tree.num_nodes - 1}
   if mode == modes.AUTO:
-    tree = dataclasses.replace(tree, is_adaptive=True, forced_acceptance=None)
+    tree = dataclasses.replace(tree, forced_acceptance=None)
+    return {'draft': draft, 'tree': tree, 'policy': 'goodput'}
   return {'draft': draft, 'tree': tree}
 
 

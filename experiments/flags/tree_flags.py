@@ -42,18 +42,6 @@ _WAITS_FOR_MISSES = flags.DEFINE_bool(
   'have a tree again after a miss. With --nowaits_for_misses such a request '
   'sends one token alone. By default this is chosen in each round.',
 )
-_COVERAGE = flags.DEFINE_float(
-  'coverage',
-  _DEFAULTS.coverage,
-  'Mode async: nats by which possible next roots that were not sent are '
-  "preferred for expansion; 0 is the paper's order.",
-)
-_ADAPTIVE = flags.DEFINE_bool(
-  'adaptive',
-  _DEFAULTS.is_adaptive,
-  'Choose --num_nodes and --num_draft_steps (up to the values given) while '
-  'decoding, and decode plainly where no tree pays.',
-)
 _MIN_LEAF_MASS = flags.DEFINE_float(
   'min_leaf_mass',
   _DEFAULTS.min_leaf_mass,
@@ -92,8 +80,6 @@ _LIVING = *modes.PERSISTENT_TREES, modes.AUTO
 _USERS = {
   _NUM_RESTART_STEPS.name: _LIVING,
   _WAITS_FOR_MISSES.name: _LIVING,
-  _COVERAGE.name: _LIVING,
-  _ADAPTIVE.name: _LIVING,
   _BRANCHING.name: (modes.TREE, *_LIVING),
   _MIN_LEAF_MASS.name: (modes.TREE, *_LIVING),
 }
@@ -114,8 +100,6 @@ def config() -> ss.TreeConfig:
     branching=_BRANCHING.value,
     num_restart_steps=_NUM_RESTART_STEPS.value,
     waits_for_misses=_WAITS_FOR_MISSES.value,
-    coverage=_COVERAGE.value,
-    is_adaptive=_ADAPTIVE.value,
     min_leaf_mass=_MIN_LEAF_MASS.value,
     prompt_lookup=_TREE_PROMPT_LOOKUP.value,
     suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
@@ -159,8 +143,6 @@ def to_json() -> dict[str, Any]:
     _BRANCHING,
     _NUM_RESTART_STEPS,
     _WAITS_FOR_MISSES,
-    _COVERAGE,
-    _ADAPTIVE,
     _MIN_LEAF_MASS,
     _TREE_PROMPT_LOOKUP,
     _TREE_SUFFIX_LOOKUP,

@@ -30,8 +30,6 @@ TUNED = (
   'branching',
   'num_restart_steps',
   'waits_for_misses',
-  'coverage',
-  'adaptive',
   'min_leaf_mass',
   'tree_prompt_lookup',
   'tree_suffix_lookup',

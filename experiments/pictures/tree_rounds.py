@@ -77,8 +77,6 @@ def collect(
   """
   if num_rounds < 1:
     raise errors.UserError(f'num_rounds must be at least 1, got {num_rounds}')
-  # Rounds must not depend on the machine's speed.
-  tree_config = dataclasses.replace(tree_config, is_adaptive=False)
   decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
   decoder.run([request])  # checks the request; nothing is decoded yet
   if tree_config.forced_acceptance and not request.reference_token_ids:

@@ -24,13 +24,10 @@ MAIN = (
   *(f'serial_{name}' for name in LOOKUPS),
   'async_lockstep',
   'async',
-  'async_coverage',
-  'async_adaptive',
   'async_restart',
   *(f'async_{name}' for name in LOOKUPS),
 )
 # Where the flags leave them off.
-_COVERAGE = 1.0
 _NUM_RESTART_STEPS = 2
 
 
@@ -60,8 +57,6 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
   """
   base = dataclasses.replace(
     tree,
-    coverage=0.0,
-    is_adaptive=False,
     num_restart_steps=0,
     prompt_lookup=False,
     suffix_lookup=False,
@@ -88,8 +83,6 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
     *lookups('serial'),
     asynchronous('async_lockstep', run_ahead=0),
     asynchronous('async'),
-    asynchronous('async_coverage', coverage=tree.coverage or _COVERAGE),
-    asynchronous('async_adaptive', is_adaptive=True),
     asynchronous(
       'async_restart',
       num_restart_steps=tree.num_restart_steps or _NUM_RESTART_STEPS,

@@ -1,7 +1,6 @@
 """How a token tree is grown."""
 
 import dataclasses
-import math
 
 from swiftspec_jax import errors
 
@@ -29,11 +28,7 @@ class TreeConfig:
       only.
     capacity: most nodes of a tree.
     num_cache_rows: most nodes of a tree with keys and values.
-    coverage: nats by which possible next roots that were not sent are
-      preferred for expansion; 0 is the paper's order. Asynchronous mode only.
-    is_adaptive: whether `num_nodes` and `num_draft_steps`, up to the values
-      here, are chosen while decoding, from the acceptance and the step times.
-      Where no tree pays it decodes plainly, and tries again from time to time.
+    is_adaptive: old name of `Decoder(policy='goodput')`; goes in 0.4.
     min_leaf_mass: least probability, by the draft, of all leaves of a forward
       together. With less, a tree of `num_nodes` grows no further in this round;
       0 is off.
@@ -54,7 +49,6 @@ class TreeConfig:
   waits_for_misses: bool | None = None
   capacity: int = 256
   num_cache_rows: int = 128
-  coverage: float = 0.0
   is_adaptive: bool = False
   min_leaf_mass: float = 0.0
   prompt_lookup: bool = True
@@ -79,7 +73,6 @@ class TreeConfig:
         1 <= self.num_cache_rows <= self.capacity,
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
-      'coverage': (0 <= self.coverage < math.inf, 'finite and >= 0'),
       'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
       'forced_acceptance': (
         forced is None or 0 < forced <= 1,

@@ -20,7 +20,6 @@ import numpy as np
 
 from swiftspec_jax import buckets, errors, hosts, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
-from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.handles import Handle
@@ -38,10 +37,9 @@ from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
   EngineDrafter,
-  HostDrafter,
   SlotTexts,
 )
-from swiftspec_jax.step import slot_trees, step_input, target_forward
+from swiftspec_jax.step import step_input, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
@@ -63,7 +61,6 @@ class Engine(Frontend):
     programs: compiled programs.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
-    lookup: drafter of steps whose plan says `uses_lookup`, None without one.
   """
 
   def __init__(
@@ -72,7 +69,6 @@ class Engine(Frontend):
     draft: make_drafter.Draft = None,
     *,
     sizes: ProgramSizes,
-    lookup: make_drafter.Lookup | None = None,
     policy: policies.Policy | None = None,
     run_ahead: int = 0,
     step_devices: StepDevices | None = None,
@@ -87,7 +83,6 @@ class Engine(Frontend):
         Others are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and
         a `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
-      lookup: second source beside a draft model, where the policy prefers it.
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `PersistentTrees`, a lookup or drafter on the
@@ -101,8 +96,8 @@ class Engine(Frontend):
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
         insists on kernels that cannot do its steps, `step_devices` does not fit
-        its devices, its pages or the draft, `run_ahead` does not fit the draft,
-        or the policy wants lookups that there are not.
+        its devices, its pages or the draft, or `run_ahead` does not fit the
+        draft.
     """
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
@@ -133,20 +128,9 @@ class Engine(Frontend):
     self._run_ahead = run_ahead
     self._timeline = timeline
     self._set_drafter(self._make_drafter(draft))
-    self.lookup: HostDrafter | None = None
-    # The same on the devices, where steps need not wait for it.
-    self._lookup_ahead: DeviceDrafter | None = None
-    if lookup is not None:
-      self.lookup = make_drafter.make_second(self._target, lookup, sizes)
-      if run_ahead and sizes.has_rows and isinstance(lookup, PromptLookup):
-        self._lookup_ahead = make_drafter.on_devices(
-          self._target, lookup, sizes
-        )
+    # Of how much to draft; may be replaced between steps.
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
-    # A plan that waits until all steps are read, with its view.
-    self._waiting_plan: tuple[policies.StepView, policies.DraftPlan] | None
-    self._waiting_plan = None
     self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
     self._reader = StepReader(
       self.scheduler,
@@ -217,21 +201,6 @@ class Engine(Frontend):
   def _set_drafter(self, drafter: EngineDrafter) -> None:
     self.drafter = drafter
     self.programs = Programs(self.sizes, self._target, self.drafter)
-
-  @property
-  def policy(self) -> policies.Policy:
-    """Policy of how much to draft; may be replaced between steps.
-
-    Raises:
-      UserError: it wants lookups, and there is no `lookup`.
-    """
-    return self._policy
-
-  @policy.setter
-  def policy(self, policy: policies.Policy) -> None:
-    if policy.wants_lookup_feedback and self.lookup is None:
-      raise _no_lookup()
-    self._policy = policy
 
   @property
   def step_devices(self) -> StepDevices:
@@ -309,9 +278,7 @@ class Engine(Frontend):
     if self._timeline is not None:
       self._timeline.start_round()
     self._assign()
-    view, plan = self._plan(self._described(view, start))
-    if plan is None:
-      return False
+    view, plan = policies.ask(self.policy, self._described(view, start))
     drafts = self._draft(view, plan)
     if drafts.is_late is not None:
       plan = plan.without(drafts.is_late)
@@ -338,11 +305,6 @@ class Engine(Frontend):
       self._timeline.host('dispatch', start, time.perf_counter())
     return True
 
-  @property
-  def _finds_drafts_late(self) -> bool:
-    is_on_devices = isinstance(self.drafter, DeviceDrafter)
-    return is_on_devices or self._lookup_ahead is not None
-
   def _described(
     self, view: policies.StepView, now: float
   ) -> policies.StepView:
@@ -354,30 +316,12 @@ class Engine(Frontend):
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
       known['decode_seconds'] = np.array(seconds)
-    if self._finds_drafts_late:
+    if isinstance(self.drafter, DeviceDrafter):
       known['finds_drafts_late'] = True
       known['pads_absent_drafts'] = not self.sizes.has_rows
     if not self.programs.can_draft(view):
       known['limits'] = np.zeros_like(view.limits)
     return dataclasses.replace(view, **known)
-
-  def _plan(
-    self, view: policies.StepView
-  ) -> tuple[policies.StepView, policies.DraftPlan | None]:
-    """Asks the policy; the plan is None if steps have to be read before."""
-    if self._waiting_plan is None:
-      asked, plan = view, self.policy.plan_draft(view)
-    else:
-      asked, plan = self._waiting_plan
-    if plan.uses_lookup and self.lookup is None:
-      raise _no_lookup()
-    if plan.uses_lookup and self._unread and self._lookup_ahead is None:
-      self._waiting_plan = asked, plan
-      return view, None
-    self._waiting_plan = None
-    if asked is not view:
-      plan = plan.for_view(asked, view)
-    return policies.fit(view, plan)
 
   def _draft(
     self, view: policies.StepView, plan: policies.DraftPlan
@@ -386,13 +330,6 @@ class Engine(Frontend):
     if not plan.lengths.any():
       return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
-    if plan.uses_lookup:
-      lookup = self._lookup_ahead or self.lookup
-      drafts = lookup.draft(view, plan.lengths, self._texts)
-      if self._takes_trees and drafts.chains is not None:
-        trees = slot_trees.chains_on_host(drafts.chains)
-        drafts = dataclasses.replace(drafts, chains=None, trees=trees)
-      return drafts
     return self.drafter.draft(view, plan.lengths, self._texts)
 
   def _dispatch(
@@ -428,14 +365,13 @@ class Engine(Frontend):
   def _drafting(self) -> Drafting:
     return Drafting(
       drafter=self.drafter,
-      lookup=self.lookup,
       policy=self.policy,
       is_by_model=self._drafts_by_model,
     )
 
   def reset_drafters(self) -> None:
     """Forgets what ended requests have taught; only without requests."""
-    self._drafting.reset()
+    self.drafter.reset()
 
   def _make_job(
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
@@ -463,7 +399,7 @@ class Engine(Frontend):
 
   def _drop(self, job: Job) -> None:
     self.scheduler.cancel(job.request_id)
-    self._drafting.forget(job.request_id)
+    self.drafter.forget(job.request_id)
 
   def _assign(self) -> None:
     """Writes down the texts of requests that have got a slot."""
@@ -503,12 +439,11 @@ class Engine(Frontend):
     self._target.warm_up()
     for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
       for length in buckets.text_lengths(flat.context):
-        for search in warm_up.searches(flat, self.drafter, self._lookup_ahead):
+        for search in warm_up.searches(flat, self.drafter):
           output = self.enqueue_trial(flat, length, level, *search)
           jax.block_until_ready(output[0])
-      for drafter in (self.drafter, self._lookup_ahead):
-        if drafter is not None and drafter.has_programs and flat.block_size > 1:
-          drafter.warm_up(flat)
+      if self.drafter.has_programs and flat.block_size > 1:
+        self.drafter.warm_up(flat)
 
   def trial(
     self, flat: StepSizes, num_positions: int, num_devices: int | None = None
@@ -559,10 +494,3 @@ class Engine(Frontend):
     return warm_up.run_step(
       self.sizes, self._target, flat, step, level, search, least_found
     )
-
-
-def _no_lookup() -> errors.UserError:
-  return errors.UserError(
-    'the policy wants drafts to be looked up, and the engine has no `lookup`; '
-    'give it one, such as PromptLookup()'
-  )

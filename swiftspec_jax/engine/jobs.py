@@ -139,7 +139,6 @@ class Job:
     logprobs: types.Logprobs | None,
     drafted: np.ndarray | None,
     *,
-    uses_lookup: bool,
     news: np.ndarray | None = None,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
@@ -150,11 +149,10 @@ class Job:
       logprobs: those of `push`.
       drafted: chain i32[K], or packed `types.TreeProposal` of the slot, if
         anybody wants to see drafts.
-      uses_lookup: whether a lookup drafted while a draft model rested.
       news: nodes, outcome and forwards as in `verdicts_of`, if there are.
     """
     end = int(verdict.num_accepted) + 1
-    by_text = uses_lookup or not self._by_model
+    by_text = not self._by_model
     path, is_looked_up = list(range(end)), [by_text] * end
     if verdict.tree is not None:
       path = verdict.tree.path[:end].tolist()
@@ -168,13 +166,13 @@ class Job:
       # Of what the devices found, which may be less than what was verified.
       num_levels=min(int(verdict.num_levels), num_drafted),
       num_accepted=end - 1,
-      is_tree=verdict.tree is not None and not uses_lookup,
+      is_tree=verdict.tree is not None,
       outcome=outcome,
       num_forwards=num_forwards if outcome != types.NO_OUTCOME else 0,
       path=path,
       is_looked_up=is_looked_up[1:],
     )
-    nodes, by_model = (), not by_text
+    nodes, by_model = (), self._by_model
     if self.shows_drafts and num_drafted and verdict.tree is not None:
       nodes = draft_nodes.of_tree(drafted, num_drafted, path, by_model=by_model)
     elif self.shows_drafts and num_drafted:

@@ -21,7 +21,7 @@ from swiftspec_jax.serving.drafters.engine_drafter import (
   HostDrafter,
   SlotTexts,
 )
-from swiftspec_jax.step.slot_drafts import SlotDrafts, verdicts_of
+from swiftspec_jax.step.slot_drafts import verdicts_of
 from swiftspec_jax.step.target import Target
 from swiftspec_jax.step.verdicts import Verdicts
 
@@ -32,27 +32,13 @@ class Drafting:
 
   Attributes:
     drafter: drafter of the engine.
-    lookup: second drafter, or None.
     policy: policy of the engine.
     is_by_model: whether the drafter is a model.
   """
 
   drafter: EngineDrafter
-  lookup: HostDrafter | None
   policy: policies.Policy
   is_by_model: bool
-
-  def forget(self, request_id: int) -> None:
-    """Tells all drafters that a request has ended."""
-    self.drafter.forget(request_id)
-    if self.lookup is not None:
-      self.lookup.forget(request_id)
-
-  def reset(self) -> None:
-    """Forgets what ended requests have taught; only without requests."""
-    self.drafter.reset()
-    if self.lookup is not None:
-      self.lookup.reset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +129,6 @@ class StepReader:
     if drafting.drafter.keeps_trees and unread.drafted.any():
       report = drafted[:, -3:]
     rows = is_present[decoding]
-    judged = self._judged(unread, view, rows, drafting)
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = self._verdicts(packed[view.slots])
     if isinstance(drafting.drafter, HostDrafter):
@@ -152,7 +137,7 @@ class StepReader:
       unread, step, is_present, packed, (logprobs, drafted), report
     )
     for request_id in ended.tolist():
-      drafting.forget(request_id)
+      drafting.drafter.forget(request_id)
     end = time.perf_counter()
     begun = max(unread.start, self._last_read)
     # A size whose program was compiled in a step would seem to be slow.
@@ -168,7 +153,7 @@ class StepReader:
       seconds=seconds,
     )
     _tell_drafter(read, drafting.drafter)
-    self._tell_policy(read, judged, drafting)
+    self._tell_policy(read, drafting)
     if self._timeline is not None:
       self._timeline.host('wait', start, arrived)
       self._timeline.host('read', arrived, time.perf_counter())
@@ -177,7 +162,6 @@ class StepReader:
       num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=unread.plan,
-      uses_lookup=unread.plan.uses_lookup,
       takes_in=unread.drafts.takes_in,
       step=step,
       num_devices=unread.num_devices,
@@ -188,42 +172,23 @@ class StepReader:
       **verdicts_of(report),
     )
 
-  def _judged(
-    self,
-    unread: Unread,
-    view: policies.StepView,
-    rows: np.ndarray,
-    drafting: Drafting,
-  ) -> SlotDrafts | None:
-    """Returns what a lookup would have drafted, for a policy that learns it."""
-    if not drafting.policy.wants_lookup_feedback or unread.plan.uses_lookup:
-      return None
-    return drafting.lookup.draft(view, view.limits * rows, self._texts)
-
-  def _tell_policy(
-    self, step: _ReadStep, judged: SlotDrafts | None, drafting: Drafting
-  ) -> None:
-    """Tells the policy of a step, and of what a lookup would have drafted."""
-    unread, view, verdicts = step.unread, step.view, step.verdicts
-    for_model = drafting.is_by_model and not unread.plan.uses_lookup
-    sampling = self._target.sampling
+  def _tell_policy(self, step: _ReadStep, drafting: Drafting) -> None:
+    """Tells the policy of a step."""
+    is_usable = self._target.sampling.is_usable(
+      step.view.slots, for_model=drafting.is_by_model
+    )
     drafting.policy.observe(
       steps.outcome(
-        unread,
-        view,
+        step.unread,
+        step.view,
         step.lengths,
-        verdicts,
+        step.verdicts,
         step.seconds,
-        sampling.is_usable(view.slots, for_model=for_model) & step.rows,
+        is_usable & step.rows,
         takes_trees=self._takes_trees,
         narrows=self._narrows,
       )
     )
-    if judged is not None:
-      is_usable = sampling.is_usable(view.slots, for_model=False) & step.rows
-      drafting.policy.judge(
-        steps.outcome_of_lookup(view, judged, verdicts, is_usable)
-      )
 
   def _commit(
     self,
@@ -261,7 +226,6 @@ class StepReader:
         self._verdicts(packed[slot]),
         int(step.lengths[i]),
         *own,
-        uses_lookup=unread.plan.uses_lookup,
         news=None if report is None else report[slot],
       )
       self._texts.token_ids[slot, known : known + len(new)] = new

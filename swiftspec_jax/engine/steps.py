@@ -4,7 +4,6 @@ Legend: B rows that decode, F requests that have ended.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ class StepRecord:
       and a HIT, in the order of these numbers in `tree`.
     num_forwards: draft forwards between a verdict and the next proposal, for
       which the target waited.
-    uses_lookup: whether drafts were looked up while a draft model rested.
     draft_plan: plan of the policy, late rows left out.
     takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
     step: plan that was run; rows that decode lead.
@@ -55,7 +53,6 @@ class StepRecord:
     default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
   )
   num_forwards: int = 0
-  uses_lookup: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,10 +69,10 @@ class Unread:
   num_devices: int
   start: float
 
-  @functools.cached_property
+  @property
   def drafted(self) -> np.ndarray:
-    """i64[B] tokens of the drafter, which does not know what is looked up."""
-    return self.drafts.drafts.lengths * (not self.plan.uses_lookup)
+    """i64[B] tokens of the drafter."""
+    return self.drafts.drafts.lengths
 
   @property
   def verified(self) -> np.ndarray:
@@ -147,34 +144,4 @@ def outcome(
     seconds=seconds,
     is_usable=is_usable,
     num_fed=num_fed,
-  )
-
-
-def outcome_of_lookup(
-  view: policies.StepView,
-  drafts: SlotDrafts,
-  verdicts: Verdicts,
-  is_usable: np.ndarray,
-) -> policies.Outcome:
-  """Returns what would have been accepted of a lookup's drafts.
-
-  Args:
-    view: view of where the rows were.
-    drafts: drafts that were no part of the step.
-    verdicts: same as in `outcome`.
-    is_usable: same as in `outcome`.
-  """
-  chains = drafts.chains[view.slots]
-  places = np.arange(chains.shape[1])
-  tokens = verdicts.token_ids[:, : len(places)]
-  lengths = np.minimum(drafts.drafts.lengths, verdicts.num_accepted + 1)
-  is_right = (chains == tokens) & (places < lengths[:, None])
-  return policies.Outcome(
-    view=view,
-    plan=policies.DraftPlan(lengths=view.limits, uses_lookup=True),
-    drafts=drafts.drafts,
-    lengths=lengths,
-    num_accepted=is_right.cumprod(axis=1).sum(axis=1),
-    seconds=float('nan'),
-    is_usable=is_usable,
   )

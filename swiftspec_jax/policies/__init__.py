@@ -141,9 +141,6 @@ class DraftPlan:
     prunes_after_draft: whether `plan_verify` takes a part of the drafts.
       Together they may be more than the room of the step; only the memory
       bounds them.
-    uses_lookup: whether drafts are looked up in the texts while the draft model
-      rests; only for engines that can do both. The host has to know the texts,
-      so all steps in flight are read before.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.
@@ -153,19 +150,8 @@ class DraftPlan:
   is_probe: np.ndarray | None = None
   is_first: bool = False
   prunes_after_draft: bool = False
-  uses_lookup: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
-
-  def for_view(self, old: StepView, new: StepView) -> 'DraftPlan':
-    """Returns the plan for a later view; rows that are new have no draft."""
-    is_same = old.request_ids[:, None] == new.request_ids[None]
-    is_probe = self.is_probe
-    return dataclasses.replace(
-      self,
-      lengths=self.lengths @ is_same,
-      is_probe=None if is_probe is None else is_probe @ is_same,
-    )
 
   def without(self, is_late: np.ndarray) -> 'DraftPlan':
     """Returns the plan without rows bool[B] that cannot be drafted for yet."""
@@ -228,13 +214,7 @@ class Policy(abc.ABC):
   """Decides how much to speculate.
 
   By default what was drafted is verified, and nothing is learned.
-
-  Attributes:
-    wants_lookup_feedback: whether `judge` learns; the engine then has to look
-      drafts up in all steps.
   """
-
-  wants_lookup_feedback: bool = False
 
   @abc.abstractmethod
   def plan_draft(self, view: StepView) -> DraftPlan:
@@ -249,18 +229,6 @@ class Policy(abc.ABC):
 
   def observe(self, outcome: Outcome) -> None:
     """Takes the outcome of a step, in the order of the steps."""
-    del outcome
-
-  def judge(self, outcome: Outcome) -> None:
-    """Learns what would have become of drafts of a lookup.
-
-    An engine looks drafts up in all steps, as that is nearly free, and compares
-    them with its output where they were not part of the step.
-
-    Args:
-      outcome: outcome of lookups; its seconds are NaN if they were not part of
-        a step.
-    """
     del outcome
 
 

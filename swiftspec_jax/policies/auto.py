@@ -2,9 +2,7 @@
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.cost_model.without_draft import WithoutDraft
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.lookup_or_model import LookupOrModel
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
@@ -14,7 +12,6 @@ def make(
   *,
   is_tree: bool = False,
   drafts_by_model: bool = True,
-  uses_lookup: bool = False,
   costs: cost_model.CostModel | None = None,
 ) -> policies.Policy:
   """Returns a new policy that chooses by predicted goodput.
@@ -23,15 +20,9 @@ def make(
     buckets: the declared sizes.
     is_tree: whether drafts are trees.
     drafts_by_model: whether drafts take time, other than lookups.
-    uses_lookup: whether drafts can be looked up beside those of the model.
     costs: seconds of a step; None learns them while it decodes.
   """
-  by_model = Goodput(
+  return Goodput(
     costs or LiveCosts(buckets, drafts_by_model=drafts_by_model),
     TreeEstimator() if is_tree else None,
   )
-  if not uses_lookup:
-    return by_model
-  free = WithoutDraft(costs) if costs else None
-  by_lookup = Goodput(free or LiveCosts(buckets, drafts_by_model=False))
-  return LookupOrModel(by_model, by_lookup)

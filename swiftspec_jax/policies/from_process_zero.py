@@ -18,7 +18,6 @@ class FromProcessZero(policies.Policy):
   def __init__(self, policy: policies.Policy):
     """Takes the policy, which must be the same in all processes."""
     self._policy = policy
-    self.wants_lookup_feedback = policy.wants_lookup_feedback
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     values = hosts.from_process_zero(
@@ -43,10 +42,6 @@ class FromProcessZero(policies.Policy):
   def observe(self, outcome: policies.Outcome) -> None:
     if sharding.is_first_process():
       self._policy.observe(outcome)
-
-  def judge(self, outcome: policies.Outcome) -> None:
-    if sharding.is_first_process():
-      self._policy.judge(outcome)
 
 
 def _to_json(plan: policies.DraftPlan) -> dict[str, Any]:

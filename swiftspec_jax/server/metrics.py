@@ -47,10 +47,6 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
     "Forwards of a persistent tree's draft for which the target waited.",
     lambda record: record.num_forwards,
   ),
-  'swiftspec:spec_decode_num_lookup_steps': (
-    'Steps whose drafts were looked up while the draft model rested.',
-    lambda record: record.uses_lookup,
-  ),
 }
 
 _SECONDS = tuple(

@@ -83,10 +83,3 @@ def of_chains(token_ids: jax.Array) -> jax.Array:
   is_node = token_ids != types.PLACEHOLDER_TOKEN_ID
   parents = jnp.where(is_node, depths - 1, tree_lib.NO_PARENT)
   return types.TreeProposal.of_nodes(token_ids, parents, depths).pack()
-
-
-def chains_on_host(token_ids: np.ndarray) -> np.ndarray:
-  """Returns chains i32[U, K] of the host as `on_host` returns trees."""
-  num_slots, length = token_ids.shape
-  parents = np.tile(np.arange(-1, length, dtype=np.int32), (num_slots, 1))
-  return on_host(token_ids, parents)

@@ -34,7 +34,6 @@ DraftFn = Callable[[Any, Leaves], tuple[jax.Array, jax.Array, Any]]
 def best_candidates(
   tree: state.DraftTree,
   width: int,
-  coverage: float = 0.0,
   is_growing: jax.Array | bool = True,
 ) -> Leaves:
   """Returns the most probable candidates of the whole tree, best first.
@@ -45,21 +44,12 @@ def best_candidates(
   Args:
     tree: tree that will grow.
     width: W, most candidates.
-    coverage: nats by which possible exits rank higher: candidates that were
-      not sent and whose parent was. One of them is the next root if it is in
-      the tree at all, and should have keys and values by then.
     is_growing: bool[B] rows that have leaves; the others get padding.
   """
   is_candidate = tree.status == state.CANDIDATE
   is_candidate &= jnp.reshape(is_growing, (-1, 1))
-  ranking = tree.log_probs
-  if coverage:
-    is_exit = ~tree.is_sent & arrays.take(tree.is_sent, tree.parents)
-    if tree.chain_length > 1:  # or it might get past its parent
-      is_exit &= arrays.take(tree.cache_slots, tree.parents) != state.NO_SLOT
-    ranking = ranking + jnp.where(is_exit, coverage, 0.0)
   weights, nodes = jax.lax.top_k(
-    jnp.where(is_candidate, ranking, -jnp.inf), width
+    jnp.where(is_candidate, tree.log_probs, -jnp.inf), width
   )
   slots = tree.num_expanded[:, None] + jnp.arange(width)[None]
   is_leaf = (weights > -jnp.inf) & (slots < tree.num_cache_rows)
@@ -193,11 +183,10 @@ def expand_best(
   carry: Any,
   draft_fn: DraftFn,
   width: int,
-  coverage: float = 0.0,
   is_growing: jax.Array | bool = True,
 ) -> tuple[state.DraftTree, Any]:
   """Expands the `width` best candidates with one draft forward."""
-  leaves = best_candidates(tree, width, coverage, is_growing)
+  leaves = best_candidates(tree, width, is_growing)
   child_token_ids, child_log_probs, carry = draft_fn(carry, leaves)
   return expand(tree, leaves, child_token_ids, child_log_probs), carry
 
@@ -210,7 +199,6 @@ def grow(
   num_steps: int | jax.Array,
   width: int,
   num_nodes: int | jax.Array = 0,
-  coverage: float = 0.0,
   is_growing: jax.Array | bool = True,
   min_mass: jax.Array | None = None,
 ) -> tuple[state.DraftTree, Any]:
@@ -228,7 +216,6 @@ def grow(
     width: W, leaves of a forward.
     num_nodes: size, or i32[B] sizes, that every tree must reach even if that
       takes more steps.
-    coverage: nats by which possible exits rank higher, see `best_candidates`.
     is_growing: bool[B] rows that grow.
     min_mass: f32[] or f32[B] `leaf_mass` below which a tree of `num_nodes`
       stops (Dynamic Depth Decoding, arXiv 2409.00142); None for trees that
@@ -245,22 +232,20 @@ def grow(
     )
     wants = step < num_steps
     if min_mass is not None:
-      wants &= leaf_mass(tree, width, coverage) >= min_mass
+      wants &= leaf_mass(tree, width) >= min_mass
     return can_grow & (wants | (tree.size < num_nodes))
 
   def body(now):
     step, tree, carry, rows = now
     rows = is_growing if min_mass is None else rows
-    tree, carry = expand_best(tree, carry, draft_fn, width, coverage, rows)
+    tree, carry = expand_best(tree, carry, draft_fn, width, rows)
     return step + 1, tree, carry, rows_to_grow(step + 1, tree)
 
   start = jnp.int32(0), tree, carry, rows_to_grow(0, tree)
   return jax.lax.while_loop(lambda now: jnp.any(now[3]), body, start)[1:3]
 
 
-def leaf_mass(
-  tree: state.DraftTree, width: int, coverage: float = 0.0
-) -> jax.Array:
+def leaf_mass(tree: state.DraftTree, width: int) -> jax.Array:
   """Returns f32[B], the probability of the leaves of the next forward.
 
   It is what the draft takes to be the probability that the text goes on
@@ -269,9 +254,8 @@ def leaf_mass(
   Args:
     tree: tree whose `best_candidates` are the leaves.
     width: W, most leaves.
-    coverage: nats by which possible exits rank higher, see `best_candidates`.
   """
-  nodes = best_candidates(tree, width, coverage).nodes
+  nodes = best_candidates(tree, width).nodes
   # What is above a leaf is expanded, or a leaf, too.
   parents = arrays.take(tree.parents, nodes)
   is_below = arrays.take(tree.status, parents) == state.CANDIDATE

@@ -36,7 +36,7 @@ def widen(
     depths=append(tree.depths, depths),
     log_probs=append(tree.log_probs, log_probs),
     cache_slots=fill(tree.cache_slots, state.NO_SLOT),
-    sent_as=fill(tree.sent_as, state.NO_NODE),
+    is_sent=fill(tree.is_sent, False),
     is_looked_up=fill(tree.is_looked_up, is_looked_up),
   )
 

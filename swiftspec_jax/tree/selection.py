@@ -52,10 +52,9 @@ def select(
 
 
 def mark_sent(tree: state.DraftTree, selection: Selection) -> state.DraftTree:
-  """Notes in `sent_as` that the target gets this selection, no other."""
-  none = jnp.full_like(tree.sent_as, state.NO_NODE)
+  """Notes in `is_sent` that the target gets this selection, no other."""
+  none = jnp.zeros_like(tree.is_sent)
   is_node = selection.nodes != state.NO_NODE
-  indices = jnp.broadcast_to(jnp.arange(is_node.shape[1])[None], is_node.shape)
   return tree.replace(
-    sent_as=arrays.put(none, selection.nodes, indices, is_node)
+    is_sent=arrays.put(none, selection.nodes, is_node, is_node)
   )

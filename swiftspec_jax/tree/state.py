@@ -23,8 +23,7 @@ class DraftTree:
   # i32[B, N] row of the draft's cache, counted from the end of the prefix;
   # NO_SLOT for candidates.
   cache_slots: jax.Array
-  # i32[B, N] index in what the target verifies now, or NO_NODE.
-  sent_as: jax.Array
+  is_sent: jax.Array  # bool[B, N] part of what the target verifies now
   is_looked_up: jax.Array  # bool[B, N] came of a text first, not of the draft
   # bool[B, M, M] which rows the node of a row sees: its ancestors' and its
   # own. Kept, because it costs one lookup for each new row; to derive it from
@@ -50,11 +49,6 @@ class DraftTree:
     is_node = jnp.arange(self.capacity)[None] < self.size[:, None]
     status = jnp.where(self.cache_slots == NO_SLOT, CANDIDATE, EXPANDED)
     return jnp.where(is_node, status, EMPTY)
-
-  @property
-  def is_sent(self) -> jax.Array:
-    """bool[B, N]: part of what the target verifies now."""
-    return self.sent_as != NO_NODE
 
   @property
   def num_expanded(self) -> jax.Array:
@@ -99,7 +93,7 @@ def new_tree(
     depths=jnp.zeros(shape, jnp.int32),
     log_probs=nodes(0.0, -jnp.inf, jnp.float32),
     cache_slots=jnp.full(shape, NO_SLOT, jnp.int32),
-    sent_as=jnp.full(shape, NO_NODE, jnp.int32),
+    is_sent=jnp.zeros(shape, bool),
     is_looked_up=jnp.zeros(shape, bool),
     row_mask=jnp.zeros((batch_size, num_cache_rows, num_cache_rows), bool),
     size=jnp.ones(batch_size, jnp.int32),
@@ -177,7 +171,7 @@ def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:
     depths=move(tree.depths, 0),
     log_probs=move(tree.log_probs, -jnp.inf),
     cache_slots=move(tree.cache_slots, NO_SLOT),
-    sent_as=move(tree.sent_as, NO_NODE),
+    is_sent=move(tree.is_sent, False),
     is_looked_up=move(tree.is_looked_up, False),
     size=size,
   )

@@ -259,7 +259,6 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
     num_steps=num_steps,
     width=tree_config.width,
     num_nodes=num_nodes,
-    coverage=tree_config.coverage,
     is_growing=is_ready | (state.tree.num_expanded > 0),
     min_mass=min_mass,
   )

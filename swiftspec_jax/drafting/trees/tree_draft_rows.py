@@ -95,7 +95,6 @@ class TreeDraftRows:
       num_draft_steps=0,
       num_restart_steps=0,
       waits_for_misses=None,
-      is_adaptive=False,
       min_leaf_mass=0.0,
     )
     self.max_context = max_context

@@ -46,23 +46,17 @@ def made_up_step(sizes: StepSizes, longest: int) -> StepPlan:
 
 
 def searches(
-  flat: StepSizes, *drafters: EngineDrafter | None
+  flat: StepSizes, drafter: EngineDrafter | None
 ) -> list[tuple[Search | None, int]]:
   """Returns `search` and `least_found` of `run_step` that run all of a program.
 
   Args:
     flat: sizes of the program.
-    *drafters: drafters of the engine.
+    drafter: drafter of the engine.
   """
-  if not flat.has_draft_blocks:
-    return [(None, 0)]
-  found = list[tuple[Search | None, int]]()
-  for drafter in drafters:
-    if isinstance(drafter, DeviceDrafter):
-      found += [(drafter.search(), 0), (drafter.search(), 1)]
-    elif drafter is not None:
-      found.append((None, 0))
-  return found
+  if flat.has_draft_blocks and isinstance(drafter, DeviceDrafter):
+    return [(drafter.search(), 0), (drafter.search(), 1)]
+  return [(None, 0)]
 
 
 def run_step(

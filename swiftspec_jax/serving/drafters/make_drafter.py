@@ -268,7 +268,10 @@ def _make_for(
   if model is not None and model.config.reads_features:
     return _make(target, draft, sizes)
   drafter = _make(target, draft, text_only.sizes_of_draft(sizes))
-  return _without_images(drafter, target, sizes)
+  kind = text_only.TextOnly
+  if isinstance(drafter, HostDrafter):
+    kind = text_only.TextOnlyHost
+  return kind(drafter, sizes.scheduler, target.is_image)
 
 
 def _is_on_devices(draft: Draft, run_ahead: int) -> bool:
@@ -296,15 +299,6 @@ def on_devices(
   if isinstance(drafter, PromptLookup):  # as long as on the host
     drafter = dataclasses.replace(drafter, num_speculative_tokens=max_length)
   return DeviceDrafter(drafter, target)
-
-
-def _without_images(
-  drafter: EngineDrafter, target: Target, sizes: ProgramSizes
-) -> text_only.TextOnly:
-  kind = text_only.TextOnly
-  if isinstance(drafter, HostDrafter):
-    kind = text_only.TextOnlyHost
-  return kind(drafter, sizes.scheduler, target.is_image)
 
 
 def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
@@ -336,16 +330,6 @@ def _kind_of(model: Model) -> tuple[Any, Any]:
   if model.config.eagle3 is None:
     return BlockChainDrafter, BlockTreeDrafter
   return MaskChainDrafter, MaskTreeDrafter
-
-
-def make_second(
-  target: Target, lookup: Lookup, sizes: ProgramSizes
-) -> HostDrafter:
-  """Returns the drafter of a lookup beside a model, told of the text alone."""
-  drafter = make_lookup(lookup)
-  if target.images is None:
-    return drafter
-  return _without_images(drafter, target, sizes)
 
 
 def make_lookup(lookup: Lookup) -> HostDrafter:

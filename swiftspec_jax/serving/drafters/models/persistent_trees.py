@@ -49,18 +49,13 @@ class PersistentTrees:
   Attributes:
     model: model that drafts, on the target's devices or on others.
     tree: sizes of the trees; `num_nodes` is one more than the longest declared
-      draft. `is_adaptive` is for a `Decoder` alone.
+      draft.
   """
 
   model: Model
   tree: TreeConfig
 
   def __post_init__(self):
-    if self.tree.is_adaptive:
-      raise errors.UserError(
-        'is_adaptive=True has no effect in an engine, whose policy says how '
-        'many nodes there are; leave it out'
-      )
     tree_checks.check_sizes(self.model, self.tree)
 
 
