@@ -55,7 +55,6 @@ Trial = Callable[[], Measurement]
 
 def main() -> None:
   """Runs the program."""
-  engine_flags.check_for_costs()
   declared = engine_flags.sizes()
   _check_sizes(declared)
   path = pathlib.Path(_OUTPUT.value)

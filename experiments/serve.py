@@ -100,8 +100,6 @@ def main() -> None:
   device_flags.spread([engine_flags.mode()])
   api_keys = _api_keys()
   declared = engine_flags.sizes()
-  if _WARM_UP.value != 'full':
-    engine_flags.check_unmeasured()
   cost_flags.check([_POLICY.value])
   listener = None
   if sharding.is_first_process():
@@ -109,7 +107,6 @@ def main() -> None:
   engine, target = _make(declared)
   if _WARM_UP.value == 'full':
     engine.programs.compile_all(show_progress=True)
-    engine_flags.measure_devices(engine, declared)
   else:
     engine.programs.start()
   if listener is None:

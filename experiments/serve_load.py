@@ -78,7 +78,6 @@ def main() -> None:
   for name in names:
     policies.make(name)
   engine.warm_up(show_progress=True)
-  engine_flags.measure_devices(engine, declared)
   if engine_flags.mode() == modes.FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []

@@ -75,20 +75,6 @@ def sequence_devices(mesh: Mesh) -> int:
   return mesh.shape.get(SEQUENCE_AXIS, 1)
 
 
-def part_of(mesh: Mesh, num_sharing: int) -> Mesh:
-  """Returns a mesh with the same axes, of the first devices along 'sequence'.
-
-  Args:
-    mesh: mesh of a model.
-    num_sharing: number of devices that share the tokens of the same heads.
-  """
-  if num_sharing == sequence_devices(mesh):
-    return mesh
-  axis = mesh.axis_names.index(SEQUENCE_AXIS)
-  devices = mesh.devices.take(range(num_sharing), axis)
-  return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-
-
 def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
   """Returns the sharding of an array with the logical `axes`."""
 

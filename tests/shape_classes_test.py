@@ -226,22 +226,6 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
   assert '1 programs are too few' in error
 
 
-def test_padded_batches_are_simulated(tmp_path):
-  programs.output_of(
-    'studies.padded_batches',
-    '--num_requests=10',
-    '--request_rates=20',
-    '--max_rows=4',
-    '--policies=fixed_2',
-    '--num_programs=30',
-    f'--output_dir={tmp_path}',
-  )
-  rows = {row['system']: row for row in programs.read_lines(tmp_path)}
-  flat, batch = rows['flat, 30 programs'], rows['one batch']
-  assert 0 < flat['padded_share'] < batch['padded_share'] < 1
-  assert flat['mean_e2e_latency'] < batch['mean_e2e_latency']
-
-
 @pytest.mark.parametrize('text', ['{"rows": 1}\n', '[1]\n', 'x\n', None])
 def test_other_files_are_refused(text, tmp_path):
   path = tmp_path / 'steps.jsonl'

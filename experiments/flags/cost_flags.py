@@ -39,8 +39,6 @@ def require(user: str) -> None:
 
 def check(names: Sequence[str]) -> None:
   """Raises UserError if costs are missing, or hold for other devices."""
-  if _COSTS.value is not None:
-    engine_flags.check_for_costs()
   for name in names:
     if policy_names.needs_costs(name):
       require(f'policy {name}')

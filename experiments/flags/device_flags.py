@@ -123,19 +123,6 @@ def sequence_devices() -> int:
   return _SEQUENCE_DEVICES.value
 
 
-def with_more(number: int) -> tuple[list[jax.Device], int]:
-  """Returns the target's devices and more, which share tokens with them.
-
-  Args:
-    number: number of all of them, a multiple of --target_devices.
-
-  Returns:
-    The devices, and how many of them share the same heads' tokens.
-  """
-  found = _devices(number, f'--prompt_devices={number}')[:number]
-  return found, number * _SEQUENCE_DEVICES.value // _TARGET_DEVICES.value
-
-
 def draft_devices() -> list[jax.Device]:
   """Returns the devices that hold the draft of mode async."""
   if _DRAFT_PROCESSES.value is not None:

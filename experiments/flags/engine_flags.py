@@ -1,6 +1,5 @@
 """Flags of the serving engine, and the engine that they describe."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ from experiments.flags import (
   size_flags,
   tree_flags,
 )
-from swiftspec_jax import errors, hosts
+from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.engine import device_costs
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
@@ -26,7 +24,6 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
   PersistentTrees,
 )
 from swiftspec_jax.step.program_sizes import ProgramSizes
-from swiftspec_jax.step.step_devices import StepDevices
 
 _MODE = flags.DEFINE_enum(
   'mode',
@@ -86,16 +83,6 @@ _MAX_IMAGES = flags.DEFINE_integer(
   'for them.',
   lower_bound=1,
 )
-_PROMPT_DEVICES = flags.DEFINE_list(
-  'prompt_devices',
-  [],
-  'Numbers of devices for steps that read prompts, such as 8 or 4,8: multiples '
-  'of --target_devices, which are the first of them and keep all keys and '
-  'values, and divisors of the last number. Each step takes the number that is '
-  'fastest by measured times, in serve with --warm_up=full; else all steps '
-  'that read prompts take the one number. Each has a copy of the weights. Not '
-  'with a draft model.',
-)
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.PERSISTENT_TREES
 _HOLDERS = (
@@ -107,7 +94,6 @@ _HOLDERS = (
   _KV_TOKENS,
   _SHARE_PREFIXES,
   _MAX_IMAGES,
-  _PROMPT_DEVICES,
 )
 
 
@@ -144,7 +130,6 @@ def sizes() -> ProgramSizes:
     UserError: they are no sizes, or the flags do not fit together.
   """
   shared_flags.check([mode()])
-  _step_devices()
   rows, query_tokens, contexts = map(
     size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
   )
@@ -194,10 +179,7 @@ def make_engine(
     declared: result of `sizes`.
     runs_ahead: whether --run_ahead has a meaning.
   """
-  step_devices = _step_devices()
-  target = shared_flags.load_target(
-    num_devices=step_devices and step_devices.numbers[-1]
-  )
+  target = shared_flags.load_target()
   draft: Any = None
   if mode() == 'chain':
     draft = shared_flags.load_draft(target, mode())
@@ -216,7 +198,6 @@ def make_engine(
     draft,
     sizes=declared,
     run_ahead=_run_ahead() if runs_ahead else 0,
-    step_devices=step_devices,
   )
   return engine, target
 
@@ -230,63 +211,6 @@ def _run_ahead() -> int:
   if mode() == 'prompt_lookup' and not flags.FLAGS['run_ahead'].present:
     return 0
   return tree_flags.run_ahead()
-
-
-def measure_devices(engine: Engine, declared: ProgramSizes) -> None:
-  """Lets an engine choose devices by the times of its compiled programs."""
-  if _PROMPT_DEVICES.value:
-    costs = device_costs.measure(engine, declared)
-    engine.step_devices = dataclasses.replace(engine.step_devices, costs=costs)
-
-
-def check_unmeasured() -> None:
-  """Raises UserError if devices cannot be chosen without `measure_devices`."""
-  if len(_PROMPT_DEVICES.value) > 1:
-    raise errors.UserError(
-      f'{_prompt_devices()} are chosen by measured times, which '
-      '--warm_up=full takes; give that, or one number'
-    )
-
-
-def check_for_costs() -> None:
-  """Raises UserError if the number of devices changes; costs are of one."""
-  if _PROMPT_DEVICES.value:
-    raise errors.UserError(
-      f'{_prompt_devices()} changes the number of devices, and files of costs '
-      'hold for one; leave it out here'
-    )
-
-
-def _prompt_devices() -> str:
-  return f'--{_PROMPT_DEVICES.name}={",".join(_PROMPT_DEVICES.value)}'
-
-
-def _step_devices() -> StepDevices | None:
-  """Returns the numbers of --prompt_devices after --target_devices.
-
-  Raises:
-    UserError: they do not fit together, or the mode has a draft model.
-  """
-  if not _PROMPT_DEVICES.value:
-    return None
-  given = _prompt_devices()
-  if hosts.is_together():
-    raise errors.UserError(f'{given} is for one process; leave it out')
-  numbers = size_flags.read(_PROMPT_DEVICES)
-  fewest = len(device_flags.target_devices())
-  if drafts_by_model():
-    raise errors.UserError(
-      f'{given} has no effect on draft models, and the mode is {mode()}; '
-      'leave it out, or take --mode=prompt_lookup'
-    )
-  if numbers[0] <= fewest or any(
-    number % fewest or numbers[-1] % number for number in numbers
-  ):
-    raise errors.UserError(
-      f'{given} must be numbers above --target_devices={fewest}, each a '
-      'multiple of it and a divisor of the last one'
-    )
-  return StepDevices(numbers=(fewest, *numbers))
 
 
 def _forced_draft() -> ForcedDraft:

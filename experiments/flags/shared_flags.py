@@ -211,24 +211,17 @@ def compare_files(names: Sequence[str], *paths: str | None) -> None:
   )
 
 
-def load_target(
-  weight_dtype: str | None = None, num_devices: int | None = None
-) -> ss.Model:
+def load_target(weight_dtype: str | None = None) -> ss.Model:
   """Loads the model of --target.
 
   Args:
     weight_dtype: type of the weights in place of --weight_dtype.
-    num_devices: number of devices, if there are more than --target_devices.
   """
-  devices = device_flags.target_devices()
-  num_sharing = device_flags.sequence_devices()
-  if num_devices is not None:
-    devices, num_sharing = device_flags.with_more(num_devices)
   return ss.load(
     _TARGET.value,
     dtype=_DTYPE.value,
-    devices=devices,
-    sequence_devices=num_sharing,
+    devices=device_flags.target_devices(),
+    sequence_devices=device_flags.sequence_devices(),
     kernels=_KERNELS.value,
     weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
     rope_scaling=rope_flags.of_target(),

@@ -19,7 +19,6 @@ devices keep none, N tokens, G kv heads, E head_dim, L layers, H features.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +64,6 @@ def init(
   dtype: jax.typing.DTypeLike,
   mesh: Mesh,
   feature_layers: tuple[int, ...] = (),
-  num_keeping: int | None = None,
 ) -> PagedCache:
   """Returns an empty cache on the mesh.
 
@@ -77,32 +75,21 @@ def init(
     mesh: devices of the model.
     feature_layers: indices of the layers whose outputs are kept besides keys
       and values.
-    num_keeping: number of devices along the axis 'sequence' that keep tokens,
-      the first ones; None for all.
 
   Raises:
-    UserError: the axis 'sequence' has fewer devices, or those that keep tokens
-      do not divide a page.
+    UserError: the devices of the axis 'sequence' do not divide a page.
   """
   num_parts = sharding.sequence_devices(mesh)
-  if num_keeping is None:
-    num_keeping = num_parts
-  if not 1 <= num_keeping <= num_parts:
+  if page_size % num_parts:
     raise errors.UserError(
-      f'num_keeping={num_keeping} must be from 1 to the {num_parts} devices '
-      'that share the tokens of a sequence'
-    )
-  if page_size % num_keeping:
-    raise errors.UserError(
-      f'page_size={page_size} is no multiple of the {num_keeping} devices that '
+      f'page_size={page_size} is no multiple of the {num_parts} devices that '
       'share the tokens of a sequence'
     )
   stored = products.stored_dtype(dtype, mesh)
-  num_places = page_size // num_keeping * num_parts
   pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
 
   def zeros():
-    shapes = ((num_pages, num_places, math.prod(x)) for x in config.kv_heads)
+    shapes = ((num_pages, page_size, math.prod(x)) for x in config.kv_heads)
     return [jnp.zeros(shape, stored, device=pages) for shape in shapes]
 
   features = None
@@ -123,88 +110,6 @@ def init(
     features=features,
     feature_layers=feature_layers,
   )
-
-
-# Parts of a cache's keys, then of its values, on devices that it has left.
-Spare = Sequence[Mapping[jax.Device, jax.Array]]
-
-
-def regroup(
-  cache: PagedCache, mesh: Mesh, spare: Spare = ()
-) -> tuple[PagedCache, Spare]:
-  """Returns the cache on more or fewer devices; no keys or values move.
-
-  Devices that join keep no tokens, and those that keep some stay (LoongServe,
-  arXiv 2404.09526).
-
-  Args:
-    cache: cache that is not used any more, as both share their memory.
-    mesh: mesh that begins with the devices that keep tokens.
-    spare: memory that such changes have left before, for devices that join;
-      those without any get some.
-
-  Returns:
-    The cache, and the memory that devices have now to spare.
-
-  Raises:
-    UserError: a device that keeps tokens is not there, or at another place.
-  """
-  pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
-  num_parts = sharding.sequence_devices(mesh)
-
-  def shapes_after(before):
-    part = cache.sharding.shard_shape(before)
-    return part, (before[0], part[1] * num_parts, before[2])
-
-  before = cache.keys[0].shape
-  found = _bounds(pages, shapes_after(before)[1])
-  for device, bounds in _bounds(cache.sharding, before).items():
-    if bounds[1][0] < cache.page_size and found.get(device) != bounds:
-      raise errors.UserError(
-        f'{device} keeps tokens, and the new mesh does not have it at the same '
-        'place; its first devices must be those that keep tokens'
-      )
-
-  def regrouped(array, spare):
-    part, shape = shapes_after(array.shape)
-    if isinstance(array, jax.ShapeDtypeStruct):
-      return jax.ShapeDtypeStruct(shape, array.dtype, sharding=pages), spare
-    parts = {**spare, **{x.device: x.data for x in array.addressable_shards}}
-    devices = pages.addressable_devices
-    for device in devices - parts.keys():
-      parts[device] = jnp.zeros(part, array.dtype, device=device)
-    used = [parts.pop(device) for device in devices]
-    array = jax.make_array_from_single_device_arrays(shape, pages, used)
-    return array, parts
-
-  features = cache.features
-  if features is not None:
-    width = features.shape[-1]
-    features = jax.device_put(features, sharding.of_kept_features(mesh, width))
-  num_layers = len(cache.keys)
-  arrays = [*cache.keys, *cache.values]
-  arrays, spare = zip(
-    *map(regrouped, arrays, spare or [{}] * len(arrays)), strict=True
-  )
-  cache = cache.replace(
-    keys=[*arrays[:num_layers]],
-    values=[*arrays[num_layers:]],
-    sharding=pages,
-    features=features,
-  )
-  return cache, spare
-
-
-def _bounds(
-  pages: NamedSharding, shape: tuple[int, ...]
-) -> dict[jax.Device, list[tuple[int, ...]]]:
-  """Returns the first and last index of each axis that devices have."""
-  return {
-    device: [
-      axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True)
-    ]
-    for device, index in pages.devices_indices_map(shape).items()
-  }
 
 
 def move(

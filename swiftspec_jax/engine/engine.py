@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, errors, hosts, policies, sharding, types
+from swiftspec_jax import buckets, errors, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
@@ -45,7 +45,6 @@ from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.slot_sampling import SamplingLevel
-from swiftspec_jax.step.step_devices import StepDevices
 from swiftspec_jax.step.target import Target
 
 
@@ -71,7 +70,6 @@ class Engine(Frontend):
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
     run_ahead: int = 0,
-    step_devices: StepDevices | None = None,
     timeline: timeline_lib.Timeline | None = None,
   ):
     """Allocates the caches; `warm_up` compiles, or `programs.start`.
@@ -87,17 +85,12 @@ class Engine(Frontend):
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `PersistentTrees`, a lookup or drafter on the
         devices, or no draft, as others need the text.
-      step_devices: numbers of the target's devices that a step can have
-        (LoongServe, arXiv 2404.09526); each has a copy of the weights. None for
-        all devices in every step. For one process, and not for models that
-        draft.
       timeline: timeline that notes when the programs of a step ran.
 
     Raises:
       UserError: the sizes or the draft do not fit the target, the target
-        insists on kernels that cannot do its steps, `step_devices` does not fit
-        its devices, its pages or the draft, or `run_ahead` does not fit the
-        draft.
+        insists on kernels that cannot do its steps, or `run_ahead` does not fit
+        the draft.
     """
     config = sizes.scheduler
     if config.max_context > target.config.max_context:
@@ -115,16 +108,13 @@ class Engine(Frontend):
     self._takes_trees = make_drafter.makes_trees(draft)
     model = make_drafter.model_of(draft, target)
     self._drafts_by_model = model is not None
-    self._check_step_devices(model, step_devices)
     self._target = Target(
       target,
       sizes,
       takes_trees=self._takes_trees,
       feature_layers=model.config.feature_layers if model else (),
-      step_devices=step_devices,
     )
-    for own in self._target.models.values():
-      target_forward.check_kernels(own, sizes)
+    target_forward.check_kernels(target, sizes)
     self._run_ahead = run_ahead
     self._timeline = timeline
     self._set_drafter(self._make_drafter(draft))
@@ -171,23 +161,11 @@ class Engine(Frontend):
         f'{draft!r} needs other trees or features than the draft before; make '
         'another engine'
       )
-    self._check_step_devices(model, self.step_devices)
     drafter = self._make_drafter(draft)  # refuses before anything changes
     self.programs.stop()
     self.programs.join()
     self._set_drafter(drafter)
     self._drafts_by_model = model is not None
-
-  def _check_step_devices(
-    self, model: Model | None, step_devices: StepDevices | None
-  ) -> None:
-    if step_devices is None or len(step_devices.numbers) < 2:
-      return
-    if model is not None or self.sizes.has_rows or hosts.is_together():
-      raise errors.UserError(
-        'step_devices is for pages, for one process, and for no draft or one '
-        'of texts: models that draft stay on their devices; leave it out'
-      )
 
   def _make_drafter(self, draft: make_drafter.Draft) -> EngineDrafter:
     return make_drafter.make(
@@ -201,21 +179,6 @@ class Engine(Frontend):
   def _set_drafter(self, drafter: EngineDrafter) -> None:
     self.drafter = drafter
     self.programs = Programs(self.sizes, self._target, self.drafter)
-
-  @property
-  def step_devices(self) -> StepDevices:
-    """Rule of how many devices a step has; its costs may be replaced."""
-    return self._target.step_devices
-
-  @step_devices.setter
-  def step_devices(self, step_devices: StepDevices) -> None:
-    known = self._target.step_devices.numbers
-    if step_devices.numbers != known:
-      raise errors.UserError(
-        f'step_devices has numbers={step_devices.numbers}, and the engine was '
-        f'made for {known}; take these'
-      )
-    self._target.step_devices = step_devices
 
   @property
   def least_level(self) -> SamplingLevel:
@@ -296,7 +259,6 @@ class Engine(Frontend):
       output=sharding.everywhere(
         (verdicts, logprobs, needed, drafts.num_found)
       ),
-      num_devices=self._target.model.mesh.size,
       start=start,
     )
     self.drafter.overlap(view, unread.drafted, unread.verified)
@@ -336,7 +298,6 @@ class Engine(Frontend):
     self, step: StepPlan, drafts: SlotDrafts
   ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues the target's forward and the verdict."""
-    self._target.use(self._target.step_devices.choose(step))
     flat = self.programs.fit(step_input.flat_sizes(self.sizes, step))
     dispatched = time.perf_counter()
     output = self._target.dispatch(
@@ -445,23 +406,17 @@ class Engine(Frontend):
       if self.drafter.has_programs and flat.block_size > 1:
         self.drafter.warm_up(flat)
 
-  def trial(
-    self, flat: StepSizes, num_positions: int, num_devices: int | None = None
-  ) -> StepPlan:
+  def trial(self, flat: StepSizes, num_positions: int) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
 
     Args:
       flat: sizes of the step.
       num_positions: positions of its longest row, among those that take the
         context.
-      num_devices: devices of the step, one of the numbers of `step_devices`;
-        None for those of the step before.
 
     Returns:
       The step.
     """
-    if num_devices is not None:
-      self._target.use(num_devices)
     jax.block_until_ready(self.enqueue_trial(flat, num_positions)[0])
     return warm_up.made_up_step(flat, num_positions)
 

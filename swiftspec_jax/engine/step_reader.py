@@ -164,7 +164,6 @@ class StepReader:
       draft_plan=unread.plan,
       takes_in=unread.drafts.takes_in,
       step=step,
-      num_devices=unread.num_devices,
       ended=ended,
       time=end,
       seconds=seconds,

@@ -34,7 +34,6 @@ class StepRecord:
     draft_plan: plan of the policy, late rows left out.
     takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
     step: plan that was run; rows that decode lead.
-    num_devices: devices of the target that ran it.
     ended: i64[F] requests whose output is complete.
   """
 
@@ -47,7 +46,6 @@ class StepRecord:
   draft_plan: policies.DraftPlan
   takes_in: bool
   step: StepPlan
-  num_devices: int
   ended: np.ndarray
   outcomes: np.ndarray = dataclasses.field(
     default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
@@ -66,7 +64,6 @@ class Unread:
   # Packed verdicts, log-probabilities, drafts of the slots if the host needs
   # them, and how many were found.
   output: tuple[Any, ...]
-  num_devices: int
   start: float
 
   @property

@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices import (
   quantization,
-  quantized_experts,
   stored_blocks,
   transposed,
 )
@@ -118,31 +117,6 @@ def _is_placed(
     and array.shape == spec.padded_shape
     and array.dtype == spec.dtype(dtype)
     and array.sharding == sharding.sharding_of(mesh, spec.axes)
-  )
-
-
-def on_part(params: Params, mesh: Mesh) -> Params:
-  """Returns a copy of placed parameters on a part of their mesh.
-
-  Args:
-    params: parameters of a model.
-    mesh: mesh with the axes of theirs, whose sizes divide those of theirs.
-  """
-  has_sharding = (
-    quantization.QuantizedMatrix,
-    quantized_experts.QuantizedExperts,
-  )
-
-  def placed(sharding: NamedSharding) -> NamedSharding:
-    return NamedSharding(mesh, sharding.spec)
-
-  def place(x: Any) -> Any:
-    if isinstance(x, has_sharding):
-      return jax.tree.map(place, x).replace(sharding=placed(x.sharding))
-    return jax.device_put(x, placed(x.sharding))
-
-  return jax.tree.map(
-    place, params, is_leaf=lambda x: isinstance(x, has_sharding)
   )
 
 

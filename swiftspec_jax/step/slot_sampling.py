@@ -149,11 +149,6 @@ class SlotSampling:
     most = SamplingLevel.TEMPERATURE if for_model else SamplingLevel.TRUNCATED
     return self._law_levels[slots] <= most
 
-  def forget_devices(self) -> None:
-    """Puts what is asked for from now on where `put` does now."""
-    self._states = {}
-    self.__dict__.pop('_greedy', None)
-
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:
     return self._put(

@@ -41,7 +41,6 @@ from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
-from swiftspec_jax.step.step_devices import StepDevices
 from swiftspec_jax.step.target_forward import Cache
 from swiftspec_jax.step.verdicts import Verdicts
 
@@ -223,7 +222,7 @@ def run_step(params, cache, packed, rows, *args, **statics):
   jax.jit,
   static_argnames=(
     *('config', 'flat', 'num_queries', 'level', 'sharding'),
-    *('plain', 'drafter', 'max_length', 'takes_trees'),
+    *('plain', 'drafter', 'max_length'),
   ),
   donate_argnames=('cache', 'rows'),
 )
@@ -237,7 +236,6 @@ def run_searching_step(
   *args: Any,
   drafter: drafting.StatelessDrafter,
   max_length: int,
-  takes_trees: bool,
   plain: StepSizes,
   flat: StepSizes,
   **statics: Any,
@@ -256,19 +254,17 @@ def run_searching_step(
     *args: further arguments of `_run_parts`.
     drafter: static drafter that looks them up.
     max_length: K; static.
-    takes_trees: whether the engine takes trees; static.
     plain: static sizes for one token a row.
     flat: static sizes for drafts.
     **statics: further arguments of `_run_parts`.
 
   Returns:
-    What `_run_parts` does; and `num_found` and chains or trees of `SlotDrafts`.
+    What `_run_parts` does; and `num_found` and chains of `SlotDrafts`.
   """
   with jax.named_scope('look_up'):
     chains, num_found = drafting.propose(
       rows, wanted, drafter=drafter, max_length=max_length
     )
-    trees = slot_trees.of_chains(chains) if takes_trees else None
   run = functools.partial(_run_parts, ahead_of_time.call, params)
 
   def run_plain(cache, rows):
@@ -284,7 +280,7 @@ def run_searching_step(
     return cache, rows, *jax.tree.map(pad, tuple(verdicts), outputs)
 
   def run_wide(cache, rows):
-    return run(cache, packed, rows, chains, trees, *args, flat=flat, **statics)
+    return run(cache, packed, rows, chains, None, *args, flat=flat, **statics)
 
   def pad(x, wide):
     """Pads what there is of each token of a draft."""
@@ -298,16 +294,14 @@ def run_searching_step(
   is_wide = jnp.any(num_found > 0) | (least_found > 0)
   carry = run_if(~is_wide, lambda carry: run_plain(*carry[:2]), carry)
   carry = run_if(is_wide, lambda carry: run_wide(*carry[:2]), carry)
-  return *carry, num_found, chains if trees is None else trees
+  return *carry, num_found, chains
 
 
 class Target:
   """Runs the target's part of steps.
 
   Attributes:
-    model: model that defines the output, on the devices of the next step.
-    models: the same by the number of devices, for all that steps can have.
-    step_devices: rule that says how many a step has.
+    model: model that defines the output.
     rows: texts of the slots, on the devices.
     cache: keys and values, which every program donates.
     sampling: sampling parameters of the slots.
@@ -324,7 +318,6 @@ class Target:
     *,
     takes_trees: bool,
     feature_layers: tuple[int, ...] = (),
-    step_devices: StepDevices | None = None,
   ):
     """Allocates the cache.
 
@@ -333,24 +326,15 @@ class Target:
       sizes: declared.
       takes_trees: drafts are trees, not chains.
       feature_layers: indices of layers whose outputs the draft reads.
-      step_devices: numbers of the model's devices that a step can have; None
-        for all of them in every step.
 
     Raises:
-      UserError: the numbers do not fit the model's devices or the pages.
+      UserError: the pages do not fit the model's devices.
     """
-    num_devices = model.mesh.size
-    self.step_devices = step_devices or StepDevices(numbers=(num_devices,))
-    self.models = self.step_devices.models_of(model)
     self.model = model
     self._sizes, self._takes_trees = sizes, takes_trees
     config = sizes.scheduler
     self._max_length = config.buckets.max_length
-    fewest = self.models[self.step_devices.num_keeping]
-    self.cache = target_forward.init_cache(
-      model, sizes, feature_layers, sharding.sequence_devices(fewest.mesh)
-    )
-    self._spare: paged.Spare = ()
+    self.cache = target_forward.init_cache(model, sizes, feature_layers)
     self._call = ahead_of_time.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
@@ -405,23 +389,6 @@ class Target:
     twin.images = ahead_of_time.abstract(self.images)
     twin.sampling = twin._greedy_sampling()
     return twin
-
-  def use(self, num_devices: int) -> None:
-    """Enqueues that steps run on some of the devices from now on.
-
-    Args:
-      num_devices: one of the numbers of `step_devices`.
-    """
-    model = self.models[num_devices]
-    if model is self.model:
-      return
-    self.model = model
-    self.cache, self._spare = paged.regroup(self.cache, model.mesh, self._spare)
-    self.rows, self.images, self.no_drafts = jax.tree.map(
-      lambda x: ahead_of_time.replicate(x, model.mesh),
-      (self.rows, self.images, self.no_drafts),
-    )
-    self.sampling.forget_devices()
 
   @property
   def _replicated(self) -> NamedSharding:
@@ -545,7 +512,7 @@ class Target:
     arrays = self.model.params, self.cache, self.argument(packed), self.rows
     search = drafts and drafts.search
     if search is not None and flat.has_draft_blocks:
-      *outputs, num_found, found = self._call(
+      *outputs, num_found, chains = self._call(
         run_searching_step,
         *arrays,
         self.argument(search.wanted),
@@ -554,14 +521,15 @@ class Target:
         sampling,
         drafter=search.drafter,
         max_length=self._max_length,
-        takes_trees=self._takes_trees,
         plain=self._sizes.plain(flat.num_rows, flat.context),
         **statics,
       )
       self.cache, self.rows, verdicts, logprobs = outputs
-      return verdicts, logprobs, self._with_found(drafts, found, num_found)
+      drafts = dataclasses.replace(drafts, num_found=num_found, chains=chains)
+      return verdicts, logprobs, drafts
     if search is not None:
-      drafts = self._with_found(drafts, *self.find(search))
+      chains, num_found = self.find(search)
+      drafts = dataclasses.replace(drafts, num_found=num_found, chains=chains)
     run = functools.partial(_run_parts, self._call)
     if self._sizes.has_rows:
       # Few programs: the requests at hand need one level or two of sampling.
@@ -580,25 +548,16 @@ class Target:
       return chains, trees if flat.block_size > 1 else None
     found = drafts.chains, drafts.trees
     is_there = any(isinstance(x, jax.Array) for x in found)
-    if not is_there or len(self.models) > 1:
+    if not is_there:
       found = self.put(found)
     return (found[0], None) if trees is None else (chains, found[1])
 
-  def _with_found(
-    self, drafts: SlotDrafts, found: jax.Array, num_found: jax.Array
-  ) -> SlotDrafts:
-    name = 'trees' if self._takes_trees else 'chains'
-    return dataclasses.replace(drafts, num_found=num_found, **{name: found})
-
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
-    """Enqueues a lookup; returns chains or trees, and `num_found`."""
-    chains, num_found = self._call(
+    """Enqueues a lookup; returns chains, and `num_found`."""
+    return self._call(
       drafting.propose,
       self.rows,
       self.argument(search.wanted),
       drafter=search.drafter,
       max_length=self._max_length,
     )
-    if self._takes_trees:
-      chains = self._call(slot_trees.of_chains, chains)
-    return chains, num_found

@@ -35,7 +35,6 @@ def init_cache(
   model: Model,
   sizes: ProgramSizes,
   feature_layers: tuple[int, ...] = (),
-  num_keeping: int | None = None,
 ) -> Cache:
   """Returns an empty cache for a target.
 
@@ -43,7 +42,6 @@ def init_cache(
     model: target.
     sizes: declared.
     feature_layers: layers whose outputs are kept, as `paged.init` takes them.
-    num_keeping: number of devices that keep tokens in pages, as there.
   """
   config = sizes.scheduler
   if not sizes.has_rows:
@@ -54,7 +52,6 @@ def init_cache(
       model.dtype,
       model.mesh,
       feature_layers,
-      num_keeping,
     )
   rows = dense.KVCacheConfig.of_model(
     model.config,

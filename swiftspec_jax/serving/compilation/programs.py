@@ -174,9 +174,7 @@ class Programs:
     if program.is_draft:
       self._drafter.warm_up(flat)
     else:
-      for num_devices in self._target.models:
-        self._target.use(num_devices)
-        self._compile_step(flat)
+      self._compile_step(flat)
     hosts.exchange(None)  # no process may take it before all have it
     self._num_compiled += 1
 

@@ -69,9 +69,7 @@ class DeviceDrafter(NothingToRead):
 
   def warm_up(self, flat: StepSizes) -> None:
     del flat  # it looks at all slots
-    for num_devices in self._target.models:
-      self._target.use(num_devices)
-      self._target.find(self.search())
+    self._target.find(self.search())
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     del num_rows, num_known, length
