@@ -97,33 +97,6 @@ def test_rows_beyond_the_window_are_drafted_from_what_is_left():
   assert max(accepted[:2]) < 1
 
 
-def test_an_engine_takes_other_drafts():
-  """The prompt is not read again, and the output is the same."""
-  engine = engine_cases.make_engine()
-  (request,) = requests_of([90])
-  outputs, num_fed = [], []
-  for draft in (None, SelfDraft(num_sink_tokens=8, window=16), LOOKUP, None):
-    engine.take_draft(draft)
-    engine.policy = FixedLength(0 if draft is None else LENGTH)
-    handle = engine.submit(request)
-    num_fed.append(int(engine.step().step.num_query_tokens.sum()))
-    with pytest.raises(errors.UserError, match='1 requests have not ended'):
-      engine.take_draft(None)
-    outputs.append(handle.result())
-  assert len({output.token_ids for output in outputs}) == 1
-  assert num_fed[0] > num_fed[1] == num_fed[2] == num_fed[3]  # 90 are 11 pages
-  assert [bool(o.stats.num_drafted) for o in outputs[::3]] == [False, False]
-  assert outputs[1].stats.num_drafted > 0
-  # An invented step writes to pages, and what they held is forgotten.
-  sizes = engine_cases.make_sizes()
-  engine.trial(next(iter(sizes.all_mixed())), engine_cases.MAX_CONTEXT)
-  handle = engine.submit(request)
-  assert engine.step().step.num_query_tokens.sum() == num_fed[0]
-  assert handle.result().token_ids == outputs[0].token_ids
-  with pytest.raises(errors.UserError, match='other trees or features'):
-    engine.take_draft(engine_cases.DRAFTS['datastore'])
-
-
 # Of an 8B model on an H100, as in the golden examples; seconds.
 COSTS = SelfDraftCosts(
   linear_costs(fixed=6.94e-3, query_tokens=1.84e-5, kv=4.86e-8), 512

@@ -19,7 +19,6 @@ from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving.compilation import shape_classes
-from swiftspec_jax.simulator import layouts
 
 
 def test_best_classes_by_hand():
@@ -125,35 +124,22 @@ def test_padding_of_a_step():
   assert shape_classes.padded_share({(4, 512): 3, (2, 2): 1}, BUCKETS) == 0
 
 
-@pytest.mark.parametrize(
-  ('layout', 'forwards'),
-  [
-    (layouts.flat, [(4, 512, 6580)]),
-    (layouts.one_batch, [(4, 4 * 384, 6580)]),
-    (layouts.by_stage, [(4, 4 * 64, 5624), (1, 384, 956)]),
-  ],
-)
-def test_layouts_of_a_step(layout, forwards):
-  found = layout(STEP, BUCKETS)
-  assert [dataclasses.astuple(forward) for forward in found] == forwards
-  # A second for each forward and draft step, 0.01 for each token.
+def test_seconds_of_a_step():
+  """A second for the forward and each draft step, 0.01 for each token."""
   seconds = simulator.step_seconds(
     linear_costs(fixed=1, query_tokens=0.01, steps=1),
     BUCKETS,
     policies.DraftPlan(lengths=np.array([0, 0, 52])),
     STEP,
-    layout=layout,
   )
-  num_tokens = sum(tokens for _, tokens, _ in forwards)
-  assert seconds == pytest.approx(52 + len(forwards) + 0.01 * num_tokens)
+  assert seconds == pytest.approx(52 + 1 + 0.01 * 512)
 
 
 def test_a_step_of_a_token_a_row_has_a_program_of_its_rows():
   step = dataclasses.replace(
     STEP, num_query_tokens=np.ones(4, int), shape=(4, 4)
   )
-  (forward,) = layouts.flat(step, BUCKETS)
-  assert (forward.num_rows, forward.num_tokens) == (4, 4)
+  assert step.num_computed_tokens == 4
   assert shape_classes.num_computed({(4, 4): 2, (3, 3): 1}, BUCKETS) == 12
 
 

@@ -19,7 +19,6 @@ from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LoadRecorder
-from swiftspec_jax.simulator import layouts
 
 _PROFILE = flags.DEFINE_string(
   'profile',
@@ -177,7 +176,6 @@ class SimulatedLoad:
     name: str,
     arrivals: Arrivals,
     acceptance: simulator.Acceptance,
-    layout: layouts.Layout = layouts.flat,
   ) -> tuple[LoadRecorder, dict[str, Any]]:
     """Serves the arrivals; returns what happened and further columns.
 
@@ -185,7 +183,6 @@ class SimulatedLoad:
       name: name of a policy.
       arrivals: requests and their times.
       acceptance: luck of the requests' drafts.
-      layout: forwards of the target in each step.
     """
     policy = self.policy(name)
     start = time.perf_counter()
@@ -196,7 +193,6 @@ class SimulatedLoad:
       self._config,
       self._costs,
       drafts_by_model=self._costs.drafts_by_model,
-      layout=layout,
     )
     elapsed = time.perf_counter() - start
     return simulation.recorder, {

@@ -132,41 +132,6 @@ class Engine(Frontend):
       timeline=timeline,
     )
 
-  def take_draft(self, draft: make_drafter.Draft) -> None:
-    """Drafts in another way from now on; only without requests.
-
-    Keys and values of ended requests stay, so prompts that begin as theirs are
-    not read again. Programs of the new drafts are compiled by `warm_up`, or by
-    the steps that take them.
-
-    Args:
-      draft: source of drafts, as in the constructor.
-
-    Raises:
-      UserError: there are requests, or the draft needs trees or features of the
-        target, and the one before does not, or the other way round.
-    """
-    if self.num_requests:
-      raise errors.UserError(
-        f'{self.num_requests} requests have not ended; take another draft '
-        'after them'
-      )
-    model = make_drafter.model_of(draft, self.model)
-    features = model.config.feature_layers if model else ()
-    if (
-      make_drafter.makes_trees(draft) != self._takes_trees
-      or features != self._target.cache.feature_layers
-    ):
-      raise errors.UserError(
-        f'{draft!r} needs other trees or features than the draft before; make '
-        'another engine'
-      )
-    drafter = self._make_drafter(draft)  # refuses before anything changes
-    self.programs.stop()
-    self.programs.join()
-    self._set_drafter(drafter)
-    self._drafts_by_model = model is not None
-
   def _make_drafter(self, draft: make_drafter.Draft) -> EngineDrafter:
     return make_drafter.make(
       self._target,

@@ -15,7 +15,6 @@ from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.serving import load_metrics
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.drafters.models.intake import Intake
-from swiftspec_jax.simulator import layouts
 
 
 class Acceptance(Protocol):
@@ -55,7 +54,6 @@ def simulate(
   costs: cost_model.CostModel,
   *,
   drafts_by_model: bool = False,
-  layout: layouts.Layout = layouts.flat,
 ) -> Simulation:
   """Serves all requests.
 
@@ -70,7 +68,6 @@ def simulate(
     costs: costs of its steps.
     drafts_by_model: whether a draft model has to read the texts, see
       `serving.intake`.
-    layout: forwards of the target in each step. Policies expect the default.
 
   Raises:
     UserError: a request does not fit into the engine.
@@ -93,9 +90,7 @@ def simulate(
   upcoming = iter(enumerate(requests))
   arriving = next(upcoming, None)
   time, peak_pages = 0.0, 0
-  seconds_of = functools.partial(
-    step_seconds, costs, config.buckets, layout=layout
-  )
+  seconds_of = functools.partial(step_seconds, costs, config.buckets)
   while True:
     while arriving is not None and arriving[1][0] <= time:
       request_id, (_, num_prompt, num_output, slo_tpot) = arriving
@@ -125,7 +120,6 @@ def step_seconds(
   step: StepPlan,
   *,
   takes_in: bool = False,
-  layout: layouts.Layout = layouts.flat,
 ) -> float:
   """Returns how long a whole step will take.
 
@@ -136,22 +130,17 @@ def step_seconds(
       nothing.
     step: step that is run.
     takes_in: whether a draft model reads a chunk of late tokens.
-    layout: forwards of the target.
   """
   longest = int(plan.lengths.max(initial=0))
-  first, *others = layout(step, buckets)
   predicted = costs.predict(
-    first.num_rows,
-    first.num_tokens,
-    first.kv_tokens,
+    step.padded_rows,
+    step.num_computed_tokens,
+    step.kv_tokens,
     buckets.steps_of(longest),
     finds_drafts=bool(step.lengths.any()),
     takes_in=takes_in,
   )
-  plain = (
-    costs.predict(x.num_rows, x.num_tokens, x.kv_tokens, 0) for x in others
-  )
-  return float(predicted.total) + sum(float(x.total) for x in plain)
+  return float(predicted.total)
 
 
 def _run_step(

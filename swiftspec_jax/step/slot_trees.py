@@ -69,17 +69,3 @@ def on_host(
   return types.TreeProposal.of_nodes(
     np.pad(token_ids, ((0, 0), (1, 0))), parents, depths, **facts
   ).pack()
-
-
-@jax.jit
-def of_chains(token_ids: jax.Array) -> jax.Array:
-  """Returns chains i32[U, K] of the devices as `on_host` returns trees.
-
-  They end where there is no token.
-  """
-  num_slots, length = token_ids.shape
-  depths = jnp.tile(jnp.arange(length + 1, dtype=jnp.int32), (num_slots, 1))
-  token_ids = jnp.pad(token_ids, ((0, 0), (1, 0)))
-  is_node = token_ids != types.PLACEHOLDER_TOKEN_ID
-  parents = jnp.where(is_node, depths - 1, tree_lib.NO_PARENT)
-  return types.TreeProposal.of_nodes(token_ids, parents, depths).pack()

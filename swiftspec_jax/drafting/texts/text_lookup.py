@@ -128,21 +128,6 @@ def make_row(
   return _uncounted(text, lengths, chain_length(tree_config), kinds)
 
 
-def empty_rows(
-  batch_size: int, capacity: int, length: int, kinds: tuple[Kind, ...]
-) -> TextLookup:
-  """Returns the host arrays of rows without a text.
-
-  Args:
-    batch_size: B.
-    capacity: S.
-    length: D.
-    kinds: kinds of lookups.
-  """
-  texts = np.zeros((batch_size, capacity), np.int32)
-  return _uncounted(texts, np.zeros(batch_size, np.int32), length, kinds)
-
-
 def _uncounted(token_ids, lengths, length, kinds) -> TextLookup:
   """Returns texts i32[B, S] of which nothing is known but the prior."""
   num_chains = sum(kind.num_chains for kind in kinds)

@@ -122,12 +122,6 @@ class TreeDraftRows:
     """Tokens of a row of the cache; some are for trees."""
     return self.state.cache.capacity
 
-  @property
-  def is_lost(self) -> bool:
-    """Whether Ctrl-C came between a donation and the new state."""
-    arrays = jax.tree.leaves((self.state, self._num_read))
-    return any(x.is_deleted() for x in arrays)
-
   def compiling(self) -> 'TreeDraftRows':
     """Returns a twin whose calls compile, and do nothing else."""
     twin = copy.copy(self)
