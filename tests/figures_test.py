@@ -5,14 +5,30 @@ import pathlib
 
 import numpy as np
 import server_cases
-from async_batches_test import record
 
 from experiments.load import load_replay
 from experiments.output import benchmark_output
 from swiftspec_jax import figures, results
+from swiftspec_jax.engine.steps import StepRecord
 from swiftspec_jax.serving.load_metrics import LatencyTarget, LoadRecorder
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'
+
+
+RECORD = StepRecord(
+  lengths=np.full(2, 3),
+  num_levels=np.full(2, 3),
+  num_accepted=np.array([2, 0]),
+  time=0.0,
+  seconds=1.0,
+  host_seconds=0.1,
+  draft_plan=None,
+  takes_in=False,
+  step=None,
+  ended=np.zeros(0, int),
+  outcomes=np.array([1, 0, 1]),
+  num_forwards=3,
+)
 
 
 def names_of(kind):
@@ -41,7 +57,7 @@ def test_a_server_has_those_that_name_a_metric():
 def test_a_load_has_those_that_name_a_column():
   recorder = LoadRecorder(np.zeros(1), 3)
   columns = recorder.summarize(LatencyTarget(ttft=1.0, tpot=1.0))
-  columns |= load_replay.of_steps([record([2, 0], 3, (1, 0, 1))])
+  columns |= load_replay.of_steps([RECORD])
   named = {figure.column for figure in figures.FIGURES.values()} - {None}
   assert named <= columns.keys()
 
