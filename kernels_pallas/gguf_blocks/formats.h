@@ -6,45 +6,53 @@
 // blocks(i) says where block i is.
 #pragma once
 
-#if defined(__F16C__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+
+#include "vectors.h"
 
 namespace native {
 
 using Byte = std::uint8_t;
 typedef Byte Bytes16 __attribute__((vector_size(16)));
 typedef Byte Bytes32 __attribute__((vector_size(32)));
-typedef std::int8_t Signed16 __attribute__((vector_size(16)));
-typedef float Floats8 __attribute__((vector_size(32)));
 
 constexpr std::size_t kGroup = 16;  // weights with one scale
 constexpr std::size_t kPart = 256;
+constexpr std::size_t kGroups = kPart / kGroup;
+constexpr std::size_t kVectors = 4;  // of a chunk, which has a group a lane
+constexpr std::size_t kChunk = kVectors * kVectorBytes;
+constexpr std::size_t kPartChunks = kPart / kChunk;
 
-// A number for each group of a part.
-struct Groups {
-  Floats8 first, second;
+// The eights of a part are in this order, which suits pairs of them in a file.
+constexpr std::size_t kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
 
-  Groups operator*(float factor) const {
-    return {first * factor, second * factor};
+// Returns the group of a lane. Four vectors are read four bytes at a time, so
+// that neighbouring lanes come from different ones.
+constexpr std::size_t group_of(std::size_t lane) {
+  const std::size_t i = lane % kLanes;
+  const std::size_t place = lane - i + i % kVectors * (kLanes / kVectors) +
+                            i / kVectors;
+  return 2 * kOrder[place / 2] + place % 2;
+}
+
+// A number for each group, in the order of lanes.
+struct Lanes {
+  Floats of[kPartChunks];
+
+  Lanes operator*(float factor) const {
+    Lanes result;
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kPartChunks; ++i) result.of[i] = of[i] * factor;
+    return result;
   }
 };
-
-struct Part {
-  Bytes32 integers[kPart / sizeof(Bytes32)];
-  Groups scales, offsets;
-};
-
-// The same in memory, one number after the other.
-struct Numbers {
-  Byte integers[kPart];
-  float scales[kPart / kGroup], offsets[kPart / kGroup];
-};
-static_assert(sizeof(Part) == sizeof(Numbers));
 
 template <class T>
 inline T read(const Byte* from) {
@@ -57,62 +65,122 @@ inline float half(const Byte* from) {
   return static_cast<float>(read<_Float16>(from));
 }
 
-// In steps, as compilers have no vectors for one.
-template <class V>
-inline Groups to_floats(V bytes) {
-  typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
-  typedef std::int32_t Ints8 __attribute__((vector_size(32)));
-  const auto all = __builtin_convertvector(bytes, Shorts16);
-  const auto wide = [](auto half) {
-    return __builtin_convertvector(__builtin_convertvector(half, Ints8),
-                                   Floats8);
-  };
-  return {
-      wide(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7)),
-      wide(__builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15)),
-  };
+typedef std::uint64_t Words32 __attribute__((vector_size(32)));
+
+#if defined(NATIVE_AVX512)
+typedef Byte Bytes64 __attribute__((vector_size(64)));
+typedef std::uint64_t Words64 __attribute__((vector_size(64)));
+
+inline Bytes64 join(Bytes32 first, Bytes32 second) {
+  return (Bytes64)__builtin_shufflevector((Words32)first, (Words32)second, 0, 1,
+                                          2, 3, 4, 5, 6, 7);
 }
 
-// Returns a half float of each of eight blocks, twice.
-template <class Blocks>
-inline Groups halves(const Blocks& blocks, std::size_t place) {
-  typedef std::uint16_t Halves __attribute__((vector_size(16)));
-  const auto of = [&](std::size_t i) {
-    return read<std::uint16_t>(blocks(i) + place);
-  };
-  const Halves all = {of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
-#if defined(__F16C__)
-  const auto floats = (Floats8)_mm256_cvtph_ps((__m128i)all);
+inline Bytes64 read64(const Byte* from) { return read<Bytes64>(from); }
+
+// Shifts each half to the right, bits between neighbours, too.
+inline Bytes64 shifted(Bytes64 bytes, std::uint64_t first,
+                       std::uint64_t second) {
+  return (Bytes64)((Words64)bytes >> Words64{first, first, first, first, second,
+                                             second, second, second});
+}
 #else
-  typedef _Float16 Floats __attribute__((vector_size(16)));
-  const auto floats = __builtin_convertvector((Floats)all, Floats8);
+// Compilers are bad at vectors that are wider than those of the processor.
+struct Bytes64 {
+  Bytes32 first, second;
+
+  Bytes64 operator&(Byte x) const { return {first & x, second & x}; }
+  Bytes64 operator^(Byte x) const { return {first ^ x, second ^ x}; }
+  Bytes64 operator>>(int x) const { return {first >> x, second >> x}; }
+  Bytes64 operator|(Bytes64 x) const {
+    return {first | x.first, second | x.second};
+  }
+};
+
+inline Bytes64 join(Bytes32 first, Bytes32 second) { return {first, second}; }
+
+inline Bytes64 read64(const Byte* from) {
+  return {read<Bytes32>(from), read<Bytes32>(from + 32)};
+}
+
+inline Bytes64 shifted(Bytes64 bytes, std::uint64_t first,
+                       std::uint64_t second) {
+  return {(Bytes32)((Words32)bytes.first >> first),
+          (Bytes32)((Words32)bytes.second >> second)};
+}
 #endif
-  return {__builtin_shufflevector(floats, floats, 0, 0, 1, 1, 2, 2, 3, 3),
-          __builtin_shufflevector(floats, floats, 4, 4, 5, 5, 6, 6, 7, 7)};
+
+struct Part {
+  Bytes64 integers[kPart / sizeof(Bytes64)];
+  Lanes scales, offsets;
+};
+
+// Returns lanes of bytes of T. Compilers have no vectors for it in one step.
+template <class T>
+inline Lanes to_lanes(Bytes16 bytes) {
+  Lanes result;
+  constexpr bool kIsSigned = std::is_signed_v<T>;
+#if defined(NATIVE_AVX512)
+  const auto x = (__m128i)bytes;
+  const __m512i all =
+      kIsSigned ? _mm512_cvtepi8_epi32(x) : _mm512_cvtepu8_epi32(x);
+  result.of[0] = (Floats)_mm512_cvtepi32_ps(all);
+#elif defined(__AVX2__)
+#pragma GCC unroll 2
+  for (std::size_t i = 0; i < kPartChunks; ++i) {
+    const __m128i x = i ? _mm_srli_si128((__m128i)bytes, 8) : (__m128i)bytes;
+    const __m256i all =
+        kIsSigned ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x);
+    result.of[i] = (Floats)_mm256_cvtepi32_ps(all);
+  }
+#else
+  for (std::size_t i = 0; i < kGroups; ++i) {
+    result.of[i / kLanes][i % kLanes] = static_cast<T>(bytes[i]);
+  }
+#endif
+  return result;
 }
 
-inline Bytes32 join(Bytes16 first, Bytes16 second) {
-  typedef std::int64_t Two __attribute__((vector_size(16)));
-  return (Bytes32)__builtin_shufflevector((Two)first, (Two)second, 0, 1, 2, 3);
+template <std::size_t... I>
+inline Bytes16 in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
+  return __builtin_shufflevector(bytes, bytes, group_of(I)...);
 }
 
-// Returns 16 for each of 32 bits that is set, else 0.
-inline Bytes32 fifth_bits(const Byte* from) {
-  typedef std::uint32_t Eight __attribute__((vector_size(32)));
-  typedef std::uint64_t Four __attribute__((vector_size(32)));
-  constexpr std::uint64_t kBits = 0x8040201008040201;
-  const Bytes32 all = (Bytes32)(Eight{} + read<std::uint32_t>(from));
-  const Bytes32 bytes = __builtin_shufflevector(
-      all, all, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 18, 18, 18, 18,
-      18, 18, 18, 18, 19, 19, 19, 19, 19, 19, 19, 19);
-  return (Bytes32)((bytes & (Bytes32)(Four{} + kBits)) != 0) & 16;
+// The same where a byte is of two groups.
+template <std::size_t... I>
+inline Bytes16 pairs_in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
+  return __builtin_shufflevector(bytes, bytes, group_of(I) / 2 ...);
 }
 
-// Returns the bits of each byte at other places. Those that come from its
-// neighbour are to be masked.
-inline Bytes32 shifted(Bytes32 bytes, int left) {
-  typedef std::uint16_t Words __attribute__((vector_size(32)));
-  return (Bytes32)(left > 0 ? (Words)bytes << left : (Words)bytes >> -left);
+constexpr auto kAllGroups = std::make_index_sequence<kGroups>();
+
+// Returns lanes of half floats at a place of eight blocks.
+template <class Blocks>
+[[gnu::always_inline]] inline Lanes halves(const Blocks& blocks,
+                                           std::size_t place) {
+  const auto at = [&](std::size_t lane) {
+    return blocks(group_of(lane) / 2) + place;
+  };
+  Lanes result;
+#if defined(__AVX2__)
+  // Lanes 0 to 3 and 4 to 7 have the same blocks, and so have the others.
+  const auto of = [&](std::size_t i) { return read<short>(at(i)); };
+  const __m256 eight = _mm256_cvtph_ps(_mm_setr_epi16(
+      of(0), of(1), of(2), of(3), of(8), of(9), of(10), of(11)));
+#if defined(NATIVE_AVX512)
+  result.of[0] = (Floats)_mm512_shuffle_f32x4(_mm512_castps256_ps512(eight),
+                                              _mm512_castps256_ps512(eight),
+                                              0b01010000);
+#else
+  result.of[0] = (Floats)_mm256_permute2f128_ps(eight, eight, 0x00);
+  result.of[1] = (Floats)_mm256_permute2f128_ps(eight, eight, 0x11);
+#endif
+#else
+  for (std::size_t i = 0; i < kGroups; ++i) {
+    result.of[i / kLanes][i % kLanes] = half(at(i));
+  }
+#endif
+  return result;
 }
 
 struct Q8_0 {
@@ -120,15 +188,45 @@ struct Q8_0 {
   static constexpr int kMiddle = 128, kHighest = 255;
 
   template <class Blocks>
-  static void unpack(const Blocks& blocks, Part& to) {
+  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
     to.scales = halves(blocks, 0);
-    to.offsets = Groups{};
-#pragma GCC unroll 8
-    for (std::size_t i = 0; i < kPart / kSize; ++i) {
-      to.integers[i] = read<Bytes32>(blocks(i) + 2) ^ kMiddle;
+    to.offsets = Lanes{};
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Byte* first = blocks(kOrder[2 * i]) + 2;
+      const Byte* second = blocks(kOrder[2 * i + 1]) + 2;
+      to.integers[i] = join(read<Bytes32>(first), read<Bytes32>(second)) ^ 128;
     }
   }
 };
+
+// Returns 16 for each of 64 bits that is set, else 0.
+inline Bytes64 fifth_bits(std::uint32_t first, std::uint32_t second) {
+#if defined(NATIVE_AVX512)
+  const std::uint64_t mask = first | static_cast<std::uint64_t>(second) << 32;
+  return (Bytes64)_mm512_maskz_set1_epi8(mask, 16);
+#else
+  typedef std::uint32_t Eight __attribute__((vector_size(32)));
+  const auto bits_of = [](std::uint32_t word) {
+    constexpr std::uint64_t kBits = 0x8040201008040201;
+    const Bytes32 all = (Bytes32)(Eight{} + word);
+    const Bytes32 bytes = __builtin_shufflevector(
+        all, all, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 18, 18, 18,
+        18, 18, 18, 18, 18, 19, 19, 19, 19, 19, 19, 19, 19);
+    return (Bytes32)((bytes & (Bytes32)(Words32{} + kBits)) != 0) & 16;
+  };
+  return join(bits_of(first), bits_of(second));
+#endif
+}
+
+// Returns the low four bits of 16 bytes, then the high ones; the rest is to be
+// masked.
+inline Bytes32 nibbles(const Byte* from) {
+  typedef std::uint64_t Words16 __attribute__((vector_size(16)));
+  const auto pairs = read<Words16>(from);
+  const Words32 twice = __builtin_shufflevector(pairs, pairs, 0, 1, 0, 1);
+  return (Bytes32)(twice >> Words32{0, 0, 4, 4});
+}
 
 // Four or five bits, with an offset or with integers around zero.
 template <bool kIsFive, bool kIsAround>
@@ -140,38 +238,40 @@ struct Small {
   static constexpr int kMiddle = kIsAround ? (kHighest + 1) / 2 : 0;
 
   template <class Blocks>
-  static void unpack(const Blocks& blocks, Part& to) {
+  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
     to.scales = halves(blocks, 0);
-    to.offsets = kIsAround ? Groups{} : halves(blocks, 2);
-#pragma GCC unroll 8
-    for (std::size_t i = 0; i < kPart / kSize; ++i) {
-      const Byte* block = blocks(i);
-      const auto bytes = read<Bytes16>(block + kBytes - 16);
-      to.integers[i] = join(bytes & 15, bytes >> 4);
-      if constexpr (kIsFive) to.integers[i] |= fifth_bits(block + kHead);
+    to.offsets = kIsAround ? Lanes{} : halves(blocks, 2);
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Byte* first = blocks(kOrder[2 * i]);
+      const Byte* second = blocks(kOrder[2 * i + 1]);
+      to.integers[i] = join(nibbles(first + kBytes - 16),
+                            nibbles(second + kBytes - 16)) & 15;
+      if constexpr (kIsFive) {
+        to.integers[i] =
+            to.integers[i] | fifth_bits(read<std::uint32_t>(first + kHead),
+                                        read<std::uint32_t>(second + kHead));
+      }
     }
   }
 };
 
-// Returns a number for each group, eight bytes having one for two.
-inline Groups in_pairs(std::uint32_t first, std::uint32_t second) {
-  typedef std::uint32_t Words4 __attribute__((vector_size(16)));
-  const auto bytes = (Bytes16)Words4{first, second};
-  return to_floats(__builtin_shufflevector(bytes, bytes, 0, 0, 1, 1, 2, 2, 3, 3,
-                                           4, 4, 5, 5, 6, 6, 7, 7));
-}
-
 // Eight scales and offsets of six bits in twelve bytes.
-inline void read_sixths(const Byte* block, Part& to) {
+[[gnu::always_inline]] inline void read_sixths(const Byte* block, Part& to) {
+  typedef std::uint32_t Words __attribute__((vector_size(16)));
   constexpr std::uint32_t kTwo = 0x03030303, kFour = 0x0f0f0f0f,
                           kSix = 0x3f3f3f3f;
   const auto low = read<std::uint32_t>(block + 4);
   const auto high = read<std::uint32_t>(block + 8);
   const auto last = read<std::uint32_t>(block + 12);
-  to.scales = in_pairs(low & kSix, (last & kFour) | ((low >> 6) & kTwo) << 4) *
+  const auto lanes = [](std::uint32_t first, std::uint32_t second) {
+    return to_lanes<Byte>(
+        pairs_in_lanes((Bytes16)Words{first, second}, kAllGroups));
+  };
+  to.scales = lanes(low & kSix, (last & kFour) | ((low >> 6) & kTwo) << 4) *
               half(block);
   to.offsets =
-      in_pairs(high & kSix, ((last >> 4) & kFour) | ((high >> 6) & kTwo) << 4) *
+      lanes(high & kSix, ((last >> 4) & kFour) | ((high >> 6) & kTwo) << 4) *
       -half(block + 2);
 }
 
@@ -182,19 +282,24 @@ struct Large {
   static constexpr int kMiddle = 0, kHighest = kIsFive ? 31 : 15;
 
   template <class Blocks>
-  static void unpack(const Blocks& blocks, Part& to) {
+  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
     const Byte* block = blocks(0);
     read_sixths(block, to);
-    const auto fifth = read<Bytes32>(block + 16);
-#pragma GCC unroll 8
-    for (int i = 0; i < 4; ++i) {
-      const auto pairs = read<Bytes32>(block + kBytes - 128 + 32 * i);
+#pragma GCC unroll 2
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Bytes64 pairs = read64(block + kBytes - 128 + 64 * i);
       to.integers[2 * i] = pairs & 15;
       to.integers[2 * i + 1] = pairs >> 4;
-      if constexpr (kIsFive) {
-        to.integers[2 * i] |= shifted(fifth, 4 - 2 * i) & 16;
-        to.integers[2 * i + 1] |= shifted(fifth, 3 - 2 * i) & 16;
-      }
+    }
+    if constexpr (kIsFive) {
+      // Bit i of a byte is of group i, and of two pairs in a vector.
+      const auto bits = read<Bytes32>(block + 16);
+      const Bytes64 low = join(bits << 4, bits << 2);
+      const Bytes64 high = join(bits, bits >> 2);
+      to.integers[0] = to.integers[0] | (low & 16);
+      to.integers[1] = to.integers[1] | (shifted(low, 1, 1) & 16);
+      to.integers[2] = to.integers[2] | (high & 16);
+      to.integers[3] = to.integers[3] | (shifted(high, 1, 1) & 16);
     }
   }
 };
@@ -204,19 +309,22 @@ struct Q6_K {
   static constexpr int kMiddle = 32, kHighest = 63;
 
   template <class Blocks>
-  static void unpack(const Blocks& blocks, Part& to) {
+  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
     const Byte* block = blocks(0);
-    to.scales = to_floats(read<Signed16>(block + 192)) * half(block + 208);
-    to.offsets = Groups{};
-#pragma GCC unroll 8
+    to.scales = to_lanes<std::int8_t>(
+                    in_lanes(read<Bytes16>(block + 192), kAllGroups)) *
+                half(block + 208);
+    to.offsets = Lanes{};
+#pragma GCC unroll 2
     for (std::size_t i = 0; i < 2; ++i) {
-      const auto high = read<Bytes32>(block + 128 + 32 * i);
-#pragma GCC unroll 8
-      for (int j = 0; j < 2; ++j) {
+      const auto bits = read<Bytes32>(block + 128 + 32 * i);
+      const Bytes64 high = join(bits << 4, bits);
+#pragma GCC unroll 2
+      for (std::size_t j = 0; j < 2; ++j) {
         const auto low = read<Bytes32>(block + 64 * i + 32 * j);
-        to.integers[4 * i + j] = (low & 15) | (shifted(high, 4 - 2 * j) & 48);
-        to.integers[4 * i + j + 2] =
-            (low >> 4) | (shifted(high, -2 * j) & 48);
+        to.integers[2 * i + j] =
+            (shifted(join(low, low), 0, 4) & 15) |
+            (shifted(high, 2 * j, 2 * j) & 48);
       }
     }
   }

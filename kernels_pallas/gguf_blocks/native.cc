@@ -30,9 +30,6 @@ constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
-constexpr std::size_t kVectors = 4;  // with the integers of a chunk
-constexpr std::size_t kChunk = kVectors * kVectorBytes;
-constexpr std::size_t kPartChunks = kPart / kChunk;
 
 std::size_t divide_up(std::size_t size, std::size_t unit) {
   return (size + unit - 1) / unit;
@@ -44,17 +41,6 @@ struct Chunk {
   Floats scales, offsets;
 };
 
-// The lanes of a 128-bit part come from as many vectors, so that groups are in
-// turns: lane kVectors * part + vector.
-constexpr std::size_t kParts = kVectorBytes / kGroup;
-
-template <std::size_t kFirst, std::size_t... I>
-inline Floats in_turns(Groups groups, std::index_sequence<I...>) {
-  return __builtin_shufflevector(
-      groups.first, groups.second,
-      (kFirst + I % kVectors * kParts + I / kVectors)...);
-}
-
 // Interleaves `size` lanes of two vectors, from the first on or the next ones.
 template <std::size_t size, bool kIsNext, std::size_t... I>
 inline Ints zip(Ints a, Ints b, std::index_sequence<I...>) {
@@ -64,20 +50,22 @@ inline Ints zip(Ints a, Ints b, std::index_sequence<I...>) {
        I / size % 2 * kLanes)...);
 }
 
-// Returns a vector of a part.
+// Returns vector i of a part.
 template <std::size_t i>
 inline Ints vector_at(const Part& part) {
-  typedef std::int64_t Four __attribute__((vector_size(32)));
-  if constexpr (kVectorBytes == 64) {
-    return (Ints)__builtin_shufflevector((Four)part.integers[2 * i],
-                                         (Four)part.integers[2 * i + 1], 0, 1,
-                                         2, 3, 4, 5, 6, 7);
-  } else if constexpr (kVectorBytes == 32) {
-    return (Ints)part.integers[i];
+#if defined(NATIVE_AVX512)
+  return (Ints)part.integers[i];
+#else
+  constexpr std::size_t kEach = 32 / kVectorBytes;
+  const Bytes64& two = part.integers[i / kEach / 2];
+  const auto words = (Words32)(i / kEach % 2 ? two.second : two.first);
+  if constexpr (kEach == 1) {
+    return (Ints)words;
   } else {
-    const Four two = (Four)part.integers[i / 2];
-    return (Ints)__builtin_shufflevector(two, two, i % 2 * 2, i % 2 * 2 + 1);
+    return (Ints)__builtin_shufflevector(words, words, i % 2 * 2,
+                                         i % 2 * 2 + 1);
   }
+#endif
 }
 
 template <std::size_t i>
@@ -89,8 +77,8 @@ template <std::size_t i>
   const Ints cd = zip<1, false>(c, d, lanes), cd2 = zip<1, true>(c, d, lanes);
   return {{zip<2, false>(ab, cd, lanes), zip<2, true>(ab, cd, lanes),
            zip<2, false>(ab2, cd2, lanes), zip<2, true>(ab2, cd2, lanes)},
-          in_turns<i * kLanes>(part.scales, lanes),
-          in_turns<i * kLanes>(part.offsets, lanes)};
+          part.scales.of[i],
+          part.offsets.of[i]};
 }
 
 // Calls run(i) for each chunk i of a part, which is a constant.
@@ -100,6 +88,41 @@ template <class Run, std::size_t... I>
   (run(std::integral_constant<std::size_t, I>()), ...);
 }
 constexpr auto kAllChunks = std::make_index_sequence<kPartChunks>();
+
+// A part in memory, whose numbers are in the order of inputs.
+struct Numbers {
+  Byte integers[kPart];
+  float scales[kGroups], offsets[kGroups];
+
+  static Numbers of(const Part& part) {
+    Numbers numbers;
+    const auto* bytes = reinterpret_cast<const Byte*>(part.integers);
+    for (std::size_t i = 0; i < kPart / kBlock; ++i) {
+      std::memcpy(numbers.integers + kOrder[i] * kBlock, bytes + i * kBlock,
+                  kBlock);
+    }
+    for (std::size_t i = 0; i < kGroups; ++i) {
+      const std::size_t group = group_of(i);
+      numbers.scales[group] = part.scales.of[i / kLanes][i % kLanes];
+      numbers.offsets[group] = part.offsets.of[i / kLanes][i % kLanes];
+    }
+    return numbers;
+  }
+
+  Part part() const {
+    Part part;
+    auto* bytes = reinterpret_cast<Byte*>(part.integers);
+    for (std::size_t i = 0; i < kPart / kBlock; ++i) {
+      std::memcpy(bytes + i * kBlock, integers + kOrder[i] * kBlock, kBlock);
+    }
+    for (std::size_t i = 0; i < kGroups; ++i) {
+      const std::size_t group = group_of(i);
+      part.scales.of[i / kLanes][i % kLanes] = scales[group];
+      part.offsets.of[i / kLanes][i % kLanes] = offsets[group];
+    }
+    return part;
+  }
+};
 
 // Rounds block i of a part of a row to integers.
 void round_block(const float* from, std::size_t i, Numbers& to) {
@@ -149,8 +172,7 @@ class Rows {
       for (std::size_t i = 0; i < size / kBlock; ++i) {
         round_block(row + k + i * kBlock, i, numbers);
       }
-      Part part;
-      std::memcpy(&part, &numbers, sizeof(part));
+      const Part part = numbers.part();
       for_chunks([&](auto i) {
         chunks_.data()[(k / kChunk + i()) * count + n] = arrange<i()>(part);
       }, kAllChunks);
@@ -362,8 +384,7 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
       for (std::size_t k = 0; k < num_inputs; k += kPart) {
         Part part;
         unpack<F>(from, k, num_inputs, part);
-        Numbers numbers;
-        std::memcpy(&numbers, &part, sizeof(part));
+        const Numbers numbers = Numbers::of(part);
         for (std::size_t j = 0; j < std::min(kPart, num_inputs - k); ++j) {
           const int integer = numbers.integers[j] - F::kMiddle;
           *result++ = numbers.scales[j / kGroup] * integer +

@@ -69,7 +69,6 @@ struct Integers {
       constexpr std::size_t kFitting = 32767 / (2 * 127 * kHighest);
       if constexpr (kFitting > 0) {
         __m256i pairs = _mm256_setzero_si256();
-#pragma GCC unroll 8
         for (std::size_t j = i; j < std::min(kCount, i + kFitting); ++j) {
           const __m256i next =
               _mm256_maddubs_epi16((__m256i)weights[j], (__m256i)rows[j]);
