@@ -101,7 +101,7 @@ class Decoder:
     self.host_seconds = 0.0
     self._target, self._draft = target, draft
     has_policy = policy is not None
-    if not make_drafter.runs_ahead(draft, has_policy=has_policy):
+    if not make_drafter.runs_ahead(draft, target):
       run_ahead = 0
     self._run_ahead = run_ahead
     self._timeline = timeline

@@ -138,14 +138,13 @@ def model_of(draft: Draft, target: Model) -> Model | None:
   return model
 
 
-def runs_ahead(draft: Draft, *, has_policy: bool) -> bool:
+def runs_ahead(draft: Draft, target: Model) -> bool:
   """Returns whether steps are enqueued ahead, where nobody says how many.
 
-  Others need the text before they draft. Prompt lookup can do without; for a
-  policy it costs nothing on the host, where it finds nothing.
+  Other drafts need the text on the host, as lookups do to leave images out.
   """
-  if isinstance(draft, PromptLookup):
-    return not has_policy
+  if isinstance(draft, PromptLookup) and target.config.vision is not None:
+    return False
   return draft is None or isinstance(draft, PersistentTrees | StatelessDrafter)
 
 
