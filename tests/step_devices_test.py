@@ -27,6 +27,8 @@ from swiftspec_jax.planning.elastic import PrefillCosts
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.step.step_devices import StepDevices
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
 # A program is compiled for each number of devices.
 NUM_PAGES = 24
