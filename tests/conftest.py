@@ -47,7 +47,7 @@ hypothesis.settings.load_profile('tests')
 if jax.config.jax_num_cpu_devices == -1:
   jax.config.update('jax_num_cpu_devices', 8)
 # Tracing makes many objects, hardly any in cycles.
-gc.set_threshold(50_000)
+gc.set_threshold(200_000)
 # Silent broadcasting and silent promotion hide mistakes.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
