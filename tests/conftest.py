@@ -5,6 +5,7 @@ They are in the environment, so that programs that tests start have them too.
 
 import gc
 import os
+import sys
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Tiny models take far longer to compile than to run.
@@ -13,6 +14,8 @@ os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 # Compiled programs are kept for the other processes and for the next run.
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+# Without bytecode each of the processes compiles all that it imports.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import hypothesis
 import jax
@@ -21,6 +24,7 @@ import pytest
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 
+sys.dont_write_bytecode = False
 if jax.__version_info__ < (0, 11):
   # XLA's older way to emit fusions compiles faster; newer XLA lacks it. All
   # processors are busy, so that parts of a program gain nothing by threads. The
