@@ -241,7 +241,8 @@ def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
   not hasattr(resource, 'prlimit'), reason='limits of other processes: Linux'
 )
 def test_full_disk_while_measuring(flags, tmp_path):
-  flags = [*flags, TWO_MODES, '--repeats=10000', f'--output_dir={tmp_path}']
+  flags = [*flags, '--modes=autoregressive', '--repeats=10000']
+  flags.append(f'--output_dir={tmp_path}')
   with programs.running('benchmark', *flags) as process:
     programs.wait_for(lambda: count_lines(tmp_path) >= 1)
     size = (tmp_path / 'results.jsonl').stat().st_size + 10_000

@@ -79,25 +79,26 @@ def run(project: pathlib.Path, *extras: str) -> subprocess.CompletedProcess:
   )
 
 
-def test_installs_only_what_is_missing(project):
+def test_installs_only_what_is_missing(shared_project):
+  assert not (shared_project / 'venv').exists()  # the first test that has it
   # What a killed installation leaves is not built upon.
-  (project / 'venv' / 'bin').mkdir(parents=True)
-  (project / 'venv' / 'bin' / 'python').touch()
-  first = run(project, 'test')
+  (shared_project / 'venv' / 'bin').mkdir(parents=True)
+  (shared_project / 'venv' / 'bin' / 'python').touch()
+  first = run(shared_project, 'test')
   assert first.returncode == 0, first.stderr
   assert 'making the environment' in first.stdout
   assert 'installing .[test]' in first.stdout
 
-  again = run(project, 'test')
+  again = run(shared_project, 'test')
   assert (again.returncode, again.stdout, again.stderr) == (0, '', '')
 
-  more = run(project, 'docs')
+  more = run(shared_project, 'docs')
   assert 'making the environment' not in more.stdout
   assert 'installing .[docs,test]' in more.stdout
-  assert run(project, 'test').stdout == ''
+  assert run(shared_project, 'test').stdout == ''
 
-  (project / 'requirements.txt').write_text('# changed\n')
-  assert 'installing .[docs,test]' in run(project, 'test').stdout
+  (shared_project / 'requirements.txt').write_text('# changed\n')
+  assert 'installing .[docs,test]' in run(shared_project, 'test').stdout
 
 
 def test_uv_installs_if_it_is_named(project):

@@ -15,6 +15,8 @@ from decoding_cases import CONFIG, requests_of, run
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 # The same weights draft perfectly, others hardly ever.
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')

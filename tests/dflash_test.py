@@ -28,6 +28,8 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
 )
 from swiftspec_jax.step import slot_sampling
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 LAYERS = (0, 1)
 LENGTH = cases.BLOCK - 1

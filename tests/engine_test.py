@@ -43,6 +43,8 @@ from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.step import slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 LONG = ss.SamplingParams(max_new_tokens=100)
 CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
 # `plugins_test` has trees that are often right, under every policy.

@@ -249,7 +249,7 @@ def meet(*calls, on_end=None, timeout=10):
     ),
     (
       [(0, 4, FACTS), (2, 4, FACTS)],
-      0.5,
+      2,
       'of --num_processes=4 these have not come: 1, 3',
     ),
     ([(1, 2, FACTS)], 0.2, 'process 0 does not answer at --coordinator_addr'),

@@ -13,6 +13,8 @@ from tree_cases import DEVICES, TREE, pair, requests_of
 import swiftspec_jax as ss
 from swiftspec_jax import profiling, testing
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
 REQUESTS = [*requests_of(3), *requests_of(2, temperature=1.0)]
 

@@ -21,6 +21,8 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
 )
 from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 SIZES = {
   'rows': (4,),
   'lengths': tuple(range(8)),

@@ -10,6 +10,8 @@ import pytest
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 
 def compile_anew():
   """Traces and compiles a function that nobody has called."""

@@ -36,6 +36,7 @@ import transformers
 from swiftspec_jax import *
 with contextlib.suppress(ImportError):
   import fastapi, prometheus_client, uvicorn  # of the extra `serve`
+transformers.AutoConfig.for_model('llama')  # imports what loading needs
 gc.freeze()
 while line := sys.stdin.readline():
   call = json.loads(line)

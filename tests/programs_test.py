@@ -16,6 +16,8 @@ from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 
 def make_engine(draft=None):
   sizes = engine_cases.make_sizes(drafts={'rows': (1, 4), 'lengths': (0, 3)})

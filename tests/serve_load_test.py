@@ -21,13 +21,9 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 absl_flags.FLAGS.mark_as_parsed()
 
-SIZES = (
-  '--rows=1,2',
-  '--query_tokens=6,12',
-  '--contexts=32,64',
-  '--max_length=2',
-)
-# Where the sizes do not matter: few programs, which `SIZES` have, too.
+# The fewest sizes that the fits of costs need.
+SIZES = '--rows=1,2,3', '--query_tokens=9', '--contexts=64', '--max_length=2'
+# Where the sizes do not matter: few programs.
 ONE_SIZE = '--rows=2', '--query_tokens=6', '--contexts=64', '--max_length=2'
 TWO_ROWS = *ONE_SIZE, '--rows=1,2'
 
@@ -75,7 +71,7 @@ def test_costs(model, tmp_path, mode):
   for part in ('plain', 'target', 'draft', 'intake', 'overhead'):
     assert f'\n{part} ' in output
   assert 'whole steps: predicted times are off by' in output
-  assert storage.load(costs).key.buckets.rows == (1, 2)
+  assert storage.load(costs).key.buckets.rows == (1, 2, 3)
 
 
 def save_costs(model, path, mode):

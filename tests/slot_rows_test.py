@@ -33,6 +33,8 @@ from swiftspec_jax.serving.drafters.models.persistent_trees import (
 from swiftspec_jax.step import ragged_batch, step_input, target, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
+pytestmark = pytest.mark.usefixtures('no_programs')
+
 MODEL = testing.random_model(CONFIG)
 MAX_CONTEXT = 160
 NUM_SLOTS, LENGTH = 3, 3

@@ -11,7 +11,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import profiling, testing
 from swiftspec_jax.config import TreeConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('no_programs')]
 
 
 def resident_bytes():
