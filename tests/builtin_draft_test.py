@@ -48,7 +48,7 @@ def test_modes_with_trees_take_it_by_default():
   names = {mode: shared_flags.draft_name(mode) for mode in modes.DECODING}
   assert names == {
     **dict.fromkeys(names),
-    **dict.fromkeys(('auto', 'tree', 'serial', 'async'), NAME),
+    **dict.fromkeys(('tree', 'serial', 'async'), NAME),
   }
   with flagsaver.flagsaver(target='gemma-3-270m'):
     assert shared_flags.draft_name('serial') is None

@@ -40,17 +40,26 @@ ARCHITECTURES = {'llama3': 'llama', 'gemma3_text': 'gemma3'}
 
 
 def write_gguf(
-  path, directory, family, kind=KIND.F32, *, changes=None, options=()
+  path,
+  directory,
+  family,
+  kind=KIND.F32,
+  *,
+  changes=None,
+  options=(),
+  split_max_tensors=0,
 ):
   """Converts a tiny checkpoint in the manner of llama.cpp.
 
   `changes` replaces tensors, None drops one; `options` are names and arguments
-  of GGUFWriter's methods.
+  of GGUFWriter's methods; `split_max_tensors` writes pieces.
   """
   config = json.loads((directory / 'config.json').read_text())
   weights = safetensors_numpy.load_file(directory / 'model.safetensors')
   architecture = ARCHITECTURES.get(family, family)
-  writer = gguf.GGUFWriter(path, architecture)
+  writer = gguf.GGUFWriter(
+    path, architecture, split_max_tensors=split_max_tensors
+  )
   add_metadata(writer, config)
   for method, argument in options:
     getattr(writer, method)(argument)
@@ -256,6 +265,32 @@ def test_unknown_gguf_architecture(tmp_path):
 
   with pytest.raises(ss.UserError, match="unknown architecture 'mamba'"):
     ss.load(tmp_path / 'model.gguf')
+
+
+def test_a_file_of_several_is_named_by_a_glob(tmp_path):
+  """One of them is in pieces."""
+  checkpoint, folder = tmp_path / 'checkpoint', tmp_path / 'folder'
+  testing.write_tiny_checkpoint(checkpoint, 'llama')
+  (folder / 'more').mkdir(parents=True)
+  write_gguf(folder / 'tiny-f32.gguf', checkpoint, 'llama')
+  pieces = folder / 'more' / 'tiny-q8_0.gguf'
+  write_gguf(pieces, checkpoint, 'llama', KIND.Q8_0, split_max_tensors=5)
+  assert len(list(pieces.parent.iterdir())) > 2
+  write_gguf(tmp_path / 'whole.gguf', checkpoint, 'llama', KIND.Q8_0)
+  for file, expected in (
+    ('*q8_0.gguf', tmp_path / 'whole.gguf'),
+    ('*f32.gguf', folder / 'tiny-f32.gguf'),
+  ):
+    found = ss.load(folder, file=file)
+    assert_same_params(found, ss.load(expected), atol=0)
+    assert ss.load(f'{folder}:{file}').config == found.config
+  with pytest.raises(ss.UserError, match=r'it names tiny-f32.gguf, tiny-q8_0'):
+    ss.load(folder, file='*')
+  with pytest.raises(ss.UserError, match=r'there are tiny-f32.gguf, tiny-q8'):
+    ss.load(folder, file='*q4_k_m.gguf')
+  next(pieces.parent.glob('*-00002-of-*')).unlink()
+  with pytest.raises(ss.UserError, match=r'-00002-of-.* not a complete GGUF'):
+    ss.load(folder, file='*q8_0.gguf')
 
 
 def test_a_gguf_file_must_exist(tmp_path):

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import mmap
 import pathlib
+import re
 import struct
 from typing import Any
 
@@ -59,12 +60,29 @@ class Tensor:
     return self.aligned[self.start :].reshape(self.shape)
 
 
+_PIECE = re.compile(r'-(\d{5})-of-(\d{5})\.gguf')
+
+
 def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
   """Returns metadata as plain Python values, and tensors by name.
 
+  Of a file in pieces (`llama-gguf-split`) any piece stands for all of them.
+
   Raises:
-    UserError: the file is missing, no GGUF file, or cut short.
+    UserError: a file is missing, no GGUF file, or cut short.
   """
+  found = _PIECE.search(path.name)
+  if found is None:
+    return _read(path)
+  metadata, tensors = dict[str, Any](), dict[str, Tensor]()
+  for number in range(1, int(found[2]) + 1):
+    name = f'{path.name[: found.start()]}-{number:05}-of-{found[2]}.gguf'
+    of_piece, more = _read(path.with_name(name))
+    metadata, tensors = {**of_piece, **metadata}, {**tensors, **more}
+  return metadata, tensors
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
   try:
     with path.open('rb') as file:
       buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

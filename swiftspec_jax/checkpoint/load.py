@@ -1,9 +1,11 @@
 """Finds a model by name or path and loads it."""
 
 import dataclasses
+import fnmatch
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,10 +28,13 @@ from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
+_FIRST_PIECE = re.compile(r'-00001-of-\d{5}(?=\.gguf$)')
+
 
 def load(
   name_or_path: str | os.PathLike,
   *,
+  file: str | None = None,
   dtype: jax.typing.DTypeLike | None = None,
   devices: Sequence[jax.Device] | None = None,
   sequence_devices: int = 1,
@@ -47,6 +52,9 @@ def load(
       EAGLE-3 head or a DFlash draft in one of its published layouts, a
       ReDrafter head, a .gguf file, a directory that `swiftspec_jax.save` or the
       training of a draft wrote, or a Hugging Face hub id.
+    file: glob of the .gguf file to take from a hub id or a directory with
+      several, such as '*q4_k_m.gguf'; `name:glob` as a name means the same.
+      The numbers of a file in pieces are left out.
     dtype: dtype of weights and cache. Default: float32 on CPU (where greedy
       output then equals plain decoding's token for token), bfloat16 elsewhere.
     devices: devices that share the model by tensor parallelism; the first
@@ -97,6 +105,8 @@ def load(
       XLA for GPUs run kernels at once (`kernels_pallas.last_program`).
   """
   name = os.fspath(name_or_path)
+  if file is not None:
+    name = f'{name}:{file}'
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
   _check_kernels(kernels, mesh, platform)
@@ -163,8 +173,36 @@ def find(name: str) -> pathlib.Path:
   if name in builtin.BUILTIN_DRAFTS:
     return builtin.draft_directory(name)
   path = pathlib.Path(name).expanduser()
-  is_local = path.exists() or path.suffix == '.gguf'
-  return path if is_local else _download(name)
+  if path.exists():
+    return path
+  name, _, file = name.partition(':')
+  if not file:
+    return path if path.suffix == '.gguf' else _download(name)
+  directory = pathlib.Path(name).expanduser()
+  if not directory.is_dir():
+    directory = _download(name, [file, file.replace('.gguf', '-*-of-*.gguf')])
+  return _choose(directory, file)
+
+
+def _choose(directory: pathlib.Path, file: str) -> pathlib.Path:
+  """Returns the one .gguf file that a glob names; the first piece of several.
+
+  Raises:
+    UserError: it names none, or several.
+  """
+  paths = {
+    _FIRST_PIECE.sub('', path.name): path
+    for path in sorted(directory.rglob('*.gguf'), key=lambda path: path.name)
+    if '-of-' not in path.name or _FIRST_PIECE.search(path.name)
+  }
+  found = [name for name in paths if fnmatch.fnmatchcase(name, file)]
+  if len(found) != 1:
+    names = ', '.join(found or paths) or 'none'
+    raise errors.UserError(
+      f'file={file!r} must name one .gguf file of {directory}; '
+      f'{"it names" if found else "there are"} {names}'
+    )
+  return paths[found[0]]
 
 
 def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
@@ -337,13 +375,22 @@ def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
   )
 
 
-def _download(repo_id: str) -> pathlib.Path:
-  """Fetches a hub repository, or finds it in the local hub cache."""
+def _download(repo_id: str, files: Sequence[str] | None = None) -> pathlib.Path:
+  """Fetches a hub repository, or finds it in the local hub cache.
+
+  Args:
+    repo_id: id on the hub.
+    files: globs of the files; None for a model in Hugging Face layout.
+  """
   import huggingface_hub.errors  # here, as these take long
   import huggingface_hub.utils
 
   try:
     huggingface_hub.utils.validate_repo_id(repo_id)
+    if files is not None:
+      return pathlib.Path(
+        huggingface_hub.snapshot_download(repo_id, allow_patterns=[*files])
+      )
     fetch = functools.partial(
       huggingface_hub.snapshot_download,
       repo_id,
