@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent import futures
 from typing import Any
 
 import filelock
@@ -37,7 +38,7 @@ REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '
   '--install), or name it in CXX'
 )
-_FLAGS = ('-O3', '-std=c++17', '-shared', '-fPIC', '-pthread')
+_FLAGS = ('-O3', '-std=c++17', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')
@@ -127,21 +128,38 @@ def _compile() -> None:
       'Compiling the kernels for this CPU with %s, once.', compiler
     )
     with tempfile.TemporaryDirectory(dir=folder) as directory:
+      sources = _sources('*.cc')
+      objects = [pathlib.Path(directory, f'{i}.o') for i in range(len(sources))]
+      with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [
+          pool.submit(_run, compiler, *flags, '-c', source, '-o', made)
+          for source, made in zip(sources, objects, strict=True)
+        ]:
+          done.result()
       partial = pathlib.Path(directory, 'partial.so')
-      done = subprocess.run(
-        [compiler, *flags, '-o', partial, *_sources('*.cc')],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-      )
-      if done.returncode:
-        said = [x for x in done.stderr.splitlines() if 'error' in x]
-        raise _CompileError(
-          f'{compiler} cannot compile them ({" ".join(said[:1])[:200]}); it '
-          'has to know C++17, as GCC 12 and Clang 14 do'
-        )
+      _run(compiler, *flags, '-shared', *objects, '-o', partial)
       os.replace(partial, _path())
+
+
+def _run(compiler: str, *arguments: str | os.PathLike) -> None:
+  """Runs the compiler.
+
+  Raises:
+    _CompileError: it cannot do that.
+  """
+  done = subprocess.run(
+    [compiler, *arguments],
+    check=False,
+    capture_output=True,
+    text=True,
+    timeout=_SECONDS,
+  )
+  if done.returncode:
+    said = [x for x in done.stderr.splitlines() if 'error' in x]
+    raise _CompileError(
+      f'{compiler} cannot compile them ({" ".join(said[:1])[:200]}); it has to '
+      'know C++17, as GCC 12 and Clang 14 do'
+    )
 
 
 def _command() -> list[str]:
