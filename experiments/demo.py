@@ -45,9 +45,9 @@ def mean(values):
 }
 _NEXT = """What to try next, with .venv/bin/ in front:
   swiftspec chat                a conversation, with the speed of each answer
-  pip install -e '.[serve]' && .venv/bin/swiftspec serve --mode=auto
-                                and open http://localhost:8000: see which tokens
-                                were guessed
+  pip install -e '.[serve]' && .venv/bin/swiftspec serve --mode=serial
+                                and open http://localhost:8000: see the trees of
+                                guessed tokens
   swiftspec benchmark --help    your own prompts, models and modes
   swiftspec doctor              what this machine has
 docs/index.md says how it works."""
