@@ -217,6 +217,8 @@ def test_bad_sizes_are_refused():
   target, draft = make_models('async')
   with pytest.raises(errors.UserError, match='num_nodes=9 must be 8'):
     make_engine(target, draft, None, num_nodes=9)
+  with pytest.raises(errors.UserError, match='is_adaptive=True has no effect'):
+    make_engine(target, draft, None, is_adaptive=True)
   with pytest.raises(errors.UserError, match='run_ahead must be at least 0'):
     make_engine(target, draft, None, run_ahead=-1)
 

@@ -58,15 +58,11 @@ struct Integers {
     Sum sum = {};
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kCount; ++i) {
-#if defined(NATIVE_AVX512)
-      sum = (Sum)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[i],
-                                     (__m512i)rows[i]);
-#elif defined(__AVXVNNI__)
-      sum = (Sum)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights[i],
-                                         (__m256i)rows[i]);
-#elif defined(__AVX2__)
+      const auto weight = (Wide)weights[i], row = (Wide)rows[i];
+#if defined(__AVX2__)
       // So many sums of two products fit into 16 bits.
-      constexpr std::size_t kFitting = 32767 / (2 * 127 * kHighest);
+      constexpr std::size_t kFitting =
+          kTakesBytes ? 0 : 32767 / (2 * 127 * kHighest);
       if constexpr (kFitting > 0) {
         __m256i pairs = _mm256_setzero_si256();
         for (std::size_t j = i; j < std::min(kCount, i + kFitting); ++j) {
@@ -76,12 +72,11 @@ struct Integers {
         }
         sum += (Sum)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         i += kFitting - 1;
-      } else {
-        sum = add(sum, (Wide)weights[i], (Wide)rows[i]);
+        continue;
       }
-#else
-      sum = add(sum, (Wide)weights[i], (Wide)rows[i]);
 #endif
+      // What has no sign is the row of `add`.
+      sum = kTakesBytes ? add(sum, row, weight) : add(sum, weight, row);
     }
     return sum;
   }

@@ -28,7 +28,7 @@ from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
-_FIRST_PIECE = re.compile(r'-00001-of-\d{5}(?=\.gguf$)')
+_PIECE = re.compile(r'-\d{5}-of-\d{5}(?=\.gguf$)')
 
 
 def load(
@@ -190,11 +190,9 @@ def _choose(directory: pathlib.Path, file: str) -> pathlib.Path:
   Raises:
     UserError: it names none, or several.
   """
-  paths = {
-    _FIRST_PIECE.sub('', path.name): path
-    for path in sorted(directory.rglob('*.gguf'), key=lambda path: path.name)
-    if '-of-' not in path.name or _FIRST_PIECE.search(path.name)
-  }
+  paths = dict[str, pathlib.Path]()
+  for path in sorted(directory.rglob('*.gguf'), key=lambda path: path.name):
+    paths.setdefault(_PIECE.sub('', path.name), path)
   found = [name for name in paths if fnmatch.fnmatchcase(name, file)]
   if len(found) != 1:
     names = ', '.join(found or paths) or 'none'

@@ -24,7 +24,7 @@ from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
-from swiftspec_jax.engine.step_reader import Drafting, StepReader
+from swiftspec_jax.engine.step_reader import StepReader
 from swiftspec_jax.engine.steps import StepRecord, Unread
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies.no_speculation import NoSpeculation
@@ -36,7 +36,6 @@ from swiftspec_jax.serving.compilation.programs import Programs
 from swiftspec_jax.serving.drafters import make_drafter
 from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.serving.drafters.engine_drafter import (
-  EngineDrafter,
   SlotTexts,
 )
 from swiftspec_jax.step import step_input, target_forward
@@ -117,7 +116,10 @@ class Engine(Frontend):
     target_forward.check_kernels(target, sizes)
     self._run_ahead = run_ahead
     self._timeline = timeline
-    self._set_drafter(self._make_drafter(draft))
+    self.drafter = make_drafter.make(
+      self._target, draft, sizes, run_ahead=run_ahead, timeline=timeline
+    )
+    self.programs = Programs(sizes, self._target, self.drafter)
     # Of how much to draft; may be replaced between steps.
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
@@ -125,25 +127,14 @@ class Engine(Frontend):
     self._reader = StepReader(
       self.scheduler,
       self._target,
+      self.drafter,
       self._jobs,
       self._texts,
+      drafts_by_model=self._drafts_by_model,
       takes_trees=self._takes_trees,
       narrows=sizes.has_rows,
       timeline=timeline,
     )
-
-  def _make_drafter(self, draft: make_drafter.Draft) -> EngineDrafter:
-    return make_drafter.make(
-      self._target,
-      draft,
-      self.sizes,
-      run_ahead=self._run_ahead,
-      timeline=self._timeline,
-    )
-
-  def _set_drafter(self, drafter: EngineDrafter) -> None:
-    self.drafter = drafter
-    self.programs = Programs(self.sizes, self._target, self.drafter)
 
   @property
   def least_level(self) -> SamplingLevel:
@@ -187,7 +178,7 @@ class Engine(Frontend):
       pass
     if not self._unread:
       return None
-    return self._reader.read(self._unread.popleft(), self._drafting, work)
+    return self._reader.read(self._unread.popleft(), self.policy, work)
 
   def _enqueue(self) -> bool:
     """Enqueues a step, unless others have to be read before or no row runs.
@@ -286,14 +277,6 @@ class Engine(Frontend):
     if self.drafter.keeps_trees or any(wants):
       return drafts.chains if drafts.trees is None else drafts.trees
     return None
-
-  @property
-  def _drafting(self) -> Drafting:
-    return Drafting(
-      drafter=self.drafter,
-      policy=self.policy,
-      is_by_model=self._drafts_by_model,
-    )
 
   def reset_drafters(self) -> None:
     """Forgets what ended requests have taught; only without requests."""

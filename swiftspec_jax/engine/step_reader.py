@@ -27,21 +27,6 @@ from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Drafting:
-  """Who drafts in an engine, and who says how much.
-
-  Attributes:
-    drafter: drafter of the engine.
-    policy: policy of the engine.
-    is_by_model: whether the drafter is a model.
-  """
-
-  drafter: EngineDrafter
-  policy: policies.Policy
-  is_by_model: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _ReadStep:
   """A step that was read, and what came of it.
 
@@ -75,9 +60,11 @@ class StepReader:
     self,
     scheduler: Scheduler,
     target: Target,
+    drafter: EngineDrafter,
     jobs: dict[int, Job],
     texts: SlotTexts,
     *,
+    drafts_by_model: bool,
     takes_trees: bool,
     narrows: bool,
     timeline: timeline_lib.Timeline | None = None,
@@ -87,9 +74,11 @@ class StepReader:
     Args:
       scheduler: scheduler of the steps.
       target: target of the engine, which knows the sampling of the slots.
+      drafter: drafter of the engine.
       jobs: requests of the engine by their numbers; those that end are taken
         out.
       texts: texts of the slots; written.
+      drafts_by_model: whether the drafter is a model.
       takes_trees: whether drafts are trees.
       narrows: whether steps feed no draft if the devices find none.
       timeline: timeline that notes waits, and the work after them.
@@ -97,6 +86,7 @@ class StepReader:
     self._timeline = timeline
     self._scheduler = scheduler
     self._target = target
+    self._drafter, self._drafts_by_model = drafter, drafts_by_model
     self._jobs = jobs
     self._texts = texts
     self._takes_trees = takes_trees
@@ -104,12 +94,14 @@ class StepReader:
     self._max_nodes = scheduler.config.buckets.max_length + 1
     self._last_read = 0.0  # time
 
-  def read(self, unread: Unread, drafting: Drafting, work: float) -> StepRecord:
+  def read(
+    self, unread: Unread, policy: policies.Policy, work: float
+  ) -> StepRecord:
     """Waits for the oldest step, and takes what came of it.
 
     Args:
       unread: step.
-      drafting: who is told.
+      policy: policy that is told.
       work: processor time of this thread at which the work for the record has
         begun, in seconds of `time.thread_time`.
     """
@@ -126,18 +118,18 @@ class StepReader:
     if num_found is not None:
       unread, step = steps.resolve_lengths(unread, step, num_found)
     report = None
-    if drafting.drafter.keeps_trees and unread.drafted.any():
+    if self._drafter.keeps_trees and unread.drafted.any():
       report = drafted[:, -3:]
     rows = is_present[decoding]
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = self._verdicts(packed[view.slots])
-    if isinstance(drafting.drafter, HostDrafter):
-      drafting.drafter.learn(view, lengths, verdicts)
+    if isinstance(self._drafter, HostDrafter):
+      self._drafter.learn(view, lengths, verdicts)
     accepted, ended = self._commit(
       unread, step, is_present, packed, (logprobs, drafted), report
     )
     for request_id in ended.tolist():
-      drafting.drafter.forget(request_id)
+      self._drafter.forget(request_id)
     end = time.perf_counter()
     begun = max(unread.start, self._last_read)
     # A size whose program was compiled in a step would seem to be slow.
@@ -152,8 +144,8 @@ class StepReader:
       report=report,
       seconds=seconds,
     )
-    _tell_drafter(read, drafting.drafter)
-    self._tell_policy(read, drafting)
+    _tell_drafter(read, self._drafter)
+    self._tell_policy(read, policy)
     if self._timeline is not None:
       self._timeline.host('wait', start, arrived)
       self._timeline.host('read', arrived, time.perf_counter())
@@ -171,12 +163,12 @@ class StepReader:
       **verdicts_of(report),
     )
 
-  def _tell_policy(self, step: _ReadStep, drafting: Drafting) -> None:
+  def _tell_policy(self, step: _ReadStep, policy: policies.Policy) -> None:
     """Tells the policy of a step."""
     is_usable = self._target.sampling.is_usable(
-      step.view.slots, for_model=drafting.is_by_model
+      step.view.slots, for_model=self._drafts_by_model
     )
-    drafting.policy.observe(
+    policy.observe(
       steps.outcome(
         step.unread,
         step.view,

@@ -191,8 +191,7 @@ class Outcome:
     accepted_ranks: i64[D, B], for trees: places of the accepted nodes in the
       proposal, counted from 0 without the root; -1 where there is none. None
       for chains, which accept the first `num_accepted`.
-    seconds: duration of the step; NaN for drafts that were not part of one, and
-      only compared with what the target said.
+    seconds: duration of the step.
     is_usable: bool[B], whether the row tells about its drafter. It does not
       where a grammar or a bias has changed what the target would have said.
     num_fed: draft tokens of all rows that were fed, where that is more than

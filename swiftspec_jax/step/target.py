@@ -331,7 +331,7 @@ class Target:
       UserError: the pages do not fit the model's devices.
     """
     self.model = model
-    self._sizes, self._takes_trees = sizes, takes_trees
+    self._sizes = sizes
     config = sizes.scheduler
     self._max_length = config.buckets.max_length
     self.cache = target_forward.init_cache(model, sizes, feature_layers)

@@ -98,7 +98,7 @@ class LiveCosts:
     """Takes the time of a step."""
     view, buckets = outcome.view, self._buckets
     longest = int(outcome.plan.lengths.max(initial=0))
-    if np.isnan(outcome.seconds) or (longest and view.num_unread_tokens):
+    if longest and view.num_unread_tokens:
       return
     num_drafts = outcome.num_fed
     if num_drafts is None:

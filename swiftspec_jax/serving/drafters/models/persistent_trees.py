@@ -56,6 +56,11 @@ class PersistentTrees:
   tree: TreeConfig
 
   def __post_init__(self):
+    if self.tree.is_adaptive:
+      raise errors.UserError(
+        'is_adaptive=True has no effect in an engine, whose policy says how '
+        'many nodes there are; leave it out'
+      )
     tree_checks.check_sizes(self.model, self.tree)
 
 
