@@ -43,7 +43,7 @@ CORE = cache forced_draft kernels kv_commit models prompt_lookup \
 
 demo: ## the demonstration: speculative decoding with a built-in model
 	$(BOOTSTRAP) experiments
-	@$(RUN) experiments.demo
+	@$(RUN) swiftspec_jax.cli.demo
 
 test: ## the tests that need no network once the models are cached
 	$(BOOTSTRAP) experiments serve test

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from experiments import program
 from experiments.accelerator import page, runner, sections
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Settings
 from experiments.output import benchmark_output
+from swiftspec_jax.cli import program
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the report.', required=True

@@ -16,9 +16,18 @@ import time
 import tqdm
 from absl import flags
 
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import (
+from experiments.flags import run_flags
+from experiments.measuring import (
+  benchmark_plot,
+  benchmark_report,
+  benchmark_run,
+  peers,
+)
+from experiments.output import benchmark_output
+from swiftspec_jax import errors, hosts, profiling, sharding
+from swiftspec_jax.cli import output_files, program, provenance, references
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   draft_flags,
@@ -27,16 +36,7 @@ from experiments.flags import (
   shared_flags,
   tree_flags,
 )
-from experiments.flags import modes as modes_lib
-from experiments.measuring import (
-  benchmark_plot,
-  benchmark_report,
-  benchmark_run,
-  peers,
-  references,
-)
-from experiments.output import benchmark_output, provenance
-from swiftspec_jax import errors, hosts, profiling, sharding
+from swiftspec_jax.cli.flags import modes as modes_lib
 
 _MODES = flags.DEFINE_list(
   'modes',
@@ -51,24 +51,14 @@ _PEERS = flags.DEFINE_list(
   f'{", ".join(peers.PEERS)}. llama.cpp computes with the numbers of a GGUF '
   'file, so its output is not compared.',
 )
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
-)
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 1, 'How often to measure each prompt.', lower_bound=1
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit()
+_REPEATS = run_flags.repeats(1, 'How often to measure each prompt.')
 _WARMUP = flags.DEFINE_integer(
   'warmup', 1, 'Prompts that run before and are not counted.', lower_bound=0
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
-_RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the results in --output_dir.'
-)
+_OUTPUT_DIR = run_flags.output_dir()
+_RESUME = run_flags.resume()
 
 
 def main() -> None:
@@ -209,7 +199,7 @@ def _report(records, modes, directory, facts) -> None:
     return
   is_greedy = shared_flags.sampling().temperature == 0
   summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
-  benchmark_output.write_json(
+  output_files.write_json(
     directory / 'summary.json', {'modes': summary, 'provenance': facts}
   )
   num_prompts = max(figures['num_prompts'] for figures in summary.values())
@@ -224,7 +214,7 @@ def _report(records, modes, directory, facts) -> None:
   if label := benchmark_report.forced_label(summary):
     title += f'\n{label}'
   picture = benchmark_plot.draw(summary, title)
-  benchmark_output.write(directory / 'results.png', picture)
+  output_files.write(directory / 'results.png', picture)
   print(benchmark_report.table(summary))
   if label:
     print(f'{label}: the draft was told the output, to study speed')

@@ -22,18 +22,19 @@ from typing import Any
 import tqdm
 from absl import flags
 
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import load_flags, shared_flags
+from experiments.flags import load_flags, run_flags
 from experiments.load import load_output, load_report, simulated_load
 from experiments.measuring import (
   benchmark_plot,
   benchmark_report,
   benchmark_run,
 )
-from experiments.output import benchmark_output, provenance
+from experiments.output import benchmark_output
 from experiments.studies import systems
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program, provenance
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import shared_flags
 
 _SETTINGS = _PROMPTS_SETTING, _LOAD_SETTING = ['prompts', 'load']
 _SYSTEMS = flags.DEFINE_list(
@@ -46,15 +47,9 @@ _SYSTEMS = flags.DEFINE_list(
 _SETTINGS_FLAG = flags.DEFINE_list(
   'settings', _SETTINGS, f'Some of {", ".join(_SETTINGS)}.'
 )
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit()
+_OUTPUT_DIR = run_flags.output_dir()
 flags.FLAGS.set_default('tree_sizes', ['3', '7', '15'])
 
 # Of both kinds of rows, where they apply.
@@ -91,7 +86,7 @@ def main() -> None:
     for name in serving:
       load.policy(systems.SYSTEMS[name].policy)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  benchmark_output.open_directory(directory, {}, resume=False)
+  output_files.open_directory(directory)
   if load is not None:
     _serve(serving, load, directory)
   if decoding:
@@ -217,7 +212,7 @@ def _report_prompts(
   is_greedy = shared_flags.sampling().temperature == 0
   summary = benchmark_report.summarize(records, names, is_greedy=is_greedy)
   facts = {**provenance.collect(), 'flags': shared_flags.to_json()}
-  benchmark_output.write_json(
+  output_files.write_json(
     folder / 'summary.json', {'modes': summary, 'provenance': facts}
   )
   title = (
@@ -225,7 +220,7 @@ def _report_prompts(
     f'{facts["cpu"]}, {facts["device_count"]} x {facts["device_kind"]}'
   )
   picture = benchmark_plot.draw(summary, title)
-  benchmark_output.write(folder / 'results.png', picture)
+  output_files.write(folder / 'results.png', picture)
   for name, figures in summary.items():
     _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
   print(benchmark_report.table(summary))
@@ -243,7 +238,7 @@ def _append(
   """Adds a row with the figures that there are."""
   found = {c: figures[c] for c in columns if figures.get(c) is not None}
   row = {'system': name, 'setting': setting, **found}
-  benchmark_output.append_line(directory / 'rows.jsonl', row)
+  output_files.append_line(directory / 'rows.jsonl', row)
 
 
 if __name__ == '__main__':

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments.flags import config_file, modes, shared_flags, tree_flags
-from experiments.output import benchmark_output
 from experiments.pictures import tree_page, tree_rounds
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.cli import output_files, program
+from swiftspec_jax.cli.flags import config_file, modes, shared_flags, tree_flags
 
 _MODE = flags.DEFINE_enum(
   'mode', 'async', modes.PERSISTENT_TREES, 'How to decode.'
@@ -54,7 +53,7 @@ def main() -> None:
   facts = tree_page.facts(target, draft, tree_config, _PROMPT.value)
   page = tree_page.render(rounds, facts, _MAX_NODES.value)
   path = pathlib.Path(_OUTPUT.value)
-  benchmark_output.write(path, page.encode())
+  output_files.write(path, page.encode())
   print(_summary(rounds))
   print(f'written to {path}')
 

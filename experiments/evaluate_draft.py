@@ -23,24 +23,20 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import shared_flags, tree_flags
+from experiments.flags import run_flags
 from experiments.measuring import (
   benchmark_run,
   evaluation_plot,
   evaluation_report,
-  step_times,
 )
-from experiments.output import benchmark_output, provenance
+from experiments.output import benchmark_output
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program, provenance, step_times
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import shared_flags, tree_flags
 
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit()
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   1,
@@ -48,12 +44,8 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'can then get a forward less than it would on its own.',
   lower_bound=1,
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
-_RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the results in --output_dir.'
-)
+_OUTPUT_DIR = run_flags.output_dir()
+_RESUME = run_flags.resume()
 flags.FLAGS.set_default('max_new_tokens', 128)
 
 # What this program decides itself.
@@ -230,7 +222,7 @@ def _report(
   if not records:
     return
   summary = evaluation_report.summarize(records, times)
-  benchmark_output.write_json(
+  output_files.write_json(
     directory / 'summary.json', {**summary, 'provenance': facts}
   )
   title = (
@@ -238,7 +230,7 @@ def _report(
     f'{summary["num_prompts"]} prompts'
   )
   picture = evaluation_plot.draw(records, title)
-  benchmark_output.write(directory / 'acceptance.png', picture)
+  output_files.write(directory / 'acceptance.png', picture)
   print(title)
   print(evaluation_report.table(summary))
   print(

@@ -35,12 +35,7 @@ import swiftspec_jax as ss
 from configs import deployment as deployment_lib
 from configs import launches
 from configs.deployment import Deployment
-from experiments import program
-from experiments.output import (
-  benchmark_output,
-  configuration,
-  provenance,
-)
+from experiments.flags import run_flags
 from experiments.planning import (
   plan_changes,
   plan_measured,
@@ -52,6 +47,7 @@ from experiments.planning import (
   plan_validation,
 )
 from experiments.planning.plan_search import GOALS
+from swiftspec_jax.cli import configuration, output_files, program, provenance
 
 _CONFIG = flags.DEFINE_string(
   'config', None, 'Python file with a CONFIG, see configs/.', required=True
@@ -77,9 +73,7 @@ _FORCED_ACCEPTANCE = flags.DEFINE_float(
 _NUM_REQUESTS = flags.DEFINE_integer(
   'num_requests', 24, 'Requests to run on this CPU.', lower_bound=2
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
+_OUTPUT_DIR = run_flags.output_dir()
 
 
 def main() -> None:
@@ -91,7 +85,7 @@ def main() -> None:
       deployment, pathlib.Path(_MEASURED.value)
     )
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  benchmark_output.open_directory(directory, {}, resume=False)
+  output_files.open_directory(directory)
   # Rounds need a device for the target and one for the draft, and no more.
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', 2)
@@ -211,8 +205,8 @@ def _ratios(
 
 def _write(directory, tables, summary, picture) -> None:
   for name, lines in tables.items():
-    benchmark_output.write_lines(directory / f'{name}.jsonl', lines)
-  benchmark_output.write_json(directory / 'summary.json', summary)
+    output_files.write_lines(directory / f'{name}.jsonl', lines)
+  output_files.write_json(directory / 'summary.json', summary)
   best = summary['best']
   configuration.write(
     directory / 'config.json',
@@ -220,9 +214,9 @@ def _write(directory, tables, summary, picture) -> None:
     [best],
     device_kind=None,
   )
-  benchmark_output.write_pictures(directory, {'speed': picture})
+  output_files.write_pictures(directory, {'speed': picture})
   page = plan_page.render(summary, tables, picture)
-  benchmark_output.write(directory / 'report.html', page.encode())
+  output_files.write(directory / 'report.html', page.encode())
 
 
 if __name__ == '__main__':

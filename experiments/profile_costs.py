@@ -23,11 +23,12 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments.flags import engine_flags
+from experiments.flags import run_flags
 from experiments.load import load_simulation
 from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program
+from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.engine.engine import Engine, StepRecord
@@ -40,11 +41,8 @@ from swiftspec_jax.step.ragged_batch import StepSizes
 _OUTPUT = flags.DEFINE_string(
   'output', None, 'File for the costs; replaced if it is there.', required=True
 )
-_REPEATS = flags.DEFINE_integer(
-  'repeats',
-  9,
-  'Measurements of which the lower quartile counts.',
-  lower_bound=1,
+_REPEATS = run_flags.repeats(
+  9, 'Measurements of which the lower quartile counts.'
 )
 
 _LEAST_SIZES = 3
@@ -58,7 +56,7 @@ def main() -> None:
   declared = engine_flags.sizes()
   _check_sizes(declared)
   path = pathlib.Path(_OUTPUT.value)
-  with program.writing(path.parent):
+  with output_files.writing(path.parent):
     path.parent.mkdir(parents=True, exist_ok=True)
   engine, target = engine_flags.make_engine(declared)
   key = engine_flags.cost_key(engine, target, declared)
@@ -83,7 +81,7 @@ def main() -> None:
   measurements = [_typical(own) for own in found]
   measurements = _with_host(measurements, records, declared)
   costs = measured.fit(key, measurements)
-  with program.writing(path):
+  with output_files.writing(path):
     storage.save(path, costs)
   print(_table(costs, measurements))
   print(_check(costs, records))

@@ -26,18 +26,17 @@ from absl import flags
 from tqdm import tqdm
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import config_file, modes, shared_flags
+from experiments.flags import run_flags
 from experiments.measuring import (
   benchmark_report,
   benchmark_run,
   peers,
   round_profile,
-  step_times,
 )
-from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors, profiling
+from swiftspec_jax.cli import output_files, program, provenance, step_times
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import config_file, modes, shared_flags
 
 _PROMPT_TOKENS = flags.DEFINE_integer(
   'prompt_tokens', 1000, 'Length of the prompt for prefill.', lower_bound=2
@@ -45,11 +44,8 @@ _PROMPT_TOKENS = flags.DEFINE_integer(
 _NUM_STEPS = flags.DEFINE_integer(
   'num_steps', 64, 'Decoding steps of one measurement.', lower_bound=8
 )
-_REPEATS = flags.DEFINE_integer(
-  'repeats',
-  5,
-  'Measurements of which the median counts; with --mode prompts.',
-  lower_bound=1,
+_REPEATS = run_flags.repeats(
+  5, 'Measurements of which the median counts; with --mode prompts.'
 )
 _PEERS = flags.DEFINE_enum(
   'peers', None, ['hf'], 'Also measure Hugging Face transformers (torch).'
@@ -177,7 +173,7 @@ def _profile_rounds(mode: str) -> None:
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
   target = shared_flags.load_target()
   draft = shared_flags.load_drafts(target, [mode])[mode]
-  prompts = prompts_lib.read_prompts(prompts_lib.DEFAULT_PATH, _REPEATS.value)
+  prompts = prompts_lib.read_prompts(run_flags.DEFAULT_PROMPTS, _REPEATS.value)
   encoded = benchmark_run.encode(target, prompts, _NUM_STEPS.value)
   timeline = ss.Timeline()
   plain = ss.Decoder(target)
@@ -199,7 +195,7 @@ def _profile_rounds(mode: str) -> None:
     directory = pathlib.Path(_OUTPUT_DIR.value)
     _write(directory, {'mode': mode, **shared_flags.to_json()})
     lines = [f'{json.dumps(dataclasses.asdict(row))}\n' for row in rows]
-    benchmark_output.write(directory / 'rows.jsonl', ''.join(lines).encode())
+    output_files.write(directory / 'rows.jsonl', ''.join(lines).encode())
 
 
 def _check_rounds() -> None:
@@ -220,9 +216,9 @@ def _round_table(rows: Sequence[round_profile.Row]) -> str:
 
 
 def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:
-  with program.writing(directory):
+  with output_files.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
-  benchmark_output.write_json(
+  output_files.write_json(
     directory / 'profile.json', {**report, 'provenance': provenance.collect()}
   )
 

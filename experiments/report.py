@@ -14,14 +14,13 @@ import pathlib
 
 from absl import flags
 
-from experiments import program
 from experiments.output import (
-  benchmark_output,
   report_page,
   result_folder,
   run_comparison,
 )
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program
 
 _OUTPUT = flags.DEFINE_string('output', None, 'HTML file.', required=True)
 _COMPARE = flags.DEFINE_bool(
@@ -44,7 +43,7 @@ def main(arguments: list[str]) -> None:
   if _COMPARE.value:
     ratios = run_comparison.compare(*(folder.samples for folder in folders))
   page = report_page.render(folders, ratios)
-  benchmark_output.write(pathlib.Path(_OUTPUT.value), page.encode())
+  output_files.write(pathlib.Path(_OUTPUT.value), page.encode())
   print(f'written to {_OUTPUT.value}')
 
 

@@ -25,29 +25,24 @@ import numpy as np
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import (
+from experiments.flags import load_flags, run_flags
+from experiments.load import load_output, load_replay, load_simulation
+from experiments.measuring import benchmark_run
+from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import (
   cost_flags,
   engine_flags,
-  load_flags,
   modes,
   shared_flags,
 )
-from experiments.load import load_output, load_replay, load_simulation
-from experiments.measuring import benchmark_run
-from experiments.output import benchmark_output
-from swiftspec_jax import errors
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.serving.arrivals import Arrivals
 
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
+_PROMPTS = run_flags.prompts()
+_OUTPUT_DIR = run_flags.output_dir()
 _VIRTUAL_TIME = flags.DEFINE_bool(
   'virtual_time',
   False,
@@ -64,7 +59,7 @@ def main() -> None:
   _check_virtual_time()
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value))
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  benchmark_output.open_directory(directory, {}, resume=False)
+  output_files.open_directory(directory)
   # In virtual time the host takes none, and each step is read at its end.
   engine, target = engine_flags.make_engine(
     declared, runs_ahead=not _VIRTUAL_TIME.value
@@ -239,7 +234,7 @@ def _simulate(
       run['seed'],
     )
     simulated.append({**run, **figures})
-    benchmark_output.append_line(directory / 'simulated.jsonl', simulated[-1])
+    output_files.append_line(directory / 'simulated.jsonl', simulated[-1])
   print(load_simulation.compare(rows, simulated))
   errors = [row['step_time_error'] for row in rows]
   print(f'times of steps are off by {statistics.median(errors):.1%} (median)')

@@ -17,10 +17,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments import program
-from experiments.flags import load_flags
+from experiments.flags import load_flags, run_flags
 from experiments.load import load_output, simulated_load
-from experiments.output import benchmark_output
+from swiftspec_jax.cli import output_files, program
 
 _COVERAGE = flags.DEFINE_float(
   'coverage',
@@ -29,9 +28,7 @@ _COVERAGE = flags.DEFINE_float(
   lower_bound=0.0,
   upper_bound=1.0,
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
+_OUTPUT_DIR = run_flags.output_dir()
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
     load.policy(name)
   load.check_fits()
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  benchmark_output.open_directory(directory, {}, resume=False)
+  output_files.open_directory(directory)
   rows: list[dict[str, Any]] = []
   interruption = None
   start = time.perf_counter()

@@ -20,11 +20,9 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import config_file, shared_flags, tree_flags
-from experiments.measuring import benchmark_report, benchmark_run, references
-from experiments.output import benchmark_output, provenance, tracing
+from experiments.flags import run_flags
+from experiments.measuring import benchmark_report, benchmark_run
+from experiments.output import benchmark_output
 from experiments.studies import (
   ablation_plot,
   ablation_report,
@@ -33,37 +31,36 @@ from experiments.studies import (
 )
 from experiments.studies.ablation_settings import Configuration
 from swiftspec_jax import errors
+from swiftspec_jax.cli import (
+  output_files,
+  program,
+  provenance,
+  references,
+  tracing,
+)
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import config_file, shared_flags, tree_flags
 
 _CONFIGURATIONS = flags.DEFINE_list(
   'configurations', [], 'Names of the rows to measure. Default: all.'
 )
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', 6, 'How many prompts to take.', lower_bound=1
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit(6)
 _PER_TASK = flags.DEFINE_integer(
   'per_task',
   None,
   'How many prompts of each task to take, in place of --limit.',
   lower_bound=1,
 )
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 3, 'Measurements of which the median counts.', lower_bound=1
-)
+_REPEATS = run_flags.repeats(3)
 _TIMELINE_TOKENS = flags.DEFINE_integer(
   'timeline_tokens',
   64,
   'Tokens of the extra run of each configuration that gives its step times.',
   lower_bound=1,
 )
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the results.', required=True
-)
-_RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the results in --output_dir.'
-)
+_OUTPUT_DIR = run_flags.output_dir()
+_RESUME = run_flags.resume()
 
 _TIMELINES = 'timelines.jsonl'
 
@@ -128,7 +125,7 @@ def main() -> None:
   )
   timelines = {
     line['name']: line['summary']
-    for line in benchmark_output.read_lines(directory / _TIMELINES)
+    for line in output_files.read_lines(directory / _TIMELINES)
   }
   target = shared_flags.load_target()
   max_new_tokens = shared_flags.sampling().max_new_tokens
@@ -179,7 +176,7 @@ def _measure(
     if configuration.tree is not None and name not in timelines:
       timelines[name] = _timeline(study, configuration)
       line = {'name': name, 'summary': timelines[name]}
-      benchmark_output.append_line(directory / _TIMELINES, line)
+      output_files.append_line(directory / _TIMELINES, line)
   samplings = shared_flags.samplings(_REPEATS.value)
   jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
   done = {record.key for record in records}
@@ -238,8 +235,8 @@ def _report(
   names = [configuration.name for configuration in study.configurations]
   losses = acceptance_loss.make_rows(names, records)
   for name, table in (('rows', rows), ('acceptance', losses)):
-    benchmark_output.write_lines(directory / f'{name}.jsonl', table)
-  benchmark_output.write_json(
+    output_files.write_lines(directory / f'{name}.jsonl', table)
+  output_files.write_json(
     directory / 'provenance.json', {**facts, 'flags': shared_flags.to_json()}
   )
   title = _title(study, rows, facts)
@@ -248,7 +245,7 @@ def _report(
     'sweeps': ablation_plot.draw_sweeps(rows, title),
     'acceptance': ablation_plot.draw_acceptance(rows, title),
   }
-  benchmark_output.write_pictures(directory, pictures)
+  output_files.write_pictures(directory, pictures)
   print(title)
   print(ablation_report.table(rows))
   print('times in ms: round; target and draft forward; host work in a round')

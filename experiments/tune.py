@@ -1,7 +1,7 @@
 """Finds the tree sizes and the split of the devices that decode fastest.
 
   python -m experiments.tune --draft=DRAFT --output=tuned.json
-  python -m experiments.generate --config=tuned.json --prompt='Hello!'
+  swiftspec generate --config=tuned.json --prompt='Hello!'
 
 Measures the forwards of target and draft. Sets the number of draft forwards
 from the ratio r of the two: the better of r and r + 1. Then it tries the
@@ -20,37 +20,32 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import (
+from experiments.flags import run_flags
+from experiments.measuring import benchmark_report, benchmark_run
+from experiments.studies import ablation_settings
+from swiftspec_jax import errors
+from swiftspec_jax.cli import (
+  configuration,
+  output_files,
+  program,
+  references,
+  step_times,
+)
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   modes,
   shared_flags,
   tree_flags,
 )
-from experiments.measuring import (
-  benchmark_report,
-  benchmark_run,
-  references,
-  step_times,
-)
-from experiments.output import configuration
-from experiments.studies import ablation_settings
-from swiftspec_jax import errors
 
 _MODE = flags.DEFINE_enum(
   'mode', 'async', modes.PERSISTENT_TREES, 'What to tune.'
 )
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', 4, 'How many prompts to decode.', lower_bound=1
-)
-_REPEATS = flags.DEFINE_integer(
-  'repeats', 3, 'How often to decode each prompt.', lower_bound=1
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit(4)
+_REPEATS = run_flags.repeats(3, 'How often to decode each prompt.')
 _TRY = {
   'num_nodes': flags.DEFINE_list(
     'try_num_nodes', ['4', '8', '16'], 'Values of --num_nodes to try.'
@@ -212,7 +207,7 @@ def main() -> None:
     _sizes(base, field)
   prompts = prompts_lib.read_prompts(pathlib.Path(_PROMPTS.value), _LIMIT.value)
   path = pathlib.Path(_OUTPUT.value)
-  with program.writing(path), tempfile.TemporaryFile(dir=path.parent):
+  with output_files.writing(path), tempfile.TemporaryFile(dir=path.parent):
     pass
   tuner, tree, trials = _tune_splits(base, prompts)
   for field in _TRY:

@@ -36,7 +36,7 @@ SECONDS = 60.0
 # Of these a second process cannot open a device that is in use.
 EXCLUSIVE_PLATFORMS = ('tpu',)
 _HOW_TO = (
-  'run `python -m experiments.check_kernels` while no other program uses the '
+  'run `python -m experiments.kernels check` while no other program uses the '
   'device'
 )
 _CHILD = trial_child.Child()

@@ -1,6 +1,6 @@
 """Tiles that were measured, which kernels take instead of their defaults.
 
-`python -m experiments.tune_kernels` writes them. Two files are read: one that
+`python -m experiments.kernels tune` writes them. Two files are read: one that
 is shipped, and one that the environment variable `SWIFTSPEC_TILES` names, which
 wins. An entry holds for one kind of device and exactly its shapes; where there
 is none, the defaults stay.

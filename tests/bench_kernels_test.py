@@ -1,4 +1,4 @@
-"""The table of `bench_kernels` on a CPU, and what it compares with."""
+"""The table of `kernels bench` on a CPU, and what it compares with."""
 
 import json
 
@@ -128,7 +128,8 @@ def test_sets_exceed_the_cache():
 
 def test_table_on_a_cpu(tmp_path):
   output = programs.output_of(
-    'bench_kernels',
+    'kernels',
+    'bench',
     '--kernel=swiglu',
     '--kernel=verify_tree',
     '--shape=smollm2-135m/tp8 T1 bfloat16',
@@ -150,5 +151,5 @@ def test_table_on_a_cpu(tmp_path):
 
 
 def test_unknown_shape_is_named():
-  complaint = programs.error_of('bench_kernels', '--shape=llama-9b')
+  complaint = programs.error_of('kernels', 'bench', '--shape=llama-9b')
   assert '--shape=llama-9b is in the name of no shape' in complaint

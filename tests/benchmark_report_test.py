@@ -11,8 +11,8 @@ from experiments.measuring import (
   benchmark_run,
 )
 from experiments.output import benchmark_output
-from experiments.prompts import Prompt
 from swiftspec_jax import errors
+from swiftspec_jax.cli.prompts import Prompt
 
 
 def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):

@@ -10,7 +10,7 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments.output import provenance
+from swiftspec_jax.cli import provenance
 
 QUESTIONS = ('What is rain? ' * 3, 'Name a tree.', 'Add 2 and 3.', 'Hello!')
 # Fewer programs than by default.

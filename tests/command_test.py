@@ -3,7 +3,6 @@
 import ast
 import gc
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments import extras, program, short_help
+from swiftspec_jax.cli import extras, program, short_help
 
 
 def call(*arguments):
@@ -28,7 +27,7 @@ def test_alone_it_lists_the_commands(arguments):
   assert (status, complaints) == (0, '')
   lines = output.splitlines()
   for name, listed in short_help.COMMANDS.items():
-    assert f'  {name:<10} {listed.summary}' in lines
+    assert f'  {name:<13} {listed.summary}' in lines
   assert max(map(len, lines)) <= 80
 
 
@@ -41,7 +40,8 @@ def test_unknown_commands_are_told_those_that_exist():
   _, _, complaints = call('--prompt=a')
   assert complaints == (
     "error: there is no command '--prompt=a'; choose one of demo, doctor, "
-    'generate, chat, serve, benchmark, tune, plan, report\n'
+    'generate, chat, serve, generate_data, train_draft, build_store, '
+    'benchmark, tune, plan, report\n'
   )
 
 
@@ -50,7 +50,7 @@ def test_a_reader_of_help_may_go(arguments):
   reading, writing = os.pipe()
   os.close(reading)
   done = subprocess.run(
-    [sys.executable, '-m', 'experiments.command', *arguments],
+    [sys.executable, '-m', 'swiftspec_jax.cli.command', *arguments],
     cwd=programs.ROOT,
     stdout=writing,
     stderr=subprocess.PIPE,
@@ -67,7 +67,7 @@ def test_it_says_its_version():
 
 def test_commands_are_the_programs():
   for listed in short_help.COMMANDS.values():
-    path = pathlib.Path(programs.ROOT, 'experiments', f'{listed.module}.py')
+    path = programs.ROOT / f'{listed.module.replace(".", "/")}.py'
     (last,) = ast.parse(path.read_text()).body[-1:]
     assert ast.unparse(last.test) == "__name__ == '__main__'"
 
@@ -90,7 +90,7 @@ def call_with_matplotlib(folder, code):
   for name in ('experiments', 'configs'):
     (folder / name).mkdir()
     (folder / name / '__init__.py').touch()
-  start = 'import swiftspec_command; swiftspec_command.main()'
+  start = 'from swiftspec_jax.cli import command; command.main()'
   return subprocess.run(
     [sys.executable, '-c', start, 'report'],
     cwd=folder,
@@ -120,7 +120,7 @@ def test_extras_are_installed_from_the_checkout_or_by_their_packages(
   assert extras.how_to_install('serve') == (
     f"{sys.executable} -m pip install -e '{programs.ROOT}[serve]'"
   )
-  monkeypatch.setattr(extras, '_CHECKOUT', tmp_path)  # as beside a wheel
+  monkeypatch.setattr(extras, 'CHECKOUT', tmp_path)  # as beside a wheel
   command = extras.how_to_install('images')
   assert re.fullmatch(r".* -m pip install 'pillow[<>=,\d]+'", command)
 

@@ -6,11 +6,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from experiments import docs_models, docs_pictures, docs_results
+from docs.tools import models, pictures, results
 from swiftspec_jax import errors
+from swiftspec_jax.cli import short_help
 
 ROOT = pathlib.Path(__file__).parents[1]
-RESULTS = sorted(docs_results.DIRECTORY.glob('*.json'))
+RESULTS = sorted(results.DIRECTORY.glob('*.json'))
 PAGES = [
   ROOT / 'README.md',
   ROOT / 'CONTRIBUTING.md',
@@ -22,7 +23,7 @@ _LINK = re.compile(r'\]\(([^)\s]+)\)|src(?:set)?="([^"]+)"')
 @pytest.mark.parametrize('path', RESULTS, ids=lambda path: path.stem)
 def test_pages_of_results_say_what_their_files_say(path):
   page = path.with_suffix('.md').read_text()
-  assert page == docs_results.render(path), 'run experiments.docs_results'
+  assert page == results.render(path), 'run docs.tools.results'
 
 
 @pytest.mark.parametrize(
@@ -33,17 +34,17 @@ def test_pages_of_results_say_what_their_files_say(path):
   ],
 )
 def test_results_must_be_complete(tmp_path, old, new, message):
-  text = (docs_results.DIRECTORY / 'weights.json').read_text()
+  text = (results.DIRECTORY / 'weights.json').read_text()
   assert old in text
   path = tmp_path / 'weights.json'
   path.write_text(text.replace(old, new))
   with pytest.raises(errors.UserError, match=message):
-    docs_results.render(path)
+    results.render(path)
 
 
 def test_the_table_of_families_is_that_of_the_code():
-  page = docs_models.PAGE.read_text()
-  assert page == docs_models.render(page), 'run experiments.docs_models'
+  page = models.PAGE.read_text()
+  assert page == models.render(page), 'run docs.tools.models'
 
 
 def test_figures_can_be_read_without_eyes():
@@ -55,13 +56,9 @@ def test_figures_can_be_read_without_eyes():
       assert figure[0].text
 
 
-@pytest.mark.parametrize(
-  'make', [docs_pictures.draw_round, docs_pictures.draw_speed]
-)
+@pytest.mark.parametrize('make', [pictures.draw_round, pictures.draw_speed])
 def test_pictures_fit_both_themes(make):
-  light, dark = (
-    docs_pictures.as_svg(make, theme) for theme in ('light', 'dark')
-  )
+  light, dark = (pictures.as_svg(make, theme) for theme in ('light', 'dark'))
   ET.fromstring(light)
   assert b'#e5e7eb' in dark
   assert b'#e5e7eb' not in light
@@ -100,7 +97,10 @@ _OTHER_FLAGS = {
 
 
 def test_programs_flags_and_files_that_pages_name_exist():
-  sources = ''.join(p.read_text() for p in ROOT.glob('experiments/**/*.py'))
+  folders = ROOT / 'swiftspec_jax' / 'cli', ROOT / 'experiments'
+  sources = ''.join(
+    p.read_text() for folder in folders for p in folder.glob('**/*.py')
+  )
   quoted = set(re.findall(r"'(\w+)'", sources)) | _OTHER_FLAGS
   targets = (ROOT / 'Makefile').read_text()
   for page in PAGES:
@@ -116,6 +116,8 @@ def test_programs_flags_and_files_that_pages_name_exist():
       assert path.with_suffix('.py').exists() or path.is_dir(), (
         f'{page}: {name}'
       )
+    for name in re.findall(r'swiftspec ([a-z_]+) --', text):
+      assert name in short_help.COMMANDS, f'{page}: swiftspec {name}'
     for name in re.findall(r'`make ([\w-]+)`', text):
       assert f'\n{name}: ##' in targets, f'{page}: make {name}'
     packages = 'swiftspec_jax|kernels_pallas|experiments|docs'

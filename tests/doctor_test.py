@@ -4,8 +4,8 @@ import numpy as np
 import programs
 import pytest
 
-from experiments import doctor
 from swiftspec_jax import testing
+from swiftspec_jax.cli import doctor
 
 
 def test_it_says_what_is_there():

@@ -16,7 +16,8 @@ from absl.testing import flagsaver
 import swiftspec_jax as ss
 from configs import models
 from configs.hardware import google, nvidia
-from experiments.flags import (
+from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   engine_flags,
@@ -25,7 +26,6 @@ from experiments.flags import (
   shared_flags,
   tree_flags,
 )
-from swiftspec_jax import errors
 from swiftspec_jax.planning import forward
 
 absl_flags.FLAGS.mark_as_parsed()

@@ -10,8 +10,8 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from experiments.flags import shared_flags
 from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import shared_flags
 
 absl_flags.FLAGS.mark_as_parsed()
 

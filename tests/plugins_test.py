@@ -9,7 +9,7 @@ import pytest
 import serving_cases as cases
 from engine_test import alone
 
-from experiments.flags import policy_names
+from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.policies.batch_table import BatchTable
 
 DRAFTS = 'suffixes', 'datastore', 'tree'

@@ -1,4 +1,4 @@
-"""Runs the programs of `experiments` as their users do."""
+"""Runs programs as their users do."""
 
 import atexit
 import contextlib
@@ -70,6 +70,12 @@ while line := sys.stdin.readline():
 """
 
 
+def module_of(program):
+  """Returns the module of a command or of a program of `experiments`."""
+  is_command = (ROOT / 'swiftspec_jax' / 'cli' / f'{program}.py').exists()
+  return f'{"swiftspec_jax.cli" if is_command else "experiments"}.{program}'
+
+
 def environment():
   return {**os.environ, 'HF_HUB_OFFLINE': '1', 'JAX_PLATFORMS': 'cpu'}
 
@@ -89,7 +95,7 @@ def _open(code, *flags, **options):
 
 def start(program, *flags):
   """Starts a program; its streams are pipes."""
-  code = _LAUNCHER.format(module=f'experiments.{program}')
+  code = _LAUNCHER.format(module=module_of(program))
   return _open(code, *flags, stderr=subprocess.PIPE)
 
 
@@ -129,7 +135,7 @@ class Program:
 
     Args:
       folder: gets the files of its streams.
-      program: module of `experiments`.
+      program: command, or program of `experiments`.
       *flags: of the program.
       text: standard input.
       changes: changes of the environment.
@@ -139,9 +145,7 @@ class Program:
       path.write_text(text if path.name == 'in' else '')
     streams = [*map(str, self._paths)]
     variables = {**environment(), **dict(changes)}
-    self.process_id = _ask(
-      [f'experiments.{program}', flags, streams, variables]
-    )
+    self.process_id = _ask([module_of(program), flags, streams, variables])
     self._status = None
 
   @property

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from experiments import prompts
+from experiments.flags import run_flags
 from swiftspec_jax import errors
+from swiftspec_jax.cli import prompts
 
 
 def write(path, *lines):
@@ -29,7 +30,7 @@ def entry(question_id, **changes):
 
 
 def test_shipped_prompts_are_ten_of_each_kind():
-  found = prompts.read_prompts(prompts.DEFAULT_PATH)
+  found = prompts.read_prompts(run_flags.DEFAULT_PROMPTS)
   assert collections.Counter(prompt.task for prompt in found) == dict.fromkeys(
     ('chat', 'qa', 'math', 'rag', 'summarization', 'translation'), 10
   )
@@ -43,7 +44,7 @@ def test_shipped_prompts_are_ten_of_each_kind():
 
 
 def test_first_shipped_prompts_are_of_different_kinds():
-  found = prompts.read_prompts(prompts.DEFAULT_PATH, 6)
+  found = prompts.read_prompts(run_flags.DEFAULT_PROMPTS, 6)
   assert len({prompt.task for prompt in found}) == 6
 
 

@@ -18,10 +18,10 @@ from flags_test import given
 from models_test import chain
 
 import swiftspec_jax as ss
-from experiments.flags import shared_flags
 from kernels_pallas.quantized_matmul import tiles
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
+from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation import student
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import params as params_lib

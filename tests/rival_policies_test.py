@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import serving_cases as cases
 
-from experiments.flags import policy_names
 from swiftspec_jax import errors, policies
+from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import dsd
 from swiftspec_jax.policies.adaptive_verification import (

@@ -17,8 +17,8 @@ import pytest
 import server_cases
 
 import swiftspec_jax as ss
-from experiments.output import configuration
 from swiftspec_jax import hosts, policies, scoring, testing
+from swiftspec_jax.cli import configuration
 from swiftspec_jax.engine import news
 from swiftspec_jax.policies import from_process_zero
 

@@ -12,9 +12,9 @@ from absl.testing import flagsaver
 
 import swiftspec_jax as ss
 from experiments import serve_load
-from experiments.flags import cost_flags, engine_flags
 from experiments.load import load_report
 from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import cost_flags, engine_flags
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import Measurement
 from swiftspec_jax.cost_model.step_buckets import StepBuckets

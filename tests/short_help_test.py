@@ -7,13 +7,13 @@ import sys
 import programs
 import pytest
 
-from experiments import short_help
+from swiftspec_jax.cli import short_help
 
 _START = """
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-import swiftspec_command
-swiftspec_command.main()
+from swiftspec_jax.cli import command
+command.main()
 """
 _FLAG = re.compile(r'^  --(\[no\])?(\w+):\s(.*?)(?=^  -|^\w|\Z)', re.M | re.S)
 
@@ -36,20 +36,20 @@ def is_shown(shown, default):
   if not shown:  # a flag without a value, which changes something
     return default == 'false'
   if shown.isupper():
-    return default in (None, '') or '/' in default
+    return default in (None, '', '[]') or '/' in default
   return shown in (default, default.removesuffix('.0'))
 
 
 @pytest.mark.parametrize('name', short_help.COMMANDS)
 def test_flags_of_helps_are_those_of_the_programs(name):
   command = short_help.COMMANDS[name]
-  known = all_flags(command.module)
+  known = all_flags(command.module.rpartition('.')[2])
   for text in command.flags:
     flag, _, shown = text.partition('=')
     assert is_shown(shown, known[flag]), (text, known[flag])
   arguments = ' '.join([command.arguments, *command.examples])
   for program in (name, *(x.split()[0] for x in command.examples)):
-    known |= all_flags(short_help.COMMANDS[program].module)
+    known |= all_flags(short_help.COMMANDS[program].module.rpartition('.')[2])
   assert {*re.findall(r'--(\w+)', arguments)} <= {*known}
 
 
@@ -86,7 +86,7 @@ def test_programs_have_the_help_of_their_commands():
 
 
 def test_programs_that_are_no_command_list_their_own_flags():
-  status, output, complaints = programs.run('bench_kernels', '--help')
+  status, output, complaints = programs.run('kernels', '--help')
   assert (status, complaints) == (0, '')
-  assert output.startswith('Times every kernel on the device at hand')
-  assert '\nexperiments.bench_kernels:\n  --output_dir: ' in output
+  assert output.startswith('Times kernels, compares them')
+  assert '\nexperiments.kernels.__main__:\n  --every: ' in output

@@ -9,9 +9,10 @@ import programs
 import pytest
 import serving_cases as cases
 
-from experiments.flags import load_flags, policy_names
+from experiments.flags import load_flags
 from experiments.load import load_plot, load_report, step_shapes
 from swiftspec_jax import errors, policies
+from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
 

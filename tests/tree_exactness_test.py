@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import swiftspec_jax as ss
-from experiments import prompts as prompts_lib
+from experiments.flags import run_flags
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.cache import dense
+from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.models import decoder
 
@@ -55,7 +56,7 @@ def requests_of(num_prompts, max_new_tokens):
       sampling=sampling,
     )
     for prompt in prompts_lib.read_prompts(
-      prompts_lib.DEFAULT_PATH, num_prompts
+      run_flags.DEFAULT_PROMPTS, num_prompts
     )
   ]
   results = run(ss.Decoder(target, batch_size=4), requests)

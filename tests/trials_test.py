@@ -16,7 +16,7 @@ from bad_kernels.arg_specs import ArgSpec
 from jax.experimental.pallas import tpu as pltpu
 from kernel_calls import API_CALLS
 
-from experiments import check_kernels
+from experiments.kernels import __main__ as kernels
 from experiments.kernels.kernel_cases import KERNELS
 from kernels_pallas import comparison, dispatch, registry, trials, tuning
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
@@ -110,8 +110,8 @@ def test_what_could_not_be_compared_can_be_later(monkeypatch, capsys):
     patch.setattr(trials, 'EXCLUSIVE_PLATFORMS', ('cpu',))
     chosen, reason = choose('wrong')
     assert (chosen, reason.partition(':')[0]) == ('reference', UNCOMPARED)
-    assert 'python -m experiments.check_kernels' in reason
-  check_kernels.main()
+    assert 'python -m experiments.kernels check' in reason
+  kernels.check()
   assert '0 of 1 kernels agree' in capsys.readouterr().out
   chosen, reason = choose('wrong')
   assert chosen == 'reference'

@@ -7,8 +7,8 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments.output import configuration
 from experiments.planning import plan_rows
+from swiftspec_jax.cli import configuration
 
 
 @pytest.mark.parametrize(

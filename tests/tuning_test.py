@@ -12,7 +12,7 @@ import pytest
 from kernel_calls import API_CALLS
 
 import swiftspec_jax as ss
-from experiments import tune_kernels
+from experiments.kernels import tune
 from experiments.kernels.kernel_cases import KERNELS, Case
 from kernels_pallas import registry, tuning
 from kernels_pallas.swiglu import pallas_gpu as swiglu_gpu
@@ -50,7 +50,7 @@ def test_the_best_tiles_are_kept():
     rounds = 4_000_000 // config.block_vocab
     return jax.lax.fori_loop(0, rounds, work, logits)
 
-  entry = tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], repeats=2)
+  entry = tune.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], repeats=2)
   assert entry.config == FAST
   assert entry.key == ENTRY.key
   assert entry.seconds < entry.default_seconds
@@ -62,7 +62,7 @@ def test_other_results_and_refusals_are_not_kept():
       raise NotImplementedError('too large')
     return logits if config is None else -logits
 
-  assert not tune_kernels.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], 1)
+  assert not tune.tune(CASE, 'pallas_gpu', call, [SLOW, FAST], 1)
 
 
 def test_kernels_take_what_was_measured(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_shapes_of_specs_are_those_of_calls(
 ):
   """Traced for a GPU; nothing runs."""
   spec = KERNELS[kernel][0][0]
-  config = next(tune_kernels.candidates(kernel, 'pallas_gpu'))
+  config = next(tune.candidates(kernel, 'pallas_gpu'))
   path = tmp_path / 'tiles.json'
   write(
     path,
@@ -161,7 +161,7 @@ def test_equal_shapes_are_counted():
   ],
 )
 def test_there_are_tiles_to_try(kernel, implementation):
-  configs = list(tune_kernels.candidates(kernel, implementation))
+  configs = list(tune.candidates(kernel, implementation))
   assert len(configs) == len(set(configs)) > 1
 
 
@@ -170,5 +170,5 @@ def test_what_is_shipped_can_be_read():
 
 
 def test_cpus_are_refused():
-  complaint = programs.error_of('tune_kernels', '--kernel=swiglu')
+  complaint = programs.error_of('kernels', 'tune', '--kernel=swiglu')
   assert 'kernels for a cpu have no tiles' in complaint

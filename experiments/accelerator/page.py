@@ -12,7 +12,8 @@ from experiments.accelerator import rows as rows_lib
 from experiments.accelerator import sections
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Section
-from experiments.output import benchmark_output, plots, report_page
+from experiments.output import report_page
+from swiftspec_jax.cli import output_files, plots
 
 PAGE = 'report.html'
 _BAD = (
@@ -35,7 +36,7 @@ td[data-value="{rows_lib.OK}"] {{ color: var(--good); }}
 def write(directory: pathlib.Path, rows: Sequence[Row]) -> pathlib.Path:
   """Makes or replaces the page of a report; returns its path."""
   path = directory / PAGE
-  benchmark_output.write(path, render(rows).encode())
+  output_files.write(path, render(rows).encode())
   return path
 
 

@@ -7,7 +7,7 @@ from matplotlib import figure as figure_lib
 
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
-from experiments.output import plots
+from swiftspec_jax.cli import plots
 
 _STATUS_COLORS = {
   rows_lib.OK: plots.GREEN,

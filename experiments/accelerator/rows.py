@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.output import benchmark_output
+from swiftspec_jax.cli import output_files
 
 OK = 'ok'
 DIFFERS = 'differs'
@@ -61,11 +61,11 @@ class Row:
 
 def read(directory: pathlib.Path) -> list[Row]:
   """Returns the rows of a report, none if it has not begun."""
-  lines = benchmark_output.read_lines(directory / ROWS)
+  lines = output_files.read_lines(directory / ROWS)
   return [Row(**line) for line in lines]
 
 
 def append(directory: pathlib.Path, rows: Sequence[Row]) -> None:
   """Adds rows to those of a report."""
   for row in rows:
-    benchmark_output.append_line(directory / ROWS, dataclasses.asdict(row))
+    output_files.append_line(directory / ROWS, dataclasses.asdict(row))

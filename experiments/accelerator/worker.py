@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 import jax
 import jax.numpy as jnp
 
-from experiments import program
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Section, Settings
+from swiftspec_jax.cli import program
 
 _ERRORS = (
   ArithmeticError,

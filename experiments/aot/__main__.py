@@ -23,7 +23,6 @@ os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
 import jax
 from absl import flags
 
-from experiments import program
 from experiments.aot import (
   kernels,
   layer_launches,
@@ -33,8 +32,8 @@ from experiments.aot import (
   steps,
   targets,
 )
-from experiments.output import benchmark_output, provenance
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program, provenance
 
 _ROWS = 'rows.jsonl'
 _LAUNCHES = 'launches.jsonl'
@@ -81,7 +80,7 @@ def main() -> None:
   jax.config.update('jax_enable_compilation_cache', False)
   directory = pathlib.Path(_OUTPUT.value)
   path = directory / _ROWS
-  with program.writing(directory):
+  with output_files.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
     if not _RESUME.value:
       path.unlink(missing_ok=True)
@@ -92,16 +91,12 @@ def main() -> None:
     done.append(row)
     print(_line(row), flush=True)
     if row.fingerprint not in known:
-      benchmark_output.append_line(path, dataclasses.asdict(row))
+      output_files.append_line(path, dataclasses.asdict(row))
   # Of a table that was resumed, only what belongs to it now.
-  benchmark_output.write_lines(path, [dataclasses.asdict(row) for row in done])
+  output_files.write_lines(path, [dataclasses.asdict(row) for row in done])
   if 'launches' in _SUITE.value:
-    benchmark_output.write_lines(
-      directory / _LAUNCHES, layer_launches.table(done)
-    )
-  benchmark_output.write_json(
-    directory / 'provenance.json', provenance.collect()
-  )
+    output_files.write_lines(directory / _LAUNCHES, layer_launches.table(done))
+  output_files.write_json(directory / 'provenance.json', provenance.collect())
   print(_summary(done))
   print(f'written to {directory}')
   refused = [row for row in done if row.status == 'refused']
@@ -115,7 +110,7 @@ def main() -> None:
 
 def _accepted(path: pathlib.Path) -> dict[str, rows.Row]:
   """Returns the rows of a file by fingerprint, without the refused ones."""
-  known = [rows.Row(**values) for values in benchmark_output.read_lines(path)]
+  known = [rows.Row(**values) for values in output_files.read_lines(path)]
   return {row.fingerprint: row for row in known if row.status != 'refused'}
 
 

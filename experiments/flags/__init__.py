@@ -1,1 +1,1 @@
-"""Flags of the programs, and what they stand for."""
+"""Flags of several programs."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments.flags import policy_names
 from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.serving import arrivals as arrivals_lib
 from swiftspec_jax.serving import load_metrics
 

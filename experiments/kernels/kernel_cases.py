@@ -1,4 +1,4 @@
-"""What `bench_kernels` times: calls of kernels, and what else does the same.
+"""Kernels that `experiments.kernels` times, and what else does the same.
 
 Legend as in the kernels: B rows, T tokens, S cache capacity, G kv heads, Q
 query heads for each, E head_dim.

@@ -9,7 +9,7 @@ import tqdm
 
 from experiments.flags import load_flags
 from experiments.load import load_plot, load_report, step_shapes
-from experiments.output import benchmark_output, provenance
+from swiftspec_jax.cli import output_files, provenance
 from swiftspec_jax.serving.arrivals import Arrivals
 from swiftspec_jax.serving.load_metrics import LoadRecorder
 
@@ -49,7 +49,7 @@ def sweep(
         row = {'policy': name, 'request_rate': rate, **figures}
         row |= {'seed': seed, **more}
         rows.append(row)  # first, so that Ctrl-C loses no row of the file
-        benchmark_output.append_line(directory / 'rows.jsonl', row)
+        output_files.append_line(directory / 'rows.jsonl', row)
         step_shapes.append(
           directory / 'steps.jsonl',
           recorder.shapes,
@@ -72,12 +72,12 @@ def report(
     title: title of the pictures.
     settings: values of the program's own flags, by name.
   """
-  benchmark_output.write_json(
+  output_files.write_json(
     directory / 'provenance.json',
     {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
   )
   averages = load_report.average(rows)
-  benchmark_output.write_pictures(directory, load_plot.draw(averages, title))
+  output_files.write_pictures(directory, load_plot.draw(averages, title))
   print(title)
   print(load_report.table(averages))
   print('times in ms')

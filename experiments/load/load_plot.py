@@ -6,15 +6,15 @@ from typing import Any
 
 from matplotlib import ticker
 
-from experiments.load import load_report
-from experiments.output import plots
+from swiftspec_jax.cli import plots
+from swiftspec_jax.cli.flags import policy_names
 
 _COLORS = (
   plots.ORANGE, plots.SKY, plots.GREEN, plots.PINK, plots.RED, plots.BLUE,
 )  # fmt: skip
 _LINES = {
-  load_report.NO_SPECULATION: {'color': plots.GREY, 'linestyle': '--'},
-  load_report.GOODPUT: {'color': 'black', 'linewidth': 2.5, 'zorder': 3},
+  policy_names.NO_SPECULATION: {'color': plots.GREY, 'linestyle': '--'},
+  policy_names.GOODPUT: {'color': 'black', 'linewidth': 2.5, 'zorder': 3},
 }
 # Of each picture its panels: the figure that is drawn, and what it is called.
 _PANELS = {

@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.measuring import benchmark_report
+from swiftspec_jax.cli.flags import policy_names
 
-NO_SPECULATION = 'none'
-FIXED = 'fixed_'
-ALWAYS = 'always_'
-GOODPUT = 'goodput'
 # Of the paper: average request latency, the best of its settings.
 _PAPER_SPEEDUP = 3.2
 
@@ -27,11 +24,6 @@ COLUMNS = (
   'acceptance_length',
   'mean_num_speculative_tokens',
 )
-
-
-def is_fixed(policy: str) -> bool:
-  """Returns whether a policy has a fixed length of more than 0."""
-  return policy.startswith((FIXED, ALWAYS))
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +78,9 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   return [
     *_crossings(latencies),
     *_against(latencies, 'the best fixed length', _best_fixed),
-    *_against(latencies, 'no speculation', lambda p: p.get(NO_SPECULATION)),
+    *_against(
+      latencies, 'no speculation', lambda p: p.get(policy_names.NO_SPECULATION)
+    ),
     *_rivals(latencies),
     *_speedup(latencies),
   ]
@@ -96,12 +90,13 @@ def _crossings(latencies) -> list[str]:
   names = dict.fromkeys(n for p in latencies.values() for n in p)
   lines = []
   for name in names:
-    if not is_fixed(name):
+    if not policy_names.is_fixed(name):
       continue
     slower = [
       rate
       for rate, policies in latencies.items()
-      if policies.get(name, 0.0) > policies.get(NO_SPECULATION, float('inf'))
+      if policies.get(name, 0.0)
+      > policies.get(policy_names.NO_SPECULATION, float('inf'))
     ]
     if slower:
       lines.append(
@@ -112,9 +107,9 @@ def _crossings(latencies) -> list[str]:
 
 def _against(latencies, label, rival) -> list[str]:
   ratios = [
-    (policies[GOODPUT] / rival(policies), rate)
+    (policies[policy_names.GOODPUT] / rival(policies), rate)
     for rate, policies in latencies.items()
-    if GOODPUT in policies and rival(policies)
+    if policy_names.GOODPUT in policies and rival(policies)
   ]
   if not ratios:
     return []
@@ -130,16 +125,20 @@ def _rivals(latencies) -> list[str]:
   return [
     line
     for name in names
-    if name not in (NO_SPECULATION, GOODPUT) and not is_fixed(name)
+    if name not in (policy_names.NO_SPECULATION, policy_names.GOODPUT)
+    and not policy_names.is_fixed(name)
     for line in _against(latencies, name, operator.methodcaller('get', name))
   ]
 
 
 def _speedup(latencies) -> list[str]:
   speedups = [
-    (policies[NO_SPECULATION] / policies[GOODPUT], rate)
+    (
+      policies[policy_names.NO_SPECULATION] / policies[policy_names.GOODPUT],
+      rate,
+    )
     for rate, policies in latencies.items()
-    if {GOODPUT, NO_SPECULATION} <= policies.keys()
+    if {policy_names.GOODPUT, policy_names.NO_SPECULATION} <= policies.keys()
   ]
   if not speedups:
     return []
@@ -152,7 +151,11 @@ def _speedup(latencies) -> list[str]:
 
 def _best_fixed(policies: Mapping[str, float]) -> float | None:
   """Latency of the best fixed length, 0 included."""
-  names = [n for n in policies if n == NO_SPECULATION or is_fixed(n)]
+  names = [
+    n
+    for n in policies
+    if n == policy_names.NO_SPECULATION or policy_names.is_fixed(n)
+  ]
   return min((policies[name] for name in names), default=None)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments.flags import load_flags, policy_names
+from experiments.flags import load_flags
 from swiftspec_jax import cost_model, errors, policies, simulator
+from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.cost_model import profiles, storage
 from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets

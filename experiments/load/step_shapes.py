@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.output import benchmark_output
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files
 from swiftspec_jax.serving.compilation.shape_classes import Shape
 
 
@@ -22,7 +22,7 @@ def append(
     run: JSON values that tell the run from others.
   """
   counts = [[*shape, count] for shape, count in sorted(shapes.items())]
-  benchmark_output.append_line(path, {**run, 'shapes': counts})
+  output_files.append_line(path, {**run, 'shapes': counts})
 
 
 def read(path: pathlib.Path) -> collections.Counter[Shape]:

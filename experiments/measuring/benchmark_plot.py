@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.measuring.benchmark_report import BASELINE
-from experiments.output import plots
+from swiftspec_jax.cli import plots
 
 _COLORS = (
   plots.GREY, plots.BLUE, plots.ORANGE, plots.GREEN, plots.PINK, plots.SKY,

@@ -7,9 +7,9 @@ from absl import logging
 
 import swiftspec_jax as ss
 from experiments.output import benchmark_output
-from experiments.prompts import Prompt
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.cli.prompts import Prompt
 
 # Decodes one request from start to end.
 Decode = Callable[[ss.Request], ss.GenerationResult]

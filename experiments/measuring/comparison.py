@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import swiftspec_jax as ss
-from experiments.measuring import benchmark_run, references
+from experiments.measuring import benchmark_run
 from experiments.output import benchmark_output
-from experiments.prompts import Prompt
+from swiftspec_jax.cli import references
+from swiftspec_jax.cli.prompts import Prompt
 
 
 def compare(

@@ -7,8 +7,8 @@ from experiments.measuring import (
   benchmark_report,
   evaluation_report,
 )
-from experiments.output import plots
 from experiments.output.benchmark_output import Record
+from swiftspec_jax.cli import plots
 
 _COLORS = dict(
   zip(

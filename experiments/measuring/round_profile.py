@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 import swiftspec_jax as ss
 from experiments.measuring import benchmark_run, round_parts
-from experiments.output import tracing
 from swiftspec_jax import errors
+from swiftspec_jax.cli import tracing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

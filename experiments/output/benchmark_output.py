@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from experiments import program
-from experiments.prompts import Prompt
-from swiftspec_jax import atomic_file, errors, figures, results
+from swiftspec_jax import errors, figures, results
+from swiftspec_jax.cli import output_files
+from swiftspec_jax.cli.prompts import Prompt
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'
@@ -99,18 +97,11 @@ def open_directory(
     UserError: the directory cannot be written, holds files although `resume`
       is false, or has results of other settings.
   """
-  with program.writing(directory):
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=directory) as file:
-      file.write(b'test')
-    names = sorted(path.name for path in directory.iterdir())
+  names = output_files.open_directory(
+    directory, 'or go on with what is there by --resume', resume=resume
+  )
   if not names:
     return []
-  if not resume:
-    raise errors.UserError(
-      f'{directory} is not empty (it holds {names[0]}); name a new directory '
-      'or go on with what is there by --resume'
-    )
   if _SETTINGS not in names:
     raise errors.UserError(
       f'--resume: {directory} holds no benchmark, {_SETTINGS} is missing'
@@ -123,43 +114,12 @@ def write_settings(
   directory: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
   """Records the settings that `open_directory` will compare with."""
-  write_json(directory / _SETTINGS, settings)
+  output_files.write_json(directory / _SETTINGS, settings)
 
 
 def append(directory: pathlib.Path, record: Record) -> None:
   """Adds a complete line to the results."""
-  append_line(directory / _RESULTS, dataclasses.asdict(record))
-
-
-def append_line(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Adds a line of JSON to a file, which is made if it does not exist."""
-  with program.writing(path), path.open('a') as file:
-    file.write(f'{json.dumps(values)}\n')
-
-
-def write_lines(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
-  """Makes or replaces a file of JSON lines in one step."""
-  write(path, ''.join(f'{json.dumps(line)}\n' for line in lines).encode())
-
-
-def write(path: pathlib.Path, content: bytes) -> None:
-  """Makes or replaces a file in one step."""
-  with program.writing(path), atomic_file.replacing(path) as partial:
-    partial.write_bytes(content)
-
-
-def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Makes or replaces a file of JSON in one step."""
-  write(path, f'{json.dumps(values, indent=2)}\n'.encode())
-
-
-def write_pictures(
-  directory: pathlib.Path, pictures: Mapping[str, bytes | None]
-) -> None:
-  """Makes or replaces NAME.png for each picture that there is."""
-  for name, picture in pictures.items():
-    if picture is not None:
-      write(directory / f'{name}.png', picture)
+  output_files.append_line(directory / _RESULTS, dataclasses.asdict(record))
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
@@ -181,7 +141,7 @@ def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
 
 def _read_records(path: pathlib.Path) -> list[Record]:
   records = []
-  for number, values in enumerate(read_lines(path), start=1):
+  for number, values in enumerate(output_files.read_lines(path), start=1):
     try:
       records.append(
         Record(**{k: _as_tuple(value) for k, value in values.items()})
@@ -195,27 +155,3 @@ def _read_records(path: pathlib.Path) -> list[Record]:
 
 def _as_tuple(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
-
-
-def read_lines(path: pathlib.Path) -> list[Any]:
-  """Reads lines of JSON; what a killed process left of one is cut off.
-
-  Raises:
-    UserError: a line is not JSON.
-  """
-  if not path.exists():
-    return []
-  content = path.read_bytes()
-  num_complete = content.rfind(b'\n') + 1
-  if num_complete < len(content):
-    with program.writing(path):
-      os.truncate(path, num_complete)
-  values = []
-  for number, line in enumerate(content[:num_complete].splitlines(), start=1):
-    try:
-      values.append(json.loads(line))
-    except ValueError as error:
-      raise errors.UserError(
-        f'{path}, line {number}: not a result: {error!r}'
-      ) from error
-  return values

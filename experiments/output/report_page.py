@@ -9,9 +9,10 @@ import jinja2
 import markupsafe
 import matplotlib as mpl
 
-from experiments.output import plots, result_folder
+from experiments.output import result_folder
 from experiments.output.result_folder import Folder
 from experiments.output.run_comparison import Ratio
+from swiftspec_jax.cli import plots
 
 _INK, _BLUE = '#7d8590', '#2f81c7'  # on light and on dark
 _MOST_BARS = 40

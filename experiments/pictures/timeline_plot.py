@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from matplotlib import figure as figure_lib
 from matplotlib import patches
 
-from experiments.output import plots
 from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.cli import plots
 
 _COLORS = {
   'verify': plots.BLUE,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import jax
 
 import swiftspec_jax as ss
-from experiments.measuring import references
 from swiftspec_jax import errors, token_names
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.cli import references
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.handles import Update
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.output import plots, report_page, result_folder
+from experiments.output import report_page, result_folder
 from experiments.planning import plan_report
+from swiftspec_jax.cli import plots
 
 Row = Mapping[str, Any]
 

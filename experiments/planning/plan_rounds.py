@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 import swiftspec_jax as ss
-from experiments.measuring import benchmark_run, references
+from experiments.measuring import benchmark_run
 from swiftspec_jax import testing
+from swiftspec_jax.cli import references
 from swiftspec_jax.planning.rounds import Rounds
 
 _NUM_TOKENS = 192  # of an output

@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib import ticker
 
-from experiments.output import plots
 from experiments.studies import ablation_report, ablation_settings
+from swiftspec_jax.cli import plots
 
 _COLORS = {
   'autoregressive': plots.GREY,

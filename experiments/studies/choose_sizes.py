@@ -14,9 +14,9 @@ import pathlib
 
 from absl import flags
 
-from experiments import program
-from experiments.flags import size_flags
 from experiments.load import step_shapes
+from swiftspec_jax.cli import program
+from swiftspec_jax.cli.flags import size_flags
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.serving.compilation import shape_classes
 

@@ -18,12 +18,13 @@ import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments import program
-from experiments import prompts as prompts_lib
-from experiments.flags import shared_flags
+from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
-from experiments.output import benchmark_output, provenance
+from experiments.output import benchmark_output
 from swiftspec_jax import config, errors, scoring
+from swiftspec_jax.cli import output_files, program, provenance
+from swiftspec_jax.cli import prompts as prompts_lib
+from swiftspec_jax.cli.flags import shared_flags
 
 _WEIGHT_DTYPES = flags.DEFINE_list(
   'weight_dtypes',
@@ -31,15 +32,9 @@ _WEIGHT_DTYPES = flags.DEFINE_list(
   [x for x in config.WEIGHT_DTYPES if x not in ('mxfp4', config.STORED)],
   'Kinds of quantized weights.',
 )
-_PROMPTS = flags.DEFINE_string(
-  'prompts', str(prompts_lib.DEFAULT_PATH), 'JSON lines with the prompts.'
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'How many prompts to take. Default: all.', lower_bound=1
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for summary.json.', required=True
-)
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit()
+_OUTPUT_DIR = run_flags.output_dir()
 flags.FLAGS.set_default('max_new_tokens', 128)
 
 _PLAIN = 'plain'
@@ -71,7 +66,7 @@ def main() -> None:
     'weights': _compared(weights),
   }
   provenances = {**provenance.collect(), **facts, 'flags': settings}
-  benchmark_output.write_json(
+  output_files.write_json(
     directory / 'summary.json', {**summary, 'provenance': provenances}
   )
   print(_table(summary))

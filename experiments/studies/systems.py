@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import swiftspec_jax as ss
-from experiments.flags import modes as modes_lib
-from experiments.flags import shared_flags
 from experiments.measuring import benchmark_run
 from swiftspec_jax import policies
+from swiftspec_jax.cli.flags import modes as modes_lib
+from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput

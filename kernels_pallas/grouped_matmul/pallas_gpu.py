@@ -35,7 +35,7 @@ class Config:
     block_outputs: outputs of a program, a power of two that divides N.
     num_warps: warps of a program.
     num_stages: chunks in flight.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

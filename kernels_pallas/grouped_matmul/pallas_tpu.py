@@ -33,7 +33,7 @@ class Config:
   Attributes:
     block_rows: rows of a block, a multiple of 16.
     block_outputs: outputs of a program, a multiple of 128.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

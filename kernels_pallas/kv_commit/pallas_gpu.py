@@ -30,7 +30,7 @@ class Config:
     num_columns: most columns of a program, a power of two.
     num_caches: most caches of a launch. The time to compile grows faster than
       this number.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

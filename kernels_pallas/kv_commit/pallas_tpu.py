@@ -35,7 +35,7 @@ class Config:
   Attributes:
     window_bytes: most bytes of all windows in VMEM; a single window may be
       larger.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

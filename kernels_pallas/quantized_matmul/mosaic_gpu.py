@@ -50,7 +50,7 @@ class Config:
     num_splits: programs that share the inputs of a tile, a power of two. All
       devices run clusters of up to 8.
     num_stages: chunks in flight.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

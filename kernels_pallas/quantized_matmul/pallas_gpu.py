@@ -43,7 +43,7 @@ class Config:
     num_splits: programs that share the inputs of a tile.
     num_warps: warps of a program.
     num_stages: chunks in flight.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

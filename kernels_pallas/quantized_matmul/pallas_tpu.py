@@ -37,7 +37,7 @@ class Config:
 
   Attributes:
     block_outputs: outputs of a program, a multiple of 128.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

@@ -35,7 +35,7 @@ class Config:
     num_splits: programs that share the rows of a column.
     num_warps: warps of a program.
     num_stages: blocks in flight.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

@@ -32,7 +32,7 @@ class Config:
   Attributes:
     block_bytes: most bytes of a block, of which two are in VMEM.
     block_columns: columns of gate, and of up; a multiple of 128.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

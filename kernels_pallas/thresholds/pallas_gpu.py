@@ -30,7 +30,7 @@ class Config:
     block_vocab: tokens of a program, a power of two.
     num_bits: bits of the threshold that a launch finds, a power of two up to 8.
     num_warps: warps of a program.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

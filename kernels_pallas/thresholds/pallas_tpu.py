@@ -34,7 +34,7 @@ class Config:
     block_vocab: tokens of a tile, a multiple of 1024.
     width: columns that are added up side by side, a multiple of 128 that
       divides an eighth of `block_vocab`.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

@@ -40,7 +40,7 @@ class Config:
     num_splits: programs that share the rows of a kv head, a power of two. All
       devices run clusters of up to 8.
     num_stages: tiles of keys and of values in flight.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

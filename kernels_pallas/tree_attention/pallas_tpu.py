@@ -39,7 +39,7 @@ class Config:
     block_kv: cache rows of a copy, a multiple of 128.
     num_heads: most kv heads of a program; fewer where their blocks would not
       fit into VMEM.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

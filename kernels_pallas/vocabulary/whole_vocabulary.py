@@ -15,7 +15,7 @@ class TpuConfig:
 
   Attributes:
     block_vocab: tokens of a tile, a multiple of 128.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
@@ -35,7 +35,7 @@ class GpuConfig:
     block_vocab: tokens of a tile, a power of two.
     num_programs: most programs of a row, a power of two.
     num_warps: warps of a program.
-    CANDIDATES: values that `tune_kernels` tries.
+    CANDIDATES: values that `experiments.kernels tune` tries.
   """
 
   CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {

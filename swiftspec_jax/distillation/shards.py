@@ -154,7 +154,7 @@ def feature_layers(directory: pathlib.Path) -> tuple[int, ...]:
   found = find_shards(directory)
   if not found:
     raise errors.UserError(
-      f'{directory} has no shards; write them with experiments.generate_data'
+      f'{directory} has no shards; write them with swiftspec generate_data'
     )
   _, path = found[0]
   _, metadata = read_shard(path)
@@ -162,7 +162,7 @@ def feature_layers(directory: pathlib.Path) -> tuple[int, ...]:
   if not layers:
     raise errors.UserError(
       f'{path} has no features, which the draft is to read; generate the data '
-      'again with experiments.generate_data --feature_layers=... in a new '
+      'again with swiftspec generate_data --feature_layers=... in a new '
       'directory'
     )
   return layers

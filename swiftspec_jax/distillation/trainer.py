@@ -49,7 +49,7 @@ def load_data(
   if not found or len(found) < (num_shards or 0):
     raise errors.UserError(
       f'{directory} has {len(found)} shards, {num_shards or "some"} are '
-      'needed; write them with experiments.generate_data'
+      'needed; write them with swiftspec generate_data'
     )
   groups = []
   for _, path in found:

@@ -14,7 +14,7 @@ from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.kernels import kernel_timing
-from experiments.output import provenance
+from swiftspec_jax.cli import provenance
 
 _PRODUCTS: dict[str, dict[str, Any]] = {
   'bfloat16': {'dtype': jnp.bfloat16},

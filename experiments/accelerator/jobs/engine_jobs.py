@@ -10,8 +10,8 @@ import numpy as np
 from experiments.accelerator import programs, weights
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.output import benchmark_output
 from swiftspec_jax import testing
+from swiftspec_jax.cli import output_files
 from swiftspec_jax.cost_model import storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts
 
@@ -151,7 +151,7 @@ def _measure_load(settings: Settings, load: float) -> list[Row]:
       f'--prompts={prompts}',
       f'--output_dir={results}',
     )
-    lines = benchmark_output.read_lines(results / 'rows.jsonl')
+    lines = output_files.read_lines(results / 'rows.jsonl')
   return [
     Row(figures={'request_rate': rate, 'num_requests': count}),
     *(_load_row(line, lines[0], load) for line in lines),

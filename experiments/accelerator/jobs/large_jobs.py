@@ -17,7 +17,8 @@ from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.aot import models
 from experiments.kernels import kernel_timing
-from experiments.measuring import benchmark_run, references, step_times
+from experiments.measuring import benchmark_run
+from swiftspec_jax.cli import references, step_times
 
 _PAIR = models.PAIRS['large'][0]
 _TINY = {

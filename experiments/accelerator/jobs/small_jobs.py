@@ -6,12 +6,13 @@ import statistics
 import jax
 
 import swiftspec_jax as ss
-from experiments import prompts
 from experiments.accelerator import shapes, weights
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
+from experiments.flags import run_flags
 from experiments.measuring import benchmark_run
 from swiftspec_jax import results
+from swiftspec_jax.cli import prompts
 
 _KERNELS = ('reference', 'auto')
 _MODES = ('autoregressive', 'prompt_lookup', 'serial')
@@ -61,7 +62,9 @@ def _decode(
   num_prompts, num_tokens = (1, 4) if tiny else (_NUM_PROMPTS, _NUM_TOKENS)
   sampling = ss.SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
   encoded = benchmark_run.encode(
-    target, prompts.read_prompts(prompts.DEFAULT_PATH, num_prompts), num_tokens
+    target,
+    prompts.read_prompts(run_flags.DEFAULT_PROMPTS, num_prompts),
+    num_tokens,
   )
   found = []
   for _, token_ids in encoded:

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from experiments import tune_kernels
 from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.aot.kernels import KERNELS
+from experiments.kernels import tune
 from experiments.kernels.kernel_cases import Case
 from kernels_pallas import dispatch
 
@@ -37,19 +37,19 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def _tune(case: Case, implementation, call, settings) -> list[Row]:
-  configs = list(tune_kernels.candidates(case.kernel, implementation))
+  configs = list(tune.candidates(case.kernel, implementation))
   random.Random(0).shuffle(configs)
   tried: list[Any] = []
-  entry = tune_kernels.tune(
+  entry = tune.tune(
     case, implementation, call, _in_time(configs, tried), _REPEATS
   )
   figures = {'num_tried': len(tried), 'num_configs': len(configs)}
   if entry is None:
     return [Row(figures={**figures, 'config': 'default'})]
   path = settings.directory / _FILE
-  known = tune_kernels.read_entries(path)
+  known = tune.read_entries(path)
   known[entry.key] = entry
-  tune_kernels.write_entries(path, known.values())
+  tune.write_entries(path, known.values())
   return [
     Row(
       seconds=entry.seconds,

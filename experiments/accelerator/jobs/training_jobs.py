@@ -14,8 +14,8 @@ from experiments.accelerator import programs, weights
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.output import benchmark_output
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files
 from swiftspec_jax.distillation import shards
 from swiftspec_jax.distillation.writing import generation
 
@@ -163,7 +163,7 @@ def _train(settings, target, work, speeds) -> list[Row]:
 
 def _training_row(directory, report_directory, is_complete) -> Row:
   """Keeps the draft; returns what its log says."""
-  lines = benchmark_output.read_lines(directory / 'metrics.jsonl')
+  lines = output_files.read_lines(directory / 'metrics.jsonl')
   times = [
     (line['step'], line['seconds']) for line in lines if 'seconds' in line
   ]

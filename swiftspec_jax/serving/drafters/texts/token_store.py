@@ -118,7 +118,7 @@ class TokenStore:
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise errors.UserError(
         f'{directory} holds no whole store of texts ({error}); write one with '
-        'experiments.build_store'
+        'swiftspec_jax.cli.build_store'
       ) from error
     return cls(
       tokens=tokens, suffixes=suffixes, vocabulary=values['vocabulary']
@@ -129,7 +129,7 @@ class TokenStore:
     if self.vocabulary != _vocabulary(tokenizer):
       raise errors.UserError(
         f'the store of texts is of another vocabulary than that of {name}; '
-        'write one with experiments.build_store --target'
+        'write one with swiftspec build_store --target'
       )
 
   def places(self, match: Sequence[int]) -> np.ndarray:

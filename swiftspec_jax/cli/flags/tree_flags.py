@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import modes
+from swiftspec_jax.cli.flags import modes
 from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 

@@ -12,8 +12,8 @@ from absl import flags
 
 import kernels_pallas
 import swiftspec_jax as ss
-from experiments import program
 from swiftspec_jax import errors, hosts
+from swiftspec_jax.cli import program
 
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',

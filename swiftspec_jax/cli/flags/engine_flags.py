@@ -7,14 +7,14 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import (
+from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import (
   device_flags,
   modes,
   shared_flags,
   size_flags,
   tree_flags,
 )
-from swiftspec_jax import errors
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine

@@ -1,25 +1,22 @@
 """The start of every program: logs, caches, errors and exit codes."""
 
-import contextlib
 import functools
 import logging
 import os
-import pathlib
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import short_help
-from experiments.output import pipes
 from swiftspec_jax import errors, hosts
 from swiftspec_jax.checkpoint import builtin
+from swiftspec_jax.cli import pipes, short_help
 
 _INTERRUPTED = 130  # what a shell reports for Ctrl-C
 _RETRY_SECONDS = 0.1
@@ -154,15 +151,3 @@ def keep_interrupts() -> None:
       report(unraisable)
 
   sys.unraisablehook = retry
-
-
-@contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
-  """Turns what the system says about a write to `path` into a UserError."""
-  try:
-    yield
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot write {path}: {error.strerror}; name a directory that you can '
-      'write to and that has room'
-    ) from error

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 
 import swiftspec_jax as ss
-from experiments.output import streaming
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.cli import streaming
 
 with contextlib.suppress(ImportError):
   import readline  # noqa: F401, input() then edits lines and has a history

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import swiftspec_jax as ss
-from experiments.output import benchmark_output
 from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.cli import output_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,8 @@ def tree_figures(stats: ss.GenerationStats) -> dict[str, float]:
 
 def write(directory: pathlib.Path, traced: Trace) -> None:
   """Writes timeline.json (for ui.perfetto.dev) and timeline_summary.json."""
-  benchmark_output.write(
+  output_files.write(
     directory / 'timeline.json',
     timeline_lib.to_chrome_trace(traced.spans).encode(),
   )
-  benchmark_output.write_json(
-    directory / 'timeline_summary.json', traced.summary
-  )
+  output_files.write_json(directory / 'timeline_summary.json', traced.summary)

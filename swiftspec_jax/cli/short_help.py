@@ -35,7 +35,7 @@ class Command:
   """A command of `swiftspec`, and its help.
 
   Attributes:
-    module: module of `experiments` that it runs.
+    module: module that it runs.
     summary: line in the list of commands.
     about: text of lines of 80 columns.
     arguments: arguments that it needs, as people write them.
@@ -53,14 +53,14 @@ class Command:
 
 COMMANDS = {
   'demo': Command(
-    module='demo',
+    module='swiftspec_jax.cli.demo',
     summary='the same answers, plainly and with speculation',
     about='Downloads a small model once (93 MB) and answers three prompts, '
     'plainly and\nwith speculation, side by side. Takes a minute or two.',
     examples=('demo',),
   ),
   'doctor': Command(
-    module='doctor',
+    module='swiftspec_jax.cli.doctor',
     summary='what is installed, and how fast a step is',
     about='Prints versions, devices, the cache folder and the kernels that are '
     'chosen and\nwhy. Then it measures the memory bandwidth and a step of a '
@@ -69,7 +69,7 @@ COMMANDS = {
     examples=('doctor', 'doctor --nostep'),
   ),
   'generate': Command(
-    module='generate',
+    module='swiftspec_jax.cli.generate',
     summary='decode a prompt, or a file of prompts',
     about='Continues a prompt, as the turn of a user if the model chats. The '
     'text goes to\nstandard output, its speed to standard error. Speculation '
@@ -90,7 +90,7 @@ COMMANDS = {
     ),
   ),
   'chat': Command(
-    module='generate',
+    module='swiftspec_jax.cli.generate',
     summary='talk with a model, in the terminal',
     about='Answers what you type. /reset forgets the conversation, /quit or '
     'Ctrl-D ends\nit, and Ctrl-C stops an answer.',
@@ -98,7 +98,7 @@ COMMANDS = {
     examples=('chat', 'chat --target=MODEL --temperature=0.7 --top_p=0.9'),
   ),
   'serve': Command(
-    module='serve',
+    module='swiftspec_jax.cli.serve',
     summary="an HTTP server with OpenAI's interface, and a page",
     about='Serves /v1/completions and /v1/chat/completions, and a page with a '
     'chat at /.\nCtrl-C ends it when what runs is done, a second one at once.',
@@ -118,8 +118,61 @@ COMMANDS = {
       'serve --target=Qwen/Qwen3-0.6B --contexts=1024,4096 --port=9000',
     ),
   ),
+  'generate_data': Command(
+    module='swiftspec_jax.cli.generate_data',
+    summary='let a target write the text that its draft learns from',
+    about='The target invents users and answers them, and does tasks with '
+    'documents. Run it\nagain to go on where it stopped.',
+    arguments='--output_dir=DIR',
+    flags={
+      'output_dir=DIR': 'where the shards go',
+      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
+      'num_tokens=2000000': "stop when the target's answers have as many",
+      'prompts=FILE': 'JSON lines, answered first',
+      'documents=FILES': 'text files for tasks, as quoted glob patterns',
+      'feature_layers=LAYERS': 'layers whose outputs are stored, for EAGLE-3',
+    },
+    examples=('generate_data --target=MODEL --output_dir=data',),
+  ),
+  'train_draft': Command(
+    module='swiftspec_jax.cli.train_draft',
+    summary='train a draft on what its target wrote',
+    about='The folder gets the draft, figures of the training and checkpoints. '
+    'Run the same\ncommand again to go on after an interruption.',
+    arguments='--data=DIR --output_dir=DIR',
+    flags={
+      'data=DIR': 'folder of generate_data',
+      'output_dir=DIR': 'where the draft goes',
+      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
+      'init_layers=LAYERS': "layers of the target that the draft's begin as",
+      'output_vocab_size=N': 'tokens that the draft can propose',
+      'reads_features': "the draft reads outputs of the target's layers",
+      'num_steps=1000': 'steps of the optimiser',
+    },
+    examples=(
+      'train_draft --data=data --output_dir=draft --init_layers=0,1,29',
+      'generate --draft=draft --mode=serial',
+    ),
+  ),
+  'build_store': Command(
+    module='swiftspec_jax.cli.build_store',
+    summary='write the texts that mode datastore looks drafts up in',
+    about='Whoever is served may see parts of the texts, so give texts of one '
+    'owner a store\nof their own.',
+    arguments='--output_dir=DIR',
+    flags={
+      **_RESULTS,
+      'texts=FILES': 'text files, as quoted glob patterns',
+      'shards=DIR': 'folder of generate_data',
+      'target=smollm2-135m-instruct': 'model whose tokens they become',
+    },
+    examples=(
+      "build_store --texts='docs/*.md' --output_dir=store",
+      'serve --mode=datastore --datastore=store',
+    ),
+  ),
   'benchmark': Command(
-    module='benchmark',
+    module='experiments.benchmark',
     summary='speed and acceptance of ways to decode',
     about='Measures modes of decoding against each other: each decodes all '
     'prompts, one at\na time. Ctrl-C keeps what is done, --resume goes on.',
@@ -141,7 +194,7 @@ COMMANDS = {
     ),
   ),
   'tune': Command(
-    module='tune',
+    module='experiments.tune',
     summary='find the best sizes of trees for this machine',
     about='Measures the forwards of target and draft, tries sizes of the tree '
     'by decoding\nprompts, and writes a file for --config.',
@@ -159,7 +212,7 @@ COMMANDS = {
     ),
   ),
   'plan': Command(
-    module='plan',
+    module='experiments.plan',
     summary='predict the speed on chips that are not there',
     about='Runs the token tree on this CPU with drafts of forced acceptance, '
     'and prices\nits rounds with predicted times of a chip.',
@@ -176,7 +229,7 @@ COMMANDS = {
     ),
   ),
   'report': Command(
-    module='report',
+    module='experiments.report',
     summary='one page of result folders; compare two of them',
     about='Makes a page of folders that --output_dir named. It needs no other '
     'file and no\nnetwork.',
@@ -195,7 +248,7 @@ COMMANDS = {
 
 def of_all() -> str:
   """Returns the list of commands."""
-  lines = [f'  {name:<10} {x.summary}' for name, x in COMMANDS.items()]
+  lines = [f'  {name:<13} {x.summary}' for name, x in COMMANDS.items()]
   return '\n'.join(
     [
       'swiftspec COMMAND [--flag=value ...]',
@@ -231,8 +284,8 @@ def of_command(name: str) -> str:
 
 
 def of_module(module: str) -> str | None:
-  """Returns the help of a module of `experiments`; None if it has none here."""
+  """Returns the help of a program; None if it has none here."""
   for name, command in COMMANDS.items():
-    if f'experiments.{command.module}' == module:
+    if command.module == module:
       return of_command(name)
   return None

@@ -7,8 +7,8 @@ from typing import Any
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import engine_flags, policy_names
 from swiftspec_jax import errors, policies
+from swiftspec_jax.cli.flags import engine_flags, policy_names
 from swiftspec_jax.cost_model import storage
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.batch_table import BatchTable

@@ -3,7 +3,6 @@
 import dataclasses
 
 import swiftspec_jax as ss
-from experiments.measuring import benchmark_run
 
 
 class References:
@@ -12,14 +11,14 @@ class References:
   def __init__(self, target: ss.Model):
     """Decodes nothing yet."""
     self.decoder = ss.Decoder(target)
-    self._decode = benchmark_run.make_decode(self.decoder)
     self._token_ids: dict[tuple[tuple[int, ...], str], tuple[int, ...]] = {}
 
   def add_to(self, request: ss.Request) -> ss.Request:
     """Returns `request` with its reference."""
     key = request.token_ids, repr(request.sampling)
     if key not in self._token_ids:
-      self._token_ids[key] = self._decode(request).token_ids
+      *_, last = self.decoder.run([request])
+      self._token_ids[key] = last.result.token_ids
     return dataclasses.replace(
       request, reference_token_ids=self._token_ids[key]
     )

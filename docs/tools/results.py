@@ -1,7 +1,7 @@
 """Writes the pages of docs/results from the result files beside them.
 
-  python -m experiments.docs_results
-  python -m experiments.docs_results --check
+  python -m docs.tools.results
+  python -m docs.tools.results --check
 
 A result file NAME.json has a `title`, an `intro` and `measurements`. Each of
 them has a `title`, its `command`, `machine` and `date`, the `commit` that
@@ -18,13 +18,12 @@ from typing import Any
 
 from absl import flags
 
-from experiments import program
-from experiments.output import benchmark_output
 from swiftspec_jax import errors
+from swiftspec_jax.cli import output_files, program
 
 _CHECK = flags.DEFINE_bool('check', False, 'Write nothing; compare the pages.')
 
-DIRECTORY = pathlib.Path(__file__).parents[1] / 'docs' / 'results'
+DIRECTORY = pathlib.Path(__file__).parents[2] / 'docs' / 'results'
 _FIELDS = ('title', 'command', 'machine', 'date', 'commit', 'columns', 'rows')
 
 
@@ -34,11 +33,10 @@ def main() -> None:
     page = path.with_suffix('.md')
     content = render(path)
     if not _CHECK.value:
-      benchmark_output.write(page, content.encode())
+      output_files.write(page, content.encode())
     elif not page.exists() or page.read_text() != content:
       raise errors.UserError(
-        f'{page} is not what {path.name} says; run python -m '
-        'experiments.docs_results'
+        f'{page} is not what {path.name} says; run python -m docs.tools.results'
       )
 
 
@@ -50,7 +48,7 @@ def render(path: pathlib.Path) -> str:
   """
   values = json.loads(path.read_text())
   parts = [
-    f'<!-- Written by experiments.docs_results from {path.name}. -->',
+    f'<!-- Written by docs.tools.results from {path.name}. -->',
     f'# {values["title"]}',
     values['intro'],
   ]

@@ -1,16 +1,15 @@
 """Writes the table of families in docs/how_to/models.md from the code.
 
-python -m experiments.docs_models
+python -m docs.tools.models
 """
 
 import pathlib
 
-from experiments import program
-from experiments.output import benchmark_output
 from swiftspec_jax.checkpoint import gguf, hf
+from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.models import families
 
-PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'models.md'
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'how_to' / 'models.md'
 _START, _END = '<!-- families -->', '<!-- end of families -->'
 _MODELS = {
   'llama': 'Llama 2, 3, 3.1, 3.2, 3.3; SmolLM2',
@@ -30,7 +29,7 @@ _NO_INT4 = ('gpt_oss',)  # as published
 
 def main() -> None:
   """Writes the page."""
-  benchmark_output.write(PAGE, render(PAGE.read_text()).encode())
+  output_files.write(PAGE, render(PAGE.read_text()).encode())
 
 
 def render(page: str) -> str:

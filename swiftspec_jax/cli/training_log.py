@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.output import benchmark_output
 from swiftspec_jax import sharding
+from swiftspec_jax.cli import output_files
 
 _METRICS = 'metrics.jsonl'
 _PICTURE = 'training.png'
@@ -21,12 +21,12 @@ class TrainingLog:
   def __init__(self, directory: pathlib.Path, step: int):
     self._path = directory / _METRICS
     self._picture = directory / _PICTURE
-    lines = benchmark_output.read_lines(self._path)
+    lines = output_files.read_lines(self._path)
     kept = [line for line in lines if line['step'] <= step]
     # The first evaluation is repeated when nothing else was done.
     kept = kept if step else []
     if sharding.is_first_process():
-      benchmark_output.write_lines(self._path, kept)
+      output_files.write_lines(self._path, kept)
 
   def add(self, step: int, **values: Any) -> None:
     """Appends a line.
@@ -35,17 +35,17 @@ class TrainingLog:
       UserError: it cannot be written.
     """
     if sharding.is_first_process():
-      benchmark_output.append_line(self._path, {'step': step, **values})
+      output_files.append_line(self._path, {'step': step, **values})
 
   def draw(self) -> None:
     """Writes the picture of loss and acceptance; not without matplotlib."""
     if not sharding.is_first_process():
       return
     try:
-      from experiments.output import plots
+      from swiftspec_jax.cli import plots
     except ImportError:
       return
-    lines = benchmark_output.read_lines(self._path)
+    lines = output_files.read_lines(self._path)
     steps = [line for line in lines if 'training' in line]
     evaluations = [line for line in lines if 'held_out' in line]
     figure, (loss, agreement, chain) = plots.make_figure(
@@ -79,7 +79,7 @@ class TrainingLog:
     chain.set_ylabel('acceptance length,\nchain of 4')
     chain.set_xlabel('step')
     chain.legend(fontsize='x-small', ncols=3)
-    benchmark_output.write(self._picture, plots.png(figure))
+    output_files.write(self._picture, plots.png(figure))
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:

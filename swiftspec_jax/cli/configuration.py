@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.output import benchmark_output, provenance
+from swiftspec_jax.cli import output_files, provenance
 
 # What the settings are for, and what was chosen.
 FIXED = (
@@ -60,4 +60,4 @@ def write(
     'provenance': provenance.collect(),
     'trials': trials,
   }
-  benchmark_output.write_json(path, values)
+  output_files.write_json(path, values)

@@ -9,8 +9,6 @@ from typing import Any
 
 from swiftspec_jax import errors
 
-DEFAULT_PATH = pathlib.Path(__file__).parent / 'prompts' / 'default.jsonl'
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:

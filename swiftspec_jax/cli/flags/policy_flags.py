@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from experiments.flags import modes, policy_names
-from experiments.load import load_report
 from swiftspec_jax import errors, policies
+from swiftspec_jax.cli.flags import modes, policy_names
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 _POLICY = flags.DEFINE_string(
@@ -29,11 +28,11 @@ def check(names: Sequence[str]) -> None:
   if _POLICY.value is None:
     return
   has_length = _POLICY.value.rpartition('_')[2].isdecimal()
-  is_fixed = load_report.is_fixed(_POLICY.value)
+  is_fixed = policy_names.is_fixed(_POLICY.value)
   if policy_names.needs_costs(_POLICY.value) or (is_fixed and not has_length):
     raise errors.UserError(
       f'--policy={_POLICY.value} is none of none, fixed_K, always_K and '
-      'goodput; others need costs: experiments.serve with --costs'
+      'goodput; others need costs: swiftspec serve with --costs'
     )
   taking = modes.where(lambda mode: mode.decodes and mode.takes_policy)
   without = [name for name in names if name not in (*taking, modes.PLAIN)]

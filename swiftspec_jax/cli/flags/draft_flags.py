@@ -29,7 +29,7 @@ _PROMPT_LOOKUP_MAX = flags.DEFINE_integer(
 _STORE = flags.DEFINE_string(
   'datastore',
   None,
-  'Mode datastore: texts of experiments.build_store, besides that of the '
+  'Mode datastore: texts of swiftspec build_store, besides that of the '
   'request itself.',
 )
 _PAST_TOKENS = flags.DEFINE_integer(

@@ -1,6 +1,6 @@
 """Draws the pictures of the README from result files.
 
-  python -m experiments.docs_pictures
+  python -m docs.tools.pictures
 
 writes docs/images/NAME-light.svg and NAME-dark.svg: `round`, the timeline of
 asynchronous rounds, and `speed`, what speculation gives by task and by mode.
@@ -14,12 +14,12 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import figure as figure_lib
 
-from experiments import docs_results, program
-from experiments.output import benchmark_output, plots
+from docs.tools import results
 from experiments.pictures import timeline_plot
 from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.cli import output_files, plots, program
 
-_IMAGES = docs_results.DIRECTORY.parent / 'images'
+_IMAGES = results.DIRECTORY.parent / 'images'
 _INK = {'light': '#1f2937', 'dark': '#e5e7eb'}
 _DRAFT_COLORS = (plots.GREY, plots.ORANGE, plots.BLUE)  # a chain, two trees
 _MODE_COLORS = {
@@ -37,7 +37,7 @@ def main() -> None:
   for name, make in {'round': draw_round, 'speed': draw_speed}.items():
     for theme in _INK:
       path = _IMAGES / f'{name}-{theme}.svg'
-      benchmark_output.write(path, as_svg(make, theme))
+      output_files.write(path, as_svg(make, theme))
 
 
 def as_svg(make: Callable[[], figure_lib.Figure], theme: str) -> bytes:
@@ -133,7 +133,7 @@ def _draw_modes(axes, runs) -> None:
 
 
 def _read(name: str) -> dict[str, Any]:
-  return json.loads((docs_results.DIRECTORY / name).read_text())
+  return json.loads((results.DIRECTORY / name).read_text())
 
 
 def _measurement(name: str, title: str) -> dict[str, Any]:

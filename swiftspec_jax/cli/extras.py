@@ -4,7 +4,7 @@ import pathlib
 import sys
 from importlib import metadata
 
-_CHECKOUT = pathlib.Path(__file__).parents[1]
+CHECKOUT = pathlib.Path(__file__).parents[2]
 
 
 def how_to_install(extra: str) -> str:
@@ -13,8 +13,8 @@ def how_to_install(extra: str) -> str:
   The project is on no package index: a checkout is installed again, and for a
   wheel the packages themselves are.
   """
-  if (_CHECKOUT / 'pyproject.toml').exists():
-    return f"{sys.executable} -m pip install -e '{_CHECKOUT}[{extra}]'"
+  if (CHECKOUT / 'pyproject.toml').exists():
+    return f"{sys.executable} -m pip install -e '{CHECKOUT}[{extra}]'"
   wanted = [
     requirement.partition(';')[0].strip()
     for requirement in metadata.requires('swiftspec_jax') or ()

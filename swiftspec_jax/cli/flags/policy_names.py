@@ -1,6 +1,5 @@
 """Policies by the names that flags give them."""
 
-from experiments.load import load_report
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import auto, loading
@@ -13,6 +12,10 @@ from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.policies.roofline import Roofline
 
+NO_SPECULATION = 'none'
+FIXED = 'fixed_'
+ALWAYS = 'always_'
+GOODPUT = 'goodput'
 _TABLE = 'table'
 _DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
 _ADASERVE = 'adaserve'
@@ -20,27 +23,32 @@ _ROOFLINE = 'roofline'
 _OF_COSTS = {**_DSD, _ROOFLINE: Roofline}
 _VERIFICATION = 'adaptive_verification_'
 HELP = (
-  f'{load_report.NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
+  f'{NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
   f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
   f'{_VERIFICATION}K (of vLLM: K are drafted), {_ADASERVE} (promises first), '
   f'{_ROOFLINE} (what a step takes along for almost nothing), '
-  f'{load_report.GOODPUT}, or a '
+  f'{GOODPUT}, or a '
   "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
 )
 
 
+def is_fixed(policy: str) -> bool:
+  """Returns whether a policy has a fixed length of more than 0."""
+  return policy.startswith((FIXED, ALWAYS))
+
+
 def names(length: int) -> list[str]:
   """Returns the names of all own policies; drafts have `length` tokens."""
-  with_length = (load_report.FIXED, load_report.ALWAYS, _VERIFICATION)
+  with_length = (FIXED, ALWAYS, _VERIFICATION)
   return [
-    load_report.NO_SPECULATION,
+    NO_SPECULATION,
     *(f'{kind}{length}' for kind in with_length),
     _TABLE,
     *_DSD,
     _ADASERVE,
     _ROOFLINE,
-    load_report.GOODPUT,
+    GOODPUT,
   ]
 
 
@@ -51,8 +59,8 @@ def is_for_trees(name: str) -> bool:
 
 def needs_costs(name: str) -> bool:
   """Returns whether a policy cannot do without costs."""
-  has_own = name in (load_report.NO_SPECULATION, load_report.GOODPUT)
-  return not has_own and not load_report.is_fixed(name)
+  has_own = name in (NO_SPECULATION, GOODPUT)
+  return not has_own and not is_fixed(name)
 
 
 def make(
@@ -78,11 +86,11 @@ def make(
   Raises:
     UserError: there is none of this name, or none for trees.
   """
-  if name == load_report.NO_SPECULATION:
+  if name == NO_SPECULATION:
     return NoSpeculation()
   if name == _TABLE:
     return table
-  if name == load_report.GOODPUT:
+  if name == GOODPUT:
     return auto.make(
       buckets,
       is_tree=is_tree,
@@ -100,14 +108,14 @@ def make(
   kind, length = _with_length(name, buckets)
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
-  return FixedLength(length, drafts_first=kind == load_report.ALWAYS)
+  return FixedLength(length, drafts_first=kind == ALWAYS)
 
 
 def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   """Returns what a name says of a kind of policy and a length."""
   kind, _, length = name.rpartition('_')
   kind += '_'
-  kinds = (load_report.FIXED, load_report.ALWAYS, _VERIFICATION)
+  kinds = (FIXED, ALWAYS, _VERIFICATION)
   if kind not in kinds or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '

@@ -10,7 +10,11 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import (
+from kernels_pallas import dispatch
+from swiftspec_jax import config, errors, hosts
+from swiftspec_jax.checkpoint import builtin, load
+from swiftspec_jax.cli import provenance
+from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   draft_flags,
@@ -18,10 +22,6 @@ from experiments.flags import (
   rope_flags,
   tree_flags,
 )
-from experiments.output import provenance
-from kernels_pallas import dispatch
-from swiftspec_jax import config, errors, hosts
-from swiftspec_jax.checkpoint import builtin, load
 
 _TARGET = flags.DEFINE_string(
   'target',

@@ -10,8 +10,8 @@ from typing import Any
 from absl import flags
 
 import swiftspec_jax as ss
-from experiments.flags import draft_flags
 from swiftspec_jax import errors
+from swiftspec_jax.cli.flags import draft_flags
 
 AUTO = 'auto'  # serial with --draft, else prompt_lookup, by goodput
 PLAIN = 'autoregressive'

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.output import configuration
 from swiftspec_jax import errors
+from swiftspec_jax.cli import configuration
 
 _CONFIG = flags.DEFINE_string(
   'config',

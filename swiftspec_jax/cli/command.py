@@ -1,18 +1,18 @@
-"""The command `swiftspec`, which runs the programs of this folder.
+"""The command `swiftspec`.
 
   swiftspec generate --prompt='Why is the sky blue?'
 
-is `python -m experiments.generate --prompt='Why is the sky blue?'`. The command
-starts in `swiftspec_command`.
+is `python -m swiftspec_jax.cli.generate --prompt='Why is the sky blue?'`.
+Commands that measure are programs of `experiments`, which only a checkout has.
 """
 
 import difflib
+import importlib.util
 import runpy
 import sys
 
 import swiftspec_jax
-from experiments import extras, short_help
-from experiments.output import pipes
+from swiftspec_jax.cli import extras, pipes, short_help
 
 _EXTRAS = {
   'fastapi': 'serve',
@@ -21,6 +21,7 @@ _EXTRAS = {
   'rich': 'experiments',
   'uvicorn': 'serve',
 }
+_OF_CHECKOUT = ('configs', 'experiments')
 # Exit statuses: of a wrong command line as absl has it, of Ctrl-C as shells.
 _USAGE, _INTERRUPTED = 2, 130
 
@@ -38,13 +39,12 @@ def main() -> None:
     )
     hint = f'do you mean {nearest[0]!r}?' if nearest else ''
     hint = hint or f'choose one of {", ".join(short_help.COMMANDS)}'
-    print(f'error: there is no command {name!r}; {hint}', file=sys.stderr)
-    sys.exit(_USAGE)
+    _fail(f'there is no command {name!r}; {hint}', _USAGE)
   elif {*short_help.ASKED} & {*arguments}:
     _print(short_help.of_command(name))
   else:
     del sys.argv[1]
-    _run(f'experiments.{short_help.COMMANDS[name].module}')
+    _run(name)
 
 
 def _print(text: str) -> None:
@@ -52,22 +52,44 @@ def _print(text: str) -> None:
     print(text)
 
 
-def _run(module: str) -> None:
-  """Runs a module as `python -m` does."""
+def _fail(message: str, status: int = 1) -> None:
+  print(f'error: {message}', file=sys.stderr)
+  sys.exit(status)
+
+
+def _run(name: str) -> None:
+  """Runs the module of a command as `python -m` does."""
+  module = short_help.COMMANDS[name].module
   try:
+    if module.partition('.')[0] in _OF_CHECKOUT:
+      _find_checkout(name)
     runpy.run_module(module, run_name='__main__', alter_sys=True)
   except ModuleNotFoundError as error:
     extra = _EXTRAS.get((error.name or '').partition('.')[0])
     if extra is None:
       raise
-    print(
-      f'error: {error}; it needs: {extras.how_to_install(extra)}',
-      file=sys.stderr,
-    )
-    sys.exit(1)
+    _fail(f'{error}; it needs: {extras.how_to_install(extra)}')
   except KeyboardInterrupt:  # amid the imports, which take seconds
     print('\ninterrupted', file=sys.stderr)
     sys.exit(_INTERRUPTED)
+
+
+def _find_checkout(name: str) -> None:
+  """Imports the packages beside ours, whatever else has their names.
+
+  Folders of research often have packages `experiments` and `configs`, which
+  Python would find first where they are on its path.
+  """
+  for package in _OF_CHECKOUT:
+    path = extras.CHECKOUT / package / '__init__.py'
+    if not path.exists():
+      _fail(
+        f'swiftspec {name} needs a checkout of the project, as it is no part '
+        'of the installed package'
+      )
+    spec = importlib.util.spec_from_file_location(package, path)
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[package])
 
 
 if __name__ == '__main__':

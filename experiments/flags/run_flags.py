@@ -1,0 +1,44 @@
+"""Flags that most programs have; each function defines one."""
+
+import pathlib
+
+from absl import flags
+
+DEFAULT_PROMPTS = (
+  pathlib.Path(__file__).parents[1] / 'prompts' / 'default.jsonl'
+)
+
+
+def output_dir() -> flags.FlagHolder[str]:
+  """Defines --output_dir, which must be given."""
+  return flags.DEFINE_string(
+    'output_dir', None, 'New or empty directory for the results.', required=True
+  )
+
+
+def resume() -> flags.FlagHolder[bool]:
+  """Defines --resume."""
+  return flags.DEFINE_bool(
+    'resume', False, 'Go on with the results in --output_dir.'
+  )
+
+
+def prompts() -> flags.FlagHolder[str]:
+  """Defines --prompts."""
+  return flags.DEFINE_string(
+    'prompts', str(DEFAULT_PROMPTS), 'JSON lines with the prompts.'
+  )
+
+
+def limit(default: int | None = None) -> flags.FlagHolder[int]:
+  """Defines --limit; a default of None is all prompts."""
+  return flags.DEFINE_integer(
+    'limit', default, 'How many prompts to take.', lower_bound=1
+  )
+
+
+def repeats(
+  default: int, text: str = 'Measurements of which the median counts.'
+) -> flags.FlagHolder[int]:
+  """Defines --repeats."""
+  return flags.DEFINE_integer('repeats', default, text, lower_bound=1)

@@ -1,0 +1,191 @@
+"""The times of kernels, and of what else does the same."""
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import tqdm
+
+from experiments.kernels import kernel_timing, torch_kernels
+from experiments.kernels.kernel_cases import Case
+from swiftspec_jax.cli import output_files, provenance
+
+_ROWS = 'rows.jsonl'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+  """What the device reaches: a copy's bytes, a product's operations."""
+
+  bytes_per_second: float
+  flops_per_second: float
+
+
+def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
+  """Measures, and writes rows.jsonl and summary.json.
+
+  Args:
+    cases: kernels and their arguments.
+    repeats: measurements of each, of which the median counts.
+    directory: folder of the files, which are replaced.
+  """
+  with output_files.writing(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _ROWS).unlink(missing_ok=True)
+  rates = _measure_rates(repeats)
+  print(_head(rates))
+  rows = []
+  for case in tqdm.tqdm(cases, desc='measuring', unit='shape', disable=None):
+    rows.append(_measure(case, rates, repeats))
+    output_files.append_line(directory / _ROWS, rows[-1])
+    tqdm.tqdm.write(_line(rows[-1]))
+  kernels = dict.fromkeys(case.kernel for case in cases)
+  summary = {
+    'rates': dataclasses.asdict(rates),
+    'repeats': repeats,
+    'kernels': {name: _summary(rows, name) for name in kernels},
+    'provenance': provenance.collect(),
+  }
+  output_files.write_json(directory / 'summary.json', summary)
+  print(f'written to {directory}')
+
+
+def _measure_rates(repeats: int) -> Rates:
+  is_cpu = jax.default_backend() == 'cpu'
+  return Rates(
+    bytes_per_second=kernel_timing.copy_bandwidth(
+      2**25 if is_cpu else 2**29, repeats
+    ),
+    flops_per_second=kernel_timing.matrix_rate(
+      512 if is_cpu else 8192, repeats
+    ),
+  )
+
+
+def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:
+  """Returns a row of the table."""
+  seconds, refused, baselines = {}, {}, set()
+  for contender in case.contenders(jax.default_backend()):
+    keys = jax.random.split(jax.random.key(0), case.num_sets)
+    try:
+      sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
+      donated = case.spec.DONATED
+      program = jax.jit(contender.call, donate_argnums=donated)
+      seconds[contender.name] = kernel_timing.seconds_of(
+        program, sets, repeats, donated
+      )
+    # What a library cannot do is a fact of the table.
+    except (RuntimeError, TypeError, ValueError) as error:
+      refused[contender.name] = ' '.join(str(error).split())[:200]
+    if contender.is_baseline:
+      baselines.add(contender.name)
+  if torch_kernels.is_usable():
+    for name in torch_kernels.names(case):
+      call = torch_kernels.contender(case, name)
+      keys = jax.random.split(jax.random.key(0), case.num_sets)
+      sets = [torch_kernels.tensors(case, case.make_arrays(k)) for k in keys]
+      seconds[name] = torch_kernels.seconds_of(call, sets, repeats)
+      baselines.add(name)
+  timed = [name for name in baselines if name in seconds]
+  best = min(timed, key=seconds.__getitem__, default=None)
+  return _row(case, rates, seconds, refused, best)
+
+
+def _row(case, rates, seconds, refused, best) -> dict[str, Any]:
+  kernel = next(
+    (n for n in seconds if n == 'native' or n.startswith('pallas_')), None
+  )
+  own = seconds.get(kernel or 'reference')
+  bound = max(
+    case.num_bytes / rates.bytes_per_second,
+    case.num_flops / rates.flops_per_second,
+  )
+  return {
+    'kernel': case.kernel,
+    'shape': case.spec.name,
+    'implementation': kernel,
+    'best_baseline': best,
+    'num_bytes': case.num_bytes,
+    'num_flops': case.num_flops,
+    'bound_seconds': bound,
+    'seconds': seconds,
+    'refused': refused,
+    # Of the kernel, or of the reference where there is none.
+    'share_of_bandwidth': own and case.num_bytes / own / rates.bytes_per_second,
+    'share_of_matrix_rate': own
+    and case.num_flops / own / rates.flops_per_second,
+    'speedup_over_reference': kernel and seconds['reference'] / own,
+    'speedup_over_baseline': kernel and best and seconds[best] / own,
+  }
+
+
+def _head(rates: Rates) -> str:
+  device = jax.devices()[0]
+  lines = [
+    f'{device.device_kind}: a copy reaches '
+    f'{rates.bytes_per_second / 1e9:,.1f} GB/s, a bfloat16 product '
+    f'{rates.flops_per_second / 1e12:,.2f} TFLOP/s'
+  ]
+  if device.platform == 'cpu':
+    lines.append(
+      'ONLY NATIVE KERNELS RUN ON A CPU: all else are times of the references '
+      'and of XLA, and say nothing about the other kernels.'
+    )
+  return '\n'.join(
+    [
+      *lines,
+      f'{"kernel":<14} {"us":>9} {"bound us":>9} {"bytes/s":>8} {"FLOP/s":>7} '
+      f'{"reference":>10} {"x":>5} {"best baseline":>28} {"x":>5}  shape',
+    ]
+  )
+
+
+def _line(row: dict[str, Any]) -> str:
+  seconds, best = row['seconds'], row['best_baseline']
+  own = seconds.get(row['implementation'])
+  baseline = f'{best} {_micro(seconds[best])}' if best else '-'
+  return (
+    f'{row["kernel"]:<14} {_micro(own):>9} {_micro(row["bound_seconds"]):>9} '
+    f'{_share(row["share_of_bandwidth"]):>8} '
+    f'{_share(row["share_of_matrix_rate"]):>7} '
+    f'{_micro(seconds.get("reference")):>10} '
+    f'{_ratio(row["speedup_over_reference"]):>5} {baseline:>28} '
+    f'{_ratio(row["speedup_over_baseline"]):>5}  {row["shape"]}'
+  )
+
+
+def _micro(seconds: float | None) -> str:
+  return '-' if seconds is None else f'{seconds * 1e6:.1f}'
+
+
+def _share(share: float | None) -> str:
+  return '-' if share is None else f'{share:.0%}'
+
+
+def _ratio(ratio: float | None) -> str:
+  return '-' if ratio is None else f'{ratio:.2f}'
+
+
+def _summary(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
+  """Returns medians over the shapes of a kernel, None without one."""
+  mine = [row for row in rows if row['kernel'] == kernel]
+  fields = (
+    'share_of_bandwidth',
+    'speedup_over_reference',
+    'speedup_over_baseline',
+  )
+  values = {
+    field: [row[field] for row in mine if row[field] is not None]
+    for field in fields
+  }
+  return {
+    'num_shapes': len(mine),
+    'num_refused': sum(bool(row['refused']) for row in mine),
+    **{
+      f'median_{field}': statistics.median(found) if found else None
+      for field, found in values.items()
+    },
+  }
