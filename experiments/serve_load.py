@@ -39,7 +39,7 @@ from swiftspec_jax.cli.flags import (
 )
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.simulator.arrivals import Arrivals
 
 _PROMPTS = run_flags.prompts()
 _OUTPUT_DIR = run_flags.output_dir()

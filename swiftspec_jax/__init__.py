@@ -11,19 +11,19 @@ if TYPE_CHECKING:
   from swiftspec_jax.checkpoint.orbax import save
   from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
   from swiftspec_jax.decoding import Decoder
-  from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
+  from swiftspec_jax.drafters.models.beam_search import BeamDraft
+  from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+  from swiftspec_jax.drafters.models.self_draft import SelfDraft
+  from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDraft
+  from swiftspec_jax.drafters.texts.datastore import Datastore
+  from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
+  from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
+  from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
   from swiftspec_jax.errors import UserError
   from swiftspec_jax.generation import generate, stream
   from swiftspec_jax.model import Model
   from swiftspec_jax.requests import Event, Request
   from swiftspec_jax.results import GenerationResult, GenerationStats
-  from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-  from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-  from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-  from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
-  from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-  from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
-  from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
   from swiftspec_jax.timeline import Timeline
 
 __version__ = '0.2.0'
@@ -61,24 +61,24 @@ __all__ = [
 _MODULES = {
   'BUILTIN_DRAFTS': 'checkpoint.builtin',
   'BUILTIN_MODELS': 'checkpoint.builtin',
-  'BeamDraft': 'serving.drafters.models.beam_search',
-  'Datastore': 'serving.drafters.texts.datastore',
+  'BeamDraft': 'drafters.models.beam_search',
+  'Datastore': 'drafters.texts.datastore',
   'Decoder': 'decoding',
   'Event': 'requests',
   'GenerationResult': 'results',
   'GenerationStats': 'results',
   'Model': 'model',
   'ModelConfig': 'config',
-  'PhraseDraft': 'serving.drafters.texts.phrase_draft',
-  'PromptLookup': 'drafting.texts.prompt_lookup',
+  'PhraseDraft': 'drafters.texts.phrase_draft',
+  'PromptLookup': 'drafters.texts.prompt_lookup',
   'Request': 'requests',
   'SamplingParams': 'config',
-  'SelfDraft': 'serving.drafters.models.self_draft',
-  'SnapKVDraft': 'serving.drafters.models.snapkv_draft',
-  'SuffixLookup': 'serving.drafters.texts.suffix_lookup',
+  'SelfDraft': 'drafters.models.self_draft',
+  'SnapKVDraft': 'drafters.models.snapkv_draft',
+  'SuffixLookup': 'drafters.texts.suffix_lookup',
   'Timeline': 'timeline',
   'TreeConfig': 'config',
-  'TreeDraft': 'serving.drafters.models.draft_tree',
+  'TreeDraft': 'drafters.models.draft_tree',
   'UserError': 'errors',
   'generate': 'generation',
   'load': 'checkpoint.load',
@@ -100,6 +100,14 @@ if not TYPE_CHECKING:  # to a type checker, any name would be there
         stacklevel=2,
       )
       name = 'PromptLookup'
+    if name == 'drafting':
+      warnings.warn(
+        'swiftspec_jax.drafting is swiftspec_jax.drafters now; the old name '
+        'goes in 0.4',
+        DeprecationWarning,
+        stacklevel=2,
+      )
+      return importlib.import_module(f'{__name__}.drafters')
     if name not in _MODULES:
       raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module = importlib.import_module(f'{__name__}.{_MODULES[name]}')

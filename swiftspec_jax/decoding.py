@@ -7,11 +7,14 @@ import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 
-from swiftspec_jax import buckets, errors, hosts, left_iterators, policies
+from swiftspec_jax import errors, hosts, policies
 from swiftspec_jax import requests as requests_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters import make_drafter
+from swiftspec_jax.drafters.spec import DraftSpec
+from swiftspec_jax.engine import left_iterators
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies import auto
@@ -19,8 +22,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.step import buckets, slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _PAGE_SIZE = 16
@@ -93,20 +95,20 @@ class Decoder:
       )
       tree = dataclasses.replace(tree, is_adaptive=False)
       policy = policy or 'goodput'
-    draft = make_drafter.with_tree(draft, tree)
-    model = make_drafter.model_of(draft, target)
+    spec = make_drafter.spec_of(draft, tree)
+    model = spec.model_for(target)
     if isinstance(policy, str):
-      policy = _policy_of(policy, draft, drafts_by_model=model is not None)
+      policy = _policy_of(policy, spec, drafts_by_model=model is not None)
     self.max_context = target.config.max_context
     self.host_seconds = 0.0
-    self._target, self._draft = target, draft
+    self._target, self._spec = target, spec
     has_policy = policy is not None
-    if not make_drafter.runs_ahead(draft, target):
+    if not spec.runs_ahead(target):
       run_ahead = 0
     self._run_ahead = run_ahead
     self._timeline = timeline
-    length = make_drafter.longest(draft, num_speculative_tokens)
-    self._declared = _declare(draft, batch_size, length, has_choice=has_policy)
+    length = spec.longest(num_speculative_tokens)
+    self._declared = _declare(spec, batch_size, length, has_choice=has_policy)
     self._policy = policy or FixedLength(length)
     self._engine: Engine | None = None
     self._max_images = 1  # of the requests so far
@@ -234,7 +236,7 @@ class Decoder:
       policy = FromProcessZero(policy)
     engine = Engine(
       self._target,
-      self._draft,
+      self._spec,
       sizes=dataclasses.replace(
         self._sizes(max_context), max_images=self._max_images
       ),
@@ -249,7 +251,7 @@ class Decoder:
     """Returns sizes for slots with rows, if the draft and the devices allow."""
     num_rows = self._declared.max_rows
     if (
-      not isinstance(self._draft, make_drafter.InPages)
+      not self._spec.needs_pages
       and num_rows <= _MOST_ROWS
       and self._target.config.num_sequence_shards == 1
     ):
@@ -268,7 +270,7 @@ class Decoder:
 
 
 def _policy_of(
-  name: str, draft: make_drafter.Draft, *, drafts_by_model: bool
+  name: str, spec: DraftSpec, *, drafts_by_model: bool
 ) -> policies.PolicyFn:
   """Returns what makes the policy of a name."""
   if name != 'goodput':
@@ -277,18 +279,18 @@ def _policy_of(
     )
   return functools.partial(
     auto.make,
-    is_tree=make_drafter.makes_trees(draft),
+    is_tree=spec.makes_trees,
     drafts_by_model=drafts_by_model,
   )
 
 
 def _declare(
-  draft: make_drafter.Draft, num_rows: int, length: int, *, has_choice: bool
+  spec: DraftSpec, num_rows: int, length: int, *, has_choice: bool
 ) -> StepBuckets:
   """Returns sizes for rows with the longest draft, and for prompts beside them.
 
   Args:
-    draft: source of drafts.
+    spec: source of drafts.
     num_rows: B.
     length: most draft tokens of a row.
     has_choice: whether a policy chooses among shorter drafts, too.
@@ -304,7 +306,7 @@ def _declare(
   chunks = (beside + size for size in buckets.CHUNKS)
   query_tokens |= {size for size in chunks if size > drafted}
   lengths = tuple(range(length + 1))
-  most_steps = make_drafter.num_draft_steps(draft, length)
+  most_steps = spec.num_forwards(length)
   return StepBuckets(
     rows=(num_rows,),
     query_tokens=tuple(sorted(query_tokens)),

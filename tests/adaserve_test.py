@@ -14,9 +14,9 @@ from swiftspec_jax.policies.adaserve import AdaServe
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving import arrivals as arrivals_lib
-from swiftspec_jax.serving.load_metrics import LatencyTarget, LoadRecorder
 from swiftspec_jax.simulator import ChainAcceptance, TreeAcceptance, simulate
+from swiftspec_jax.simulator import arrivals as arrivals_lib
+from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
 
 PLENTY = 10**6
 

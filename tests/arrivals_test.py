@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from swiftspec_jax import errors
-from swiftspec_jax.serving import arrivals as arrivals_lib
+from swiftspec_jax.simulator import arrivals as arrivals_lib
 
 N = 20_000
 

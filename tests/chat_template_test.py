@@ -2,8 +2,9 @@
 
 import pytest
 
-from swiftspec_jax import chat_template, errors, testing
+from swiftspec_jax import errors, testing
 from swiftspec_jax.server import messages as messages_lib
+from swiftspec_jax.tokenizer import chat_template
 
 # They know some roles, one any, and one only a first system message.
 KNOWN = (

@@ -14,18 +14,15 @@ from hypothesis import strategies as st
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.texts import continuations
+from swiftspec_jax.drafters.texts import token_store as token_store_lib
+from swiftspec_jax.drafters.texts.datastore import Datastore, DatastoreDrafter
+from swiftspec_jax.drafters.texts.past_texts import PastTexts
+from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.policies import roofline
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.roofline import Roofline
-from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.texts import continuations
-from swiftspec_jax.serving.drafters.texts import token_store as token_store_lib
-from swiftspec_jax.serving.drafters.texts.datastore import (
-  Datastore,
-  DatastoreDrafter,
-)
-from swiftspec_jax.serving.drafters.texts.past_texts import PastTexts
-from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])

@@ -18,14 +18,12 @@ from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling, types
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafters.models import draft_block, draft_places
+from swiftspec_jax.drafters.models.draft_forward import DraftRows
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models import draft_block, draft_places
-from swiftspec_jax.serving.drafters.models.draft_forward import DraftRows
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
 from swiftspec_jax.step import slot_sampling
 
 pytestmark = pytest.mark.usefixtures('no_programs')

@@ -16,8 +16,9 @@ import pytest
 
 import swiftspec_jax as ss
 from experiments.pictures import tree_page, tree_rounds
-from swiftspec_jax import errors, token_names
+from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.tokenizer import token_names
 
 TREE = ss.TreeConfig(
   num_nodes=6,

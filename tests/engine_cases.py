@@ -9,16 +9,16 @@ from decoding_cases import CONFIG
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing, types
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters import make_drafter
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDraft
+from swiftspec_jax.drafters.texts.datastore import Datastore
+from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
+from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
+from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.models.snapkv_draft import SnapKVDraft
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
-from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
-from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
@@ -97,7 +97,7 @@ def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
 
 
 def make_engine(draft=None, policy=None, chains=CHAINS, **options):
-  drafts = TREES if make_drafter.makes_trees(draft) else chains
+  drafts = TREES if make_drafter.spec_of(draft).makes_trees else chains
   sizes = make_sizes(drafts=drafts)
   return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
 

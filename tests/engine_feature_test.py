@@ -11,9 +11,9 @@ from feature_draft_test import features_before, fed_pair, read
 from tree_cases import CONFIG, requests_of
 
 from swiftspec_jax import errors, testing
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 
 def narrowest_tree(model):

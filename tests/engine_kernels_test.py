@@ -14,12 +14,12 @@ import swiftspec_jax as ss
 from kernels_pallas import dispatch, registry
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.texts.datastore import Datastore
+from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftspec_jax as ss
-from swiftspec_jax.serving.drafters.texts.lookup import NgramIndex
+from swiftspec_jax.drafters.texts.prompt_lookup import NgramIndex
 from swiftspec_jax.step.rows import Rows
 
 

@@ -35,11 +35,11 @@ from engine_cases import (
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine import background
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.step import slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

@@ -14,12 +14,12 @@ from serving_cases import linear_costs
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 SIZE = 7  # tokens of the tables

@@ -7,8 +7,8 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from swiftspec_jax import scoring
 from swiftspec_jax.config import STORED, WEIGHT_DTYPES
+from swiftspec_jax.engine import scoring
 
 
 def test_score_is_what_decoding_says(model):

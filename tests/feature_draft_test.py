@@ -22,8 +22,8 @@ from tree_cases import (
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, sharding, testing
 from swiftspec_jax.cache import dense
-from swiftspec_jax.drafting import text_news
 from swiftspec_jax.models import decoder
+from swiftspec_jax.step import unread_tokens
 
 FEATURE_LAYERS = (0, 1)
 
@@ -145,7 +145,7 @@ def test_padded_splits():
   width = len(FEATURE_LAYERS) * CONFIG.embed_dim
   shape = texts.features.sharding.shard_shape(texts.features.shape)
   assert shape[2] == width // 2
-  (_, sent), _ = text_news.news_of(
+  (_, sent), _ = unread_tokens.news_of(
     texts, num_read, jnp.ones_like(num_read, bool), num_nodes=TREE.num_nodes
   )
   assert sent.sharding.is_fully_replicated

@@ -10,7 +10,7 @@ from experiments.load import load_replay
 from experiments.output import benchmark_output
 from swiftspec_jax import figures, results
 from swiftspec_jax.engine.steps import StepRecord
-from swiftspec_jax.serving.load_metrics import LatencyTarget, LoadRecorder
+from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'
 

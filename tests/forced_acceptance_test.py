@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from swiftspec_jax.drafting import forced_acceptance
+from swiftspec_jax.drafters.trees import forced_acceptance
 
 NUM_CHILDREN = 4
 ACCEPTANCE = 0.4

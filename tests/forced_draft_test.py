@@ -6,8 +6,8 @@ import pytest
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
+from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
 
 PROMPTS = [(i, 3, 5) for i in range(1, 7)]
 

@@ -21,11 +21,11 @@ from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.distillation.student import StudentConfig
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 # What the config.json of the 31b has other than the defaults.
 PUBLISHED = {

@@ -18,21 +18,15 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, images, testing
+from swiftspec_jax.drafters import engine_drafter, make_drafter, text_only
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
+from swiftspec_jax.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters import (
-  engine_drafter,
-  make_drafter,
-  text_only,
-)
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
-from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
@@ -58,7 +52,7 @@ def models(tmp_path_factory):
 
 
 def engine_of(target, draft=None, policy=None, max_images=2, **options):
-  drafts = TREES if make_drafter.makes_trees(draft) else CHAINS
+  drafts = TREES if make_drafter.spec_of(draft).makes_trees else CHAINS
   sizes = make_sizes(NUM_PAGES, drafts=drafts)
   sizes = dataclasses.replace(sizes, max_images=max_images)
   return Engine(target, draft, sizes=sizes, policy=policy, **options)

@@ -9,10 +9,10 @@ import serving_cases as cases
 from decoding_cases import run
 
 import swiftspec_jax as ss
+from swiftspec_jax.drafters.models.intake import Intake
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.drafters.models.intake import Intake
 
 TENANTS = np.ones(4, np.int64)
 BUCKETS = cases.unpadded(4, max_length=2, max_query_tokens=10)

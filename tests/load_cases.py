@@ -6,8 +6,9 @@ from engine_cases import random_sampling
 from tree_cases import CONFIG
 
 import swiftspec_jax as ss
-from swiftspec_jax import scoring, testing
+from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
+from swiftspec_jax.engine import scoring
 from swiftspec_jax.models import decoder
 
 MAX_CONTEXT = 200

@@ -15,14 +15,14 @@ import serving_cases
 import swiftspec_jax as ss
 from experiments.load import load_replay, load_simulation
 from swiftspec_jax.cost_model import measured
+from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.no_speculation import NoSpeculation
-from swiftspec_jax.serving import arrivals as arrivals_lib
-from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, simulate
+from swiftspec_jax.simulator import arrivals as arrivals_lib
+from swiftspec_jax.simulator.load_metrics import LatencyTarget
 
 EAGLE = serving_cases.EAGLE_8B.monotone()
 COSTS = dataclasses.replace(

@@ -12,9 +12,9 @@ from tree_cases import DEVICES, TREE
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 # Token 0, which also fills drafts, is chosen often.
 OFTEN = np.eye(SIZE)[[0, 0, 0, 1, 2, 0, 0]]

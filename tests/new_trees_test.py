@@ -9,7 +9,7 @@ import pytest
 from tree_cases import CONFIG, TREE
 
 from swiftspec_jax import testing, types
-from swiftspec_jax.drafting.trees import tree_draft
+from swiftspec_jax.drafters.trees import tree_draft
 
 NUM_ROWS = 3
 MODEL = dataclasses.replace(CONFIG, num_layers=1)

@@ -15,12 +15,10 @@ from tree_cases import CONFIG, TREE
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
 
 SWITCHES = ({}, {'norm_before_residual': True, 'fc_norm': True})
 

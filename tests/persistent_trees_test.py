@@ -15,11 +15,9 @@ from tree_cases import CONFIG, DEVICES, TREE
 
 from swiftspec_jax import errors, profiling, testing, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
+from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.engine.engine import Engine
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
-from swiftspec_jax.serving.drafters.texts.suffix_lookup import SuffixLookup
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

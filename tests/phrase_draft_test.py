@@ -8,14 +8,11 @@ from serving_cases import unpadded
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.texts import phrase_pool
-from swiftspec_jax.serving.drafters.texts.phrase_draft import (
-  PhraseDraft,
-  PhraseDrafter,
-)
-from swiftspec_jax.serving.drafters.texts.phrase_pool import PhrasePool
+from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.texts import phrase_pool
+from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft, PhraseDrafter
+from swiftspec_jax.drafters.texts.phrase_pool import PhrasePool
+from swiftspec_jax.drafters.texts.prompt_lookup import LookupDrafter
 from swiftspec_jax.step.verdicts import TreePart, Verdicts
 
 DRAFT = PhraseDraft(phrase_length=3)
@@ -25,7 +22,7 @@ PATHS = {p[:n] for p in PHRASES for n in (1, 2, 3)}
 
 
 def make_drafter_of(draft, lookup=None):
-  lookup = lookup or make_drafter.make_lookup(draft.lookup)
+  lookup = lookup or LookupDrafter(draft.lookup)
   return PhraseDrafter(draft, lookup)
 
 
@@ -84,7 +81,7 @@ def test_golden_mining():
 def test_rejected_tokens_become_phrases():
   """The lookup drafts what follows 9 in the text; the target says 40."""
   drafter = make_drafter_of(
-    DRAFT, make_drafter.make_lookup(ss.PromptLookup(prompt_lookup_min=1))
+    DRAFT, LookupDrafter(ss.PromptLookup(prompt_lookup_min=1))
   )
   view, token_ids, _ = step(drafter, [9, 13, 14, 15, 30, 9], 4)
   assert token_ids == [9, 13, 14, 15, 30]

@@ -23,12 +23,12 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import losses, student, trainer, training
+from swiftspec_jax.drafters.models import beam_search
+from swiftspec_jax.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder, recurrent
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models import beam_search
-from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 WIDTH, VOCAB_SIZE = CONFIG.embed_dim, CONFIG.vocab_size
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting.trees.round_rates import RoundRates
+from swiftspec_jax.policies.prediction.round_rates import RoundRates
 
 
 def followed(*, num_rows, tree_tokens, draft_seconds, num_missed=1, waits=None):

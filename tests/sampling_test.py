@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from swiftspec_jax import errors
-from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.step import sampling as sampling_lib
 
 VOCAB = 16
 

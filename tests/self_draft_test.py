@@ -11,12 +11,9 @@ from serving_cases import Oracle, linear_costs, make_view, unpadded
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
+from swiftspec_jax.drafters.models.self_draft import SelfDraft, sparse_pages
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.serving.drafters.models.self_draft import (
-  SelfDraft,
-  sparse_pages,
-)
 
 LENGTH = 3
 LOOKUP = engine_cases.DRAFTS['lookup']

@@ -11,9 +11,9 @@ import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
 from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
 
 
 @functools.cache

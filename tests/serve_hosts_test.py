@@ -17,9 +17,9 @@ import pytest
 import server_cases
 
 import swiftspec_jax as ss
-from swiftspec_jax import hosts, policies, scoring, testing
+from swiftspec_jax import hosts, policies, testing
 from swiftspec_jax.cli import configuration
-from swiftspec_jax.engine import news
+from swiftspec_jax.engine import host_sync, scoring
 from swiftspec_jax.policies import from_process_zero
 
 TREE = ('--width=2', '--num_draft_steps=2', '--branching=2')
@@ -48,8 +48,8 @@ def test_requests_travel_whole():
     ),
     slo_tpot=0.02,
   )
-  sent = json.dumps(news.request_to_json(request))
-  assert news.request_of(json.loads(sent)) == request
+  sent = json.dumps(host_sync.request_to_json(request))
+  assert host_sync.request_of(json.loads(sent)) == request
 
 
 def test_choices_travel_whole(monkeypatch):

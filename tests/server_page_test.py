@@ -13,14 +13,12 @@ from tree_cases import TREE
 
 from swiftspec_jax import testing
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 

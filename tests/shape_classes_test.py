@@ -14,11 +14,11 @@ from serving_cases import linear_costs
 import swiftspec_jax as ss
 from experiments.load import step_shapes
 from swiftspec_jax import errors, policies, simulator
+from swiftspec_jax.compilation import shape_classes
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.compilation import shape_classes
 
 
 def test_best_classes_by_hand():

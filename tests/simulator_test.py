@@ -16,10 +16,10 @@ from swiftspec_jax.policies.prediction.estimators import (
   TreeEstimator,
 )
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving import arrivals as arrivals_lib
-from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.load_metrics import LatencyTarget
 from swiftspec_jax.simulator import ChainAcceptance, TreeAcceptance, simulate
+from swiftspec_jax.simulator import arrivals as arrivals_lib
+from swiftspec_jax.simulator.arrivals import Arrivals
+from swiftspec_jax.simulator.load_metrics import LatencyTarget
 
 COSTS = cases.EAGLE_8B.monotone()
 BUCKETS = StepBuckets.powers_of_two(256, 1024, 7)

@@ -22,14 +22,12 @@ from tree_cases import CONFIG, TREE
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cache import dense
+from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.compilation import warm_up
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
 from swiftspec_jax.step import ragged_batch, step_input, target, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

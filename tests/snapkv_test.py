@@ -13,10 +13,10 @@ from self_draft_test import LENGTH, requests_of, serve
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
+from swiftspec_jax.drafters.models import snapkv
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.serving.drafters.models import snapkv
 
 EVERYTHING = ss.SnapKVDraft(budget=160, window=8)
 # Of queries 6 and 7; what a query must not see is larger than all else.

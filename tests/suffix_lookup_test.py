@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduler_test import make
 
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters.engine_drafter import SlotTexts
-from swiftspec_jax.serving.drafters.texts.suffix_lookup import (
+from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.texts.suffix_lookup import (
   Followers,
   SuffixDrafter,
   SuffixLookup,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafting.texts import text_lookup
+from swiftspec_jax.drafters.texts import text_lookup
 
 SIZE = 24
 PLAIN = TreeConfig(prompt_lookup=False)

@@ -7,11 +7,12 @@ import transformers
 from hypothesis import strategies as st
 from tokenizer_test import small_metadata
 
-from swiftspec_jax import testing, token_names
+from swiftspec_jax import testing
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import gguf_tokenizer
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answers, echo
+from swiftspec_jax.tokenizer import token_names
 
 SMALL = gguf_tokenizer.from_metadata(small_metadata({}))
 BYTES = testing.byte_tokenizer()

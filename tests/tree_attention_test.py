@@ -25,7 +25,7 @@ from kernels_pallas.tree_attention import (
   pallas_tpu,
   reference,
 )
-from swiftspec_jax import buckets
+from swiftspec_jax.step import buckets
 
 pytestmark = pytest.mark.usefixtures('no_races')
 

@@ -16,7 +16,7 @@ from bad_kernels.arg_specs import ArgSpec
 from jax.experimental.pallas import tpu as pltpu
 from kernel_calls import API_CALLS
 
-from experiments.kernels import __main__ as kernels
+from experiments.kernels import check
 from experiments.kernels.kernel_cases import KERNELS
 from kernels_pallas import comparison, dispatch, registry, trials, tuning
 from kernels_pallas.swiglu import arg_specs as swiglu_specs
@@ -111,7 +111,7 @@ def test_what_could_not_be_compared_can_be_later(monkeypatch, capsys):
     chosen, reason = choose('wrong')
     assert (chosen, reason.partition(':')[0]) == ('reference', UNCOMPARED)
     assert 'python -m experiments.kernels check' in reason
-  kernels.check()
+  check.run()
   assert '0 of 1 kernels agree' in capsys.readouterr().out
   chosen, reason = choose('wrong')
   assert chosen == 'reference'

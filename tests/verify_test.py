@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax import sharding, types
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import slot_trees, verify
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.verdicts import Verdicts

@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
-from swiftspec_jax import ahead_of_time, sharding
-from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import sharding
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, SamplingParams
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -24,12 +23,14 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import (
+  ahead_of_time,
   slot_sampling,
   slot_trees,
   step_input,
   target_forward,
   verify,
 )
+from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import target as served
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.rows import Rows

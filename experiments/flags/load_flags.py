@@ -8,8 +8,8 @@ from absl import flags
 
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import policy_names
-from swiftspec_jax.serving import arrivals as arrivals_lib
-from swiftspec_jax.serving import load_metrics
+from swiftspec_jax.simulator import arrivals as arrivals_lib
+from swiftspec_jax.simulator import load_metrics
 
 _POLICIES = flags.DEFINE_list(
   'policies',

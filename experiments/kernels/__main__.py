@@ -31,8 +31,7 @@ import pathlib
 from absl import flags
 
 from experiments.flags import run_flags
-from experiments.kernels import bench, kernel_cases, tune
-from kernels_pallas import trials
+from experiments.kernels import bench, check, kernel_cases, tune
 from swiftspec_jax import errors
 from swiftspec_jax.cli import program
 
@@ -57,7 +56,7 @@ _OUTPUT = flags.DEFINE_string(
 
 def main(arguments: list[str]) -> None:
   """Runs the action that the command line names."""
-  actions = {'bench': _bench, 'check': check, 'tune': _tune}
+  actions = {'bench': _bench, 'check': check.run, 'tune': _tune}
   if len(arguments) != 1 or arguments[0] not in actions:
     raise errors.UserError(
       f'name one of {", ".join(actions)}, got {" ".join(arguments) or "none"}'
@@ -71,18 +70,6 @@ def _bench() -> None:
 
 def _tune() -> None:
   tune.run(_cases(), _REPEATS.value, pathlib.Path(_OUTPUT.value))
-
-
-def check() -> None:
-  """Compares the kernels that `kernels='auto'` could not compare itself."""
-  found = trials.check_uncompared()
-  for trial, verdict in found:
-    print(
-      f'{trial.kernel} of {trial.spec.name}: {trial.implementation} '
-      f'{verdict.detail}'
-    )
-  num_good = sum(verdict.is_good for _, verdict in found)
-  print(f'{num_good} of {len(found)} kernels agree; see {trials.folder()}')
 
 
 def _cases() -> list[kernel_cases.Case]:

@@ -10,8 +10,8 @@ import tqdm
 from experiments.flags import load_flags
 from experiments.load import load_plot, load_report, step_shapes
 from swiftspec_jax.cli import output_files, provenance
-from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.load_metrics import LoadRecorder
+from swiftspec_jax.simulator.arrivals import Arrivals
+from swiftspec_jax.simulator.load_metrics import LoadRecorder
 
 
 def sweep(

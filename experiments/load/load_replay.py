@@ -12,8 +12,8 @@ import swiftspec_jax as ss
 from swiftspec_jax import cost_model, results, simulator, tree
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine, StepRecord
-from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.load_metrics import LoadRecorder
+from swiftspec_jax.simulator.arrivals import Arrivals
+from swiftspec_jax.simulator.load_metrics import LoadRecorder
 
 _LONGEST_SLEEP = 0.05  # seconds
 

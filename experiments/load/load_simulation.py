@@ -12,7 +12,7 @@ from swiftspec_jax import policies, simulator
 from swiftspec_jax.cost_model.measured import MeasuredCosts
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.arrivals import Arrivals
+from swiftspec_jax.simulator.arrivals import Arrivals
 
 # Latencies that differ by less are no ranking.
 _LEAST_DIFFERENCE = 0.03

@@ -18,8 +18,8 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.load_metrics import LoadRecorder
+from swiftspec_jax.simulator.arrivals import Arrivals
+from swiftspec_jax.simulator.load_metrics import LoadRecorder
 
 _PROFILE = flags.DEFINE_string(
   'profile',

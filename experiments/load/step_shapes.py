@@ -8,7 +8,7 @@ from typing import Any
 
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
-from swiftspec_jax.serving.compilation.shape_classes import Shape
+from swiftspec_jax.compilation.shape_classes import Shape
 
 
 def append(

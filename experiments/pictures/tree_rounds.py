@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import jax
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, token_names
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cli import references
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.engine.handles import Update
+from swiftspec_jax.tokenizer import token_names
 
 _NUM_CONTEXT = 16  # tokens
 

@@ -17,8 +17,8 @@ from absl import flags
 from experiments.load import step_shapes
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import size_flags
+from swiftspec_jax.compilation import shape_classes
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.serving.compilation import shape_classes
 
 _STEPS = flags.DEFINE_string(
   'steps',

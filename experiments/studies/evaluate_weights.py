@@ -21,10 +21,11 @@ import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
 from experiments.output import benchmark_output
-from swiftspec_jax import config, errors, scoring
+from swiftspec_jax import config, errors
 from swiftspec_jax.cli import output_files, program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import shared_flags
+from swiftspec_jax.engine import scoring
 
 _WEIGHT_DTYPES = flags.DEFINE_list(
   'weight_dtypes',

@@ -15,13 +15,13 @@ from swiftspec_jax import policies
 from swiftspec_jax.cli.flags import modes as modes_lib
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.drafters.models.self_draft import SelfDraft
+from swiftspec_jax.drafters.texts.datastore import Datastore
+from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
-from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.serving.drafters.texts.datastore import Datastore
-from swiftspec_jax.serving.drafters.texts.phrase_draft import PhraseDraft
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

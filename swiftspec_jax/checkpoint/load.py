@@ -22,7 +22,7 @@ from swiftspec_jax.checkpoint import builtin, end_tokens, hf, memory, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafting import shared_vocabulary
+from swiftspec_jax.drafters.models import shared_vocabulary
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib

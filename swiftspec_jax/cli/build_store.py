@@ -22,7 +22,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation import shards
-from swiftspec_jax.serving.drafters.texts import token_store
+from swiftspec_jax.drafters.texts import token_store
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the store.', required=True

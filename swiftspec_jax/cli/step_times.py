@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 import swiftspec_jax as ss
-from swiftspec_jax import buckets, sharding
-from swiftspec_jax.drafting.trees import tree_draft
+from swiftspec_jax import sharding
+from swiftspec_jax.drafters.trees import tree_draft
+from swiftspec_jax.step import buckets
 
 _NUM_TIMINGS = 8
 _MAX_STEPS = 8  # of the draft in one timing

@@ -18,8 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import buckets, errors, policies, sharding, types
+from swiftspec_jax import errors, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.compilation import warm_up
+from swiftspec_jax.compilation.programs import Programs
+from swiftspec_jax.drafters import make_drafter
+from swiftspec_jax.drafters.device_drafter import DeviceDrafter
+from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.handles import Handle
@@ -31,14 +37,7 @@ from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.compilation import warm_up
-from swiftspec_jax.serving.compilation.programs import Programs
-from swiftspec_jax.serving.drafters import make_drafter
-from swiftspec_jax.serving.drafters.device_drafter import DeviceDrafter
-from swiftspec_jax.serving.drafters.engine_drafter import (
-  SlotTexts,
-)
-from swiftspec_jax.step import step_input, target_forward
+from swiftspec_jax.step import buckets, step_input, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
@@ -104,8 +103,9 @@ class Engine(Frontend):
     self.max_images = sizes.max_images
     self.scheduler = Scheduler(config)
     self.sizes = sizes
-    self._takes_trees = make_drafter.makes_trees(draft)
-    model = make_drafter.model_of(draft, target)
+    spec = make_drafter.spec_of(draft)
+    self._takes_trees = spec.makes_trees
+    model = spec.model_for(target)
     self._drafts_by_model = model is not None
     self._target = Target(
       target,
@@ -117,7 +117,13 @@ class Engine(Frontend):
     self._run_ahead = run_ahead
     self._timeline = timeline
     self.drafter = make_drafter.make(
-      self._target, draft, sizes, run_ahead=run_ahead, timeline=timeline
+      spec,
+      Setup(
+        target=self._target,
+        sizes=sizes,
+        run_ahead=run_ahead,
+        timeline=timeline,
+      ),
     )
     self.programs = Programs(sizes, self._target, self.drafter)
     # Of how much to draft; may be replaced between steps.

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from swiftspec_jax import hosts, scoring, sharding, types
+from swiftspec_jax import hosts, sharding, types
 from swiftspec_jax.config import MAX_TOP_LOGPROBS
-from swiftspec_jax.engine import news
+from swiftspec_jax.engine import host_sync, scoring
 from swiftspec_jax.engine.handles import EngineError, Handle, failure_of
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import StepRecord
@@ -176,7 +176,7 @@ class Frontend(abc.ABC):
     num_submitted, num_cancelled = self._count_news()
     text = self._next_text()
     found = hosts.from_process_zero(
-      lambda: news.to_json(
+      lambda: host_sync.to_json(
         [self._submitted[i] for i in range(num_submitted)],
         [self._cancelled[i] for i in range(num_cancelled)],
         None if text is None else text.token_ids,
@@ -195,7 +195,7 @@ class Frontend(abc.ABC):
   def _job_of(self, submitted: dict[str, Any]) -> Job:
     """Returns the job of an entry of `news.to_json`."""
     job = self._make_job(
-      news.request_of(submitted['request']),
+      host_sync.request_of(submitted['request']),
       Handle(submitted['request_id'], self._wait, self._cancel),
       submitted['max_speculative_tokens'],
     )

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors, images, requests, types
+from swiftspec_jax.drafters import draft_nodes
 from swiftspec_jax.engine.handles import Handle, Update
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import DraftNode, Request, Row
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.scheduling import pages
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters import draft_nodes
 from swiftspec_jax.step.verdicts import Verdicts
 
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from swiftspec_jax import hosts, policies, profiling, types
 from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax.drafters.engine_drafter import (
+  EngineDrafter,
+  HostDrafter,
+  SlotTexts,
+)
 from swiftspec_jax.engine import steps
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import StepRecord, Unread
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving.drafters.engine_drafter import (
-  EngineDrafter,
-  HostDrafter,
-  SlotTexts,
-)
 from swiftspec_jax.step.slot_drafts import verdicts_of
 from swiftspec_jax.step.target import Target
 from swiftspec_jax.step.verdicts import Verdicts

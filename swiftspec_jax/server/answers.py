@@ -5,14 +5,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from swiftspec_jax import token_names, types
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax import types
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.requests import DraftNode
 from swiftspec_jax.results import GenerationResult
 from swiftspec_jax.server import answer_types
 from swiftspec_jax.server.echo import Echo
-from swiftspec_jax.token_names import TokenName
+from swiftspec_jax.tokenizer import token_names
+from swiftspec_jax.tokenizer.token_names import TokenName
 
 # JSON has no infinity; this is what vLLM says instead.
 _LEAST_LOGPROB = -9999.0

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from swiftspec_jax import token_names
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.tokenizer import token_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

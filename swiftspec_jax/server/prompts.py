@@ -5,10 +5,11 @@ import base64
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 
-from swiftspec_jax import errors, images, token_names
+from swiftspec_jax import errors, images
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.images import Image
+from swiftspec_jax.tokenizer import token_names
 
 # A text, messages or token ids.
 Prompt = str | Sequence[tokenizer_lib.Message] | Sequence[int]

@@ -9,12 +9,12 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.intake import Intake
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.scheduling.step_plan import StepPlan
-from swiftspec_jax.serving import load_metrics
-from swiftspec_jax.serving.arrivals import Arrivals
-from swiftspec_jax.serving.drafters.models.intake import Intake
+from swiftspec_jax.simulator import load_metrics
+from swiftspec_jax.simulator.arrivals import Arrivals
 
 
 class Acceptance(Protocol):

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swiftspec_jax import buckets, errors
+from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step import buckets
 from swiftspec_jax.step.ragged_batch import StepSizes
 
 # Measured on a CPU with contexts of 256 and 1024: blocks of 8 and 16 tokens

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import drafting, policies, types
+from swiftspec_jax import policies, types
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.step import stateless_drafter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class Search:
     wanted: i32[U] most tokens for each slot, on the host.
   """
 
-  drafter: drafting.StatelessDrafter
+  drafter: stateless_drafter.StatelessDrafter
   wanted: np.ndarray
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swiftspec_jax import buckets
-from swiftspec_jax import sampling as sampling_lib
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.step import buckets
+from swiftspec_jax.step import sampling as sampling_lib
 
 _NUM_FORCED = 16  # forced tokens that there is always room for
 

@@ -15,25 +15,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import ahead_of_time, drafting, policies, sharding, types
-from swiftspec_jax import sampling as sampling_lib
+from swiftspec_jax import policies, sharding, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.control_flow import run_if
-from swiftspec_jax.drafting.text_news import Texts
 from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.requests import Request
-from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step import (
+  ahead_of_time,
   slot_images,
   slot_sampling,
   slot_trees,
+  stateless_drafter,
   step_input,
   target_forward,
   verify,
 )
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step import sampling as sampling_lib
+from swiftspec_jax.step.control_flow import run_if
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
@@ -42,6 +43,7 @@ from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.target_forward import Cache
+from swiftspec_jax.step.unread_tokens import Texts
 from swiftspec_jax.step.verdicts import Verdicts
 
 
@@ -234,7 +236,7 @@ def run_searching_step(
   wanted: jax.Array,
   least_found: jax.Array,
   *args: Any,
-  drafter: drafting.StatelessDrafter,
+  drafter: stateless_drafter.StatelessDrafter,
   max_length: int,
   plain: StepSizes,
   flat: StepSizes,
@@ -262,7 +264,7 @@ def run_searching_step(
     What `_run_parts` does; and `num_found` and chains of `SlotDrafts`.
   """
   with jax.named_scope('look_up'):
-    chains, num_found = drafting.propose(
+    chains, num_found = stateless_drafter.propose(
       rows, wanted, drafter=drafter, max_length=max_length
     )
   run = functools.partial(_run_parts, ahead_of_time.call, params)
@@ -555,7 +557,7 @@ class Target:
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
     """Enqueues a lookup; returns chains, and `num_found`."""
     return self._call(
-      drafting.propose,
+      stateless_drafter.propose,
       self.rows,
       self.argument(search.wanted),
       drafter=search.drafter,

@@ -4,7 +4,8 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swiftspec_jax import errors, token_names
+from swiftspec_jax import errors
+from swiftspec_jax.tokenizer import token_names
 
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = (

@@ -6,7 +6,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax.serving.drafters.texts.token_store import TokenStore
+from swiftspec_jax.drafters.texts.token_store import TokenStore
 
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
   'num_speculative_tokens',

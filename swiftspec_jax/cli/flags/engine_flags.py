@@ -17,12 +17,10 @@ from swiftspec_jax.cli.flags import (
 )
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.forced_draft import ForcedDraft
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.serving.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.serving.drafters.models.persistent_trees import (
-  PersistentTrees,
-)
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _MODE = flags.DEFINE_enum(

@@ -7,8 +7,8 @@ from absl import flags
 
 import swiftspec_jax as ss
 from swiftspec_jax.cli.flags import modes
-from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
-from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.drafters.models.beam_search import BeamDraft
+from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 
 _DEFAULTS = ss.TreeConfig()
 

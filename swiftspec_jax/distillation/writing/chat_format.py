@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from swiftspec_jax import chat_template, errors
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.tokenizer import chat_template
 
 _MARKS = ('\u2042first\u2042', '\u2042second\u2042', '\u2042third\u2042')
 

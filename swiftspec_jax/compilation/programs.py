@@ -1,0 +1,233 @@
+"""The programs of an engine: which are compiled, and which one a step takes.
+
+An engine can serve before all of its programs are compiled. One that every step
+fits into is compiled first; the others follow in a thread, the most useful ones
+first. While the program of a step is missing, the smallest one that the step
+fits into stands in for it, so no step waits for a compilation.
+
+Drafts wait until all programs are there that a step with drafts could need, as
+a policy compares the times of these very programs.
+"""
+
+import dataclasses
+import itertools
+import threading
+
+import tqdm
+
+from swiftspec_jax import hosts, policies
+from swiftspec_jax.compilation import warm_up
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter
+from swiftspec_jax.step import buckets, slot_sampling
+from swiftspec_jax.step.program_sizes import ProgramSizes
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+  """What the target or the drafter runs for some sizes."""
+
+  flat: StepSizes
+  is_draft: bool = False
+
+
+class Programs:
+  """Compiles the programs of an engine; runs none of them.
+
+  Unless `compile_all` or `start` is called, a program is compiled by the first
+  step that takes it.
+  """
+
+  def __init__(
+    self, sizes: ProgramSizes, target: Target, drafter: EngineDrafter
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      sizes: declared.
+      target: target of the engine.
+      drafter: drafter of the engine.
+    """
+    self._sizes = sizes
+    self._target = target.compiling()
+    self._drafter = drafter.compiling()
+    self._programs, self._num_first = _in_order(sizes, drafter.has_programs)
+    self._num_compiled = 0
+    self._is_partial = False  # not all are compiled
+    self._num_ready: int | None = None
+    self._error: BaseException | None = None  # of the thread
+    self._is_stopped = threading.Event()
+    self._thread = threading.Thread(target=self._compile_rest, daemon=True)
+
+  @property
+  def num_programs(self) -> int:
+    """How many there are."""
+    return len(self._programs)
+
+  @property
+  def num_compiled(self) -> int:
+    """How many `compile_all` or `start` has compiled so far."""
+    return self._num_compiled
+
+  @property
+  def is_warming_up(self) -> bool:
+    """Whether programs stand in for others that are not compiled yet."""
+    return self._is_partial
+
+  @property
+  def error(self) -> BaseException | None:
+    """What a compilation in the background has raised; None if nothing."""
+    return self._error
+
+  @property
+  def num_ready(self) -> int | None:
+    """How many of them, the first ones, steps may take now; None for all."""
+    return self._num_compiled if self._is_partial else None
+
+  def take(self, num_ready: int | None) -> None:
+    """Lets steps take a `num_ready` that this or another process has had."""
+    self._num_ready = num_ready
+
+  def compile_all(self, *, show_progress: bool = False) -> None:
+    """Compiles everything, and waits.
+
+    Args:
+      show_progress: whether a bar on standard error shows it.
+    """
+    for program in tqdm.tqdm(
+      self._programs, 'compiling', unit='program', disable=not show_progress
+    ):
+      self._compile(program)
+
+  def start(self) -> None:
+    """Compiles what first requests need; a thread compiles the others.
+
+    Every step fits into what this has compiled when it returns.
+    """
+    for program in self._programs[: self._num_first]:
+      self._compile(program)
+    self._is_partial = True
+    self.take(self.num_ready)
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Has the thread end; does not wait for what is being compiled."""
+    self._is_stopped.set()
+
+  def join(self, timeout: float | None = None) -> bool:
+    """Waits for the thread; returns whether it has ended.
+
+    Args:
+      timeout: seconds to wait; None for any time.
+    """
+    if self._thread.is_alive():
+      self._thread.join(timeout)
+    return not self._thread.is_alive()
+
+  def fit(self, flat: StepSizes) -> StepSizes:
+    """Returns the sizes of the program that a step takes.
+
+    Args:
+      flat: declared sizes for the step.
+
+    Raises:
+      BaseException: what a compilation in the thread has raised.
+    """
+    if self._error is not None:
+      raise self._error
+    if self._num_ready is None:
+      return flat
+    ready = self._programs[: self._num_ready]
+    return min(
+      (p.flat for p in ready if not p.is_draft and _covers(p.flat, flat)),
+      key=lambda found: (found.num_tokens, found.context, found.num_rows),
+    )
+
+  def can_draft(self, view: policies.StepView) -> bool:
+    """Returns whether all programs of steps with drafts are there."""
+    if self._num_ready is None or not view.num_rows:
+      return True
+    config = self._sizes.scheduler
+    longest = int((view.kv_lengths + view.num_ahead).max()) + 1
+    longest += config.buckets.max_length
+    context = self._sizes.context_of(min(longest, config.max_context))
+    num_rows = config.buckets.pad_rows(view.num_rows)
+    return not any(
+      program.flat.num_rows <= num_rows and program.flat.context <= context
+      for program in self._programs[self._num_ready :]
+    )
+
+  def _compile_rest(self) -> None:
+    try:
+      for program in self._programs[self._num_first :]:
+        if self._is_stopped.is_set():
+          return
+        self._compile(program)
+    except BaseException as error:
+      self._error = error
+      raise
+    self._is_partial = False
+
+  def _compile(self, program: _Program) -> None:
+    flat = program.flat
+    if program.is_draft:
+      self._drafter.warm_up(flat)
+    else:
+      self._compile_step(flat)
+    hosts.exchange(None)  # no process may take it before all have it
+    self._num_compiled += 1
+
+  def _compile_step(self, flat: StepSizes) -> None:
+    if not self._num_compiled:
+      self._target.warm_up()
+    lengths = [self._sizes.range_of(flat.context)[1]]
+    if self._sizes.has_rows:
+      lengths += buckets.text_lengths(flat.context)
+    for length in lengths:
+      step = warm_up.made_up_step(flat, length)
+      for level, search in itertools.product(
+        slot_sampling.SamplingLevel, warm_up.searches(flat, self._drafter)
+      ):
+        warm_up.run_step(self._sizes, self._target, flat, step, level, *search)
+
+
+def _in_order(
+  sizes: ProgramSizes, has_drafts: bool
+) -> tuple[list[_Program], int]:
+  """Returns all programs, the most useful ones first.
+
+  Returns:
+    The programs, and how many of them the first requests need: every step fits
+    into one of these.
+  """
+  plain, mixed = list(sizes.all_plain()), list(sizes.all_mixed())
+  first = mixed[-1:]
+  if not (mixed and _covers(mixed[-1], plain[-1])):
+    first.append(plain[-1])
+  # A stand-in for the step of one row that decodes would be much too slow.
+  first.append(plain[0])
+  programs = [_Program(flat) for flat in (*first, plain[-1])]
+  # Then few rows with short contexts; plain steps have the fewest tokens.
+  for flat in sorted(
+    plain + mixed,
+    key=lambda flat: (
+      flat.num_rows * flat.context,
+      flat.num_rows,
+      flat.num_tokens,
+    ),
+  ):
+    programs.append(_Program(flat))
+    if has_drafts and flat.block_size > 1:
+      programs.append(_Program(flat, is_draft=True))
+  return list(dict.fromkeys(programs)), len(set(first))
+
+
+def _covers(flat: StepSizes, other: StepSizes) -> bool:
+  """Returns whether every step of the other sizes fits into some."""
+  return (
+    flat.num_rows >= other.num_rows
+    and flat.num_tokens >= other.num_tokens
+    and flat.context >= other.context
+    and flat.block_size >= other.block_size
+  )

@@ -1,0 +1,296 @@
+"""Drafters of an engine: tokens for some of the rows that decode.
+
+Legend: B rows of a view, U slots, K longest draft, S tokens of the longest
+text.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from swiftspec_jax import policies
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.drafters.texts.continuations import MergedTree
+from swiftspec_jax.requests import Request
+from swiftspec_jax.step import slot_trees
+from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_drafts import SlotDrafts
+from swiftspec_jax.step.verdicts import Verdicts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlotTexts:
+  """What is known of the requests in the slots; the engine writes it.
+
+  Attributes:
+    token_ids: i32[U, S].
+    slot_generations: i64[U] how often each slot was given to a request; its
+      caches are empty when this changes.
+    page_table: i32[U, any].
+    requests: request of each slot, or its last one.
+    num_left_out: i64[U] tokens of the target's texts that these lack; None if
+      they are the same.
+  """
+
+  token_ids: np.ndarray
+  slot_generations: np.ndarray
+  page_table: np.ndarray
+  requests: list[Request | None] = dataclasses.field(default_factory=list)
+  num_left_out: np.ndarray | None = None
+
+  @classmethod
+  def empty(cls, max_context: int, page_table: np.ndarray) -> 'SlotTexts':
+    """Returns texts of slots that nobody has had yet.
+
+    Args:
+      max_context: S.
+      page_table: i32[U, any].
+    """
+    num_slots = len(page_table)
+    return cls(
+      token_ids=np.zeros((num_slots, max_context), np.int32),
+      slot_generations=np.zeros(num_slots, np.int64),
+      page_table=page_table,
+      requests=[None] * num_slots,
+    )
+
+  def known_from(
+    self, view: policies.StepView, row: int, start: int
+  ) -> list[int]:
+    """Returns the tokens of a row of a view, from place `start` on."""
+    # The last known token is not in the cache yet.
+    end = view.kv_lengths[row] + 1
+    return self.token_ids[view.slots[row], start:end].tolist()
+
+
+def chains_of(
+  view: policies.StepView,
+  texts: SlotTexts,
+  found: Mapping[int, Sequence[int]],
+  confidences: np.ndarray | None = None,
+) -> SlotDrafts:
+  """Returns drafts that were found on the host.
+
+  Args:
+    view: view of the step.
+    texts: texts of all slots.
+    found: tokens for rows of the view; the others have no draft.
+    confidences: same as in `policies.Drafts`.
+  """
+  size = len(texts.token_ids), view.buckets.max_length
+  token_ids = np.zeros(size, np.int32)
+  lengths = np.zeros(view.num_rows, np.int64)
+  for row, chain in found.items():
+    token_ids[view.slots[row], : len(chain)] = chain
+    lengths[row] = len(chain)
+  drafts = policies.Drafts(lengths=lengths, confidences=confidences)
+  return SlotDrafts(drafts=drafts, chains=token_ids)
+
+
+def trees_of(
+  view: policies.StepView,
+  texts: SlotTexts,
+  found: Mapping[int, MergedTree],
+) -> SlotDrafts:
+  """Returns trees that were found on the host.
+
+  Args:
+    view: view of the step.
+    texts: texts of all slots.
+    found: trees for rows of the view; the others have no draft.
+  """
+  size = len(texts.token_ids), view.buckets.max_length
+  token_ids = np.zeros(size, np.int32)
+  parents = np.full((size[0], size[1] + 1), tree_lib.NO_PARENT, np.int32)
+  probs = np.zeros((size[1], view.num_rows))
+  lengths = np.zeros(view.num_rows, np.int64)
+  for row, tree in found.items():
+    slot = view.slots[row]
+    count = lengths[row] = len(tree.token_ids)
+    token_ids[slot, :count] = tree.token_ids
+    parents[slot, 1 : count + 1] = np.array(tree.parents, np.int32) + 1
+    probs[:count, row] = tree.probs
+  return SlotDrafts(
+    drafts=policies.Drafts(lengths=lengths, node_confidences=probs.copy),
+    trees=slot_trees.on_host(token_ids, parents),
+  )
+
+
+class EngineDrafter(Protocol):
+  """Drafts for rows: always chains, or always trees."""
+
+  @property
+  def name(self) -> str:
+    """For results, and for what costs depend on."""
+
+  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
+    """Returns `Intake.num_unread_tokens`; asked in each step before drafts."""
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
+
+  @property
+  def runs_ahead(self) -> bool:
+    """Whether it drafts after texts whose ends the host has not read."""
+
+  def overlap(
+    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
+  ) -> None:
+    """Enqueues what may run while the target verifies; called in each step.
+
+    Args:
+      view: view of the step.
+      drafted: i64[B] tokens that it has drafted.
+      verified: i64[B] draft tokens, whoever drafted them, that are verified.
+    """
+
+  def commit(
+    self,
+    view: policies.StepView,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    is_present: np.ndarray,
+  ) -> None:
+    """Learns what was accepted, once the step has been read.
+
+    Args:
+      view: view of the step.
+      drafted: same as in `overlap`.
+      verified: same as in `overlap`.
+      accepted: i64[B] of them.
+      is_present: bool[B] rows whose requests have not ended before.
+    """
+
+  @property
+  def keeps_trees(self) -> bool:
+    """Whether its trees outlive a step, so that `observe` is told of them."""
+
+  def observe(
+    self,
+    drafted: np.ndarray,
+    verified: np.ndarray,
+    accepted: np.ndarray,
+    report: np.ndarray,
+    seconds: float | None,
+  ) -> None:
+    """Learns how long a step took, if it `keeps_trees`.
+
+    Args:
+      drafted: i64[B] as in `overlap`.
+      verified: i64[B] as in `overlap`.
+      accepted: i64[B] of them.
+      report: i32[B, 3] of the rows, as `slot_drafts.verdicts_of` takes it.
+      seconds: duration of the step; None if it did more than others do, or
+        several processes must decide alike.
+    """
+
+  def forget(self, request_id: int) -> None:
+    """A request has ended."""
+
+  def reset(self) -> None:
+    """Forgets what ended requests have taught; only without requests."""
+
+  @property
+  def has_programs(self) -> bool:
+    """Whether it runs programs on the devices."""
+
+  def compiling(self) -> 'EngineDrafter':
+    """Returns a drafter for another thread, whose `warm_up` runs nothing."""
+
+  def warm_up(self, flat: StepSizes) -> None:
+    """Goes through the programs for some sizes of a step that is not plain."""
+
+  def trial(self, num_rows: int, num_known: int, length: int) -> None:
+    """Drafts for invented rows on the devices and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      num_known: tokens of each row; with the draft no more than the context.
+      length: length of all drafts, at least 1.
+    """
+
+  def trial_intake(self, num_rows: int, num_known: int) -> None:
+    """Reads a chunk of late tokens and waits, to measure the time.
+
+    Only without requests.
+
+    Args:
+      num_rows: declared size.
+      num_known: tokens of each row after it.
+    """
+
+
+class NothingToRead:
+  """Base of drafters that keep nothing on the devices."""
+
+  keeps_trees = False
+
+  def num_unread_tokens(self, view, texts) -> int:
+    del view, texts
+    return 0
+
+  def overlap(self, view, drafted, verified) -> None:
+    del view, drafted, verified
+
+  def commit(self, view, drafted, verified, accepted, is_present) -> None:
+    del view, drafted, verified, accepted, is_present
+
+  def observe(self, drafted, verified, accepted, report, seconds) -> None:
+    del drafted, verified, accepted, report, seconds
+
+  def forget(self, request_id) -> None:
+    del request_id
+
+  def reset(self) -> None:
+    pass
+
+  def trial_intake(self, num_rows, num_known) -> None:
+    del num_rows, num_known
+
+
+class HostDrafter(NothingToRead):
+  """Base of drafters that leave the devices alone."""
+
+  has_programs = False
+  runs_ahead = False
+
+  def learn(
+    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
+  ) -> None:
+    """Learns what the target would write, also after what it rejected.
+
+    Args:
+      view: view of the step.
+      lengths: i64[B] draft tokens that were verified.
+      verdicts: verdicts on them, of the B rows.
+    """
+    del view, lengths, verdicts
+
+  def compiling(self) -> 'HostDrafter':
+    return self
+
+  def warm_up(self, flat) -> None:
+    del flat
+
+  def trial(self, num_rows, num_known, length) -> None:
+    del num_rows, num_known, length
+
+
+class NoDrafter(HostDrafter):
+  """Has no draft for anybody."""
+
+  name = 'none'
+  runs_ahead = True
+
+  def draft(
+    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
+  ) -> SlotDrafts:
+    del lengths
+    return chains_of(view, texts, {})

@@ -1,0 +1,259 @@
+"""Trees that a draft model grows for the rows of an engine, on the device.
+
+A tree grows in a copy of the row's pages.
+
+Legend:
+- R rows, U slots
+- K longest draft, T = K + 1 nodes, D forwards, W leaves of a forward
+- V vocabulary, V' tokens of it that the draft can propose
+- E width of the draft
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from kernels_pallas.paged_attention import reference
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
+from swiftspec_jax.cache import dense, paged
+from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.drafters.models import feature_draft
+from swiftspec_jax.drafters.models.draft_forward import (
+  DraftRows,
+  noise_of_outputs,
+)
+from swiftspec_jax.drafters.texts import text_lookup
+from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import sampling as sampling_lib
+from swiftspec_jax.step import verify
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    'config',
+    'sharding',
+    'num_forwards',
+    'num_nodes',
+    'sizes',
+    'kinds',
+    'min_leaf_mass',
+  ),
+)
+def grow(
+  params: Params,
+  cache: paged.PagedCache,
+  hidden: jax.Array,
+  logits: jax.Array,
+  noise: jax.Array | None,
+  rows: DraftRows,
+  num_steps: jax.Array,
+  sampling: sampling_lib.SamplingState,
+  *,
+  config: ModelConfig,
+  sharding: NamedSharding,
+  num_forwards: int,
+  num_nodes: int,
+  sizes: tuple[int, int],
+  kinds: tuple[text_lookup.Kind, ...],
+  min_leaf_mass: float,
+) -> jax.Array:
+  """Grows trees after the last known tokens.
+
+  Args:
+    params: parameters of the draft.
+    cache: cache with the known tokens.
+    hidden: [R, E] of the last known tokens.
+    logits: f32[R, V'] after them.
+    noise: f32[R, D, V] of the target, None where all slots are greedy.
+    rows: rows to draft for.
+    num_steps: i32[] forwards, at most D - 1.
+    sampling: sampling parameters of the U slots.
+    config: configuration of the draft; static.
+    sharding: sharding of dense keys and values; static.
+    num_forwards: D; static.
+    num_nodes: T to choose; static.
+    sizes: W, and children of a leaf; static.
+    kinds: kinds of lookups in the known text; static.
+    min_leaf_mass: bound for trees that have the nodes asked for; static.
+
+  Returns:
+    i32[U, 5 T + 3], a packed `types.TreeProposal` by slot.
+  """
+  width, branching = sizes
+  num_rows = 1 + (num_forwards - 1) * width
+  children = children_fn(params, config, noise, rows, sampling, branching)
+  # The root lies where its row of the tree is: right after the others.
+  lengths = rows.positions[:, 0] - 1
+  of_rows = None
+  if config.reads_features:
+    of_rows = jnp.zeros((len(hidden), num_rows + width, config.hidden_dim))
+    of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
+
+  def draft_fn(carry, leaves):
+    cache, of_rows = carry
+    hidden, cache, of_rows = feature_draft.read_leaves(
+      params, config, cache, of_rows, leaves, lengths
+    )
+    logits = decoder.unembed(params, config, hidden)
+    return *children(logits, leaves.depths), (cache, of_rows)
+
+  cache = _copy(
+    cache,
+    config.kv_heads,
+    rows.page_table,
+    lengths,
+    num_rows + width,
+    sharding,
+  )
+  return grown(
+    children(logits[:, None], jnp.zeros_like(rows.slots)[:, None]),
+    (cache, of_rows),
+    draft_fn,
+    rows,
+    num_steps,
+    num_forwards=num_forwards,
+    num_nodes=num_nodes,
+    sizes=sizes,
+    kinds=kinds,
+    min_leaf_mass=min_leaf_mass,
+    num_slots=sampling.seeds.shape[0],
+  )
+
+
+def grown(
+  first: tuple[jax.Array, jax.Array],
+  carry: Any,
+  draft_fn: tree_lib.DraftFn,
+  rows: DraftRows,
+  num_steps: jax.Array,
+  *,
+  num_forwards: int,
+  num_nodes: int,
+  sizes: tuple[int, int],
+  kinds: tuple[text_lookup.Kind, ...],
+  min_leaf_mass: float,
+  num_slots: int,
+) -> jax.Array:
+  """Returns trees whose roots have children already.
+
+  Args:
+    first: tokens [R, 1, children] and their log-probabilities.
+    carry: same as in `tree_lib.grow`.
+    draft_fn: same as in `tree_lib.grow`.
+    rows: same as in `grow`.
+    num_steps: same as in `grow`.
+    num_forwards: same as in `grow`.
+    num_nodes: same as in `grow`.
+    sizes: same as in `grow`.
+    kinds: same as in `grow`.
+    min_leaf_mass: same as in `grow`.
+    num_slots: U.
+  """
+  width, branching = sizes
+  num_rows = 1 + (num_forwards - 1) * width
+  length = num_nodes - 1
+  num_found = sum(kind.num_chains for kind in kinds) * length
+  tree = tree_lib.new_tree(
+    jnp.zeros_like(rows.slots),
+    capacity=1 + num_rows * branching + num_found,
+    num_cache_rows=num_rows,
+    chain_length=1 + length if kinds else 1,
+  )
+  leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
+  tree = tree_lib.expand(tree, leaves, *first)
+  tree = with_lookups(tree, rows, length, kinds)
+  stop = {}
+  if min_leaf_mass:
+    stop = {'num_nodes': rows.lengths + 1, 'min_mass': min_leaf_mass}
+  tree, _ = tree_lib.grow(
+    tree, carry, draft_fn, num_steps=num_steps, width=width, **stop
+  )
+  return best_of(tree, rows, num_nodes, num_slots)
+
+
+# Logits f32[R, W, V'] at depths i32[R, W] -> tokens i32[R, W, C] of the best
+# children, and their log-probabilities f32[R, W, C].
+ChildrenFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def children_fn(
+  params: Params,
+  config: ModelConfig,
+  noise: jax.Array | None,
+  rows: DraftRows,
+  sampling: sampling_lib.SamplingState,
+  branching: int,
+) -> ChildrenFn:
+  """Returns a function that finds `branching` (C) children of nodes."""
+  noise = noise_of_outputs(params, config, noise)
+
+  def children(logits, depths):
+    own = noise
+    if noise is not None:
+      own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    scores = verify.draft_scores(logits, own, rows.slots, sampling)
+    best, index = jax.lax.top_k(scores, branching)
+    token_ids = decoder.token_ids_of(params, config, index)
+    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+
+  return children
+
+
+def with_lookups(
+  tree: tree_lib.DraftTree,
+  rows: DraftRows,
+  length: int,
+  kinds: tuple[text_lookup.Kind, ...],
+) -> tree_lib.DraftTree:
+  """Returns trees with the chains that the known text suggests."""
+  if not kinds:
+    return tree
+  known = rows.positions[:, 0]
+  chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+  return tree_lib.add_chains(tree, *chains)
+
+
+def best_of(
+  tree: tree_lib.DraftTree, rows: DraftRows, num_nodes: int, num_slots: int
+) -> jax.Array:
+  """Returns the best nodes of the trees by slot, a packed `TreeProposal`."""
+  chosen = tree_lib.select(tree, num_nodes)
+  # Padding belongs to no slot.
+  slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
+
+  def by_slot(values, fill):
+    empty = jnp.full((num_slots, *values.shape[1:]), fill, values.dtype)
+    return empty.at[slots].set(values, mode='drop')
+
+  return types.TreeProposal.of_nodes(
+    by_slot(chosen.token_ids, types.PLACEHOLDER_TOKEN_ID),
+    by_slot(chosen.parents, tree_lib.NO_PARENT),
+    by_slot(chosen.depths, 0),
+    is_looked_up=by_slot(chosen.is_looked_up, False),
+    log_probs=by_slot(chosen.log_probs, -jnp.inf),
+  ).pack()
+
+
+def _copy(cache, kv_heads, page_table, lengths, num_more, sharding):
+  """Returns the rows' pages as a dense cache with scratch rows after them."""
+  context = page_table.shape[1] * cache.page_size
+  capacity = dense.capacity_on(sharding.mesh, context + num_more)
+
+  def copy(pages, heads):
+    found = reference.read_pages(pages, page_table, heads[0], cache.dtype)
+    return jnp.pad(found, ((0, 0), (0, 0), (0, capacity - context), (0, 0)))
+
+  return dense.KVCache(
+    keys=[*map(copy, cache.keys, kv_heads)],
+    values=[*map(copy, cache.values, kv_heads)],
+    kv_lengths=lengths,
+    capacity=capacity,
+    sharding=sharding,
+  )

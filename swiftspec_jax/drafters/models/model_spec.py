@@ -1,0 +1,47 @@
+"""What all specs of draft models have in common."""
+
+from swiftspec_jax import errors
+from swiftspec_jax.drafters.models import feature_draft, shared_vocabulary
+from swiftspec_jax.drafters.spec import DraftSpec, Setup
+from swiftspec_jax.model import Model
+
+
+class ModelSpec(DraftSpec):
+  """Base of specs whose `model` drafts in the pages of the target."""
+
+  needs_pages = True
+
+  model: Model
+
+  def sees_images(self, setup: Setup) -> bool:
+    return self.model.config.reads_features
+
+  def model_for(self, target: Model) -> Model:
+    check_fits(self.model, target)
+    if self.model.mesh != target.mesh:
+      raise errors.UserError(
+        f'{self.model.name} lies on other devices than {target.name}; load '
+        'both with the same `devices`'
+      )
+    return self.model
+
+
+def check_fits(draft: Model, target: Model) -> None:
+  """Raises UserError unless a model can draft for a target."""
+  feature_draft.check_layers(draft, target)
+  shared_vocabulary.check(target, draft)
+
+
+class TargetSpec(DraftSpec):
+  """Base of specs with which the target drafts for itself."""
+
+  needs_pages = True
+
+  def num_forwards(self, length: int) -> int:
+    return length
+
+  def sees_images(self, setup: Setup) -> bool:
+    return True
+
+  def model_for(self, target: Model) -> Model:
+    return target

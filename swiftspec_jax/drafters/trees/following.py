@@ -1,0 +1,208 @@
+"""What a verdict does to the trees of a draft, their caches and features.
+
+Legend: B rows.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from swiftspec_jax import tree as tree_lib
+from swiftspec_jax import types
+from swiftspec_jax.cache import dense
+from swiftspec_jax.drafters.models import feature_draft
+from swiftspec_jax.drafters.texts import text_lookup
+from swiftspec_jax.drafters.trees import expansion
+from swiftspec_jax.models import decoder
+from swiftspec_jax.step.control_flow import run_if
+from swiftspec_jax.tree import arrays
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class Restart:
+  """What becomes of rows whose roots were not expanded."""
+
+  is_waited_for: jax.Array  # bool[] their new trees grow first
+  is_late: jax.Array  # bool[B] rows that nobody waits for
+
+
+def _restart_of(state, wait_from):
+  """Returns which rows need a new tree, and what becomes of them."""
+  is_new = state.is_busy & (state.tree.num_expanded == 0)
+  is_waited_for = jnp.sum(is_new) >= jnp.maximum(wait_from, 1)
+  restart = Restart(
+    is_waited_for=is_waited_for, is_late=is_new & ~is_waited_for
+  )
+  return is_new, restart
+
+
+def follow(params, state, verified, wait_from, config, tree_config):
+  """Follows a verdict, and expands the roots that are not, if that is due.
+
+  Returns:
+    The state; the verdict, unpacked; the `Restart`; and the number of
+    forwards.
+  """
+  verified = types.VerifiedTokens.unpack(verified)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+    cache = dense.commit(
+      state.cache, moved.path, moved.num_committed, kernels=config.kernels
+    )
+    state = state.replace(cache=cache)
+  num_missing = verified.num_tokens - moved.num_committed
+  with jax.named_scope('take_in'):
+    state, num_missing, num_take_ins = _take_in(
+      params, state, verified, num_missing, config, tree_config
+    )
+  with jax.named_scope('restart'):
+    state = state.replace(before=_before_roots(state, verified, num_missing))
+    is_new, restart = _restart_of(state, wait_from)
+    state = run_if(
+      restart.is_waited_for,
+      lambda now: restart_rows(params, now, is_new, config, tree_config),
+      state,
+    )
+  num_forwards = restart.is_waited_for.astype(jnp.int32) + num_take_ins
+  return state, verified, restart, num_forwards
+
+
+def _before_roots(state, verified, num_missing):
+  """Returns i32[B] the `before` of a state that has followed a verdict."""
+  index = verified.num_tokens[:, None] - 2
+  before = arrays.take(verified.token_ids, index)[:, 0]
+  before = jnp.where(num_missing > 0, before, types.PLACEHOLDER_TOKEN_ID)
+  return jnp.where(verified.num_tokens > 0, before, state.before)
+
+
+def follow_with_features(
+  params, state, verified, wait_from, config, tree_config
+):
+  """Does the same for a draft that reads features, and all verified tokens."""
+  packed, features = verified
+  verified = types.VerifiedTokens.unpack(packed)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+  with jax.named_scope('read_verified'):
+    cache, feature_state = feature_draft.follow(
+      params,
+      state.cache,
+      state.features,
+      verified,
+      features,
+      state.tree,
+      moved,
+      config=config,
+    )
+    state = state.replace(cache=cache, features=feature_state)
+  with jax.named_scope('restart'):
+    root = feature_state.of_rows[:, :1]
+    is_new, restart = _restart_of(state, wait_from)
+    state = run_if(
+      jnp.any(is_new),
+      lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
+      state,
+    )
+  return state, verified, restart, jnp.int32(1)
+
+
+def _reroot(state, verified):
+  """Returns the state with the tree after a verdict, and what moves."""
+  tree, moved = tree_lib.reroot(
+    state.tree, verified.token_ids, verified.num_tokens
+  )
+  has_news = verified.num_tokens > 0
+  outcome = jnp.where(has_news, moved.outcome, state.outcome)
+  return state.replace(tree=tree, outcome=outcome), moved
+
+
+def _take_in(params, state, verified, num_missing, config, tree_config):
+  """Takes accepted tokens without keys and values into the cache, but one.
+
+  A chain may be sent before the draft has seen it. Rows that lack more than
+  one token have a tree of a root alone, so that the rows after their prefix
+  are free. The others write after their trees.
+
+  Returns:
+    The state, the tokens i32[B] that are still missing, at most one, and the
+    number of forwards.
+  """
+  if state.tree.chain_length == 1:
+    return state, num_missing, jnp.int32(0)
+  steps = jnp.arange(tree_config.width)[None]
+
+  def body(now):
+    cache, num_missing, num_forwards = now
+    num_new = jnp.clip(num_missing - 1, 0, tree_config.width)
+    # The root, which is never missing, comes before the verified tokens.
+    first = verified.num_tokens - num_missing - 1
+    token_ids = arrays.take(verified.token_ids, first[:, None] + steps)
+    after = cache.kv_lengths + tree_config.num_cache_rows
+    _, cache = decoder.forward(
+      params,
+      config,
+      jnp.maximum(token_ids, 0),
+      cache,
+      starts=jnp.where(num_new > 0, cache.kv_lengths, after),
+    )
+    cache = dense.extend(cache, num_new)
+    return cache, num_missing - num_new, num_forwards + 1
+
+  cache, num_missing, num_forwards = jax.lax.while_loop(
+    lambda now: jnp.any(now[1] > 1),
+    body,
+    (state.cache, num_missing, jnp.int32(0)),
+  )
+  return state.replace(cache=cache), num_missing, num_forwards
+
+
+def look_up(state, verified):
+  """Adds what the text suggests after the new roots."""
+  if state.lookup is None:
+    return state
+  lookup = text_lookup.follow(state.lookup, verified)
+  lookup, log_probs = text_lookup.look_up(lookup)
+  tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
+  return state.replace(tree=tree, lookup=lookup)
+
+
+def restart_rows(params, state, is_new, config, tree_config):
+  """Expands the roots of rows bool[B] in one forward of two tokens.
+
+  After a miss the token before the root may lack keys and values, too; it
+  takes the first place then. Other rows are kept: the forward writes after
+  their trees.
+  """
+  cache = state.cache
+  root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
+  is_missing = is_new & (state.before != types.PLACEHOLDER_TOKEN_ID)
+  token_ids = jnp.stack(
+    [jnp.where(is_missing, state.before, root), root], axis=1
+  )
+  after = cache.kv_lengths + tree_config.num_cache_rows
+  hidden, cache = decoder.forward(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=jnp.where(is_new, cache.kv_lengths, after),
+  )
+  cache = dense.extend(cache, is_missing.astype(jnp.int32))
+  hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
+  before = jnp.where(is_new, types.PLACEHOLDER_TOKEN_ID, state.before)
+  state = state.replace(cache=cache, before=before)
+  return _expand_roots(params, state, hidden, is_new, config, tree_config)
+
+
+def _expand_roots(params, state, hidden, is_new, config, tree_config):
+  tree = expansion.expand_roots(
+    params,
+    state.tree,
+    hidden,
+    is_new,
+    state.cache.kv_lengths,
+    state.reference,
+    config=config,
+    tree_config=tree_config,
+  )
+  return state.replace(tree=tree)

@@ -1,0 +1,345 @@
+"""The rows of a draft model whose trees outlive the rounds of an engine.
+
+Each row of the target has one of the draft's own cache, with its tree. The
+texts lie on the target's devices, and what is new of them goes to the draft
+without the host, which may have read no verdict of late.
+
+Legend: U rows, T = K + 1 nodes, C tokens of a chunk, H features.
+"""
+
+import copy
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafters.texts import text_lookup
+from swiftspec_jax.drafters.trees import (
+  forced_acceptance,
+  read_row,
+  tree_checks,
+  tree_draft,
+)
+from swiftspec_jax.model import Model
+from swiftspec_jax.policies.prediction.round_rates import RoundRates
+from swiftspec_jax.step import ahead_of_time, buckets, unread_tokens
+from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.step.unread_tokens import Texts
+
+_NUM_CACHED = 256  # arrays of counts that are kept on the devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+  """A part of a text, on the draft's devices.
+
+  Attributes:
+    slot: index of the row.
+    context: number of rows of the cache under the attention.
+    chunk: i32[1, C + 2] of `read_at`.
+    features: [1, C, H], or None.
+  """
+
+  slot: int
+  context: int
+  chunk: jax.Array
+  features: jax.Array | None
+
+
+class TreeDraftRows:
+  """Enqueues what the draft does; nothing here waits for a device.
+
+  Attributes:
+    state: the draft's cache and trees, on its devices.
+    is_async: whether the draft has devices of its own.
+    rates: means of the rounds that it is told; says when the target waits for
+      rows without a tree.
+    max_context: tokens that prompt and output can have together.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    tree: TreeConfig,
+    target: Model,
+    *,
+    num_rows: int,
+    max_context: int,
+    timeline: timeline_lib.Timeline | None = None,
+  ):
+    """Allocates the cache.
+
+    Args:
+      model: model that drafts.
+      tree: sizes of the trees.
+      target: model on whose devices texts and proposals are.
+      num_rows: U.
+      max_context: tokens that prompt and output can have together.
+      timeline: timeline that notes when the programs ran.
+
+    Raises:
+      UserError: the models share a part of their devices only.
+    """
+    self.is_async = tree_checks.are_disjoint(target, model)
+    self.rates = RoundRates(tree)
+    self._model, self._tree = model, tree
+    self._target_mesh = target.mesh
+    # What the host decides must not be compiled in.
+    self._compiled_tree = dataclasses.replace(
+      tree,
+      num_draft_steps=0,
+      num_restart_steps=0,
+      waits_for_misses=None,
+      min_leaf_mass=0.0,
+    )
+    self.max_context = max_context
+    self._timeline = timeline
+    self._call = ahead_of_time.call
+    self.state = tree_draft.init(
+      model.config,
+      self._compiled_tree,
+      model.dtype,
+      batch_size=num_rows,
+      capacity=max_context,
+      mesh=model.mesh,
+    )
+    self._is_busy = np.zeros(num_rows, bool)
+    # i32[U] tokens that the draft has read, on the target's devices.
+    self._num_read = sharding_lib.replicate(
+      np.zeros(num_rows, np.int32), target.mesh
+    )
+    self._array = functools.lru_cache(maxsize=_NUM_CACHED)(_array)
+    # Models have up to thousands of them, too many to list for each request.
+    self._control_token_ids = tokenizer_lib.control_token_ids(model.tokenizer)
+
+  @property
+  def capacity(self) -> int:
+    """Tokens of a row of the cache; some are for trees."""
+    return self.state.cache.capacity
+
+  def compiling(self) -> 'TreeDraftRows':
+    """Returns a twin whose calls compile, and do nothing else."""
+    twin = copy.copy(self)
+    twin._call = ahead_of_time.compile_only
+    twin.state = ahead_of_time.abstract(self.state)
+    twin._num_read = ahead_of_time.abstract(self._num_read)
+    return twin
+
+  def begin_trial(
+    self, num_rows: int, num_known: int, *, clears_trees: bool = True
+  ) -> None:
+    """Pretends that the first rows know texts, and their trees are roots."""
+    num_all = len(self._is_busy)
+    self._set_busy(np.arange(num_all) < num_rows)
+    kv_lengths = np.where(self._is_busy, num_known - 1, 0).astype(np.int32)
+    cache = self.state.cache.replace(kv_lengths=self._put(kv_lengths))
+    self.state = self.state.replace(cache=cache)
+    if clears_trees:
+      roots = np.zeros(num_all, np.int32)
+      tree = tree_draft.new_tree(self._compiled_tree, roots)
+      self.state = self.state.replace(tree=self._put(tree))
+
+  def put_text(
+    self,
+    slot: int,
+    token_ids: Sequence[int],
+    reference: forced_acceptance.Reference | None = None,
+  ) -> None:
+    """Enqueues that a row is that of another text.
+
+    Args:
+      slot: index of the row.
+      token_ids: text in which lookups begin.
+      reference: known text, where acceptance is forced.
+    """
+    lookup = text_lookup.make_row(
+      self._tree, token_ids, self.max_context, self._control_token_ids
+    )
+    new = {'lookup': lookup, 'reference': reference}
+    new = {name: row for name, row in new.items() if row is not None}
+    if new:
+      old = {name: getattr(self.state, name) for name in new}
+      put = self._call(
+        rows_lib.insert_row, old, *self._put((new, np.int32(slot)))
+      )
+      self.state = self.state.replace(**put)
+
+  def chunk(self, slot: int, start: int, size: int, texts: Texts) -> Chunk:
+    """Enqueues that a part of a text goes to the draft.
+
+    Args:
+      slot: index of the row.
+      start: place of its first token in the text, or after it.
+      size: C.
+      texts: texts of the target.
+    """
+    start = self._start(start, size)
+    chunk, features, self._num_read = self._call(
+      unread_tokens.read_at,
+      texts,
+      self._num_read,
+      *sharding_lib.replicate(
+        (np.int32(slot), np.int32(start)), self._target_mesh
+      ),
+      size=size,
+    )
+    chunk, features = self._send('text', (chunk, features))
+    return Chunk(
+      slot=slot,
+      context=self.context(start, size),
+      chunk=chunk,
+      features=features,
+    )
+
+  def context(self, start: int, size: int) -> int:
+    """Returns rows of the cache under the attention of a chunk."""
+    end = self._start(start, size) + size
+    return buckets.context_of(end, self.capacity)
+
+  def _start(self, start: int, size: int) -> int:
+    return min(start, self.capacity - size)
+
+  def read(self, chunk: Chunk) -> None:
+    """Enqueues the draft's forward over a chunk."""
+    self.state = self._call(
+      read_row.read_row,
+      self._model.params,
+      self.state,
+      self._put(np.int32(chunk.slot)),
+      chunk.chunk,
+      chunk.features,
+      config=self._model.config,
+      tree_config=self._compiled_tree,
+      context=chunk.context,
+    )
+
+  def advance(
+    self,
+    texts: Texts,
+    is_busy: np.ndarray,
+    budgets: np.ndarray,
+    *,
+    num_steps: int,
+    min_mass: float | None = None,
+    follows: bool = True,
+  ) -> jax.Array:
+    """Enqueues that the trees follow the texts, and the next proposals.
+
+    Args:
+      texts: texts of the target.
+      is_busy: bool[U] rows to follow; the others stay as they are.
+      budgets: i32[U] most nodes to send, the root left out.
+      num_steps: forwards that grow the trees where the two take turns.
+      min_mass: probability that the leaves of a forward must hold, as in
+        `tree.grow`; None is no limit.
+      follows: whether the draft reads what is new in the texts before.
+
+    Returns:
+      The packed `TreeProposal`, on the target's devices.
+    """
+    if (is_busy != self._is_busy).any():
+      self._set_busy(is_busy)
+    verified, self._num_read = self._call(
+      unread_tokens.news_of,
+      texts,
+      self._num_read,
+      self._array(tuple(is_busy & follows), bool, self._target_mesh),
+      num_nodes=self._tree.num_nodes,
+    )
+    received = self._send('verdict', verified, 'verify')
+    steps = 0, self._tree.num_restart_steps
+    if not self.is_async:  # the restart is a step, too
+      steps = num_steps, max(num_steps - 1, 0)
+    wait_from = 1
+    if self.is_async:
+      wait_from = self.rates.wait_from(int(is_busy.sum()))
+    dispatched = time.perf_counter()
+    self.state, proposal = self._call(
+      tree_draft.advance,
+      self._model.params,
+      self.state,
+      received,
+      *map(self._count, (*steps, wait_from)),
+      self._array(tuple(budgets.tolist()), np.int32, self._model.mesh),
+      self._mass(min_mass),
+      config=self._model.config,
+      tree_config=self._compiled_tree,
+      num_nodes=self._tree.num_nodes,
+    )
+    self._note('advance', dispatched, proposal, 'verdict')
+    dispatched = time.perf_counter()
+    proposal = ahead_of_time.replicate(proposal, self._target_mesh)
+    self._note(
+      'proposal', dispatched, proposal, 'advance', timeline_lib.TRANSFER
+    )
+    return proposal
+
+  def grow(self, num_steps: int, min_mass: float | None = None) -> jax.Array:
+    """Enqueues draft forwards that need no verdict.
+
+    Args:
+      num_steps: most forwards.
+      min_mass: same as in `advance`.
+
+    Returns:
+      i32[] forwards that run, on the draft's devices.
+    """
+    dispatched = time.perf_counter()
+    self.state, num_forwards = self._call(
+      tree_draft.grow,
+      self._model.params,
+      self.state,
+      self._count(num_steps),
+      self._mass(min_mass),
+      config=self._model.config,
+      tree_config=self._compiled_tree,
+    )
+    self._note('grow', dispatched, num_forwards)
+    return num_forwards
+
+  def _set_busy(self, is_busy: np.ndarray) -> None:
+    self._is_busy = is_busy.copy()
+    # A copy of its own, as the state is donated.
+    self.state = self.state.replace(is_busy=self._put(self._is_busy))
+
+  def _send(self, name: str, values: Any, after: str | None = None) -> Any:
+    """Enqueues transfers to the draft's devices."""
+    dispatched = time.perf_counter()
+    values = jax.tree.map(
+      lambda x: ahead_of_time.replicate(x, self._model.mesh), values
+    )
+    self._note(name, dispatched, values, after, timeline_lib.TRANSFER)
+    return values
+
+  def _count(self, value: int) -> jax.Array:
+    return self._array(int(value), np.int32, self._model.mesh)
+
+  def _mass(self, value: float | None) -> jax.Array | None:
+    if value is None:
+      return None
+    return self._array(round(value, 3), np.float32, self._model.mesh)
+
+  def _put(self, values: Any) -> Any:
+    """Returns arrays on the draft's devices."""
+    return sharding_lib.replicate(values, self._model.mesh)
+
+  def _note(
+    self, name, dispatched, marker, after=None, track=timeline_lib.DRAFT
+  ) -> None:
+    if self._timeline is not None:
+      marker = jax.tree.leaves(marker)[-1]
+      self._timeline.program(track, name, dispatched, marker, after)
+
+
+def _array(values, dtype, mesh: Mesh) -> jax.Array:
+  """Returns an array of the host on the devices; most come again and again."""
+  return sharding_lib.replicate(np.array(values, dtype), mesh)

@@ -1,1 +1,0 @@
-"""Continuous batching: which rows a step has, and what each may feed."""

@@ -1,1 +1,0 @@
-"""Who drafts for the rows of an engine."""

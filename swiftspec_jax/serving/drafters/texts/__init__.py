@@ -1,1 +1,0 @@
-"""Drafters that know texts alone."""
