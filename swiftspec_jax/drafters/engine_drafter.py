@@ -6,7 +6,7 @@ text.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -273,7 +273,7 @@ class HostDrafter(NothingToRead):
     """
     del view, lengths, verdicts
 
-  def compiling(self) -> 'HostDrafter':
+  def compiling(self) -> Self:
     return self
 
   def warm_up(self, flat) -> None:
