@@ -105,6 +105,12 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
   return families.config_from_hf({**full, 'model_type': kind})
 
 
+def values_of(directory: pathlib.Path) -> dict:
+  """Returns the object in config.json, an empty one without the file."""
+  path = directory / 'config.json'
+  return read_json(path) if path.exists() else {}
+
+
 def read_json(path: pathlib.Path) -> dict:
   """Returns the object in a file.
 

@@ -1,12 +1,9 @@
 """Finds a model by name or path and loads it."""
 
 import dataclasses
-import fnmatch
 import functools
 import os
-import pathlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,18 +14,12 @@ from kernels_pallas import dispatch, tuning
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
-from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import builtin, end_tokens, hf, memory, orbax
-from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
-from swiftspec_jax.checkpoint.drafts import draft as draft_lib
+from swiftspec_jax.checkpoint import find, formats, memory
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import shared_vocabulary
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
-
-_PIECE = re.compile(r'-\d{5}-of-\d{5}(?=\.gguf$)')
 
 
 def load(
@@ -114,7 +105,7 @@ def load(
     _check_stored(kernels, mesh, platform)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
-  source = _open(name, draft_of)
+  source = formats.open_source(find.find(name), draft_of)
   if draft_of is not None and source.tokenizer is not draft_of.tokenizer:
     source = _fit(source, name, draft_of)
   config = dataclasses.replace(
@@ -149,58 +140,6 @@ def load(
     mesh=mesh,
     tokenizer=source.tokenizer,
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-  """A model that was found and whose weights are not read yet."""
-
-  config: ModelConfig
-  tokenizer: tokenizer_lib.Tokenizer
-  read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
-  # All processes must have a part in that.
-  reads_target: bool = False
-
-
-def find(name: str) -> pathlib.Path:
-  """Returns the file or directory of a model; fetches it if need be.
-
-  Raises:
-    UserError: nothing by that name.
-  """
-  if name in builtin.BUILTIN_MODELS:
-    return builtin.fetch(name)
-  if name in builtin.BUILTIN_DRAFTS:
-    return builtin.draft_directory(name)
-  path = pathlib.Path(name).expanduser()
-  if path.exists():
-    return path
-  name, _, file = name.partition(':')
-  if not file:
-    return path if path.suffix == '.gguf' else _download(name)
-  directory = pathlib.Path(name).expanduser()
-  if not directory.is_dir():
-    directory = _download(name, [file, file.replace('.gguf', '-*-of-*.gguf')])
-  return _choose(directory, file)
-
-
-def _choose(directory: pathlib.Path, file: str) -> pathlib.Path:
-  """Returns the one .gguf file that a glob names; the first piece of several.
-
-  Raises:
-    UserError: it names none, or several.
-  """
-  paths = dict[str, pathlib.Path]()
-  for path in sorted(directory.rglob('*.gguf'), key=lambda path: path.name):
-    paths.setdefault(_PIECE.sub('', path.name), path)
-  found = [name for name in paths if fnmatch.fnmatchcase(name, file)]
-  if len(found) != 1:
-    names = ', '.join(found or paths) or 'none'
-    raise errors.UserError(
-      f'file={file!r} must name one .gguf file of {directory}; '
-      f'{"it names" if found else "there are"} {names}'
-    )
-  return paths[found[0]]
 
 
 def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
@@ -277,7 +216,7 @@ def _stretched(
   return found
 
 
-def _fit(source: _Source, name: str, target: Model) -> _Source:
+def _fit(source: formats.Source, name: str, target: Model) -> formats.Source:
   """Returns a stand-alone draft with the vocabulary of its target."""
   stored = source.config
 
@@ -290,128 +229,8 @@ def _fit(source: _Source, name: str, target: Model) -> _Source:
     )
     return source.read_params(config, place)
 
-  return _Source(
+  return formats.Source(
     config=shared_vocabulary.fit(stored, name, source.tokenizer, target),
     tokenizer=source.tokenizer,
     read_params=read_params,
   )
-
-
-def _open(name: str, draft_of: Model | None) -> _Source:
-  path = find(name)
-  if path.is_dir():
-    return _open_directory(path, draft_of)
-  if path.suffix == '.gguf':
-    return _open_gguf(path)
-  raise errors.UserError(
-    f'{name} is neither a model directory nor a .gguf file'
-  )
-
-
-def _open_gguf(path: pathlib.Path) -> _Source:
-  try:  # other models need no package for these files
-    from swiftspec_jax.checkpoint import gguf as gguf_lib
-    from swiftspec_jax.checkpoint import gguf_tokenizer
-  except ModuleNotFoundError as error:
-    raise errors.UserError(
-      f'{path} cannot be read without the package {error.name}; run `pip '
-      f'install {error.name}`'
-    ) from error
-  file = gguf_lib.GGUFFile(path)
-  tokenizer = gguf_tokenizer.from_metadata(file.metadata)
-  return _Source(
-    config=end_tokens.complete(file.config(), tokenizer),
-    tokenizer=tokenizer,
-    read_params=file.read_params,
-  )
-
-
-def _open_directory(directory: pathlib.Path, draft_of: Model | None) -> _Source:
-  draft: (
-    draft_lib.DraftFile
-    | dflash.Draft
-    | eagle3.Head
-    | redrafter.Head
-    | mtp.Layer
-    | None
-  ) = None
-  if draft_lib.is_draft(directory):
-    draft = draft_lib.open_draft(directory, draft_of)
-  elif dflash.is_draft(directory):
-    draft = dflash.open_draft(directory, draft_of)
-  elif eagle3.is_head(directory):
-    draft = eagle3.open_head(directory, draft_of)
-  elif redrafter.is_head(directory):
-    draft = redrafter.open_head(directory, draft_of)
-  elif draft_of is not None and mtp.is_in(directory):
-    draft = mtp.open_layer(directory, draft_of)
-  if draft is not None:
-    return _Source(
-      config=draft.config,
-      tokenizer=draft.target.tokenizer,
-      read_params=draft.read_params,
-      reads_target=True,
-    )
-  is_own = orbax.is_checkpoint(directory)
-  reader = orbax if is_own else hf
-  config = reader.read_config(directory)
-  import transformers  # here, as it takes long
-
-  try:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-  except (OSError, KeyError, TypeError, ValueError) as error:
-    reason = str(error).partition('\n')[0]
-    raise errors.UserError(
-      f'{directory} has no usable tokenizer; its tokenizer.json belongs there '
-      f'({reason})'
-    ) from error
-  others = () if is_own else hf.end_token_ids(directory)
-  return _Source(
-    config=end_tokens.complete(config, tokenizer, others),
-    tokenizer=tokenizer,
-    read_params=functools.partial(reader.read_params, directory),
-  )
-
-
-def _download(repo_id: str, files: Sequence[str] | None = None) -> pathlib.Path:
-  """Fetches a hub repository, or finds it in the local hub cache.
-
-  Args:
-    repo_id: id on the hub.
-    files: globs of the files; None for a model in Hugging Face layout.
-  """
-  import huggingface_hub.errors  # here, as these take long
-  import huggingface_hub.utils
-
-  try:
-    huggingface_hub.utils.validate_repo_id(repo_id)
-    if files is not None:
-      return pathlib.Path(
-        huggingface_hub.snapshot_download(repo_id, allow_patterns=[*files])
-      )
-    fetch = functools.partial(
-      huggingface_hub.snapshot_download,
-      repo_id,
-      # The same weights in other layouts.
-      ignore_patterns=['*/*', 'consolidated*'],
-    )
-    directory = pathlib.Path(
-      fetch(allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja'])
-    )
-    if not list(directory.glob('*.safetensors')):
-      fetch(allow_patterns=['pytorch_model.bin'])
-  except (
-    huggingface_hub.errors.HfHubHTTPError,
-    huggingface_hub.errors.HFValidationError,
-    huggingface_hub.errors.LocalEntryNotFoundError,
-    OSError,
-  ) as error:
-    builtins = ', '.join((*builtin.BUILTIN_MODELS, *builtin.BUILTIN_DRAFTS))
-    reason = ' '.join(str(error).split())
-    if isinstance(error, huggingface_hub.errors.HFValidationError):
-      reason = 'its ids have the form owner/name'
-    raise errors.UserError(
-      f'no model {repo_id!r}: not a built-in name ({builtins}), not a file or '
-      f'directory, and not to be had from the Hugging Face hub: {reason}'
-    ) from error
-  return directory

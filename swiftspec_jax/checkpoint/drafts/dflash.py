@@ -44,12 +44,9 @@ _FIXED = {
 }
 
 
-def is_draft(directory: pathlib.Path) -> bool:
+def matches(directory: pathlib.Path, target: Model | None) -> bool:
   """Whether a directory holds a draft of this kind or of its successors."""
-  path = directory / 'config.json'
-  if not path.exists():
-    return False
-  values = hf.read_json(path)
+  values = hf.values_of(directory)
   kinds = [values.get(_KIND), *(values.get('architectures') or ())]
   return 'dflash_config' in values or any(
     _NAME in str(kind).lower() for kind in kinds

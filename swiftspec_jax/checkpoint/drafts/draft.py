@@ -36,7 +36,7 @@ _EMBEDDING = 'embedding'
 STORED_DTYPES = ('float32', 'float16', 'int8')
 
 
-def is_draft(directory: pathlib.Path) -> bool:
+def matches(directory: pathlib.Path, target: Model | None) -> bool:
   """Whether `save` wrote the directory."""
   return (directory / _WEIGHTS).exists()
 

@@ -50,12 +50,9 @@ _NUM_DRAFTS = 8
 _EMBEDDING = 'embed_tokens.weight'
 
 
-def is_head(directory: pathlib.Path) -> bool:
+def matches(directory: pathlib.Path, target: Model | None) -> bool:
   """Whether a directory holds a draft of others' making."""
-  path = directory / 'config.json'
-  if not path.exists():
-    return False
-  values = hf.read_json(path)
+  values = hf.values_of(directory)
   return (
     _KIND in values
     or 'draft_vocab_size' in values
@@ -105,7 +102,7 @@ class Head:
     return table
 
 
-def open_head(directory: pathlib.Path, target: Model | None) -> Head:
+def open_draft(directory: pathlib.Path, target: Model | None) -> Head:
   """Returns a head that fits the target.
 
   Raises:

@@ -26,15 +26,11 @@ _NUM_LAYERS = 'num_nextn_predict_layers'
 _START = 'model.mtp_'
 
 
-def is_in(directory: pathlib.Path) -> bool:
-  """Whether a directory holds a target with such a layer."""
-  path = directory / 'config.json'
-  if not path.exists():
-    return False
-  values = hf.read_json(path)
-  return values.get('model_type') == families.MIMO and bool(
-    values.get(_NUM_LAYERS)
-  )
+def matches(directory: pathlib.Path, target: Model | None) -> bool:
+  """Whether a directory holds a target with such a layer, which is to draft."""
+  values = hf.values_of(directory)
+  is_mimo = values.get('model_type') == families.MIMO
+  return target is not None and is_mimo and bool(values.get(_NUM_LAYERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Layer:
     return place(arrays, params_lib.param_specs(config))
 
 
-def open_layer(directory: pathlib.Path, target: Model) -> Layer:
+def open_draft(directory: pathlib.Path, target: Model) -> Layer:
   """Returns the layer of a target.
 
   Raises:

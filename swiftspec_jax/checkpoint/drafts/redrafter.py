@@ -25,10 +25,9 @@ _MODEL_TYPE = 'recurrent_drafting_drafter'
 _IGNORED = ('emb_norm.weight',)
 
 
-def is_head(directory: pathlib.Path) -> bool:
+def matches(directory: pathlib.Path, target: Model | None) -> bool:
   """Whether a directory holds such a head."""
-  path = directory / 'config.json'
-  return path.exists() and hf.read_json(path).get('model_type') == _MODEL_TYPE
+  return hf.values_of(directory).get('model_type') == _MODEL_TYPE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Head:
     return place(arrays, params_lib.param_specs(config))
 
 
-def open_head(directory: pathlib.Path, target: Model | None) -> Head:
+def open_draft(directory: pathlib.Path, target: Model | None) -> Head:
   """Returns a head that fits the target.
 
   Raises:

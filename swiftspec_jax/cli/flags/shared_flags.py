@@ -12,7 +12,7 @@ from absl import flags
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
 from swiftspec_jax import config, errors, hosts
-from swiftspec_jax.checkpoint import builtin, load
+from swiftspec_jax.checkpoint import builtin, find
 from swiftspec_jax.cli import provenance
 from swiftspec_jax.cli.flags import (
   config_file,
@@ -203,7 +203,7 @@ def compare_files(names: Sequence[str], *paths: str | None) -> None:
   if not hosts.is_together():
     return
   models = {_TARGET.value, *map(draft_name, names)}
-  files = {name: load.find(name) for name in models if name is not None}
+  files = {name: find.find(name) for name in models if name is not None}
   files |= {path: pathlib.Path(path) for path in paths if path is not None}
   hosts.agree(
     {f'content of {name}': hosts.fingerprint(x) for name, x in files.items()}
