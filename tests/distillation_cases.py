@@ -35,7 +35,7 @@ def random_groups(
   function."""
   rng = np.random.default_rng(seed)
 
-  def law(token_ids):
+  def top(token_ids):
     size = len(token_ids)
     probs = np.sort(rng.dirichlet(np.ones(NUM_STORED + 1), size))[:, ::-1]
     ids = (7 * token_ids[:, None] + np.arange(NUM_STORED) * 11) % 256
@@ -50,7 +50,7 @@ def random_groups(
 
   def sample():
     token_ids = tokens(rng.integers(12, 40))
-    ids, log_probs = law(token_ids)
+    ids, log_probs = top(token_ids)
     roles = np.full(len(token_ids), samples.Role.ANSWER, np.uint8)
     roles[:4] = samples.Role.GIVEN
     return samples.Sample(
@@ -59,19 +59,19 @@ def random_groups(
       temperature=0.0,
       token_ids=token_ids,
       roles=roles,
-      law_ids=ids,
-      law_log_probs=log_probs,
+      top_token_ids=ids,
+      top_log_probs=log_probs,
     )
 
   def group():
     token_ids = tokens(rng.integers(5, 60))
-    ids, log_probs = law(token_ids)
+    ids, log_probs = top(token_ids)
     return samples.Group(
       features=features(token_ids),
       has_document=bool(rng.integers(2)),
       token_ids=token_ids,
-      law_ids=ids,
-      law_log_probs=log_probs,
+      top_token_ids=ids,
+      top_log_probs=log_probs,
       samples=tuple(sample() for _ in range(num_samples)),
     )
 

@@ -77,9 +77,9 @@ def test_shards_keep_what_was_written(tmp_path):
       (group, *group.samples), (again, *again.samples), strict=True
     ):
       np.testing.assert_array_equal(part.token_ids, other.token_ids)
-      np.testing.assert_array_equal(part.law_ids, other.law_ids)
+      np.testing.assert_array_equal(part.top_token_ids, other.top_token_ids)
       np.testing.assert_allclose(
-        part.law_log_probs, other.law_log_probs, rtol=2e-3
+        part.top_log_probs, other.top_log_probs, rtol=2e-3
       )
     for sample, other in zip(group.samples, again.samples, strict=True):
       np.testing.assert_array_equal(sample.roles, other.roles)
@@ -231,13 +231,13 @@ def test_places_hold_what_is_learned(num_samples):
   )
   i, j = np.argwhere(batch.is_answer)[0]
   token = batch.token_ids[i, batch.places[i, j]]
-  assert batch.law_ids[i, j, 0] == 7 * token % 256
+  assert batch.top_token_ids[i, j, 0] == 7 * token % 256
 
 
 def test_losses_by_hand():
   draft = np.log([[[0.5, 0.2, 0.2, 0.1]]])
-  target_law = np.log([[[0.6, 0.3]]])
-  measures = token_losses(draft, np.array([[[0, 2]]]), target_law)
+  target_top = np.log([[[0.6, 0.3]]])
+  measures = token_losses(draft, np.array([[[0, 2]]]), target_top)
   kl = (
     0.6 * np.log(0.6 / 0.5) + 0.3 * np.log(0.3 / 0.2) + 0.1 * np.log(0.1 / 0.3)
   )
@@ -254,8 +254,8 @@ def test_losses_by_hand():
 
 def test_what_the_draft_cannot_propose_counts_as_rest():
   draft = np.log([[[0.5, 0.5]]])
-  law = np.log([[[0.6, 0.4]]])
-  measures = token_losses(draft, np.array([[[-1, 1]]]), law)
+  top = np.log([[[0.6, 0.4]]])
+  measures = token_losses(draft, np.array([[[-1, 1]]]), top)
   kl = 0.4 * np.log(0.4 / 0.5) + 0.6 * np.log(0.6 / 0.5)
   np.testing.assert_allclose(measures['kl'], [[kl]], rtol=1e-5)
   np.testing.assert_allclose(measures['agreement'], [[0.0]])

@@ -168,9 +168,9 @@ def test_sampled_sequences_follow_the_law_without_ends():
     counts[result.token_ids] += 1
   early = table * [1, 1, 0]
   early /= early.sum(axis=1, keepdims=True)
-  law = early[0][:, None, None] * early[:, :, None] * table
-  assert counts[law == 0].sum() == 0
-  expected = len(requests) * law[law > 0]
-  statistic = ((counts[law > 0] - expected) ** 2 / expected).sum()
+  distribution = early[0][:, None, None] * early[:, :, None] * table
+  assert counts[distribution == 0].sum() == 0
+  expected = len(requests) * distribution[distribution > 0]
+  statistic = ((counts[distribution > 0] - expected) ** 2 / expected).sum()
   # 11 degrees of freedom; chance exceeds 43 once in 10^5.
   assert statistic < 43

@@ -69,9 +69,11 @@ def best_nodes(
       break
     for path in leaves:
       expanded.add(path)
-      law = table[(root, *path)[-1]]
-      for token in np.argsort(-law, kind='stable')[:branching].tolist():
-        nodes[(*path, token)] = nodes[path] * law[token]
+      distribution = table[(root, *path)[-1]]
+      for token in np.argsort(-distribution, kind='stable')[
+        :branching
+      ].tolist():
+        nodes[(*path, token)] = nodes[path] * distribution[token]
   del nodes[()]
   return sorted(nodes.items(), key=lambda item: -item[1])
 

@@ -59,7 +59,7 @@ def test_losses_at_many_places():
   rng = np.random.default_rng(0)
   shape = (257, 32)
   order = np.broadcast_to(np.arange(32, dtype=np.int32), shape)
-  laws = np.sort(rng.dirichlet(np.ones(5), shape))[..., :0:-1]
+  distributions = np.sort(rng.dirichlet(np.ones(5), shape))[..., :0:-1]
   quarter = {
     'token_ids': rng.integers(0, VOCAB, shape).astype(np.int32),
     'positions': order,
@@ -67,8 +67,8 @@ def test_losses_at_many_places():
     'branches': np.zeros(shape, np.int32),
     'previous': order - 1,
     'places': order,
-    'law_outputs': rng.integers(0, VOCAB, (*shape, 4)).astype(np.int32),
-    'law_log_probs': np.log(laws).astype(np.float32),
+    'top_outputs': rng.integers(0, VOCAB, (*shape, 4)).astype(np.int32),
+    'top_log_probs': np.log(distributions).astype(np.float32),
   }
   params = params_lib.random_params(jax.random.key(0), CONFIG)
 

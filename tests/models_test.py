@@ -355,10 +355,10 @@ def test_a_table_model_has_the_laws_of_its_table():
   model = testing.table_model(table)
 
   logits = chain(model, 7, np.arange(7, dtype=np.int32))
-  laws = special.softmax(logits, axis=-1)
+  distributions = special.softmax(logits, axis=-1)
 
-  np.testing.assert_allclose(laws, table, atol=1e-6)
-  assert laws[2, 4] == 0
+  np.testing.assert_allclose(distributions, table, atol=1e-6)
+  assert distributions[2, 4] == 0
   assert model.tokenizer.encode('abcg') == [0, 1, 2, 6]
   assert model.tokenizer.decode([0, 1, 2, 6]) == 'abcg'
 

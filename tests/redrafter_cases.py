@@ -78,7 +78,7 @@ def log_probs(weights, table, context, path):
   return logits - np.log(np.exp(logits).sum())
 
 
-def beams(law, root, width, length):
+def beams(distribution, root, width, length):
   """The most probable paths after a root, best first, with their sums."""
   found = [(0.0, (root,))]
   for _ in range(length):
@@ -86,7 +86,7 @@ def beams(law, root, width, length):
       (
         (total + more, (*path, token))
         for total, path in found
-        for token, more in enumerate(law(path))
+        for token, more in enumerate(distribution(path))
       ),
       key=lambda beam: (-beam[0], beam[1]),
     )[:width]

@@ -221,7 +221,7 @@ def context_of(target, text):
   return x / np.sqrt((x * x).mean() + CONFIG.norm_eps) * norm
 
 
-def law_of(weights, target, text):
+def distribution_of(weights, target, text):
   """The head's distribution after paths that begin with the last token of a
   text."""
   table = np.asarray(target.params['embedding'], np.float64)
@@ -258,12 +258,14 @@ def test_published_heads_are_those_of_numpy(
   weights, draft = head_of(
     tmp_path, target, head_width=head_width, rnn=rnn, num_blocks=num_blocks
   )
-  law = law_of(weights, target, TEXT)
+  distribution = distribution_of(weights, target, TEXT)
   for width, length in ((1, 4), (3, 3)):
     paths, log_probs, logits = paths_of(draft, target, TEXT, width, length)
     log_probs_of_one = logits - np.log(np.exp(logits).sum())
-    np.testing.assert_allclose(log_probs_of_one, law(TEXT[-1:]), atol=1e-4)
-    expected = cases.beams(law, TEXT[-1], width, length)
+    np.testing.assert_allclose(
+      log_probs_of_one, distribution(TEXT[-1:]), atol=1e-4
+    )
+    expected = cases.beams(distribution, TEXT[-1], width, length)
     assert [tuple(path) for path in paths.tolist()] == [x[0] for x in expected]
     sums = [total for _, total in expected]
     np.testing.assert_allclose(log_probs.sum(axis=1), sums, atol=1e-4)
@@ -275,7 +277,7 @@ def test_a_head_may_lack_the_padding_of_its_target(tmp_path):
   cases.write(tmp_path, weights, width=WIDTH, vocab_size=200)
   draft = ss.load(tmp_path, draft_of=target)
   paths, _, _ = paths_of(draft, target, TEXT, 2, 3)
-  expected = cases.beams(law_of(weights, target, TEXT), TEXT[-1], 2, 3)
+  expected = cases.beams(distribution_of(weights, target, TEXT), TEXT[-1], 2, 3)
   assert [tuple(path) for path in paths.tolist()] == [x[0] for x in expected]
 
 
@@ -474,12 +476,12 @@ def test_trees_of_the_engine_are_the_beams_of_numpy(tmp_path):
   for text, token_ids, parents, probs in found:
     if len(text) < 2:
       continue
-    law = law_of(weights, target, text)
+    distribution = distribution_of(weights, target, text)
     nodes = {}
-    for path, _ in cases.beams(law, text[-1], 3, 3):
+    for path, _ in cases.beams(distribution, text[-1], 3, 3):
       total = 0.0
       for k in range(3):
-        total += law((text[-1], *path[:k]))[path[k]]
+        total += distribution((text[-1], *path[:k]))[path[k]]
         nodes[path[: k + 1]] = total
     expected = sorted(nodes, key=lambda path: -nodes[path])
     paths = [()]

@@ -17,9 +17,9 @@ from swiftspec_jax.distillation.writing import (
   chat_format,
   documents,
   generation,
-  laws,
   rollout,
   scripts,
+  top_tokens,
 )
 from swiftspec_jax.models import decoder
 
@@ -59,7 +59,7 @@ def rolled(target):
     stop_token_ids=np.array([257], np.int32),
   )
   lengths = np.array(PREFIX_LENGTHS, np.int32)
-  prefix, law, features = rollout.prefill(
+  prefix, top, features = rollout.prefill(
     target,
     token_ids,
     lengths,
@@ -75,7 +75,7 @@ def rolled(target):
     key=jax.random.key(0),
     feature_layers=FEATURE_LAYERS,
   )
-  return token_ids, law, features, written, ops
+  return token_ids, top, features, written, ops
 
 
 @functools.partial(jax.jit, static_argnames='config')
@@ -103,8 +103,8 @@ def _expected(target, token_ids):
   return [np.asarray(x)[: len(token_ids)] for x in found]
 
 
-def test_laws_and_features_are_those_of_a_plain_forward(target, rolled):
-  token_ids, law, features, written, ops = rolled
+def test_probs_and_features_are_those_of_a_plain_forward(target, rolled):
+  token_ids, top, features, written, ops = rolled
   for row in (0, 3, 5):
     prefix = token_ids[row // 2][: PREFIX_LENGTHS[row // 2]]
     # The second branch of the row, from op 6 on, stands after the prefix.
@@ -115,14 +115,14 @@ def test_laws_and_features_are_those_of_a_plain_forward(target, rolled):
     size = len(prefix)
     for got, stored, place, want, output in (
       (
-        law,
+        top,
         features,
         (row // 2, slice(size)),
         expected[:size],
         outputs[:size],
       ),
       (
-        written.law,
+        written.top,
         written.features,
         (row, branch),
         expected[size:],
@@ -153,31 +153,31 @@ def test_rows_follow_their_script(rolled):
 def test_greedy_passages_take_the_best_token(rolled):
   *_, written, ops = rolled
   is_greedy = np.isin(written.op_index[:, 1:] % len(ops), (5, 7))
-  best = written.law.token_ids[:, :-1, 0]
+  best = written.top.token_ids[:, :-1, 0]
   np.testing.assert_array_equal(
     written.token_ids[:, 1:][is_greedy], best[is_greedy]
   )
 
 
-largest = jax.jit(laws.largest, static_argnums=1)
+largest = jax.jit(top_tokens.largest, static_argnums=1)
 
 
 def test_largest_finds_the_top():
   logits = np.random.default_rng(1).normal(size=(5, 1000)).astype(np.float32)
-  law = largest(logits, 16)
+  top = largest(logits, 16)
   log_probs = special.log_softmax(logits, axis=-1)
   ids = np.argsort(-log_probs, axis=-1)[:, :16]
-  np.testing.assert_array_equal(law.token_ids, ids)
+  np.testing.assert_array_equal(top.token_ids, ids)
   best = np.take_along_axis(log_probs, ids, axis=-1)
-  np.testing.assert_allclose(law.log_probs, best, atol=1e-5)
+  np.testing.assert_allclose(top.log_probs, best, atol=1e-5)
 
 
-def test_draws_follow_the_law():
+def test_draws_follow_the_distribution():
   num_rows, size = 40_000, 300
   rng = np.random.default_rng(2)
   row = rng.normal(size=size).astype(np.float32)
   logits = np.tile(row, (num_rows, 1))
-  drawn = jax.jit(laws.draw)(
+  drawn = jax.jit(top_tokens.draw)(
     logits,
     largest(logits, 4),
     np.full(num_rows, 0.5, np.float32),

@@ -41,7 +41,7 @@ def law_of_state(logits, state):
   return jax.nn.softmax(sampling_lib.law_logits(logits, state), -1)
 
 
-def law(logits, batch, features=None):
+def distribution(logits, batch, features=None):
   state = sampling_lib.make_state(batch, logits.shape[-1], features)
   return np.asarray(law_of_state(logits, state))
 
@@ -66,7 +66,7 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
   )
   # Rows with other settings, among them a greedy one, must not disturb it.
   batch = [odd, SamplingParams(), SamplingParams(temperature=1.0)]
-  got = law(logits, batch, [ANY])
+  got = distribution(logits, batch, [ANY])
   for row, params in enumerate(batch):
     for query in range(2):
       np.testing.assert_allclose(
@@ -76,7 +76,7 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
 
 def test_ties_are_kept_together():
   logits = np.asarray([[[3.0, 1.0, 1.0, 1.0, 0.0, -1.0]]], np.float32)
-  got = law(logits, [SamplingParams(temperature=1.0, top_k=2)])
+  got = distribution(logits, [SamplingParams(temperature=1.0, top_k=2)])
   assert (got[0, 0] > 0).tolist() == [True] * 4 + [False] * 2
 
 
@@ -87,7 +87,7 @@ def test_least_temperatures_are_greedy():
     params = SamplingParams(temperature=temperature)
     assert params.temperature == want
     rows = [params, SamplingParams(temperature=1.0)]
-    got = law(np.repeat(logits, 2, axis=0), rows)
+    got = distribution(np.repeat(logits, 2, axis=0), rows)
     np.testing.assert_array_equal(got[0, 0], [1, 0, 0])
 
 

@@ -47,7 +47,7 @@ _OUTPUT_TOKENS = flags.DEFINE_integer(
 _LENGTH_SPREAD = flags.DEFINE_float(
   'length_spread',
   0.5,
-  'Sigma of the log-normal law of both lengths; 0 makes all equal.',
+  'Sigma of the log-normal distribution of both lengths; 0 makes all equal.',
   lower_bound=0.0,
 )
 _SLO_TTFT = flags.DEFINE_float(

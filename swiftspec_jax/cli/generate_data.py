@@ -43,7 +43,7 @@ _PROMPTS = flags.DEFINE_string(
 _TOP_LOGPROBS = flags.DEFINE_integer(
   'top_logprobs',
   16,
-  'Entries of the next-token law that are stored with each token.',
+  'Entries of the next-token distribution that are stored with each token.',
   lower_bound=1,
 )
 flags.DEFINE_list(

@@ -64,7 +64,7 @@ _LOSSES = {
   name: flags.DEFINE_float(f'{name}_weight', value, f'Weight of the {text}.')
   for name, value, text in (
     ('cross_entropy', 0.5, "loss on the target's most probable token"),
-    ('kl', 0.5, "divergence from the target's law"),
+    ('kl', 0.5, "divergence from the target's distribution"),
     ('total_variation', 0.0, 'probability that sampling rejects'),
   )
 }

@@ -66,7 +66,7 @@ def _add(sums: _Sums, sample: Sample, values: dict[str, np.ndarray]) -> None:
   sums.agreement += float(values['agreement'][places].sum())
   sums.acceptance += float(values['acceptance'][places].sum())
   sums.kl += float(values['kl'][places].sum())
-  if (sample.law_ids[places, 0] == sample.token_ids[places + 1]).all():
+  if (sample.top_token_ids[places, 0] == sample.token_ids[places + 1]).all():
     first = values['agreement']
     hits = [
       values.get(f'agreement_{number}', first)[places] > 0

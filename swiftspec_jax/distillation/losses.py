@@ -38,26 +38,26 @@ class LossWeights:
 
 
 def token_losses(
-  logits: jax.Array, law_outputs: jax.Array, law_log_probs: jax.Array
+  logits: jax.Array, top_outputs: jax.Array, top_log_probs: jax.Array
 ) -> dict[str, jax.Array]:
   """Returns losses and measures at each place, f32[B, M].
 
   Args:
     logits: f32[B, M, V'].
-    law_outputs: i32[B, M, K] outputs that the stored tokens belong to, -1 for
+    top_outputs: i32[B, M, K] outputs that the stored tokens belong to, -1 for
       those that the draft cannot propose; most probable first.
-    law_log_probs: f32[B, M, K].
+    top_log_probs: f32[B, M, K].
   """
-  is_output = law_outputs >= 0
-  outputs = jnp.maximum(law_outputs, 0)
+  is_output = top_outputs >= 0
+  outputs = jnp.maximum(top_outputs, 0)
   normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  of_law = jnp.take_along_axis(logits, outputs, axis=2)
-  log_draft = of_law - normaliser
-  target = jnp.where(is_output, jnp.exp(law_log_probs), 0.0)
+  of_top = jnp.take_along_axis(logits, outputs, axis=2)
+  log_draft = of_top - normaliser
+  target = jnp.where(is_output, jnp.exp(top_log_probs), 0.0)
   draft = jnp.where(is_output, jnp.exp(log_draft), 0.0)
   target_rest = jnp.clip(1 - target.sum(-1), _LEAST, 1)
   draft_rest = jnp.clip(1 - draft.sum(-1), _LEAST, 1)
-  terms = jnp.where(is_output, target * (law_log_probs - log_draft), 0.0)
+  terms = jnp.where(is_output, target * (top_log_probs - log_draft), 0.0)
   rest = target_rest * (jnp.log(target_rest) - jnp.log(draft_rest))
   has_best = is_output[:, :, 0]
   acceptance = jnp.minimum(target, draft).sum(-1)
@@ -67,7 +67,7 @@ def token_losses(
     'total_variation': 1 - acceptance,
     'acceptance': acceptance,
     # A CPU finds the maximum 15 times faster than its place.
-    'agreement': (has_best & (of_law[:, :, 0] >= logits.max(-1))).astype(
+    'agreement': (has_best & (of_top[:, :, 0] >= logits.max(-1))).astype(
       jnp.float32
     ),
   }

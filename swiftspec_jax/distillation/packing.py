@@ -50,8 +50,8 @@ class Batch:
   # last one of its prefix; NO_TOKEN where there is none.
   previous: np.ndarray
   places: np.ndarray  # i32[B, M]
-  law_ids: np.ndarray  # i32[B, M, K]
-  law_log_probs: np.ndarray  # f32[B, M, K]
+  top_token_ids: np.ndarray  # i32[B, M, K]
+  top_log_probs: np.ndarray  # f32[B, M, K]
   weights: np.ndarray  # f32[B, M], 0 where a place is not used
   is_answer: np.ndarray  # bool[B, M] whether an answer's token is next
 
@@ -192,11 +192,11 @@ def make_batch(
     if size >= largest and tokens_per_batch // size >= len(rows)
   )
   shape = (tokens_per_batch // row_size, row_size)
-  num_stored = rows[0][0].group.law_ids.shape[1]
+  num_stored = rows[0][0].group.top_token_ids.shape[1]
   token_ids, positions, pieces, branches = np.zeros((4, *shape), np.int32)
   previous = np.full(shape, NO_TOKEN, np.int32)
-  law_ids = np.zeros((*shape, num_stored), np.int32)
-  law_log_probs = np.zeros((*shape, num_stored), np.float32)
+  top_token_ids = np.zeros((*shape, num_stored), np.int32)
+  top_log_probs = np.zeros((*shape, num_stored), np.float32)
   roles = np.full(shape, _NOTHING, np.int32)  # of the token after
   begin = 0  # of the piece
   for i, row in enumerate(rows):
@@ -217,8 +217,8 @@ def make_batch(
       previous[i, place.start] = begin + start - 1 if start else NO_TOKEN
       pieces[i, place] = number
       branches[i, place] = branch
-      law_ids[i, place] = part.law_ids
-      law_log_probs[i, place] = part.law_log_probs
+      top_token_ids[i, place] = part.top_token_ids
+      top_log_probs[i, place] = part.top_log_probs
   places, weights = _choose_places(roles, np.asarray(role_weights), rng)
   chosen = np.arange(shape[0])[:, None], places
   return Batch(
@@ -228,8 +228,8 @@ def make_batch(
     branches=branches,
     previous=previous,
     places=places,
-    law_ids=law_ids[chosen],
-    law_log_probs=law_log_probs[chosen],
+    top_token_ids=top_token_ids[chosen],
+    top_log_probs=top_log_probs[chosen],
     weights=weights,
     is_answer=roles[chosen] == Role.ANSWER,
   )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swiftspec_jax.distillation.writing import laws, rollout, scripts
+from swiftspec_jax.distillation.writing import rollout, scripts, top_tokens
 
 KINDS = (
   'chat',
@@ -48,8 +48,8 @@ class Sample:
   temperature: float  # of the first answer
   token_ids: np.ndarray  # i32[n]
   roles: np.ndarray  # u8[n]
-  law_ids: np.ndarray  # i32[n, K]
-  law_log_probs: np.ndarray  # f32[n, K]
+  top_token_ids: np.ndarray  # i32[n, K]
+  top_log_probs: np.ndarray  # f32[n, K]
   features: np.ndarray | None = None  # f16[n, H]
 
   @property
@@ -64,8 +64,8 @@ class Group:
 
   has_document: bool
   token_ids: np.ndarray  # i32[p]
-  law_ids: np.ndarray  # i32[p, K]
-  law_log_probs: np.ndarray  # f32[p, K]
+  top_token_ids: np.ndarray  # i32[p, K]
+  top_log_probs: np.ndarray  # f32[p, K]
   samples: tuple[Sample, ...]
   features: np.ndarray | None = None  # f16[p, H]
 
@@ -81,7 +81,7 @@ class Group:
 
 def harvest(
   plans: Sequence[scripts.Plan],
-  prefix_law: laws.Law,
+  prefix_top: top_tokens.TopTokens,
   prefix_features: np.ndarray | None,
   written: rollout.Rollout,
 ) -> list[Group]:
@@ -89,7 +89,7 @@ def harvest(
 
   Args:
     plans: plans of the prefixes.
-    prefix_law: host arrays [F, P, K].
+    prefix_top: host arrays [F, P, K].
     prefix_features: f16[F, P, H].
     written: text of the rows, in the plans' order.
   """
@@ -105,8 +105,8 @@ def harvest(
         Group(
           has_document=plan.has_document,
           token_ids=np.asarray(plan.prefix, np.int32),
-          law_ids=prefix_law.token_ids[i, :size],
-          law_log_probs=prefix_law.log_probs[i, :size],
+          top_token_ids=prefix_top.token_ids[i, :size],
+          top_log_probs=prefix_top.log_probs[i, :size],
           samples=tuple(found),
           features=None
           if prefix_features is None
@@ -146,8 +146,8 @@ def _sample(branch, ops, written, row, places, start) -> Sample | None:
     temperature=first_answer.temperature,
     token_ids=token_ids[:size],
     roles=roles[:size],
-    law_ids=written.law.token_ids[row, places],
-    law_log_probs=written.law.log_probs[row, places],
+    top_token_ids=written.top.token_ids[row, places],
+    top_log_probs=written.top.log_probs[row, places],
     features=None
     if written.features is None
     else written.features[row, places],

@@ -53,7 +53,7 @@ def write_shard(
   """
   parts = [p for group in groups for p in (group, *group.samples)]
   all_samples = [sample for group in groups for sample in group.samples]
-  num_stored = parts[0].law_ids.shape[1] if parts else 0
+  num_stored = parts[0].top_token_ids.shape[1] if parts else 0
 
   def joined(values, dtype, *shape):
     values = list(values)
@@ -71,9 +71,10 @@ def write_shard(
       ),
       np.uint8,
     ),
-    'law_ids': joined((p.law_ids for p in parts), id_dtype, num_stored),
+    # Names of format 1, which folders on disk have.
+    'law_ids': joined((p.top_token_ids for p in parts), id_dtype, num_stored),
     'law_log_probs': joined(
-      (p.law_log_probs for p in parts), np.float16, num_stored
+      (p.top_log_probs for p in parts), np.float16, num_stored
     ),
     'part_sizes': np.array([len(p.token_ids) for p in parts], np.int32),
     'group_num_samples': np.array([len(g.samples) for g in groups], np.int32),
@@ -201,8 +202,8 @@ def _groups(arrays, kinds) -> Iterator[Group]:
     begin, end = next(bounds)
     fields = {
       'token_ids': arrays['token_ids'][begin:end].astype(np.int32),
-      'law_ids': arrays['law_ids'][begin:end],
-      'law_log_probs': arrays['law_log_probs'][begin:end],
+      'top_token_ids': arrays['law_ids'][begin:end],
+      'top_log_probs': arrays['law_log_probs'][begin:end],
     }
     if _FEATURES in arrays:
       fields[_FEATURES] = arrays[_FEATURES][begin:end]

@@ -150,11 +150,11 @@ def choose_outputs(
   counts = np.zeros(vocab_size)
   for group in groups:
     for part in (group, *group.samples):
-      weights = np.exp(part.law_log_probs.astype(np.float32))
+      weights = np.exp(part.top_log_probs.astype(np.float32))
       if isinstance(part, Sample):
         is_answer = part.roles == Role.ANSWER
         weights *= np.where(is_answer, _ANSWER_WEIGHT, 1)[:, None]
-      np.add.at(counts, part.law_ids.ravel(), weights.ravel())
+      np.add.at(counts, part.top_token_ids.ravel(), weights.ravel())
   order = np.lexsort((np.arange(vocab_size), -counts))
   return np.sort(order[:size]).astype(np.int32)
 
@@ -293,15 +293,17 @@ def forward(
   return logits
 
 
-def law_outputs(law_ids: np.ndarray, outputs: np.ndarray | None) -> np.ndarray:
+def top_outputs(
+  top_token_ids: np.ndarray, outputs: np.ndarray | None
+) -> np.ndarray:
   """Maps token ids to outputs of the draft, -1 where there is none.
 
   Args:
-    law_ids: i32[...].
+    top_token_ids: i32[...].
     outputs: i32[V'] ascending token ids; None means all.
   """
   if outputs is None:
-    return law_ids
-  places = np.searchsorted(outputs, law_ids)
+    return top_token_ids
+  places = np.searchsorted(outputs, top_token_ids)
   places = np.minimum(places, len(outputs) - 1)
-  return np.where(outputs[places] == law_ids, places, -1).astype(np.int32)
+  return np.where(outputs[places] == top_token_ids, places, -1).astype(np.int32)

@@ -57,7 +57,7 @@ def load_data(
     shards.check_vocabulary(path, metadata, target)
     shards.check_features(path, metadata, feature_layers)
     groups += new
-  stored = {group.law_ids.shape[1] for group in groups}
+  stored = {group.top_token_ids.shape[1] for group in groups}
   if len(stored) > 1:
     raise errors.UserError(
       f'{directory} has shards with {sorted(stored)} stored log-probabilities; '
@@ -306,8 +306,8 @@ class Trainer:
 
   def _to_devices(self, rows, batch: packing.Batch) -> dict[str, jax.Array]:
     arrays = dataclasses.asdict(batch)
-    arrays['law_outputs'] = student.law_outputs(
-      arrays.pop('law_ids'), self.outputs
+    arrays['top_outputs'] = student.top_outputs(
+      arrays.pop('top_token_ids'), self.outputs
     )
     if self.model_config.reads_features:
       arrays['features'] = packing.features_of(rows, batch)

@@ -160,7 +160,7 @@ def _measures(params, frozen, batch, config, model_config, num_passes):
     num_passes if model_config.reads_features else 1,
   )
   return [
-    losses.token_losses(logits, batch['law_outputs'], batch['law_log_probs'])
+    losses.token_losses(logits, batch['top_outputs'], batch['top_log_probs'])
     for logits in passes
   ]
 
@@ -191,8 +191,8 @@ def measure(
   Args:
     params: those that are trained.
     frozen: the others.
-    batch: the arrays of `packing.Batch`, with `law_outputs` for `law_ids` and,
-      if the draft reads them, `features`.
+    batch: the arrays of `packing.Batch`, with `top_outputs` for
+      `top_token_ids` and, if the draft reads them, `features`.
     config: static configuration of the training.
     model_config: configuration of the draft; static.
   """

@@ -285,25 +285,29 @@ def law_logits(
     f32[B, T, V]; excluded tokens are -inf, in greedy rows all but one.
   """
   is_greedy = sampling.temperatures == 0
-  law = logits / jnp.where(is_greedy, 1, sampling.temperatures)[:, None, None]
+  adjusted = (
+    logits / jnp.where(is_greedy, 1, sampling.temperatures)[:, None, None]
+  )
   top_ks, top_ps = sampling.top_ks, sampling.top_ps
   if top_ks is not None:
-    top_ks = jnp.where(top_ks == 0, law.shape[2], top_ks)
+    top_ks = jnp.where(top_ks == 0, adjusted.shape[2], top_ks)
   if top_ps is not None:
     # Rounded sums can reach 1 without the least probable tokens.
     top_ps = jnp.where(top_ps < 1, top_ps, jnp.inf)
   if top_ks is not None or top_ps is not None:
     thresholds = api.find_thresholds(
-      law, top_ks, top_ps, implementation=kernels, sharding=sharding
+      adjusted, top_ks, top_ps, implementation=kernels, sharding=sharding
     )
-    law = jnp.where(law >= thresholds[:, :, None], law, -jnp.inf)
+    adjusted = jnp.where(adjusted >= thresholds[:, :, None], adjusted, -jnp.inf)
   if sampling.min_ps is not None:
-    floor = law.max(-1, keepdims=True) + jnp.log(sampling.min_ps[:, None, None])
-    law = jnp.where(law >= floor, law, -jnp.inf)
+    floor = adjusted.max(-1, keepdims=True) + jnp.log(
+      sampling.min_ps[:, None, None]
+    )
+    adjusted = jnp.where(adjusted >= floor, adjusted, -jnp.inf)
   best = jnp.argmax(logits, axis=-1, keepdims=True)
   is_best = jnp.arange(logits.shape[2])[None, None] == best
   only_best = jnp.where(is_best, 0.0, -jnp.inf)
-  return jnp.where(is_greedy[:, None, None], only_best, law)
+  return jnp.where(is_greedy[:, None, None], only_best, adjusted)
 
 
 def position_keys(

@@ -48,7 +48,7 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
   'max_new_tokens', 256, 'Token limit of each output.'
 )
 _TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.0, "0 is greedy, 1 the model's own law."
+  'temperature', 0.0, "0 is greedy, 1 the model's own distribution."
 )
 _TOP_K = flags.DEFINE_integer(
   'top_k', 0, 'Sample from the k most probable tokens; 0 keeps all.'

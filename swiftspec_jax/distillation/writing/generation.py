@@ -110,7 +110,7 @@ def _generate(target, planner, number, seed, num_stored, feature_layers):
   for i, plan in enumerate(plans):
     token_ids[i, : len(plan.prefix)] = plan.prefix
   lengths = np.array([len(plan.prefix) for plan in plans], np.int32)
-  prefix, law, features = rollout.prefill(
+  prefix, top, features = rollout.prefill(
     target,
     token_ids,
     lengths,
@@ -127,7 +127,7 @@ def _generate(target, planner, number, seed, num_stored, feature_layers):
     key=jax.random.fold_in(jax.random.key(seed), number),
     feature_layers=feature_layers,
   )
-  return samples.harvest(plans, law, features, written)
+  return samples.harvest(plans, top, features, written)
 
 
 def _texts(target: Model, groups: list[samples.Group]) -> list[str]:

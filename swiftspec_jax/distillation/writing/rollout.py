@@ -25,7 +25,7 @@ from flax import struct
 from kernels_pallas import products
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.distillation.writing import laws, prefix_attention
+from swiftspec_jax.distillation.writing import prefix_attention, top_tokens
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
 from swiftspec_jax.models.params import Params
@@ -76,7 +76,7 @@ class Rollout:
 
   token_ids: np.ndarray  # i32[B, T]
   op_index: np.ndarray  # i32[B, T] op of the script that a token comes from
-  law: laws.Law  # [B, T, K] of the next token
+  top: top_tokens.TopTokens  # [B, T, K] of the next token
   features: np.ndarray | None  # f16[B, T, H]
 
 
@@ -87,7 +87,7 @@ def prefill(
   *,
   num_stored: int,
   feature_layers: tuple[int, ...] = (),
-) -> tuple[Prefix, laws.Law, np.ndarray | None]:
+) -> tuple[Prefix, top_tokens.TopTokens, np.ndarray | None]:
   """Reads the prefixes.
 
   Args:
@@ -120,13 +120,13 @@ def prefill(
     )
     parts.append(part)
   parts = jax.device_get(parts)
-  law, features = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
+  top, features = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
   prefix = Prefix(
     keys=[jnp.swapaxes(keys, 2, 3) for keys in cache.keys],
     values=cache.values,
     lengths=jnp.asarray(lengths),
   )
-  return prefix, law, features
+  return prefix, top, features
 
 
 @functools.partial(
@@ -158,16 +158,16 @@ def _prefill_chunk(
   rows = min(_LAW_ROWS, len(flat))
   num_parts = -(-len(flat) // rows)
   flat = jnp.pad(flat, ((0, num_parts * rows - len(flat)), (0, 0)))
-  law = jax.lax.map(
-    lambda part: laws.largest(_logits(params, config, part), num_stored),
+  top = jax.lax.map(
+    lambda part: top_tokens.largest(_logits(params, config, part), num_stored),
     flat.reshape(num_parts, rows, -1),
   )
   shape = (*token_ids.shape, num_stored)
-  law = jax.tree.map(
+  top = jax.tree.map(
     lambda x: x.reshape(-1, num_stored)[: shape[0] * shape[1]].reshape(shape),
-    law,
+    top,
   )
-  return cache, law, _stored(features)
+  return cache, top, _stored(features)
 
 
 def _stored(features):
@@ -232,11 +232,11 @@ def roll_out(
       feature_layers=feature_layers,
     )
     outputs.append(jax.device_get(output))
-  token_ids, op_index, law, features = jax.tree.map(
+  token_ids, op_index, top, features = jax.tree.map(
     lambda *parts: np.moveaxis(np.concatenate(parts), 0, 1), *outputs
   )
   return Rollout(
-    token_ids=token_ids, op_index=op_index, law=law, features=features
+    token_ids=token_ids, op_index=op_index, top=top, features=features
   )
 
 
@@ -262,8 +262,8 @@ def _run_steps(
     state, logits, features = _forward(
       params, config, prefix, state, feature_layers
     )
-    law = laws.largest(logits, num_stored)
-    return _advance(script, state, logits, law), (*output, law, features)
+    top = top_tokens.largest(logits, num_stored)
+    return _advance(script, state, logits, top), (*output, top, features)
 
   return jax.lax.scan(step, state, length=_STEPS)
 
@@ -340,7 +340,7 @@ def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
   return layers.cap(logits, config.logit_cap)
 
 
-def _advance(script, state, logits, law):
+def _advance(script, state, logits, top):
   """Chooses the next tokens."""
 
   def of_next(values):
@@ -352,8 +352,8 @@ def _advance(script, state, logits, law):
   temperatures = of_next(script.temperatures)
   key, noise_key = jax.random.split(state.key)
   uniform = jax.random.uniform(noise_key, (2, len(op)))
-  drawn = laws.draw(logits, law, temperatures, uniform)
-  chosen = jnp.where(temperatures > 0, drawn, law.token_ids[:, 0])
+  drawn = top_tokens.draw(logits, top, temperatures, uniform)
+  chosen = jnp.where(temperatures > 0, drawn, top.token_ids[:, 0])
   token_ids = jnp.where(is_forced, op, chosen).astype(jnp.int32)
   num_generated = jnp.where(is_forced, 0, state.num_generated + 1)
   is_stop = (token_ids[:, None] == script.stop_token_ids[None]).any(-1)

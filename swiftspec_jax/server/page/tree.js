@@ -55,7 +55,7 @@ const Drafts = (() => {
     const own = round.own === undefined ? '' : ` The target adds ${quote(round.own)}.`;
     const drafts = round.nodes.length ?
       ` Accepted: ${list(true)}. Refused: ${list(false)}.` : '';
-    return `${summary(round)} Behind ${quote(round.before)}.${drafts}${own}`;
+    return `${summary(round)} After ${quote(round.before)}.${drafts}${own}`;
   }
 
   function show(index) {

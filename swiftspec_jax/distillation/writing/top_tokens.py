@@ -12,15 +12,15 @@ _GROUP = 128  # of the vocabulary
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class Law:
+class TopTokens:
   """The K most probable next tokens, best first, at temperature 1."""
 
   token_ids: jax.Array  # i32[..., K]
   log_probs: jax.Array  # f32[..., K]
 
 
-def largest(logits: jax.Array, num_stored: int) -> Law:
-  """Returns the law's K largest entries.
+def largest(logits: jax.Array, num_stored: int) -> TopTokens:
+  """Returns the K largest entries of the distribution.
 
   Args:
     logits: f32[B, V].
@@ -41,7 +41,7 @@ def largest(logits: jax.Array, num_stored: int) -> Law:
   token_ids = groups * _GROUP + places % _GROUP
   # Where the vocabulary is smaller than K.
   token_ids = jnp.minimum(token_ids, vocab_size - 1)
-  return Law(token_ids=token_ids, log_probs=values - normaliser)
+  return TopTokens(token_ids=token_ids, log_probs=values - normaliser)
 
 
 def _grouped(logits):
@@ -52,13 +52,13 @@ def _grouped(logits):
 
 
 def draw(
-  logits: jax.Array, law: Law, temperatures: jax.Array, uniform: jax.Array
+  logits: jax.Array, top: TopTokens, temperatures: jax.Array, uniform: jax.Array
 ) -> jax.Array:
   """Draws from softmax(logits / temperature): first a group, then in it.
 
   Args:
     logits: f32[B, V].
-    law: largest entries of the distribution.
+    top: largest entries of the distribution.
     temperatures: f32[B]; 0 gets anything.
     uniform: f32[2, B] in [0, 1).
 
@@ -66,7 +66,7 @@ def draw(
     i32[B].
   """
   inverse = 1 / jnp.where(temperatures > 0, temperatures, 1.0)
-  best = jnp.take_along_axis(logits, law.token_ids[:, :1], axis=1)
+  best = jnp.take_along_axis(logits, top.token_ids[:, :1], axis=1)
   weights = jnp.exp((logits - best) * inverse[:, None])
   weights = jnp.pad(weights, ((0, 0), (0, -logits.shape[1] % _GROUP)))
   weights = weights.reshape(len(logits), -1, _GROUP)
