@@ -64,7 +64,7 @@ def main() -> None:
   trials = [
     *_target_trials(engine, declared),
     *_draft_trials(engine, declared),
-    *_intake_trials(engine, declared),
+    *_prefill_trials(engine, declared),
   ]
   found: list[list[Measurement]] = [[] for _ in trials]
   records: list[StepRecord] = []
@@ -171,7 +171,7 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   return trials
 
 
-def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
+def _prefill_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of a chunk that a draft model reads."""
   if isinstance(engine.drafter, HostDrafter):
     return []
@@ -185,7 +185,7 @@ def _intake_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
         part='intake',
         num_rows=rows,
         kv_tokens=rows * known,
-        seconds=_seconds(lambda: engine.drafter.trial_intake(rows, known)),
+        seconds=_seconds(lambda: engine.drafter.trial_prefill(rows, known)),
       )
 
     trials.append(trial)
@@ -278,7 +278,7 @@ def _rest(
     longest = int(record.draft_plan.lengths.max(initial=0))
     num_steps = declared.scheduler.buckets.steps_of(longest)
     draft = 'draft', step.padded_rows, 0, num_steps
-    if place in forwards and not record.takes_in:
+    if place in forwards and not record.prefills_draft:
       rests.append(record.seconds - forwards[place] - forwards.get(draft, 0.0))
   if not rests:
     raise errors.UserError(

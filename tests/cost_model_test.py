@@ -79,14 +79,16 @@ def test_parts_of_a_step():
 
 def test_what_a_draft_model_takes_in():
   costs = measured.fit(KEY, measurements())
-  step = costs.predict(4, 16, 1000, 3, takes_in=True)
-  assert step.intake == pytest.approx(0.0051)
+  step = costs.predict(4, 16, 1000, 3, prefills_draft=True)
+  assert step.draft_prefill == pytest.approx(0.0051)
   without = costs.predict(4, 16, 1000, 3)
   assert step.total == pytest.approx(without.total + 0.0051)
   # One step takes a chunk in, the other does not.
-  takes_in = np.array([[False], [True]])
-  steps = costs.predict(4, np.array([8, 16]), 1000, 3, takes_in=takes_in)
-  np.testing.assert_allclose(steps.intake, [[0.0], [0.0051]])
+  prefills_draft = np.array([[False], [True]])
+  steps = costs.predict(
+    4, np.array([8, 16]), 1000, 3, prefills_draft=prefills_draft
+  )
+  np.testing.assert_allclose(steps.draft_prefill, [[0.0], [0.0051]])
   assert steps.total.shape == (2, 2)
 
 
@@ -210,7 +212,7 @@ def test_costs_of_before_the_intake_was_measured(tmp_path, caplog):
   path = tmp_path / 'costs.json'
   storage.save(path, measured.fit(KEY, old))
   loaded = storage.load(path, KEY)
-  assert loaded.predict(4, 16, 1000, 3, takes_in=True).intake == 0
+  assert loaded.predict(4, 16, 1000, 3, prefills_draft=True).draft_prefill == 0
   assert not loaded.drafts_by_model
   assert 'how long a draft model takes for prompts' in caplog.text
 

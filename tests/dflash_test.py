@@ -170,7 +170,7 @@ def logits_of(target, draft, texts, first_parts):
 
   first_parts = np.array(first_parts)
   call = {'params': draft.params, 'config': draft.config}
-  cache = draft_block.take_in(
+  cache = draft_block.prefill(
     cache=cache, context=context(0 * lengths, first_parts), **call
   )
   tables = np.pad(table, ((0, 0), (0, num_spare)))

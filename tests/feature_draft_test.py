@@ -145,7 +145,7 @@ def test_padded_splits():
   width = len(FEATURE_LAYERS) * CONFIG.embed_dim
   shape = texts.features.sharding.shard_shape(texts.features.shape)
   assert shape[2] == width // 2
-  (_, sent), _ = unread_tokens.news_of(
+  (_, sent), _ = unread_tokens.unread_of(
     texts, num_read, jnp.ones_like(num_read, bool), num_nodes=TREE.num_nodes
   )
   assert sent.sharding.is_fully_replicated

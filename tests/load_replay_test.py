@@ -26,7 +26,7 @@ from swiftspec_jax.simulator.load_metrics import LatencyTarget
 
 EAGLE = serving_cases.EAGLE_8B.monotone()
 COSTS = dataclasses.replace(
-  EAGLE, draft=dataclasses.replace(EAGLE.draft, intake=0.01)
+  EAGLE, draft=dataclasses.replace(EAGLE.draft, draft_prefill=0.01)
 )
 TARGET = LatencyTarget(ttft=1.0, tpot=0.05)
 NUM_REQUESTS = 12
@@ -89,7 +89,7 @@ def test_replay_is_the_simulation():
     )
     assert figures == expected
     assert len(records) > 20
-    num_chunks = sum(record.takes_in for record in records)
+    num_chunks = sum(record.prefills_draft for record in records)
     assert (num_chunks > 0) == isinstance(policy, FixedLength)
     means[policy] = figures['mean_e2e_latency']
   assert len(set(means.values())) == 3

@@ -432,7 +432,7 @@ def test_prompts_are_never_late(good_pair):
 
   def draft(view, lengths, texts):
     drafts = draft_fn(view, lengths, texts)
-    late.append(drafts.takes_in or drafts.is_late is not None)
+    late.append(drafts.prefills_draft or drafts.is_late is not None)
     return drafts
 
   engine.drafter.draft = draft

@@ -70,7 +70,7 @@ class VirtualTime:
       self._buckets,
       record.draft_plan,
       record.step,
-      takes_in=record.takes_in,
+      prefills_draft=record.prefills_draft,
     )
     self._now += seconds
     return self._now, seconds

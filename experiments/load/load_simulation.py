@@ -25,7 +25,7 @@ def step_error(costs: MeasuredCosts, record: StepRecord) -> float:
     costs.key.buckets,
     record.draft_plan,
     record.step,
-    takes_in=record.takes_in,
+    prefills_draft=record.prefills_draft,
   )
   return abs(predicted / record.seconds - 1)
 

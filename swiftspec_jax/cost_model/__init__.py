@@ -21,12 +21,12 @@ class StepSeconds:
   draft: Numbers
   target: Numbers
   overhead: Numbers
-  intake: Numbers = 0.0
+  draft_prefill: Numbers = 0.0
 
   @property
   def total(self) -> Numbers:
     """Seconds of the step."""
-    return self.draft + self.target + self.overhead + self.intake
+    return self.draft + self.target + self.overhead + self.draft_prefill
 
 
 class CostModel(Protocol):
@@ -40,7 +40,7 @@ class CostModel(Protocol):
     num_draft_steps: Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
-    takes_in: bool | np.ndarray = False,
+    prefills_draft: bool | np.ndarray = False,
   ) -> StepSeconds:
     """Returns the seconds of steps; tokens and forwards broadcast.
 
@@ -51,6 +51,6 @@ class CostModel(Protocol):
       num_draft_steps: forwards of the draft, 0 for plain decoding.
       finds_drafts: whether drafting, where there is any, gives drafts to
         verify: a lookup may find none. Broadcasts with the forwards.
-      takes_in: whether a draft model reads a chunk of late tokens before
-        (`serving.intake`). Broadcasts with the forwards, too.
+      prefills_draft: whether a draft model reads a chunk of late tokens before
+        (`drafters.models.draft_prefill`). Broadcasts with the forwards, too.
     """

@@ -40,7 +40,7 @@ class DraftCoefficients:
     steps: seconds for each forward.
     fixed: seconds for each draft.
     target_share: share of the target's time, for drafters that are no model.
-    intake: seconds for a chunk of late tokens.
+    draft_prefill: seconds for a chunk of late tokens.
   """
 
   kv: float = 0.0
@@ -48,7 +48,7 @@ class DraftCoefficients:
   steps: float = 0.0
   fixed: float = 0.0
   target_share: float = 0.0
-  intake: float = 0.0
+  draft_prefill: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class LinearCosts:
   @property
   def drafts_by_model(self) -> bool:
     """Whether a draft model has to read texts, and what that costs."""
-    return self.draft.intake > 0
+    return self.draft.draft_prefill > 0
 
   def predict(
     self,
@@ -79,7 +79,7 @@ class LinearCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
-    takes_in: bool | np.ndarray = False,
+    prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     target, draft = self.target, self.draft
     is_speculative = np.greater(num_draft_steps, 0)
@@ -97,7 +97,7 @@ class LinearCosts:
       draft=is_speculative * drafting,
       target=forward,
       overhead=self.overhead_share * is_speculative * forward,
-      intake=draft.intake * np.asarray(takes_in),
+      draft_prefill=draft.draft_prefill * np.asarray(prefills_draft),
     )
 
   def monotone(self) -> 'LinearCosts':

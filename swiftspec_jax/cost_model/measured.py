@@ -82,7 +82,7 @@ class MeasuredCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
-    takes_in: bool | np.ndarray = False,
+    prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     parts = self.parts
     if self.is_extrapolated(kv_tokens):
@@ -96,14 +96,16 @@ class MeasuredCosts:
     plain = parts['plain'](num_rows, 0, kv_tokens)
     draft = parts['draft'](num_rows, num_draft_steps, kv_tokens)
     overhead = parts['overhead'](num_rows, num_query_tokens, 0)
-    intake = 0.0
-    if 'intake' in parts and np.any(takes_in):
-      intake = np.where(takes_in, parts['intake'](num_rows, 0, kv_tokens), 0.0)
+    draft_prefill = 0.0
+    if 'intake' in parts and np.any(prefills_draft):
+      draft_prefill = np.where(
+        prefills_draft, parts['intake'](num_rows, 0, kv_tokens), 0.0
+      )
     return cost_model.StepSeconds(
       draft=np.where(is_speculative, draft, 0.0),
       target=np.where(is_plain, plain, forward),
       overhead=np.where(verifies, overhead, 0.0),
-      intake=intake,
+      draft_prefill=draft_prefill,
     )
 
   @property

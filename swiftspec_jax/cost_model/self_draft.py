@@ -54,9 +54,9 @@ class SelfDraftCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
-    takes_in: bool | np.ndarray = False,
+    prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
-    del takes_in  # the cache is the target's
+    del prefills_draft  # the cache is the target's
     found = self.costs.predict(
       num_rows,
       num_query_tokens,

@@ -126,7 +126,7 @@ class EngineDrafter(Protocol):
     """For results, and for what costs depend on."""
 
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    """Returns `Intake.num_unread_tokens`; asked in each step before drafts."""
+    """Returns the unread tokens of a view; asked in each step before drafts."""
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
@@ -216,7 +216,7 @@ class EngineDrafter(Protocol):
       length: length of all drafts, at least 1.
     """
 
-  def trial_intake(self, num_rows: int, num_known: int) -> None:
+  def trial_prefill(self, num_rows: int, num_known: int) -> None:
     """Reads a chunk of late tokens and waits, to measure the time.
 
     Only without requests.
@@ -251,7 +251,7 @@ class NothingToRead:
   def reset(self) -> None:
     pass
 
-  def trial_intake(self, num_rows, num_known) -> None:
+  def trial_prefill(self, num_rows, num_known) -> None:
     del num_rows, num_known
 
 

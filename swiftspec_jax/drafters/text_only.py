@@ -63,7 +63,7 @@ class TextOnly:
     )
     self._num_read = np.zeros(shape[0], np.int64)  # tokens of the target's text
 
-  def _take_in(self, view: policies.StepView, texts: SlotTexts) -> None:
+  def _prefill(self, view: policies.StepView, texts: SlotTexts) -> None:
     """Copies what is new in the texts of a view."""
     own = self._texts
     is_new = own.slot_generations != texts.slot_generations
@@ -101,13 +101,13 @@ class TextOnly:
     return self._drafter.has_programs
 
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    self._take_in(view, texts)
+    self._prefill(view, texts)
     return self._drafter.num_unread_tokens(self._of_text(view), self._texts)
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    self._take_in(view, texts)
+    self._prefill(view, texts)
     return self._drafter.draft(self._of_text(view), lengths, self._texts)
 
   def overlap(
@@ -141,8 +141,8 @@ class TextOnly:
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     self._drafter.trial(num_rows, num_known, length)
 
-  def trial_intake(self, num_rows: int, num_known: int) -> None:
-    self._drafter.trial_intake(num_rows, num_known)
+  def trial_prefill(self, num_rows: int, num_known: int) -> None:
+    self._drafter.trial_prefill(num_rows, num_known)
 
 
 class TextOnlyHost(TextOnly, HostDrafter):

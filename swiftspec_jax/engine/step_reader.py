@@ -154,7 +154,7 @@ class StepReader:
       num_levels=np.minimum(verdicts.num_levels, lengths)[rows],
       num_accepted=accepted[: step.num_decoding],
       draft_plan=unread.plan,
-      takes_in=unread.drafts.takes_in,
+      prefills_draft=unread.drafts.prefills_draft,
       step=step,
       ended=ended,
       time=end,
@@ -242,7 +242,7 @@ def _tell_drafter(step: _ReadStep, drafter: EngineDrafter) -> None:
   drafter.commit(view, drafted, verified, accepted, rows)
   if step.report is None:
     return
-  does_more = view.num_prefill_tokens or unread.drafts.takes_in
+  does_more = view.num_prefill_tokens or unread.drafts.prefills_draft
   drafter.observe(
     drafted[rows],
     verified[rows],

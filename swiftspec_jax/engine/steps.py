@@ -32,7 +32,8 @@ class StepRecord:
     num_forwards: draft forwards between a verdict and the next proposal, for
       which the target waited.
     draft_plan: plan of the policy, late rows left out.
-    takes_in: whether the draft model read a chunk of late tokens, see `Intake`.
+    prefills_draft: whether the draft model read a chunk of late tokens,
+      see `DraftPrefill`.
     step: plan that was run; rows that decode lead.
     ended: i64[F] requests whose output is complete.
   """
@@ -44,7 +45,7 @@ class StepRecord:
   seconds: float
   host_seconds: float
   draft_plan: policies.DraftPlan
-  takes_in: bool
+  prefills_draft: bool
   step: StepPlan
   ended: np.ndarray
   outcomes: np.ndarray = dataclasses.field(

@@ -23,7 +23,7 @@ _FIRST_CLASS = 1023 << 2  # of 1.0
 _NUM_CLASSES = 32
 # A text that a draft model reads is of use in many steps: each is charged
 # this share of the time that it takes.
-_INTAKE_SHARE = 1 / 64
+_PREFILL_SHARE = 1 / 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ def score(
     kv_tokens=int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
     num_draft_steps=draft_steps[:, None],
     finds_drafts=lengths[:, None] > 0,
-    takes_in=(draft_steps[:, None] > 0) & (view.num_unread_tokens > 0),
+    prefills_draft=(draft_steps[:, None] > 0) & (view.num_unread_tokens > 0),
   )
   measure = _beside_prompts if view.num_prefill_tokens else _alone
   # Rows that must not be drafted for are not asked.
@@ -99,8 +99,8 @@ def _spread(view, predict):
   if not view.num_unread_tokens:
     return 0.0
   num_chunks = view.num_unread_tokens / view.buckets.max_query_tokens
-  intake = predict(view.buckets.query_token_array[:1]).intake
-  return (1 - _INTAKE_SHARE * max(num_chunks, 1)) * intake
+  draft_prefill = predict(view.buckets.query_token_array[:1]).draft_prefill
+  return (1 - _PREFILL_SHARE * max(num_chunks, 1)) * draft_prefill
 
 
 def _alone(view, counts, sums, predict, coverage, num_asked):

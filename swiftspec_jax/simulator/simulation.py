@@ -9,7 +9,7 @@ import numpy as np
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.drafters.models.intake import Intake
+from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.scheduling.step_plan import StepPlan
@@ -67,13 +67,13 @@ def simulate(
     config: configuration of the engine.
     costs: costs of its steps.
     drafts_by_model: whether a draft model has to read the texts, see
-      `serving.intake`.
+      `drafters.models.draft_prefill`.
 
   Raises:
     UserError: a request does not fit into the engine.
   """
   scheduler = Scheduler(config)
-  intake = Intake(config.buckets) if drafts_by_model else None
+  draft_prefill = DraftPrefill(config.buckets) if drafts_by_model else None
   recorder = load_metrics.LoadRecorder(
     arrivals.times, config.buckets.max_length, arrivals.slo_tpots
   )
@@ -103,7 +103,14 @@ def simulate(
       time = arriving[1][0]
       continue
     time += _run_step(
-      scheduler, intake, view, acceptance, policy, seconds_of, recorder, time
+      scheduler,
+      draft_prefill,
+      view,
+      acceptance,
+      policy,
+      seconds_of,
+      recorder,
+      time,
     )
     peak_pages = max(peak_pages, config.num_pages - scheduler.num_free_pages)
   return Simulation(
@@ -119,7 +126,7 @@ def step_seconds(
   plan: policies.DraftPlan,
   step: StepPlan,
   *,
-  takes_in: bool = False,
+  prefills_draft: bool = False,
 ) -> float:
   """Returns how long a whole step will take.
 
@@ -129,7 +136,7 @@ def step_seconds(
     plan: plan of the policy; drafting is paid for even if it finds
       nothing.
     step: step that is run.
-    takes_in: whether a draft model reads a chunk of late tokens.
+    prefills_draft: whether a draft model reads a chunk of late tokens.
   """
   longest = int(plan.lengths.max(initial=0))
   predicted = costs.predict(
@@ -138,14 +145,14 @@ def step_seconds(
     step.kv_tokens,
     buckets.steps_of(longest),
     finds_drafts=bool(step.lengths.any()),
-    takes_in=takes_in,
+    prefills_draft=prefills_draft,
   )
   return float(predicted.total)
 
 
 def _run_step(
   scheduler: Scheduler,
-  intake: Intake | None,
+  draft_prefill: DraftPrefill | None,
   view: policies.StepView,
   acceptance: Acceptance,
   policy: policies.Policy,
@@ -155,28 +162,33 @@ def _run_step(
 ) -> float:
   """Runs a step from `time` on; returns its seconds."""
   num_output = recorder.num_output[view.request_ids]
-  if intake is not None:
-    count = intake.num_unread_tokens(view, scheduler.slot_generations)
+  if draft_prefill is not None:
+    count = draft_prefill.num_unread_tokens(view, scheduler.slot_generations)
     view = dataclasses.replace(view, num_unread_tokens=count)
   if np.isfinite(view.slo_tpots).any():
     # A prompt of one token decodes at once.
     first = np.where(num_output > 0, recorder.first[view.request_ids], time)
     view = dataclasses.replace(view, decode_seconds=time - first)
   view, plan = policies.ask(policy, view)
-  takes_in = False
-  if intake is not None:
-    taken = intake.plan(view, plan.lengths)
-    intake.take(view, taken)
-    plan, takes_in = plan.without(~taken.is_ready), bool(taken.chunks.any())
+  prefills_draft = False
+  if draft_prefill is not None:
+    taken = draft_prefill.plan(view, plan.lengths)
+    draft_prefill.take(view, taken)
+    plan, prefills_draft = (
+      plan.without(~taken.is_ready),
+      bool(taken.chunks.any()),
+    )
   drafts = acceptance.draft(view, num_output, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
-  seconds = seconds_of(plan, step, takes_in=takes_in)
+  seconds = seconds_of(plan, step, prefills_draft=prefills_draft)
   verified = step.lengths[: step.num_decoding]
   accepted, ranks = acceptance.verify(view, num_output, verified)
-  if intake is not None and ranks is None:
+  if draft_prefill is not None and ranks is None:
     # The last token of a chain was not fed.
-    intake.keep(view, np.minimum(accepted, np.maximum(drafts.lengths - 1, 0)))
+    draft_prefill.keep(
+      view, np.minimum(accepted, np.maximum(drafts.lengths - 1, 0))
+    )
   num_accepted = np.zeros(len(step.slots), np.int64)
   num_accepted[: step.num_decoding] = accepted
   recorder.note_step(plan, step, accepted, time + seconds, seconds)

@@ -37,7 +37,8 @@ class SlotDrafts:
       are trees.
     trees: packed `types.TreeProposal` of the slots, on the host or on the
       devices; None where drafts are chains.
-    takes_in: whether a chunk of late tokens was read before, see `Intake`.
+    prefills_draft: whether a chunk of late tokens was read before,
+      see `DraftPrefill`.
     is_late: bool[B] rows without a draft, as their text is not read yet;
       None if there are none.
     search: lookup whose results are the chains or trees, and `num_found`; None
@@ -49,7 +50,7 @@ class SlotDrafts:
   drafts: policies.Drafts
   chains: types.Array | None = None
   trees: types.Array | None = None
-  takes_in: bool = False
+  prefills_draft: bool = False
   is_late: np.ndarray | None = None
   search: Search | None = None
   num_found: jax.Array | None = None

@@ -30,7 +30,7 @@ class Texts:
 
 
 @functools.partial(jax.jit, static_argnames='num_nodes')
-def news_of(
+def unread_of(
   texts: Texts, num_read: jax.Array, follows: jax.Array, *, num_nodes: int
 ) -> tuple[types.PackedVerified, jax.Array]:
   """Returns what a draft has not read of the texts that it follows.
@@ -42,7 +42,7 @@ def news_of(
     num_nodes: T; static.
 
   Returns:
-    News for the draft, and `num_read` afterwards.
+    Tokens for the draft, and `num_read` afterwards.
   """
   places = num_read[:, None] + jnp.arange(num_nodes)[None]
   num_new = jnp.where(follows, texts.lengths - num_read, 0)

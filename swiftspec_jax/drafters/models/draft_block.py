@@ -46,7 +46,7 @@ class Context:
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
-def take_in(
+def prefill(
   params: Params,
   cache: paged.PagedCache,
   context: Context,
@@ -103,7 +103,7 @@ def block_logits(
   Returns:
     The cache, and logits f32[R, D, V'] of the draft's output vocabulary.
   """
-  cache = take_in(params, cache, context, config=config)
+  cache = prefill(params, cache, context, config=config)
   hidden, cache = target_forward.forward(
     params,
     config,
@@ -152,7 +152,7 @@ class _BlockForwards(ModelDrafter):
     size = self._model.config.block.num_drafts + 1
     return -(-size // self._sizes.scheduler.page_size)
 
-  def _take_in(
+  def _prefill(
     self,
     slots: np.ndarray,
     starts: np.ndarray,
@@ -161,7 +161,7 @@ class _BlockForwards(ModelDrafter):
   ) -> None:
     num_tokens = self._sizes.scheduler.buckets.max_query_tokens
     self.cache = self._call(
-      take_in,
+      prefill,
       self._model.params,
       self.cache,
       self._context(num_tokens, slots, starts, counts, texts),

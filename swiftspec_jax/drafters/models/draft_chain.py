@@ -121,7 +121,7 @@ class ChainDrafter(ModelDrafter):
       return
     # The last token of a draft was not fed.
     kept = np.minimum(accepted, np.maximum(drafted - 1, 0))
-    self._intake.keep(view, kept)
+    self._draft_prefill.keep(view, kept)
 
   def _num_steps(self, length: int) -> int:
     return length - 1

@@ -46,7 +46,7 @@ class TargetFeatures:
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
-def take_in(
+def prefill(
   params: Params,
   cache: paged.PagedCache,
   batch: RaggedBatch,
@@ -88,10 +88,10 @@ def first_logits(
 
   Args:
     params: parameters of the draft.
-    cache: same as in `take_in`.
-    batch: same as in `take_in`.
-    token_ids: same as in `take_in`.
-    features: same as in `take_in`.
+    cache: same as in `prefill`.
+    batch: same as in `prefill`.
+    token_ids: same as in `prefill`.
+    features: same as in `prefill`.
     rows: rows to draft for.
     config: configuration of the draft; static.
 

@@ -3,7 +3,7 @@
 Its keys and values lie in pages of its own under the numbers of the target's
 pages. It reads what it misses of a text when a draft is wanted, so steps
 without drafts cost it nothing: the prompt, what was decoded without it, or all
-of a request that was preempted, a chunk a step (`intake`).
+of a request that was preempted, a chunk a step (`draft_prefill`).
 
 A draft may read features of its target (EAGLE-3 style). Those of the known
 tokens lie in the target's cache, so they are there whenever the draft catches
@@ -27,9 +27,12 @@ from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
   TargetFeatures,
   first_logits,
-  take_in,
+  prefill,
 )
-from swiftspec_jax.drafters.models.intake import Intake, IntakePlan
+from swiftspec_jax.drafters.models.draft_prefill import (
+  DraftPrefill,
+  PrefillPlan,
+)
 from swiftspec_jax.model import Model
 from swiftspec_jax.step import (
   ahead_of_time,
@@ -80,7 +83,7 @@ class ModelDrafter:
       model.mesh,
     )
     self._argument = target.argument  # the devices are the same
-    self._intake = Intake(config.buckets, self._num_unread)
+    self._draft_prefill = DraftPrefill(config.buckets, self._num_unread)
     self._call = ahead_of_time.call
 
   @property
@@ -90,27 +93,27 @@ class ModelDrafter:
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    plan = self._intake.plan(view, lengths)
+    plan = self._draft_prefill.plan(view, lengths)
     if plan.chunks.any():
       fed = np.flatnonzero(plan.chunks)
-      self._take_in(view.slots[fed], plan.starts[fed], plan.chunks[fed], texts)
+      self._prefill(view.slots[fed], plan.starts[fed], plan.chunks[fed], texts)
     is_late = (lengths > 0) & ~plan.is_ready
     lengths = np.where(plan.is_ready, lengths, 0)
     if lengths.any():
       drafts = self._draft_ready(view, plan, lengths, texts)
     else:
       drafts = self._target.without_drafts(lengths)
-    self._intake.take(view, plan)
+    self._draft_prefill.take(view, plan)
     return dataclasses.replace(
       drafts,
-      takes_in=bool(plan.chunks.any()),
+      prefills_draft=bool(plan.chunks.any()),
       is_late=is_late if is_late.any() else None,
     )
 
   def _draft_ready(
     self,
     view: policies.StepView,
-    plan: IntakePlan,
+    plan: PrefillPlan,
     lengths: np.ndarray,
     texts: SlotTexts,
   ) -> SlotDrafts:
@@ -136,7 +139,7 @@ class ModelDrafter:
     return self._slot_drafts(view, lengths, found)
 
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    return self._intake.num_unread_tokens(view, texts.slot_generations)
+    return self._draft_prefill.num_unread_tokens(view, texts.slot_generations)
 
   def overlap(
     self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
@@ -166,7 +169,7 @@ class ModelDrafter:
       slot_sampling.SamplingLevel.TEMPERATURE,
     ):
       self._run_made_up(flat, starts, counts, lengths, level)
-    self.trial_intake(flat.num_rows, longest)
+    self.trial_prefill(flat.num_rows, longest)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     buckets = self._sizes.scheduler.buckets
@@ -181,12 +184,12 @@ class ModelDrafter:
       slot_sampling.SamplingLevel.GREEDY,
     )
 
-  def trial_intake(self, num_rows: int, num_known: int) -> None:
+  def trial_prefill(self, num_rows: int, num_known: int) -> None:
     budget = self._sizes.scheduler.buckets.max_query_tokens
     counts = np.full(num_rows, min(budget // num_rows, num_known))
     starts = num_known - counts
     slots, texts = np.arange(num_rows), self._made_up_texts()
-    self._take_in(slots, starts, counts, texts)
+    self._prefill(slots, starts, counts, texts)
     jax.block_until_ready(self.cache)
 
   def _run_made_up(
@@ -207,7 +210,7 @@ class ModelDrafter:
       self._sizes.scheduler.max_context, self._sizes.made_up_pages()
     )
 
-  def _take_in(
+  def _prefill(
     self,
     slots: np.ndarray,
     starts: np.ndarray,
@@ -223,7 +226,7 @@ class ModelDrafter:
     )
     fed = self._fed(sizes, slots, starts, counts, texts)
     self.cache = self._call(
-      take_in,
+      prefill,
       self._model.params,
       self.cache,
       *fed,

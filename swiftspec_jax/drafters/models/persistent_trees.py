@@ -189,7 +189,7 @@ class PersistentTreeDrafter:
   ) -> SlotDrafts:
     late = np.flatnonzero(self._is_late(view) & (lengths > 0))
     if len(late):
-      self._take_in(view, late, texts)
+      self._prefill(view, late, texts)
     is_late = self._is_late(view) & (lengths > 0)
     lengths = np.where(is_late, 0, lengths)
     drafts = self._target.without_drafts(lengths)
@@ -197,7 +197,7 @@ class PersistentTreeDrafter:
       drafts = self._follow(view, lengths, texts)
     return dataclasses.replace(
       drafts,
-      takes_in=bool(len(late)),
+      prefills_draft=bool(len(late)),
       is_late=is_late if is_late.any() else None,
     )
 
@@ -273,7 +273,7 @@ class PersistentTreeDrafter:
     texts = self._target.texts(self._no_pages)
     jax.block_until_ready(self._advance(budgets, texts, follows=False))
 
-  def trial_intake(self, num_rows: int, num_known: int) -> None:
+  def trial_prefill(self, num_rows: int, num_known: int) -> None:
     del num_rows  # one after the other
     size = self._chunk_sizes[-1]
     texts = self._target.texts(self._no_pages)
@@ -324,7 +324,7 @@ class PersistentTreeDrafter:
       trees=trees,
     )
 
-  def _take_in(
+  def _prefill(
     self, view: policies.StepView, rows: np.ndarray, texts: SlotTexts
   ) -> None:
     """Enqueues what late rows of the view read, the shortest rests first.

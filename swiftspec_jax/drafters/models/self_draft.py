@@ -263,7 +263,7 @@ class TargetChains(ChainDrafter):
       )
     )
 
-  def trial_intake(self, num_rows: int, num_known: int) -> None:
+  def trial_prefill(self, num_rows: int, num_known: int) -> None:
     del num_rows, num_known  # nothing is ever late
 
   def _run_made_up(

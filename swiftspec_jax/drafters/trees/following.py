@@ -52,7 +52,7 @@ def follow(params, state, verified, wait_from, config, tree_config):
     state = state.replace(cache=cache)
   num_missing = verified.num_tokens - moved.num_committed
   with jax.named_scope('take_in'):
-    state, num_missing, num_take_ins = _take_in(
+    state, num_missing, num_prefills = _prefill(
       params, state, verified, num_missing, config, tree_config
     )
   with jax.named_scope('restart'):
@@ -63,7 +63,7 @@ def follow(params, state, verified, wait_from, config, tree_config):
       lambda now: restart_rows(params, now, is_new, config, tree_config),
       state,
     )
-  num_forwards = restart.is_waited_for.astype(jnp.int32) + num_take_ins
+  num_forwards = restart.is_waited_for.astype(jnp.int32) + num_prefills
   return state, verified, restart, num_forwards
 
 
@@ -116,7 +116,7 @@ def _reroot(state, verified):
   return state.replace(tree=tree, outcome=outcome), moved
 
 
-def _take_in(params, state, verified, num_missing, config, tree_config):
+def _prefill(params, state, verified, num_missing, config, tree_config):
   """Takes accepted tokens without keys and values into the cache, but one.
 
   A chain may be sent before the draft has seen it. Rows that lack more than

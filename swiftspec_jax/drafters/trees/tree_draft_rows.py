@@ -249,7 +249,7 @@ class TreeDraftRows:
     if (is_busy != self._is_busy).any():
       self._set_busy(is_busy)
     verified, self._num_read = self._call(
-      unread_tokens.news_of,
+      unread_tokens.unread_of,
       texts,
       self._num_read,
       self._array(tuple(is_busy & follows), bool, self._target_mesh),

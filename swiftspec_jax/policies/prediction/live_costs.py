@@ -68,9 +68,9 @@ class LiveCosts:
     num_draft_steps: cost_model.Numbers,
     *,
     finds_drafts: bool | np.ndarray = True,
-    takes_in: bool | np.ndarray = False,
+    prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
-    del kv_tokens, takes_in  # what was seen lately had about the same
+    del kv_tokens, prefills_draft  # what was seen lately had about the same
     drafts = np.greater(num_draft_steps, 0)
     verified = np.where(finds_drafts, _VERIFIED, _UNVERIFIED)
     seconds = self._believed[

@@ -9,12 +9,12 @@ import serving_cases as cases
 from decoding_cases import run
 
 import swiftspec_jax as ss
-from swiftspec_jax.drafters.models.intake import Intake
+from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 
-TENANTS = np.ones(4, np.int64)
+GENERATIONS = np.ones(4, np.int64)
 BUCKETS = cases.unpadded(4, max_length=2, max_query_tokens=10)
 
 
@@ -23,45 +23,45 @@ def view_of(kv_lengths, **fields):
   return dataclasses.replace(view, kv_lengths=np.array(kv_lengths))
 
 
-def step(intake, kv_lengths, lengths):
+def step(draft_prefill, kv_lengths, lengths):
   """Chunks of a step, and for which rows it drafts."""
   view = view_of(kv_lengths)
-  num_late = intake.num_unread_tokens(view, TENANTS)
-  plan = intake.plan(view, np.array(lengths))
-  intake.take(view, plan)
+  num_late = draft_prefill.num_unread_tokens(view, GENERATIONS)
+  plan = draft_prefill.plan(view, np.array(lengths))
+  draft_prefill.take(view, plan)
   return num_late, plan.chunks.tolist(), plan.is_ready.tolist()
 
 
 def test_a_step_takes_in_one_chunk():
-  intake = Intake(BUCKETS)
+  draft_prefill = DraftPrefill(BUCKETS)
   # The row that misses least comes first, and is ready at once.
-  assert step(intake, [25, 7], [2, 2]) == (32, [3, 7], [False, True])
-  assert step(intake, [25, 8], [2, 2]) == (22, [10, 0], [False, True])
+  assert step(draft_prefill, [25, 7], [2, 2]) == (32, [3, 7], [False, True])
+  assert step(draft_prefill, [25, 8], [2, 2]) == (22, [10, 0], [False, True])
   # A row that is not asked for waits.
-  assert step(intake, [25, 9], [0, 2]) == (12, [0, 0], [False, True])
-  assert step(intake, [25, 10], [2, 2]) == (12, [10, 0], [False, True])
+  assert step(draft_prefill, [25, 9], [0, 2]) == (12, [0, 0], [False, True])
+  assert step(draft_prefill, [25, 10], [2, 2]) == (12, [10, 0], [False, True])
   # The rest is no more than what an accepted draft leaves.
-  assert step(intake, [25, 11], [2, 2]) == (0, [0, 0], [True, True])
-  assert step(intake, [26, 12], [2, 2]) == (0, [0, 0], [True, True])
+  assert step(draft_prefill, [25, 11], [2, 2]) == (0, [0, 0], [True, True])
+  assert step(draft_prefill, [26, 12], [2, 2]) == (0, [0, 0], [True, True])
 
 
 def test_tokens_of_accepted_drafts_are_there_already():
-  intake = Intake(BUCKETS)
-  assert step(intake, [7], [2])[1] == [7]
-  intake.keep(view_of([7]), np.array([2]))
+  draft_prefill = DraftPrefill(BUCKETS)
+  assert step(draft_prefill, [7], [2])[1] == [7]
+  draft_prefill.keep(view_of([7]), np.array([2]))
   # Two tokens were kept, and the last known one comes with the draft.
-  assert intake.num_unread_tokens(view_of([13]), TENANTS) == 3
+  assert draft_prefill.num_unread_tokens(view_of([13]), GENERATIONS) == 3
 
 
 def test_another_request_in_the_slot_misses_everything():
-  intake = Intake(BUCKETS)
-  step(intake, [7], [2])
-  assert intake.num_unread_tokens(view_of([8]), TENANTS + 1) == 8
+  draft_prefill = DraftPrefill(BUCKETS)
+  step(draft_prefill, [7], [2])
+  assert draft_prefill.num_unread_tokens(view_of([8]), GENERATIONS + 1) == 8
 
 
 def test_rows_share_the_first_forward():
   """With the last known tokens, four rows would have 12 tokens of 10 in it."""
-  found = step(Intake(BUCKETS), [2] * 4, [2] * 4)
+  found = step(DraftPrefill(BUCKETS), [2] * 4, [2] * 4)
   assert found == (2, [0, 0, 0, 2], [True] * 4)
 
 
@@ -88,7 +88,7 @@ def test_a_prompt_delays_no_other_row():
     assert handle.result().token_ids == plain.token_ids
   # 59 tokens of the prompt, 5 of the other row that had no room for drafts
   # beside it, and a token of output for each chunk of 16.
-  chunks = [record for record in records if record.takes_in]
+  chunks = [record for record in records if record.prefills_draft]
   assert len(chunks) == 5
   # Meanwhile there are drafts for the other row alone.
   for record in chunks[:-1]:
@@ -100,9 +100,9 @@ def test_goodput_waits_for_a_text_that_is_worth_it():
   """Costs of a chunk are spread over the steps in which it is of use."""
   length = BUCKETS.max_length
 
-  def planned(intake, num_unread_tokens):
+  def planned(draft_prefill, num_unread_tokens):
     costs = cases.linear_costs(fixed=0.01, steps=0.001)
-    draft = dataclasses.replace(costs.draft, intake=intake)
+    draft = dataclasses.replace(costs.draft, draft_prefill=draft_prefill)
     policy = Goodput(dataclasses.replace(costs, draft=draft))
     view = cases.make_view(1, BUCKETS)
     view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)

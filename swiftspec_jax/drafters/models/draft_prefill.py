@@ -20,7 +20,7 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class IntakePlan:
+class PrefillPlan:
   """What a draft model reads before it drafts, and for whom it drafts.
 
   Attributes:
@@ -34,7 +34,7 @@ class IntakePlan:
   is_ready: np.ndarray
 
 
-class Intake:
+class DraftPrefill:
   """Counts the tokens of each slot that a draft model has in its cache."""
 
   def __init__(self, buckets: StepBuckets, num_unread: int | None = 0):
@@ -67,7 +67,7 @@ class Intake:
     missing = self._num_missing(view, view.limits)
     return int(missing[self._is_late(view, missing)].sum())
 
-  def plan(self, view: policies.StepView, lengths: np.ndarray) -> IntakePlan:
+  def plan(self, view: policies.StepView, lengths: np.ndarray) -> PrefillPlan:
     """Plans a step; `num_unread_tokens` was asked before.
 
     Args:
@@ -81,13 +81,13 @@ class Intake:
     chunks = np.zeros_like(missing)
     ends = np.minimum(np.cumsum(missing[late]), self._budget)
     chunks[late] = np.diff(ends, prepend=0)
-    return IntakePlan(
+    return PrefillPlan(
       starts=self._num_read(view),
       chunks=chunks,
       is_ready=(lengths > 0) & (~is_late | (chunks == missing)),
     )
 
-  def take(self, view: policies.StepView, plan: IntakePlan) -> None:
+  def take(self, view: policies.StepView, plan: PrefillPlan) -> None:
     """Notes that a plan was carried out, first forward included."""
     num_known = view.kv_lengths + 1 - self._num_unread
     taken = plan.starts + plan.chunks
