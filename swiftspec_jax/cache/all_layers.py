@@ -25,3 +25,10 @@ def apply(
     for i, new in zip(places, fn([arrays[i] for i in places]), strict=True):
       arrays[i] = new
   return {'keys': arrays[: len(keys)], 'values': arrays[len(keys) :]}
+
+
+def of_pairs(
+  pairs: Sequence[Sequence[jax.Array]],
+) -> dict[str, list[jax.Array]]:
+  """Returns `keys` and `values`, as fields of a cache, of one pair a layer."""
+  return {'keys': [k for k, _ in pairs], 'values': [v for _, v in pairs]}

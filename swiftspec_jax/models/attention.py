@@ -29,34 +29,30 @@ def rotates_alone(config: ModelConfig) -> bool:
   return not (config.use_qk_norm or config.irope or config.gemma4)
 
 
-def outputs(
+def heads(
   qkv: jax.Array,
   layer: Params,
   config: ModelConfig,
-  attend: Callable[..., jax.Array],
   encoding: tuple[jax.Array, jax.Array] | jax.Array,
   *,
   rotates: bool = False,
-) -> jax.Array:
-  """Returns what the tokens of a layer attend to: [B, T, G * Q * E].
+) -> tuple[jax.Array | None, ...]:
+  """Returns what an AttendFn takes of a layer, or a HeadsFn if it `rotates`.
 
   Args:
     qkv: [B, T, G, Q + 2, E] queries, key and value of each kv head, without
       biases; with fewer than two after the queries as `num_kv_parts` says.
     layer: parameters of the layer.
     config: sizes of the layer, of `ModelConfig.of_layer`.
-    attend: AttendFn, or a HeadsFn if it `rotates`, of this layer.
     encoding: cosines and sines f32[B, T, E / 2]; of a layer without rotation
       the factors f32[B, T] of the queries.
-    rotates: whether `attend` rotates queries and keys.
+    rotates: whether queries and keys are left to be rotated.
   """
   num_groups = config.num_query_groups
-  batch, length = qkv.shape[:2]
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
   if rotates:
-    with jax.named_scope('attention'):
-      return attend(qkv, *encoding).reshape(batch, length, -1)
+    return qkv, *encoding
   queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
   if config.num_kv_parts:
     # The same, where keys are values.
@@ -69,9 +65,7 @@ def outputs(
     scale = jnp.ones(config.head_dim)
     new_values = layers.rms_norm(new_values, scale, config.norm_eps)
   queries, new_keys = _encode_positions(queries, new_keys, config, encoding)
-  with jax.named_scope('attention'):
-    attended = attend(queries, new_keys, new_values)
-  return attended.reshape(batch, length, -1)
+  return queries, new_keys, new_values
 
 
 def _encode_positions(queries, keys, config, encoding):

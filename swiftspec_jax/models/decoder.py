@@ -17,7 +17,7 @@ from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
-from swiftspec_jax.cache import dense
+from swiftspec_jax.cache import all_layers, dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
   attention,
@@ -105,55 +105,53 @@ def forward_with_features(
       sharding=cache.sharding,
     )
     products = layer_products.on_devices(cache.sharding, kernels)
-  prefix_lengths = starts if attention_mask is None else cache.kv_lengths
-  keys, values = list(cache.keys), list(cache.values)
+  seen_by = _visibility(config, cache, starts, positions, attention_mask)
+  # Of all layers; the calls of a kind share a trace.
+  kept = list(zip(cache.keys, cache.values, strict=True))
+  share = functools.partial(jax.jit, static_argnames='is_sliding')
 
-  def seen_by(i):
-    mask, seen_from, window = attention_mask, positions, None
-    if config.is_sliding(i):
-      seen_from = layers.window_ends(positions, config)
-      window = config.sliding_window
-      if config.irope and mask is not None and mask.shape[2] == mask.shape[1]:
-        # A chunk may begin inside of the tree that a target verifies. A draft's
-        # rows are not its new tokens, and its nodes see all above them.
-        mask &= seen_from[:, :, None] - positions[:, None] < window
-    elif config.hides_first_token:
-      # No feature comes before the first token, so the pair does not exist:
-      # of a window of one row that ends at row 1, all see what is after it.
-      seen_from, window = jnp.ones_like(positions), 1
-    return prefix_lengths, mask, seen_from, window
+  @jax.jit
+  def write(pair, new):
+    return [dense.write(x, y, starts) for x, y in zip(pair, new, strict=True)]
 
-  def attend(i, queries, new_keys, new_values):
-    *seen, window = seen_by(i)
-    if new_keys is not None:
-      keys[i] = dense.write(cache.keys[i], new_keys, starts)
-      values[i] = dense.write(cache.values[i], new_values, starts)
-    kept = config.kv_layer(i)
+  @share
+  def attend_to(queries, pair, sinks, *, is_sliding):
+    *seen, window = seen_by(is_sliding)
     return attention_fn(
       queries,
-      keys[kept][:, :, :context],
-      values[kept][:, :, :context],
+      *(x[:, :, :context] for x in pair),
       *seen,
       scale=query_scale(config),
       window=window,
-      sinks=params['layers'][i].get('sinks'),
+      sinks=sinks,
     )
 
-  def attend_from_heads(i, heads, cos, sin):
-    *seen, window = seen_by(i)
-    attended, keys[i], values[i] = fused_api.fused_attention(
-      heads,
-      cos,
-      sin,
-      cache.keys[i],
-      cache.values[i],
+  @share
+  def attend_to_heads(heads_and_angles, pair, sinks, *, is_sliding):
+    *seen, window = seen_by(is_sliding)
+    attended, *written = fused_api.fused_attention(
+      *heads_and_angles,
+      *pair,
       starts,
       *seen,
-      params['layers'][i].get('sinks'),
+      sinks,
       scale=query_scale(config),
       window=window,
       implementation=config.kernels,
       sharding=cache.sharding,
+    )
+    return attended, written
+
+  def attend(i, queries, *new):
+    if new[0] is not None:
+      kept[i] = write(kept[i], new)
+    pair, sinks = kept[config.kv_layer(i)], params['layers'][i].get('sinks')
+    return attend_to(queries, pair, sinks, is_sliding=config.is_sliding(i))
+
+  def attend_from_heads(i, *heads_and_angles):
+    sinks, is_sliding = params['layers'][i].get('sinks'), config.is_sliding(i)
+    attended, kept[i] = attend_to_heads(
+      heads_and_angles, kept[i], sinks, is_sliding=is_sliding
     )
     return attended
 
@@ -169,7 +167,33 @@ def forward_with_features(
     features_before=features_before,
     feature_layers=feature_layers,
   )
-  return x, features, cache.replace(keys=keys, values=values)
+  return x, features, cache.replace(**all_layers.of_pairs(kept))
+
+
+def _visibility(config, cache, starts, positions, attention_mask):
+  """Returns a function of whether a layer has a window.
+
+  It returns what tokens of the layer see: i32[B] rows of the prefix, the mask,
+  and positions i32[B, T] at which a window ends, of that many rows.
+  """
+  prefix_lengths = starts if attention_mask is None else cache.kv_lengths
+
+  def seen_by(is_sliding):
+    mask, seen_from, window = attention_mask, positions, None
+    if is_sliding:
+      seen_from = layers.window_ends(positions, config)
+      window = config.sliding_window
+      if config.irope and mask is not None and mask.shape[2] == mask.shape[1]:
+        # A chunk may begin inside of the tree that a target verifies. A draft's
+        # rows are not its new tokens, and its nodes see all above them.
+        mask &= seen_from[:, :, None] - positions[:, None] < window
+    elif config.hides_first_token:
+      # No feature comes before the first token, so the pair does not exist:
+      # of a window of one row that ends at row 1, all see what is after it.
+      seen_from, window = jnp.ones_like(positions), 1
+    return prefix_lengths, mask, seen_from, window
+
+  return seen_by
 
 
 @_at_full_precision
@@ -226,25 +250,26 @@ def run_layers(
   pair = None
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
+  # Layers of the same shapes share a trace, and a function of the program.
+  share = functools.partial(jax.jit, static_argnames='config')
+  before = share(
+    functools.partial(_before_attention, rotates=attend_from_heads is not None)
+  )
+  after = share(functools.partial(_after_attention, products=products))
   # Of each layer, two arrays whose sum is its output.
   outputs, added = [], None
   for i, layer in enumerate(params['layers']):
     encoding = angles_by_kind[config.is_sliding(i)]
     if config.irope and i in config.irope.nope_layers:
       encoding = factors
+    of_layer = config.of_layer(i)
     with jax.named_scope(f'layer_{i}'):
-      x, added = _layer(
-        x,
-        added,
-        layer,
-        config.of_layer(i),
-        functools.partial(attend_from_heads or attend_fn, i),
-        products,
-        encoding,
-        pair if i == 0 else None,
-        inputs[i],
-        rotates=attend_from_heads is not None,
+      x, *heads = before(
+        x, added, layer, encoding, pair if i == 0 else None, config=of_layer
       )
+      with jax.named_scope('attention'):
+        attended = (attend_from_heads or attend_fn)(i, *heads)
+      x, added = after(x, attended, layer, inputs[i], config=of_layer)
     outputs.append((x, added))
   x = layer_products.add(x, added)
   if config.returns_normed:
@@ -331,17 +356,14 @@ def keys_and_values(
   context = layers.rms_norm(context, params['feature_norm'], config.norm_eps)
   keys, values = [], []
 
-  def attend(queries, new_keys, new_values):
-    keys.append(new_keys)
-    values.append(new_values)
-    return queries
-
   for i, layer in enumerate(params['layers']):
     angles = layers.rope_angles(
       positions, config, is_sliding=config.is_sliding(i)
     )
     qkv = layers.product(context, layer['qkv'])
-    attention.outputs(qkv, layer, config, attend, angles)
+    _, new_keys, new_values = attention.heads(qkv, layer, config, angles)
+    keys.append(new_keys)
+    values.append(new_values)
   return keys, values
 
 
@@ -350,25 +372,12 @@ def query_scale(config: ModelConfig) -> float:
   return config.query_scale or config.head_dim**-0.5
 
 
-def _layer(
-  x,
-  added,
-  layer,
-  config,
-  attend,
-  products,
-  encoding,
-  pair=None,
-  inputs=None,
-  *,
-  rotates,
-):
-  """One decoder layer over x + added [B, T, D]; returns the two of its output.
+def _before_attention(x, added, layer, encoding, pair, *, config, rotates):
+  """Returns x + added [B, T, D], and the results of `attention.heads`.
 
   That sum is left to the product after the next norm. `added` is None in front
-  of the first layer. `encoding` is as in `attention.outputs`. Where there is a
-  `pair`, it is the normed feature that is attended with beside x, and what is
-  added to in the place of x. `inputs` are of `gemma4.layer_inputs`.
+  of the first layer. Where there is a `pair`, it is the normed feature that is
+  attended with beside x, and what is added to in the place of x.
   """
   scale = layer['attention_norm']
   if pair is None:
@@ -380,9 +389,16 @@ def _layer(
     feature, x = pair
     normed = jnp.concatenate([normed, feature], axis=-1)
     qkv = layers.product(normed, layer['qkv'])
-  attended = attention.outputs(
-    qkv, layer, config, attend, encoding, rotates=rotates
-  )
+  return x, *attention.heads(qkv, layer, config, encoding, rotates=rotates)
+
+
+def _after_attention(x, attended, layer, inputs, *, config, products):
+  """Returns two arrays [B, T, D] whose sum is the output of a layer.
+
+  Attended [B, T, G, Q, E] is what its tokens attend to; `inputs` are of
+  `gemma4.layer_inputs`.
+  """
+  attended = attended.reshape(*attended.shape[:2], -1)
   attended = layer_products.project(attended, layer['attention_out'], products)
   if config.use_output_bias:
     attended = attended + layer['attention_out_bias'][None, None]

@@ -4,6 +4,8 @@ Legend: N tokens, X blocks, W tokens of a block, M tokens whose logits are
 wanted, D embed, V vocabulary.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +16,7 @@ from kernels_pallas.fused_paged_attention import api as fused_paged_api
 from kernels_pallas.paged_attention import api as paged_attention_api
 from kernels_pallas.tree_attention import api as tree_attention_api
 from swiftspec_jax import errors, sharding
-from swiftspec_jax.cache import dense, paged
+from swiftspec_jax.cache import all_layers, dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention, decoder, layer_products, layers
@@ -135,49 +137,61 @@ def forward(
     Hidden states [N, D] before the final norm, and the cache.
   """
   seen_by = _visibility(config, batch)
-  keys, values = [], []
+  options = {
+    'scale': decoder.query_scale(config),
+    'implementation': config.kernels,
+    'sharding': cache.sharding,
+  }
+  # Of all layers; the calls of a kind share a trace.
+  kept = [None] * config.num_layers
+  write = jax.jit(lambda pair, new: _written(cache, pair, new, batch))
+  share = functools.partial(jax.jit, static_argnames='kind')
 
-  def options_of(i):
-    return {
-      'scale': decoder.query_scale(config),
-      'sinks': params['layers'][i].get('sinks'),
-      'implementation': config.kernels,
-      'sharding': cache.sharding,
-    }
-
-  def attend(i, queries, new_keys, new_values):
-    if new_keys is not None:
-      keys.append(_written(cache, cache.keys[i], new_keys[0], batch))
-      values.append(_written(cache, cache.values[i], new_values[0], batch))
-    seen, window = seen_by(i)
-    kept = config.kv_layer(i)
+  @share
+  def attend_to(queries, pair, sinks, *, kind):
+    seen, window = seen_by(kind)
     attended = _attend(
       cache,
       batch,
       batch.in_blocks(queries[0]),
-      keys[kept],
-      values[kept],
+      *pair,
       seen,
+      sinks=sinks,
       window=window,
-      **options_of(i),
+      **options,
     )
     return batch.of_blocks(attended)[None]
 
-  def attend_from_heads(i, *heads_and_angles):
-    seen, window = seen_by(i)
+  @share
+  def attend_to_heads(heads_and_angles, pair, sinks, *, kind):
+    seen, window = seen_by(kind)
     attended, *written = _attend_from_heads(
       cache,
       batch,
       [x[0] for x in heads_and_angles],
-      cache.keys[i],
-      cache.values[i],
+      *pair,
       seen,
+      sinks=sinks,
       window=window,
-      **options_of(i),
+      **options,
     )
-    for kept, rows in zip((keys, values), written, strict=True):
-      kept.append(rows)
-    return attended[None]
+    return attended[None], tuple(written)
+
+  def attend(i, queries, *new):
+    if new[0] is not None:
+      kept[i] = write((cache.keys[i], cache.values[i]), [x[0] for x in new])
+    pair, sinks = kept[config.kv_layer(i)], params['layers'][i].get('sinks')
+    return attend_to(queries, pair, sinks, kind=_kind(config, i))
+
+  def attend_from_heads(i, *heads_and_angles):
+    pair, sinks = (
+      (cache.keys[i], cache.values[i]),
+      params['layers'][i].get('sinks'),
+    )
+    attended, kept[i] = attend_to_heads(
+      heads_and_angles, pair, sinks, kind=_kind(config, i)
+    )
+    return attended
 
   features_before, images = jax.tree.map(
     lambda array: array[None], (features_before, images)
@@ -196,14 +210,20 @@ def forward(
     feature_layers=cache.feature_layers,
     images=images,
   )
-  cache = cache.replace(keys=keys, values=values)
+  cache = cache.replace(**all_layers.of_pairs(kept[: config.num_kv_layers]))
   if features is not None:
     cache = _with_features(cache, features[0], batch)
   return hidden[0], cache
 
 
+def _kind(config, i):
+  """Returns whether a layer has a window, and whether its blocks are chains."""
+  is_causal = bool(config.block) and i in config.block.causal_layers
+  return config.is_sliding(i), is_causal
+
+
 def _visibility(config, batch):
-  """Returns a function of a layer: `seen` of `_attend`, and the window."""
+  """Returns a function of a `_kind`: `seen` of `_attend`, and the window."""
   positions = batch.in_blocks(batch.positions)
   ends = layers.window_ends(positions, config)
   if batch.num_skipped is not None:
@@ -211,16 +231,17 @@ def _visibility(config, batch):
     positions -= batch.num_skipped[:, None]
     ends -= batch.num_skipped[:, None]
 
-  def seen_by(i):
+  def seen_by(kind):
+    is_sliding, is_causal = kind
     mask, seen_from, window = batch.block_mask, positions, None
-    if config.is_sliding(i):
+    if is_sliding:
       seen_from, window = ends, config.sliding_window
       if mask is not None:
         # The nodes of a tree do not lie at their positions.
         mask &= ends[:, :, None] - positions[:, None] < window
     elif config.hides_first_token:  # as in `decoder.forward_with_features`
       seen_from, window = jnp.ones_like(positions), 1
-    if config.block and i in config.block.causal_layers and mask is not None:
+    if is_causal and mask is not None:
       mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
     return (positions[:, 0], mask, seen_from), window
 
@@ -236,11 +257,18 @@ def _with_features(cache, features, batch):
   return dense.write_features(cache, batch.in_blocks(features), starts)
 
 
-def _written(cache, stored, new, batch):
-  """Returns keys or values of a layer with those [N, G, E] of new tokens."""
+def _written(cache, pair, new, batch):
+  """Returns keys and values of a layer with those [N, G, E] of new tokens."""
   if isinstance(cache, paged.PagedCache):
-    return paged.write(stored, new, batch.places, cache.page_size)
-  return dense.write(stored, batch.in_blocks(new), _row_starts(cache, batch))
+    return [
+      paged.write(x, y, batch.places, cache.page_size)
+      for x, y in zip(pair, new, strict=True)
+    ]
+  starts = _row_starts(cache, batch)
+  return [
+    dense.write(x, batch.in_blocks(y), starts)
+    for x, y in zip(pair, new, strict=True)
+  ]
 
 
 def _row_starts(cache, batch):
