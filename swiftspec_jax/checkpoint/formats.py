@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax.checkpoint import end_tokens, hf, orbax
+from swiftspec_jax.checkpoint import hf, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
@@ -23,16 +23,20 @@ class Source:
 
   Attributes:
     config: configuration of the checkpoint.
-    tokenizer: tokenizer of the checkpoint; a draft for one target has its own.
+    read_tokenizer: function that returns the tokenizer of the checkpoint, or of
+      the target that a draft was made for.
     read_params: function that reads the parameters for a configuration.
     reads_target: whether that takes weights of the target, so that all
       processes must have a part in it.
+    end_token_ids: end tokens of sources that are sometimes left over from
+      another vocabulary.
   """
 
   config: ModelConfig
-  tokenizer: tokenizer_lib.Tokenizer
+  read_tokenizer: Callable[[], tokenizer_lib.Tokenizer]
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
   reads_target: bool = False
+  end_token_ids: tuple[int, ...] = ()
 
 
 class Format(NamedTuple):
@@ -50,17 +54,21 @@ class Format(NamedTuple):
 def _open_gguf(path: pathlib.Path, _: Model | None) -> Source:
   try:  # other models need no package for these files
     from swiftspec_jax.checkpoint import gguf as gguf_lib
-    from swiftspec_jax.checkpoint import gguf_tokenizer
   except ModuleNotFoundError as error:
     raise errors.UserError(
       f'{path} cannot be read without the package {error.name}; run `pip '
       f'install {error.name}`'
     ) from error
   file = gguf_lib.GGUFFile(path)
-  tokenizer = gguf_tokenizer.from_metadata(file.metadata)
+
+  def read_tokenizer():
+    from swiftspec_jax.checkpoint import gguf_tokenizer  # imports transformers
+
+    return gguf_tokenizer.from_metadata(file.metadata)
+
   return Source(
-    config=end_tokens.complete(file.config(), tokenizer),
-    tokenizer=tokenizer,
+    config=file.config(),
+    read_tokenizer=read_tokenizer,
     read_params=file.read_params,
   )
 
@@ -72,7 +80,7 @@ def _of_draft(module) -> Format:
     draft = module.open_draft(directory, target)
     return Source(
       config=draft.config,
-      tokenizer=draft.target.tokenizer,
+      read_tokenizer=lambda: draft.target.tokenizer,
       read_params=draft.read_params,
       reads_target=True,
     )
@@ -84,23 +92,25 @@ def _open_directory(directory: pathlib.Path, _: Model | None) -> Source:
   """Opens what `save` wrote, or a directory in Hugging Face layout."""
   is_own = orbax.is_checkpoint(directory)
   reader = orbax if is_own else hf
-  config = reader.read_config(directory)
+  return Source(
+    config=reader.read_config(directory),
+    read_tokenizer=functools.partial(_read_tokenizer, directory),
+    read_params=functools.partial(reader.read_params, directory),
+    end_token_ids=() if is_own else tuple(hf.end_token_ids(directory)),
+  )
+
+
+def _read_tokenizer(directory: pathlib.Path) -> tokenizer_lib.Tokenizer:
   import transformers  # here, as it takes long
 
   try:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    return transformers.AutoTokenizer.from_pretrained(directory)
   except (OSError, KeyError, TypeError, ValueError) as error:
     reason = str(error).partition('\n')[0]
     raise errors.UserError(
       f'{directory} has no usable tokenizer; its tokenizer.json belongs there '
       f'({reason})'
     ) from error
-  others = () if is_own else hf.end_token_ids(directory)
-  return Source(
-    config=end_tokens.complete(config, tokenizer, others),
-    tokenizer=tokenizer,
-    read_params=functools.partial(reader.read_params, directory),
-  )
 
 
 # The first one that matches.

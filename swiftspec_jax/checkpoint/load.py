@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ from kernels_pallas import dispatch, tuning
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
-from swiftspec_jax.checkpoint import find, formats, memory
+from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.checkpoint import end_tokens, find, formats, memory
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import shared_vocabulary
 from swiftspec_jax.model import Model
@@ -106,39 +108,37 @@ def load(
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = formats.open_source(find.find(name), draft_of)
-  if draft_of is not None and source.tokenizer is not draft_of.tokenizer:
-    source = _fit(source, name, draft_of)
-  config = dataclasses.replace(
-    source.config,
-    num_shards=mesh.devices.size,
-    num_sequence_shards=sequence_devices,
-    kernels=kernels,
-    weight_dtype=_weight_dtype(name, source.config, weight_dtype),
-  )
-  if rope_scaling is not None:
-    config = _stretched(name, config, rope_scaling, draft_of)
-    kind = rope_scaling_lib.kind_of(rope_scaling)
-    name = f'{name} ({kind} {rope_scaling["factor"]:g})'
-  if num_layers is not None:
-    config = config.with_layers(num_layers)
-    name = f'{name} ({num_layers} layers)'
-  if weight_dtype is not None:
-    name = f'{name} ({weight_dtype})'
-  mapped = config.weight_dtype == config_lib.STORED  # takes next to no memory
-  if not source.reads_target and not mapped:  # its tables are the target's
-    memory.warn_if_short(name, config, dtype, mesh)
-  place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
-  if mesh.local_devices or source.reads_target:
-    params = source.read_params(config, place)
-  else:
-    params = place(*params_lib.absent(config))
+  with futures.ThreadPoolExecutor(1) as pool:
+    reading = pool.submit(source.read_tokenizer)  # beside the weights
+    if draft_of is not None and reading.result() is not draft_of.tokenizer:
+      source = _fit(source, name, reading.result(), draft_of)
+    config = dataclasses.replace(
+      source.config,
+      num_shards=mesh.devices.size,
+      num_sequence_shards=sequence_devices,
+      kernels=kernels,
+      weight_dtype=_weight_dtype(name, source.config, weight_dtype),
+    )
+    if rope_scaling is not None:
+      config = _stretched(name, config, rope_scaling, draft_of)
+      kind = rope_scaling_lib.kind_of(rope_scaling)
+      name = f'{name} ({kind} {rope_scaling["factor"]:g})'
+    if num_layers is not None:
+      config = config.with_layers(num_layers)
+      name = f'{name} ({num_layers} layers)'
+    if weight_dtype is not None:
+      name = f'{name} ({weight_dtype})'
+    params = _read_params(source, name, config, dtype, mesh)
+    tokenizer = reading.result()
+  if not source.reads_target:
+    config = end_tokens.complete(config, tokenizer, source.end_token_ids)
   return Model(
     name=name,
     config=config,
     params=params,
     dtype=jnp.dtype(dtype),
     mesh=mesh,
-    tokenizer=source.tokenizer,
+    tokenizer=tokenizer,
   )
 
 
@@ -216,7 +216,29 @@ def _stretched(
   return found
 
 
-def _fit(source: formats.Source, name: str, target: Model) -> formats.Source:
+def _read_params(
+  source: formats.Source,
+  name: str,
+  config: ModelConfig,
+  dtype: jax.typing.DTypeLike,
+  mesh: Mesh,
+) -> params_lib.Params:
+  """Returns the parameters on the devices, as far as this host has any."""
+  mapped = config.weight_dtype == config_lib.STORED  # takes next to no memory
+  if not source.reads_target and not mapped:  # its tables are the target's
+    memory.warn_if_short(name, config, dtype, mesh)
+  place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
+  if mesh.local_devices or source.reads_target:
+    return source.read_params(config, place)
+  return place(*params_lib.absent(config))
+
+
+def _fit(
+  source: formats.Source,
+  name: str,
+  tokenizer: tokenizer_lib.Tokenizer,
+  target: Model,
+) -> formats.Source:
   """Returns a stand-alone draft with the vocabulary of its target."""
   stored = source.config
 
@@ -229,8 +251,5 @@ def _fit(source: formats.Source, name: str, target: Model) -> formats.Source:
     )
     return source.read_params(config, place)
 
-  return formats.Source(
-    config=shared_vocabulary.fit(stored, name, source.tokenizer, target),
-    tokenizer=source.tokenizer,
-    read_params=read_params,
-  )
+  config = shared_vocabulary.fit(stored, name, tokenizer, target)
+  return dataclasses.replace(source, config=config, read_params=read_params)

@@ -3,6 +3,8 @@
 import bisect
 import math
 import statistics
+import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -40,10 +42,8 @@ class LiveCosts:
       buckets: declared sizes of the engine.
       drafts_by_model: whether drafts take time, other than lookups.
     """
-    # Here, as the import takes long: not with this module, nor in a step.
-    from scipy import optimize
-
-    self._nnls = optimize.nnls
+    # It takes long: not with this module, nor in a step that is measured.
+    threading.Thread(target=_import_nnls, daemon=True).start()
     self._buckets = buckets
     self._drafts_by_model = drafts_by_model
     self._draft_steps = np.unique(buckets.draft_steps)
@@ -134,7 +134,7 @@ class LiveCosts:
     weights = np.sqrt(np.maximum(freshness, 1e-6))
     ridge = _RIDGE / medians.mean() * np.eye(features.shape[1])
     ridge[0] = 0  # the time of any step
-    coefficients, _ = self._nnls(
+    coefficients, _ = _import_nnls()(
       np.concatenate([features * weights[:, None], ridge]),
       np.concatenate([weights, np.zeros(len(ridge))]),
     )
@@ -143,6 +143,12 @@ class LiveCosts:
     shares = freshness * counts / (counts + 1)
     beliefs[is_seen] += shares * (medians - beliefs[is_seen])
     return beliefs
+
+
+def _import_nnls() -> Callable[..., tuple[np.ndarray, float]]:
+  from scipy import optimize
+
+  return optimize.nnls
 
 
 def _stride(size: int) -> int:
