@@ -9,7 +9,7 @@ warm-up.
 # many, so that steps of different sizes would differ in bfloat16.
 SMALLEST = 512
 # Tokens of a text that is not known yet, such as a prompt, in one step.
-CHUNKS = 32, 128, 512
+CHUNKS = 32, 64, 128, 512
 
 
 def context_of(size: int, capacity: int) -> int:
