@@ -9,7 +9,12 @@ if TYPE_CHECKING:
   from swiftspec_jax.checkpoint.drafts.speculators import save_draft
   from swiftspec_jax.checkpoint.load import load
   from swiftspec_jax.checkpoint.orbax import save
-  from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
+  from swiftspec_jax.config import (
+    ModelConfig,
+    SamplingParams,
+    StructuredOutputs,
+    TreeConfig,
+  )
   from swiftspec_jax.decoding import Decoder
   from swiftspec_jax.drafting.texts.prompt_lookup import PromptLookup
   from swiftspec_jax.errors import UserError
@@ -45,6 +50,7 @@ __all__ = [
   'SamplingParams',
   'SelfDraft',
   'SnapKVDraft',
+  'StructuredOutputs',
   'SuffixLookup',
   'Timeline',
   'TreeConfig',
@@ -75,6 +81,7 @@ _MODULES = {
   'SamplingParams': 'config',
   'SelfDraft': 'serving.drafters.models.self_draft',
   'SnapKVDraft': 'serving.drafters.models.snapkv_draft',
+  'StructuredOutputs': 'config',
   'SuffixLookup': 'serving.drafters.texts.suffix_lookup',
   'Timeline': 'timeline',
   'TreeConfig': 'config',

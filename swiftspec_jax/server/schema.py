@@ -14,6 +14,7 @@ from pydantic import Field
 from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 from swiftspec_jax.server.json_object import JsonObject, Neutral
 from swiftspec_jax.server.messages import Message
+from swiftspec_jax.server.structured import Grammar, ResponseFormat
 
 _NUM_SEEDS = 2**32
 _TokenId = Annotated[int, Field(strict=True, ge=0)]
@@ -91,6 +92,14 @@ class _Body(JsonObject):
     description='Seconds per output token that are good enough, for policies '
     'such as adaserve.',
   )
+  response_format: ResponseFormat | None = None
+  structured_outputs: Grammar | None = None
+
+  @pydantic.model_validator(mode='after')
+  def _check_grammars(self):
+    if self.response_format and self.structured_outputs:
+      raise ValueError('give response_format or structured_outputs, not both')
+    return self
 
   @pydantic.model_validator(mode='after')
   def _check_stream(self):
@@ -128,6 +137,7 @@ class _Body(JsonObject):
       UserError: a value is out of range.
     """
     seed = random.randrange(_NUM_SEEDS) if self.seed is None else self.seed
+    grammar = self.structured_outputs or self.response_format
     first = SamplingParams(
       temperature=self.temperature,
       top_k=max(self.top_k, 0),
@@ -148,6 +158,7 @@ class _Body(JsonObject):
       skip_special_tokens=self.skip_special_tokens,
       logprobs=self.with_logprobs,
       top_logprobs=self.num_top_logprobs,
+      structured_outputs=grammar and grammar.to_params(),
     )
     return [
       dataclasses.replace(first, seed=(seed + i) % _NUM_SEEDS)
