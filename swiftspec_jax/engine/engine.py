@@ -22,6 +22,7 @@ from swiftspec_jax import buckets, errors, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
+from swiftspec_jax.engine.grammar_steps import GrammarSteps
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.step_reader import StepReader
@@ -124,6 +125,9 @@ class Engine(Frontend):
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
     self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
+    self._grammars = GrammarSteps(
+      self._target, self._jobs, self.max_rows, self.max_draft_tokens
+    )
     self._reader = StepReader(
       self.scheduler,
       self._target,
@@ -187,7 +191,9 @@ class Engine(Frontend):
     wait until the programs of the next step are compiled.
     """
     if self._unread and (
-      self.scheduler.is_short or not self._unread[-1].step.num_decoding
+      self.scheduler.is_short
+      or not self._unread[-1].step.num_decoding
+      or self._unread[-1].has_grammar
     ):
       return False
     view = self.scheduler.begin_step()
@@ -197,11 +203,14 @@ class Engine(Frontend):
     if self._timeline is not None:
       self._timeline.start_round()
     self._assign()
-    view, plan = policies.ask(self.policy, self._described(view, start))
-    drafts = self._draft(view, plan)
+    forced = self._grammars.num_forced(view)
+    view, plan = policies.ask(self.policy, self._described(view, start), forced)
+    drafts = self._draft(view, plan, forced)
     if drafts.is_late is not None:
       plan = plan.without(drafts.is_late)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
+    if forced.any():
+      lengths = view.shortened(np.maximum(lengths, forced))
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
     verdicts, logprobs, found = self._dispatch(step, drafts)
@@ -216,6 +225,7 @@ class Engine(Frontend):
         (verdicts, logprobs, needed, drafts.num_found)
       ),
       start=start,
+      has_grammar=self._grammars.are_in(step),
     )
     self.drafter.overlap(view, unread.drafted, unread.verified)
     self._unread.append(unread)
@@ -242,13 +252,22 @@ class Engine(Frontend):
     return dataclasses.replace(view, **known)
 
   def _draft(
-    self, view: policies.StepView, plan: policies.DraftPlan
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    forced: np.ndarray,
   ) -> SlotDrafts:
-    """Drafts for the rows that the policy names."""
+    """Drafts for the rows that the policy names, i64[B] tokens being forced."""
     if not plan.lengths.any():
       return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
-    return self.drafter.draft(view, plan.lengths, self._texts)
+    # Nobody needs to guess what is known.
+    lengths = np.where(forced < plan.lengths, plan.lengths, 0)
+    if lengths.any():
+      drafts = self.drafter.draft(view, lengths, self._texts)
+    else:
+      drafts = self._target.without_drafts(lengths)
+    return self._grammars.restrict(view, drafts, plan.lengths)
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts
@@ -261,6 +280,7 @@ class Engine(Frontend):
       flat,
       drafts if step.lengths.any() else None,
       self._target.sampling.level(step.slots),
+      find_masks=self._grammars.mask_finder(step, flat),
     )
     if self._timeline is not None:
       after = 'proposal' if step.lengths.any() else None

@@ -149,11 +149,14 @@ def _run_parts(
   num_queries: int,
   level: SamplingLevel,
   sharding: NamedSharding,
+  find_masks: Callable[[], jax.Array] | None = None,
 ) -> tuple[Cache, Rows, jax.Array, types.Logprobs | None]:
   """Runs the parts of a step, each by `call`.
 
   Chains and trees are those of `SlotDrafts`; where there are trees, chains are
-  not looked at. The other arguments are those of the parts.
+  not looked at. `find_masks` returns the masks of `verify.restrict`; the host
+  works on them while the devices run the target. The other arguments are those
+  of the parts.
 
   Returns:
     The cache, and what `verify.verify` returns.
@@ -174,6 +177,8 @@ def _run_parts(
       flat=flat,
       num_queries=num_queries,
     )
+  if find_masks is not None:
+    logits = call(verify.restrict, logits, queries, find_masks())
   noise = None
   if level != SamplingLevel.GREEDY:
     noise = call(
@@ -487,6 +492,7 @@ class Target:
     drafts: SlotDrafts | None,
     level: SamplingLevel,
     least_found: int = 0,
+    find_masks: Callable[[], np.ndarray] | None = None,
   ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues a step; does not wait for it.
 
@@ -496,6 +502,8 @@ class Target:
       drafts: drafts of the step; None if nothing is verified.
       level: level of sampling.
       least_found: tokens that a lookup finds at least, to measure the time.
+      find_masks: function that returns the masks of `verify.restrict`, where
+        grammars restrict rows; the drafts are on the host then.
 
     Returns:
       Numbers and tokens, and log-probabilities, as `verify.verify` does; and
@@ -531,7 +539,9 @@ class Target:
       chains, num_found = self.find(search)
       drafts = dataclasses.replace(drafts, num_found=num_found, chains=chains)
     run = functools.partial(_run_parts, self._call)
-    if self._sizes.has_rows:
+    if find_masks is not None:
+      statics['find_masks'] = lambda: self.argument(find_masks())
+    elif self._sizes.has_rows:
       # Few programs: the requests at hand need one level or two of sampling.
       run = functools.partial(self._call, run_step)
     self.cache, self.rows, verdicts, logprobs = run(
