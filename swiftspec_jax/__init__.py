@@ -22,6 +22,7 @@ if TYPE_CHECKING:
   from swiftspec_jax.model import Model
   from swiftspec_jax.requests import Event, Request
   from swiftspec_jax.results import GenerationResult, GenerationStats
+  from swiftspec_jax.serving.drafters.grammar_draft import GrammarDraft
   from swiftspec_jax.serving.drafters.models.beam_search import BeamDraft
   from swiftspec_jax.serving.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.serving.drafters.models.self_draft import SelfDraft
@@ -42,6 +43,7 @@ __all__ = [
   'Event',
   'GenerationResult',
   'GenerationStats',
+  'GrammarDraft',
   'Model',
   'ModelConfig',
   'PhraseDraft',
@@ -73,6 +75,7 @@ _MODULES = {
   'Event': 'requests',
   'GenerationResult': 'results',
   'GenerationStats': 'results',
+  'GrammarDraft': 'serving.drafters.grammar_draft',
   'Model': 'model',
   'ModelConfig': 'config',
   'PhraseDraft': 'serving.drafters.texts.phrase_draft',

@@ -41,6 +41,9 @@ _MAPS = *_DEFINITIONS, 'properties', 'patternProperties', 'dependentSchemas'
 _LISTS = 'prefixItems', 'anyOf', 'allOf', 'oneOf'
 _SINGLE = 'items', 'additionalProperties', 'additionalItems', 'not'
 _SECONDS_OF_SEARCH = 0.5
+# Tokens that a grammar leaves a choice of: before and after those are left out
+# that others begin with.
+_MOST_ALLOWED, _MOST_BRANCHES = 64, 8
 ROOT = -1  # parent of the first nodes of a draft
 
 
@@ -51,6 +54,11 @@ def start(wanted: StructuredOutputs, model: Model) -> 'llguidance.LLMatcher':
     UserError: the grammar is wrong, or too large to compile; or llguidance is
       not installed, or cannot read the model's tokenizer.
   """
+  return _compiled(wanted, vocabulary_of(model)).deep_copy()
+
+
+def vocabulary_of(model: Model) -> 'llguidance.LLTokenizer':
+  """Returns the tokens of a model, as `start` wants them."""
   end_token_ids = [
     token_id
     for token_id in (*model.config.eos_token_ids, model.tokenizer.eos_token_id)
@@ -61,22 +69,15 @@ def start(wanted: StructuredOutputs, model: Model) -> 'llguidance.LLMatcher':
       f'structured_outputs needs a token that ends outputs, and {model.name} '
       'has none'
     )
-  return _compiled(
-    wanted,
-    model.tokenizer,
-    model.config.vocab_size,
-    tuple(dict.fromkeys(end_token_ids)),
-  ).deep_copy()
+  return _vocabulary(
+    model.tokenizer, model.config.vocab_size, tuple(end_token_ids)
+  )
 
 
 @functools.lru_cache(_NUM_KEPT)
 def _compiled(
-  wanted: StructuredOutputs,
-  tokenizer: 'Tokenizer',
-  vocab_size: int,
-  end_token_ids: tuple[int, ...],
+  wanted: StructuredOutputs, vocabulary: 'llguidance.LLTokenizer'
 ) -> 'llguidance.LLMatcher':
-  vocabulary = _vocabulary(tokenizer, vocab_size, end_token_ids)
   kind, text = wanted.kind, getattr(wanted, wanted.kind)
   if kind not in ('json', 'json_object'):
     text = json.dumps(text) if kind == 'choice' else text
@@ -236,6 +237,8 @@ def draft(
   token_ids: Sequence[int],
   parents: Sequence[int],
   room: int,
+  *,
+  vocabulary: 'llguidance.LLTokenizer | None' = None,
 ) -> Draft:
   """Merges the draft of a drafter with what the grammar forces.
 
@@ -248,6 +251,9 @@ def draft(
     token_ids: tokens of the drafter, parents first, the most probable first.
     parents: indices of the tokens above them, `ROOT` for the first ones.
     room: most nodes.
+    vocabulary: tokens, of which the room that is left goes to those that the
+      grammar leaves a choice of, such as the values of an enum; None for a
+      draft without branches.
   """
   found = Draft(token_ids=[], parents=[], origins=[], matchers=[matcher])
   _force(found, ROOT, room)
@@ -263,6 +269,11 @@ def draft(
     elif len(found.token_ids) < room and _add(found, above, token_id, i):
       nodes[i] = len(found.token_ids) - 1
       _force(found, nodes[i], room)
+  leaf = ROOT
+  while vocabulary is not None and leaf < len(found.token_ids) < room:
+    if leaf not in found.parents:
+      _branch(found, leaf, room, vocabulary)
+    leaf += 1
   return found
 
 
@@ -290,6 +301,31 @@ def _force(found: Draft, above: int, room: int) -> None:
     if len(found.token_ids) == room or not _add(found, above, token_id, -1):
       return
     above = len(found.token_ids) - 1
+
+
+def _branch(
+  found: Draft, above: int, room: int, vocabulary: 'llguidance.LLTokenizer'
+) -> None:
+  """Adds the tokens that the grammar allows after a leaf, if they are few.
+
+  Of several that begin alike, such as the beginnings of a word, the longest.
+  """
+  matcher = found.matchers[above + 1]
+  bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+  allowed = np.flatnonzero(np.unpackbits(bits, bitorder='little'))
+  if len(allowed) > _MOST_ALLOWED or matcher.is_accepting():
+    return
+  texts = {i: vocabulary.decode_bytes([i]) for i in allowed.tolist()}
+  longest = [
+    token_id
+    for token_id, text in texts.items()
+    if not any(x != text and x.startswith(text) for x in texts.values())
+  ]
+  if len(longest) > _MOST_BRANCHES:
+    return
+  for token_id in longest:
+    if len(found.token_ids) < room and _add(found, above, token_id, -1):
+      _force(found, len(found.token_ids) - 1, room)
 
 
 def no_masks(num_masks: int, vocab_size: int) -> np.ndarray:

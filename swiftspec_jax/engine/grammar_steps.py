@@ -73,7 +73,9 @@ class GrammarSteps:
       return drafts
     drafts = _on_host(view, drafts, self._target)
     token_ids, parents = _nodes(drafts)
-    facts, found = drafts.drafts, {}
+    facts, found, vocabulary = drafts.drafts, {}, None
+    if drafts.trees is not None:
+      vocabulary = grammar.vocabulary_of(self._target.model)
     lengths, own_lengths = facts.lengths.copy(), facts.lengths.copy()
     for row, matcher in matchers.items():
       slot, count = int(view.slots[row]), facts.lengths[row]
@@ -82,6 +84,7 @@ class GrammarSteps:
         token_ids[slot, :count].tolist(),
         parents[slot, :count].tolist(),
         int(room[row]),
+        vocabulary=vocabulary,
       )
       found[row] = self._drafts[slot] = draft
       lengths[row] = len(draft.token_ids)

@@ -25,6 +25,10 @@ from swiftspec_jax.serving.drafters.forced_draft import (
   ForcedDraft,
   ForcedDrafter,
 )
+from swiftspec_jax.serving.drafters.grammar_draft import (
+  GrammarDraft,
+  GrammarDrafter,
+)
 from swiftspec_jax.serving.drafters.models.beam_search import (
   BeamDraft,
   BeamDrafter,
@@ -77,7 +81,7 @@ _LENGTH, _CHAIN_LENGTH = 7, 4
 
 # That know the text alone.
 Lookup = PromptLookup | SuffixLookup | ForcedDraft | HostDrafter
-_TextTrees = Datastore | PhraseDraft
+_TextTrees = Datastore | PhraseDraft | GrammarDraft
 _Trees = TreeDraft | BeamDraft | PersistentTrees
 # Of the target itself.
 _Own = SelfDraft | SnapKVDraft
@@ -122,8 +126,8 @@ def model_of(draft: Draft, target: Model) -> Model | None:
     raise errors.UserError(
       'an engine with policies drafts with a model, SelfDraft, SnapKVDraft, '
       'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
-      'Datastore, PhraseDraft, a HostDrafter or a StatelessDrafter, got '
-      f'{draft!r}'
+      'Datastore, PhraseDraft, GrammarDraft, a HostDrafter or a '
+      f'StatelessDrafter, got {draft!r}'
     )
   if isinstance(draft, PersistentTrees):
     tree_checks.are_disjoint(target, model)
@@ -305,6 +309,8 @@ def _make(target: Target, draft: Draft, sizes: ProgramSizes) -> EngineDrafter:
     if draft.store is not None:
       draft.store.check(target.model.name, target.model.tokenizer)
     return DatastoreDrafter(draft)
+  if isinstance(draft, GrammarDraft):
+    return GrammarDrafter()
   if isinstance(draft, PhraseDraft):
     return PhraseDrafter(draft, make_lookup(draft.lookup))
   if isinstance(draft, Lookup):
