@@ -97,7 +97,7 @@ def restrict(
       them out.
   """
   words = masks[queries.slots, queries.nodes]
-  bits = (words[:, :, None] >> jnp.arange(32)) & 1
+  bits = (words[:, :, None] >> jnp.arange(32)[None, None]) & 1
   is_allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]] > 0
   # A model may give no probability to anything that is allowed.
   return jnp.where(is_allowed, jnp.maximum(logits, _LEAST_LOGIT), -jnp.inf)
