@@ -9,6 +9,7 @@ Legend: V vocabulary, W = ceil(V / 32) words of a mask.
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +105,11 @@ def _refusal(place: str, error: Exception) -> errors.UserError:
   return errors.UserError(f'structured_outputs.{place}: {error}')
 
 
+def is_installed() -> bool:
+  """Returns whether requests can have a grammar."""
+  return importlib.util.find_spec('llguidance') is not None
+
+
 def _library() -> Any:
   try:
     import llguidance
@@ -164,7 +170,7 @@ def _place(
 
   Args:
     schema: schema that has it.
-    message: what llguidance says of it.
+    message: words of llguidance for it.
     definitions: fields of the whole schema that its parts refer to.
     vocabulary: tokens.
     end: time of `time.monotonic` after which nothing is tried.
@@ -328,21 +334,13 @@ def _branch(
       _force(found, len(found.token_ids) - 1, room)
 
 
-def no_masks(num_masks: int, vocab_size: int) -> np.ndarray:
-  """Returns masks i32[num_masks, W] that allow everything.
-
-  The lowest bit of the first word is that of token 0.
-  """
-  return np.full((num_masks, -(-vocab_size // 32)), -1, np.int32)
-
-
 def fill_masks(
   masks: np.ndarray, matchers: Mapping[int, 'llguidance.LLMatcher']
 ) -> None:
   """Writes what may come after each of some matchers.
 
   Args:
-    masks: as `no_masks` returns them; written.
+    masks: i32[any, W] as in `Target.no_masks`; written.
     matchers: matchers by the places of their masks.
   """
   from llguidance import numpy as masks_lib

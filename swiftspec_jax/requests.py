@@ -123,7 +123,9 @@ class Source(enum.StrEnum):
 
   TARGET = 'target'  # nobody: it is the target's own
   DRAFT = 'draft'  # a draft model
-  LOOKUP = 'lookup'  # a text; in trees of both, before the model did
+  # A text; or a grammar, but for tokens among those of a model's chain. In
+  # trees of both, before the model did.
+  LOOKUP = 'lookup'
 
 
 def source_of(by_model: bool) -> Source:

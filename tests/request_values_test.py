@@ -157,7 +157,6 @@ def test_the_table_has_all_that_the_client_can_send(resource, kind):
     (0, 'temprature', 0.5),  # a slip of the pen
     (1, 'tools', [{'type': 'function', 'function': {'name': 'f'}}]),
     (1, 'tool_choice', 'required'),
-    (1, 'response_format', {'type': 'json_object'}),
     (1, 'echo', True),
     (1, 'continue_final_message', True),
     (1, 'add_generation_prompt', False),

@@ -18,7 +18,7 @@ from load_cases import serve
 from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
-from swiftspec_jax import grammar, testing
+from swiftspec_jax import grammar, profiling, testing
 from swiftspec_jax.testing.byte_tokenizer import EOS
 
 SCHEMAS = json.loads(
@@ -294,3 +294,23 @@ def test_a_model_needs_a_token_that_ends_outputs():
   model = testing.table_model(np.full((3, 3), 1 / 3))
   with pytest.raises(ss.UserError, match='table has none'):
     grammar.start(RECORD, model)
+
+
+def test_nothing_is_compiled_after_warm_up():
+  request = request_of(RECORD, temperature=1.0, max_new_tokens=30)
+  decoder = ss.Decoder(TARGET, ss.GrammarDraft())
+  decoder.warmup(300, request.sampling)
+  engine = engine_cases.make_engine(ss.GrammarDraft(), RandomLengths())
+  engine.warm_up()
+  with profiling.count_compilations() as compilations:
+    run(decoder, [request])
+    serve(engine, mixed_requests(4), seed=0)
+  assert compilations.count == 0
+
+
+def test_a_step_with_a_grammar_is_read_before_the_next():
+  engine = engine_cases.make_engine(run_ahead=2)
+  handle = engine.submit(request_of(KINDS[3], max_new_tokens=20))
+  records = [engine.step() for _ in range(5)]
+  assert [record.has_grammar for record in records] == [True] * 5
+  assert handle.num_updates == 5

@@ -125,9 +125,7 @@ class Engine(Frontend):
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
     self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
-    self._grammars = GrammarSteps(
-      self._target, self._jobs, self.max_rows, self.max_draft_tokens
-    )
+    self._grammars = GrammarSteps(self._target, self._jobs)
     self._reader = StepReader(
       self.scheduler,
       self._target,
@@ -359,7 +357,9 @@ class Engine(Frontend):
     )
     self._target.assign(rows, is_new)
 
-  def run_programs(self, level: SamplingLevel) -> None:
+  def run_programs(
+    self, level: SamplingLevel, *, has_grammar: bool = False
+  ) -> None:
     """Runs all programs for a level of sampling; only without requests.
 
     More than to compile them: what XLA prepares when a program first runs is
@@ -371,6 +371,8 @@ class Engine(Frontend):
         for search in warm_up.searches(flat, self.drafter):
           output = self.enqueue_trial(flat, length, level, *search)
           jax.block_until_ready(output[0])
+        if has_grammar:
+          self.enqueue_trial(flat, length, level, has_grammar=True)
       if self.drafter.has_programs and flat.block_size > 1:
         self.drafter.warm_up(flat)
 
@@ -395,6 +397,8 @@ class Engine(Frontend):
     level: SamplingLevel = SamplingLevel.GREEDY,
     search: Search | None = None,
     least_found: int = 0,
+    *,
+    has_grammar: bool = False,
   ) -> Any:
     """Enqueues an invented step of the target.
 
@@ -407,6 +411,7 @@ class Engine(Frontend):
       level: level of sampling.
       search: lookup that it does.
       least_found: tokens that this finds at least.
+      has_grammar: whether an output of the step follows a grammar.
 
     Returns:
       What the host would read, and the drafts.
@@ -415,5 +420,12 @@ class Engine(Frontend):
     self.scheduler.forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
     return warm_up.run_step(
-      self.sizes, self._target, flat, step, level, search, least_found
+      self.sizes,
+      self._target,
+      flat,
+      step,
+      level,
+      search,
+      least_found,
+      has_grammar=has_grammar,
     )

@@ -33,21 +33,15 @@ Drafts = Mapping[int, grammar.Draft]
 class GrammarSteps:
   """Drafts and masks of rows with a grammar; of nothing where there is none."""
 
-  def __init__(
-    self, target: Target, jobs: Mapping[int, Job], num_slots: int, longest: int
-  ):
+  def __init__(self, target: Target, jobs: Mapping[int, Job]):
     """Has no step yet.
 
     Args:
       target: target of the engine.
       jobs: requests of the engine by their numbers.
-      num_slots: U.
-      longest: K.
     """
     self._target = target
     self._jobs = jobs
-    self._num_slots = num_slots
-    self._longest = longest
     self._drafts: dict[int, grammar.Draft] = {}  # of the step, by slot
 
   def num_forced(self, view: policies.StepView) -> np.ndarray:
@@ -108,9 +102,8 @@ class GrammarSteps:
     """Returns what finds the masks i32[U, T, W] of a step; None without any."""
     if not self.are_in(step):
       return None
-    num_nodes = 1 if flat.block_size == 1 else self._longest + 1
-    vocab_size = self._target.model.config.vocab_size
-    places = {}
+    masks, places = self._target.no_masks(flat), {}
+    num_nodes = masks.shape[1]
     found = self._matchers(step.slots, step.request_ids)
     for row, matcher in found.items():
       slot, nodes = int(step.slots[row]), [matcher]
@@ -119,9 +112,8 @@ class GrammarSteps:
       places |= {slot * num_nodes + i: node for i, node in enumerate(nodes)}
 
     def find():
-      masks = grammar.no_masks(self._num_slots * num_nodes, vocab_size)
-      grammar.fill_masks(masks, places)
-      return masks.reshape(self._num_slots, num_nodes, -1)
+      grammar.fill_masks(masks.reshape(-1, masks.shape[2]), places)
+      return masks
 
     return find
 
@@ -181,7 +173,7 @@ def _trees(packed: np.ndarray, drafts: Drafts) -> np.ndarray:
     parents[slot] = tree_lib.NO_PARENT
     parents[slot, 1:end] = np.array(draft.parents, int) + 1
     is_own, places = origins >= 0, origins + 1
-    is_looked_up[slot, 1:end] = is_own & old.is_looked_up[slot, places]
+    is_looked_up[slot, 1:end] = ~is_own | old.is_looked_up[slot, places]
     own = old.log_probs[slot, places]
     log_probs[slot, 1:end] = np.where(is_own, own, np.nan)
   return slot_trees.on_host(

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors
+from swiftspec_jax import errors, grammar
 from swiftspec_jax.engine import handles
 from swiftspec_jax.server import answer_types, answers, refusals, schema
 from swiftspec_jax.server import echo as echo_lib
@@ -176,6 +176,11 @@ async def _answer(
   _check_model(body.model, service)
   samplings = body.samplings()
   service.check_number(len(prompts) * len(samplings))
+  if samplings[0].structured_outputs is not None:
+    # A large grammar compiles for half a second; the engine then finds it.
+    await asyncio.to_thread(
+      grammar.start, samplings[0].structured_outputs, service.model
+    )
   images = await service.encoder.read(image_urls)
   requests = [
     ss.Request(

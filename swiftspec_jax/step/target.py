@@ -562,6 +562,20 @@ class Target:
       found = self.put(found)
     return (found[0], None) if trees is None else (chains, found[1])
 
+  def no_masks(self, flat: StepSizes) -> np.ndarray:
+    """Returns masks for `verify.restrict` that allow everything.
+
+    Args:
+      flat: sizes of the program.
+
+    Returns:
+      i32[B, T, ceil(V / 32)]; the lowest bit of the first word is that of token
+      0.
+    """
+    num_nodes = 1 if flat.block_size == 1 else self._max_length + 1
+    num_words = -(-self.model.config.vocab_size // 32)
+    return np.full((self._num_slots, num_nodes, num_words), -1, np.int32)
+
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
     """Enqueues a lookup; returns chains, and `num_found`."""
     return self._call(

@@ -93,7 +93,7 @@ def restrict(
   Args:
     logits: f32[M, V]; donated.
     queries: rows and places of the queries.
-    masks: i32[B, T, W] after the nodes of the slots, as `grammar.no_masks` lays
+    masks: i32[B, T, W] after the nodes of the slots, as `Target.no_masks` lays
       them out.
   """
   words = masks[queries.slots, queries.nodes]

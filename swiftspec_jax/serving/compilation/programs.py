@@ -15,7 +15,7 @@ import threading
 
 import tqdm
 
-from swiftspec_jax import buckets, hosts, policies
+from swiftspec_jax import buckets, grammar, hosts, policies
 from swiftspec_jax.serving.compilation import warm_up
 from swiftspec_jax.serving.drafters.engine_drafter import EngineDrafter
 from swiftspec_jax.step import slot_sampling
@@ -190,6 +190,10 @@ class Programs:
         slot_sampling.SamplingLevel, warm_up.searches(flat, self._drafter)
       ):
         warm_up.run_step(self._sizes, self._target, flat, step, level, *search)
+      if grammar.is_installed() and not self._sizes.has_rows:
+        warm_up.run_step(
+          self._sizes, self._target, flat, step, has_grammar=True
+        )
 
 
 def _in_order(
