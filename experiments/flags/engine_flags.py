@@ -41,7 +41,8 @@ _MODE = flags.DEFINE_enum(
   'with drafts that phrases of the target lengthen. grammar drafts what the '
   'grammars of requests force, as all modes do, and nothing else. In mode self '
   'the target drafts for itself over the latest tokens. forced, for studies of '
-  'policies, drafts what equal requests wrote before, and is right with probability --forced_acceptance.',
+  'policies, drafts what equal requests wrote before, and is right with '
+  'probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'

@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 # That of `typing` is not good enough for pydantic before Python 3.12.
 from typing_extensions import TypedDict
 
-FinishReason = Literal['stop', 'length']
+FinishReason = Literal['stop', 'length', 'error']
 
 
 class Piece(TypedDict):
