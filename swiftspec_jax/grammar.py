@@ -335,18 +335,18 @@ def _branch(
 
 
 def fill_masks(
-  masks: np.ndarray, matchers: Mapping[int, 'llguidance.LLMatcher']
+  masks: np.ndarray, matchers: Sequence['llguidance.LLMatcher']
 ) -> None:
   """Writes what may come after each of some matchers.
 
   Args:
-    masks: i32[any, W] as in `Target.no_masks`; written.
-    matchers: matchers by the places of their masks.
+    masks: i32[any, W] as `verify.restrict` takes them; the first are written.
+    matchers: matchers, each of them once.
   """
   from llguidance import numpy as masks_lib
 
   masks_lib.fill_next_token_bitmask_par(
-    _executor(), [(matcher, i) for i, matcher in matchers.items()], masks
+    _executor(), [(matcher, i) for i, matcher in enumerate(matchers)], masks
   )
 
 

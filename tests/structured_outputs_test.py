@@ -203,6 +203,9 @@ def test_what_is_adjusted_is_what_the_grammar_leaves(draft):
     assert np.exp([value for _, value in top]).sum() == pytest.approx(1)
   penalized = decode(wanted, draft, presence_penalty=2.0, temperature=0.3)
   assert len(set(penalized.text)) == 3
+  cut = {'temperature': 1.5, 'top_k': 2, 'top_p': 0.9, 'min_p': 0.01}
+  texts = [decode(wanted, draft, **cut, seed=seed).text for seed in range(3)]
+  assert all(len(text) == 9 and set(text) <= set('abc') for text in texts)
 
 
 def test_a_stop_string_ends_an_output_early():

@@ -122,7 +122,7 @@ def _print_costs(target: ss.Model, requests, texts: Sequence[str]) -> None:
       )
       middle = time.perf_counter()
       masks = np.zeros((len(draft.matchers), num_words), np.int32)
-      grammar.fill_masks(masks, dict(enumerate(draft.matchers)))
+      grammar.fill_masks(masks, draft.matchers)
       drafting.append(middle - start)
       masking.append(time.perf_counter() - middle)
       num_masks.append(len(masks))

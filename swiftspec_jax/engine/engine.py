@@ -191,7 +191,7 @@ class Engine(Frontend):
     if self._unread and (
       self.scheduler.is_short
       or not self._unread[-1].step.num_decoding
-      or self._unread[-1].has_grammar
+      or self._grammars.hold_up(self._unread[-1])
     ):
       return False
     view = self.scheduler.begin_step()

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from absl import logging
 
 from swiftspec_jax import grammar, policies, types
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine.jobs import Job
+from swiftspec_jax.engine.steps import Unread
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.ragged_batch import StepSizes
@@ -96,24 +98,38 @@ class GrammarSteps:
     slots = step.slots[step.is_sampled]
     return bool(self._target.sampling.has_grammar[slots].any())
 
+  def hold_up(self, unread: Unread) -> bool:
+    """Returns whether a step has to be read before the next is enqueued."""
+    if unread.has_grammar:
+      logging.log_first_n(
+        logging.INFO,
+        'Steps with structured outputs are read before the next is enqueued, '
+        'as its masks depend on their tokens; swiftspec:grammar_steps counts '
+        'them.',
+        1,
+      )
+    return unread.has_grammar
+
   def mask_finder(
     self, step: StepPlan, flat: StepSizes
-  ) -> Callable[[], np.ndarray] | None:
-    """Returns what finds the masks i32[U, T, W] of a step; None without any."""
+  ) -> Callable[[], tuple[np.ndarray, np.ndarray]] | None:
+    """Returns what finds masks and index of a step; None without any."""
     if not self.are_in(step):
       return None
-    masks, places = self._target.no_masks(flat), {}
-    num_nodes = masks.shape[1]
-    found = self._matchers(step.slots, step.request_ids)
-    for row, matcher in found.items():
-      slot, nodes = int(step.slots[row]), [matcher]
-      if slot in self._drafts:
-        nodes = self._drafts[slot].matchers[: step.lengths[row] + 1]
-      places |= {slot * num_nodes + i: node for i, node in enumerate(nodes)}
+    masks, index = self._target.no_masks(flat)
+    matchers = []
+    for row, matcher in self._matchers(step.slots, step.request_ids).items():
+      if step.is_sampled[row]:
+        slot, nodes = int(step.slots[row]), [matcher]
+        if slot in self._drafts:
+          nodes = self._drafts[slot].matchers[: step.lengths[row] + 1]
+        end = len(matchers) + len(nodes)
+        index[slot, : len(nodes)] = range(len(matchers), end)
+        matchers += nodes
 
     def find():
-      grammar.fill_masks(masks.reshape(-1, masks.shape[2]), places)
-      return masks
+      grammar.fill_masks(masks, matchers)
+      return masks, index
 
     return find
 

@@ -149,14 +149,14 @@ def _run_parts(
   num_queries: int,
   level: SamplingLevel,
   sharding: NamedSharding,
-  find_masks: Callable[[], jax.Array] | None = None,
+  find_masks: Callable[[], tuple[Any, Any]] | None = None,
 ) -> tuple[Cache, Rows, jax.Array, types.Logprobs | None]:
   """Runs the parts of a step, each by `call`.
 
   Chains and trees are those of `SlotDrafts`; where there are trees, chains are
-  not looked at. `find_masks` returns the masks of `verify.restrict`; the host
-  works on them while the devices run the target. The other arguments are those
-  of the parts.
+  not looked at. `find_masks` returns masks and index of `verify.restrict`; the
+  host works on them while the devices run the target. The other arguments are
+  those of the parts.
 
   Returns:
     The cache, and what `verify.verify` returns.
@@ -178,7 +178,7 @@ def _run_parts(
       num_queries=num_queries,
     )
   if find_masks is not None:
-    logits = call(verify.restrict, logits, queries, find_masks())
+    logits = call(verify.restrict, logits, queries, *find_masks())
   noise = None
   if level != SamplingLevel.GREEDY:
     noise = call(
@@ -492,7 +492,7 @@ class Target:
     drafts: SlotDrafts | None,
     level: SamplingLevel,
     least_found: int = 0,
-    find_masks: Callable[[], np.ndarray] | None = None,
+    find_masks: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None,
   ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues a step; does not wait for it.
 
@@ -502,8 +502,8 @@ class Target:
       drafts: drafts of the step; None if nothing is verified.
       level: level of sampling.
       least_found: tokens that a lookup finds at least, to measure the time.
-      find_masks: function that returns the masks of `verify.restrict`, where
-        grammars restrict rows; the drafts are on the host then.
+      find_masks: function that returns masks and index of `verify.restrict`,
+        where grammars restrict rows; the drafts are on the host then.
 
     Returns:
       Numbers and tokens, and log-probabilities, as `verify.verify` does; and
@@ -562,19 +562,16 @@ class Target:
       found = self.put(found)
     return (found[0], None) if trees is None else (chains, found[1])
 
-  def no_masks(self, flat: StepSizes) -> np.ndarray:
-    """Returns masks for `verify.restrict` that allow everything.
+  def no_masks(self, flat: StepSizes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns masks and index for `verify.restrict`, which allow everything.
 
     Args:
       flat: sizes of the program.
-
-    Returns:
-      i32[B, T, ceil(V / 32)]; the lowest bit of the first word is that of token
-      0.
     """
     num_nodes = 1 if flat.block_size == 1 else self._max_length + 1
     num_words = -(-self.model.config.vocab_size // 32)
-    return np.full((self._num_slots, num_nodes, num_words), -1, np.int32)
+    masks = np.zeros((self._sizes.num_logits(flat), num_words), np.int32)
+    return masks, np.full((self._num_slots, num_nodes), -1, np.int32)
 
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
     """Enqueues a lookup; returns chains, and `num_found`."""

@@ -86,19 +86,22 @@ def make_noise(
 
 @functools.partial(jax.jit, donate_argnames='logits')
 def restrict(
-  logits: jax.Array, queries: Queries, masks: jax.Array
+  logits: jax.Array, queries: Queries, masks: jax.Array, index: jax.Array
 ) -> jax.Array:
   """Returns logits f32[M, V] that are -inf where grammars forbid tokens.
 
   Args:
     logits: f32[M, V]; donated.
     queries: rows and places of the queries.
-    masks: i32[B, T, W] after the nodes of the slots, as `Target.no_masks` lays
-      them out.
+    masks: i32[M, W] bits of tokens that may come; the lowest bit of the first
+      word is that of token 0.
+    index: i32[B, T] masks after the nodes of the slots; -1 for none.
   """
-  words = masks[queries.slots, queries.nodes]
+  index = index[queries.slots, queries.nodes]
+  words = masks[index]
   bits = (words[:, :, None] >> jnp.arange(32)[None, None]) & 1
   is_allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]] > 0
+  is_allowed |= (index < 0)[:, None]
   # A model may give no probability to anything that is allowed.
   return jnp.where(is_allowed, jnp.maximum(logits, _LEAST_LOGIT), -jnp.inf)
 
