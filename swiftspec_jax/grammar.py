@@ -2,7 +2,9 @@
 
 A matcher of llguidance says where in its grammar an output is. It takes a token
 in microseconds and tells all allowed ones in some fifty, so that every node of
-a draft can have a matcher of its own.
+a draft can have a matcher of its own. Only copies are asked: what looks ahead
+may be too complex for a matcher, which takes no token after that, and an output
+must not depend on who has asked.
 
 Legend: V vocabulary, W = ceil(V / 32) words of a mask.
 """
@@ -32,7 +34,7 @@ _JSON = {
   'item_separator': ', ',
   'key_separator': ': ',
 }
-# A mebibyte or two for a thousand; the default takes half a gibibyte.
+# A thousand take a mebibyte or two; the default takes half a gibibyte.
 _MAX_LEXER_STATES = 20_000
 _NUM_KEPT = 64  # compiled grammars
 # Fields of a schema that hold others; definitions first, where errors are that
@@ -220,6 +222,11 @@ def finish_reason(matcher: 'llguidance.LLMatcher') -> str | None:
   return 'stop' if matcher.is_stopped() else None
 
 
+def forced(matcher: 'llguidance.LLMatcher') -> list[int]:
+  """Returns the tokens that must come next."""
+  return matcher.deep_copy().compute_ff_tokens()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Draft:
   """A tree of n draft tokens that a grammar allows; parents stand first.
@@ -303,7 +310,7 @@ def _add(found: Draft, above: int, token_id: int, origin: int) -> bool:
 
 def _force(found: Draft, above: int, room: int) -> None:
   """Adds what the grammar forces after a node."""
-  for token_id in found.matchers[above + 1].compute_ff_tokens():
+  for token_id in forced(found.matchers[above + 1]):
     if len(found.token_ids) == room or not _add(found, above, token_id, -1):
       return
     above = len(found.token_ids) - 1
@@ -317,7 +324,7 @@ def _branch(
   Of several that begin alike, such as the beginnings of a word, the longest.
   """
   matcher = found.matchers[above + 1]
-  bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+  bits = np.frombuffer(matcher.deep_copy().compute_bitmask(), np.uint8)
   allowed = np.flatnonzero(np.unpackbits(bits, bitorder='little'))
   if len(allowed) > _MOST_ALLOWED or matcher.is_accepting():
     return
@@ -345,9 +352,8 @@ def fill_masks(
   """
   from llguidance import numpy as masks_lib
 
-  masks_lib.fill_next_token_bitmask_par(
-    _executor(), [(matcher, i) for i, matcher in enumerate(matchers)], masks
-  )
+  copies = [(matcher.deep_copy(), i) for i, matcher in enumerate(matchers)]
+  masks_lib.fill_next_token_bitmask_par(_executor(), copies, masks)
 
 
 @functools.cache

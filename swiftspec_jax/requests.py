@@ -289,8 +289,8 @@ class Row:
     self._token_ids += token_ids
     if logprobs is not None:
       self._note_logprobs(logprobs, len(token_ids))
-    if finish_reason is None and self.matcher is not None:
-      finish_reason = grammar.finish_reason(self.matcher)
+    if self.matcher is not None:
+      finish_reason = grammar.finish_reason(self.matcher) or finish_reason
     num_known = len(self.request.token_ids) + len(self._token_ids)
     if finish_reason is None and num_known >= self.limit:
       finish_reason = 'length'

@@ -293,6 +293,16 @@ def test_a_schema_that_explodes_is_refused_soon():
     grammar.start(ss.StructuredOutputs(json={'allOf': parts}), TARGET)
 
 
+def test_what_becomes_too_complex_ends_in_an_error():
+  options = {f'{i}': {'const': i} for i in range(600)}
+  options = {'type': 'object', 'properties': options}
+  schema = {'properties': {'a': options}, 'required': ['a']}
+  wanted = ss.StructuredOutputs(json={'type': 'object', **schema})
+  results = [decode(wanted, draft) for draft in (None, ss.GrammarDraft())]
+  assert {result.finish_reason for result in results} == {'error'}
+  assert {result.text for result in results} == {'{"a": {'}
+
+
 def test_a_model_needs_a_token_that_ends_outputs():
   model = testing.table_model(np.full((3, 3), 1 / 3))
   with pytest.raises(ss.UserError, match='table has none'):

@@ -18,8 +18,7 @@ class StructuredOutputs:
   Attributes:
     json: JSON Schema of the output, as an object or as its text, which is what
       it becomes. The output has one space after commas and colons, and no other
-      white space; `{"x-guidance": {"whitespace_flexible": true}}` in the schema
-      leaves that to the model.
+      white space, unless `x-guidance` in the schema says something else.
     json_object: whether the output is any JSON object.
     regex: regular expression that matches the whole output.
     choice: texts, one of which the output is.

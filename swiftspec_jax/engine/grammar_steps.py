@@ -51,7 +51,7 @@ class GrammarSteps:
     self._drafts = {}
     counts = np.zeros(view.num_rows, np.int64)
     for row, matcher in self._matchers(view.slots, view.request_ids).items():
-      counts[row] = len(matcher.compute_ff_tokens())
+      counts[row] = len(grammar.forced(matcher))
     return np.minimum(counts, view.limits)
 
   def restrict(
