@@ -214,7 +214,7 @@ def test_a_tokenizer_can_declare_how_its_model_answers():
   parts = make().push(
     f'<think>Hm</think>So:<call>{JSON_F}</call>', is_last=True
   )
-  assert parts[0] == tool_calls.TextPart(text='Hm', field='reasoning_content')
+  assert parts[0] == tool_calls.TextPart(text='Hm', is_thought=True)
   content, ((name, arguments),) = joined(parts[1:])
   assert (content, name) == ('So:', 'f')
   assert json.loads(arguments) == json.loads(F[1])

@@ -100,7 +100,7 @@ class ResponsesFormat(ChatFormat):
 
   def _of_part(self, part: tool_calls.Part) -> list[_Event]:
     if isinstance(part, tool_calls.TextPart):
-      return self._of_text(part) if part.field == 'content' else []
+      return [] if part.is_thought else self._of_text(part)
     events = []
     if part.name is not None:
       item = {

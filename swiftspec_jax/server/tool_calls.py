@@ -4,7 +4,7 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import regex  # it can match the start of what may come, unlike `re`
 
@@ -34,13 +34,13 @@ class CallFormat:
       found anywhere.
     further: pattern of the same directly after a call.
     tail: pattern of what comes after the arguments.
-    shows_special_tokens: whether special tokens are part of the patterns.
+    shown_by: pattern that templates have, in the source or as text.
   """
 
   head: regex.Pattern
   further: regex.Pattern
   tail: regex.Pattern
-  shows_special_tokens: bool
+  shown_by: regex.Pattern
 
 
 DECLARED = 'response_template'  # by the tokenizer
@@ -51,28 +51,22 @@ FORMATS: Mapping[str, CallFormat] = {
     head=regex.compile(rf'(?:\A|\s*<tool_call>)\s*{_JSON}'),
     further=regex.compile(rf'\s*(?:<tool_call>\s*)?{_JSON}'),
     tail=regex.compile(r'\s*\}\s*(?:</tool_call>|(?=[^<\s]))'),
-    shows_special_tokens=False,
+    shown_by=regex.compile(r'<tool_call>(?:\\n|\s)*\{'),
   ),
   'llama3_json': CallFormat(
     head=regex.compile(rf'(?:\A|\s*<\|python_tag\|>)\s*{_JSON}'),
     further=regex.compile(rf'\s*;\s*{_JSON}'),
     tail=regex.compile(r'\s*\}'),
-    shows_special_tokens=True,
+    shown_by=regex.compile(r'"parameters\\?": dictionary'),
   ),
   'mistral': CallFormat(
     head=regex.compile(rf'\s*(?|\[TOOL_CALLS\]\s*\[\s*{_JSON}|{_NAMED})'),
     further=regex.compile(rf'\s*(?|,\s*{_JSON}|{_NAMED})'),
     tail=regex.compile(r'\s*(?:,\s*"id"\s*:\s*"\w*"\s*)?\}(?:\s*\]|(?=\s*,))'),
-    shows_special_tokens=True,
+    shown_by=regex.compile(r'\[TOOL_CALLS\]'),
   ),
 }
 _RESTS = ('', '}')  # of a call: the brace ends one without marks
-# What templates that ask for them have, in the source or as text.
-_MARKS = {
-  'hermes': regex.compile(r'<tool_call>(?:\\n|\s)*\{'),
-  'llama3_json': regex.compile(r'"parameters\\?": dictionary'),
-  'mistral': regex.compile(r'\[TOOL_CALLS\]'),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,11 +75,16 @@ class TextPart:
 
   Attributes:
     text: the text.
-    field: 'content' or, for thoughts, 'reasoning_content'.
+    is_thought: whether it comes before what the model answers.
   """
 
   text: str
-  field: str = 'content'
+  is_thought: bool = False
+
+  @property
+  def field(self) -> str:
+    """The field of a message that has it."""
+    return 'reasoning_content' if self.is_thought else 'content'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,13 +105,6 @@ class CallPart:
 Part: TypeAlias = TextPart | CallPart
 
 
-class Reader(Protocol):
-  """Splits one growing text into parts."""
-
-  def push(self, text: str, *, is_last: bool = False) -> Sequence[Part]:
-    """Takes more of the text; returns what is now certain."""
-
-
 class CallReader:
   """Finds calls in a format.
 
@@ -120,8 +112,8 @@ class CallReader:
   arguments. White space beside calls is dropped.
   """
 
-  def __init__(self, format: CallFormat):
-    self._format = format
+  def __init__(self, call_format: CallFormat):
+    self._format = call_format
     self._text = ''
     self._start = 0  # of what is not in a part yet
     self._is_last = False
@@ -129,7 +121,8 @@ class CallReader:
     self._num_calls = 0
     self._steps = self._read()
 
-  def push(self, text, *, is_last=False):
+  def push(self, text: str, *, is_last: bool = False) -> list[Part]:
+    """Takes more of the text; returns what is now certain."""
     self._text += text
     self._is_last = is_last
     self._parts = []
@@ -223,7 +216,8 @@ class DeclaredReader:
     self._num_calls = 0
     self._unparsed = ''
 
-  def push(self, text, *, is_last=False):
+  def push(self, text: str, *, is_last: bool = False) -> list[Part]:
+    """Takes more of the text; returns what is now certain."""
     if self._parser is None:
       return [TextPart(text=text)] if text else []
     try:
@@ -240,10 +234,7 @@ class DeclaredReader:
       case {'type': 'region_chunk', 'dirty': True, 'text': text}:
         self._unparsed += text
       case {'type': 'region_chunk', 'field': field, 'text': text}:
-        is_content = field == 'content'
-        yield TextPart(
-          text=text, field='content' if is_content else 'reasoning_content'
-        )
+        yield TextPart(text=text, is_thought=field != 'content')
       case {'type': 'region_close', 'field': 'tool_calls', 'value': value}:
         self._unparsed = ''
         for call in value if isinstance(value, list) else [value]:
@@ -256,6 +247,9 @@ class DeclaredReader:
           self._num_calls += 1
 
 
+Reader: TypeAlias = CallReader | DeclaredReader
+
+
 def format_of(tokenizer: Tokenizer) -> str | None:
   """Returns the format that the chat template for tools shows; None: none."""
   if getattr(tokenizer, 'response_template', None):
@@ -263,16 +257,8 @@ def format_of(tokenizer: Tokenizer) -> str | None:
   if tokenizer.chat_template is None:
     return None
   template = tokenizer.get_chat_template(tools=[])
-  return next(
-    (name for name, mark in _MARKS.items() if mark.search(template)), None
-  )
-
-
-def shows_special_tokens(format_name: str | None) -> bool:
-  """Returns whether calls are found by special tokens."""
-  if format_name is None:
-    return False
-  return format_name == DECLARED or FORMATS[format_name].shows_special_tokens
+  shown = (name for name, x in FORMATS.items() if x.shown_by.search(template))
+  return next(shown, None)
 
 
 def make_reader(

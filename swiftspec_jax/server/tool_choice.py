@@ -7,7 +7,6 @@ from typing import Any
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import StructuredOutputs
-from swiftspec_jax.server import tool_calls
 from swiftspec_jax.server.messages import OfferedFunction, Tool
 from swiftspec_jax.server.schema import ChatRequest
 from swiftspec_jax.tokenizer import Tokenizer
@@ -56,7 +55,7 @@ def sampling_of(
   if not body.offered_tools:
     return {}
   fields: dict[str, Any] = {}
-  if tool_calls.shows_special_tokens(format_name):
+  if format_name != 'hermes':  # others have special tokens
     fields['skip_special_tokens'] = False
   is_forced = body.tool_choice != 'auto'
   is_free = not (body.response_format or body.structured_outputs)
