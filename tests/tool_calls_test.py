@@ -34,6 +34,7 @@ TEXTS = [
   ('hermes', '<tool_call>\n{"name": "f", "arguments": {"x', '', [('f', '{"x')]),
   ('hermes', 'a <tool_call> b', 'a <tool_call> b', []),
   ('hermes', f'{JSON_F}\n', '', [F]),
+  ('hermes', f'```json\n{JSON_F}\n```', '', [F]),
   ('hermes', f'{JSON_F}\n{{"name": "g"}}', '', [F, G]),
   ('hermes', f'As {JSON_F}', f'As {JSON_F}', []),
   (

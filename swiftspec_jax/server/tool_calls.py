@@ -47,10 +47,10 @@ DECLARED = 'response_template'  # by the tokenizer
 # By the names that vLLM gives to its parsers.
 FORMATS: Mapping[str, CallFormat] = {
   'hermes': CallFormat(
-    # Small models leave out the marks.
-    head=regex.compile(rf'(?:\A|\s*<tool_call>)\s*{_JSON}'),
+    # Small models leave out the marks, or write a block of code.
+    head=regex.compile(rf'(?:\A\s*(?:```(?:json)?)?|\s*<tool_call>)\s*{_JSON}'),
     further=regex.compile(rf'\s*(?:<tool_call>\s*)?{_JSON}'),
-    tail=regex.compile(r'\s*\}\s*(?:</tool_call>|(?=[^<\s]))'),
+    tail=regex.compile(r'\s*\}\s*(?:</tool_call>|```|(?=[^<`\s]))'),
     shown_by=regex.compile(r'<tool_call>(?:\\n|\s)*\{'),
   ),
   'llama3_json': CallFormat(

@@ -125,7 +125,7 @@ def _grammar(
       f'call: {any_call(call)}',
       # Small models leave out the marks.
       f'bare: {any_call(_MARK.sub("", call).strip())}',
-      rf'TEXT: /\s*[^\s{{](?s:.*)/ & ~/(?s:.*){re.escape(start)}(?s:.*)/',
+      rf'TEXT: /\s*[^\s`{{](?s:.*)/ & ~/(?s:.*){re.escape(start)}(?s:.*)/',
       *(
         f'arguments_{i}: %json {_schema(tool.function, is_forced)}'
         for i, tool in enumerate(tools)
