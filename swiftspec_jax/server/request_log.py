@@ -39,13 +39,15 @@ class RequestLog:
       await send(message)
 
     start = time.perf_counter()
-    await self._app({**scope, 'method': method}, receive, send_with_id)
-    if 'call' in state or (status or 0) >= 400:
-      logging.info(
-        '%s %s: %s in %.3f s%s',
-        request_id,
-        scope['path'],
-        status,
-        time.perf_counter() - start,
-        f', {state["call"].summary}' if 'call' in state else '',
-      )
+    try:
+      await self._app({**scope, 'method': method}, receive, send_with_id)
+    finally:
+      if 'call' in state or status != 200:
+        logging.info(
+          '%s %s: %s in %.3f s%s',
+          request_id,
+          scope['path'],
+          status,
+          time.perf_counter() - start,
+          f', {state["call"].summary}' if 'call' in state else '',
+        )

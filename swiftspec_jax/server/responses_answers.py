@@ -1,5 +1,6 @@
 """Answers of /v1/responses."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from swiftspec_jax.server import tool_calls
 from swiftspec_jax.server.chat_answers import ChatFormat
 
 _Event = dict[str, Any]
+_STATUSES = {'length': 'incomplete', 'error': 'failed'}  # by finish reason
+_BROKEN = {'code': 'server_error', 'message': 'no token fits the grammar'}
 
 
 class ResponsesFormat(ChatFormat):
@@ -53,8 +56,7 @@ class ResponsesFormat(ChatFormat):
     events = [event for part in parts for event in self._of_part(part)]
     if result is not None:
       events += self._close()
-      is_cut = result.finish_reason == 'length'
-      status = 'incomplete' if is_cut else 'completed'
+      status = _STATUSES.get(result.finish_reason, 'completed')
       response = self._response(status)
       events.append(self._make(f'response.{status}', response=response))
     return events
@@ -69,7 +71,7 @@ class ResponsesFormat(ChatFormat):
       'model': self._head['model'],
       'status': status,
       'output': [*self._items],
-      'error': None,
+      'error': _BROKEN if status == 'failed' else None,
       'incomplete_details': {'reason': 'max_output_tokens'} if is_cut else None,
       'metadata': {},
       'store': False,
@@ -157,7 +159,4 @@ class ResponsesFormat(ChatFormat):
 
   def _last(self) -> dict[str, Any]:
     """Returns the last item as it is now."""
-    item = self._items[-1]
-    return (
-      {**item, 'content': [*item['content']]} if 'content' in item else {**item}
-    )
+    return copy.deepcopy(self._items[-1])
