@@ -9,8 +9,14 @@ if TYPE_CHECKING:
   from swiftspec_jax.checkpoint.drafts.speculators import save_draft
   from swiftspec_jax.checkpoint.load import load
   from swiftspec_jax.checkpoint.orbax import save
-  from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
+  from swiftspec_jax.config import (
+    ModelConfig,
+    SamplingParams,
+    StructuredOutputs,
+    TreeConfig,
+  )
   from swiftspec_jax.decoding import Decoder
+  from swiftspec_jax.drafters.grammar_draft import GrammarDraft
   from swiftspec_jax.drafters.models.beam_search import BeamDraft
   from swiftspec_jax.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.drafters.models.self_draft import SelfDraft
@@ -37,6 +43,7 @@ __all__ = [
   'Event',
   'GenerationResult',
   'GenerationStats',
+  'GrammarDraft',
   'Model',
   'ModelConfig',
   'PhraseDraft',
@@ -45,6 +52,7 @@ __all__ = [
   'SamplingParams',
   'SelfDraft',
   'SnapKVDraft',
+  'StructuredOutputs',
   'SuffixLookup',
   'Timeline',
   'TreeConfig',
@@ -67,6 +75,7 @@ _MODULES = {
   'Event': 'requests',
   'GenerationResult': 'results',
   'GenerationStats': 'results',
+  'GrammarDraft': 'drafters.grammar_draft',
   'Model': 'model',
   'ModelConfig': 'config',
   'PhraseDraft': 'drafters.texts.phrase_draft',
@@ -75,6 +84,7 @@ _MODULES = {
   'SamplingParams': 'config',
   'SelfDraft': 'drafters.models.self_draft',
   'SnapKVDraft': 'drafters.models.snapkv_draft',
+  'StructuredOutputs': 'config',
   'SuffixLookup': 'drafters.texts.suffix_lookup',
   'Timeline': 'timeline',
   'TreeConfig': 'config',

@@ -173,7 +173,10 @@ class Decoder:
     """
     limit = min(max_total_tokens, self.max_context)
     with self._own_engine(limit) as engine:
-      engine.run_programs(slot_sampling.level_of(sampling))
+      engine.run_programs(
+        slot_sampling.level_of(sampling),
+        has_grammar=sampling.structured_outputs is not None,
+      )
 
   @contextlib.contextmanager
   def engine_for(self, requests: Sequence[Request]) -> Iterator[Engine]:

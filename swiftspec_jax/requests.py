@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from swiftspec_jax import errors, images, profiling, results, types
+from swiftspec_jax import errors, grammar, images, profiling, results, types
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import SamplingParams
@@ -73,6 +73,8 @@ def check(
         f'the prompt has token {token_id}; ids are 0 to {vocab_size - 1}'
       )
   request.sampling.check_vocabulary(vocab_size)
+  if request.sampling.structured_outputs is not None:
+    grammar.start(request.sampling.structured_outputs, target)
   vision = target.config.vision
   if request.images and vision is None:
     raise errors.UserError(
@@ -121,7 +123,9 @@ class Source(enum.StrEnum):
 
   TARGET = 'target'  # nobody: it is the target's own
   DRAFT = 'draft'  # a draft model
-  LOOKUP = 'lookup'  # a text; in trees of both, before the model did
+  # A text; or a grammar, but for tokens among those of a model's chain. In
+  # trees of both, before the model did.
+  LOOKUP = 'lookup'
 
 
 def source_of(by_model: bool) -> Source:
@@ -182,6 +186,9 @@ class Row:
     self.request = request
     self.limit = limit
     self.is_finished = False
+    wanted = request.sampling.structured_outputs
+    # Where in its grammar the output is, if there is one.
+    self.matcher = None if wanted is None else grammar.start(wanted, target)
     self._chains_by_model = chains_by_model
     sampling = request.sampling
     self._eos_token_ids = (
@@ -267,7 +274,10 @@ class Row:
     if not self._token_ids:
       self._first_token_time = time.perf_counter()
       self._num_first = len(report.token_ids)
-    token_ids, is_ended = self._until_end(report.token_ids)
+    token_ids = report.token_ids
+    if self.matcher is not None:
+      token_ids = token_ids[: grammar.advance(self.matcher, token_ids)]
+    token_ids, is_ended = self._until_end(token_ids)
     finish_reason = 'stop' if is_ended else None
     is_cut = is_ended and not self.request.sampling.include_stop_str_in_output
     shown = token_ids[:-1] if is_cut else token_ids
@@ -279,6 +289,8 @@ class Row:
     self._token_ids += token_ids
     if logprobs is not None:
       self._note_logprobs(logprobs, len(token_ids))
+    if self.matcher is not None:
+      finish_reason = grammar.finish_reason(self.matcher) or finish_reason
     num_known = len(self.request.token_ids) + len(self._token_ids)
     if finish_reason is None and num_known >= self.limit:
       finish_reason = 'length'

@@ -125,8 +125,9 @@ class GenerationResult:
       unless the request wants to see it.
     token_ids: tokens of the output, the one that ends it or those of the stop
       string included.
-    finish_reason: 'stop' (end token or stop string), 'length' (token limit or
-      context limit), or 'cancelled' (by the user of an engine).
+    finish_reason: 'stop' (end token, stop string, or end of what a grammar
+      allows), 'length' (token limit or context limit), 'cancelled' (by the user
+      of an engine), or 'error' (the grammar has become too complex).
     stop_reason: stop string, or token of `SamplingParams.stop_token_ids`, that
       ended the output; None if an end token of the model or something else did.
     text_offsets: number of characters of the text before each token. Tokens

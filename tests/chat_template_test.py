@@ -30,12 +30,14 @@ CALL = {
 }
 
 
-def render(template, *messages):
+def render(template, *messages, **options):
   tokenizer = testing.byte_tokenizer()
   tokenizer.chat_template = template
   read = [messages_lib.Message.model_validate(m) for m in messages]
   return chat_template.render(
-    tokenizer, [m.to_template(reads_images=False) for m in read]
+    tokenizer,
+    [m.to_template(reads_images=False) for m in read],
+    chat_template.Options(**options),
   )
 
 
@@ -132,3 +134,17 @@ def test_templates_that_read_what_messages_say():
   thought = message('assistant', 'hm</think>Yes.')
   assert render(template, message('user', 'Hi'), thought) == 'HiYes.'
   assert render(template, message('tool', '4'), thought) == '3Yes.'
+
+
+def test_what_a_template_gets_besides():
+  template = ANY + '{{ tone }}{% if add_generation_prompt %}<me>{% endif %}'
+  hello, start = message('user', 'Hello'), message('assistant', 'So ')
+  assert render(template, hello, variables={'tone': '!'}) == '<user>Hello!<me>'
+  assert render(template, hello, opens_turn=False) == '<user>Hello'
+  found = render(template, hello, start, continues=True)
+  assert found == '<user>Hello<assistant>So '
+  for name in ('chat_template', 'tokenize', 'messages'):
+    with pytest.raises(errors.UserError, match=name):
+      render(template, hello, variables={name: 'a'})
+  with pytest.raises(errors.UserError, match='shows no tools'):
+    render(template, hello, tools=[CALL])

@@ -50,6 +50,7 @@ DRAFTS = {
   'suffix_lookup': {'draft': ss.SuffixLookup(), **LENGTH},
   'datastore': {'draft': ss.Datastore(), **LENGTH},
   'phrases': {'draft': ss.PhraseDraft(), **LENGTH},
+  'grammar': {'draft': ss.GrammarDraft(), **LENGTH},
   'self': {'draft': ss.SelfDraft(window=16), **LENGTH},
   'snapkv': {'draft': ss.SnapKVDraft(budget=16, window=4), **LENGTH},
   'forced': {'draft': ForcedDraft(acceptance=1.0), **LENGTH},
@@ -65,7 +66,7 @@ DRAFTS = {
 }
 TREES = 'datastore', 'phrases', 'tree', 'beams', 'persistent_trees'
 # Drafts that know little.
-MAY_BE_WRONG = 'repeats', 'beams', 'none', 'chain_of_features'
+MAY_BE_WRONG = 'repeats', 'beams', 'none', 'chain_of_features', 'grammar'
 
 
 @functools.cache

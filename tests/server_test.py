@@ -366,7 +366,7 @@ def test_models_and_health(client, address):
     ({'stop': ['a'] * 17}, 'stop has more than 16 strings'),
     ({'stop': 'a' * 257}, 'stop: String should have at most 256'),
     ({'max_tokens': 0}, 'max_tokens=0 needs echo=true; give at least 1'),
-    ({'best_of': 2}, 'best_of: not supported by this server; leave it out'),
+    ({'best_of': 2}, 'best_of is 2; this server returns all choices, so it'),
     ({'extra_body': {'guided_json': {}}}, 'guided_json: not supported'),
     ({'logprobs': 6}, 'logprobs: Input should be less than or equal to 5'),
     ({'presence_penalty': 3}, 'presence_penalty: Input should be less'),
@@ -398,13 +398,17 @@ def test_mistakes_are_explained(client, service, options, message):
   programs.wait_for(lambda: service.engine.num_requests == 0)
 
 
+TOOLS = [{'type': 'function', 'function': {'name': 'look_up'}}]
+
+
 def test_other_mistakes_are_explained(client, address):
   chat = client.chat.completions
   for options, message in (
     ({'messages': []}, 'messages: List should have at least 1 item'),
     ({'messages': [{'role': 'user', 'content': ''}]}, 'no message has content'),
-    ({'tools': [{'type': 'function'}]}, 'tools: not supported'),
-    ({'max_tokens': 1, 'max_completion_tokens': 1}, 'not both'),
+    ({'tools': [{'type': 'function'}]}, 'tools.0.function: Field required'),
+    ({'tools': TOOLS}, 'chat template shows no tools; leave out tools, or'),
+    ({'tool_choice': 'required'}, 'a tool that is not in tools'),
     ({'top_logprobs': 2}, 'top_logprobs needs logprobs=true'),
   ):
     messages = [{'role': 'user', 'content': 'a'}]

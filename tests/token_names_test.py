@@ -11,7 +11,8 @@ from swiftspec_jax import testing
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import gguf_tokenizer
 from swiftspec_jax.engine.handles import Update
-from swiftspec_jax.server import answers, echo
+from swiftspec_jax.server import echo, schema
+from swiftspec_jax.server.chat_answers import ChatFormat
 from swiftspec_jax.tokenizer import token_names
 
 SMALL = gguf_tokenizer.from_metadata(small_metadata({}))
@@ -133,7 +134,8 @@ def test_a_part_of_a_character_in_a_chat():
     logprobs=(-0.5,),
     top_logprobs=(((token_id, -0.5), (other, -1.0)),),
   )
-  found = answers.ChatFormat('m', BYTES, 1).news(0, update)
+  form = ChatFormat('m', BYTES, 1, schema.StreamOptions())
+  (found,) = form.news(0, update)
   (entry,) = found['choices'][0]['logprobs']['content']
   top = entry.pop('top_logprobs')
   expected = {'token': r'bytes:\xc3', 'logprob': -0.5, 'bytes': [0xC3]}

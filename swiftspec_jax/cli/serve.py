@@ -76,6 +76,18 @@ _MAX_BODY_BYTES = flags.DEFINE_integer(
   "Most bytes of a request's body; larger ones are refused.",
   lower_bound=1,
 )
+_ALLOWED_ORIGINS = flags.DEFINE_list(
+  'allowed_origins',
+  [],
+  'Origins of pages that browsers let ask this server, such as '
+  'https://example.com, besides its own page; * is any.',
+)
+_TOOL_CALL_PARSER = flags.DEFINE_enum(
+  'tool_call_parser',
+  None,
+  ['hermes', 'llama3_json', 'mistral'],
+  'How the model writes calls of tools. Default: as its chat template shows.',
+)
 flags.FLAGS.set_default('share_prefixes', True)
 
 # Shared flags whose values come from clients here.
@@ -135,9 +147,13 @@ def _serve(
     target,
     name=_SERVED_MODEL_NAME.value,
     max_waiting=_MAX_WAITING.value,
+    tool_call_parser=_TOOL_CALL_PARSER.value,
   )
   server = run.Server(
-    service, api_keys=api_keys, max_body_bytes=_MAX_BODY_BYTES.value
+    service,
+    api_keys=api_keys,
+    max_body_bytes=_MAX_BODY_BYTES.value,
+    allowed_origins=_ALLOWED_ORIGINS.value,
   )
   host_flags.before_end(server.give_up)
   host, port = listener.getsockname()[:2]

@@ -4,6 +4,7 @@ Their rows have slots and positions, and pages that nobody gave them, so no
 target must run them while there are requests.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,8 @@ def run_step(
   level: slot_sampling.SamplingLevel = slot_sampling.SamplingLevel.GREEDY,
   search: Search | None = None,
   least_found: int = 0,
+  *,
+  has_grammar: bool = False,
 ) -> Any:
   """Enqueues an invented step as the engine does; returns its outcome.
 
@@ -78,10 +81,12 @@ def run_step(
     level: level of sampling.
     search: lookup that it does.
     least_found: tokens that this finds at least.
+    has_grammar: whether an output of the step follows a grammar.
   """
   packed = step_input.pack(sizes, flat, step, sizes.made_up_pages())
   drafts = None
   if search is not None:
     nothing = policies.Drafts(lengths=np.zeros(0, np.int64))
     drafts = SlotDrafts(drafts=nothing, search=search)
-  return target.dispatch(packed, flat, drafts, level, least_found)
+  find_masks = functools.partial(target.no_masks, flat) if has_grammar else None
+  return target.dispatch(packed, flat, drafts, level, least_found, find_masks)

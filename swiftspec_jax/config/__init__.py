@@ -16,6 +16,7 @@ from swiftspec_jax.config.sampling_params import (
   MAX_TOP_LOGPROBS,
   SamplingParams,
 )
+from swiftspec_jax.config.structured_outputs import StructuredOutputs
 from swiftspec_jax.config.tree_config import TreeConfig
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
   'WIDE',
   'ModelConfig',
   'SamplingParams',
+  'StructuredOutputs',
   'TreeConfig',
   'group_size',
 ]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 
 from swiftspec_jax import errors
+from swiftspec_jax.config.structured_outputs import StructuredOutputs
 
 MAX_TOP_LOGPROBS = 20  # as OpenAI has it
 _LEAST_TEMPERATURE = 1e-5
@@ -50,6 +51,9 @@ class SamplingParams:
       model's own distribution (before temperature, penalties and truncation).
     top_logprobs: number of the most probable tokens at each position that are
       returned, too, with their log-probabilities; needs `logprobs`.
+    structured_outputs: grammar that the output follows. What it forbids has no
+      probability, in `logprobs` neither, before anything else changes the
+      distribution. The output ends where the grammar allows nothing more.
   """
 
   temperature: float = 0.0
@@ -72,6 +76,7 @@ class SamplingParams:
   skip_special_tokens: bool = True
   logprobs: bool = False
   top_logprobs: int = 0
+  structured_outputs: StructuredOutputs | None = None
 
   def __post_init__(self):
     checks = {
@@ -103,6 +108,16 @@ class SamplingParams:
         'a sequence of non-empty strings',
       ),
     }
+    if self.structured_outputs is not None:
+      empty = 'empty with structured_outputs, which may allow nothing else'
+      checks |= {
+        'banned_token_ids': (not self.banned_token_ids, empty),
+        'forced_token_ids': (not self.forced_token_ids, empty),
+        'logit_bias': (
+          all(map(math.isfinite, self.logit_bias.values())),
+          'finite with structured_outputs, which may allow nothing else',
+        ),
+      }
     errors.check_fields(self, checks)
     if self.temperature < _LEAST_TEMPERATURE:
       object.__setattr__(self, 'temperature', 0.0)

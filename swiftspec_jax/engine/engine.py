@@ -28,6 +28,7 @@ from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
+from swiftspec_jax.engine.grammar_steps import GrammarSteps
 from swiftspec_jax.engine.handles import Handle
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.step_reader import StepReader
@@ -130,6 +131,7 @@ class Engine(Frontend):
     self.policy = policy or NoSpeculation()
     self._unread: collections.deque[Unread] = collections.deque()
     self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
+    self._grammars = GrammarSteps(self._target, self._jobs)
     self._reader = StepReader(
       self.scheduler,
       self._target,
@@ -193,7 +195,9 @@ class Engine(Frontend):
     wait until the programs of the next step are compiled.
     """
     if self._unread and (
-      self.scheduler.is_short or not self._unread[-1].step.num_decoding
+      self.scheduler.is_short
+      or not self._unread[-1].step.num_decoding
+      or self._grammars.hold_up(self._unread[-1])
     ):
       return False
     view = self.scheduler.begin_step()
@@ -203,11 +207,14 @@ class Engine(Frontend):
     if self._timeline is not None:
       self._timeline.start_round()
     self._assign()
-    view, plan = policies.ask(self.policy, self._described(view, start))
-    drafts = self._draft(view, plan)
+    forced = self._grammars.num_forced(view)
+    view, plan = policies.ask(self.policy, self._described(view, start), forced)
+    drafts = self._draft(view, plan, forced)
     if drafts.is_late is not None:
       plan = plan.without(drafts.is_late)
     lengths = self.policy.plan_verify(view, plan, drafts.drafts)
+    if forced.any():
+      lengths = view.shortened(np.maximum(lengths, forced))
     lengths = np.minimum(lengths, drafts.drafts.lengths)
     step = self.scheduler.plan_step(view, lengths)
     verdicts, logprobs, found = self._dispatch(step, drafts)
@@ -222,6 +229,7 @@ class Engine(Frontend):
         (verdicts, logprobs, needed, drafts.num_found)
       ),
       start=start,
+      has_grammar=self._grammars.are_in(step),
     )
     self.drafter.overlap(view, unread.drafted, unread.verified)
     self._unread.append(unread)
@@ -248,13 +256,22 @@ class Engine(Frontend):
     return dataclasses.replace(view, **known)
 
   def _draft(
-    self, view: policies.StepView, plan: policies.DraftPlan
+    self,
+    view: policies.StepView,
+    plan: policies.DraftPlan,
+    forced: np.ndarray,
   ) -> SlotDrafts:
-    """Drafts for the rows that the policy names."""
+    """Drafts for the rows that the policy names, i64[B] tokens being forced."""
     if not plan.lengths.any():
       return self._target.without_drafts(plan.lengths)
     self.scheduler.reserve(view, plan.lengths)
-    return self.drafter.draft(view, plan.lengths, self._texts)
+    # Nobody needs to guess what is known.
+    lengths = np.where(forced < plan.lengths, plan.lengths, 0)
+    if lengths.any():
+      drafts = self.drafter.draft(view, lengths, self._texts)
+    else:
+      drafts = self._target.without_drafts(lengths)
+    return self._grammars.restrict(view, drafts, plan.lengths)
 
   def _dispatch(
     self, step: StepPlan, drafts: SlotDrafts
@@ -267,6 +284,7 @@ class Engine(Frontend):
       flat,
       drafts if step.lengths.any() else None,
       self._target.sampling.level(step.slots),
+      find_masks=self._grammars.mask_finder(step, flat),
     )
     if self._timeline is not None:
       after = 'proposal' if step.lengths.any() else None
@@ -345,7 +363,9 @@ class Engine(Frontend):
     )
     self._target.assign(rows, is_new)
 
-  def run_programs(self, level: SamplingLevel) -> None:
+  def run_programs(
+    self, level: SamplingLevel, *, has_grammar: bool = False
+  ) -> None:
     """Runs all programs for a level of sampling; only without requests.
 
     More than to compile them: what XLA prepares when a program first runs is
@@ -357,6 +377,8 @@ class Engine(Frontend):
         for search in warm_up.searches(flat, self.drafter):
           output = self.enqueue_trial(flat, length, level, *search)
           jax.block_until_ready(output[0])
+        if has_grammar:
+          self.enqueue_trial(flat, length, level, has_grammar=True)
       if self.drafter.has_programs and flat.block_size > 1:
         self.drafter.warm_up(flat)
 
@@ -381,6 +403,8 @@ class Engine(Frontend):
     level: SamplingLevel = SamplingLevel.GREEDY,
     search: Search | None = None,
     least_found: int = 0,
+    *,
+    has_grammar: bool = False,
   ) -> Any:
     """Enqueues an invented step of the target.
 
@@ -393,6 +417,7 @@ class Engine(Frontend):
       level: level of sampling.
       search: lookup that it does.
       least_found: tokens that this finds at least.
+      has_grammar: whether an output of the step follows a grammar.
 
     Returns:
       What the host would read, and the drafts.
@@ -401,5 +426,12 @@ class Engine(Frontend):
     self.scheduler.forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
     return warm_up.run_step(
-      self.sizes, self._target, flat, step, level, search, least_found
+      self.sizes,
+      self._target,
+      flat,
+      step,
+      level,
+      search,
+      least_found,
+      has_grammar=has_grammar,
     )

@@ -1,5 +1,7 @@
 """Requests of an engine, and what has come of them."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import numpy as np
 
@@ -13,6 +15,9 @@ from swiftspec_jax.scheduling import pages
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.verdicts import Verdicts
 
+if TYPE_CHECKING:
+  import llguidance
+
 
 def check(
   request: Request, model: Model, config: SchedulerConfig, max_images: int = 0
@@ -23,6 +28,11 @@ def check(
     raise errors.UserError(
       f'images are not sent to the {jax.process_count()} processes of this '
       'engine; serve models that read images from one'
+    )
+  if request.sampling.structured_outputs and jax.process_count() > 1:
+    raise errors.UserError(
+      f'structured_outputs is for engines of one process, and this one has '
+      f'{jax.process_count()}; leave it out'
     )
   config.check(len(request.token_ids), _max_new_tokens(request, config))
 
@@ -77,6 +87,11 @@ class Job:
   def request(self) -> Request:
     """What to decode."""
     return self._row.request
+
+  @property
+  def matcher(self) -> 'llguidance.LLMatcher | None':
+    """Where in its grammar the output is; None without one."""
+    return self._row.matcher
 
   @property
   def request_id(self) -> int:

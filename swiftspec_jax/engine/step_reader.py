@@ -124,7 +124,9 @@ class StepReader:
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = self._verdicts(packed[view.slots])
     if isinstance(self._drafter, HostDrafter):
-      self._drafter.learn(view, lengths, verdicts)
+      has_grammar = self._target.sampling.has_grammar[view.slots]
+      # Its nodes are not those of the drafter, or not where they were.
+      self._drafter.learn(view, np.where(has_grammar, 0, lengths), verdicts)
     accepted, ended = self._commit(
       unread, step, is_present, packed, (logprobs, drafted), report
     )
@@ -157,6 +159,7 @@ class StepReader:
       prefills_draft=unread.drafts.prefills_draft,
       step=step,
       ended=ended,
+      has_grammar=unread.has_grammar,
       time=end,
       seconds=seconds,
       host_seconds=time.thread_time() - work,

@@ -36,6 +36,8 @@ class StepRecord:
       see `DraftPrefill`.
     step: plan that was run; rows that decode lead.
     ended: i64[F] requests whose output is complete.
+    has_grammar: whether an output of the step follows a grammar. No other step
+      is enqueued before it is read, as the next masks depend on its tokens.
   """
 
   lengths: np.ndarray
@@ -48,6 +50,7 @@ class StepRecord:
   prefills_draft: bool
   step: StepPlan
   ended: np.ndarray
+  has_grammar: bool = False
   outcomes: np.ndarray = dataclasses.field(
     default_factory=lambda: np.zeros(tree.NUM_OUTCOMES, np.int64)
   )
@@ -66,11 +69,13 @@ class Unread:
   # them, and how many were found.
   output: tuple[Any, ...]
   start: float
+  has_grammar: bool = False
 
   @property
   def drafted(self) -> np.ndarray:
     """i64[B] tokens of the drafter."""
-    return self.drafts.drafts.lengths
+    own = self.drafts.own_lengths
+    return self.drafts.drafts.lengths if own is None else own
 
   @property
   def verified(self) -> np.ndarray:

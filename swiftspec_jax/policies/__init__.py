@@ -235,9 +235,19 @@ class Policy(abc.ABC):
 PolicyFn = Callable[[StepBuckets], Policy]
 
 
-def ask(policy: Policy, view: StepView) -> tuple[StepView, DraftPlan]:
-  """Returns what to draft as it fits, and the view that this is planned in."""
-  return fit(view, policy.plan_draft(view))
+def ask(
+  policy: Policy, view: StepView, least: np.ndarray | int = 0
+) -> tuple[StepView, DraftPlan]:
+  """Returns what to draft as it fits, and the view that this is planned in.
+
+  Args:
+    policy: policy to ask.
+    view: batch before the step.
+    least: i64[B] draft tokens of the rows that are certain, whatever it says.
+  """
+  plan = policy.plan_draft(view)
+  lengths = np.maximum(plan.lengths, least)
+  return fit(view, dataclasses.replace(plan, lengths=lengths))
 
 
 def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:

@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 # That of `typing` is not good enough for pydantic before Python 3.12.
 from typing_extensions import TypedDict
 
-FinishReason = Literal['stop', 'length']
+FinishReason = Literal['stop', 'length', 'tool_calls', 'error']
 
 
 class Piece(TypedDict):
@@ -67,6 +67,7 @@ class Completion(TypedDict):
   object: Literal['text_completion']
   created: int
   model: str
+  system_fingerprint: str
   choices: list[CompletionChoice]
   usage: Usage
 
@@ -92,12 +93,29 @@ class ChatLogprobs(TypedDict):
   refusal: None
 
 
+class CalledFunction(TypedDict):
+  """What is called; the arguments are the model's JSON, as it wrote it."""
+
+  name: str
+  arguments: str
+
+
+class ToolCall(TypedDict):
+  """A call of a tool."""
+
+  id: str
+  type: Literal['function']
+  function: CalledFunction
+
+
 class ChatMessage(TypedDict):
   """What the model says."""
 
   role: Literal['assistant']
-  content: str
+  content: str | None  # None: it only calls tools
+  reasoning_content: NotRequired[str]
   refusal: None
+  tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -117,6 +135,7 @@ class ChatCompletion(TypedDict):
   object: Literal['chat.completion']
   created: int
   model: str
+  system_fingerprint: str
   choices: list[ChatChoice]
   usage: Usage
 
@@ -143,6 +162,27 @@ class Models(TypedDict):
 
   object: Literal['list']
   data: list[Model]
+
+
+class Version(TypedDict):
+  """The answer of /version."""
+
+  version: str
+
+
+class Tokens(TypedDict):
+  """The answer of /tokenize."""
+
+  count: int
+  max_model_len: int
+  tokens: list[int]
+  token_strs: list[str] | None
+
+
+class Text(TypedDict):
+  """The answer of /detokenize."""
+
+  prompt: str
 
 
 class Health(TypedDict):

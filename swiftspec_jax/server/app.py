@@ -1,26 +1,45 @@
 """The endpoints."""
 
 import asyncio
+import dataclasses
 import functools
-import importlib.resources
-import json
-import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import (
+  AsyncIterator,
+  Callable,
+  Coroutine,
+  Mapping,
+  Sequence,
+)
 from typing import Any, TypeVar
 
 import fastapi
-import prometheus_client
 from fastapi import responses
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors
+from swiftspec_jax import grammar
 from swiftspec_jax.engine import handles
-from swiftspec_jax.server import answer_types, answers, refusals, schema
+from swiftspec_jax.server import (
+  answer_types,
+  answers,
+  error_handlers,
+  fill_in,
+  page_endpoint,
+  refusals,
+  request_log,
+  schema,
+  status,
+  tokens,
+  tool_calls,
+  tool_choice,
+)
 from swiftspec_jax.server import echo as echo_lib
 from swiftspec_jax.server import prompts as prompt_lib
+from swiftspec_jax.server.chat_answers import ChatFormat
+from swiftspec_jax.server.completion_answers import CompletionFormat
 from swiftspec_jax.server.guard import Guard
+from swiftspec_jax.server.responses_answers import ResponsesFormat
+from swiftspec_jax.server.responses_schema import ResponsesRequest
 from swiftspec_jax.server.service import Call, Service
 
 _T = TypeVar('_T')
@@ -33,19 +52,9 @@ _ERRORS = {
 }
 _STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
 
-_PAGE_FILES = importlib.resources.files(__package__).joinpath('page')
-# The page asks this server alone, and shows what a model says as text.
-_PAGE_HEADERS = {
-  'Content-Security-Policy': (
-    "default-src 'none'; connect-src 'self'; img-src data:; "
-    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-  ),
-  'Referrer-Policy': 'no-referrer',
-  'X-Content-Type-Options': 'nosniff',
-}
+_UNCHANGED: Mapping[str, Any] = {}
 
-_router = fastapi.APIRouter(responses=_ERRORS)
+_router = fastapi.APIRouter()
 
 
 def make_app(
@@ -53,6 +62,7 @@ def make_app(
   *,
   api_keys: Sequence[str] = (),
   max_body_bytes: int = MAX_BODY_BYTES,
+  allowed_origins: Sequence[str] = (),
 ) -> fastapi.FastAPI:
   """Returns the application that serves a service.
 
@@ -61,139 +71,46 @@ def make_app(
     api_keys: keys, one of which every request to /v1 must have; () asks for
       none.
     max_body_bytes: most bytes of a request's body.
+    allowed_origins: origins of other pages that browsers may let ask, such as
+      https://example.com; * is any.
   """
   app = fastapi.FastAPI(
     title='swiftspec_jax',
     version=ss.__version__,
-    exception_handlers={
-      HTTPException: _on_refusal,
-      RequestValidationError: _on_invalid,
-      errors.UserError: _on_user_error,
-      handles.EngineError: _on_failure,
-      Exception: _on_failure,
-    },
+    exception_handlers=error_handlers.HANDLERS,
   )
   app.state.service = service
   app.add_middleware(Guard, api_keys=api_keys, max_body_bytes=max_body_bytes)
-  app.include_router(_router)
+  if allowed_origins:
+    app.add_middleware(
+      CORSMiddleware,
+      allow_origins=allowed_origins,
+      allow_methods=['GET', 'POST'],
+      allow_headers=['*'],
+      expose_headers=[request_log.ID_HEADER, 'Retry-After'],
+    )
+  app.add_middleware(request_log.RequestLog)
+  for router in (_router, status.router, tokens.router, page_endpoint.router):
+    app.include_router(router, responses=_ERRORS)
   return app
-
-
-@_router.get(
-  '/', response_class=responses.HTMLResponse, include_in_schema=False
-)
-async def page():
-  """Returns a page to chat with the model."""
-  return responses.HTMLResponse(_whole_page(), headers=_PAGE_HEADERS)
-
-
-@functools.cache
-def _whole_page() -> str:
-  """Returns the page with what it links to inside of it: one answer."""
-  text = _PAGE_FILES.joinpath('page.html').read_text()
-  for pattern, tag in (
-    (r'<link rel="stylesheet" href="(.*)">', 'style'),
-    (r'<script src="(.*)"></script>', 'script'),
-  ):
-    for link in re.finditer(pattern, text):
-      own = _PAGE_FILES.joinpath(link[1]).read_text()
-      text = text.replace(link[0], f'<{tag}>\n{own}</{tag}>')
-  return text
 
 
 @_router.post(
   '/v1/completions', response_model=answer_types.Completion, responses=_STREAM
 )
 async def completions(body: schema.CompletionRequest, http: fastapi.Request):
-  """Continues texts."""
-  return await _answer(http, body, body.prompts, answers.CompletionFormat)
-
-
-@_router.post(
-  '/v1/chat/completions',
-  response_model=answer_types.ChatCompletion,
-  responses=_STREAM,
-)
-async def chat_completions(body: schema.ChatRequest, http: fastapi.Request):
-  """Answers a conversation."""
-  vision = http.app.state.service.model.config.vision
-  messages = [
-    message.to_template(reads_images=vision is not None)
-    for message in body.messages
-  ]
-  urls = [url for message in body.messages for url in message.image_urls]
-  return await _answer(http, body, [messages], answers.ChatFormat, urls)
-
-
-@_router.get('/v1/models', response_model=answer_types.Models)
-async def models(http: fastapi.Request):
-  """Lists the one model."""
-  return {'object': 'list', 'data': [_describe(http.app.state.service)]}
-
-
-@_router.get('/v1/models/{model:path}', response_model=answer_types.Model)
-async def model(model: str, http: fastapi.Request):
-  """Describes the model."""
-  _check_model(model, http.app.state.service)
-  return _describe(http.app.state.service)
-
-
-@_router.get('/health', response_model=answer_types.Health)
-async def health(http: fastapi.Request):
-  """Says whether requests can be served."""
+  """Continues texts, or fills in between two."""
   service = http.app.state.service
-  if service.is_draining:
-    raise HTTPException(503, 'the server is shutting down')
-  programs = service.engine.programs
-  error = service.engine.error or programs.error
-  if error is not None:
-    raise HTTPException(503, f'the engine has failed: {error!r}; see the log')
-  return {
-    'status': 'warming up' if programs.is_warming_up else 'ok',
-    'num_programs': programs.num_programs,
-    'num_compiled_programs': programs.num_compiled,
-  }
-
-
-@_router.get('/metrics', response_class=responses.PlainTextResponse)
-async def metrics(http: fastapi.Request):
-  """Returns figures for Prometheus."""
-  return fastapi.Response(
-    prometheus_client.generate_latest(http.app.state.service.metrics.registry),
-    media_type=prometheus_client.CONTENT_TYPE_LATEST,
+  prompts = body.prompts
+  if body.suffix:
+    prompts = [
+      fill_in.prompt_of(service.model.tokenizer, prompt, body.suffix)
+      for prompt in prompts
+    ]
+  requests = await _requests(
+    service, body, prompts, add_special_tokens=body.add_special_tokens
   )
-
-
-async def _answer(
-  http: fastapi.Request,
-  body: schema.CompletionRequest | schema.ChatRequest,
-  prompts: Sequence[prompt_lib.Prompt],
-  make_format: type[answers.Format],
-  image_urls: Sequence[str] = (),
-) -> Any:
-  """Decodes prompts with the same images; answers at once or in parts."""
-  service = http.app.state.service
-  _check_model(body.model, service)
-  samplings = body.samplings()
-  service.check_number(len(prompts) * len(samplings))
-  images = await service.encoder.read(image_urls)
-  requests = [
-    ss.Request(
-      token_ids=token_ids,
-      sampling=sampling,
-      slo_tpot=body.slo_tpot,
-      images=images,
-    )
-    for token_ids in await service.encoder.encode(prompts)
-    for sampling in samplings
-  ]
-  answer = make_format(
-    service.name,
-    service.model.tokenizer,
-    body.n,
-    body.include_speculation,
-    body.include_draft_nodes,
-  )
+  answer = CompletionFormat(*_of_format(service, body, requests))
   if body.echo:
     answer.start_with(
       echo_lib.echo_of(
@@ -205,15 +122,133 @@ async def _answer(
       )
       for prompt, request in zip(prompts, requests[:: body.n], strict=True)
     )
-  call = service.open(
+  return await _decode(http, body, requests, answer)
+
+
+@_router.post(
+  '/v1/chat/completions',
+  response_model=answer_types.ChatCompletion,
+  responses=_STREAM,
+)
+async def chat_completions(body: schema.ChatRequest, http: fastapi.Request):
+  """Answers a conversation."""
+  return await _chat(http, body, ChatFormat)
+
+
+@_router.post('/v1/responses', responses=_STREAM)
+async def responses_(body: ResponsesRequest, http: fastapi.Request):
+  """Answers a conversation in the words of another interface."""
+  make_format = functools.partial(ResponsesFormat, told_again=body.told_again())
+  return await _chat(http, body.to_chat(), make_format)
+
+
+async def _chat(
+  http: fastapi.Request,
+  body: schema.ChatRequest,
+  make_format: Callable[..., ChatFormat],
+) -> Any:
+  service = http.app.state.service
+  messages = [
+    message.to_template(reads_images=service.model.config.vision is not None)
+    for message in body.messages
+  ]
+  requests = await _requests(
+    service,
+    body,
+    [messages],
+    image_urls=[url for message in body.messages for url in message.image_urls],
+    template_options=body.template_options,
+    changes=tool_choice.sampling_of(
+      service.call_format, service.model.tokenizer, body
+    ),
+  )
+  answer = make_format(*_of_format(service, body, requests))
+  if body.offered_tools:
+    make_reader = tool_calls.make_reader(
+      service.call_format,
+      service.model.tokenizer,
+      requests[0].token_ids,
+      body.template_options.tools,
+    )
+    answer.find_calls(make_reader, only_first=not body.parallel_tool_calls)
+  return await _decode(http, body, requests, answer)
+
+
+async def _requests(
+  service: Service,
+  body: schema.CompletionRequest | schema.ChatRequest,
+  prompts: Sequence[prompt_lib.Prompt],
+  *,
+  image_urls: Sequence[str] = (),
+  changes: Mapping[str, Any] = _UNCHANGED,
+  **encoding: Any,
+) -> list[ss.Request]:
+  """Returns the requests of a call: prompts with the same images, times n.
+
+  Args:
+    service: engine and its limits.
+    body: fields of the call.
+    prompts: prompts of the call.
+    image_urls: data URLs of images.
+    changes: fields of the sampling in place of those of the body.
+    **encoding: options of `PromptEncoder.encode`.
+  """
+  service.check_model(body.model)
+  samplings = [
+    dataclasses.replace(sampling, **changes) for sampling in body.samplings()
+  ]
+  service.check_number(len(prompts) * len(samplings))
+  if samplings[0].structured_outputs is not None:
+    # A large grammar compiles for half a second; the engine then finds it.
+    await asyncio.to_thread(
+      grammar.start, samplings[0].structured_outputs, service.model
+    )
+  images = await service.encoder.read(image_urls)
+  return [
+    ss.Request(
+      token_ids=token_ids,
+      sampling=sampling,
+      slo_tpot=body.slo_tpot,
+      images=images,
+    )
+    for token_ids in await service.encoder.encode(prompts, **encoding)
+    for sampling in samplings
+  ]
+
+
+def _of_format(
+  service: Service,
+  body: schema.CompletionRequest | schema.ChatRequest,
+  requests: Sequence[ss.Request],
+) -> tuple[Any, ...]:
+  """Returns the arguments of a format."""
+  return (
+    service.name,
+    service.model.tokenizer,
+    body.n,
+    body.stream_options,
+    sum(len(request.token_ids) for request in requests[:: body.n]),
+  )
+
+
+async def _decode(
+  http: fastapi.Request,
+  body: schema.CompletionRequest | schema.ChatRequest,
+  requests: Sequence[ss.Request],
+  answer: answers.Format,
+) -> Any:
+  """Decodes requests; answers at once or in parts."""
+  options = body.stream_options
+  call = http.app.state.service.open(
     requests,
     body.max_speculative_tokens,
-    shows_drafts=body.include_draft_nodes,
+    shows_drafts=options.include_draft_nodes,
     scored=requests[:: body.n] if body.scores_prompts else (),
     only_scores=body.max_new_tokens == 0,
   )
+  http.state.call = call
   if body.stream:
-    return _EventStream(call, _events(call, answer, body.include_usage))
+    return _EventStream(call, _events(call, answer, options.include_usage))
   with call:
     whole = await _unless_gone(_whole(call, answer), http)
   return whole or fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
@@ -231,21 +266,17 @@ async def _events(
   try:
     answer.rate(await call.ratings())
     for event in answer.opening(len(call.handles)):
-      yield _encode(event)
+      yield answer.encode(event)
     async for index, update in call.updates():
-      event = answer.news(index, update)
-      if event is not None:
-        yield _encode(event)
+      for event in answer.news(index, update):
+        yield answer.encode(event)
   except handles.EngineError as error:
-    yield _encode(refusals.body(500, _failure(error)))
+    failure = refusals.body(500, error_handlers.message_of(error))
+    yield answer.encode(failure)
     return
   if include_usage:
-    yield _encode(answer.closing([handle.result() for handle in call.handles]))
-  yield 'data: [DONE]\n\n'
-
-
-def _encode(event: dict[str, Any]) -> str:
-  return f'data: {json.dumps(event)}\n\n'
+    yield answer.encode(answer.closing())
+  yield answer.ending
 
 
 class _EventStream(responses.StreamingResponse):
@@ -281,56 +312,3 @@ async def _unless_gone(
 async def _wait_until_gone(http: fastapi.Request) -> None:
   while (await http.receive())['type'] != 'http.disconnect':
     pass
-
-
-def _check_model(name: str, service: Service) -> None:
-  if name != service.name:
-    raise HTTPException(
-      404, f'there is no model {name!r}; this server has {service.name!r}'
-    )
-
-
-def _describe(service: Service) -> answer_types.Model:
-  return {
-    'id': service.name,
-    'object': 'model',
-    'created': service.created,
-    'owned_by': 'swiftspec_jax',
-    'max_model_len': service.engine.max_context,
-    'speculation': {'max_tokens': service.engine.max_draft_tokens},
-  }
-
-
-async def _on_refusal(_, error: HTTPException) -> fastapi.Response:
-  return refusals.answer(error.status_code, error.detail, headers=error.headers)
-
-
-async def _on_user_error(_, error: errors.UserError) -> fastapi.Response:
-  return refusals.answer(400, str(error))
-
-
-async def _on_failure(_, error: Exception) -> fastapi.Response:
-  return refusals.answer(500, _failure(error))
-
-
-def _failure(error: Exception) -> str:
-  return f'{error}; see the log'
-
-
-async def _on_invalid(_, error: RequestValidationError) -> fastapi.Response:
-  # Of the kinds that a field can have, the one that fits best.
-  found = max(error.errors(), key=lambda e: len(e['loc']))
-  # Without 'body' and the names of kinds.
-  parts = [str(part) for part in found['loc'][1:]]
-  where = '.'.join(part for part in parts if part.isalnum() or '_' in part)
-  message = found['msg']
-  if found['type'] == 'json_invalid':
-    where, message = '', f'the body is not JSON: {found["ctx"]["error"]}'
-  elif found['type'] == 'model_attributes_type' and not where:
-    message = 'send a JSON object, with Content-Type: application/json'
-  elif found['type'] == 'extra_forbidden':
-    message = 'not supported by this server; leave it out'
-  elif found['type'] == 'value_error':
-    message = str(found['ctx']['error'])
-  message = f'{where}: {message}' if where else message
-  return refusals.answer(400, message, param=where or None)

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftspec_jax.server import refusals
 
-_GUARDED = '/v1'  # as in vLLM: probes and Prometheus have no keys
+# As in vLLM: probes and Prometheus have no keys.
+_GUARDED = ('/v1', '/tokenize', '/detokenize')
 
 
 class Guard:

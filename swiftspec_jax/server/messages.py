@@ -62,6 +62,40 @@ class ToolCall(JsonObject):
     return {'id': self.id, 'type': self.type, 'function': function}
 
 
+class OfferedFunction(JsonObject):
+  """A function that the model may call."""
+
+  name: str = Field(pattern=r'^[\w.-]+$', max_length=64)
+  description: str = ''
+  parameters: dict[str, Any] = Field({}, description='A JSON schema.')
+  strict: bool = False
+
+
+class Tool(JsonObject):
+  """A tool that the model may use."""
+
+  type: Literal['function']
+  function: OfferedFunction
+
+  def to_template(self) -> dict[str, Any]:
+    """Returns the tool as chat templates want it."""
+    function = self.function.model_dump(exclude_unset=True, exclude={'strict'})
+    return {'type': self.type, 'function': function}
+
+
+class NamedFunction(JsonObject):
+  """The name of a function."""
+
+  name: str
+
+
+class NamedTool(JsonObject):
+  """The tool that the model has to use."""
+
+  type: Literal['function']
+  function: NamedFunction
+
+
 class Message(JsonObject):
   """A message of a conversation."""
 

@@ -43,6 +43,11 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
     'Processor time of the thread that runs the steps.',
     lambda record: record.host_seconds,
   ),
+  'swiftspec:grammar_steps': (
+    'Steps in which an output followed a grammar; each was read before the '
+    'next, whatever run_ahead says.',
+    lambda record: record.has_grammar,
+  ),
   'swiftspec:spec_decode_num_draft_forwards_waited': (
     "Forwards of a persistent tree's draft for which the target waited.",
     lambda record: record.num_forwards,

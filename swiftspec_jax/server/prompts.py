@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import functools
 from collections.abc import Mapping, Sequence
 from concurrent import futures
+from typing import Any
 
 from swiftspec_jax import errors, images
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -44,17 +46,25 @@ class PromptEncoder:
     # Answers need them, and making them takes a moment.
     self._executor.submit(token_names.of, tokenizer)
 
-  async def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+  async def encode(
+    self, prompts: Sequence[Prompt], **options: Any
+  ) -> list[tuple[int, ...]]:
     """Returns the token ids of prompts; messages alone get the chat template.
+
+    Args:
+      prompts: prompts.
+      **options: `template_options` and `add_special_tokens` of
+        `tokenizer.encode_prompt`.
 
     Raises:
       UserError: a prompt is malformed, or so long that it cannot fit.
     """
     for prompt in prompts:
       self._check_length(prompt)
+    encode = functools.partial(self._encode, **options)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
-      self._executor, lambda: list(map(self._encode, prompts))
+      self._executor, lambda: list(map(encode, prompts))
     )
 
   async def read(self, urls: Sequence[str]) -> tuple[Image, ...]:
@@ -78,12 +88,13 @@ class PromptEncoder:
     )
     return tuple(found)
 
-  def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+  def _encode(self, prompt: Prompt, **options: Any) -> tuple[int, ...]:
     token_ids = tokenizer_lib.encode_prompt(
       self._tokenizer,
       prompt,
       use_chat_template=False,
       takes_parts=self._vision is not None,
+      **options,
     )
     is_chat = isinstance(prompt[0], Mapping)
     if is_chat and self._vision is not None:

@@ -30,6 +30,7 @@ class Server(uvicorn.Server):
     *,
     api_keys: Sequence[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
+    allowed_origins: Sequence[str] = (),
   ):
     """Opens no port yet.
 
@@ -37,8 +38,14 @@ class Server(uvicorn.Server):
       service: engine and its limits.
       api_keys: keys, as `make_app` takes them.
       max_body_bytes: same as in `app.make_app`.
+      allowed_origins: same as in `app.make_app`.
     """
-    app = make_app(service, api_keys=api_keys, max_body_bytes=max_body_bytes)
+    app = make_app(
+      service,
+      api_keys=api_keys,
+      max_body_bytes=max_body_bytes,
+      allowed_origins=allowed_origins,
+    )
     super().__init__(
       uvicorn.Config(
         app,

@@ -6,17 +6,19 @@ of vLLM. What is not here is refused, unless it asks for nothing.
 
 import dataclasses
 import random
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
 
 from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 from swiftspec_jax.server.json_object import JsonObject, Neutral
-from swiftspec_jax.server.messages import Message
+from swiftspec_jax.server.messages import Message, NamedTool, Tool
+from swiftspec_jax.server.structured import Grammar, ResponseFormat
+from swiftspec_jax.tokenizer import chat_template
 
 _NUM_SEEDS = 2**32
-_TokenId = Annotated[int, Field(strict=True, ge=0)]
+TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
 # These are looked for after every token.
 _MAX_STOPS = 16
@@ -28,12 +30,10 @@ _Bias = Annotated[float, Field(ge=-100, le=100)]
 class StreamOptions(JsonObject):
   """Options of `stream`."""
 
-  _neutral: ClassVar[Neutral] = {
-    'continuous_usage_stats': (False,),
-    'include_obfuscation': (False,),
-  }
-
   include_usage: bool = False
+  continuous_usage_stats: bool = Field(
+    False, description='Each event then has the numbers of tokens so far.'
+  )
   include_speculation: bool = Field(
     False,
     description='Choices of events then tell who proposed each token.',
@@ -68,14 +68,14 @@ class _Body(JsonObject):
   presence_penalty: _Penalty = 0.0
   frequency_penalty: _Penalty = 0.0
   stream: bool = False
-  stream_options: StreamOptions | None = None
+  stream_options: StreamOptions = StreamOptions()
   top_k: int = Field(
     0, ge=-1, lt=2**31, description='0 and -1 keep all tokens.'
   )
   min_p: float = Field(0.0, ge=0, lt=1)
   repetition_penalty: float = Field(1.0, ge=0.01, le=100)
   ignore_eos: bool = False
-  stop_token_ids: list[_TokenId] = Field([])
+  stop_token_ids: list[TokenId] = Field([])
   min_tokens: int = Field(0, ge=0, lt=2**31)
   include_stop_str_in_output: bool = False
   skip_special_tokens: bool = True
@@ -91,10 +91,18 @@ class _Body(JsonObject):
     description='Seconds per output token that are good enough, for policies '
     'such as adaserve.',
   )
+  response_format: ResponseFormat | None = None
+  structured_outputs: Grammar | None = None
+
+  @pydantic.model_validator(mode='after')
+  def _check_grammars(self):
+    if self.response_format and self.structured_outputs:
+      raise ValueError('give response_format or structured_outputs, not both')
+    return self
 
   @pydantic.model_validator(mode='after')
   def _check_stream(self):
-    if self.stream_options and not self.stream:
+    if 'stream_options' in self.model_fields_set and not self.stream:
       raise ValueError('stream_options needs stream=true')
     return self
 
@@ -104,23 +112,6 @@ class _Body(JsonObject):
       raise ValueError(f'stop has more than {_MAX_STOPS} strings')
     return self
 
-  @property
-  def include_usage(self) -> bool:
-    """Whether a stream ends with the numbers of tokens."""
-    return self.stream_options is not None and self.stream_options.include_usage
-
-  @property
-  def include_speculation(self) -> bool:
-    """Whether the events of a stream tell who proposed each token."""
-    options = self.stream_options
-    return options is not None and options.include_speculation
-
-  @property
-  def include_draft_nodes(self) -> bool:
-    """Whether they also have the draft tokens of each step."""
-    options = self.stream_options
-    return options is not None and options.include_draft_nodes
-
   def samplings(self) -> list[SamplingParams]:
     """Returns the sampling of each choice.
 
@@ -128,6 +119,7 @@ class _Body(JsonObject):
       UserError: a value is out of range.
     """
     seed = random.randrange(_NUM_SEEDS) if self.seed is None else self.seed
+    grammar = self.structured_outputs or self.response_format
     first = SamplingParams(
       temperature=self.temperature,
       top_k=max(self.top_k, 0),
@@ -148,6 +140,7 @@ class _Body(JsonObject):
       skip_special_tokens=self.skip_special_tokens,
       logprobs=self.with_logprobs,
       top_logprobs=self.num_top_logprobs,
+      structured_outputs=grammar and grammar.to_params(),
     )
     return [
       dataclasses.replace(first, seed=(seed + i) % _NUM_SEEDS)
@@ -158,16 +151,34 @@ class _Body(JsonObject):
 class CompletionRequest(_Body):
   """The body of /v1/completions."""
 
-  _neutral: ClassVar[Neutral] = {'add_special_tokens': (True,)}
-
-  prompt: _Text | list[_Text] | list[_TokenId] | list[list[_TokenId]]
+  prompt: _Text | list[_Text] | list[TokenId] | list[list[TokenId]]
+  suffix: str = Field(
+    '', description='What comes after the text, for models that fill in.'
+  )
+  best_of: int | None = Field(None, description='The same as n, if anything.')
   max_tokens: int = Field(16, ge=0, description='0 needs echo=true.')
   logprobs: int | None = Field(None, ge=0, le=5)
+  add_special_tokens: bool = True
   echo: bool = Field(
     False,
     description='Texts then begin with their prompt, and so do log-'
     'probabilities.',
   )
+
+  @pydantic.model_validator(mode='after')
+  def _check_best_of(self):
+    if self.best_of not in (None, self.n):
+      raise ValueError(
+        f'best_of is {self.best_of}; this server returns all choices, so it '
+        f'must be n, {self.n}'
+      )
+    return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_suffix(self):
+    if self.suffix and self.echo:
+      raise ValueError('a completion with suffix has no echo')
+    return self
 
   @pydantic.model_validator(mode='after')
   def _check_max_tokens(self):
@@ -201,31 +212,84 @@ class CompletionRequest(_Body):
     return self.prompt
 
 
-class ChatRequest(_Body):
+class Conversation(JsonObject):
+  """What chat templates make a prompt of."""
+
+  messages: list[Message] = Field(min_length=1)
+  tools: list[Tool] = Field([])
+  reasoning_effort: str | None = Field(
+    None, description='For chat templates that read it.'
+  )
+  chat_template_kwargs: dict[str, Any] = Field(
+    {}, description='Variables of the chat template.'
+  )
+  add_generation_prompt: bool = True
+  continue_final_message: bool = Field(
+    False, description='The model goes on with the last message.'
+  )
+
+  @property
+  def offered_tools(self) -> list[Tool]:
+    """The tools that the model is told of."""
+    return self.tools
+
+  @property
+  def template_options(self) -> chat_template.Options:
+    """What the chat template gets besides messages."""
+    variables = dict(self.chat_template_kwargs)
+    if self.reasoning_effort is not None:
+      variables.setdefault('reasoning_effort', self.reasoning_effort)
+    return chat_template.Options(
+      tools=[tool.to_template() for tool in self.offered_tools],
+      variables=variables,
+      opens_turn=self.add_generation_prompt,
+      continues=self.continue_final_message,
+    )
+
+
+class ChatRequest(Conversation, _Body):
   """The body of /v1/chat/completions."""
 
   _neutral: ClassVar[Neutral] = {
-    'add_generation_prompt': (True,),
     'add_special_tokens': (False,),
-    'continue_final_message': (False,),
     'echo': (False,),
   }
   scores_prompts: ClassVar[bool] = False
-  echo: ClassVar[bool] = False
 
-  messages: list[Message] = Field(min_length=1)
   max_completion_tokens: int | None = Field(None, ge=1)
-  max_tokens: int | None = Field(None, ge=1)
+  max_tokens: int | None = Field(
+    None, ge=1, description='max_completion_tokens comes first.'
+  )
   logprobs: bool = False
   top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+  tool_choice: Literal['none', 'auto', 'required'] | NamedTool = 'auto'
+  parallel_tool_calls: bool = Field(
+    True, description='Otherwise, an answer has its first call alone.'
+  )
 
   @pydantic.model_validator(mode='after')
-  def _check_limits(self):
+  def _check_top_logprobs(self):
     if self.top_logprobs and not self.logprobs:
       raise ValueError('top_logprobs needs logprobs=true')
-    if self.max_completion_tokens and self.max_tokens:
-      raise ValueError('give max_completion_tokens or max_tokens, not both')
     return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_tool_choice(self):
+    if self.tool_choice not in ('none', 'auto') and not self.callable_tools:
+      raise ValueError('tool_choice asks for a tool that is not in tools')
+    return self
+
+  @property
+  def offered_tools(self) -> list[Tool]:
+    return [] if self.tool_choice == 'none' else self.tools
+
+  @property
+  def callable_tools(self) -> list[Tool]:
+    """The tools that the model may call."""
+    if not isinstance(self.tool_choice, NamedTool):
+      return self.offered_tools
+    name = self.tool_choice.function.name
+    return [tool for tool in self.tools if tool.function.name == name]
 
   @property
   def max_new_tokens(self) -> int | None:

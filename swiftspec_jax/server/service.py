@@ -18,6 +18,7 @@ from swiftspec_jax.engine.handles import Handle, Update
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
 from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.server import tool_calls
 from swiftspec_jax.server.metrics import Metrics
 from swiftspec_jax.server.prompts import PromptEncoder
 
@@ -36,6 +37,8 @@ class Service:
     model: the target.
     name: name of the model, for clients.
     encoder: encoder of prompts.
+    call_format: name of the format in which the model calls tools, as in
+      `tool_calls`; None if it is not known.
     created: time at which this was made, in seconds since 1970.
     metrics: figures of everything that is served.
     is_draining: no more calls are taken.
@@ -49,6 +52,7 @@ class Service:
     *,
     name: str | None = None,
     max_waiting: int = 128,
+    tool_call_parser: str | None = None,
   ):
     """Nothing is served yet.
 
@@ -57,6 +61,8 @@ class Service:
       model: target of the engine.
       name: name of the model, for clients; its own by default.
       max_waiting: most requests that may wait for a slot.
+      tool_call_parser: name of the format in which the model calls tools, a
+        key of `tool_calls.FORMATS`; by default as its tokenizer shows.
     """
     self.engine = engine
     self.model = model
@@ -67,12 +73,20 @@ class Service:
       model.config.vision,
       engine.max_images,
     )
+    self.call_format = tool_call_parser or tool_calls.format_of(model.tokenizer)
     self.created = int(time.time())
     self.metrics = Metrics(engine, self.name)
     self.is_draining = False
     self._capacity = engine.max_rows + max_waiting
     self.num_open = 0
     self._on_idle: Callable[[], None] | None = None
+
+  def check_model(self, name: str) -> None:
+    """Raises HTTPException for the name of another model."""
+    if name != self.name:
+      raise fastapi.HTTPException(
+        404, f'there is no model {name!r}; this server has {self.name!r}'
+      )
 
   def check_number(self, num_requests: int) -> None:
     """Raises UserError for more requests than there ever is room for."""
@@ -175,6 +189,18 @@ class Call:
     self._ratings = ratings
     self._on_close = on_close
     self._metrics = metrics
+
+  @property
+  def summary(self) -> str:
+    """What came of the requests that have ended, for a log."""
+    ended = [h.latest.result for h in self.handles if h.is_finished]
+    stats = [result.stats for result in ended]
+    return (
+      f'{sum(x.prompt_tokens for x in stats)} prompt tokens, '
+      f'{sum(x.new_tokens for x in stats)} new, '
+      f'{results.total_acceptance_length(stats):.2f} a round, '
+      f'{", ".join(sorted({result.finish_reason for result in ended}))}'
+    )
 
   async def updates(self) -> AsyncIterator[tuple[int, Update]]:
     """Yields news of the requests as they come, with their index."""

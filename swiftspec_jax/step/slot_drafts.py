@@ -43,6 +43,9 @@ class SlotDrafts:
       None if there are none.
     search: lookup whose results are the chains or trees, and `num_found`; None
       where they are there.
+    own_lengths: i64[B] tokens that the drafter takes for its own: those of
+      `drafts`, and 0 for rows in which a grammar has put others between them;
+      None if there are no grammars.
     num_found: i32[U] on the devices, where only these know how many tokens of
       the `lengths` of `drafts` there are; None where the host does.
   """
@@ -53,6 +56,7 @@ class SlotDrafts:
   prefills_draft: bool = False
   is_late: np.ndarray | None = None
   search: Search | None = None
+  own_lengths: np.ndarray | None = None
   num_found: jax.Array | None = None
 
 

@@ -96,6 +96,7 @@ class SlotSampling:
 
   Attributes:
     least_level: level that steps take at least.
+    has_grammar: bool[B] slots whose outputs follow a grammar.
   """
 
   def __init__(
@@ -118,6 +119,7 @@ class SlotSampling:
     self._eos_token_ids = eos_token_ids
     self._put = put
     self._params = [SamplingParams()] * num_slots
+    self.has_grammar = np.zeros(num_slots, bool)
     self._levels = np.zeros(num_slots, np.int64)
     self._law_levels = np.zeros(num_slots, np.int64)
     self._states: dict[SamplingLevel, sampling_lib.SamplingState] = {}
@@ -125,6 +127,7 @@ class SlotSampling:
   def set(self, slot: int, params: SamplingParams) -> None:
     """Gives a slot to another request."""
     self._params[slot] = params
+    self.has_grammar[slot] = params.structured_outputs is not None
     self._levels[slot] = level_of(params)
     # Logprobs change nothing.
     without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
@@ -140,14 +143,14 @@ class SlotSampling:
 
     A draft model knows temperatures alone, so it cannot be expected to agree
     with a distribution that was cut. A lookup knows no distribution at all.
-    Neither agrees with penalties, bias and bans.
+    Neither agrees with penalties, bias, bans and grammars.
 
     Args:
       slots: slots to ask for.
       for_model: a draft model drafts.
     """
     most = SamplingLevel.TEMPERATURE if for_model else SamplingLevel.TRUNCATED
-    return self._law_levels[slots] <= most
+    return (self._law_levels[slots] <= most) & ~self.has_grammar[slots]
 
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:

@@ -151,11 +151,14 @@ def _run_parts(
   num_queries: int,
   level: SamplingLevel,
   sharding: NamedSharding,
+  find_masks: Callable[[], tuple[Any, Any]] | None = None,
 ) -> tuple[Cache, Rows, jax.Array, types.Logprobs | None]:
   """Runs the parts of a step, each by `call`.
 
   Chains and trees are those of `SlotDrafts`; where there are trees, chains are
-  not looked at. The other arguments are those of the parts.
+  not looked at. `find_masks` returns masks and index of `verify.restrict`; the
+  host works on them while the devices run the target. The other arguments are
+  those of the parts.
 
   Returns:
     The cache, and what `verify.verify` returns.
@@ -176,6 +179,8 @@ def _run_parts(
       flat=flat,
       num_queries=num_queries,
     )
+  if find_masks is not None:
+    logits = call(verify.restrict, logits, queries, *find_masks())
   noise = None
   if level != SamplingLevel.GREEDY:
     noise = call(
@@ -489,6 +494,7 @@ class Target:
     drafts: SlotDrafts | None,
     level: SamplingLevel,
     least_found: int = 0,
+    find_masks: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None,
   ) -> tuple[jax.Array, types.Logprobs | None, SlotDrafts | None]:
     """Enqueues a step; does not wait for it.
 
@@ -498,6 +504,8 @@ class Target:
       drafts: drafts of the step; None if nothing is verified.
       level: level of sampling.
       least_found: tokens that a lookup finds at least, to measure the time.
+      find_masks: function that returns masks and index of `verify.restrict`,
+        where grammars restrict rows; the drafts are on the host then.
 
     Returns:
       Numbers and tokens, and log-probabilities, as `verify.verify` does; and
@@ -533,7 +541,9 @@ class Target:
       chains, num_found = self.find(search)
       drafts = dataclasses.replace(drafts, num_found=num_found, chains=chains)
     run = functools.partial(_run_parts, self._call)
-    if self._sizes.has_rows:
+    if find_masks is not None:
+      statics['find_masks'] = lambda: self.argument(find_masks())
+    elif self._sizes.has_rows:
       # Few programs: the requests at hand need one level or two of sampling.
       run = functools.partial(self._call, run_step)
     self.cache, self.rows, verdicts, logprobs = run(
@@ -553,6 +563,17 @@ class Target:
     if not is_there:
       found = self.put(found)
     return (found[0], None) if trees is None else (chains, found[1])
+
+  def no_masks(self, flat: StepSizes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns masks and index for `verify.restrict`, which allow everything.
+
+    Args:
+      flat: sizes of the program.
+    """
+    num_nodes = 1 if flat.block_size == 1 else self._max_length + 1
+    num_words = -(-self.model.config.vocab_size // 32)
+    masks = np.zeros((self._sizes.num_logits(flat), num_words), np.int32)
+    return masks, np.full((self._num_slots, num_nodes), -1, np.int32)
 
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
     """Enqueues a lookup; returns chains, and `num_found`."""

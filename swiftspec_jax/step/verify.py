@@ -31,6 +31,8 @@ from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.verdicts import TreePart, Verdicts
 
+_LEAST_LOGIT = -1e30  # whose exponential is 0, and that a temperature divides
+
 
 @struct.dataclass(frozen=True, kw_only=True)
 class Queries:
@@ -51,6 +53,16 @@ class Queries:
     nodes = jnp.arange(self.index.shape[1])[None]
     return (nodes <= num_drafted) & (num_drafted > 0)
 
+  @property
+  def nodes(self) -> jax.Array:
+    """i32[M]: which node of its slot each is; 0 where it is none."""
+    nodes = jnp.broadcast_to(
+      jnp.arange(self.index.shape[1])[None], self.index.shape
+    )
+    num_queries = len(self.slots)
+    index = jnp.where(self.is_node, self.index, num_queries)
+    return jnp.zeros(num_queries, jnp.int32).at[index].set(nodes, mode='drop')
+
 
 @functools.partial(jax.jit, static_argnames='vocab_size')
 def make_noise(
@@ -70,6 +82,28 @@ def make_noise(
     seeds[slots], positions, sampling_lib.Stream.OUTPUT
   )
   return sampling_lib.gumbel_noise(keys, vocab_size)
+
+
+@functools.partial(jax.jit, donate_argnames='logits')
+def restrict(
+  logits: jax.Array, queries: Queries, masks: jax.Array, index: jax.Array
+) -> jax.Array:
+  """Returns logits f32[M, V] that are -inf where grammars forbid tokens.
+
+  Args:
+    logits: f32[M, V]; donated.
+    queries: rows and places of the queries.
+    masks: i32[M, W] bits of tokens that may come; the lowest bit of the first
+      word is that of token 0.
+    index: i32[B, T] masks after the nodes of the slots; -1 for none.
+  """
+  index = index[queries.slots, queries.nodes]
+  words = masks[index]
+  bits = (words[:, :, None] >> jnp.arange(32)[None, None]) & 1
+  is_allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]] > 0
+  is_allowed |= (index < 0)[:, None]
+  # A model may give no probability to anything that is allowed.
+  return jnp.where(is_allowed, jnp.maximum(logits, _LEAST_LOGIT), -jnp.inf)
 
 
 @functools.partial(
@@ -243,12 +277,7 @@ def _verify_in_order(scores, nodes, devices):
 def _texts_behind(texts, queries, drafted, trees):
   """Returns i32[M, S]: known tokens, and the nodes that lead to each query."""
   num_queries, text_size = len(queries.slots), texts.shape[1]
-  nodes = jnp.broadcast_to(
-    jnp.arange(queries.index.shape[1])[None], queries.index.shape
-  )
-  index = jnp.where(queries.is_node, queries.index, num_queries)
-  own = jnp.zeros(num_queries, jnp.int32).at[index].set(nodes, mode='drop')
-  slots = queries.slots
+  slots, own = queries.slots, queries.nodes
   roots = queries.positions[:, 0] - 1 - trees.depths[slots, own]
   positions = jnp.where(
     trees.ancestor_mask[slots, own],

@@ -20,6 +20,8 @@ def encode_prompt(
   *,
   use_chat_template: bool | None = None,
   takes_parts: bool = False,
+  template_options: chat_template.Options | None = None,
+  add_special_tokens: bool = True,
 ) -> list[int]:
   """Returns the token ids that a model is to continue.
 
@@ -32,6 +34,8 @@ def encode_prompt(
       the tokenizer's own special tokens, such as BOS.
     takes_parts: whether the content of messages may be a list of parts, as the
       chat templates of models that read images want it.
+    template_options: further input of the chat template.
+    add_special_tokens: whether a text without a template gets special tokens.
 
   Raises:
     UserError: the prompt is empty or malformed, or needs a chat template that
@@ -47,11 +51,14 @@ def encode_prompt(
     # The user may have written BOS.
     bos = tokenizer.bos_token
     has_bos = bos is not None and prompt.startswith(bos)
-    return _encode_text(tokenizer, prompt, add_special_tokens=not has_bos)
+    adds = add_special_tokens and not has_bos
+    return _encode_text(tokenizer, prompt, add_special_tokens=adds)
   if isinstance(prompt, str):
     prompt = [{'role': 'user', 'content': prompt}]
   # The template writes BOS where the model wants it.
-  text = _render(tokenizer, prompt, str | list if takes_parts else str)
+  _check_messages(tokenizer, prompt, str | list if takes_parts else str)
+  options = template_options or chat_template.Options()
+  text = chat_template.render(tokenizer, prompt, options)
   return _encode_text(tokenizer, text, add_special_tokens=False)
 
 
@@ -70,12 +77,12 @@ def _check_id(token_id: Any, vocab_size: int) -> int:
   return operator.index(token_id)
 
 
-def _render(
+def _check_messages(
   tokenizer: Tokenizer,
   messages: Sequence[Message],
   kind: type | types.UnionType,
-) -> str:
-  """Returns the text of a conversation up to the model's turn."""
+) -> None:
+  """Raises UserError for messages that no template can render."""
   for message in messages:
     if not (
       isinstance(message, Mapping)
@@ -91,7 +98,6 @@ def _render(
     raise errors.UserError(
       'this model has no chat template; give the prompt as one plain text'
     )
-  return chat_template.render(tokenizer, messages)
 
 
 def _encode_text(

@@ -1,8 +1,13 @@
 """Conversations as text, as the chat template of a model writes them."""
 
+import dataclasses
+import functools
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from absl import logging
 
 from swiftspec_jax import errors
 
@@ -17,7 +22,29 @@ _ROLES = ('system', 'developer', 'user', 'assistant', 'tool')
 _PARTS = ('content', 'tool_calls')  # of a message, that must reach the model
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """What a template gets besides messages.
+
+  Attributes:
+    tools: tools that the model may call, as JSON schemas of functions.
+    variables: further variables of the template, by name.
+    opens_turn: whether the text ends with the start of the model's turn.
+    continues: whether it ends within the last message instead.
+  """
+
+  tools: Sequence[Mapping[str, Any]] = ()
+  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  opens_turn: bool = True
+  continues: bool = False
+
+
+_PLAIN = Options()
+
+
+def render(
+  tokenizer: Tokenizer, messages: Sequence[Message], options: Options = _PLAIN
+) -> str:
   """Returns the text of a conversation up to the model's turn.
 
   A `developer` is the `system` of templates that do not name the role. Calls of
@@ -27,23 +54,33 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     tokenizer: tokenizer with a chat template.
     messages: messages, each with the string 'role', and 'content' that is a
       string or, for models that read images, a list of parts.
+    options: further input of the template.
 
   Raises:
-    UserError: the template fails, or leaves a message out.
+    UserError: the template fails, or leaves a message or the tools out.
   """
-  template = tokenizer.get_chat_template()
+  template = tokenizer.get_chat_template(tools=options.tools or None)
+  for name in options.variables:
+    if name not in template:
+      _note_unread(name)
   known = [role for role in _ROLES if _quotes(template, role)]
   if 'developer' not in known:
     messages = [_as_system(message) for message in messages]
-  text = apply(tokenizer, messages)
-  lost = _lost(tokenizer, messages)
+  text = apply(tokenizer, messages, options)
+  without_tools = dataclasses.replace(options, tools=())
+  if options.tools and text == apply(tokenizer, messages, without_tools):
+    raise errors.UserError(
+      "the model's chat template shows no tools; leave out tools, or set "
+      'tool_choice to "none"'
+    )
+  lost = _lost(tokenizer, messages, options)
   if any(part == 'tool_calls' for _, part in lost):
     messages = [
       _with_calls_as_text(message) if (i, 'tool_calls') in lost else message
       for i, message in enumerate(messages)
     ]
-    text = apply(tokenizer, messages)
-    lost = _lost(tokenizer, messages)
+    text = apply(tokenizer, messages, options)
+    lost = _lost(tokenizer, messages, options)
   for i, _ in lost:
     raise errors.UserError(
       f"the model's chat template leaves out messages[{i}], of role "
@@ -53,20 +90,37 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
   return text
 
 
-def apply(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+def apply(
+  tokenizer: Tokenizer, messages: Sequence[Message], options: Options = _PLAIN
+) -> str:
   """Returns what the template makes of messages.
 
   Raises:
-    UserError: the template refuses them, or fails.
+    UserError: the template refuses them, or fails; a variable has the name of a
+      parameter of `apply_chat_template`.
   """
+  for name in options.variables:
+    if name in inspect.signature(tokenizer.apply_chat_template).parameters:
+      raise errors.UserError(f'chat_template_kwargs cannot have {name!r}')
   try:
     return tokenizer.apply_chat_template(
-      list(map(dict, messages)), tokenize=False, add_generation_prompt=True
+      list(map(dict, messages)),
+      tools=list(options.tools) or None,
+      tokenize=False,
+      add_generation_prompt=options.opens_turn and not options.continues,
+      continue_final_message=options.continues,
+      **options.variables,
     )
   except Exception as error:  # a template is a program
     raise errors.UserError(
       f"the model's chat template refuses these messages: {error or error!r}"
     ) from error
+
+
+@functools.cache
+def _note_unread(name: str) -> None:
+  """Logs once that a variable has no effect."""
+  logging.warning("The model's chat template does not read %s.", name)
 
 
 def _quotes(template: str, role: str) -> bool:
@@ -91,12 +145,12 @@ def _with_calls_as_text(message: Message) -> Message:
 
 
 def _lost(
-  tokenizer: Tokenizer, messages: Sequence[Message]
+  tokenizer: Tokenizer, messages: Sequence[Message], options: Options
 ) -> list[tuple[int, str]]:
   """Returns the index and the name of each part that a template leaves out."""
   marked = [_marked(i, message) for i, message in enumerate(messages)]
   try:
-    text = apply(tokenizer, marked)
+    text = apply(tokenizer, marked, options)
   except errors.UserError:
     return []  # it reads what the parts say
   return [

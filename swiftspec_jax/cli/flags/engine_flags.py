@@ -36,10 +36,11 @@ _MODE = flags.DEFINE_enum(
   'serial and async they live on, and in async they grow on --draft_devices '
   'while the target verifies. datastore makes trees of what followed the last '
   'tokens in the text and in those of --datastore. phrases is prompt_lookup '
-  'with drafts that phrases of the target lengthen. In mode self the target '
-  'drafts for itself over the latest tokens. forced, for studies of '
-  'policies, drafts what equal '
-  'requests wrote before, and is right with probability --forced_acceptance.',
+  'with drafts that phrases of the target lengthen. grammar drafts what the '
+  'grammars of requests force, as all modes do, and nothing else. In mode self '
+  'the target drafts for itself over the latest tokens. forced, for studies of '
+  'policies, drafts what equal requests wrote before, and is right with '
+  'probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'

@@ -18,6 +18,7 @@ PLAIN = 'autoregressive'
 SUFFIX_LOOKUP = 'suffix_lookup'
 DATASTORE = 'datastore'
 PHRASES = 'phrases'
+GRAMMAR = 'grammar'
 SELF = 'self'
 TREE = 'tree'
 BEAMS = 'beams'
@@ -70,6 +71,7 @@ MODES = {
     make=draft_flags.phrases,
     own_flags=draft_flags.OF_PHRASES,
   ),
+  GRAMMAR: Mode(is_paged=True, makes_trees=True, make=ss.GrammarDraft),
   SELF: Mode(
     is_paged=True,
     drafts_by_model=True,

@@ -1,0 +1,105 @@
+"""Answers of /v1/completions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from swiftspec_jax import types
+from swiftspec_jax.engine.handles import Update
+from swiftspec_jax.server import answer_types, answers
+from swiftspec_jax.server.echo import Echo
+
+
+class CompletionFormat(answers.Format):
+  """Answers of /v1/completions."""
+
+  _prefix, _whole, _part = 'cmpl-', 'text_completion', 'text_completion'
+  _empty: ClassVar = {'text': ''}
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    self._echoes: Sequence[Echo] = ()
+    self._ratings: Sequence[types.Logprobs] = ()
+    self._begun: set[int] = set()  # choices whose prompt is told
+
+  def start_with(self, echoes: Iterable[Echo]) -> None:
+    """Has texts begin with these prompts."""
+    self._echoes = list(echoes)
+
+  def rate(self, ratings):
+    self._ratings = ratings
+
+  def opening(self, num_choices):
+    if not self._echoes:
+      return []
+    return [
+      self._event(self._choice(i, self._empty, Update(), None))
+      for i in range(num_choices)
+    ]
+
+  def _message(self, index, text):
+    return {'text': text}
+
+  def _deltas(self, index, text, is_last):
+    return [{'text': text}] if text else []
+
+  def _choice(self, index, content, tokens, result):
+    choice = super()._choice(index, content, tokens, result)
+    if not self._echoes:
+      return choice
+    number = index // self._n
+    echo = self._echoes[number]
+    own = choice['logprobs']
+    if own is not None:
+      own['text_offset'] = [len(echo.text) + x for x in own['text_offset']]
+    if index in self._begun:
+      return choice
+    self._begun.add(index)
+    choice['text'] = echo.text + choice['text']
+    if self._ratings:
+      of_prompt = self._of_prompt(echo, self._ratings[number])
+      choice['logprobs'] = of_prompt if own is None else _join(of_prompt, own)
+    return choice
+
+  def _of_prompt(
+    self, echo: Echo, rating: types.Logprobs
+  ) -> answer_types.CompletionLogprobs:
+    """Returns what is said of the tokens of a prompt, nothing of the first."""
+    chosen = zip(echo.token_ids[1:], rating.chosen.tolist(), strict=True)
+    top = None
+    if echo.num_top:
+      pairs = zip(
+        rating.top_token_ids[:, : echo.num_top].tolist(),
+        rating.top[:, : echo.num_top].tolist(),
+        strict=True,
+      )
+      top = [self._named(zip(*pair, strict=True)) for pair in pairs]
+    found = self._logprobs(self._named(chosen), top, echo.offsets)
+    found['tokens'].insert(0, self._names[echo.token_ids[0]].text)
+    found['token_logprobs'].insert(0, None)
+    if top is not None:
+      found['top_logprobs'].insert(0, None)
+    return found
+
+  def _logprobs(self, chosen, top, offsets):
+    names = [name.text for name, _ in chosen]
+    values = [value for _, value in chosen]
+    if top is not None:
+      # With the token itself, which need not be among the most probable.
+      top = [
+        {**{name.text: value for name, value in pairs}, name: value}
+        for name, value, pairs in zip(names, values, top, strict=True)
+      ]
+    return {
+      'tokens': names,
+      'token_logprobs': values,
+      'top_logprobs': top,
+      'text_offset': list(offsets),
+    }
+
+
+def _join(
+  first: answer_types.CompletionLogprobs,
+  second: answer_types.CompletionLogprobs,
+) -> answer_types.CompletionLogprobs:
+  """Returns the entries of both; either both have `top_logprobs`, or none."""
+  return {key: values and values + second[key] for key, values in first.items()}
