@@ -14,11 +14,7 @@ import pathlib
 
 from absl import flags
 
-from experiments.output import (
-  report_page,
-  result_folder,
-  run_comparison,
-)
+from experiments.output import report_page, result_folder, run_comparison
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program
 

@@ -19,11 +19,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
 from swiftspec_jax import grammar, profiling, testing
+from swiftspec_jax.cli import prompts
 from swiftspec_jax.testing.byte_tokenizer import EOS
+from swiftspec_jax.tokenizer import encode_prompt
 
 SCHEMAS = json.loads(
   (pathlib.Path(__file__).parent / 'schemas.json').read_text()
 )
+RECORDS = prompts.DEFAULT_PATH.with_name('records.jsonl')
 RECORD = ss.StructuredOutputs(json=SCHEMAS[1])
 KINDS = (
   RECORD,
@@ -327,3 +330,23 @@ def test_a_step_with_a_grammar_is_read_before_the_next():
   records = [engine.step() for _ in range(5)]
   assert [record.has_grammar for record in records] == [True] * 5
   assert handle.num_updates == 5
+
+
+@pytest.mark.ci
+def test_a_real_model_writes_records_three_tokens_a_round():
+  target = ss.load('smollm2-135m-instruct')
+  requests, schemas = [], []
+  for line in RECORDS.read_text().splitlines()[:3]:
+    values = json.loads(line)
+    schemas.append(values['schema'])
+    sampling = ss.SamplingParams(
+      structured_outputs=ss.StructuredOutputs(json=values['schema'])
+    )
+    token_ids = encode_prompt(target.tokenizer, values['turns'][0])
+    requests.append(ss.Request(token_ids=tuple(token_ids), sampling=sampling))
+  drafted = ss.Decoder(target, ss.GrammarDraft(), num_speculative_tokens=15)
+  results = run(drafted, requests)
+  assert_same(results, run(ss.Decoder(target), requests))
+  for schema, result in zip(schemas, results, strict=True):
+    jsonschema.validate(json.loads(result.text), schema)
+  assert np.mean([r.stats.acceptance_length for r in results]) > 3

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 import swiftspec_jax as ss
-from experiments import program, prompts
+from experiments.flags import run_flags
 from swiftspec_jax import errors, grammar, tokenizer
+from swiftspec_jax.cli import program
 
 _TARGET, _DRAFT = 'smollm2-135m-instruct', 'smollm2-135m-draft'
-_RECORDS = prompts.DEFAULT_PATH.with_name('records.jsonl')
+_RECORDS = run_flags.DEFAULT_PROMPTS.with_name('records.jsonl')
 _NUM_DRAFTED = 15
 
 
