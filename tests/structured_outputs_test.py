@@ -18,15 +18,15 @@ from load_cases import serve
 from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
+from experiments.flags import run_flags
 from swiftspec_jax import grammar, profiling, testing
-from swiftspec_jax.cli import prompts
 from swiftspec_jax.testing.byte_tokenizer import EOS
 from swiftspec_jax.tokenizer import encode_prompt
 
 SCHEMAS = json.loads(
   (pathlib.Path(__file__).parent / 'schemas.json').read_text()
 )
-RECORDS = prompts.DEFAULT_PATH.with_name('records.jsonl')
+RECORDS = run_flags.DEFAULT_PROMPTS.with_name('records.jsonl')
 RECORD = ss.StructuredOutputs(json=SCHEMAS[1])
 KINDS = (
   RECORD,

@@ -98,7 +98,7 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
     raise errors.UserError(f'run_ahead must be at least 0, got {run_ahead}')
   if setup.sizes.has_rows and spec.needs_pages:
     raise errors.UserError(
-      f'{type(spec).__name__} drafts in the pages of the target, whose slots '
+      f'{spec.name} drafts in the pages of the target, whose slots '
       'have rows; declare sizes with has_rows=False'
     )
   if setup.target.images is None or spec.sees_images(setup):

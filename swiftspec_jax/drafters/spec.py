@@ -51,6 +51,11 @@ class DraftSpec:
   needs_pages: ClassVar[bool] = False
 
   @property
+  def name(self) -> str:
+    """What messages call it."""
+    return type(self).__name__
+
+  @property
   def own_length(self) -> int | None:
     """Most draft tokens of a row, if the spec says how many."""
     return None

@@ -38,6 +38,10 @@ class ChainDraft(ModelSpec):
   model: Model
 
   @property
+  def name(self) -> str:
+    return 'Model'
+
+  @property
   def default_length(self) -> int:
     block = self.model.config.block
     if block is None:
