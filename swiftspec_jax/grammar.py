@@ -29,7 +29,7 @@ if TYPE_CHECKING:
   from swiftspec_jax.tokenizer.chat_template import Tokenizer
 
 # White space that is certain leaves more tokens that are.
-_JSON = {
+JSON_STYLE = {
   'whitespace_flexible': False,
   'item_separator': ', ',
   'key_separator': ': ',
@@ -157,7 +157,9 @@ def _match_schema(
   schema: Any, vocabulary: 'llguidance.LLTokenizer'
 ) -> 'llguidance.LLMatcher':
   matcher = _library().LLMatcher
-  grammar = matcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON)
+  grammar = matcher.grammar_from_json_schema(
+    json.dumps(schema), defaults=JSON_STYLE
+  )
   return _match(grammar, vocabulary)
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, grammar
 from swiftspec_jax.config import StructuredOutputs
 from swiftspec_jax.server.messages import OfferedFunction, Tool
 from swiftspec_jax.server.schema import ChatRequest
@@ -36,11 +36,6 @@ _STARTS = {
   'mistral': '[TOOL_CALLS]',
 }
 _MARK = re.compile(r'(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\])')
-_COMPACT = {
-  'whitespace_flexible': False,
-  'item_separator': ', ',
-  'key_separator': ': ',
-}
 _NO_ARGUMENTS = {'type': 'object', 'additionalProperties': False}
 
 
@@ -139,7 +134,7 @@ def _schema(function: OfferedFunction, is_forced: bool) -> str:
   schema = function.parameters or _NO_ARGUMENTS
   if not (is_forced or function.strict):
     schema = {'type': 'object'}
-  return json.dumps({'x-guidance': _COMPACT, **schema})
+  return json.dumps({'x-guidance': grammar.JSON_STYLE, **schema})
 
 
 def _symbol(text: str, tokenizer: Tokenizer) -> str:
