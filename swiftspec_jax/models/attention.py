@@ -4,7 +4,8 @@ Legend: B rows, T new tokens, G kv heads, Q query heads for each kv head, E
 head_dim.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,53 @@ AttendFn = Callable[
 # Layer, heads [B, T, G, Q + 2, E] that are not rotated, cos and sin f32[B, T,
 # E / 2] -> attended [B, T, G, Q, E].
 HeadsFn = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def over_layers(
+  params: Params,
+  config: ModelConfig,
+  kept: list[Sequence[jax.Array]],
+  *,
+  kind_of: Callable[[int], Hashable],
+  write: Callable[..., Sequence[jax.Array]],
+  attend: Callable[..., jax.Array],
+  attend_from_heads: Callable[..., tuple[jax.Array, Sequence[jax.Array]]],
+) -> tuple[AttendFn, HeadsFn]:
+  """Returns functions of all layers; those of a kind share a trace.
+
+  Args:
+    params: parameters of the model.
+    config: configuration of the model.
+    kept: keys and values of each layer that has some, replaced by those with
+      the new tokens.
+    kind_of: function of a layer; what layers of a kind see is the same.
+    write: function of such a pair, and of new keys and values; returns the pair
+      with them.
+    attend: function of queries, a pair, sinks or None, and `kind`; returns what
+      the queries read.
+    attend_from_heads: function of what a HeadsFn takes, a pair, sinks or None,
+      and `kind`; returns what is read, and the pair with the new tokens.
+  """
+  share = functools.partial(jax.jit, static_argnames='kind')
+  write, attend = jax.jit(write), share(attend)
+  attend_from_heads = share(attend_from_heads)
+
+  def sinks_of(i):
+    return params['layers'][i].get('sinks')
+
+  def attend_in(i, queries, *new):
+    if new[0] is not None:
+      kept[i] = write(kept[i], new)
+    pair = kept[config.kv_layer(i)]
+    return attend(queries, pair, sinks_of(i), kind=kind_of(i))
+
+  def attend_from_heads_in(i, *heads_and_angles):
+    attended, kept[i] = attend_from_heads(
+      heads_and_angles, kept[i], sinks_of(i), kind=kind_of(i)
+    )
+    return attended
+
+  return attend_in, attend_from_heads_in
 
 
 def rotates_alone(config: ModelConfig) -> bool:

@@ -106,17 +106,13 @@ def forward_with_features(
     )
     products = layer_products.on_devices(cache.sharding, kernels)
   seen_by = _visibility(config, cache, starts, positions, attention_mask)
-  # Of all layers; the calls of a kind share a trace.
   kept = list(zip(cache.keys, cache.values, strict=True))
-  share = functools.partial(jax.jit, static_argnames='is_sliding')
 
-  @jax.jit
   def write(pair, new):
     return [dense.write(x, y, starts) for x, y in zip(pair, new, strict=True)]
 
-  @share
-  def attend_to(queries, pair, sinks, *, is_sliding):
-    *seen, window = seen_by(is_sliding)
+  def attend(queries, pair, sinks, *, kind):
+    *seen, window = seen_by(kind)
     return attention_fn(
       queries,
       *(x[:, :, :context] for x in pair),
@@ -126,9 +122,8 @@ def forward_with_features(
       sinks=sinks,
     )
 
-  @share
-  def attend_to_heads(heads_and_angles, pair, sinks, *, is_sliding):
-    *seen, window = seen_by(is_sliding)
+  def attend_from_heads(heads_and_angles, pair, sinks, *, kind):
+    *seen, window = seen_by(kind)
     attended, *written = fused_api.fused_attention(
       *heads_and_angles,
       *pair,
@@ -142,27 +137,23 @@ def forward_with_features(
     )
     return attended, written
 
-  def attend(i, queries, *new):
-    if new[0] is not None:
-      kept[i] = write(kept[i], new)
-    pair, sinks = kept[config.kv_layer(i)], params['layers'][i].get('sinks')
-    return attend_to(queries, pair, sinks, is_sliding=config.is_sliding(i))
-
-  def attend_from_heads(i, *heads_and_angles):
-    sinks, is_sliding = params['layers'][i].get('sinks'), config.is_sliding(i)
-    attended, kept[i] = attend_to_heads(
-      heads_and_angles, kept[i], sinks, is_sliding=is_sliding
-    )
-    return attended
-
+  attend_fn, heads_fn = attention.over_layers(
+    params,
+    config,
+    kept,
+    kind_of=config.is_sliding,
+    write=write,
+    attend=attend,
+    attend_from_heads=attend_from_heads,
+  )
   is_fused = context is None and attention.rotates_alone(config)
   x, features = run_layers(
     params,
     config,
     token_ids,
     positions,
-    attend,
-    attend_from_heads=attend_from_heads if is_fused else None,
+    attend_fn,
+    attend_from_heads=heads_fn if is_fused else None,
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,

@@ -142,13 +142,12 @@ def forward(
     'implementation': config.kernels,
     'sharding': cache.sharding,
   }
-  # Of all layers; the calls of a kind share a trace.
-  kept = [None] * config.num_layers
-  write = jax.jit(lambda pair, new: _written(cache, pair, new, batch))
-  share = functools.partial(jax.jit, static_argnames='kind')
+  kept = list(zip(cache.keys, cache.values, strict=True))
 
-  @share
-  def attend_to(queries, pair, sinks, *, kind):
+  def write(pair, new):
+    return _written(cache, pair, [x[0] for x in new], batch)
+
+  def attend(queries, pair, sinks, *, kind):
     seen, window = seen_by(kind)
     attended = _attend(
       cache,
@@ -162,8 +161,7 @@ def forward(
     )
     return batch.of_blocks(attended)[None]
 
-  @share
-  def attend_to_heads(heads_and_angles, pair, sinks, *, kind):
+  def attend_from_heads(heads_and_angles, pair, sinks, *, kind):
     seen, window = seen_by(kind)
     attended, *written = _attend_from_heads(
       cache,
@@ -175,24 +173,17 @@ def forward(
       window=window,
       **options,
     )
-    return attended[None], tuple(written)
+    return attended[None], written
 
-  def attend(i, queries, *new):
-    if new[0] is not None:
-      kept[i] = write((cache.keys[i], cache.values[i]), [x[0] for x in new])
-    pair, sinks = kept[config.kv_layer(i)], params['layers'][i].get('sinks')
-    return attend_to(queries, pair, sinks, kind=_kind(config, i))
-
-  def attend_from_heads(i, *heads_and_angles):
-    pair, sinks = (
-      (cache.keys[i], cache.values[i]),
-      params['layers'][i].get('sinks'),
-    )
-    attended, kept[i] = attend_to_heads(
-      heads_and_angles, pair, sinks, kind=_kind(config, i)
-    )
-    return attended
-
+  attend_fn, heads_fn = attention.over_layers(
+    params,
+    config,
+    kept,
+    kind_of=functools.partial(_kind, config),
+    write=write,
+    attend=attend,
+    attend_from_heads=attend_from_heads,
+  )
   features_before, images = jax.tree.map(
     lambda array: array[None], (features_before, images)
   )
@@ -201,16 +192,14 @@ def forward(
     config,
     token_ids[None],
     batch.positions[None],
-    attend,
-    attend_from_heads=(
-      attend_from_heads if _is_fused(config, batch, cache) else None
-    ),
+    attend_fn,
+    attend_from_heads=heads_fn if _is_fused(config, batch, cache) else None,
     products=_products(len(token_ids), config, cache),
     features_before=features_before,
     feature_layers=cache.feature_layers,
     images=images,
   )
-  cache = cache.replace(**all_layers.of_pairs(kept[: config.num_kv_layers]))
+  cache = cache.replace(**all_layers.of_pairs(kept))
   if features is not None:
     cache = _with_features(cache, features[0], batch)
   return hidden[0], cache
