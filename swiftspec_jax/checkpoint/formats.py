@@ -115,9 +115,9 @@ def _read_tokenizer(directory: pathlib.Path) -> tokenizer_lib.Tokenizer:
 
 # The first one that matches.
 FORMATS = (
-  Format(lambda path, _: path.suffix == '.gguf', _open_gguf),
   *map(_of_draft, (draft_lib, dflash, eagle3, redrafter, mtp)),
   Format(lambda path, _: path.is_dir(), _open_directory),
+  Format(lambda path, _: path.suffix == '.gguf', _open_gguf),
 )
 
 

@@ -1,7 +1,6 @@
 """Finds a model by name or path and loads it."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from concurrent import futures
@@ -128,7 +127,7 @@ def load(
       name = f'{name} ({num_layers} layers)'
     if weight_dtype is not None:
       name = f'{name} ({weight_dtype})'
-    params = _read_params(source, name, config, dtype, mesh)
+    params = _read_params(source, name, config, dtype, mesh, reading)
     tokenizer = reading.result()
   if not source.reads_target:
     config = end_tokens.complete(config, tokenizer, source.end_token_ids)
@@ -222,12 +221,21 @@ def _read_params(
   config: ModelConfig,
   dtype: jax.typing.DTypeLike,
   mesh: Mesh,
+  reading: futures.Future,
 ) -> params_lib.Params:
-  """Returns the parameters on the devices, as far as this host has any."""
+  """Returns the parameters on the devices, as far as this host has any.
+
+  A tokenizer that cannot be read, as `reading` finds out, ends it early.
+  """
   mapped = config.weight_dtype == config_lib.STORED  # takes next to no memory
   if not source.reads_target and not mapped:  # its tables are the target's
     memory.warn_if_short(name, config, dtype, mesh)
-  place = functools.partial(params_lib.place_params, dtype=dtype, mesh=mesh)
+
+  def place(arrays, specs):
+    if reading.done():
+      reading.result()
+    return params_lib.place_params(arrays, specs, dtype=dtype, mesh=mesh)
+
   if mesh.local_devices or source.reads_target:
     return source.read_params(config, place)
   return place(*params_lib.absent(config))
