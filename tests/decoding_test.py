@@ -90,7 +90,7 @@ DRAWS = [
 ]
 
 
-def assert_follows_law(results, table):
+def assert_follows_distribution(results, table):
   """Chi-square over all sequences that a table of 3 tokens draws as DRAWS."""
   size, length = 3, 3
   counts = np.zeros((size,) * length)
@@ -106,7 +106,7 @@ def assert_follows_law(results, table):
 
 
 @pytest.mark.parametrize('draft', ['none', 'prompt_lookup', 'model'])
-def test_sampled_sequences_follow_the_target_law(draft):
+def test_sampled_sequences_follow_the_target_distribution(draft):
   """Chi-square over all sequences of three tokens, through the whole loop."""
   size = 3
   table = markov_table(size, seed=0)
@@ -119,7 +119,7 @@ def test_sampled_sequences_follow_the_target_law(draft):
     'model': testing.table_model(markov_table(size, seed=5)),
   }
   decoder = ss.Decoder(target, drafts[draft], batch_size=64)
-  assert_follows_law(run(decoder, DRAWS), table)
+  assert_follows_distribution(run(decoder, DRAWS), table)
 
 
 def text_model(text, **options):

@@ -13,7 +13,7 @@ import pytest
 from decoding_cases import requests_of, run
 from decoding_test import (
   DRAWS,
-  assert_follows_law,
+  assert_follows_distribution,
   letters,
   markov_table,
   text_model,
@@ -287,7 +287,7 @@ def test_stops_cut_the_output_exactly(draft):
 
 
 @pytest.mark.parametrize('draft', ['lookup', 'phrases'])
-def test_sampled_sequences_follow_the_target_law(draft):
+def test_sampled_sequences_follow_the_target_distribution(draft):
   """Item 27: chi-square over sequences of three tokens, with padded rows."""
   size = 3
   table = markov_table(size, seed=0)
@@ -305,7 +305,7 @@ def test_sampled_sequences_follow_the_target_law(draft):
     policy=RandomLengths(0),
   )
   handles = [engine.submit(request) for request in DRAWS]
-  assert_follows_law([handle.result() for handle in handles], table)
+  assert_follows_distribution([handle.result() for handle in handles], table)
 
 
 def test_bad_requests_are_refused():

@@ -348,7 +348,7 @@ def test_random_weights_keep_activations_in_range():
   assert 0.1 < logits.std() < 10
 
 
-def test_a_table_model_has_the_laws_of_its_table():
+def test_a_table_model_has_the_distributions_of_its_table():
   table = np.random.default_rng(0).dirichlet(np.ones(7), 7)
   table[2, 3] += table[2, 4]
   table[2, 4] = 0
@@ -371,7 +371,7 @@ def test_a_table_model_has_the_laws_of_its_table():
     (np.array([[2.0, -1.0], [0.5, 0.5]]), 'sum to 1'),
   ],
 )
-def test_a_table_must_hold_laws(table, message):
+def test_a_table_must_hold_distributions(table, message):
   with pytest.raises(ss.UserError, match=message):
     testing.table_model(table)
 

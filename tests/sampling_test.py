@@ -16,7 +16,7 @@ from swiftspec_jax.step import sampling as sampling_lib
 VOCAB = 16
 
 
-def oracle_law(logits, params):
+def oracle_distribution(logits, params):
   """Probabilities f64[V] of one row, by sorting."""
   logits = np.asarray(logits, np.float64)
   if params.temperature == 0:
@@ -38,7 +38,7 @@ def oracle_law(logits, params):
 
 @jax.jit
 def law_of_state(logits, state):
-  return jax.nn.softmax(sampling_lib.law_logits(logits, state), -1)
+  return jax.nn.softmax(sampling_lib.distribution_logits(logits, state), -1)
 
 
 def distribution(logits, batch, features=None):
@@ -70,7 +70,9 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
   for row, params in enumerate(batch):
     for query in range(2):
       np.testing.assert_allclose(
-        got[row, query], oracle_law(logits[row, query], params), atol=1e-5
+        got[row, query],
+        oracle_distribution(logits[row, query], params),
+        atol=1e-5,
       )
 
 
@@ -264,8 +266,10 @@ def test_law_is_the_same_on_kernels():
     SamplingParams(temperature=1.0, top_p=0.5),
   ]
   state = sampling_lib.make_state(batch, 300)
-  law_logits = jax.jit(sampling_lib.law_logits, static_argnames='kernels')
-  want = law_logits(logits, state)
+  distribution_logits = jax.jit(
+    sampling_lib.distribution_logits, static_argnames='kernels'
+  )
+  want = distribution_logits(logits, state)
   with pltpu.force_tpu_interpret_mode():
-    got = law_logits(logits, state, kernels='pallas_tpu')
+    got = distribution_logits(logits, state, kernels='pallas_tpu')
   np.testing.assert_array_equal(got, want)

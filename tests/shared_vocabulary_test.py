@@ -154,7 +154,7 @@ def test_a_saved_draft_keeps_its_vocabulary(load, tmp_path):
   np.testing.assert_array_equal(logits_of(again, TEXT), logits_of(draft, TEXT))
 
 
-def test_laws_of_other_shapes_are_refused(load):
+def test_distributions_of_other_shapes_are_refused(load):
   target, draft = load(*TARGET), load(*DRAFTS['less padding'])
   message = '270 rows of tokens and .* 272; load the draft with draft_of=target'
   for tree in (None, TREE):

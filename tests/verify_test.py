@@ -179,7 +179,9 @@ def assert_drawn(token_ids, probs):
 
 @jax.jit
 def distribution_of(logits, state):
-  return jax.nn.softmax(sampling_lib.law_logits(logits, state), axis=-1)
+  return jax.nn.softmax(
+    sampling_lib.distribution_logits(logits, state), axis=-1
+  )
 
 
 @pytest.mark.parametrize(

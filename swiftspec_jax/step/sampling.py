@@ -265,7 +265,7 @@ def _is_token(ids, vocab_size):
   return ids[:, :, None] == jnp.arange(vocab_size)[None, None]
 
 
-def law_logits(
+def distribution_logits(
   logits: jax.Array,
   sampling: SamplingState,
   *,
@@ -335,7 +335,9 @@ def choose(
   if sampling.temperatures is None:
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
   keys = position_keys(sampling.seeds, positions, Stream.OUTPUT)
-  drawn = law_logits(logits, sampling) + gumbel_noise(keys, logits.shape[2])
+  drawn = distribution_logits(logits, sampling) + gumbel_noise(
+    keys, logits.shape[2]
+  )
   return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
 
 

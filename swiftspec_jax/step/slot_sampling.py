@@ -121,7 +121,7 @@ class SlotSampling:
     self._params = [SamplingParams()] * num_slots
     self.has_grammar = np.zeros(num_slots, bool)
     self._levels = np.zeros(num_slots, np.int64)
-    self._law_levels = np.zeros(num_slots, np.int64)
+    self._distribution_levels = np.zeros(num_slots, np.int64)
     self._states: dict[SamplingLevel, sampling_lib.SamplingState] = {}
 
   def set(self, slot: int, params: SamplingParams) -> None:
@@ -131,7 +131,7 @@ class SlotSampling:
     self._levels[slot] = level_of(params)
     # Logprobs change nothing.
     without = dataclasses.replace(params, logprobs=False, top_logprobs=0)
-    self._law_levels[slot] = level_of(without)
+    self._distribution_levels[slot] = level_of(without)
     self._states = {}
 
   def level(self, slots: np.ndarray) -> SamplingLevel:
@@ -150,7 +150,7 @@ class SlotSampling:
       for_model: a draft model drafts.
     """
     most = SamplingLevel.TEMPERATURE if for_model else SamplingLevel.TRUNCATED
-    return (self._law_levels[slots] <= most) & ~self.has_grammar[slots]
+    return (self._distribution_levels[slots] <= most) & ~self.has_grammar[slots]
 
   @functools.cached_property
   def _greedy(self) -> sampling_lib.SamplingState:

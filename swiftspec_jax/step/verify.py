@@ -188,7 +188,7 @@ def _judge(
     )
   scores = adjusted
   if noise is not None:
-    scores = sampling_lib.law_logits(adjusted, own, **devices) + noise
+    scores = sampling_lib.distribution_logits(adjusted, own, **devices) + noise
   scores = scores[:, 0]
   if trees is None:
     choices = largest.argmax(scores).astype(jnp.int32)
