@@ -6,6 +6,7 @@ logged then, and `choices` lists all that were made in this process.
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 
 import jax
@@ -22,6 +23,7 @@ IMPLEMENTATIONS = (
   'native',
 )
 _CONCURRENT = '--xla_gpu_command_buffer_scheduling_mode=CONCURRENT'
+_LOOPS = re.compile(r'--xla_gpu_enable_command_buffer=\S*WHILE')
 _ON_GPU = ('pallas_gpu', 'mosaic_gpu')
 _OF_PLATFORM = {
   'tpu': ('pallas_tpu',),
@@ -87,12 +89,23 @@ def platform_of(sharding: Sharding | None) -> str:
   return device_of(sharding).platform
 
 
-def check_flags() -> None:
-  """Raises ValueError if XLA is told to run kernels at once.
+def check_flags(*, has_kernels: bool = True) -> None:
+  """Raises ValueError if XLA's flags give wrong results on GPUs.
 
-  It would not see that they write to the same counters (`last_program`).
+  Kernels that run at once would write to the same counters (`last_program`),
+  which XLA does not see. Loops in command buffers end too early: trees did not
+  grow on an H100 (jaxlib 0.11.2).
+
+  Args:
+    has_kernels: whether there are kernels besides those of XLA.
   """
-  if _CONCURRENT in os.environ.get('XLA_FLAGS', ''):
+  flags = os.environ.get('XLA_FLAGS', '')
+  if _LOOPS.search(flags):
+    raise ValueError(
+      'XLA_FLAGS puts loops into command buffers, where they end too early; '
+      'leave WHILE out of --xla_gpu_enable_command_buffer'
+    )
+  if has_kernels and _CONCURRENT in flags:
     raise ValueError(
       f'XLA_FLAGS has {_CONCURRENT}, and kernels for GPUs must run one after '
       'the other; leave it out, or take kernels=reference'

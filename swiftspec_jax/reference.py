@@ -189,11 +189,12 @@ def swiftspec(
   while len(tree.text) < end:
     room = end - len(tree.text)  # the last token is the target's
     num_nodes = min(config.num_nodes, room)
-    num_steps = 0 if is_async else config.num_draft_steps
+    num_steps = 0 if is_async else config.num_turn_steps
     if tree.root.children is None:  # the target waits for a new tree
       tree.expand(draft, 1, config.branching)
-      num_steps = config.num_restart_steps if is_async else num_steps - 1
-    while num_steps > 0 or len(tree.nodes) < num_nodes:
+      if is_async:
+        num_steps = config.num_restart_steps
+    while num_steps > 0 or (is_async and len(tree.nodes) < num_nodes):
       tree.expand(draft, config.width, config.branching)
       num_steps -= 1
     sent = tree.select(num_nodes)

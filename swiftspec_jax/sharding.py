@@ -166,14 +166,17 @@ def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
 
 
 def everywhere(tree: Any) -> Any:
-  """Enqueues copies of replicated arrays for processes without a part of them.
+  """Enqueues copies of replicated arrays to the host of every process.
 
   Returns:
     The arrays as `jax.device_get` can read them in this process.
   """
-  if jax.process_count() == 1:
-    return tree
-  return jax.tree.map(_readable, tree)
+  if jax.process_count() > 1:
+    tree = jax.tree.map(_readable, tree)
+  for leaf in jax.tree.leaves(tree):
+    if isinstance(leaf, jax.Array):
+      leaf.copy_to_host_async()
+  return tree
 
 
 def _readable(array: jax.Array | np.ndarray) -> jax.Array | np.ndarray:

@@ -66,6 +66,16 @@ def test_greedy_output_is_that_of_plain_decoding(draft, run_ahead):
     assert got.finish_reason == want.finish_reason == 'length'
 
 
+def test_lookups_are_as_wide_whatever_they_find_on_gpus():
+  decoder = ss.Decoder(TARGET, DRAFTS['prompt_lookup'])
+  requests = requests_of(3)
+  with decoder.engine_for(requests) as engine:
+    assert engine._target.narrows
+    engine._target.narrows = False
+  for got, want in zip(run(decoder, requests), plain_of(3), strict=True):
+    assert got.token_ids == want.token_ids
+
+
 def test_perfect_draft_accepts_everything():
   request = requests_of(1, max_new_tokens=40)[0]
   stats = run(ss.Decoder(TARGET, TARGET), [request])[0].stats

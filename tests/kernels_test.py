@@ -173,3 +173,12 @@ def test_kernels_that_xla_would_run_at_once_are_refused(monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', f'--xla_a=1 {flag}=CONCURRENT')
   with pytest.raises(ValueError, match='must run one after the other'):
     last_program.counters(1, lambda: 0)
+
+
+def test_loops_in_command_buffers_are_refused(monkeypatch):
+  flag = '--xla_gpu_enable_command_buffer'
+  monkeypatch.setenv('XLA_FLAGS', f'{flag}=')
+  dispatch.check_flags(has_kernels=False)
+  monkeypatch.setenv('XLA_FLAGS', f'{flag}=+WHILE')
+  with pytest.raises(ValueError, match='leave WHILE out'):
+    dispatch.check_flags(has_kernels=False)

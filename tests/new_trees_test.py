@@ -82,7 +82,7 @@ def test_some_rows_are_waited_for_and_fewer_are_not(model, wait_from, sizes):
     model.params,
     state.replace(is_busy=jnp.ones(NUM_ROWS, bool)),
     nothing_new.pack(),
-    *map(jnp.int32, (0, 1, wait_from)),
+    *map(jnp.int32, (1, wait_from)),
     config=model.config,
     tree_config=TREE,
     num_nodes=TREE.num_nodes,

@@ -103,7 +103,6 @@ def _advance(config, tree: TreeConfig, split, target):
     _integers(mesh, 1, tree.num_nodes + 1),
     _integers(mesh),
     _integers(mesh),
-    _integers(mesh),
     config=config,
     tree_config=tree,
     num_nodes=tree.num_nodes,

@@ -1,8 +1,10 @@
-"""The largest of many numbers, found fast on CPUs.
+"""The largest of many numbers, found fast.
 
-XLA's CPU backend looks for an argmax one number at a time: 1 ms for 8 rows of
-49,152 logits (jax 0.10.2 on an AMD EPYC). For the largest number itself it has
-vector code, so first the blocks are found in which the largest numbers are.
+First the blocks are found in which the largest numbers are. XLA's CPU backend
+looks for an argmax one number at a time, 1 ms for 8 rows of 49,152 logits (jax
+0.10.2 on an AMD EPYC), and has vector code for the largest number itself. On
+GPUs `lax.top_k` of such rows takes 66 us, a sort of few numbers 5 us (jax
+0.11.2 on an H100).
 """
 
 import functools
@@ -28,9 +30,11 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   """Returns what `jax.lax.top_k` does."""
   if not _has_blocks(values, _TOP_K_BLOCK, k):
     return tuple(jax.lax.top_k(values, k))
+  of_blocks = functools.partial(_top_k_of_blocks, k=k)
   return jax.lax.platform_dependent(
     values,
-    cpu=functools.partial(_top_k_of_blocks, k=k),
+    cpu=of_blocks,
+    cuda=of_blocks,
     default=lambda values: tuple(jax.lax.top_k(values, k)),
   )
 

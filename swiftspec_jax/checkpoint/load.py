@@ -155,8 +155,8 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
     )
   try:
     tuning.check_variable()
-    if platform == 'gpu' and kernels != dispatch.REFERENCE:
-      dispatch.check_flags()
+    if platform == 'gpu':
+      dispatch.check_flags(has_kernels=kernels != dispatch.REFERENCE)
     if kernels == 'native':
       library.check()
   except NotImplementedError as error:

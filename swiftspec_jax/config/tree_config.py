@@ -15,7 +15,8 @@ class TreeConfig:
     num_nodes: nodes that the target verifies in a round (bs). The root, which
       is the last known token, is one of them.
     width: leaves that one draft forward expands (w).
-    num_draft_steps: draft forwards of a round (d).
+    num_draft_steps: draft forwards of a round (d). Where draft and target take
+      turns, the first of them expands the root.
     branching: children of a leaf that enter the tree.
     num_restart_steps: forwards that a new tree gets after the first one before
       it is sent, if the last verified token was not in the old tree. The
@@ -54,6 +55,21 @@ class TreeConfig:
   prompt_lookup: bool = True
   suffix_lookup: bool = False
   forced_acceptance: float | None = None
+
+  @property
+  def num_turn_steps(self) -> int:
+    """Forwards that grow a tree after that which expands its root.
+
+    As many as rounds have in which draft and target take turns: so many that a
+    new tree has `num_nodes`.
+    """
+    size, num_candidates, num_steps = 1 + self.branching, self.branching, 0
+    while size < self.num_nodes:
+      num_leaves = min(self.width, num_candidates)
+      size += num_leaves * self.branching
+      num_candidates += num_leaves * (self.branching - 1)
+      num_steps += 1
+    return max(self.num_draft_steps - 1, num_steps)
 
   def __post_init__(self):
     forced = self.forced_acceptance

@@ -140,7 +140,7 @@ class Engine(Frontend):
       self._texts,
       drafts_by_model=self._drafts_by_model,
       takes_trees=self._takes_trees,
-      narrows=sizes.has_rows,
+      narrows=self._target.narrows,
       timeline=timeline,
     )
 
@@ -250,7 +250,7 @@ class Engine(Frontend):
       known['decode_seconds'] = np.array(seconds)
     if isinstance(self.drafter, DeviceDrafter):
       known['finds_drafts_late'] = True
-      known['pads_absent_drafts'] = not self.sizes.has_rows
+      known['pads_absent_drafts'] = not self._target.narrows
     if not self.programs.can_draft(view):
       known['limits'] = np.zeros_like(view.limits)
     return dataclasses.replace(view, **known)

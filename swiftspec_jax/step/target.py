@@ -243,13 +243,13 @@ def run_searching_step(
   *args: Any,
   drafter: stateless_drafter.StatelessDrafter,
   max_length: int,
-  plain: StepSizes,
+  plain: StepSizes | None,
   flat: StepSizes,
   **statics: Any,
 ) -> tuple[Any, ...]:
   """Looks drafts up, and does what `run_step` does with them.
 
-  Where none is found, rows feed one token each.
+  Where none is found, rows feed one token each if there are sizes for it.
 
   Args:
     params: same as in `query_logits`.
@@ -261,7 +261,8 @@ def run_searching_step(
     *args: further arguments of `_run_parts`.
     drafter: static drafter that looks them up.
     max_length: K; static.
-    plain: static sizes for one token a row.
+    plain: static sizes for one token a row; None for steps that are as wide
+      whatever is found.
     flat: static sizes for drafts.
     **statics: further arguments of `_run_parts`.
 
@@ -274,6 +275,12 @@ def run_searching_step(
     )
   run = functools.partial(_run_parts, ahead_of_time.call, params)
 
+  def run_wide(cache, rows):
+    return run(cache, packed, rows, chains, None, *args, flat=flat, **statics)
+
+  if plain is None:
+    return *run_wide(cache, rows), num_found, chains
+
   def run_plain(cache, rows):
     cache, rows, *verdicts = run(
       cache,
@@ -285,9 +292,6 @@ def run_searching_step(
       **{**statics, 'flat': plain, 'num_queries': plain.num_rows},
     )
     return cache, rows, *jax.tree.map(pad, tuple(verdicts), outputs)
-
-  def run_wide(cache, rows):
-    return run(cache, packed, rows, chains, None, *args, flat=flat, **statics)
 
   def pad(x, wide):
     """Pads what there is of each token of a draft."""
@@ -316,6 +320,9 @@ class Target:
       devices.
     images: images of the slots, on the devices; None if the model reads none.
     is_image: bool[B, S] which tokens of prompts stand for images, on the host.
+    narrows: whether steps feed no draft if the devices find none. On GPUs eight
+      tokens take as long as one, and to choose would have them wait for the
+      host.
   """
 
   def __init__(
@@ -338,6 +345,8 @@ class Target:
       UserError: the pages do not fit the model's devices.
     """
     self.model = model
+    platform = model.mesh.devices.flat[0].platform
+    self.narrows = sizes.has_rows and platform == 'cpu'
     self._sizes = sizes
     config = sizes.scheduler
     self._max_length = config.buckets.max_length
@@ -522,6 +531,7 @@ class Target:
     arrays = self.model.params, self.cache, self.argument(packed), self.rows
     search = drafts and drafts.search
     if search is not None and flat.has_draft_blocks:
+      plain = self._sizes.plain(flat.num_rows, flat.context)
       *outputs, num_found, chains = self._call(
         run_searching_step,
         *arrays,
@@ -531,7 +541,7 @@ class Target:
         sampling,
         drafter=search.drafter,
         max_length=self._max_length,
-        plain=self._sizes.plain(flat.num_rows, flat.context),
+        plain=plain if self.narrows else None,
         **statics,
       )
       self.cache, self.rows, verdicts, logprobs = outputs

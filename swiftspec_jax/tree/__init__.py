@@ -33,6 +33,7 @@ from swiftspec_jax.tree.growth import (
   expand,
   expand_best,
   grow,
+  grow_fixed,
   leaf_mass,
   root_leaves,
 )
@@ -81,6 +82,7 @@ __all__ = [
   'expand',
   'expand_best',
   'grow',
+  'grow_fixed',
   'leaf_mass',
   'mark_sent',
   'new_tree',

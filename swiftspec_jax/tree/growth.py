@@ -191,6 +191,27 @@ def expand_best(
   return expand(tree, leaves, child_token_ids, child_log_probs), carry
 
 
+def grow_fixed(
+  tree: state.DraftTree,
+  carry: Any,
+  draft_fn: DraftFn,
+  *,
+  num_steps: int,
+  width: int,
+  is_growing: jax.Array | bool = True,
+) -> tuple[state.DraftTree, Any]:
+  """Does what `grow` does, with `num_steps` forwards whatever trees become.
+
+  So the host can enqueue them all at once.
+  """
+  return jax.lax.fori_loop(
+    0,
+    num_steps,
+    lambda _, now: expand_best(*now, draft_fn, width, is_growing),
+    (tree, carry),
+  )
+
+
 def grow(
   tree: state.DraftTree,
   carry: Any,

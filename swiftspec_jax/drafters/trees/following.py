@@ -28,12 +28,17 @@ class Restart:
 
 def _restart_of(state, wait_from):
   """Returns which rows need a new tree, and what becomes of them."""
-  is_new = state.is_busy & (state.tree.num_expanded == 0)
+  is_new = _is_new(state)
   is_waited_for = jnp.sum(is_new) >= jnp.maximum(wait_from, 1)
   restart = Restart(
     is_waited_for=is_waited_for, is_late=is_new & ~is_waited_for
   )
   return is_new, restart
+
+
+def _is_new(state):
+  """Returns bool[B], rows whose roots are not expanded."""
+  return state.is_busy & (state.tree.num_expanded == 0)
 
 
 def follow(params, state, verified, wait_from, config, tree_config):
@@ -67,6 +72,51 @@ def follow(params, state, verified, wait_from, config, tree_config):
   return state, verified, restart, num_forwards
 
 
+def follow_in_turn(params, state, verified, config, tree_config):
+  """Follows a verdict, and expands the new roots in one forward.
+
+  It also reads the accepted tokens without keys and values.
+
+  Returns:
+    The state, and the verdict, unpacked.
+  """
+  verified = types.VerifiedTokens.unpack(verified)
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+    cache = dense.commit(
+      state.cache, moved.path, moved.num_committed, kernels=config.kernels
+    )
+    state = state.replace(cache=cache)
+  with jax.named_scope('restart'):
+    num_missing = verified.num_tokens - moved.num_committed
+    # A chain may have been sent before the draft has seen it.
+    size = 2 if state.tree.chain_length == 1 else verified.token_ids.shape[1]
+    steps = jnp.arange(size)[None]
+    first = verified.num_tokens - num_missing - 1
+    root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
+    token_ids = jnp.where(
+      (verified.num_tokens > 0)[:, None],
+      arrays.take(verified.token_ids, first[:, None] + steps),
+      root[:, None],
+    )
+    state = _read_roots(
+      params, state, token_ids, num_missing, _is_new(state), config, tree_config
+    )
+  return state, verified
+
+
+def follow_features_in_turn(params, state, verified, config, tree_config):
+  """Does the same for a draft that reads features, and all verified tokens."""
+  state, verified, root = _read_verified(
+    params, state, verified, config, tree_config
+  )
+  with jax.named_scope('restart'):
+    state = _expand_roots(
+      params, state, root, _is_new(state), config, tree_config
+    )
+  return state, verified
+
+
 def _before_roots(state, verified, num_missing):
   """Returns i32[B] the `before` of a state that has followed a verdict."""
   index = verified.num_tokens[:, None] - 2
@@ -79,6 +129,25 @@ def follow_with_features(
   params, state, verified, wait_from, config, tree_config
 ):
   """Does the same for a draft that reads features, and all verified tokens."""
+  state, verified, root = _read_verified(
+    params, state, verified, config, tree_config
+  )
+  with jax.named_scope('restart'):
+    is_new, restart = _restart_of(state, wait_from)
+    state = run_if(
+      jnp.any(is_new),
+      lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
+      state,
+    )
+  return state, verified, restart, jnp.int32(1)
+
+
+def _read_verified(params, state, verified, config, tree_config):
+  """Follows a verdict and reads its tokens with the target's features.
+
+  Returns:
+    The state; the verdict, unpacked; and hidden states [B, 1, D] of the roots.
+  """
   packed, features = verified
   verified = types.VerifiedTokens.unpack(packed)
   with jax.named_scope('reroot'):
@@ -95,15 +164,7 @@ def follow_with_features(
       config=config,
     )
     state = state.replace(cache=cache, features=feature_state)
-  with jax.named_scope('restart'):
-    root = feature_state.of_rows[:, :1]
-    is_new, restart = _restart_of(state, wait_from)
-    state = run_if(
-      jnp.any(is_new),
-      lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
-      state,
-    )
-  return state, verified, restart, jnp.int32(1)
+  return state, verified, feature_state.of_rows[:, :1]
 
 
 def _reroot(state, verified):
@@ -170,27 +231,54 @@ def restart_rows(params, state, is_new, config, tree_config):
   """Expands the roots of rows bool[B] in one forward of two tokens.
 
   After a miss the token before the root may lack keys and values, too; it
-  takes the first place then. Other rows are kept: the forward writes after
-  their trees.
+  takes the first place then.
   """
-  cache = state.cache
   root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
   is_missing = is_new & (state.before != types.PLACEHOLDER_TOKEN_ID)
   token_ids = jnp.stack(
     [jnp.where(is_missing, state.before, root), root], axis=1
   )
+  num_missing = is_missing.astype(jnp.int32)
+  before = jnp.where(is_new, types.PLACEHOLDER_TOKEN_ID, state.before)
+  return _read_roots(
+    params,
+    state.replace(before=before),
+    token_ids,
+    num_missing,
+    is_new,
+    config,
+    tree_config,
+  )
+
+
+def _read_roots(
+  params, state, token_ids, num_missing, is_new, config, tree_config
+):
+  """Reads what is missing and the roots after it, and expands these.
+
+  Args:
+    params: parameters of the draft.
+    state: state after the verdict.
+    token_ids: i32[B, any] of each row `num_missing` i32[B] tokens, its root,
+      and anything.
+    num_missing: tokens without keys and values.
+    is_new: bool[B] rows with something to read. The others are kept: the
+      forward writes after their trees.
+    config: configuration of the draft.
+    tree_config: sizes of the tree.
+  """
+  cache = state.cache
   after = cache.kv_lengths + tree_config.num_cache_rows
   hidden, cache = decoder.forward(
     params,
     config,
-    token_ids,
+    jnp.maximum(token_ids, 0),
     cache,
     starts=jnp.where(is_new, cache.kv_lengths, after),
   )
-  cache = dense.extend(cache, is_missing.astype(jnp.int32))
-  hidden = jnp.where(is_missing[:, None, None], hidden[:, 1:], hidden[:, :1])
-  before = jnp.where(is_new, types.PLACEHOLDER_TOKEN_ID, state.before)
-  state = state.replace(cache=cache, before=before)
+  num_missing = jnp.where(is_new, num_missing, 0)
+  state = state.replace(cache=dense.extend(cache, num_missing))
+  hidden = jnp.take_along_axis(hidden, num_missing[:, None, None], axis=1)
   return _expand_roots(params, state, hidden, is_new, config, tree_config)
 
 

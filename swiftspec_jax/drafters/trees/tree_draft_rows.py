@@ -228,7 +228,6 @@ class TreeDraftRows:
     is_busy: np.ndarray,
     budgets: np.ndarray,
     *,
-    num_steps: int,
     min_mass: float | None = None,
     follows: bool = True,
   ) -> jax.Array:
@@ -238,7 +237,6 @@ class TreeDraftRows:
       texts: texts of the target.
       is_busy: bool[U] rows to follow; the others stay as they are.
       budgets: i32[U] most nodes to send, the root left out.
-      num_steps: forwards that grow the trees where the two take turns.
       min_mass: probability that the leaves of a forward must hold, as in
         `tree.grow`; None is no limit.
       follows: whether the draft reads what is new in the texts before.
@@ -256,24 +254,25 @@ class TreeDraftRows:
       num_nodes=self._tree.num_nodes,
     )
     received = self._send('verdict', verified, 'verify')
-    steps = 0, self._tree.num_restart_steps
-    if not self.is_async:  # the restart is a step, too
-      steps = num_steps, max(num_steps - 1, 0)
-    wait_from = 1
+    run, counts = tree_draft.take_turn, ()
+    statics = {'num_steps': self._tree.num_turn_steps}
     if self.is_async:
       wait_from = self.rates.wait_from(int(is_busy.sum()))
+      run, statics = tree_draft.advance, {}
+      counts = self._tree.num_restart_steps, wait_from
     dispatched = time.perf_counter()
     self.state, proposal = self._call(
-      tree_draft.advance,
+      run,
       self._model.params,
       self.state,
       received,
-      *map(self._count, (*steps, wait_from)),
+      *map(self._count, counts),
       self._array(tuple(budgets.tolist()), np.int32, self._model.mesh),
       self._mass(min_mass),
       config=self._model.config,
       tree_config=self._compiled_tree,
       num_nodes=self._tree.num_nodes,
+      **statics,
     )
     self._note('advance', dispatched, proposal, 'verdict')
     dispatched = time.perf_counter()
