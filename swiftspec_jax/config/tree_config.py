@@ -60,8 +60,8 @@ class TreeConfig:
   def num_turn_steps(self) -> int:
     """Forwards that grow a tree after that which expands its root.
 
-    As many as rounds have in which draft and target take turns: so many that a
-    new tree has `num_nodes`.
+    Those of a round in which draft and target take turns, and enough for a new
+    tree to have `num_nodes`.
     """
     size, num_candidates, num_steps = 1 + self.branching, self.branching, 0
     while size < self.num_nodes:
