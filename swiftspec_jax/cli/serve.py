@@ -11,12 +11,14 @@ SIGTERM end it when what runs is done; a second one at once. Needs the extra
 """
 
 import importlib
+import logging
 import os
 import signal
 import socket
 from collections.abc import Sequence
 
 from absl import flags
+from absl import logging as absl_logging
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, hosts, sharding
@@ -142,6 +144,8 @@ def _serve(
   from swiftspec_jax.server import run
   from swiftspec_jax.server.service import Service
 
+  if flags.FLAGS.verbosity >= absl_logging.WARNING:  # the default
+    logging.getLogger(run.__package__).setLevel(logging.INFO)
   service = Service(
     engine,
     target,

@@ -1,14 +1,15 @@
 """An id and a line in the log for each request."""
 
+import logging
 import time
 import uuid
 
-from absl import logging
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ID_HEADER = 'X-Request-Id'
 _MAX_ID_LENGTH = 128
+_LOG = logging.getLogger(__name__)
 
 
 class RequestLog:
@@ -43,7 +44,7 @@ class RequestLog:
       await self._app({**scope, 'method': method}, receive, send_with_id)
     finally:
       if 'call' in state or status != 200:
-        logging.info(
+        _LOG.info(
           '%s %s: %s in %.3f s%s',
           request_id,
           scope['path'],
