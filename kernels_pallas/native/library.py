@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent import futures
 from typing import Any
 
@@ -42,6 +43,7 @@ _FLAGS = ('-O3', '-std=c++17', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')
+_lock = threading.Lock()
 
 
 def call(
@@ -69,14 +71,22 @@ def check() -> None:
   Raises:
     NotImplementedError: it cannot be compiled, with the reason and the remedy.
   """
-  reason = _problem()
+  with _lock:
+    reason = _problem()
   if reason:
     raise NotImplementedError(reason)
 
 
 def status() -> str:
   """Returns in words whether there is a library, which is made if need be."""
-  return _problem() or f'compiled for this CPU, {_path()}'
+  with _lock:
+    return _problem() or f'compiled for this CPU, {_path()}'
+
+
+def prepare() -> None:
+  """Compiles a library that is not there in a thread; `check` waits for it."""
+  if not _path().exists():
+    threading.Thread(target=status, daemon=True).start()
 
 
 @functools.cache

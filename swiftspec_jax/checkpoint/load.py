@@ -107,6 +107,8 @@ def load(
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = formats.open_source(find.find(name), draft_of)
+  if platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE:
+    library.prepare()  # beside the weights
   with futures.ThreadPoolExecutor(1) as pool:
     reading = pool.submit(source.read_tokenizer)  # beside the weights
     if draft_of is not None and reading.result() is not draft_of.tokenizer:
