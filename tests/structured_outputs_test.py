@@ -60,19 +60,20 @@ def decode(wanted, draft=None, model=TARGET, **sampling):
   return run(decoder, [request_of(wanted, **sampling)])[0]
 
 
-def test_outputs_are_valid():
-  """Three seeds of thirty schemas, drawn by a model that knows no JSON."""
+def test_outputs_are_valid_and_those_of_plain_decoding():
+  """Five seeds of thirty schemas, drawn by a model that knows no JSON."""
   requests = [
     request_of(ss.StructuredOutputs(json=schema), seed=seed, temperature=1.0)
     for schema in SCHEMAS
-    for seed in range(3)
+    for seed in range(5)
   ]
   decoder = ss.Decoder(
     TARGET, ss.GrammarDraft(), num_speculative_tokens=7, batch_size=8
   )
   results = run(decoder, requests)
+  assert_same(results, run(ss.Decoder(TARGET, batch_size=8), requests))
   assert {result.finish_reason for result in results} == {'stop'}
-  for schema, result in zip(np.repeat(SCHEMAS, 3), results, strict=True):
+  for schema, result in zip(np.repeat(SCHEMAS, 5), results, strict=True):
     jsonschema.validate(json.loads(result.text), schema)
 
 
