@@ -49,13 +49,7 @@ def follow(params, state, verified, wait_from, config, tree_config):
     forwards.
   """
   verified = types.VerifiedTokens.unpack(verified)
-  with jax.named_scope('reroot'):
-    state, moved = _reroot(state, verified)
-    cache = dense.commit(
-      state.cache, moved.path, moved.num_committed, kernels=config.kernels
-    )
-    state = state.replace(cache=cache)
-  num_missing = verified.num_tokens - moved.num_committed
+  state, num_missing = _commit(state, verified, config)
   with jax.named_scope('take_in'):
     state, num_missing, num_prefills = _prefill(
       params, state, verified, num_missing, config, tree_config
@@ -81,14 +75,8 @@ def follow_in_turn(params, state, verified, config, tree_config):
     The state, and the verdict, unpacked.
   """
   verified = types.VerifiedTokens.unpack(verified)
-  with jax.named_scope('reroot'):
-    state, moved = _reroot(state, verified)
-    cache = dense.commit(
-      state.cache, moved.path, moved.num_committed, kernels=config.kernels
-    )
-    state = state.replace(cache=cache)
+  state, num_missing = _commit(state, verified, config)
   with jax.named_scope('restart'):
-    num_missing = verified.num_tokens - moved.num_committed
     # A chain may have been sent before the draft has seen it.
     size = 2 if state.tree.chain_length == 1 else verified.token_ids.shape[1]
     steps = jnp.arange(size)[None]
@@ -165,6 +153,21 @@ def _read_verified(params, state, verified, config, tree_config):
     )
     state = state.replace(cache=cache, features=feature_state)
   return state, verified, feature_state.of_rows[:, :1]
+
+
+def _commit(state, verified, config):
+  """Re-roots the trees and commits what the verdict leaves of them.
+
+  Returns:
+    The state, and the accepted tokens i32[B] without keys and values.
+  """
+  with jax.named_scope('reroot'):
+    state, moved = _reroot(state, verified)
+    cache = dense.commit(
+      state.cache, moved.path, moved.num_committed, kernels=config.kernels
+    )
+  num_missing = verified.num_tokens - moved.num_committed
+  return state.replace(cache=cache), num_missing
 
 
 def _reroot(state, verified):
