@@ -28,7 +28,12 @@ from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.step import ragged_batch, step_input, target, target_forward
+from swiftspec_jax.step import (
+  ragged_batch,
+  step_input,
+  target_forward,
+  target_programs,
+)
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 pytestmark = pytest.mark.usefixtures('no_programs')
@@ -139,7 +144,7 @@ def gathers_of_caches(sizes):
   found = []
 
   def note(function, *args, **options):
-    if function in (target.query_logits, target.run_step):
+    if function in (target_programs.query_logits, target_programs.run_step):
       found.append(function.lower(*args, **options).as_text())
     return jax.eval_shape(functools.partial(function, **options), *args)
 

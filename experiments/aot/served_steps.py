@@ -28,10 +28,10 @@ from swiftspec_jax.step import (
   slot_trees,
   step_input,
   target_forward,
+  target_programs,
   verify,
 )
 from swiftspec_jax.step import sampling as sampling_lib
-from swiftspec_jax.step import target as served
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.rows import Rows
 
@@ -134,7 +134,7 @@ class Step:
     trees = None
     if self.kind == 'tree':
       trees = self._integers(self._num_rows, 5 * self._num_nodes + 3)
-    return served.run_step.lower(
+    return target_programs.run_step.lower(
       *args[:4],
       chains,
       trees,
@@ -165,7 +165,7 @@ class Step:
   def forward(self) -> jax.stages.Lowered:
     """Returns the target's forward."""
     args, options = self._forward()
-    return served.query_logits.lower(*args, **options)
+    return target_programs.query_logits.lower(*args, **options)
 
   def verdict(self) -> jax.stages.Lowered:
     """Returns the choice of the tokens that stand."""
@@ -177,7 +177,7 @@ class Step:
     args, options = self._verdict()
     packed = ahead_of_time.compile_only(verify.verify, *args, **options)[1]
     cache, *_, places = self._forwarded
-    return served.commit_nodes.lower(
+    return target_programs.commit_nodes.lower(
       cache, places, packed, kernels=self.config.kernels
     )
 
@@ -211,7 +211,9 @@ class Step:
   def _forwarded(self):
     """What the forward returns, where it leaves it."""
     args, options = self._forward()
-    return ahead_of_time.compile_only(served.query_logits, *args, **options)
+    return ahead_of_time.compile_only(
+      target_programs.query_logits, *args, **options
+    )
 
   def _verdict(self):
     """Returns the arguments of `verify`."""

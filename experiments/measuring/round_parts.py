@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 # The programs of a round by the names of their modules.
-TARGET_PROGRAMS = ('jit_run_step', 'jit_run_narrowest_step')
-DRAFT_PROGRAMS = ('jit_advance', 'jit_grow', 'jit_read_row')
+TARGET_PROGRAMS = ('jit_run_step', 'jit_run_searching_step')
+DRAFT_PROGRAMS = ('jit_take_turn', 'jit_advance', 'jit_grow', 'jit_read_row')
 
 PRODUCTS, UNEMBEDDING, ATTENTION = 'products', 'unembedding', 'attention'
 REST, OTHER = 'rest', 'other'
