@@ -51,7 +51,12 @@ class Slow(policies.Policy):
 
 
 def make_service(
-  policy=None, num_pages=200, rows=(NUM_ROWS,), model=MODEL, **options
+  policy=None,
+  num_pages=200,
+  rows=(NUM_ROWS,),
+  model=MODEL,
+  max_context=MAX_CONTEXT,
+  **options,
 ):
   buckets = StepBuckets(
     rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
@@ -61,9 +66,9 @@ def make_service(
     ss.PromptLookup(prompt_lookup_min=1),
     sizes=ProgramSizes(
       scheduler=SchedulerConfig(
-        buckets=buckets, num_pages=num_pages, max_context=MAX_CONTEXT
+        buckets=buckets, num_pages=num_pages, max_context=max_context
       ),
-      contexts=(MAX_CONTEXT,),
+      contexts=(max_context,),
     ),
     policy=policy or FixedLength(LENGTH),
   )
