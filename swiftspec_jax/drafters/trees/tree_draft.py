@@ -65,8 +65,8 @@ def init(
   """
   # Besides the tree, there must be room for a forward whose leaves are padding,
   # and for one that reads verified tokens.
-  num_read = max(tree_config.num_nodes, 2)
-  num_scratch = tree_config.num_cache_rows + max(tree_config.width, num_read)
+  num_read = max(tree_config.width, tree_config.num_nodes, 2)
+  num_scratch = tree_config.num_cache_rows + num_read
   cache = dense.KVCacheConfig.of_model(
     config, batch_size, capacity + num_scratch, dtype
   )
