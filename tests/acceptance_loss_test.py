@@ -76,6 +76,14 @@ def test_interval_of_a_plain_bootstrap():
   low, high = np.quantile(ratios, (0.025, 0.975))
   assert row['ratio_low'] == pytest.approx(low, abs=0.003)
   assert row['ratio_high'] == pytest.approx(high, abs=0.003)
+  repeats = [
+    dataclasses.replace(one, repeat=i) for one in records for i in range(3)
+  ]
+  again, _ = acceptance_loss.make_rows(NAMES, repeats)
+  assert (again['ratio_low'], again['ratio_high']) == (
+    row['ratio_low'],
+    row['ratio_high'],
+  )
 
 
 def test_nothing_to_compare():

@@ -83,13 +83,17 @@ def _ratios(
 ) -> dict[str, float | None]:
   """Returns the ratio and its interval by the bootstrap.
 
-  Each draw takes other outputs, with replacement, as many of each task as there
-  are. A draw without accepted tokens in serial mode has no ratio.
+  Each draw takes other prompts, with replacement, as many of each task as there
+  are; repeats of a prompt stay together. A draw without accepted tokens in
+  serial mode has no ratio.
   """
-  counts = np.array(
-    [[[r.num_accepted, r.num_rounds] for r in pair] for pair in pairs]
-  )  # i[N, 2, 2]
-  drawn = _draw(np.array([own.task for own, _ in pairs]))
+  tasks = {own.question_id: own.task for own, _ in pairs}
+  index = {question_id: i for i, question_id in enumerate(tasks)}
+  counts = np.zeros((len(tasks), 2, 2), np.int64)
+  for pair in pairs:
+    found = [[r.num_accepted, r.num_rounds] for r in pair]
+    counts[index[pair[0].question_id]] += found
+  drawn = _draw(np.array([*tasks.values()]))
   sums = np.concatenate([counts.sum(0)[None], counts[drawn].sum(1)])
   lengths = bonus + sums[..., 0] / np.maximum(sums[..., 1], 1)
   serial, asynchronous = lengths.T[0], lengths.T[1]
@@ -107,7 +111,7 @@ def _ratios(
 
 
 def _draw(tasks: np.ndarray) -> np.ndarray:
-  """Returns i[draws, N] the outputs of each draw; the seed is fixed."""
+  """Returns i[draws, n] the prompts of each draw; the seed is fixed."""
   rng = np.random.default_rng(0)
   own = [np.flatnonzero(tasks == task) for task in np.unique(tasks)]
   return np.concatenate(
