@@ -136,7 +136,6 @@ class StepReader:
     begun = max(unread.start, self._last_read)
     # A size whose program was compiled in a step would seem to be slow.
     seconds = end - begun - profiling.compile_seconds(begun)
-    self._last_read = end
     read = _ReadStep(
       unread=unread,
       view=view,
@@ -148,6 +147,9 @@ class StepReader:
     )
     _tell_drafter(read, self._drafter)
     self._tell_policy(read, policy)
+    # What a policy does is no part of the next step: its first fit may have to
+    # wait until scipy is imported.
+    self._last_read = time.perf_counter()
     if self._timeline is not None:
       self._timeline.host('wait', start, arrived)
       self._timeline.host('read', arrived, time.perf_counter())

@@ -2,7 +2,6 @@
 
 import bisect
 import math
-import statistics
 import threading
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ import numpy as np
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
-_NUM_RECENT = 3  # steps of a size; their median is not moved by a hiccup
+_NUM_RECENT = 3  # steps of a size; the fastest has had no hiccup
 _HALF_LIFE = 512  # steps after which what was seen of a size counts half
 _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
@@ -27,7 +26,7 @@ class LiveCosts:
   """Seconds of whole steps by their declared sizes.
 
   A sum of nonnegative terms in the sizes, fitted to the sizes that were seen.
-  Of a size that was seen lately, the median of its own times counts more. What
+  Of a size that was seen lately, the least of its own times counts more. What
   is not tried is not known, so `due` names lengths to try.
 
   The time of a step is not divided among its parts. Nothing is known of the
@@ -51,7 +50,7 @@ class LiveCosts:
     shape = (3, *map(len, sizes))
     # All by kind, rows, query tokens and draft steps; NaN: not seen.
     self._recent = np.full((*shape, _NUM_RECENT), np.nan)
-    self._medians = np.full(shape, np.nan)
+    self._least = np.full(shape, np.nan)
     self._counts = np.zeros(shape, np.int64)
     self._last_seen = np.zeros(shape, np.int64)
     self._features = _features(*sizes)
@@ -119,7 +118,7 @@ class LiveCosts:
     recent[self._counts[size] % _NUM_RECENT] = outcome.seconds
     self._counts[size] += 1
     seen = recent[: self._counts[size]].tolist()
-    self._medians[size] = statistics.median(seen)
+    self._least[size] = min(seen)
     self._last_seen[size] = view.step
     if self._counts[size] <= _NUM_RECENT or view.step % _FIT_EVERY == 0:
       self._believed = self._beliefs(view.step)
@@ -127,12 +126,12 @@ class LiveCosts:
   def _beliefs(self, step: int) -> np.ndarray:
     """Returns seconds of all sizes."""
     is_seen = self._counts > 0
-    medians = self._medians[is_seen]
+    least = self._least[is_seen]
     freshness = 0.5 ** ((step - self._last_seen[is_seen]) / _HALF_LIFE)
     # Errors are relative, so that no size outweighs the others.
-    features = self._features[is_seen] / medians[:, None]
+    features = self._features[is_seen] / least[:, None]
     weights = np.sqrt(np.maximum(freshness, 1e-6))
-    ridge = _RIDGE / medians.mean() * np.eye(features.shape[1])
+    ridge = _RIDGE / least.mean() * np.eye(features.shape[1])
     ridge[0] = 0  # the time of any step
     coefficients, _ = _import_nnls()(
       np.concatenate([features * weights[:, None], ridge]),
@@ -141,7 +140,7 @@ class LiveCosts:
     beliefs = np.maximum(self._features @ coefficients, _SOME_SECONDS)
     counts = np.minimum(self._counts[is_seen], _NUM_RECENT)
     shares = freshness * counts / (counts + 1)
-    beliefs[is_seen] += shares * (medians - beliefs[is_seen])
+    beliefs[is_seen] += shares * (least - beliefs[is_seen])
     return beliefs
 
 
