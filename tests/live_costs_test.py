@@ -98,8 +98,10 @@ def test_what_was_never_seen_is_free():
   note(4, 0, 0.2)
   assert predict(4, 4, 0) == pytest.approx(0.2, rel=1e-3)
   assert predict(16, 128, 7) == pytest.approx(0.2, rel=0.01)
-  for _ in range(2):
-    note(4, 3, 4.0)  # hiccups
+  note(4, 0, 0.2)
+  note(4, 3, 4.0)  # a hiccup, which alone does not count
+  assert predict(4, 16, 3) == pytest.approx(0.2, rel=0.01)
+  note(4, 3, 4.0)
   for _ in range(2):
     note(4, 3, 0.4)
   assert predict(4, 16, 3) == pytest.approx(0.4, rel=0.01)
