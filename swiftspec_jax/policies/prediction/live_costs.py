@@ -125,8 +125,8 @@ class LiveCosts:
 
   def _beliefs(self, step: int) -> np.ndarray:
     """Returns seconds of all sizes."""
-    # A first step may have had a hiccup, and a size that is dear is hardly tried
-    # again; so once is not seen, unless nothing was seen more often.
+    # A first step may have had a hiccup, and a size that is dear is hardly
+    # tried again. So one step does not count, unless there are no others.
     is_seen = self._counts > min(self._counts.max() - 1, 1)
     least = self._least[is_seen]
     freshness = 0.5 ** ((step - self._last_seen[is_seen]) / _HALF_LIFE)
