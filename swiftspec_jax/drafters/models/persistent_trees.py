@@ -149,7 +149,6 @@ class PersistentTreeDrafter:
     num_pages = -(-config.max_context // config.page_size)
     self._no_pages = np.full((num_slots, num_pages), NO_PAGE, np.int32)
     self._max_context = config.max_context
-    self._min_mass = tree.min_leaf_mass or None
     # By slot: who has it; tokens that the draft has read at least, the last of
     # which is the root; the most tokens after them; the step in which it read
     # or followed the text to its end; whether it has followed no verdict since;
@@ -207,7 +206,7 @@ class PersistentTreeDrafter:
       self.rows.read(chunk)
     self._chunks = []
     if self._grows and self.rows.is_async:
-      self.rows.grow(self._draft.tree.num_draft_steps, self._min_mass)
+      self.rows.grow()
     self._grows = False
 
   def commit(
@@ -259,7 +258,7 @@ class PersistentTreeDrafter:
     self._put_text(0, (), Request(token_ids=()))
     self._advance(np.zeros(len(self._num_read), np.int32), texts)
     if self.rows.is_async:
-      self.rows.grow(self._draft.tree.num_draft_steps, self._min_mass)
+      self.rows.grow()
     self._is_compiled = True
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
@@ -283,9 +282,7 @@ class PersistentTreeDrafter:
     self, budgets: np.ndarray, texts: Texts, *, follows: bool = True
   ) -> jax.Array:
     """Enqueues proposals of i32[U] nodes, 0 for rows to leave."""
-    return self.rows.advance(
-      texts, budgets > 0, budgets, min_mass=self._min_mass, follows=follows
-    )
+    return self.rows.advance(texts, budgets > 0, budgets, follows=follows)
 
   def _num_unread(self, view: policies.StepView) -> np.ndarray:
     """Returns i64[B], the most tokens that the draft has not read."""

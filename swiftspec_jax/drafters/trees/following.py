@@ -79,12 +79,10 @@ def follow_in_turn(params, state, verified, config, tree_config):
   with jax.named_scope('restart'):
     # A chain may have been sent before the draft has seen it.
     size = 2 if state.tree.chain_length == 1 else verified.token_ids.shape[1]
-    steps = jnp.arange(size)[None]
-    first = verified.num_tokens - num_missing - 1
     root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
     token_ids = jnp.where(
       (verified.num_tokens > 0)[:, None],
-      arrays.take(verified.token_ids, first[:, None] + steps),
+      _missing(verified, num_missing, size),
       root[:, None],
     )
     state = _read_roots(
@@ -193,14 +191,11 @@ def _prefill(params, state, verified, num_missing, config, tree_config):
   """
   if state.tree.chain_length == 1:
     return state, num_missing, jnp.int32(0)
-  steps = jnp.arange(tree_config.width)[None]
 
   def body(now):
     cache, num_missing, num_forwards = now
     num_new = jnp.clip(num_missing - 1, 0, tree_config.width)
-    # The root, which is never missing, comes before the verified tokens.
-    first = verified.num_tokens - num_missing - 1
-    token_ids = arrays.take(verified.token_ids, first[:, None] + steps)
+    token_ids = _missing(verified, num_missing, tree_config.width)
     after = cache.kv_lengths + tree_config.num_cache_rows
     _, cache = decoder.forward(
       params,
@@ -218,6 +213,14 @@ def _prefill(params, state, verified, num_missing, config, tree_config):
     (state.cache, num_missing, jnp.int32(0)),
   )
   return state.replace(cache=cache), num_missing, num_forwards
+
+
+def _missing(verified, num_missing, size):
+  """Returns i32[B, size], the tokens that are missing and those after them."""
+  # The root, which is never missing, comes before the verified tokens.
+  first = verified.num_tokens - num_missing - 1
+  steps = jnp.arange(size)[None]
+  return arrays.take(verified.token_ids, first[:, None] + steps)
 
 
 def look_up(state, verified):

@@ -228,7 +228,6 @@ class TreeDraftRows:
     is_busy: np.ndarray,
     budgets: np.ndarray,
     *,
-    min_mass: float | None = None,
     follows: bool = True,
   ) -> jax.Array:
     """Enqueues that the trees follow the texts, and the next proposals.
@@ -237,8 +236,6 @@ class TreeDraftRows:
       texts: texts of the target.
       is_busy: bool[U] rows to follow; the others stay as they are.
       budgets: i32[U] most nodes to send, the root left out.
-      min_mass: probability that the leaves of a forward must hold, as in
-        `tree.grow`; None is no limit.
       follows: whether the draft reads what is new in the texts before.
 
     Returns:
@@ -268,7 +265,7 @@ class TreeDraftRows:
       received,
       *map(self._count, counts),
       self._array(tuple(budgets.tolist()), np.int32, self._model.mesh),
-      self._mass(min_mass),
+      self._mass(),
       config=self._model.config,
       tree_config=self._compiled_tree,
       num_nodes=self._tree.num_nodes,
@@ -282,12 +279,8 @@ class TreeDraftRows:
     )
     return proposal
 
-  def grow(self, num_steps: int, min_mass: float | None = None) -> jax.Array:
+  def grow(self) -> jax.Array:
     """Enqueues draft forwards that need no verdict.
-
-    Args:
-      num_steps: most forwards.
-      min_mass: same as in `advance`.
 
     Returns:
       i32[] forwards that run, on the draft's devices.
@@ -297,8 +290,8 @@ class TreeDraftRows:
       tree_draft.grow,
       self._model.params,
       self.state,
-      self._count(num_steps),
-      self._mass(min_mass),
+      self._count(self._tree.num_draft_steps),
+      self._mass(),
       config=self._model.config,
       tree_config=self._compiled_tree,
     )
@@ -322,10 +315,12 @@ class TreeDraftRows:
   def _count(self, value: int) -> jax.Array:
     return self._array(int(value), np.int32, self._model.mesh)
 
-  def _mass(self, value: float | None) -> jax.Array | None:
-    if value is None:
+  def _mass(self) -> jax.Array | None:
+    """Returns the probability that leaves must hold; None for no limit."""
+    least = self._tree.min_leaf_mass
+    if not least:
       return None
-    return self._array(round(value, 3), np.float32, self._model.mesh)
+    return self._array(round(least, 3), np.float32, self._model.mesh)
 
   def _put(self, values: Any) -> Any:
     """Returns arrays on the draft's devices."""

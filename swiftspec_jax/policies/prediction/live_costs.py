@@ -50,7 +50,6 @@ class LiveCosts:
     shape = (3, *map(len, sizes))
     # All by kind, rows, query tokens and draft steps; NaN: not seen.
     self._recent = np.full((*shape, _NUM_RECENT), np.nan)
-    self._least = np.full(shape, np.nan)
     self._counts = np.zeros(shape, np.int64)
     self._last_seen = np.zeros(shape, np.int64)
     self._features = _features(*sizes)
@@ -117,8 +116,6 @@ class LiveCosts:
     recent = self._recent[size]
     recent[self._counts[size] % _NUM_RECENT] = outcome.seconds
     self._counts[size] += 1
-    seen = recent[: self._counts[size]].tolist()
-    self._least[size] = min(seen)
     self._last_seen[size] = view.step
     if self._counts[size] <= _NUM_RECENT or view.step % _FIT_EVERY == 0:
       self._believed = self._beliefs(view.step)
@@ -128,7 +125,7 @@ class LiveCosts:
     # A first step may have had a hiccup, and a size that is dear is hardly
     # tried again. So one step does not count, unless there are no others.
     is_seen = self._counts > min(self._counts.max() - 1, 1)
-    least = self._least[is_seen]
+    least = np.nanmin(self._recent[is_seen], axis=-1)
     freshness = 0.5 ** ((step - self._last_seen[is_seen]) / _HALF_LIFE)
     # Errors are relative, so that no size outweighs the others.
     features = self._features[is_seen] / least[:, None]
