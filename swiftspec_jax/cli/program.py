@@ -108,6 +108,7 @@ def _tell_others(reason: str) -> None:
 def _failed() -> int:
   """Returns the exit status; exits itself if JAX would wait for others."""
   if hosts.is_together():
+    hosts.wait_for_others()
     leave(1)
   return 1
 

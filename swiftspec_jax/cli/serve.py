@@ -125,11 +125,10 @@ def main() -> None:
     engine.programs.start()
   if listener is None:
     _follow(engine)
-    hosts.leave()
   else:
     _serve(engine, target, listener, api_keys)
-    hosts.leave()
-    hosts.wait_for_others()
+  hosts.leave()
+  hosts.wait_for_others()
   if not engine.programs.join(_PATIENCE) or hosts.is_together():
     program.leave()
 

@@ -178,7 +178,8 @@ def leave(error: str | None = None) -> None:
 def wait_for_others() -> None:
   """Has process 0, after `leave`, wait a moment until the others have gone.
 
-  Without JAX's service, which runs in process 0, they would be aborted.
+  Without JAX's service, which runs in process 0, they would be aborted, in the
+  midst of their own last words.
   """
   if _group is not None:
     _group.wait_for_others(_SECONDS_TO_GO)

@@ -228,23 +228,24 @@ class Connections:
       connection.close()
 
   def wait_for_others(self, timeout: float) -> None:
-    """Waits until the others have gone, at most `timeout` seconds."""
+    """Has process 0 wait for the others' ends, at most `timeout` seconds."""
+    if self._place.process_id:
+      return
     deadline = time.monotonic() + timeout
     for thread in self._threads:
       thread.join(max(deadline - time.monotonic(), 0))
 
   def _listen(self, process_id: int, connection: socket.socket) -> None:
     """Takes messages of a process until it ends."""
-    reason = f'process {process_id} has ended; its own messages say why'
     is_done = False
     try:
       with connection.makefile(encoding='utf-8') as lines:
         for line in lines:
           message = json.loads(line)
           if message.get('end') is not None:
-            reason, is_done = message['end'], False
-            break
-          if 'end' in message:
+            is_done = True
+            self._fail(message['end'])
+          elif 'end' in message:
             is_done = True
             self._of_first.put(message)
           elif 'from_process_zero' in message:
@@ -253,9 +254,14 @@ class Connections:
             self._inboxes[process_id].put(message)
     except (OSError, ValueError):
       pass  # broken off
-    if not is_done and self._failure.acquire(blocking=False):
+    if not is_done:
+      self._fail(f'process {process_id} has ended; its own messages say why')
+
+  def _fail(self, reason: str) -> None:
+    """Tells the others and ends this process, unless that has begun."""
+    if self._failure.acquire(blocking=False):
       self._send_all({'end': reason})
-      self._on_end(reason)
+      threading.Thread(target=self._on_end, args=(reason,), daemon=True).start()
 
   def _send_all(self, message: Mapping[str, Any]) -> None:
     for process_id in self._sockets:

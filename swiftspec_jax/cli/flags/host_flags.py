@@ -99,4 +99,5 @@ def _end(reason: str) -> NoReturn:
     call(reason)
   print('error:', reason, file=sys.__stderr__)
   sys.__stderr__.flush()
+  hosts.wait_for_others()
   program.leave(1)
