@@ -146,12 +146,6 @@ inline Bytes16 in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
   return __builtin_shufflevector(bytes, bytes, group_of(I)...);
 }
 
-// The same where a byte is of two groups.
-template <std::size_t... I>
-inline Bytes16 pairs_in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
-  return __builtin_shufflevector(bytes, bytes, group_of(I) / 2 ...);
-}
-
 constexpr auto kAllGroups = std::make_index_sequence<kGroups>();
 
 // Returns lanes of half floats at a place of eight blocks.
@@ -256,23 +250,42 @@ struct Small {
   }
 };
 
-// Eight scales and offsets of six bits in twelve bytes.
+// Returns eight scales and then eight offsets, in lanes, from a head whose last
+// twelve bytes have their six bits: first scales, first offsets, and in the last
+// four bytes low bits of the others, whose high bits are above the first ones.
+template <std::size_t... I>
+[[gnu::always_inline]] inline Bytes32 sixths(Bytes16 head,
+                                             std::index_sequence<I...>) {
+  typedef std::uint16_t Pairs __attribute__((vector_size(32)));
+  constexpr auto place = [](std::size_t i) { return group_of(i % kGroups) / 2; };
+  constexpr auto is_first = [=](std::size_t i) { return place(i) < 4; };
+  constexpr auto is_scale = [](std::size_t i) { return i < kGroups; };
+  constexpr auto begin = [=](std::size_t i) { return is_scale(i) ? 4 : 8; };
+  const Bytes32 low = __builtin_shufflevector(
+      head, head,
+      (place(I) + (is_first(I) ? begin(I) : 8) + I / kGroups * 16)...);
+  const Bytes32 high = __builtin_shufflevector(
+      head, head, (place(I) % 4 + begin(I) + I / kGroups * 16)...);
+  constexpr Bytes32 kHere = {
+      static_cast<Byte>(is_first(I) ? 63 : is_scale(I) ? 15 : 0)...};
+  constexpr Bytes32 kAbove = {
+      static_cast<Byte>(is_first(I) || is_scale(I) ? 0 : 15)...};
+  constexpr Bytes32 kHigh = {static_cast<Byte>(is_first(I) ? 0 : 48)...};
+  return (low & kHere) | ((Bytes32)((Pairs)low >> 4) & kAbove) |
+         ((Bytes32)((Pairs)high >> 2) & kHigh);
+}
+
 [[gnu::always_inline]] inline void read_sixths(const Byte* block, Part& to) {
-  typedef std::uint32_t Words __attribute__((vector_size(16)));
-  constexpr std::uint32_t kTwo = 0x03030303, kFour = 0x0f0f0f0f,
-                          kSix = 0x3f3f3f3f;
-  const auto low = read<std::uint32_t>(block + 4);
-  const auto high = read<std::uint32_t>(block + 8);
-  const auto last = read<std::uint32_t>(block + 12);
-  const auto lanes = [](std::uint32_t first, std::uint32_t second) {
-    return to_lanes<Byte>(
-        pairs_in_lanes((Bytes16)Words{first, second}, kAllGroups));
-  };
-  to.scales = lanes(low & kSix, (last & kFour) | ((low >> 6) & kTwo) << 4) *
-              half(block);
-  to.offsets =
-      lanes(high & kSix, ((last >> 4) & kFour) | ((high >> 6) & kTwo) << 4) *
-      -half(block + 2);
+  constexpr auto half_of = std::make_index_sequence<kGroups>();
+  const Bytes16 head = read<Bytes16>(block);
+  const Bytes32 all = sixths(head, std::make_index_sequence<2 * kGroups>());
+#if defined(__AVX2__)
+  const __m128 factors = _mm_cvtph_ps((__m128i)head);
+#else
+  const float factors[] = {half(block), half(block + 2)};
+#endif
+  to.scales = to_lanes<Byte>(lower_half(all, half_of)) * factors[0];
+  to.offsets = to_lanes<Byte>(upper_half(all, half_of)) * -factors[1];
 }
 
 // Four or five bits, with scales and offsets that are integers, too.

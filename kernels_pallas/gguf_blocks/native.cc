@@ -27,9 +27,13 @@ namespace ffi = xla::ffi;
 
 constexpr std::size_t kOutputs = 4;  // that are computed together
 constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
+constexpr std::size_t kRowsInOrder = 8;
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
+// Bytes between what few rows multiply and what is fetched: processors do not
+// look beyond a page.
+constexpr std::size_t kAhead = 1536;
 
 std::size_t divide_up(std::size_t size, std::size_t unit) {
   return (size + unit - 1) / unit;
@@ -41,13 +45,14 @@ struct Chunk {
   Floats scales, offsets;
 };
 
-// Interleaves `size` lanes of two vectors, from the first on or the next ones.
-template <std::size_t size, bool kIsNext, std::size_t... I>
+// Interleaves the lanes of V in the first or second half of each 16 bytes.
+template <class V, bool kIsSecond, std::size_t... I>
 inline Ints zip(Ints a, Ints b, std::index_sequence<I...>) {
-  return __builtin_shufflevector(
-      a, b,
-      (I / 4 * 4 + kIsNext * 2 + I % 4 / (2 * size) * size + I % size +
-       I / size % 2 * kLanes)...);
+  constexpr std::size_t kHalf = 8 * sizeof...(I) / sizeof(V);
+  return (Ints)__builtin_shufflevector(
+      (V)a, (V)b,
+      (I / (2 * kHalf) * 2 * kHalf + kIsSecond * kHalf + I % (2 * kHalf) / 2 +
+       I % 2 * sizeof...(I))...);
 }
 
 // Returns vector i of a part.
@@ -70,13 +75,18 @@ inline Ints vector_at(const Part& part) {
 
 template <std::size_t i>
 [[gnu::always_inline]] inline Chunk arrange(const Part& part) {
+  using Pairs = Vector<std::int64_t>;
   constexpr auto lanes = std::make_index_sequence<kLanes>();
+  constexpr auto pairs = std::make_index_sequence<kLanes / 2>();
   const Ints a = vector_at<4 * i>(part), b = vector_at<4 * i + 1>(part);
   const Ints c = vector_at<4 * i + 2>(part), d = vector_at<4 * i + 3>(part);
-  const Ints ab = zip<1, false>(a, b, lanes), ab2 = zip<1, true>(a, b, lanes);
-  const Ints cd = zip<1, false>(c, d, lanes), cd2 = zip<1, true>(c, d, lanes);
-  return {{zip<2, false>(ab, cd, lanes), zip<2, true>(ab, cd, lanes),
-           zip<2, false>(ab2, cd2, lanes), zip<2, true>(ab2, cd2, lanes)},
+  const Ints ab = zip<Ints, false>(a, b, lanes);
+  const Ints cd = zip<Ints, false>(c, d, lanes);
+  const Ints ab2 = zip<Ints, true>(a, b, lanes);
+  const Ints cd2 = zip<Ints, true>(c, d, lanes);
+  return {{zip<Pairs, false>(ab, cd, pairs), zip<Pairs, true>(ab, cd, pairs),
+           zip<Pairs, false>(ab2, cd2, pairs),
+           zip<Pairs, true>(ab2, cd2, pairs)},
           part.scales.of[i],
           part.offsets.of[i]};
 }
@@ -207,7 +217,7 @@ template <class F, std::size_t i>
   Chunk chunk = arrange<i>(part);
   if constexpr (kIsSigned<F>) {
     for (Ints& integers : chunk.integers) integers ^= 0x80808080;
-  } else {
+  } else if constexpr (F::kMiddle != 0) {
     chunk.offsets -= float{F::kMiddle} * chunk.scales;
   }
   return chunk;
@@ -224,29 +234,67 @@ template <class F>
   sum += weights.offsets * row.offsets;
 }
 
-// Multiplies one row with some outputs, one after the other: memory is read in
+// Multiplies R rows with some outputs, one after the other: memory is read in
 // its order.
-template <class F>
-void one_row(const Rows& rows, std::size_t n, const Byte* weights,
-             std::size_t row_bytes, std::size_t num_outputs, float* results) {
-  Floats sums[kOutputs] = {};
+template <class F, std::size_t R>
+void in_order(const Rows& rows, std::size_t first, const Byte* weights,
+              std::size_t row_bytes, std::size_t num_outputs, float* results,
+              std::size_t result_stride) {
+  constexpr std::size_t kBytes = kPart / F::kSize * F::kBytes;
+  Floats sums[R][kOutputs] = {};
+  const std::size_t num_inputs = rows.num_inputs, count = rows.count;
   for (std::size_t m = 0; m < num_outputs; ++m, weights += row_bytes) {
-    for (std::size_t k = 0; k < rows.num_inputs; k += kPart) {
+    Floats of_output[R] = {};
+    const Chunk* row = rows.at(0) + first;
+    const Byte* later = weights + kAhead;
+    for (std::size_t k = 0; k < num_inputs; k += kPart, later += kBytes) {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < kBytes; i += 64) {
+        __builtin_prefetch(later + i);
+      }
       Part part;
-      unpack<F>(weights, k, rows.num_inputs, part);
+      unpack<F>(weights, k, num_inputs, part);
       for_chunks([&](auto i) {
-        add<F>(ready<F, i()>(part), rows.at(k / kChunk + i())[n], sums[m]);
+        const Chunk chunk = ready<F, i()>(part);
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < R; ++r) {
+          add<F>(chunk, row[r], of_output[r]);
+        }
+        row += count;
       }, kAllChunks);
     }
+    for (std::size_t r = 0; r < R; ++r) sums[r][m] = of_output[r];
   }
-  float found[kOutputs];
-  store_sums(sums[0], sums[1], sums[2], sums[3], found);
-  std::copy_n(found, num_outputs, results);
+  for (std::size_t r = 0; r < R; ++r, results += result_stride) {
+    float found[kOutputs];
+    store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], found);
+    std::copy_n(found, num_outputs, results);
+  }
+}
+
+// Does so with up to `kRowsInOrder` rows, whose sums fit into the registers.
+template <class F>
+void few_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
+              const Byte* weights, std::size_t row_bytes,
+              std::size_t num_outputs, float* results,
+              std::size_t result_stride) {
+  const std::size_t end = first + num_rows;
+  const auto run = [&](auto size) {
+    for (; first + size() <= end; first += size()) {
+      in_order<F, size()>(rows, first, weights, row_bytes, num_outputs, results,
+                          result_stride);
+      results += size() * result_stride;
+    }
+  };
+  run(std::integral_constant<std::size_t, 8>());
+  run(std::integral_constant<std::size_t, 4>());
+  run(std::integral_constant<std::size_t, 2>());
+  run(std::integral_constant<std::size_t, 1>());
 }
 
 // Multiplies up to `kRowsInCache` rows with `kOutputs` outputs.
 template <class F>
-void some_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
+void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
                const Byte* weights, std::size_t row_bytes, float* results,
                std::size_t result_stride) {
   Floats sums[kRowsInCache][kOutputs];
@@ -295,12 +343,10 @@ void outputs(const Rows& rows, const Byte* weights, std::size_t begin,
       const std::size_t size = std::min(kOutputs, end - a);
       const Byte* from = weights + a * row_bytes;
       float* to = results + n * result_stride + a;
-      if (some > 1 && size == kOutputs) {
-        some_rows<F>(rows, n, some, from, row_bytes, to, result_stride);
-        continue;
-      }
-      for (std::size_t r = 0; r < some; ++r, to += result_stride) {
-        one_row<F>(rows, n + r, from, row_bytes, size, to);
+      if (some > kRowsInOrder && size == kOutputs) {
+        many_rows<F>(rows, n, some, from, row_bytes, to, result_stride);
+      } else {
+        few_rows<F>(rows, n, some, from, row_bytes, size, to, result_stride);
       }
     }
   }

@@ -4,35 +4,52 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <thread>
+#include <vector>
 
 namespace native {
 
 // Calls work(i) for each i below `count`, on threads of `pool` and on this one.
 //
-// This thread works, too, until nothing is left, and then waits only for what
-// others have begun. So it never waits for a task that has not started, which
-// may never start where all threads of the pool are such callers.
+// Each thread begins with a part of its own, as memory is read faster in its
+// order, and then helps the others. So does this one: until nothing is left,
+// when it waits only for what others have begun. So it never waits for a task
+// that has not started, which may never start where all threads of the pool are
+// such callers.
 template <class Pool, class Work>
 void parallel_for(Pool& pool, std::size_t count, const Work& work) {
+  struct alignas(64) Next {  // a line of the cache
+    std::atomic<std::size_t> index;
+  };
   struct State {
-    std::atomic<std::size_t> next{0};
+    std::vector<Next> next;  // of each part
     std::atomic<std::size_t> done{0};
   };
+  const std::size_t threads = std::max<std::int64_t>(pool.num_threads(), 1);
+  const std::size_t num_parts = std::min(threads, count);
+  const auto begin = [=](std::size_t part) { return part * count / num_parts; };
   auto state = std::make_shared<State>();
+  state->next = std::vector<Next>(num_parts);
+  for (std::size_t part = 0; part < num_parts; ++part) {
+    state->next[part].index = begin(part);
+  }
   // `work` is alive as long as an index is left, and then no longer touched.
-  auto run = [state, count, &work] {
-    for (std::size_t i; (i = state->next.fetch_add(1)) < count;) {
-      work(i);
-      state->done.fetch_add(1, std::memory_order_release);
+  auto run = [=, &work](std::size_t own) {
+    for (std::size_t i = 0; i < num_parts; ++i) {
+      const std::size_t part = (own + i) % num_parts;
+      auto& next = state->next[part].index;
+      for (std::size_t j; (j = next.fetch_add(1)) < begin(part + 1);) {
+        work(j);
+        state->done.fetch_add(1, std::memory_order_release);
+      }
     }
   };
-  const std::size_t threads = std::max<std::int64_t>(pool.num_threads(), 1);
-  for (std::size_t i = 1; i < std::min(threads, count); ++i) {
-    pool.Schedule([run] { run(); });
+  for (std::size_t own = 1; own < num_parts; ++own) {
+    pool.Schedule([=] { run(own); });
   }
-  run();
+  run(0);
   while (state->done.load(std::memory_order_acquire) < count) {
     std::this_thread::yield();
   }
