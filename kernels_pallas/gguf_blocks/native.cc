@@ -28,6 +28,7 @@ namespace ffi = xla::ffi;
 constexpr std::size_t kOutputs = 4;  // that are computed together
 constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
 constexpr std::size_t kRowsInOrder = 8;
+constexpr std::size_t kCachedInputs = 1 << 14;  // of rows in the first cache
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
@@ -235,35 +236,42 @@ template <class F>
 }
 
 // Multiplies R rows with some outputs, one after the other: memory is read in
-// its order.
+// its order, as far as the rows fit into the first cache.
 template <class F, std::size_t R>
 void in_order(const Rows& rows, std::size_t first, const Byte* weights,
               std::size_t row_bytes, std::size_t num_outputs, float* results,
               std::size_t result_stride) {
   constexpr std::size_t kBytes = kPart / F::kSize * F::kBytes;
-  Floats sums[R][kOutputs] = {};
+  constexpr std::size_t kInputs = kCachedInputs / R;
   const std::size_t num_inputs = rows.num_inputs, count = rows.count;
-  for (std::size_t m = 0; m < num_outputs; ++m, weights += row_bytes) {
-    Floats of_output[R] = {};
-    const Chunk* row = rows.at(0) + first;
-    const Byte* later = weights + kAhead;
-    for (std::size_t k = 0; k < num_inputs; k += kPart, later += kBytes) {
+  const std::size_t ahead = num_inputs > kInputs ? row_bytes : kAhead;
+  Floats sums[R][kOutputs] = {};
+  for (std::size_t begin = 0; begin < num_inputs; begin += kInputs) {
+    const std::size_t end = std::min(num_inputs, begin + kInputs);
+    for (std::size_t m = 0; m < num_outputs; ++m) {
+      Floats of_output[R];
+      for (std::size_t r = 0; r < R; ++r) of_output[r] = sums[r][m];
+      const Byte* from = weights + m * row_bytes;
+      const Byte* later = from + begin / F::kSize * F::kBytes + ahead;
+      const Chunk* row = rows.at(begin / kChunk) + first;
+      for (std::size_t k = begin; k < end; k += kPart, later += kBytes) {
 #pragma GCC unroll 8
-      for (std::size_t i = 0; i < kBytes; i += 64) {
-        __builtin_prefetch(later + i);
-      }
-      Part part;
-      unpack<F>(weights, k, num_inputs, part);
-      for_chunks([&](auto i) {
-        const Chunk chunk = ready<F, i()>(part);
-#pragma GCC unroll 8
-        for (std::size_t r = 0; r < R; ++r) {
-          add<F>(chunk, row[r], of_output[r]);
+        for (std::size_t i = 0; i < kBytes; i += 64) {
+          __builtin_prefetch(later + i);
         }
-        row += count;
-      }, kAllChunks);
+        Part part;
+        unpack<F>(from, k, num_inputs, part);
+        for_chunks([&](auto i) {
+          const Chunk chunk = ready<F, i()>(part);
+#pragma GCC unroll 8
+          for (std::size_t r = 0; r < R; ++r) {
+            add<F>(chunk, row[r], of_output[r]);
+          }
+          row += count;
+        }, kAllChunks);
+      }
+      for (std::size_t r = 0; r < R; ++r) sums[r][m] = of_output[r];
     }
-    for (std::size_t r = 0; r < R; ++r) sums[r][m] = of_output[r];
   }
   for (std::size_t r = 0; r < R; ++r, results += result_stride) {
     float found[kOutputs];
