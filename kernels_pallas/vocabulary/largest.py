@@ -12,14 +12,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-_ARGMAX_BLOCK = 512  # numbers
-_TOP_K_BLOCK = 128
+_BLOCK = 128  # numbers; it divides most vocabularies
 
 
 def argmax(values: jax.Array) -> jax.Array:
   """Returns what `jnp.argmax` does over the last axis."""
   plain = functools.partial(jnp.argmax, axis=-1)
-  if not _has_blocks(values, _ARGMAX_BLOCK, 1):
+  if not _has_blocks(values, 1):
     return plain(values)
   return jax.lax.platform_dependent(
     values, cpu=_argmax_of_blocks, default=plain
@@ -28,7 +27,7 @@ def argmax(values: jax.Array) -> jax.Array:
 
 def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   """Returns what `jax.lax.top_k` does."""
-  if not _has_blocks(values, _TOP_K_BLOCK, k):
+  if not _has_blocks(values, k):
     return tuple(jax.lax.top_k(values, k))
   of_blocks = functools.partial(_top_k_of_blocks, k=k)
   return jax.lax.platform_dependent(
@@ -39,36 +38,35 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   )
 
 
-def _has_blocks(values, size, k):
-  num_blocks, rest = divmod(values.shape[-1], size)
+def _has_blocks(values, k):
+  num_blocks, rest = divmod(values.shape[-1], _BLOCK)
   return not rest and num_blocks > k
 
 
 def _argmax_of_blocks(values):
-  blocks, highest = _split(values, _ARGMAX_BLOCK)
+  blocks, highest = _split(values)
   block = jnp.argmax(highest, axis=-1)
   index = jnp.argmax(_take(blocks, block[..., None]), axis=-1)
-  return block * _ARGMAX_BLOCK + index
+  return block * _BLOCK + index
 
 
 def _top_k_of_blocks(values, *, k):
-  blocks, highest = _split(values, _TOP_K_BLOCK)
+  blocks, highest = _split(values)
   # In order, as of equal numbers the first one counts.
   best = jnp.sort(jax.lax.top_k(highest, k)[1], axis=-1)
   top, places = jax.lax.top_k(_take(blocks, best), k)
-  block = jnp.take_along_axis(best, places // _TOP_K_BLOCK, axis=-1)
-  return top, block * _TOP_K_BLOCK + places % _TOP_K_BLOCK
+  block = jnp.take_along_axis(best, places // _BLOCK, axis=-1)
+  return top, block * _BLOCK + places % _BLOCK
 
 
-def _split(values, size):
-  """Returns the blocks [..., n, size], and the highest number of each."""
-  num_blocks = values.shape[-1] // size
-  blocks = values.reshape(*values.shape[:-1], num_blocks, size)
+def _split(values):
+  """Returns the blocks [..., n, _BLOCK], and the highest number of each."""
+  blocks = values.reshape(*values.shape[:-1], -1, _BLOCK)
   # Without the barrier XLA would look for both in one loop.
   return blocks, jax.lax.optimization_barrier(blocks.max(axis=-1))
 
 
 def _take(blocks, indices):
-  """Returns the numbers [..., m * size] of blocks i32[..., m]."""
+  """Returns the numbers [..., m * _BLOCK] of blocks i32[..., m]."""
   taken = jnp.take_along_axis(blocks, indices[..., None], axis=-2)
   return taken.reshape(*taken.shape[:-2], -1)

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 from kernels_pallas import dispatch
 from kernels_pallas.thresholds import api
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
 
 
@@ -304,7 +305,7 @@ def distribution_logits(
       sampling.min_ps[:, None, None]
     )
     adjusted = jnp.where(adjusted >= floor, adjusted, -jnp.inf)
-  best = jnp.argmax(logits, axis=-1, keepdims=True)
+  best = largest.argmax(logits)[..., None]
   is_best = jnp.arange(logits.shape[2])[None, None] == best
   only_best = jnp.where(is_best, 0.0, -jnp.inf)
   return jnp.where(is_greedy[:, None, None], only_best, adjusted)
@@ -333,12 +334,12 @@ def choose(
     sampling: sampling parameters of the rows.
   """
   if sampling.temperatures is None:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return largest.argmax(logits).astype(jnp.int32)
   keys = position_keys(sampling.seeds, positions, Stream.OUTPUT)
   drawn = distribution_logits(logits, sampling) + gumbel_noise(
     keys, logits.shape[2]
   )
-  return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
+  return largest.argmax(drawn).astype(jnp.int32)
 
 
 def gumbel_noise(keys: jax.Array, vocab_size: int) -> jax.Array:

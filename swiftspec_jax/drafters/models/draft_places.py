@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import errors, policies
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import grown_trees
@@ -59,7 +60,7 @@ def chains(
   """
   noise = noise_of_outputs(params, config, noise)
   scores = verify.draft_scores(logits, noise, rows.slots, sampling)
-  index = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+  index = largest.argmax(scores).astype(jnp.int32)
   num_slots = sampling.seeds.shape[0]
   # Padding belongs to no slot.
   slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
