@@ -106,13 +106,36 @@ struct Int8 : Integers {
   static Wide given(const Given* row) { return load<Given>(row); }
 };
 
-constexpr std::size_t kOutputs = 4;  // that are computed together
-
-template <std::size_t N>
-using Constant = std::integral_constant<std::size_t, N>;
+constexpr std::size_t kOutputs = 4;  // of a block
+constexpr std::size_t kFewRows = 8;  // that are one block
+constexpr std::size_t kCachedBytes = 1 << 13;  // of rows
 
 template <class F>
 constexpr bool kHasOffset = F::kOffset != 0;
+
+// Returns how many outputs R rows take at a time, so that all sums fit into the
+// registers. A single row takes one, as memory is read fastest in its order.
+template <class F, std::size_t R>
+constexpr std::size_t find_together() {
+  std::size_t together = R == 1 ? 1 : kOutputs;
+  while (together > 1 && (R + kHasOffset<F>) * together > kSums) together /= 2;
+  return together;
+}
+template <class F, std::size_t R>
+constexpr std::size_t kTogether = find_together<F, R>();
+
+// Rows of a block where there are many.
+template <class F>
+constexpr std::size_t kManyRows = kSums / kOutputs - kHasOffset<F>;
+
+struct Range {
+  std::size_t begin, end;
+};
+
+// Inputs of rows that stay in the first cache, between those turns.
+template <class F, std::size_t R>
+constexpr std::size_t kStretch =
+    kCachedBytes / (R * sizeof(typename F::Given)) / F::kStep * F::kStep;
 
 // The accumulators are registers only if all of this is unrolled in one place.
 template <class F, std::size_t R>
@@ -146,40 +169,43 @@ struct Sums {
     }
   }
 
-  // A single row takes one output after the other: memory is read in its order,
-  // which is twice as fast as in turns.
-  template <std::size_t... M>
-  [[gnu::always_inline]] void add_in_order(const typename F::Given* rows,
-                                           const typename F::Weight* weights,
-                                           std::size_t num_inputs,
-                                           std::index_sequence<M...>) {
-    auto add_all = [&](auto m) {
-      for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
-        add<m(), m() + 1>(rows + k, weights + k, num_inputs);
+  // Adds those of some inputs, turn by turn. Meanwhile a part of the next
+  // outputs comes into the second cache.
+  template <std::size_t... I>
+  [[gnu::always_inline]] void add_all(const typename F::Given* rows,
+                                      const typename F::Weight* weights,
+                                      std::size_t num_inputs, Range inputs,
+                                      Range fetched,
+                                      std::index_sequence<I...>) {
+    auto turn = [&](auto i) {
+      constexpr std::size_t kFirst = i() * kTogether<F, R>;
+      constexpr std::size_t kEnd = kFirst + kTogether<F, R>;
+      for (std::size_t k = inputs.begin; k < inputs.end; k += F::kStep) {
+        if (R > 1 && fetched.begin <= k && k < fetched.end) {
+#pragma GCC unroll 8
+          for (std::size_t m = kFirst; m < kEnd; ++m) {
+            __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k, 0, 2);
+          }
+        }
+        add<kFirst, kEnd>(rows + k, weights + k, num_inputs);
       }
     };
-    (add_all(std::integral_constant<std::size_t, M>()), ...);
+    (turn(std::integral_constant<std::size_t, I>()), ...);
   }
 };
 
 // Multiplies R rows with `kOutputs` outputs; the inputs are whole steps.
-// Meanwhile kNext outputs come into the second cache.
-template <class F, std::size_t R, std::size_t kNext>
+template <class F, std::size_t R>
 void block(const typename F::Given* rows, const typename F::Weight* weights,
-           const typename F::Weight* next, std::size_t num_inputs,
-           typename F::Result* results, std::size_t result_stride) {
+           std::size_t num_inputs, Range fetched, typename F::Result* results,
+           std::size_t result_stride) {
+  constexpr std::make_index_sequence<kOutputs / kTogether<F, R>> kTurns;
   Sums<F, R> sums;
-  if constexpr (R == 1) {
-    sums.add_in_order(rows, weights, num_inputs,
-                      std::make_index_sequence<kOutputs>());
-  } else {
-    for (std::size_t k = 0; k < num_inputs; k += F::kStep) {
-#pragma GCC unroll 8
-      for (std::size_t m = 0; m < kNext; ++m) {
-        __builtin_prefetch(next + m * num_inputs + k, 0, 2);
-      }
-      sums.template add<0, kOutputs>(rows + k, weights + k, num_inputs);
-    }
+  const std::size_t size =
+      1 < kTurns.size() && R > 1 ? kStretch<F, R> : num_inputs;
+  for (std::size_t k = 0; k < num_inputs; k += size) {
+    sums.add_all(rows, weights, num_inputs,
+                 {k, std::min(num_inputs, k + size)}, fetched, kTurns);
   }
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < R; ++r) {
@@ -192,46 +218,23 @@ void block(const typename F::Given* rows, const typename F::Weight* weights,
   }
 }
 
-// Rows whose sums fit into the registers together, if nothing else has to.
-#if defined(NATIVE_AVX512)
-template <class F>
-constexpr std::size_t kManyRows = kHasOffset<F> ? 5 : 6;
-#else
-template <class F>
-constexpr std::size_t kManyRows = kRows;
-#endif
-
 // Multiplies all rows with `kOutputs` outputs.
 template <class F>
 void all_rows(std::size_t num_rows, const typename F::Given* rows,
               const typename F::Weight* weights, std::size_t num_inputs,
               typename F::Result* results, std::size_t result_stride) {
-  constexpr std::size_t kMost = kManyRows<F>;
-  const std::size_t most = num_rows < 2 * kMost ? kRows : kMost;
-  const std::size_t num_blocks = (num_rows + most - 1) / most;
-  const auto* next = weights + kOutputs * num_inputs;
-  const auto* end = next + kOutputs * num_inputs;
-  std::size_t n = 0;
-  auto run = [&](auto size, auto num_next) {
-    block<F, size(), num_next()>(rows + n * num_inputs, weights, next,
-                                 num_inputs, results + n * result_stride,
-                                 result_stride);
-    next += num_next() * num_inputs;
-    n += size();
+  const std::size_t num_blocks =
+      num_rows <= kFewRows ? 1 : (num_rows + kManyRows<F> - 1) / kManyRows<F>;
+  const auto part = [=](std::size_t size, std::size_t i) {
+    return i * size / num_blocks;
   };
-  auto run_all = [&](auto num_next) {
-    auto some = [&](auto size) {
-      next < end ? run(size, num_next) : run(size, Constant<0>());
-    };
-    while (most == kMost && n + kMost <= num_rows) some(Constant<kMost>());
-    while (n < num_rows) with_rows(num_rows - n, some);
-  };
-  if (num_blocks == 1) {
-    run_all(Constant<kOutputs>());
-  } else if (num_blocks < kOutputs) {
-    run_all(Constant<kOutputs / 2>());
-  } else {
-    run_all(Constant<kOutputs / 4>());
+  for (std::size_t i = 0; i < num_blocks; ++i) {
+    const std::size_t n = part(num_rows, i);
+    with_size<kFewRows>(part(num_rows, i + 1) - n, [&](auto size) {
+      block<F, size()>(rows + n * num_inputs, weights, num_inputs,
+                       {part(num_inputs, i), part(num_inputs, i + 1)},
+                       results + n * result_stride, result_stride);
+    });
   }
 }
 

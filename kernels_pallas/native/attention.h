@@ -313,7 +313,7 @@ void attend(const Attention& call, std::size_t block, std::size_t token,
     store(&scratch.queries[i], widened(queries + i));
   }
   for (std::size_t q = 0; q < call.num_groups; q += kQueries) {
-    with_rows(call.num_groups - q, [&](auto size) {
+    with_size<kQueries>(call.num_groups - q, [&](auto size) {
       attend_some<size(), T>(call, block, head, q, scratch, results);
     });
   }

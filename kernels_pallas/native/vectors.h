@@ -35,30 +35,21 @@ using Words = Vector<std::uint32_t>;
 
 constexpr std::size_t kLanes = kVectorBytes / sizeof(float);
 
-// Rows whose sums fit into the registers together.
+// Sums that fit into the registers, beside what is multiplied, and rows of four
+// sums if more has to.
 #if defined(NATIVE_AVX512) || defined(__aarch64__)
-constexpr std::size_t kRows = 4;  // 32 registers
+constexpr std::size_t kSums = 24, kRows = 4;  // 32 registers
 #else
-constexpr std::size_t kRows = 2;
+constexpr std::size_t kSums = 10, kRows = 2;
 #endif
 
-// Calls run(n), `n` being a constant: `num_rows`, and `kRows` at most.
-template <class Run>
-void with_rows(std::size_t num_rows, const Run& run) {
-  auto with = [&](auto n) {
-    run(std::integral_constant<std::size_t,
-                               std::min<std::size_t>(n(), kRows)>());
-  };
-  switch (num_rows) {
-    case 1:
-      return with(std::integral_constant<std::size_t, 1>());
-    case 2:
-      return with(std::integral_constant<std::size_t, 2>());
-    case 3:
-      return with(std::integral_constant<std::size_t, 3>());
-    default:
-      return with(std::integral_constant<std::size_t, kRows>());
+// Calls run(n), `n` being a constant: `size`, and `kMost` at most.
+template <std::size_t kMost, class Run>
+void with_size(std::size_t size, const Run& run) {
+  if constexpr (kMost > 1) {
+    if (size < kMost) return with_size<kMost - 1>(size, run);
   }
+  run(std::integral_constant<std::size_t, kMost>());
 }
 
 // Returns a vector of T at any address.
