@@ -132,7 +132,8 @@ struct Range {
   std::size_t begin, end;
 };
 
-// Inputs of rows that stay in the first cache, between those turns.
+// Inputs of R rows that stay in the first cache while all outputs of a block take
+// their turns.
 template <class F, std::size_t R>
 constexpr std::size_t kStretch =
     kCachedBytes / (R * sizeof(typename F::Given)) / F::kStep * F::kStep;
@@ -224,7 +225,7 @@ void all_rows(std::size_t num_rows, const typename F::Given* rows,
               const typename F::Weight* weights, std::size_t num_inputs,
               typename F::Result* results, std::size_t result_stride) {
   const std::size_t num_blocks =
-      num_rows <= kFewRows ? 1 : (num_rows + kManyRows<F> - 1) / kManyRows<F>;
+      num_rows <= kFewRows ? 1 : divide_up(num_rows, kManyRows<F>);
   const auto part = [=](std::size_t size, std::size_t i) {
     return i * size / num_blocks;
   };
@@ -335,14 +336,14 @@ void in_ranges(ffi::ThreadPool& pool, std::size_t num_inputs,
       kTaskBytes / (num_inputs * sizeof(typename F::Weight));
   const std::size_t size =
       std::max<std::size_t>(fitting / kOutputs, 1) * kOutputs;
-  parallel_for(pool, (num_outputs + size - 1) / size, [&](std::size_t i) {
+  parallel_for(pool, divide_up(num_outputs, size), [&](std::size_t i) {
     work(i * size, std::min(num_outputs, (i + 1) * size));
   });
 }
 
 template <class F>
 std::size_t whole_steps(std::size_t num_inputs) {
-  return (num_inputs + F::kStep - 1) / F::kStep * F::kStep;
+  return divide_up(num_inputs, F::kStep) * F::kStep;
 }
 
 template <class F, class Rows, class Weights, class Results>

@@ -27,7 +27,7 @@ namespace ffi = xla::ffi;
 
 constexpr std::size_t kOutputs = 4;  // that are computed together
 constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
-constexpr std::size_t kRowsInOrder = 8;
+constexpr std::size_t kRowsInOrder = 8;  // whose sums fit into the registers
 constexpr std::size_t kCachedInputs = 1 << 14;  // of rows in the first cache
 constexpr std::size_t kRowsInCache = 32;
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
@@ -35,10 +35,6 @@ constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
 // Bytes between what few rows multiply and what is fetched: processors do not
 // look beyond a page.
 constexpr std::size_t kAhead = 1536;
-
-std::size_t divide_up(std::size_t size, std::size_t unit) {
-  return (size + unit - 1) / unit;
-}
 
 // Numbers of as many groups as a vector has lanes. A lane has those of a group.
 struct Chunk {
@@ -280,24 +276,21 @@ void in_order(const Rows& rows, std::size_t first, const Byte* weights,
   }
 }
 
-// Does so with up to `kRowsInOrder` rows, whose sums fit into the registers.
-template <class F>
+// Does so with any number of rows: R at a time, then with the rest half as many.
+template <class F, std::size_t R = kRowsInOrder>
 void few_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
               const Byte* weights, std::size_t row_bytes,
               std::size_t num_outputs, float* results,
               std::size_t result_stride) {
-  const std::size_t end = first + num_rows;
-  const auto run = [&](auto size) {
-    for (; first + size() <= end; first += size()) {
-      in_order<F, size()>(rows, first, weights, row_bytes, num_outputs, results,
-                          result_stride);
-      results += size() * result_stride;
-    }
-  };
-  run(std::integral_constant<std::size_t, 8>());
-  run(std::integral_constant<std::size_t, 4>());
-  run(std::integral_constant<std::size_t, 2>());
-  run(std::integral_constant<std::size_t, 1>());
+  for (; num_rows >= R; first += R, num_rows -= R) {
+    in_order<F, R>(rows, first, weights, row_bytes, num_outputs, results,
+                   result_stride);
+    results += R * result_stride;
+  }
+  if constexpr (R > 1) {
+    few_rows<F, R / 2>(rows, first, num_rows, weights, row_bytes, num_outputs,
+                       results, result_stride);
+  }
 }
 
 // Multiplies up to `kRowsInCache` rows with `kOutputs` outputs.

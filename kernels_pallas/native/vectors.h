@@ -43,6 +43,10 @@ constexpr std::size_t kSums = 24, kRows = 4;  // 32 registers
 constexpr std::size_t kSums = 10, kRows = 2;
 #endif
 
+inline std::size_t divide_up(std::size_t size, std::size_t unit) {
+  return (size + unit - 1) / unit;
+}
+
 // Calls run(n), `n` being a constant: `size`, and `kMost` at most.
 template <std::size_t kMost, class Run>
 void with_size(std::size_t size, const Run& run) {

@@ -176,7 +176,7 @@ def leave(error: str | None = None) -> None:
 
 
 def wait_for_others() -> None:
-  """Has process 0, after `leave`, wait a moment until the others have gone.
+  """Has process 0, as it ends, wait a moment until the others have gone.
 
   Without JAX's service, which runs in process 0, they would be aborted, in the
   midst of their own last words.
