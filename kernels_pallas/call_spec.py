@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,13 @@ class CallSpec(abc.ABC):
       if name in sizes:
         sizes[name] = next_power_of_2(sizes[name])
     return sizes
+
+  def small(self) -> Self:
+    """Returns a small call with the dtypes of this one.
+
+    Kernels in C++ have the same code for all sizes.
+    """
+    return self
 
   def make_arrays(self, key: jax.Array) -> Arrays:
     """Returns random arguments; the key is consumed."""

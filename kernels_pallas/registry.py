@@ -7,7 +7,7 @@ In a package the modules have these names, and the functions the kernel's:
   api: the function that models call, which chooses among the others
   pallas_tpu, pallas_gpu, mosaic_gpu: those that there are, with `check`, which
     raises NotImplementedError, and `Config`, the tiles
-  native: the same for CPUs, in front of a file `native.cc`; it has no tiles
+  native: the same for CPUs, in front of a library of `native`; it has no tiles
 """
 
 import functools

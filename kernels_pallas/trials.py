@@ -70,7 +70,7 @@ class Trial:
       self.kernel, self.implementation, self.device_kind, self.spec.arrays()
     )
     shape = self.spec.shape_class()
-    if self.implementation == 'native':  # the same code for all shapes
+    if self.implementation == 'native':
       shape = {k: v for k, v in shape.items() if k.endswith('dtype')}
     key = {
       **self.request(),
@@ -169,6 +169,8 @@ def keep(
 
 
 def _trial(kernel, spec, implementation, device) -> Trial:
+  if implementation == 'native':
+    spec = spec.small()
   return Trial(
     kernel=kernel,
     implementation=implementation,

@@ -13,16 +13,21 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from kernels_pallas import dispatch, registry, trials
 from kernels_pallas.few_rows import arg_specs
+from kernels_pallas.native import library
 
 
 def few_rows(
   rows: jax.Array,
   weight: jax.Array,
   scales: jax.Array | None = None,
+  added: jax.Array | None = None,
+  norm_scale: jax.Array | None = None,
   *,
   num_terms: int = 1,
+  epsilon: float = 0.0,
+  activation: str | None = None,
   implementation: str = 'auto',
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Returns rows times a weight whose outputs have their inputs side by side.
 
   Args:
@@ -31,21 +36,37 @@ def few_rows(
       device.
     scales: f32[*A] of the outputs of a weight of int8, else None. Rows are
       rounded to int8 then, each with a scale of its own.
+    added: [N, K] of the dtype of the rows, what is added to them. Then it is
+      the norm of the sum that is multiplied; None leaves rows as they are.
+    norm_scale: [K] scale of the norm, of any floating dtype.
     num_terms: integers for each number of such rows, see
       `int8_products.quantize_rows`.
+    epsilon: number that is added to the mean square of the norm.
+    activation: gate that joins the two parts of the outputs, of the first of
+      axes A, or None; one of `swiglu.reference.ACTIVATIONS`.
     implementation: name of the code to run, one of
       `dispatch.IMPLEMENTATIONS`.
 
   Returns:
-    f32[N, *A]. By the native kernel, the bits of a row are the same whatever
-    rows are beside it.
+    f32[N, *A], without the first axis of A where an activation joins it; in
+    front of it the sum [N, K] where there is one. By the native kernel, the
+    bits of a row are the same whatever rows are beside it.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   chosen = _choose(rows, weight, num_terms, implementation)
   call = registry.function('few_rows', chosen)
-  return call(rows, weight, scales, num_terms=num_terms)
+  return call(
+    rows,
+    weight,
+    scales,
+    added,
+    norm_scale,
+    num_terms=num_terms,
+    epsilon=epsilon,
+    activation=activation,
+  )
 
 
 def usable_on(mesh: Mesh | None, implementation: str) -> str:
@@ -58,6 +79,18 @@ def usable_on(mesh: Mesh | None, implementation: str) -> str:
     mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
   )
   return usable(implementation) if is_one_cpu else dispatch.REFERENCE
+
+
+def is_ready_on(mesh: Mesh | None, implementation: str) -> bool:
+  """Returns whether kernels for CPUs run on a mesh, and are compiled."""
+  if usable_on(mesh, implementation) == dispatch.REFERENCE:
+    return False
+  try:
+    library.check('few_rows')
+    library.check('attention')
+  except NotImplementedError:
+    return False
+  return True
 
 
 def usable(implementation: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,8 @@ class ArgSpec(call_spec.CallSpec):
     dtype: dtype of the rows.
     weight_dtype: dtype of the weight.
     num_terms: integers for each number of rows, where the weight is int8.
+    activation: gate that joins two parts of the outputs, or None.
+    has_norm: whether it is the norm of a sum that is multiplied.
   """
 
   num_tokens: int
@@ -40,6 +43,20 @@ class ArgSpec(call_spec.CallSpec):
   dtype: str
   weight_dtype: str
   num_terms: int = 1
+  activation: str | None = None
+  has_norm: bool = False
+
+  def small(self):
+    """All that it does; norms only where nothing is rounded after them."""
+    is_exact = self.weight_dtype == 'float32'
+    return dataclasses.replace(
+      self,
+      num_tokens=8,
+      num_inputs=88,
+      out_shape=(2, 24),
+      activation='silu' if is_exact else None,
+      has_norm=is_exact,
+    )
 
   @property
   def num_bytes(self) -> int:
@@ -52,20 +69,21 @@ class ArgSpec(call_spec.CallSpec):
     """Operations of the product."""
     return 2 * self.num_tokens * self.num_inputs * math.prod(self.out_shape)
 
-  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+  def arrays(self) -> call_spec.Arrays:
     """Returns the abstract arguments of `few_rows`."""
+    rows = jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype)
+    scales, norm = None, (None, None)
+    if self.weight_dtype == 'int8':
+      scales = jax.ShapeDtypeStruct(self.out_shape, jnp.float32)
+    if self.has_norm:
+      norm = rows, jax.ShapeDtypeStruct((self.num_inputs,), jnp.float32)
     weight = (*self.out_shape, self.num_inputs)
-    arrays = (
-      jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype),
-      jax.ShapeDtypeStruct(weight, self.weight_dtype),
-    )
-    if self.weight_dtype != 'int8':
-      return arrays
-    return *arrays, jax.ShapeDtypeStruct(self.out_shape, jnp.float32)
+    return rows, jax.ShapeDtypeStruct(weight, self.weight_dtype), scales, *norm
 
-  def options(self) -> dict[str, int]:
+  def options(self) -> dict[str, Any]:
     """Returns the keyword arguments."""
-    return {'num_terms': self.num_terms}
+    options = {'num_terms': self.num_terms, 'activation': self.activation}
+    return {**options, 'epsilon': 1e-5}
 
 
 def arg_specs() -> list[ArgSpec]:

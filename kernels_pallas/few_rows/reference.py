@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import int8_products, products
+from kernels_pallas.normed_matmul import reference as norm_reference
+from kernels_pallas.swiglu import reference as swiglu_reference
 
 # By dtype, of the largest number of a result: implementations add up in
 # different orders. Other dtypes must be equal.
@@ -17,10 +19,27 @@ def few_rows(
   rows: jax.Array,
   weight: jax.Array,
   scales: jax.Array | None = None,
+  added: jax.Array | None = None,
+  norm_scale: jax.Array | None = None,
   *,
   num_terms: int = 1,
-) -> jax.Array:
+  epsilon: float = 0.0,
+  activation: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `api.few_rows`."""
+  total = None
+  if added is not None:
+    total = rows + added
+    rows = norm_reference.rms_norm(total, norm_scale, epsilon)
+  product = _multiply(rows, weight, scales, num_terms)
+  if activation:
+    product = swiglu_reference.gated_activation(
+      product[:, 0], product[:, 1], activation
+    )
+  return product if added is None else (total, product)
+
+
+def _multiply(rows, weight, scales, num_terms):
   if scales is None:
     return products.multiply_transposed(rows, weight)
   terms, row_scales = int8_products.quantize_rows(rows, num_terms)

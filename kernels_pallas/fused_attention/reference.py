@@ -104,10 +104,6 @@ def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
   if rows.shape[0] > 1:
     return jax.vmap(_write_block)(rows, new, starts)
-  # XLA CPU copies the whole cache each step unless the update has all axes of
-  # the cache and more than one row; the second row is scratch.
-  if new.shape[2] == 1:
-    new = jnp.concatenate([new, new], axis=2)
   return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas.few_rows import native
 from kernels_pallas.native import library
 
 
@@ -52,7 +53,12 @@ def multiply(
   tensors: Sequence[jax.Array],
   kinds: Sequence[str],
   starts: Sequence[int],
-) -> jax.Array:
+  added: jax.Array | None = None,
+  norm_scale: jax.Array | None = None,
+  *,
+  epsilon: float = 0.0,
+  activation: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Returns rows times weights, whose outputs are one after the other.
 
   Rows are rounded to int8 with a scale for each 32 numbers, integers summed
@@ -64,23 +70,32 @@ def multiply(
     tensors: weights.
     kinds: key of `KINDS` for each tensor.
     starts: number of bytes before the first block of each tensor.
+    added: [N, K] or None, as in `few_rows.api`.
+    norm_scale: [K] or None, as there.
+    epsilon: number that is added to the mean square of the norm.
+    activation: gate that joins the first and the second half of M, or None.
 
   Returns:
-    f32[N, M], M being the outputs of all tensors.
+    f32[N, M], M being the outputs of all tensors, or f32[N, M / 2] with an
+    activation; in front of it the sum [N, K] where there is one.
 
   Raises:
     NotImplementedError: there is no native library, with the remedy.
   """
-  num_rows, num_inputs = rows.shape
+  num_inputs = rows.shape[1]
   num_outputs = sum(
     (x.size - start) // KINDS[kind].row_bytes(num_inputs)
     for x, kind, start in zip(tensors, kinds, starts, strict=True)
   )
-  return library.call(
+  return native.call(
     'gguf_multiply',
-    jax.ShapeDtypeStruct((num_rows, num_outputs), jnp.float32),
-    rows.astype(jnp.float32),
+    (2, num_outputs // 2) if activation else (num_outputs,),
+    native.in_float32(rows, added),
+    added,
+    norm_scale,
     *tensors,
+    epsilon=epsilon,
+    activation=activation,
     kinds=np.array([KINDS[kind].number for kind in kinds], np.int64),
     starts=np.array(starts, np.int64),
   )

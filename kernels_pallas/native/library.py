@@ -1,8 +1,8 @@
-"""The library of all native kernels: compiled once, then loaded.
+"""The libraries of native kernels: compiled once, then loaded.
 
-`$CXX`, by default `c++`, compiles it for this very CPU when a kernel is first
-wanted. It is kept in the cache folder. Its name is the hash of all that it is
-made of: sources, flags, CPU and jaxlib.
+`$CXX`, by default `c++`, compiles one for this very CPU when a kernel of it is
+first wanted. It is kept in the cache folder. Its name has the hash of all that
+it is made of: sources, flags, CPU and jaxlib.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from concurrent import futures
+from collections.abc import Iterable
 from typing import Any
 
 import filelock
@@ -25,16 +25,12 @@ from absl import logging
 
 from kernels_pallas import user_cache
 
-# Functions of the library, each a target of `jax.ffi`.
-HANDLERS = (
-  'few_rows_float32',
-  'few_rows_bfloat16',
-  'few_rows_int8',
-  'gguf_multiply',
-  'gguf_take',
-  'tree_attention',
-  'paged_attention',
-)
+# Functions of each library, targets of `jax.ffi`. The source is NAME.cc.
+HANDLERS = {
+  'few_rows': ('few_rows_float32', 'few_rows_bfloat16', 'few_rows_int8'),
+  'attention': ('rotate_and_write', 'tree_attention', 'paged_attention'),
+  'gguf_blocks': ('gguf_multiply', 'gguf_take'),
+}
 REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '
   '--install), or name it in CXX'
@@ -43,11 +39,15 @@ _FLAGS = ('-O3', '-std=c++17', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')
-_lock = threading.Lock()
+_locks = {name: threading.Lock() for name in HANDLERS}
 
 
 def call(
-  handler: str, results: Any, *arrays: jax.Array, **attributes: Any
+  handler: str,
+  results: Any,
+  *arrays: jax.Array,
+  in_place: dict[int, int] | None = None,
+  **attributes: Any,
 ) -> Any:
   """Returns what one of `HANDLERS` makes of arrays, on XLA's CPU backend.
 
@@ -55,63 +55,80 @@ def call(
     handler: name of the function.
     results: jax.ShapeDtypeStruct of each result.
     *arrays: arguments.
+    in_place: number of the result that takes the memory of an argument, by the
+      number of the argument.
     **attributes: what the function has beside them, in NumPy's types.
 
   Raises:
     NotImplementedError: there is no library, see `check`.
   """
-  check()
-  target = jax.ffi.ffi_call(_target(handler), results)
+  name = next(name for name in HANDLERS if handler in HANDLERS[name])
+  check(name)
+  target = jax.ffi.ffi_call(
+    _target(name, handler), results, input_output_aliases=in_place
+  )
   return target(*arrays, **attributes)
 
 
-def check() -> None:
-  """Loads the library.
+def check(name: str) -> None:
+  """Loads a library, one of `HANDLERS`.
 
   Raises:
     NotImplementedError: it cannot be compiled, with the reason and the remedy.
   """
-  with _lock:
-    reason = _problem()
+  with _locks[name]:
+    reason = _problem(name)
   if reason:
     raise NotImplementedError(reason)
 
 
 def status() -> str:
-  """Returns in words whether there is a library, which is made if need be."""
-  with _lock:
-    return _problem() or f'compiled for this CPU, {_path()}'
+  """Returns in words whether there are libraries; makes those that are not."""
+  for name in HANDLERS:
+    try:
+      check(name)
+    except NotImplementedError as error:
+      return str(error)
+  return f'compiled for this CPU, in {_path(name).parent}'
 
 
-def prepare() -> None:
-  """Compiles a library that is not there in a thread; `check` waits for it."""
-  if not _path().exists():
-    threading.Thread(target=status, daemon=True).start()
+def prepare(names: Iterable[str]) -> None:
+  """Compiles in threads what libraries are not there; `check` waits."""
+
+  def load(name):
+    with _locks[name]:
+      _problem(name)
+
+  for name in names:
+    if not _path(name).exists():
+      threading.Thread(target=load, args=(name,), daemon=True).start()
 
 
 @functools.cache
-def digest() -> str:
-  """Returns the hash of what the library is made of."""
+def digest(name: str | None = None) -> str:
+  """Returns the hash of what a library is made of, or all of them are."""
   parts = [str(_command()), jaxlib.__version__, _cpu()]
-  parts += [path.read_text() for path in _sources()]
+  pattern = f'{name}.cc' if name else '*.cc'
+  parts += [path.read_text() for path in sorted(_HERE.glob('*.h'))]
+  parts += [path.read_text() for path in sorted(_HERE.glob(pattern))]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def _problem() -> str | None:
-  """Loads the library; returns why that cannot be done, None if it can."""
+def _problem(name: str) -> str | None:
+  """Loads a library; returns why that cannot be done, None if it can."""
   try:
-    if not _path().exists():
-      _compile()
-    loaded = ctypes.CDLL(str(_path()))
+    if not _path(name).exists():
+      _compile(name)
+    loaded = ctypes.CDLL(str(_path(name)))
   except OSError as error:
     reason = f'the native kernels cannot be loaded: {error}'
   except _CompileError as error:
     reason = str(error)
   else:
-    for handler in HANDLERS:
+    for handler in HANDLERS[name]:
       jax.ffi.register_ffi_target(
-        _target(handler),
+        _target(name, handler),
         jax.ffi.pycapsule(getattr(loaded, handler)),
         platform='cpu',
       )
@@ -124,31 +141,23 @@ class _CompileError(Exception):
   """There is no library, for the reason it says."""
 
 
-def _compile() -> None:
-  """Compiles the library into the cache folder."""
+def _compile(name: str) -> None:
+  """Compiles a library into the cache folder."""
   compiler, *flags = _command()
   if shutil.which(compiler) is None:
     raise _CompileError(f'there is no C++ compiler {compiler!r}; {REMEDY}')
-  folder = _path().parent
-  folder.mkdir(parents=True, exist_ok=True)
-  with filelock.FileLock(folder / 'lock'):
-    if _path().exists():  # another process has compiled it meanwhile
+  path = _path(name)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with filelock.FileLock(path.with_suffix('.lock')):
+    if path.exists():  # another process has compiled it meanwhile
       return
     logging.warning(
-      'Compiling the kernels for this CPU with %s, once.', compiler
+      'Compiling the kernels of %s for this CPU with %s, once.', name, compiler
     )
-    with tempfile.TemporaryDirectory(dir=folder) as directory:
-      sources = _sources('*.cc')
-      objects = [pathlib.Path(directory, f'{i}.o') for i in range(len(sources))]
-      with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [
-          pool.submit(_run, compiler, *flags, '-c', source, '-o', made)
-          for source, made in zip(sources, objects, strict=True)
-        ]:
-          done.result()
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
       partial = pathlib.Path(directory, 'partial.so')
-      _run(compiler, *flags, '-shared', *objects, '-o', partial)
-      os.replace(partial, _path())
+      _run(compiler, *flags, '-shared', _HERE / f'{name}.cc', '-o', partial)
+      os.replace(partial, path)
 
 
 def _run(compiler: str, *arguments: str | os.PathLike) -> None:
@@ -185,19 +194,14 @@ def _command() -> list[str]:
   ]
 
 
-def _path() -> pathlib.Path:
-  return user_cache.cache_dir() / 'native' / f'{digest()}.so'
+def _path(name: str) -> pathlib.Path:
+  folder = user_cache.cache_dir() / 'native'
+  return folder / f'{name}-{digest(name)}.so'
 
 
-def _target(handler: str) -> str:
+def _target(name: str, handler: str) -> str:
   # With the hash, as compiled programs are kept, too.
-  return f'swiftspec_{handler}_{digest()}'
-
-
-def _sources(*patterns: str) -> list[pathlib.Path]:
-  patterns = patterns or ('*.cc', '*.h')
-  root = _HERE.parent
-  return sorted(path for x in patterns for path in root.glob(f'*/{x}'))
+  return f'swiftspec_{handler}_{digest(name)}'
 
 
 def _cpu() -> str:

@@ -55,4 +55,15 @@ void parallel_for(Pool& pool, std::size_t count, const Work& work) {
   }
 }
 
+// Operations below which other threads take longer to start than to help.
+constexpr std::size_t kFewOperations = 1 << 16;
+
+// Does the same, on this thread alone where all of it is little work.
+template <class Pool, class Work>
+void parallel_if(Pool& pool, std::size_t num_operations, std::size_t count,
+                 const Work& work) {
+  if (num_operations >= kFewOperations) return parallel_for(pool, count, work);
+  for (std::size_t i = 0; i < count; ++i) work(i);
+}
+
 }  // namespace native

@@ -67,6 +67,40 @@ inline void store(void* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+// Numbers in memory are float or these.
+using BFloat16Bits = std::uint16_t;
+typedef BFloat16Bits HalfVector
+    __attribute__((vector_size(kVectorBytes / 2), aligned(1), may_alias));
+
+inline Floats widened(const float* from) { return load<float>(from); }
+inline Floats widened(const BFloat16Bits* from) {
+  const HalfVector bits = *reinterpret_cast<const HalfVector*>(from);
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
+
+inline float number(float x) { return x; }
+inline float number(BFloat16Bits x) {
+  const std::uint32_t bits = std::uint32_t(x) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+// Returns a number in memory, rounded to the nearest, if need be to even.
+template <class T>
+inline T narrowed(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+  return static_cast<T>(bits >> 16);
+}
+
+template <class T>
+inline float rounded(float x) {
+  return number(narrowed<T>(x));
+}
+
 // Keeps a vector in a register, where a compiler would load it for each use.
 template <class V>
 [[gnu::always_inline]] inline void hold(V& vector) {

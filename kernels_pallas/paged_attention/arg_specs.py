@@ -95,6 +95,11 @@ class ArgSpec(tree_specs.ArgSpec):
     rows = self.context + self.tree_size
     return math.ceil(rows / self.page_size) * self.page_size
 
+  def small(self):
+    """In pages of eight tokens."""
+    small = super().small()
+    return dataclasses.replace(small, tree_size=small.num_tokens, page_size=8)
+
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Returns the abstract arguments of `paged_attention`."""
     queries, _, _, lengths, mask, positions, *sinks = super().arrays()

@@ -164,6 +164,19 @@ class ArgSpec(call_spec.CallSpec):
       'tiles': math.gcd(self.capacity // _ROW_TILE, 12),
     }
 
+  def small(self):
+    """Two rows, whose trees have more than the new tokens."""
+    return dataclasses.replace(
+      self,
+      batch_size=2,
+      num_tokens=4,
+      num_kv_heads=2,
+      num_groups=3,
+      head_dim=32,
+      context=26,
+      tree_size=6,
+    )
+
   def with_meaning(
     self, queries, keys, values, lengths, mask, positions, *sinks
   ):

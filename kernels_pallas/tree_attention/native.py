@@ -32,7 +32,7 @@ def check(
     raise NotImplementedError(
       f'head_dim {queries_shape[-1]} is not a multiple of {_LANES}'
     )
-  library.check()
+  library.check('attention')
 
 
 def tree_attention(
@@ -82,7 +82,7 @@ def call(
   result = library.call(
     handler,
     jax.ShapeDtypeStruct(queries.shape, jnp.float32),
-    queries,
+    queries.astype(jnp.float32),
     keys,
     values,
     prefix_lengths,

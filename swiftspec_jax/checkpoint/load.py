@@ -22,6 +22,9 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
+# Of native kernels, those that every model has use for.
+_LIBRARIES = ('few_rows', 'attention')
+
 
 def load(
   name_or_path: str | os.PathLike,
@@ -101,14 +104,16 @@ def load(
     name = f'{name}:{file}'
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
+  is_stored = weight_dtype == config_lib.STORED
+  if platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE:
+    # Beside all that follows.
+    library.prepare([*_LIBRARIES, *['gguf_blocks'] * is_stored])
   _check_kernels(kernels, mesh, platform)
-  if weight_dtype == config_lib.STORED:
+  if is_stored:
     _check_stored(kernels, mesh, platform)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   source = formats.open_source(find.find(name), draft_of)
-  if platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE:
-    library.prepare()  # beside the weights
   with futures.ThreadPoolExecutor(1) as pool:
     reading = pool.submit(source.read_tokenizer)  # beside the weights
     if draft_of is not None and reading.result() is not draft_of.tokenizer:
@@ -160,7 +165,8 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
     if platform == 'gpu':
       dispatch.check_flags(has_kernels=kernels != dispatch.REFERENCE)
     if kernels == 'native':
-      library.check()
+      for library_name in _LIBRARIES:
+        library.check(library_name)
   except NotImplementedError as error:
     raise errors.UserError(f"kernels='native': {error}") from error
   except ValueError as error:
@@ -177,7 +183,7 @@ def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
       'weight_dtype'
     )
   try:
-    library.check()
+    library.check('gguf_blocks')
   except NotImplementedError as error:
     raise errors.UserError(f"weight_dtype='stored': {error}") from error
 

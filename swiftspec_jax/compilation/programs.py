@@ -1,9 +1,10 @@
 """The programs of an engine: which are compiled, and which one a step takes.
 
 An engine can serve before all of its programs are compiled. One that every step
-fits into is compiled first; the others follow in a thread, the most useful ones
-first. While the program of a step is missing, the smallest one that the step
-fits into stands in for it, so no step waits for a compilation.
+fits into is compiled first, for greedy requests; the others follow in a thread,
+the most useful ones first. While the program of a step is missing, the smallest
+one that the step fits into stands in for it. So no step waits for a
+compilation, but those of the first sampled requests.
 
 Drafts wait until all programs are there that a step with drafts could need, as
 a policy compares the times of these very programs.
@@ -12,16 +13,20 @@ a policy compares the times of these very programs.
 import dataclasses
 import itertools
 import threading
+from collections.abc import Iterable
 
 import tqdm
 
 from swiftspec_jax import hosts, policies
 from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
-from swiftspec_jax.step import buckets, slot_sampling
+from swiftspec_jax.step import buckets
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
+from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.target import Target
+
+_OTHER_LEVELS = [x for x in SamplingLevel if x != SamplingLevel.GREEDY]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +108,11 @@ class Programs:
   def start(self) -> None:
     """Compiles what first requests need; a thread compiles the others.
 
-    Every step fits into what this has compiled when it returns.
+    Every step of greedy requests fits into what this has compiled when it
+    returns.
     """
     for program in self._programs[: self._num_first]:
-      self._compile(program)
+      self._compile(program, [SamplingLevel.GREEDY])
     self._is_partial = True
     self.take(self.num_ready)
     self._thread.start()
@@ -160,6 +166,8 @@ class Programs:
 
   def _compile_rest(self) -> None:
     try:
+      for program in self._programs[: self._num_first]:
+        self._compile_step(program.flat, _OTHER_LEVELS)
       for program in self._programs[self._num_first :]:
         if self._is_stopped.is_set():
           return
@@ -169,16 +177,22 @@ class Programs:
       raise
     self._is_partial = False
 
-  def _compile(self, program: _Program) -> None:
+  def _compile(
+    self,
+    program: _Program,
+    levels: Iterable[SamplingLevel] = SamplingLevel,
+  ) -> None:
     flat = program.flat
     if program.is_draft:
       self._drafter.warm_up(flat)
     else:
-      self._compile_step(flat)
+      self._compile_step(flat, levels)
     hosts.exchange(None)  # no process may take it before all have it
     self._num_compiled += 1
 
-  def _compile_step(self, flat: StepSizes) -> None:
+  def _compile_step(
+    self, flat: StepSizes, levels: Iterable[SamplingLevel]
+  ) -> None:
     if not self._num_compiled:
       self._target.warm_up()
     lengths = [self._sizes.range_of(flat.context)[1]]
@@ -187,7 +201,7 @@ class Programs:
     for length in lengths:
       step = warm_up.made_up_step(flat, length)
       for level, search in itertools.product(
-        slot_sampling.SamplingLevel, warm_up.searches(flat, self._drafter)
+        levels, warm_up.searches(flat, self._drafter)
       ):
         warm_up.run_step(self._sizes, self._target, flat, step, level, *search)
 

@@ -93,12 +93,12 @@ def forward_with_features(
   # The chunks of a prompt are no work for kernels of few tokens. Those of CPUs
   # give a token the same bits in any company.
   kernels = config.kernels
-  if context is not None:
-    mesh = cache.sharding and cache.sharding.mesh
+  is_few, mesh = context is None, cache.sharding and cache.sharding.mesh
+  if not is_few:
     kernels = few_rows_api.usable_on(mesh, kernels)
   attention_fn = attention_reference.tree_attention
   products = layer_products.PLAIN
-  if kernels != dispatch.REFERENCE or context is None:
+  if kernels != dispatch.REFERENCE or is_few:
     attention_fn = functools.partial(
       attention_api.tree_attention,
       implementation=kernels,
@@ -146,7 +146,9 @@ def forward_with_features(
     attend=attend,
     attend_from_heads=attend_from_heads,
   )
-  is_fused = context is None and attention.rotates_alone(config)
+  is_fused = attention.rotates_alone(config) and (
+    is_few or few_rows_api.is_ready_on(mesh, kernels)
+  )
   x, features = run_layers(
     params,
     config,

@@ -99,7 +99,7 @@ def of_norm(
       make all of it.
     activation: name of the activation where the product is gated, or None.
   """
-  if added is not None and isinstance(weight, QuantizedMatrix):
+  if added is not None and isinstance(weight, layers.MATRICES):
     rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
     total, product = weight.multiply_normed(
       *rows, scale, config.norm_eps, activation

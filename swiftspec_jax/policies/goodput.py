@@ -102,6 +102,8 @@ class Goodput(policies.Policy):
       coverage=coverage,
     )
     due = None if self._live is None else self._live.due(view.step)
+    if due and scores.expected_tokens[due] < _HYSTERESIS * view.num_rows:
+      due = None  # it would not pay if it took no longer
     choice = self._choose(view, scores.goodput) if due is None else due
     num_tokens = int(scores.num_tokens[choice] + _ROUNDING)
     longest = lengths[choice]

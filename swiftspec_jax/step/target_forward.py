@@ -302,14 +302,16 @@ def _attend(
 
 def _is_fused(config, batch, cache) -> bool:
   """Whether rotation and write belong to attention."""
+  if not attention.rotates_alone(config):
+    return False
+  mesh = cache.sharding.mesh
+  if few_rows_api.is_ready_on(mesh, config.kernels):
+    return True
   if len(batch.positions) > _MOST_KERNEL_TOKENS:
     return False
   if isinstance(cache, dense.KVCache):
-    is_alone = batch.block_tokens is None
-  else:
-    shares_pages = sharding.sequence_devices(cache.sharding.mesh) > 1
-    is_alone = batch.blocks_before is not None and not shares_pages
-  return is_alone and attention.rotates_alone(config)
+    return batch.block_tokens is None
+  return batch.blocks_before is not None and sharding.sequence_devices(mesh) < 2
 
 
 def _attend_from_heads(cache, batch, tokens, keys, values, seen, **options):

@@ -46,6 +46,31 @@ class Int8Matrix:
     """Returns rows x [T, K] times the matrix in their dtype: [T, *A]."""
     return self.scores(x).astype(x.dtype)
 
+  def multiply_normed(
+    self,
+    x: jax.Array,
+    added: jax.Array,
+    norm_scale: jax.Array,
+    epsilon: float,
+    activation: str | None = None,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns x + added, and its norm times the matrix.
+
+    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
+    """
+    total, product = api.few_rows(
+      x,
+      self.values,
+      self.scales,
+      added,
+      norm_scale,
+      num_terms=self.num_terms,
+      epsilon=epsilon,
+      activation=activation,
+      implementation=self.kernels,
+    )
+    return total, product.astype(x.dtype)
+
   def take_rows(self, indices: jax.Array) -> jax.Array:
     """Returns the weights of outputs i32[...] of a table: [..., K]."""
     values = products.take_rows(self.values, indices)

@@ -35,6 +35,9 @@ class BlockMatrix:
   def scores(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix: f32[T, *out_shape]."""
     product = native.multiply(x, self.tensors, self.kinds, self.starts)
+    return self._in_order(product)
+
+  def _in_order(self, product):
     if self.order is not None:
       product = product[:, self.order]
     return product.reshape(-1, *self.out_shape)
@@ -42,6 +45,32 @@ class BlockMatrix:
   def multiply(self, x: jax.Array) -> jax.Array:
     """Returns rows x [T, K] times the matrix in their dtype."""
     return self.scores(x).astype(x.dtype)
+
+  def multiply_normed(
+    self,
+    x: jax.Array,
+    added: jax.Array,
+    norm_scale: jax.Array,
+    epsilon: float,
+    activation: str | None = None,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns x + added, and its norm times the matrix.
+
+    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
+    """
+    total, product = native.multiply(
+      x,
+      self.tensors,
+      self.kinds,
+      self.starts,
+      added,
+      norm_scale,
+      epsilon=epsilon,
+      activation=activation,
+    )
+    if activation is None:
+      product = self._in_order(product)
+    return total, product.astype(x.dtype)
 
   def take_rows(self, indices: jax.Array) -> jax.Array:
     """Returns the weights of outputs i32[...] of a table: [..., K]."""

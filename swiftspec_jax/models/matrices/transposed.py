@@ -31,6 +31,30 @@ class TransposedMatrix:
     product = api.few_rows(rows, self.values, implementation=self.kernels)
     return product.astype(rows.dtype)
 
+  def multiply_normed(
+    self,
+    x: jax.Array,
+    added: jax.Array,
+    norm_scale: jax.Array,
+    epsilon: float,
+    activation: str | None = None,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns x + added, and its norm times the matrix.
+
+    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
+    """
+    total, product = api.few_rows(
+      x,
+      self.values,
+      None,
+      added,
+      norm_scale,
+      epsilon=epsilon,
+      activation=activation,
+      implementation=self.kernels,
+    )
+    return total, product.astype(x.dtype)
+
   def to_array(self) -> jax.Array:
     """Returns [*in_shape, ...], as the parameter is declared."""
     *outputs, inputs = range(self.values.ndim)

@@ -14,9 +14,10 @@
 #include <numeric>
 #include <vector>
 
-#include "formats.h"
+#include "gguf_formats.h"
 #include "integers.h"
 #include "parallel.h"
+#include "rows.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -370,18 +371,21 @@ struct Task {
   std::int64_t kind;
   const Byte* weights;
   std::size_t begin, end;
-  float* results;
+  std::size_t first;  // among all outputs, that of the tensor
 };
 
-ffi::Error multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
+ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer rows,
+                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
                     ffi::RemainingArgs tensors,
                     ffi::ResultBuffer<ffi::F32> results,
+                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
+                    std::int64_t activation,
                     ffi::Span<const std::int64_t> kinds,
                     ffi::Span<const std::int64_t> starts) {
-  const std::size_t num_rows = rows.dimensions().front();
-  const std::size_t num_inputs = rows.dimensions().back();
-  const std::size_t num_outputs = results->dimensions().back();
-  float* result = results->typed_data();
+  const Around around{rows, added, norm_scale, *total, epsilon, activation};
+  const std::size_t num_rows = around.num_rows();
+  const std::size_t num_inputs = around.num_inputs();
+  std::size_t num_outputs = 0;
   std::vector<Task> tasks;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto tensor = tensors.get<ffi::Buffer<ffi::U8>>(i);
@@ -397,17 +401,21 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
           kOutputs;
       for (std::size_t a = 0; a < count; a += size) {
         tasks.push_back(
-            {kinds[i], weights, a, std::min(count, a + size), result});
+            {kinds[i], weights, a, std::min(count, a + size), num_outputs});
       }
-      result += count;
+      num_outputs += count;
     });
   }
-  const Rows given = rounded(pool, rows.typed_data(), num_rows, num_inputs);
-  parallel_for(pool, tasks.size(), [&](std::size_t i) {
-    const Task& task = tasks[i];
-    with_format(task.kind, [&](auto format) {
-      outputs<decltype(format)>(given, task.weights, task.begin, task.end,
-                                task.results, num_outputs);
+  std::vector<float> room;
+  const Rows given =
+      rounded(pool, around.normed(pool, room), num_rows, num_inputs);
+  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
+    parallel_for(pool, tasks.size(), [&](std::size_t i) {
+      const Task& task = tasks[i];
+      with_format(task.kind, [&](auto format) {
+        outputs<decltype(format)>(given, task.weights, task.begin, task.end,
+                                  to + task.first, num_outputs);
+      });
     });
   });
   return ffi::Error::Success();
@@ -447,11 +455,7 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     gguf_multiply, multiply,
-    ffi::Ffi::Bind()
-        .Ctx<ffi::ThreadPool>()
-        .Arg<ffi::Buffer<ffi::F32>>()
-        .RemainingArgs()
-        .Ret<ffi::Buffer<ffi::F32>>()
+    bind_results(bind_rows().RemainingArgs())
         .Attr<ffi::Span<const std::int64_t>>("kinds")
         .Attr<ffi::Span<const std::int64_t>>("starts"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(gguf_take, take,

@@ -14,6 +14,7 @@
 
 #include "integers.h"
 #include "parallel.h"
+#include "rows.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -346,24 +347,25 @@ std::size_t whole_steps(std::size_t num_inputs) {
   return divide_up(num_inputs, F::kStep) * F::kStep;
 }
 
-template <class F, class Rows, class Weights, class Results>
-ffi::Error multiply(ffi::ThreadPool pool, Rows rows, Weights weights,
-                    Results results) {
-  const std::size_t num_inputs = rows.dimensions().back();
-  const std::size_t num_rows = rows.dimensions().front();
+template <class F, class Weights>
+ffi::Error multiply(ffi::ThreadPool pool, Around around, Weights weights,
+                    ffi::ResultBuffer<ffi::F32> results) {
+  const std::size_t num_rows = around.num_rows();
+  const std::size_t num_inputs = around.num_inputs();
   const std::size_t num_outputs = weights.element_count() / num_inputs;
   const auto* weight =
       static_cast<const typename F::Weight*>(weights.untyped_data());
   const std::size_t stride = whole_steps<F>(num_inputs);
-  const Prepared<F> given(
-      static_cast<const typename F::Row*>(rows.untyped_data()), num_rows,
-      num_inputs, stride);
-  auto* result = results->typed_data();
-  in_ranges<F>(pool, num_inputs, num_outputs,
-               [&](std::size_t begin, std::size_t end) {
-                 groups<F>(given.data(), num_rows, stride, weight, num_inputs,
-                            begin, end, result, num_outputs);
-               });
+  std::vector<typename F::Row> room;
+  const Prepared<F> given(around.normed(pool, room), num_rows, num_inputs,
+                          stride);
+  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
+    in_ranges<F>(pool, num_inputs, num_outputs,
+                 [&](std::size_t begin, std::size_t end) {
+                   groups<F>(given.data(), num_rows, stride, weight, num_inputs,
+                             begin, end, to, num_outputs);
+                 });
+  });
   return ffi::Error::Success();
 }
 
@@ -395,15 +397,17 @@ float quantize(const float* row, std::size_t size, std::size_t num_terms,
   return highest;
 }
 
-ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
+ffi::Error multiply_dynamic(ffi::ThreadPool pool, Around around,
                             ffi::Buffer<ffi::S8> weights,
                             ffi::Buffer<ffi::F32> scales,
                             ffi::ResultBuffer<ffi::F32> results,
                             std::int64_t num_terms) {
-  const std::size_t num_inputs = rows.dimensions().back();
-  const std::size_t num_rows = rows.dimensions().front();
+  const std::size_t num_rows = around.num_rows();
+  const std::size_t num_inputs = around.num_inputs();
   const std::size_t num_outputs = weights.element_count() / num_inputs;
   const std::size_t stride = whole_steps<Int8>(num_inputs);
+  std::vector<float> room;
+  const float* rows = around.normed(pool, room);
   std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
   std::vector<float> highest(num_rows);
   for (std::size_t n = 0; n < num_rows; ++n) {
@@ -411,59 +415,75 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows,
     for (std::int64_t i = 0; i < num_terms; ++i) {
       terms[i] = &integers[(i * num_rows + n) * num_inputs];
     }
-    highest[n] = quantize(rows.typed_data() + n * num_inputs, num_inputs,
-                          num_terms, terms);
+    highest[n] = quantize(rows + n * num_inputs, num_inputs, num_terms, terms);
   }
   const Prepared<Int8> given(integers.data(), num_terms * num_rows, num_inputs,
                              stride);
   const std::int8_t* weight = weights.typed_data();
   const float* scale = scales.typed_data();
-  float* result = results->typed_data();
-  in_ranges<Int8>(
-      pool, num_inputs, num_outputs, [&](std::size_t begin, std::size_t end) {
-        const std::size_t size = end - begin;
-        std::vector<std::int32_t> sums(num_terms * num_rows * size);
-        groups<Int8>(given.data(), num_terms * num_rows, stride,
-                      weight + begin * num_inputs, num_inputs, 0, size,
-                      sums.data(), size);
-        for (std::size_t n = 0; n < num_rows; ++n) {
-          for (std::size_t a = 0; a < size; ++a) {
-            float total = sums[n * size + a] * (highest[n] * kScale);
-            if (num_terms == 2) {
-              total = std::fma(sums[(num_rows + n) * size + a],
-                               highest[n] * kFiner, total);
-            }
-            result[n * num_outputs + begin + a] = total * scale[begin + a];
-          }
+  const auto multiply_range = [&](std::size_t begin, std::size_t end,
+                                  float* to) {
+    const std::size_t size = end - begin;
+    std::vector<std::int32_t> sums(num_terms * num_rows * size);
+    groups<Int8>(given.data(), num_terms * num_rows, stride,
+                 weight + begin * num_inputs, num_inputs, 0, size, sums.data(),
+                 size);
+    for (std::size_t n = 0; n < num_rows; ++n) {
+      for (std::size_t a = 0; a < size; ++a) {
+        float total = sums[n * size + a] * (highest[n] * kScale);
+        if (num_terms == 2) {
+          total = std::fma(sums[(num_rows + n) * size + a],
+                           highest[n] * kFiner, total);
         }
-      });
+        to[n * num_outputs + begin + a] = total * scale[begin + a];
+      }
+    }
+  };
+  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
+    in_ranges<Int8>(pool, num_inputs, num_outputs,
+                    [&](std::size_t begin, std::size_t end) {
+                      multiply_range(begin, end, to);
+                    });
+  });
   return ffi::Error::Success();
+}
+
+template <class F>
+ffi::Error few_rows(ffi::ThreadPool pool, ffi::AnyBuffer rows,
+                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
+                    ffi::AnyBuffer weights,
+                    ffi::ResultBuffer<ffi::F32> results,
+                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
+                    std::int64_t activation) {
+  return multiply<F>(pool,
+                     {rows, added, norm_scale, *total, epsilon, activation},
+                     weights, results);
+}
+
+ffi::Error few_rows_of_integers(
+    ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer added,
+    ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::S8> weights,
+    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> results,
+    ffi::Result<ffi::AnyBuffer> total, float epsilon, std::int64_t activation,
+    std::int64_t num_terms) {
+  return multiply_dynamic(
+      pool, {rows, added, norm_scale, *total, epsilon, activation}, weights,
+      scales, results, num_terms);
 }
 
 }  // namespace
 
-#define NATIVE_FEW_ROWS(name, Format, kGiven, kResult)                     \
-  static ffi::Error name##_call(                                           \
-      ffi::ThreadPool pool, ffi::Buffer<kGiven> rows,                      \
-      ffi::Buffer<kGiven> weights, ffi::ResultBuffer<kResult> results) {   \
-    return multiply<Format>(pool, rows, weights, results);                 \
-  }                                                                        \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, name##_call,                         \
-                                ffi::Ffi::Bind()                           \
-                                    .Ctx<ffi::ThreadPool>()                \
-                                    .Arg<ffi::Buffer<kGiven>>()            \
-                                    .Arg<ffi::Buffer<kGiven>>()            \
-                                    .Ret<ffi::Buffer<kResult>>())
-
-NATIVE_FEW_ROWS(few_rows_float32, Float32, ffi::F32, ffi::F32);
-NATIVE_FEW_ROWS(few_rows_bfloat16, BFloat16, ffi::BF16, ffi::F32);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(few_rows_int8, multiply_dynamic,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S8>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<std::int64_t>("num_terms"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    few_rows_float32, few_rows<Float32>,
+    bind_results(bind_rows().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    few_rows_bfloat16, few_rows<BFloat16>,
+    bind_results(bind_rows().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    few_rows_int8, few_rows_of_integers,
+    bind_results(bind_rows()
+                     .Arg<ffi::Buffer<ffi::S8>>()
+                     .Arg<ffi::Buffer<ffi::F32>>())
+        .Attr<std::int64_t>("num_terms"));
 
 }  // namespace native

@@ -1,4 +1,5 @@
-// Attention over the rows that a token sees, in their order.
+// Attention over the rows that a token sees, in their order; and what writes
+// those rows.
 //
 // The n-th row that a token sees always takes the same part in its sums, be it
 // of the prefix or of a tree, and wherever it lies. So a token gets the same
@@ -7,8 +8,6 @@
 // Legend: X blocks of tokens (or rows of a batch), T tokens of a block, M rows
 // of the tree. G kv heads, Q query heads for each kv head, E head_dim. P pages,
 // C pages of a table.
-#pragma once
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,22 +20,13 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace native {
+namespace {
 
 namespace ffi = xla::ffi;
 using Index = std::uint32_t;
-using BFloat16Bits = std::uint16_t;
 
 constexpr std::size_t kTogether = 4;  // rows, and vectors of values
 constexpr std::size_t kQueries = kRows;  // that are computed together
-
-inline Floats widened(const float* from) { return load<float>(from); }
-
-inline Floats widened(const BFloat16Bits* from) {
-  typedef BFloat16Bits Half
-      __attribute__((vector_size(kVectorBytes / 2), aligned(1), may_alias));
-  const Half bits = *reinterpret_cast<const Half*>(from);
-  return (Floats)(__builtin_convertvector(bits, Words) << 16);
-}
 
 // Keys or values of a kv head. Row i begins `stride` * i numbers after `first`.
 template <class T>
@@ -97,7 +87,7 @@ void multiply_keys(const float* queries, Rows<T> keys,
 //   soft_cap: bound of the scores, 0 for none.
 //   sink: score that takes a share and has no value, or null.
 // Returns the sum of the weights.
-[[gnu::noinline]] inline float weigh(float* scores, std::size_t count,
+[[gnu::noinline]] float weigh(float* scores, std::size_t count,
                                      float scale, float soft_cap,
                                      const float* sink) {
   const std::size_t num_shares = count + (sink ? 1 : 0);
@@ -207,7 +197,8 @@ struct Layout {
 
 // The arguments of a call, without those of a layout.
 struct Attention {
-  ffi::AnyBuffer queries, keys, values;  // [X, T, G, Q, E], and any layout
+  ffi::Buffer<ffi::F32> queries;         // [X, T, G, Q, E]
+  ffi::AnyBuffer keys, values;           // of any layout
   ffi::Buffer<ffi::S32> lengths;         // [X]
   ffi::Buffer<ffi::PRED> mask;           // [X, T, M]
   ffi::Buffer<ffi::S32> positions;       // [X, T]
@@ -259,13 +250,14 @@ struct Attention {
 
 struct Scratch {
   std::vector<Index> seen;
-  std::vector<float> queries, scores;
+  std::vector<float> scores;
 };
 
 // Attends with N queries from the one with number q of a kv head on.
 template <std::size_t N, class T>
 void attend_some(const Attention& call, std::size_t block, std::size_t head,
-                 std::size_t q, Scratch& scratch, float* results) {
+                 const float* queries, std::size_t q, Scratch& scratch,
+                 float* results) {
   const std::size_t count = scratch.seen.size();
   const std::size_t room = (count / kLanes + 2) * kLanes;
   scratch.scores.resize(N * room);
@@ -276,8 +268,8 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
     return Rows<T>{static_cast<const T*>(cache.untyped_data()) + first,
                    call.layout.row_stride};
   };
-  multiply_keys<N>(&scratch.queries[q * call.head_dim], rows(call.keys),
-                   scratch.seen, call.head_dim, scores, room);
+  multiply_keys<N>(queries + q * call.head_dim, rows(call.keys), scratch.seen,
+                   call.head_dim, scores, room);
   float totals[N];
   for (std::size_t i = 0; i < N; ++i) {
     const float* sink = call.sinks.element_count()
@@ -292,10 +284,8 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
 }
 
 // Attends with the queries of a kv head of a token.
-//
-// S is the type of the queries, T that of keys and values.
-template <class S, class T>
-void attend(const Attention& call, std::size_t block, std::size_t token,
+template <class T>
+[[gnu::noinline]] void attend(const Attention& call, std::size_t block, std::size_t token,
             std::size_t head) {
   static thread_local Scratch scratch;
   call.find_rows(block, token, scratch.seen);
@@ -307,22 +297,15 @@ void attend(const Attention& call, std::size_t block, std::size_t token,
     std::fill(results, results + size, 0.0f);
     return;
   }
-  scratch.queries.resize(size);
-  const S* queries = static_cast<const S*>(call.queries.untyped_data()) + first;
-  for (std::size_t i = 0; i < size; i += kLanes) {
-    store(&scratch.queries[i], widened(queries + i));
-  }
+  const float* queries = call.queries.typed_data() + first;
   for (std::size_t q = 0; q < call.num_groups; q += kQueries) {
     with_size<kQueries>(call.num_groups - q, [&](auto size) {
-      attend_some<size(), T>(call, block, head, q, scratch, results);
+      attend_some<size(), T>(call, block, head, queries, q, scratch, results);
     });
   }
 }
 
-// Products below which other threads take longer to start than to help.
-constexpr std::size_t kFewProducts = 1 << 16;
-
-template <class S, class T>
+template <class T>
 void attend_all(ffi::ThreadPool& pool, const Attention& call) {
   const std::size_t num_queries = call.num_tokens * call.num_heads;
   std::size_t num_products = 0;
@@ -331,41 +314,168 @@ void attend_all(ffi::ThreadPool& pool, const Attention& call) {
                     call.num_real_tokens(x) * call.num_heads *
                     call.num_groups * call.head_dim;
   }
-  auto work = [&](std::size_t i) {
-    const std::size_t token = i / call.num_heads;
-    attend<S, T>(call, token / call.num_tokens, token % call.num_tokens,
-                 i % call.num_heads);
-  };
-  const std::size_t count = call.num_blocks * num_queries;
-  if (num_products < kFewProducts) {
-    for (std::size_t i = 0; i < count; ++i) work(i);
-  } else {
-    parallel_for(pool, count, work);
-  }
+  parallel_if(pool, num_products, call.num_blocks * num_queries,
+              [&](std::size_t i) {
+                const std::size_t token = i / call.num_heads;
+                attend<T>(call, token / call.num_tokens,
+                          token % call.num_tokens, i % call.num_heads);
+              });
 }
 
-// Attends with arrays of float32 or bfloat16.
-inline ffi::Error attend_all(ffi::ThreadPool& pool, const Attention& call) {
-  const auto dtype = call.queries.element_type();
-  const auto stored = call.keys.element_type();
-  if (dtype == ffi::F32 && stored == ffi::F32) {
-    attend_all<float, float>(pool, call);
-  } else if (dtype == ffi::BF16 && stored == ffi::F32) {
-    attend_all<BFloat16Bits, float>(pool, call);
-  } else if (dtype == ffi::BF16 && stored == ffi::BF16) {
-    attend_all<BFloat16Bits, BFloat16Bits>(pool, call);
+// Calls run(T()), T being the type of the numbers of an array.
+template <class Run>
+ffi::Error with_type(const ffi::AnyBuffer& array, const Run& run) {
+  if (array.element_type() == ffi::F32) {
+    run(float());
+  } else if (array.element_type() == ffi::BF16) {
+    run(BFloat16Bits());
   } else {
-    return ffi::Error::InvalidArgument(
-        "neither float32 nor bfloat16, or queries wider than the cache");
+    return ffi::Error::InvalidArgument("neither float32 nor bfloat16");
   }
   return ffi::Error::Success();
 }
 
+ffi::Error attend_all(ffi::ThreadPool& pool, const Attention& call) {
+  return with_type(call.keys, [&](auto stored) {
+    attend_all<decltype(stored)>(pool, call);
+  });
+}
+
+// Keys and values are [B, G, S, E].
+ffi::Error tree_attention_call(
+    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
+    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
+    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
+    ffi::Buffer<ffi::F32> sinks, ffi::ResultBuffer<ffi::F32> results,
+    float scale, std::int64_t window, float soft_cap) {
+  Attention call{queries, keys,      values, lengths,
+                 mask,    positions, sinks,  results->typed_data(),
+                 scale,   window,    soft_cap};
+  const std::size_t capacity = keys.dimensions()[2];
+  call.layout.row_stride = call.head_dim;
+  call.layout.head_stride = capacity * call.head_dim;
+  call.layout.block_stride = call.num_heads * call.layout.head_stride;
+  call.layout.page_size = capacity;
+  return attend_all(pool, call);
+}
+
+// Keys and values are [P, Z, G * E].
+ffi::Error paged_attention_call(
+    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
+    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
+    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
+    ffi::Buffer<ffi::F32> sinks, ffi::Buffer<ffi::S32> table,
+    ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> results,
+    float scale, std::int64_t window, float soft_cap) {
+  Attention call{queries, keys,      values, lengths,
+                 mask,    positions, sinks,  results->typed_data(),
+                 scale,   window,    soft_cap};
+  call.num_real = num_tokens.typed_data();
+  call.layout.row_stride = keys.dimensions()[2];
+  call.layout.head_stride = call.head_dim;
+  call.layout.num_pages = keys.dimensions()[0];
+  call.layout.page_size = keys.dimensions()[1];
+  call.layout.num_columns = table.dimensions()[1];
+  call.layout.table = table.typed_data();
+  return attend_all(pool, call);
+}
+
+// Rotates a head: its first and second half are the pairs.
+template <class S>
+void rotate(const S* head, const float* cos, const float* sin,
+            std::size_t head_dim, float* to) {
+  const std::size_t half = head_dim / 2;
+  for (std::size_t e = 0; e < half; ++e) {
+    const float first = number(head[e]), second = number(head[half + e]);
+    to[e] = rounded<S>(first * cos[e] - second * sin[e]);
+    to[half + e] = rounded<S>(second * cos[e] + first * sin[e]);
+  }
+}
+
+// Where a cache [B, G, S, E] or [P, Z, G * E] has the head of a token.
+struct Places {
+  std::size_t num_heads, num_blocks, block_size;
+  std::size_t block_stride, row_stride, head_stride;
+
+  Places(ffi::Span<const std::int64_t> shape, std::size_t num_heads,
+         std::size_t head_dim)
+      : num_heads(num_heads), num_blocks(shape[0]) {
+    const bool has_rows = shape.size() == 4;
+    block_size = shape[has_rows ? 2 : 1];
+    block_stride = block_size * num_heads * head_dim;
+    row_stride = has_rows ? head_dim : num_heads * head_dim;
+    head_stride = has_rows ? block_size * head_dim : head_dim;
+  }
+
+  std::size_t of(std::size_t place, std::size_t head) const {
+    return place / block_size * block_stride +
+           place % block_size * row_stride + head * head_stride;
+  }
+};
+
+// Rotates the heads [G, Q + 2, E] of a token, whose type is S; writes its
+// queries, and its key and value, of type T, to a place of the cache.
+template <class S, class T>
+[[gnu::noinline]] void keep_token(const S* head, const float* cos,
+                                  const float* sin, std::size_t num_groups,
+                                  std::size_t head_dim, const Places& cache,
+                                  std::int64_t place, float* query, T* keys,
+                                  T* values) {
+  const bool is_kept =
+      0 <= place && place < std::int64_t(cache.num_blocks * cache.block_size);
+  std::vector<float> key(head_dim);
+  for (std::size_t g = 0; g < cache.num_heads; ++g) {
+    for (std::size_t q = 0; q < num_groups; ++q) {
+      rotate(head, cos, sin, head_dim, query);
+      head += head_dim;
+      query += head_dim;
+    }
+    rotate(head, cos, sin, head_dim, key.data());
+    head += head_dim;
+    if (is_kept) {
+      const std::size_t to = cache.of(place, g);
+      for (std::size_t e = 0; e < head_dim; ++e) {
+        keys[to + e] = narrowed<T>(key[e]);
+        values[to + e] = narrowed<T>(number(head[e]));
+      }
+    }
+    head += head_dim;
+  }
+}
+
+// Keys and values are those of the results: XLA gives these the same memory.
+ffi::Error rotate_and_write_call(
+    ffi::ThreadPool pool, ffi::AnyBuffer heads, ffi::Buffer<ffi::F32> cos,
+    ffi::Buffer<ffi::F32> sin, ffi::AnyBuffer, ffi::AnyBuffer,
+    ffi::Buffer<ffi::S32> places, ffi::ResultBuffer<ffi::F32> queries,
+    ffi::Result<ffi::AnyBuffer> keys, ffi::Result<ffi::AnyBuffer> values) {
+  const auto shape = heads.dimensions();  // [N, G, Q + 2, E]
+  const Places cache(keys->dimensions(), shape[1], shape[3]);
+  const std::size_t num_groups = shape[2] - 2, half = shape[3] / 2;
+  const std::size_t size = shape[1] * shape[2] * shape[3];
+  const auto run = [&](auto given, auto stored) {
+    using S = decltype(given);
+    using T = decltype(stored);
+    parallel_if(pool, heads.element_count(), shape[0], [&](std::size_t n) {
+      keep_token(static_cast<const S*>(heads.untyped_data()) + n * size,
+                 cos.typed_data() + n * half, sin.typed_data() + n * half,
+                 num_groups, shape[3], cache, places.typed_data()[n],
+                 queries->typed_data() + n * shape[1] * num_groups * shape[3],
+                 static_cast<T*>(keys->untyped_data()),
+                 static_cast<T*>(values->untyped_data()));
+    });
+  };
+  return with_type(*keys, [&](auto stored) {
+    heads.element_type() == ffi::F32 ? run(float(), stored)
+                                     : run(BFloat16Bits(), stored);
+  });
+}
+
 // Binds what all kinds of attention take first.
-inline auto bind_attention() {
+auto bind_attention() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()           // queries
+      .Arg<ffi::Buffer<ffi::F32>>()    // queries
       .Arg<ffi::AnyBuffer>()           // keys
       .Arg<ffi::AnyBuffer>()           // values
       .Arg<ffi::Buffer<ffi::S32>>()    // lengths
@@ -373,5 +483,34 @@ inline auto bind_attention() {
       .Arg<ffi::Buffer<ffi::S32>>()    // positions
       .Arg<ffi::Buffer<ffi::F32>>();   // sinks
 }
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tree_attention, tree_attention_call,
+                              bind_attention()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale")
+                                  .Attr<std::int64_t>("window")
+                                  .Attr<float>("soft_cap"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention, paged_attention_call,
+                              bind_attention()
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // table
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // num_tokens
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale")
+                                  .Attr<std::int64_t>("window")
+                                  .Attr<float>("soft_cap"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rotate_and_write, rotate_and_write_call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()          // heads
+                                  .Arg<ffi::Buffer<ffi::F32>>()   // cos
+                                  .Arg<ffi::Buffer<ffi::F32>>()   // sin
+                                  .Arg<ffi::AnyBuffer>()          // keys
+                                  .Arg<ffi::AnyBuffer>()          // values
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // places
+                                  .Ret<ffi::Buffer<ffi::F32>>()   // queries
+                                  .Ret<ffi::AnyBuffer>()          // keys
+                                  .Ret<ffi::AnyBuffer>());        // values
 
 }  // namespace native

@@ -1,0 +1,102 @@
+"""Rotation, write and tree attention in C++, for CPUs.
+
+It is `tree_attention.native` after a function that rotates and writes. That one
+is the same over rows and over pages, and for any number of tokens.
+
+Legend: B rows, T new tokens, N tokens of all rows. S cache capacity, P pages, Z
+rows of a page. G kv heads, Q query heads for each kv head, E head_dim.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.native import library
+from kernels_pallas.tree_attention import native
+
+
+def check(
+  heads_shape: tuple[int, ...], tree_size: int, dtype: jax.typing.DTypeLike
+) -> None:
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
+  native.check(heads_shape, (), tree_size, dtype)
+
+
+def fused_attention(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  starts: jax.Array,
+  prefix_lengths: jax.Array,
+  tree_mask: jax.Array,
+  positions: jax.Array,
+  sinks: jax.Array | None = None,
+  **options: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """See `api.fused_attention`."""
+  (num_rows, num_tokens), capacity = heads.shape[:2], keys.shape[2]
+  # As the reference, which updates a slice.
+  starts = jnp.clip(starts, 0, capacity - num_tokens)
+  first = starts + capacity * jnp.arange(num_rows, dtype=jnp.int32)
+  places = first[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None]
+  queries, keys, values = rotate_and_write(
+    *(x.reshape(-1, *x.shape[2:]) for x in (heads, cos, sin)),
+    keys,
+    values,
+    places.reshape(-1),
+  )
+  attended = native.tree_attention(
+    queries.reshape(num_rows, num_tokens, *queries.shape[1:]),
+    keys,
+    values,
+    prefix_lengths,
+    tree_mask,
+    positions,
+    sinks,
+    **options,
+  )
+  return attended.astype(heads.dtype), keys, values
+
+
+def rotate_and_write(
+  heads: jax.Array,
+  cos: jax.Array,
+  sin: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  places: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Rotates tokens, and writes their keys and values.
+
+  Args:
+    heads: [N, G, Q + 2, E] as in `api.fused_attention`.
+    cos: f32[N, E / 2] cosines of the angles.
+    sin: f32[N, E / 2] sines.
+    keys: [B, G, S, E], or pages [P, Z, G * E].
+    values: like the keys.
+    places: i32[N] row * S + place in it, or page * Z + place in it; others than
+      those are written nowhere.
+
+  Returns:
+    Queries f32[N, G, Q, E] with the bits of the dtype of the heads, and the
+    keys and values.
+  """
+  num_tokens, num_kv_heads, num_heads, head_dim = heads.shape
+  queries = (num_tokens, num_kv_heads, num_heads - 2, head_dim)
+  return library.call(
+    'rotate_and_write',
+    (
+      jax.ShapeDtypeStruct(queries, jnp.float32),
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)),
+    ),
+    heads,
+    cos,
+    sin,
+    keys,
+    values,
+    places,
+    in_place={3: 1, 4: 2},
+  )
