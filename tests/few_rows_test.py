@@ -7,11 +7,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy import special
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
 from kernels_pallas.few_rows import api, native, reference
 from kernels_pallas.native import library
+from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding
 
 DTYPES = {'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}
@@ -49,6 +51,45 @@ def test_rows_are_multiplied_as_if_each_were_alone(
   assert got.dtype == np.float32
   np.testing.assert_allclose(got, want, atol=4e-6 * np.sqrt(num_inputs))
   check_parts(lambda part: program()(part, weight), rows, got)
+
+
+def active(x, activation):
+  if activation == 'silu':
+    return x * special.expit(x)
+  return x * special.expit(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))
+
+
+@pytest.mark.parametrize('activation', [None, *swiglu_reference.ACTIVATIONS])
+@pytest.mark.parametrize('num_inputs', [576, 100, 7])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_norm_and_gate_are_those_of_float64(dtype, num_inputs, activation):
+  rows, added = draw(dtype, 67, num_inputs), draw(dtype, 67, num_inputs) * 3
+  added = added.astype(DTYPES[dtype])
+  weight = draw(dtype, 2, 37, num_inputs)
+  scale = draw('float32', num_inputs)
+  multiply = jax.jit(
+    functools.partial(native.few_rows, epsilon=1e-5, activation=activation)
+  )
+
+  def run(rows, added):
+    return multiply(rows, weight, None, added, scale)
+
+  total, got = map(np.asarray, run(rows, added))
+  np.testing.assert_array_equal(
+    total,
+    (rows.astype(np.float32) + added.astype(np.float32)).astype(rows.dtype),
+  )
+  wide = total.astype(np.float64)
+  square = np.mean(wide**2, axis=1, keepdims=True)
+  normed = (wide / np.sqrt(square + 1e-5) * scale).astype(rows.dtype)
+  want = np.tensordot(normed.astype(np.float64), weight, (1, -1))
+  if activation:
+    want = active(want[:, 0], activation) * want[:, 1]
+  tolerance = 2**-16 if dtype == 'float32' else 2**-7
+  np.testing.assert_allclose(got, want, atol=tolerance * np.abs(want).max())
+  for part in (slice(0, 1), slice(3, 5), slice(9, 17)):
+    for x, y in zip(run(rows[part], added[part]), (total, got), strict=True):
+      np.testing.assert_array_equal(x, y[part])
 
 
 @pytest.mark.parametrize('num_terms', [1, 2])

@@ -115,7 +115,7 @@ def file(request, tmp_path_factory):
 
 def test_a_model_has_the_weights_that_dequantization_gives(file):
   stored = load(file, weight_dtype='stored').params
-  plain = load(file).params
+  plain = load(file, weight_dtype='wide').params
 
   def compare(matrix, array):
     if not isinstance(matrix, BlockMatrix):
@@ -133,6 +133,16 @@ def test_a_model_has_the_weights_that_dequantization_gives(file):
     return isinstance(x, BlockMatrix | TransposedMatrix)
 
   jax.tree.map(compare, stored, plain, is_leaf=is_matrix)
+
+
+def test_one_cpu_keeps_the_blocks_unless_it_is_told_otherwise(file):
+  rotates_alone = 'gemma3' not in str(file)
+  assert load(file).config.weight_dtype == ('stored' if rotates_alone else None)
+  assert load(file, weight_dtype='wide').name == f'{load(file).name} (wide)'
+  for options in ({'dtype': 'float32'}, {'kernels': 'reference'}):
+    assert load(file, **options).config.weight_dtype is None
+  shared = ss.load(file, devices=jax.devices()[:2])
+  assert shared.config.weight_dtype is None
 
 
 def test_its_steps_have_the_same_bits_in_any_company(file):

@@ -22,7 +22,7 @@ GOLDEN = json.loads(
 TIE = 1e-4
 
 
-load = functools.cache(ss.load)
+load = functools.cache(functools.partial(ss.load, weight_dtype='wide'))
 
 
 def check(name, prompts, max_new_tokens, **options):

@@ -35,7 +35,9 @@ _TREE = TreeConfig(num_restart_steps=1, forced_acceptance=0.7)
 @functools.cache
 def load(first, last, num_layers=None):
   devices = jax.devices()[first:last]
-  return ss.load(_NAME, devices=devices, num_layers=num_layers)
+  return ss.load(
+    _NAME, devices=devices, num_layers=num_layers, weight_dtype='wide'
+  )
 
 
 def run(target_decoder, requests):

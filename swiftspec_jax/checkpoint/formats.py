@@ -30,6 +30,7 @@ class Source:
       processes must have a part in it.
     end_token_ids: end tokens of sources that are sometimes left over from
       another vocabulary.
+    has_blocks: whether 'stored' is a dtype that its weights can have.
   """
 
   config: ModelConfig
@@ -37,6 +38,7 @@ class Source:
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
   reads_target: bool = False
   end_token_ids: tuple[int, ...] = ()
+  has_blocks: bool = False
 
 
 class Format(NamedTuple):
@@ -70,6 +72,7 @@ def _open_gguf(path: pathlib.Path, _: Model | None) -> Source:
     config=file.config(),
     read_tokenizer=read_tokenizer,
     read_params=file.read_params,
+    has_blocks=file.has_blocks,
   )
 
 

@@ -174,6 +174,12 @@ class GGUFFile:
       )
     return llama3, max_context
 
+  @property
+  def has_blocks(self) -> bool:
+    """Whether the native kernels multiply all matrices and tables."""
+    matrices = (x for x in self._tensors.values() if len(x.shape) > 1)
+    return all(x.kind.name in native.KINDS for x in matrices)
+
   def read_params(self, config: ModelConfig, place: families.Place) -> Params:
     """Returns the parameters as `place` puts them, dequantized or in blocks.
 

@@ -19,6 +19,7 @@ from swiftspec_jax.checkpoint import end_tokens, find, formats, memory
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import shared_vocabulary
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import attention
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
@@ -50,8 +51,8 @@ def load(
     file: glob of the .gguf file to take from a hub id or a directory with
       several, such as '*q4_k_m.gguf'; `name:glob` as a name means the same.
       The numbers of a file in pieces are left out.
-    dtype: dtype of weights and cache. Default: float32 on CPU (where greedy
-      output then equals plain decoding's token for token), bfloat16 elsewhere.
+    dtype: dtype of weights and cache. Default: float32 on CPU, bfloat16
+      elsewhere.
     devices: devices that share the model by tensor parallelism; the first
       device by default.
     sequence_devices: number of devices that share the tokens of the same kv
@@ -71,8 +72,10 @@ def load(
       'mosaic_gpu' on those for Hopper where there is one, 'native' on those for
       one CPU.
     weight_dtype: type of the matrices of the layers. None keeps `dtype`, or the
-      int8, int4, float8 or mxfp4 that a published checkpoint has. 'wide' widens
-      float8 and mxfp4 to `dtype`. 'int8' quantizes with a scale for each
+      int8, int4, float8 or mxfp4 that a published checkpoint has; with `dtype`
+      None and on one CPU it is 'stored' for a .gguf file of Llama or Qwen 2
+      whose blocks the native kernels multiply. 'wide' widens float8, mxfp4 and
+      such blocks to `dtype`. 'int8' quantizes with a scale for each
       output; 'int4' and 'float8' with one for each output and group of up to
       128 inputs; 'mxfp4', only of experts, with a power of two for each output
       and 32 inputs. Embedding, unembedding and norms stay as they are. Mixtures
@@ -104,16 +107,20 @@ def load(
     name = f'{name}:{file}'
   mesh = sharding.make_mesh(devices, sequence_devices)
   platform = mesh.devices.flat[0].platform
-  is_stored = weight_dtype == config_lib.STORED
-  if platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE:
-    # Beside all that follows.
-    library.prepare([*_LIBRARIES, *['gguf_blocks'] * is_stored])
+  is_native = (
+    platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE
+  )
+  if is_native:
+    library.prepare(_LIBRARIES)  # beside all that follows
   _check_kernels(kernels, mesh, platform)
-  if is_stored:
+  if weight_dtype == config_lib.STORED:
     _check_stored(kernels, mesh, platform)
+  source = formats.open_source(find.find(name), draft_of)
+  suffix = '' if weight_dtype is None else f' ({weight_dtype})'
+  if is_native and weight_dtype is None and dtype is None:
+    weight_dtype = _stored_if_ready(source)
   if dtype is None:
     dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
-  source = formats.open_source(find.find(name), draft_of)
   with futures.ThreadPoolExecutor(1) as pool:
     reading = pool.submit(source.read_tokenizer)  # beside the weights
     if draft_of is not None and reading.result() is not draft_of.tokenizer:
@@ -132,8 +139,7 @@ def load(
     if num_layers is not None:
       config = config.with_layers(num_layers)
       name = f'{name} ({num_layers} layers)'
-    if weight_dtype is not None:
-      name = f'{name} ({weight_dtype})'
+    name += suffix
     params = _read_params(source, name, config, dtype, mesh, reading)
     tokenizer = reading.result()
   if not source.reads_target:
@@ -186,6 +192,17 @@ def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
     library.check('gguf_blocks')
   except NotImplementedError as error:
     raise errors.UserError(f"weight_dtype='stored': {error}") from error
+
+
+def _stored_if_ready(source: formats.Source) -> str | None:
+  """Returns 'stored' if the native kernels multiply what a file has."""
+  if not source.has_blocks or not attention.rotates_alone(source.config):
+    return None
+  try:
+    library.check('gguf_blocks')
+  except NotImplementedError:  # the library has said why
+    return None
+  return config_lib.STORED
 
 
 def _weight_dtype(

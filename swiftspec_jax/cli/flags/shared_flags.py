@@ -72,9 +72,10 @@ _WEIGHT_DTYPE = flags.DEFINE_enum(
   (*config.WEIGHT_DTYPES, config.WIDE),
   'Quantize the matrices of the layers of --target and --draft; '
   'int8_dynamic and int8_dynamic16: also the unembedding and the activations. '
-  'wide: widen the float8 or mxfp4 of a checkpoint to --dtype; stored: '
-  'the blocks of a .gguf file as they are, of --target alone, on one CPU. '
-  'Default: the numbers of a checkpoint, of a .gguf file in --dtype.',
+  'wide: widen the float8 or mxfp4 of a checkpoint, or the blocks of a .gguf '
+  'file, to --dtype; stored: those blocks as they are, of --target alone, on '
+  'one CPU. Default: the numbers of a checkpoint; on one CPU without --dtype '
+  'the blocks of a .gguf file of Llama or Qwen 2.',
 )
 _DRAFT_WEIGHT_DTYPE = flags.DEFINE_enum(
   'draft_weight_dtype',
