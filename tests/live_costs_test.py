@@ -102,7 +102,7 @@ def test_what_was_never_seen_is_free():
   note(4, 3, 4.0)  # a hiccup, which alone does not count
   assert predict(4, 16, 3) == pytest.approx(0.2, rel=0.01)
   note(4, 3, 4.0)
-  for _ in range(2):
+  for _ in range(3):
     note(4, 3, 0.4)
   assert predict(4, 16, 3) == pytest.approx(0.4, rel=0.01)
   assert predict(4, 16, 7) > predict(4, 16, 3)
@@ -112,6 +112,21 @@ def test_what_was_never_seen_is_free():
   for _ in range(3):
     note(4, 1, 0.2, step=9999)
   assert predict(4, 16, 3) < 0.25
+
+
+def test_a_step_whose_lookup_finds_nothing_is_a_plain_one():
+  costs = LiveCosts(BUCKETS, drafts_by_model=False)
+  view = cases.make_view(1, BUCKETS)
+  for seconds in (0.1, 0.2, 0.3, 0.4, 0.5):
+    plan = policies.DraftPlan(lengths=np.array([3]))
+    nothing = np.zeros(1, np.int64)
+    outcome = cases.make_outcome(
+      view, nothing, nothing, plan=plan, seconds=seconds
+    )
+    costs.observe(outcome)
+  plain = costs.predict(1, 1, 0, 0).total
+  assert plain == costs.predict(1, 1, 0, 1, finds_drafts=False).total
+  assert plain == pytest.approx(0.3, rel=0.05)
 
 
 def test_lookups_are_free():

@@ -10,7 +10,7 @@ import numpy as np
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
-_NUM_RECENT = 3  # steps of a size; the fastest has had no hiccup
+_NUM_RECENT = 5  # steps of a size, whose median counts
 _HALF_LIFE = 512  # steps after which what was seen of a size counts half
 _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
@@ -26,7 +26,7 @@ class LiveCosts:
   """Seconds of whole steps by their declared sizes.
 
   A sum of nonnegative terms in the sizes, fitted to the sizes that were seen.
-  Of a size that was seen lately, the least of its own times counts more. What
+  Of a size that was seen lately, the median of its own times counts more. What
   is not tried is not known, so `due` names lengths to try.
 
   The time of a step is not divided among its parts. Nothing is known of the
@@ -45,6 +45,8 @@ class LiveCosts:
     threading.Thread(target=_import_nnls, daemon=True).start()
     self._buckets = buckets
     self._drafts_by_model = drafts_by_model
+    # Where a lookup finds nothing, a step is a plain one.
+    self._unverified = _UNVERIFIED if drafts_by_model else _PLAIN
     self._draft_steps = np.unique(buckets.draft_steps)
     sizes = (buckets.rows, buckets.query_tokens, self._draft_steps)
     shape = (3, *map(len, sizes))
@@ -70,12 +72,13 @@ class LiveCosts:
   ) -> cost_model.StepSeconds:
     del kv_tokens, prefills_draft  # what was seen lately had about the same
     drafts = np.greater(num_draft_steps, 0)
-    verified = np.where(finds_drafts, _VERIFIED, _UNVERIFIED)
+    kinds = np.where(finds_drafts, _VERIFIED, self._unverified)
+    kinds = np.where(drafts, kinds, _PLAIN)
     seconds = self._believed[
-      np.where(drafts, verified, _PLAIN),
+      kinds,
       bisect.bisect_left(self._buckets.rows, num_rows),
       np.searchsorted(self._buckets.query_token_array, num_query_tokens),
-      np.searchsorted(self._draft_steps, num_draft_steps),
+      np.searchsorted(self._draft_steps, num_draft_steps) * (kinds != _PLAIN),
     ]
     draft = np.where(drafts & self._drafts_by_model, _SOME_SECONDS, 0.0)
     return cost_model.StepSeconds(
@@ -101,9 +104,11 @@ class LiveCosts:
     num_drafts = outcome.num_fed
     if num_drafts is None:
       num_drafts = int(outcome.lengths.sum())
-    kind = _PLAIN
+    kind, num_steps = _PLAIN, 0
     if longest:
-      kind = _VERIFIED if num_drafts else _UNVERIFIED
+      kind = _VERIFIED if num_drafts else self._unverified
+    if kind != _PLAIN:
+      num_steps = buckets.steps_of(longest)
     fed = view.num_rows + num_drafts + view.num_prefill_tokens
     fed = min(fed, buckets.max_query_tokens)
     computed = buckets.computed_tokens(view.num_rows, fed)
@@ -111,7 +116,7 @@ class LiveCosts:
       kind,
       bisect.bisect_left(buckets.rows, max(view.num_rows, 1)),
       bisect.bisect_left(buckets.query_tokens, computed),
-      self._draft_steps.searchsorted(buckets.steps_of(longest)),
+      self._draft_steps.searchsorted(num_steps),
     )
     recent = self._recent[size]
     recent[self._counts[size] % _NUM_RECENT] = outcome.seconds
@@ -125,12 +130,13 @@ class LiveCosts:
     # A first step may have had a hiccup, and a size that is dear is hardly
     # tried again. So one step does not count, unless there are no others.
     is_seen = self._counts > min(self._counts.max() - 1, 1)
-    least = np.nanmin(self._recent[is_seen], axis=-1)
+    # A step that is seen late makes the next one seem short.
+    usual = np.nanquantile(self._recent[is_seen], 0.5, axis=-1, method='lower')
     freshness = 0.5 ** ((step - self._last_seen[is_seen]) / _HALF_LIFE)
     # Errors are relative, so that no size outweighs the others.
-    features = self._features[is_seen] / least[:, None]
+    features = self._features[is_seen] / usual[:, None]
     weights = np.sqrt(np.maximum(freshness, 1e-6))
-    ridge = _RIDGE / least.mean() * np.eye(features.shape[1])
+    ridge = _RIDGE / usual.mean() * np.eye(features.shape[1])
     ridge[0] = 0  # the time of any step
     coefficients, _ = _import_nnls()(
       np.concatenate([features * weights[:, None], ridge]),
@@ -139,7 +145,7 @@ class LiveCosts:
     beliefs = np.maximum(self._features @ coefficients, _SOME_SECONDS)
     counts = np.minimum(self._counts[is_seen], _NUM_RECENT)
     shares = freshness * counts / (counts + 1)
-    beliefs[is_seen] += shares * (least - beliefs[is_seen])
+    beliefs[is_seen] += shares * (usual - beliefs[is_seen])
     return beliefs
 
 
