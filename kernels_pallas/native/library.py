@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import filelock
@@ -35,7 +34,7 @@ REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '
   '--install), or name it in CXX'
 )
-_FLAGS = ('-O3', '-std=c++17', '-fPIC', '-pthread')
+_FLAGS = ('-O2', '-std=c++17', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')
@@ -92,16 +91,15 @@ def status() -> str:
   return f'compiled for this CPU, in {_path(name).parent}'
 
 
-def prepare(names: Iterable[str]) -> None:
-  """Compiles in threads what libraries are not there; `check` waits."""
+def prepare(name: str) -> None:
+  """Compiles a library that is not there in a thread; `check` waits for it."""
 
-  def load(name):
+  def load():
     with _locks[name]:
       _problem(name)
 
-  for name in names:
-    if not _path(name).exists():
-      threading.Thread(target=load, args=(name,), daemon=True).start()
+  if not _path(name).exists():
+    threading.Thread(target=load, daemon=True).start()
 
 
 @functools.cache

@@ -23,9 +23,6 @@ from swiftspec_jax.models import attention
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
 
-# Of native kernels, those that every model has use for.
-_LIBRARIES = ('few_rows', 'attention')
-
 
 def load(
   name_or_path: str | os.PathLike,
@@ -111,18 +108,17 @@ def load(
     platform == 'cpu' and mesh.size == 1 and kernels != dispatch.REFERENCE
   )
   if is_native:
-    library.prepare(_LIBRARIES)  # beside all that follows
+    library.prepare('attention')  # beside all that follows
   _check_kernels(kernels, mesh, platform)
   if weight_dtype == config_lib.STORED:
     _check_stored(kernels, mesh, platform)
   source = formats.open_source(find.find(name), draft_of)
   suffix = '' if weight_dtype is None else f' ({weight_dtype})'
-  if is_native and weight_dtype is None and dtype is None:
-    weight_dtype = _stored_if_ready(source)
-  if dtype is None:
-    dtype = jnp.float32 if platform == 'cpu' else jnp.bfloat16
   with futures.ThreadPoolExecutor(1) as pool:
     reading = pool.submit(source.read_tokenizer)  # beside the weights
+    if is_native:
+      weight_dtype = _for_native_kernels(source, weight_dtype, dtype)
+    dtype = dtype or (jnp.float32 if platform == 'cpu' else jnp.bfloat16)
     if draft_of is not None and reading.result() is not draft_of.tokenizer:
       source = _fit(source, name, reading.result(), draft_of)
     config = dataclasses.replace(
@@ -171,8 +167,8 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
     if platform == 'gpu':
       dispatch.check_flags(has_kernels=kernels != dispatch.REFERENCE)
     if kernels == 'native':
-      for library_name in _LIBRARIES:
-        library.check(library_name)
+      for needed in ('few_rows', 'attention'):
+        library.check(needed)
   except NotImplementedError as error:
     raise errors.UserError(f"kernels='native': {error}") from error
   except ValueError as error:
@@ -194,15 +190,23 @@ def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
     raise errors.UserError(f"weight_dtype='stored': {error}") from error
 
 
-def _stored_if_ready(source: formats.Source) -> str | None:
-  """Returns 'stored' if the native kernels multiply what a file has."""
-  if not source.has_blocks or not attention.rotates_alone(source.config):
-    return None
-  try:
-    library.check('gguf_blocks')
-  except NotImplementedError:  # the library has said why
-    return None
-  return config_lib.STORED
+def _for_native_kernels(
+  source: formats.Source,
+  weight_dtype: str | None,
+  dtype: jax.typing.DTypeLike | None,
+) -> str | None:
+  """Returns the `weight_dtype` on one CPU; its library is being compiled."""
+  is_asked_for = weight_dtype is not None or dtype is not None
+  has_kernels = source.has_blocks and attention.rotates_alone(source.config)
+  if has_kernels and not is_asked_for:
+    try:
+      library.check('gguf_blocks')
+    except NotImplementedError:  # the library has said why
+      return None
+    return config_lib.STORED
+  if weight_dtype != config_lib.STORED:
+    library.prepare('few_rows')
+  return weight_dtype
 
 
 def _weight_dtype(
