@@ -15,7 +15,6 @@ from absl import flags as absl_flags
 import swiftspec_jax as ss
 from swiftspec_jax import profiling, testing
 from swiftspec_jax.cache import dense
-from swiftspec_jax.cli import serve  # noqa: F401, its flags
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.models import decoder

@@ -16,6 +16,7 @@ import swiftspec_jax as ss
 from kernels_pallas.gguf_blocks import native
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin, gguf_header
+from swiftspec_jax.distillation import trainer
 from swiftspec_jax.models.matrices.stored_blocks import BlockMatrix
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 
@@ -143,6 +144,12 @@ def test_one_cpu_keeps_the_blocks_unless_it_is_told_otherwise(file):
     assert load(file, **options).config.weight_dtype is None
   shared = ss.load(file, devices=jax.devices()[:2])
   assert shared.config.weight_dtype is None
+
+
+def test_no_draft_begins_with_blocks(file, tmp_path):
+  target = load(file, weight_dtype='stored')
+  with pytest.raises(ss.UserError, match="load it with dtype='float32'"):
+    trainer.Trainer(None, target, tmp_path, tmp_path, devices=jax.devices()[:1])
 
 
 def test_its_steps_have_the_same_bits_in_any_company(file):

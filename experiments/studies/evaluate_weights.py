@@ -53,7 +53,7 @@ def main() -> None:
     prompts_path, limit=_LIMIT.value, weight_dtypes=_WEIGHT_DTYPES.value
   )
   benchmark_output.open_directory(directory, settings, resume=False)
-  model = shared_flags.load_target()
+  model = shared_flags.load_target(is_wide=True)
   texts = _decode(model, prompts)
   weights = {_PLAIN: _rate(model, texts, _PLAIN)}
   facts = {'target': model.name, 'dtype': model.dtype.name}

@@ -61,20 +61,19 @@ template <class T, class To>
   }
 }
 
-// Returns x / (1 + e^-x).
-inline Floats silu(Floats x) {
-  const Ints is_negative = x < 0.0f;
-  const Floats power = exp_of_negative(is_negative ? x : -x);
+// Returns x / (1 + e^-u).
+inline Floats times_sigmoid(Floats x, Floats u) {
+  const Ints is_negative = u < 0.0f;
+  const Floats power = exp_of_negative(is_negative ? u : -u);
   return x * (is_negative ? power : Floats{} + 1.0f) / (power + 1.0f);
 }
+
+inline Floats silu(Floats x) { return times_sigmoid(x, x); }
 
 // Returns GELU by its formula with tanh, which is a sigmoid, too.
 inline Floats gelu(Floats x) {
   constexpr float kScale = 1.5957691216f;  // 2 * sqrt(2 / pi)
-  const Floats u = kScale * (x + 0.044715f * x * x * x);
-  const Ints is_negative = u < 0.0f;
-  const Floats power = exp_of_negative(is_negative ? u : -u);
-  return x * (is_negative ? power : Floats{} + 1.0f) / (power + 1.0f);
+  return times_sigmoid(x, kScale * (x + 0.044715f * x * x * x));
 }
 
 enum Activation : std::int64_t { kNone, kSilu, kGelu };

@@ -138,7 +138,7 @@ def main() -> None:
   """Runs the program."""
   host_flags.initialize()
   shared_flags.check(['autoregressive'])
-  target = shared_flags.load_target()
+  target = shared_flags.load_target(is_wide=True)
   config = _config(target)
   start_from = None
   if _START_FROM.value:

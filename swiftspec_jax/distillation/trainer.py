@@ -19,6 +19,7 @@ from swiftspec_jax.distillation import packing, shards, student, training
 from swiftspec_jax.distillation.samples import Group
 from swiftspec_jax.distillation.training import TrainingConfig
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
 
@@ -107,9 +108,14 @@ class Trainer:
         does not have begin as in a new draft.
 
     Raises:
-      UserError: bad data, a checkpoint of another configuration, or sizes
-        that do not fit.
+      UserError: bad data, a checkpoint of another configuration, sizes that do
+        not fit, or a target whose tables are of few bits.
     """
+    if isinstance(target.params['embedding'], layers.TABLES):
+      raise errors.UserError(
+        f'{target.name} has tables of few bits, from which no draft can begin; '
+        "load it with dtype='float32'"
+      )
     self.config = config
     self.target = target
     self._output_dir = output_dir

@@ -212,15 +212,21 @@ def compare_files(names: Sequence[str], *paths: str | None) -> None:
   )
 
 
-def load_target(weight_dtype: str | None = None) -> ss.Model:
+def load_target(
+  weight_dtype: str | None = None, *, is_wide: bool = False
+) -> ss.Model:
   """Loads the model of --target.
 
   Args:
     weight_dtype: type of the weights in place of --weight_dtype.
+    is_wide: whether a CPU without --dtype widens the blocks of a file, too.
   """
+  dtype = _DTYPE.value
+  if is_wide and jax.default_backend() == 'cpu':
+    dtype = dtype or 'float32'
   return ss.load(
     _TARGET.value,
-    dtype=_DTYPE.value,
+    dtype=dtype,
     devices=device_flags.target_devices(),
     sequence_devices=device_flags.sequence_devices(),
     kernels=_KERNELS.value,
