@@ -7,6 +7,7 @@ import functools
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_test import KIND, write_gguf
@@ -134,6 +135,28 @@ def test_a_model_has_the_weights_that_dequantization_gives(file):
     return isinstance(x, BlockMatrix | TransposedMatrix)
 
   jax.tree.map(compare, stored, plain, is_leaf=is_matrix)
+
+
+def test_other_dtypes_have_the_norm_of_float32():
+  tensor, _ = draw('Q4_K')
+  rng = np.random.default_rng(0)
+  rows, added = rng.standard_normal((2, 3, NUM_INPUTS)).astype(np.float16)
+  scale = rng.standard_normal(NUM_INPUTS).astype(np.float32)
+
+  def multiply(dtype):
+    return native.multiply(
+      jnp.asarray(rows, dtype),
+      [tensor],
+      ['Q4_K'],
+      [START],
+      jnp.asarray(added, dtype),
+      scale,
+      epsilon=1e-5,
+    )
+
+  (half, got), (wide, want) = multiply(jnp.float16), multiply(jnp.float32)
+  np.testing.assert_array_equal(half, wide.astype(jnp.float16))
+  np.testing.assert_array_equal(got, want)
 
 
 def test_one_cpu_keeps_the_blocks_unless_it_is_told_otherwise(file):

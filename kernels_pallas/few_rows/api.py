@@ -13,7 +13,6 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from kernels_pallas import dispatch, registry, trials
 from kernels_pallas.few_rows import arg_specs
-from kernels_pallas.native import library
 
 
 def few_rows(
@@ -79,17 +78,6 @@ def usable_on(mesh: Mesh | None, implementation: str) -> str:
     mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
   )
   return usable(implementation) if is_one_cpu else dispatch.REFERENCE
-
-
-def is_ready_on(mesh: Mesh | None, implementation: str) -> bool:
-  """Returns whether prompts, too, take the attention of one CPU's kernels."""
-  if usable_on(mesh, implementation) == dispatch.REFERENCE:
-    return False
-  try:
-    library.check('attention')
-  except NotImplementedError:
-    return False
-  return True
 
 
 def usable(implementation: str) -> str:

@@ -15,14 +15,14 @@ import numpy as np
 from kernels_pallas.native import library
 from kernels_pallas.swiglu import reference
 
-_DTYPES = ('float32', 'bfloat16')
+DTYPES = ('float32', 'bfloat16')  # of rows
 
 
 def check(dtype: jax.typing.DTypeLike) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   name = jnp.dtype(dtype).name
-  if name not in _DTYPES:
-    raise NotImplementedError(f'dtype {name} is not {" or ".join(_DTYPES)}')
+  if name not in DTYPES:
+    raise NotImplementedError(f'dtype {name} is not {" or ".join(DTYPES)}')
   library.check('few_rows')
 
 

@@ -7,11 +7,13 @@ heads, Q query heads for each kv head, E head_dim.
 import functools
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import arg_specs, reference
+from kernels_pallas.native import library
 from kernels_pallas.tree_attention import api as attention_api
 
 
@@ -104,6 +106,17 @@ def fused_attention(
       check_vma=False,
     )
   return call(*arrays)
+
+
+def is_native_on(mesh: Mesh | None, implementation: str) -> bool:
+  """Returns whether the kernels of one CPU run, which suit prompts, too."""
+  if few_rows_api.usable_on(mesh, implementation) == dispatch.REFERENCE:
+    return False
+  try:
+    library.check('attention')
+  except NotImplementedError:
+    return False
+  return True
 
 
 def _choose(heads, keys, tree_mask, options, sinks, implementation, sharding):

@@ -82,6 +82,18 @@ def multiply(
   Raises:
     NotImplementedError: there is no native library, with the remedy.
   """
+  if added is not None and rows.dtype.name not in native.DTYPES:
+    total, product = multiply(
+      rows.astype(jnp.float32),
+      tensors,
+      kinds,
+      starts,
+      added.astype(jnp.float32),
+      norm_scale,
+      epsilon=epsilon,
+      activation=activation,
+    )
+    return total.astype(rows.dtype), product
   num_inputs = rows.shape[1]
   num_outputs = sum(
     (x.size - start) // KINDS[kind].row_bytes(num_inputs)

@@ -147,7 +147,7 @@ def forward_with_features(
     attend_from_heads=attend_from_heads,
   )
   is_fused = attention.rotates_alone(config) and (
-    is_few or few_rows_api.is_ready_on(mesh, kernels)
+    is_few or fused_api.is_native_on(mesh, kernels)
   )
   x, features = run_layers(
     params,

@@ -305,7 +305,7 @@ def _is_fused(config, batch, cache) -> bool:
   if not attention.rotates_alone(config):
     return False
   mesh = cache.sharding.mesh
-  if few_rows_api.is_ready_on(mesh, config.kernels):
+  if fused_api.is_native_on(mesh, config.kernels):
     return True
   if len(batch.positions) > _MOST_KERNEL_TOKENS:
     return False
