@@ -284,7 +284,7 @@ def test_samples_and_skipped_prompts(model, tmp_path):
     for line in programs.read_lines(directory, 'results.jsonl')
   )
   assert first != second
-  assert '60.0' not in output
+  assert '60.0' not in output.split()
 
 
 def test_forced_acceptance_is_labelled(flags, model, tmp_path):
