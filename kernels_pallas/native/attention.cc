@@ -54,6 +54,7 @@ void multiply_keys(const float* queries, Rows<T> keys,
   const std::size_t last = seen.size() - 1;
   for (std::size_t i = 0; i < seen.size(); i += kTogether) {
     const T* of[kTogether];
+#pragma GCC unroll 8
     for (std::size_t m = 0; m < kTogether; ++m) {
       of[m] = keys[seen[std::min(i + m, last)]];
     }
@@ -67,7 +68,9 @@ void multiply_keys(const float* queries, Rows<T> keys,
         Floats query = load<float>(queries + q * head_dim + e);
         hold(query);
 #pragma GCC unroll 8
-        for (std::size_t m = 0; m < kTogether; ++m) sums[q][m] += query * key[m];
+        for (std::size_t m = 0; m < kTogether; ++m) {
+          sums[q][m] = multiply_add(query, key[m], sums[q][m]);
+        }
       }
     }
 #pragma GCC unroll 8
@@ -137,7 +140,9 @@ void mix_part(const float* weights, std::size_t room, Rows<T> values,
     for (std::size_t q = 0; q < N; ++q) {
       const Floats weight = Floats{} + weights[q * room + i];
 #pragma GCC unroll 8
-      for (std::size_t c = 0; c < C; ++c) sums[q][c] += weight * value[c];
+      for (std::size_t c = 0; c < C; ++c) {
+        sums[q][c] = multiply_add(weight, value[c], sums[q][c]);
+      }
     }
   }
 #pragma GCC unroll 8

@@ -17,13 +17,10 @@ namespace native {
   const Floats rest = (x - n * 0.693145752f) - n * 1.42860677e-6f;
   // Taylor's series, whose next term is below 2^-26.
   Floats sum = Floats{} + 1.0f / 5040;
-  sum = sum * rest + 1.0f / 720;
-  sum = sum * rest + 1.0f / 120;
-  sum = sum * rest + 1.0f / 24;
-  sum = sum * rest + 1.0f / 6;
-  sum = sum * rest + 0.5f;
-  sum = sum * rest + 1.0f;
-  sum = sum * rest + 1.0f;
+  for (float next : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f,
+                     1.0f}) {
+    sum = multiply_add(sum, rest, Floats{} + next);
+  }
   const Ints power = ((Ints)shifted - (Ints)(Floats{} + kRound) + 127) << 23;
   const Floats result = sum * (Floats)power;
   return is_low ? Floats{} : result;

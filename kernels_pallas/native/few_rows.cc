@@ -43,7 +43,9 @@ struct Float32 {
   }
   static Wide widen(const Weight* weight) { return load<float>(weight); }
   static Wide given(const Given* row) { return load<float>(row); }
-  static Sum add(Sum sum, Wide weight, Wide row) { return sum + weight * row; }
+  static Sum add(Sum sum, Wide weight, Wide row) {
+    return multiply_add(weight, row, sum);
+  }
 };
 
 struct BFloat16 {
@@ -87,8 +89,8 @@ struct BFloat16 {
     return {load<float>(row), load<float>(row + kLanes)};
   }
   static Sum add(Sum sum, Wide weight, Wide row) {
-    sum += weight.even * row.even;
-    return sum + weight.odd * row.odd;
+    sum = multiply_add(weight.even, row.even, sum);
+    return multiply_add(weight.odd, row.odd, sum);
   }
 #endif
 };

@@ -1,7 +1,7 @@
 // Products of rows and weights in the blocks of GGUF files. See native.py.
 //
 // Rows become int8 with a scale for each 32 numbers. Weights of a few outputs
-// are unpacked, 256 inputs at a time, and all rows are multiplied with them.
+// are unpacked part by part, and all rows are multiplied with them.
 // Each lane of a vector has the numbers of one group: integers are summed
 // exactly within it, then it adds what its groups give in the order of the
 // inputs. What rows are beside a row changes nothing.
@@ -55,12 +55,12 @@ inline Ints zip(Ints a, Ints b, std::index_sequence<I...>) {
 
 // Returns vector i of a part.
 template <std::size_t i>
-inline Ints vector_at(const Part& part) {
+inline Ints vector_at(const Bytes64* integers) {
 #if defined(NATIVE_AVX512)
-  return (Ints)part.integers[i];
+  return (Ints)integers[i];
 #else
   constexpr std::size_t kEach = 32 / kVectorBytes;
-  const Bytes64& two = part.integers[i / kEach / 2];
+  const Bytes64& two = integers[i / kEach / 2];
   const auto words = (Words32)(i / kEach % 2 ? two.second : two.first);
   if constexpr (kEach == 1) {
     return (Ints)words;
@@ -71,13 +71,14 @@ inline Ints vector_at(const Part& part) {
 #endif
 }
 
-template <std::size_t i>
-[[gnu::always_inline]] inline Chunk arrange(const Part& part) {
+template <std::size_t i, std::size_t kSize>
+[[gnu::always_inline]] inline Chunk arrange(const Part<kSize>& part) {
   using Pairs = Vector<std::int64_t>;
   constexpr auto lanes = std::make_index_sequence<kLanes>();
   constexpr auto pairs = std::make_index_sequence<kLanes / 2>();
-  const Ints a = vector_at<4 * i>(part), b = vector_at<4 * i + 1>(part);
-  const Ints c = vector_at<4 * i + 2>(part), d = vector_at<4 * i + 3>(part);
+  const Bytes64* from = part.integers;
+  const Ints a = vector_at<4 * i>(from), b = vector_at<4 * i + 1>(from);
+  const Ints c = vector_at<4 * i + 2>(from), d = vector_at<4 * i + 3>(from);
   const Ints ab = zip<Ints, false>(a, b, lanes);
   const Ints cd = zip<Ints, false>(c, d, lanes);
   const Ints ab2 = zip<Ints, true>(a, b, lanes);
@@ -95,21 +96,23 @@ template <class Run, std::size_t... I>
                                               std::index_sequence<I...>) {
   (run(std::integral_constant<std::size_t, I>()), ...);
 }
-constexpr auto kAllChunks = std::make_index_sequence<kPartChunks>();
+template <std::size_t kSize>
+constexpr auto kChunksOf = std::make_index_sequence<kSize / kChunk>();
 
 // A part in memory, whose numbers are in the order of inputs.
+template <std::size_t kSize>
 struct Numbers {
-  Byte integers[kPart];
-  float scales[kGroups], offsets[kGroups];
+  Byte integers[kSize];
+  float scales[kSize / kGroup], offsets[kSize / kGroup];
 
-  static Numbers of(const Part& part) {
+  static Numbers of(const Part<kSize>& part) {
     Numbers numbers;
     const auto* bytes = reinterpret_cast<const Byte*>(part.integers);
-    for (std::size_t i = 0; i < kPart / kBlock; ++i) {
+    for (std::size_t i = 0; i < kSize / kBlock; ++i) {
       std::memcpy(numbers.integers + kOrder[i] * kBlock, bytes + i * kBlock,
                   kBlock);
     }
-    for (std::size_t i = 0; i < kGroups; ++i) {
+    for (std::size_t i = 0; i < kSize / kGroup; ++i) {
       const std::size_t group = group_of(i);
       numbers.scales[group] = part.scales.of[i / kLanes][i % kLanes];
       numbers.offsets[group] = part.offsets.of[i / kLanes][i % kLanes];
@@ -117,13 +120,13 @@ struct Numbers {
     return numbers;
   }
 
-  Part part() const {
-    Part part;
+  Part<kSize> part() const {
+    Part<kSize> part;
     auto* bytes = reinterpret_cast<Byte*>(part.integers);
-    for (std::size_t i = 0; i < kPart / kBlock; ++i) {
+    for (std::size_t i = 0; i < kSize / kBlock; ++i) {
       std::memcpy(bytes + i * kBlock, integers + kOrder[i] * kBlock, kBlock);
     }
-    for (std::size_t i = 0; i < kGroups; ++i) {
+    for (std::size_t i = 0; i < kSize / kGroup; ++i) {
       const std::size_t group = group_of(i);
       part.scales.of[i / kLanes][i % kLanes] = scales[group];
       part.offsets.of[i / kLanes][i % kLanes] = offsets[group];
@@ -132,8 +135,8 @@ struct Numbers {
   }
 };
 
-// Rounds block i of a part of a row to integers.
-void round_block(const float* from, std::size_t i, Numbers& to) {
+// Rounds block i of a chunk of a row to integers.
+void round_block(const float* from, std::size_t i, Numbers<kChunk>& to) {
   std::uint32_t bits[kBlock], highest_bits = 0;
   std::memcpy(bits, from, sizeof(bits));
   for (std::uint32_t x : bits) {
@@ -161,61 +164,74 @@ void round_block(const float* from, std::size_t i, Numbers& to) {
   }
 }
 
-// Rows as integers, chunk by chunk for all of them.
+// Rows as integers, chunk by chunk for all of them. Rows of zeros follow, as
+// 1, 2, 4 or `kRowsInOrder` are multiplied together.
 class Rows {
  public:
   Rows(std::size_t count, std::size_t num_inputs)
       : count(count),
+        stride(divide_up(count, together(count)) * together(count)),
         num_inputs(num_inputs),
-        chunks_(divide_up(num_inputs, kPart) * kPartChunks * count) {}
+        chunks_(divide_up(num_inputs, kChunk) * stride) {}
 
   const Chunk* at(std::size_t chunk) const {
-    return chunks_.data() + chunk * count;
+    return chunks_.data() + chunk * stride;
   }
 
   void round(std::size_t n, const float* row) {
-    for (std::size_t k = 0; k < num_inputs; k += kPart) {
-      const std::size_t size = std::min(kPart, num_inputs - k);
-      Numbers numbers = {};
+    for (std::size_t k = 0; k < num_inputs; k += kChunk) {
+      const std::size_t size = std::min(kChunk, num_inputs - k);
+      Numbers<kChunk> numbers = {};
       for (std::size_t i = 0; i < size / kBlock; ++i) {
         round_block(row + k + i * kBlock, i, numbers);
       }
-      const Part part = numbers.part();
-      for_chunks([&](auto i) {
-        chunks_.data()[(k / kChunk + i()) * count + n] = arrange<i()>(part);
-      }, kAllChunks);
+      chunks_.data()[k / kChunk * stride + n] = arrange<0>(numbers.part());
     }
   }
 
-  const std::size_t count, num_inputs;
+  const std::size_t count, stride, num_inputs;
 
  private:
+  static std::size_t together(std::size_t count) {
+    std::size_t rows = 1;
+    while (rows < std::min(count, kRowsInOrder)) rows *= 2;
+    return rows;
+  }
+
   Aligned<Chunk> chunks_;
 };
 
-// Whether weights get their sign before they are multiplied.
 template <class F>
-constexpr bool kIsSigned = F::kHighest > 63 && !Integers::kTakesBytes;
+constexpr std::size_t kPartBytes = F::kPart / F::kSize * F::kBytes;
 
-// Unpacks the weights of an output from input k on, with zeros after the last.
+// Unpacks the weights of outputs.
 template <class F>
-[[gnu::always_inline]] inline void unpack(const Byte* weights, std::size_t k,
-                                          std::size_t num_inputs, Part& to) {
-  static constexpr Byte kZeros[F::kBytes] = {};
-  const Byte* from = weights + k / F::kSize * F::kBytes;
-  const auto block = [&](std::size_t i) { return from + i * F::kBytes; };
-  if (k + kPart <= num_inputs) return F::unpack(block, to);
-  const std::size_t count = (num_inputs - k) / F::kSize;
-  F::unpack([&](std::size_t i) { return i < count ? block(i) : kZeros; }, to);
-}
+struct Unpacker {
+  const std::size_t num_inputs;
+  Byte rest[kPartBytes<F>] = {};  // what follows the last weights is zero
+
+  // Unpacks those from input k on.
+  [[gnu::always_inline]] Part<F::kPart> operator()(const Byte* weights,
+                                                   std::size_t k) {
+    const Byte* from = weights + k / F::kSize * F::kBytes;
+    if (F::kSize < F::kPart && num_inputs < k + F::kPart) {
+      Byte* to = rest;
+      for (; k < num_inputs; k += F::kSize, to += F::kBytes) {
+        std::memcpy(to, from + (to - rest), F::kBytes);
+      }
+      from = rest;
+    }
+    Part<F::kPart> part;
+    F::unpack(from, part);
+    return part;
+  }
+};
 
 // Returns chunk i of a part, ready to be multiplied.
 template <class F, std::size_t i>
-[[gnu::always_inline]] inline Chunk ready(const Part& part) {
+[[gnu::always_inline]] inline Chunk ready(const Part<F::kPart>& part) {
   Chunk chunk = arrange<i>(part);
-  if constexpr (kIsSigned<F>) {
-    for (Ints& integers : chunk.integers) integers ^= 0x80808080;
-  } else if constexpr (F::kMiddle != 0) {
+  if constexpr (F::kMiddle != 0) {
     chunk.offsets -= float{F::kMiddle} * chunk.scales;
   }
   return chunk;
@@ -227,70 +243,78 @@ template <class F>
                                        Floats& sum) {
   const Ints products =
       Integers::multiply<F::kHighest>(weights.integers, row.integers);
-  sum += __builtin_convertvector(products, Floats) *
-         (weights.scales * row.scales);
-  sum += weights.offsets * row.offsets;
+  sum = multiply_add(__builtin_convertvector(products, Floats),
+                     weights.scales * row.scales, sum);
+  sum = multiply_add(weights.offsets, row.offsets, sum);
 }
 
-// Multiplies R rows with some outputs, one after the other: memory is read in
-// its order, as far as the rows fit into the first cache.
+// Multiplies R rows, the last ones of which may be zeros, with some outputs, one
+// after the other: memory is read in its order, as far as the rows fit into the
+// first cache.
 template <class F, std::size_t R>
-void in_order(const Rows& rows, std::size_t first, const Byte* weights,
-              std::size_t row_bytes, std::size_t num_outputs, float* results,
+void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
+              const Byte* weights, std::size_t row_bytes,
+              std::size_t num_outputs, float* results,
               std::size_t result_stride) {
-  constexpr std::size_t kBytes = kPart / F::kSize * F::kBytes;
   constexpr std::size_t kInputs = kCachedInputs / R;
-  const std::size_t num_inputs = rows.num_inputs, count = rows.count;
+  const std::size_t num_inputs = rows.num_inputs;
   const std::size_t ahead = num_inputs > kInputs ? row_bytes : kAhead;
   Floats sums[R][kOutputs] = {};
+  Unpacker<F> unpack{num_inputs};
   for (std::size_t begin = 0; begin < num_inputs; begin += kInputs) {
     const std::size_t end = std::min(num_inputs, begin + kInputs);
     for (std::size_t m = 0; m < num_outputs; ++m) {
       Floats of_output[R];
+#pragma GCC unroll 8
       for (std::size_t r = 0; r < R; ++r) of_output[r] = sums[r][m];
       const Byte* from = weights + m * row_bytes;
       const Byte* later = from + begin / F::kSize * F::kBytes + ahead;
       const Chunk* row = rows.at(begin / kChunk) + first;
-      for (std::size_t k = begin; k < end; k += kPart, later += kBytes) {
+      for (std::size_t k = begin; k < end; k += F::kPart) {
 #pragma GCC unroll 8
-        for (std::size_t i = 0; i < kBytes; i += 64) {
+        for (std::size_t i = 0; i < kPartBytes<F>; i += 64) {
           __builtin_prefetch(later + i);
         }
-        Part part;
-        unpack<F>(from, k, num_inputs, part);
+        later += kPartBytes<F>;
+        const Part<F::kPart> part = unpack(from, k);
         for_chunks([&](auto i) {
           const Chunk chunk = ready<F, i()>(part);
 #pragma GCC unroll 8
           for (std::size_t r = 0; r < R; ++r) {
             add<F>(chunk, row[r], of_output[r]);
           }
-          row += count;
-        }, kAllChunks);
+          row += rows.stride;
+        }, kChunksOf<F::kPart>);
       }
+#pragma GCC unroll 8
       for (std::size_t r = 0; r < R; ++r) sums[r][m] = of_output[r];
     }
   }
-  for (std::size_t r = 0; r < R; ++r, results += result_stride) {
+  for (std::size_t r = 0; r < num_rows; ++r, results += result_stride) {
     float found[kOutputs];
-    store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], found);
-    std::copy_n(found, num_outputs, results);
+    const bool is_whole = num_outputs == kOutputs;
+    store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3],
+               is_whole ? results : found);
+    if (!is_whole) std::copy_n(found, num_outputs, results);
   }
 }
 
-// Does so with any number of rows: R at a time, then with the rest half as many.
+// Does so with any number of rows, R or fewer at a time.
 template <class F, std::size_t R = kRowsInOrder>
 void few_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
               const Byte* weights, std::size_t row_bytes,
               std::size_t num_outputs, float* results,
               std::size_t result_stride) {
-  for (; num_rows >= R; first += R, num_rows -= R) {
-    in_order<F, R>(rows, first, weights, row_bytes, num_outputs, results,
-                   result_stride);
-    results += R * result_stride;
-  }
   if constexpr (R > 1) {
-    few_rows<F, R / 2>(rows, first, num_rows, weights, row_bytes, num_outputs,
-                       results, result_stride);
+    if (num_rows <= R / 2) {
+      return few_rows<F, R / 2>(rows, first, num_rows, weights, row_bytes,
+                                num_outputs, results, result_stride);
+    }
+  }
+  for (std::size_t n = 0; n < num_rows; n += R) {
+    in_order<F, R>(rows, first + n, std::min(R, num_rows - n), weights,
+                   row_bytes, num_outputs, results + n * result_stride,
+                   result_stride);
   }
 }
 
@@ -300,12 +324,13 @@ void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
                const Byte* weights, std::size_t row_bytes, float* results,
                std::size_t result_stride) {
   Floats sums[kRowsInCache][kOutputs];
+  Unpacker<F> unpack{rows.num_inputs};
   std::fill_n(&sums[0][0], num_rows * kOutputs, Floats{});
   const Byte* next = weights + kOutputs * row_bytes;
-  for (std::size_t k = 0; k < rows.num_inputs; k += kPart) {
-    Part parts[kOutputs];
+  for (std::size_t k = 0; k < rows.num_inputs; k += F::kPart) {
+    Part<F::kPart> parts[kOutputs];
     for (std::size_t m = 0; m < kOutputs; ++m) {
-      unpack<F>(weights + m * row_bytes, k, rows.num_inputs, parts[m]);
+      parts[m] = unpack(weights + m * row_bytes, k);
     }
     for_chunks([&](auto i) {
       Chunk chunks[kOutputs];
@@ -321,12 +346,11 @@ void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
           add<F>(chunks[m], given, sums[r][m]);
         }
       }
-    }, kAllChunks);
-    constexpr std::size_t kBytes = kOutputs * kPart / F::kSize * F::kBytes;
-    for (std::size_t i = 0; i < kBytes; i += 64) {
+    }, kChunksOf<F::kPart>);
+    for (std::size_t i = 0; i < kOutputs * kPartBytes<F>; i += 64) {
       __builtin_prefetch(next + i, 0, 2);
     }
-    next += kBytes;
+    next += kOutputs * kPartBytes<F>;
   }
   for (std::size_t r = 0; r < num_rows; ++r) {
     store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3],
@@ -432,16 +456,18 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
     using F = decltype(format);
     const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
     const std::int32_t last = bytes / row_bytes - 1;
+    Unpacker<F> unpack{num_inputs};
     for (std::size_t i = 0; i < indices.element_count(); ++i) {
       // As XLA does with indices of no row.
       const auto index = std::clamp(indices.typed_data()[i], 0, last);
       const Byte* from = weights + index * row_bytes;
-      for (std::size_t k = 0; k < num_inputs; k += kPart) {
-        Part part;
-        unpack<F>(from, k, num_inputs, part);
-        const Numbers numbers = Numbers::of(part);
-        for (std::size_t j = 0; j < std::min(kPart, num_inputs - k); ++j) {
-          const int integer = numbers.integers[j] - F::kMiddle;
+      for (std::size_t k = 0; k < num_inputs; k += F::kPart) {
+        const auto numbers =
+            Numbers<F::kPart>::of(unpack(from, k));
+        const std::size_t size = std::min(F::kPart, num_inputs - k);
+        for (std::size_t j = 0; j < size; ++j) {
+          const auto integer =
+              static_cast<std::int8_t>(numbers.integers[j] - F::kMiddle);
           *result++ = numbers.scales[j / kGroup] * integer +
                       numbers.offsets[j / kGroup];
         }

@@ -1,20 +1,16 @@
 // Blocks of weights as GGUF files have them. See ggml's quants.
 //
 // A weight is scale * (integer - kMiddle) + offset. Integers are from 0 to
-// kHighest, and 16 of them have one scale and one offset. A format unpacks 256
-// weights into registers, a part: one block of kSize weights, or eight;
-// blocks(i) says where block i is.
+// kHighest, and 16 of them have one scale and one offset. A format unpacks kPart
+// weights into registers: one block of kSize weights, or what fills a chunk.
 #pragma once
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "integers.h"
 #include "vectors.h"
 
 namespace native {
@@ -24,13 +20,12 @@ typedef Byte Bytes16 __attribute__((vector_size(16)));
 typedef Byte Bytes32 __attribute__((vector_size(32)));
 
 constexpr std::size_t kGroup = 16;  // weights with one scale
-constexpr std::size_t kPart = 256;
-constexpr std::size_t kGroups = kPart / kGroup;
 constexpr std::size_t kVectors = 4;  // of a chunk, which has a group a lane
 constexpr std::size_t kChunk = kVectors * kVectorBytes;
-constexpr std::size_t kPartChunks = kPart / kChunk;
+constexpr std::size_t kLarge = 256;  // weights of a large block
+constexpr std::size_t kLargeGroups = kLarge / kGroup;
 
-// The eights of a part are in this order, which suits pairs of them in a file.
+// Each 32 of 256 weights are in this order, which suits pairs of them in a file.
 constexpr std::size_t kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
 
 // Returns the group of a lane. Four vectors are read four bytes at a time, so
@@ -43,13 +38,16 @@ constexpr std::size_t group_of(std::size_t lane) {
 }
 
 // A number for each group, in the order of lanes.
+template <std::size_t kSize>
 struct Lanes {
-  Floats of[kPartChunks];
+  Floats of[kSize / kChunk];
 
   Lanes operator*(float factor) const {
     Lanes result;
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < kPartChunks; ++i) result.of[i] = of[i] * factor;
+    for (std::size_t i = 0; i < kSize / kChunk; ++i) {
+      result.of[i] = of[i] * factor;
+    }
     return result;
   }
 };
@@ -110,15 +108,16 @@ inline Bytes64 shifted(Bytes64 bytes, std::uint64_t first,
 }
 #endif
 
+template <std::size_t kSize>
 struct Part {
-  Bytes64 integers[kPart / sizeof(Bytes64)];
-  Lanes scales, offsets;
+  Bytes64 integers[kSize / sizeof(Bytes64)];
+  Lanes<kSize> scales, offsets;
 };
 
 // Returns lanes of bytes of T. Compilers have no vectors for it in one step.
 template <class T>
-inline Lanes to_lanes(Bytes16 bytes) {
-  Lanes result;
+inline Lanes<kLarge> to_lanes(Bytes16 bytes) {
+  Lanes<kLarge> result;
   constexpr bool kIsSigned = std::is_signed_v<T>;
 #if defined(NATIVE_AVX512)
   const auto x = (__m128i)bytes;
@@ -127,14 +126,14 @@ inline Lanes to_lanes(Bytes16 bytes) {
   result.of[0] = (Floats)_mm512_cvtepi32_ps(all);
 #elif defined(__AVX2__)
 #pragma GCC unroll 2
-  for (std::size_t i = 0; i < kPartChunks; ++i) {
+  for (std::size_t i = 0; i < kLarge / kChunk; ++i) {
     const __m128i x = i ? _mm_srli_si128((__m128i)bytes, 8) : (__m128i)bytes;
     const __m256i all =
         kIsSigned ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x);
     result.of[i] = (Floats)_mm256_cvtepi32_ps(all);
   }
 #else
-  for (std::size_t i = 0; i < kGroups; ++i) {
+  for (std::size_t i = 0; i < kLargeGroups; ++i) {
     result.of[i / kLanes][i % kLanes] = static_cast<T>(bytes[i]);
   }
 #endif
@@ -146,50 +145,74 @@ inline Bytes16 in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
   return __builtin_shufflevector(bytes, bytes, group_of(I)...);
 }
 
-constexpr auto kAllGroups = std::make_index_sequence<kGroups>();
+constexpr auto kAllGroups = std::make_index_sequence<kLargeGroups>();
 
-// Returns lanes of half floats at a place of eight blocks.
-template <class Blocks>
-[[gnu::always_inline]] inline Lanes halves(const Blocks& blocks,
-                                           std::size_t place) {
+// Returns the first numbers of the blocks of a chunk, which are half floats.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline Lanes<kChunk> halves(const Byte* from) {
   const auto at = [&](std::size_t lane) {
-    return blocks(group_of(lane) / 2) + place;
+    return from + group_of(lane) / 2 * kBytes;
   };
-  Lanes result;
+  Lanes<kChunk> result;
 #if defined(__AVX2__)
   // Lanes 0 to 3 and 4 to 7 have the same blocks, and so have the others.
   const auto of = [&](std::size_t i) { return read<short>(at(i)); };
-  const __m256 eight = _mm256_cvtph_ps(_mm_setr_epi16(
-      of(0), of(1), of(2), of(3), of(8), of(9), of(10), of(11)));
 #if defined(NATIVE_AVX512)
-  result.of[0] = (Floats)_mm512_shuffle_f32x4(_mm512_castps256_ps512(eight),
-                                              _mm512_castps256_ps512(eight),
-                                              0b01010000);
+  const __m512 all = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_setr_epi16(
+      of(0), of(1), of(2), of(3), of(8), of(9), of(10), of(11))));
+  result.of[0] = (Floats)_mm512_shuffle_f32x4(all, all, 0b01010000);
 #else
-  result.of[0] = (Floats)_mm256_permute2f128_ps(eight, eight, 0x00);
-  result.of[1] = (Floats)_mm256_permute2f128_ps(eight, eight, 0x11);
+  result.of[0] = (Floats)_mm256_cvtph_ps(_mm_setr_epi16(
+      of(0), of(1), of(2), of(3), of(0), of(1), of(2), of(3)));
 #endif
 #else
-  for (std::size_t i = 0; i < kGroups; ++i) {
-    result.of[i / kLanes][i % kLanes] = half(at(i));
-  }
+  for (std::size_t i = 0; i < kLanes; ++i) result.of[0][i] = half(at(i));
 #endif
   return result;
 }
 
-struct Q8_0 {
-  static constexpr std::size_t kSize = 32, kBytes = 34;
-  static constexpr int kMiddle = 128, kHighest = 255;
+// Reads the first two numbers of the blocks of a chunk.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline void read_halves(const Byte* from,
+                                               Lanes<kChunk>& first,
+                                               Lanes<kChunk>& second) {
+#if defined(__AVX2__)
+  const auto of = [&](std::size_t lane) {
+    return read<int>(from + group_of(lane) / 2 * kBytes);
+  };
+#if defined(NATIVE_AVX512)
+  const auto all = (Floats)_mm512_cvtph_ps(_mm256_setr_epi32(
+      of(0), of(1), of(2), of(3), of(8), of(9), of(10), of(11)));
+  first.of[0] = __builtin_shufflevector(all, all, 0, 2, 4, 6, 0, 2, 4, 6, 8, 10,
+                                        12, 14, 8, 10, 12, 14);
+  second.of[0] = __builtin_shufflevector(all, all, 1, 3, 5, 7, 1, 3, 5, 7, 9,
+                                         11, 13, 15, 9, 11, 13, 15);
+#else
+  const auto all =
+      (Floats)_mm256_cvtph_ps(_mm_setr_epi32(of(0), of(1), of(2), of(3)));
+  first.of[0] = __builtin_shufflevector(all, all, 0, 2, 4, 6, 0, 2, 4, 6);
+  second.of[0] = __builtin_shufflevector(all, all, 1, 3, 5, 7, 1, 3, 5, 7);
+#endif
+#else
+  first = halves<kBytes>(from);
+  second = halves<kBytes>(from + 2);
+#endif
+}
 
-  template <class Blocks>
-  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
-    to.scales = halves(blocks, 0);
-    to.offsets = Lanes{};
+struct Q8_0 {
+  static constexpr std::size_t kSize = 32, kBytes = 34, kPart = kChunk;
+  static constexpr int kMiddle = Integers::kTakesBytes ? 128 : 0;
+  static constexpr int kHighest = 255;
+
+  [[gnu::always_inline]] static void unpack(const Byte* from, Part<kPart>& to) {
+    to.scales = halves<kBytes>(from);
+    to.offsets = {};
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < 4; ++i) {
-      const Byte* first = blocks(kOrder[2 * i]) + 2;
-      const Byte* second = blocks(kOrder[2 * i + 1]) + 2;
-      to.integers[i] = join(read<Bytes32>(first), read<Bytes32>(second)) ^ 128;
+    for (std::size_t i = 0; i < kPart / 64; ++i) {
+      const auto block = [&](std::size_t j) {
+        return read<Bytes32>(from + kOrder[2 * i + j] * kBytes + 2);
+      };
+      to.integers[i] = join(block(0), block(1)) ^ Byte{kMiddle};
     }
   }
 };
@@ -216,9 +239,14 @@ inline Bytes64 fifth_bits(std::uint32_t first, std::uint32_t second) {
 // Returns the low four bits of 16 bytes, then the high ones; the rest is to be
 // masked.
 inline Bytes32 nibbles(const Byte* from) {
+#if defined(__AVX2__)
+  const auto twice =
+      (Words32)_mm256_broadcastsi128_si256(read<__m128i>(from));
+#else
   typedef std::uint64_t Words16 __attribute__((vector_size(16)));
   const auto pairs = read<Words16>(from);
   const Words32 twice = __builtin_shufflevector(pairs, pairs, 0, 1, 0, 1);
+#endif
   return (Bytes32)(twice >> Words32{0, 0, 4, 4});
 }
 
@@ -226,19 +254,22 @@ inline Bytes32 nibbles(const Byte* from) {
 template <bool kIsFive, bool kIsAround>
 struct Small {
   static constexpr std::size_t kHead = kIsAround ? 2 : 4;
-  static constexpr std::size_t kSize = 32;
+  static constexpr std::size_t kSize = 32, kPart = kChunk;
   static constexpr std::size_t kBytes = kHead + (kIsFive ? 20 : 16);
   static constexpr int kHighest = kIsFive ? 31 : 15;
   static constexpr int kMiddle = kIsAround ? (kHighest + 1) / 2 : 0;
 
-  template <class Blocks>
-  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
-    to.scales = halves(blocks, 0);
-    to.offsets = kIsAround ? Lanes{} : halves(blocks, 2);
+  [[gnu::always_inline]] static void unpack(const Byte* from, Part<kPart>& to) {
+    if constexpr (kIsAround) {
+      to.scales = halves<kBytes>(from);
+      to.offsets = {};
+    } else {
+      read_halves<kBytes>(from, to.scales, to.offsets);
+    }
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < 4; ++i) {
-      const Byte* first = blocks(kOrder[2 * i]);
-      const Byte* second = blocks(kOrder[2 * i + 1]);
+    for (std::size_t i = 0; i < kPart / 64; ++i) {
+      const Byte* first = from + kOrder[2 * i] * kBytes;
+      const Byte* second = from + kOrder[2 * i + 1] * kBytes;
       to.integers[i] = join(nibbles(first + kBytes - 16),
                             nibbles(second + kBytes - 16)) & 15;
       if constexpr (kIsFive) {
@@ -257,15 +288,15 @@ template <std::size_t... I>
 [[gnu::always_inline]] inline Bytes32 sixths(Bytes16 head,
                                              std::index_sequence<I...>) {
   typedef std::uint16_t Pairs __attribute__((vector_size(32)));
-  constexpr auto place = [](std::size_t i) { return group_of(i % kGroups) / 2; };
+  constexpr auto place = [](std::size_t i) { return group_of(i % kLargeGroups) / 2; };
   constexpr auto is_first = [=](std::size_t i) { return place(i) < 4; };
-  constexpr auto is_scale = [](std::size_t i) { return i < kGroups; };
+  constexpr auto is_scale = [](std::size_t i) { return i < kLargeGroups; };
   constexpr auto begin = [=](std::size_t i) { return is_scale(i) ? 4 : 8; };
   const Bytes32 low = __builtin_shufflevector(
       head, head,
-      (place(I) + (is_first(I) ? begin(I) : 8) + I / kGroups * 16)...);
+      (place(I) + (is_first(I) ? begin(I) : 8) + I / kLargeGroups * 16)...);
   const Bytes32 high = __builtin_shufflevector(
-      head, head, (place(I) % 4 + begin(I) + I / kGroups * 16)...);
+      head, head, (place(I) % 4 + begin(I) + I / kLargeGroups * 16)...);
   constexpr Bytes32 kHere = {
       static_cast<Byte>(is_first(I) ? 63 : is_scale(I) ? 15 : 0)...};
   constexpr Bytes32 kAbove = {
@@ -275,10 +306,11 @@ template <std::size_t... I>
          ((Bytes32)((Pairs)high >> 2) & kHigh);
 }
 
-[[gnu::always_inline]] inline void read_sixths(const Byte* block, Part& to) {
-  constexpr auto half_of = std::make_index_sequence<kGroups>();
+[[gnu::always_inline]] inline void read_sixths(const Byte* block,
+                                               Part<kLarge>& to) {
+  constexpr auto half_of = std::make_index_sequence<kLargeGroups>();
   const Bytes16 head = read<Bytes16>(block);
-  const Bytes32 all = sixths(head, std::make_index_sequence<2 * kGroups>());
+  const Bytes32 all = sixths(head, std::make_index_sequence<2 * kLargeGroups>());
 #if defined(__AVX2__)
   const __m128 factors = _mm_cvtph_ps((__m128i)head);
 #else
@@ -291,12 +323,12 @@ template <std::size_t... I>
 // Four or five bits, with scales and offsets that are integers, too.
 template <bool kIsFive>
 struct Large {
-  static constexpr std::size_t kSize = 256, kBytes = kIsFive ? 176 : 144;
+  static constexpr std::size_t kSize = kLarge, kPart = kLarge;
+  static constexpr std::size_t kBytes = kIsFive ? 176 : 144;
   static constexpr int kMiddle = 0, kHighest = kIsFive ? 31 : 15;
 
-  template <class Blocks>
-  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
-    const Byte* block = blocks(0);
+  [[gnu::always_inline]] static void unpack(const Byte* block,
+                                            Part<kPart>& to) {
     read_sixths(block, to);
 #pragma GCC unroll 2
     for (std::size_t i = 0; i < 2; ++i) {
@@ -318,16 +350,15 @@ struct Large {
 };
 
 struct Q6_K {
-  static constexpr std::size_t kSize = 256, kBytes = 210;
+  static constexpr std::size_t kSize = kLarge, kPart = kLarge, kBytes = 210;
   static constexpr int kMiddle = 32, kHighest = 63;
 
-  template <class Blocks>
-  [[gnu::always_inline]] static void unpack(const Blocks& blocks, Part& to) {
-    const Byte* block = blocks(0);
+  [[gnu::always_inline]] static void unpack(const Byte* block,
+                                            Part<kPart>& to) {
     to.scales = to_lanes<std::int8_t>(
                     in_lanes(read<Bytes16>(block + 192), kAllGroups)) *
                 half(block + 208);
-    to.offsets = Lanes{};
+    to.offsets = {};
 #pragma GCC unroll 2
     for (std::size_t i = 0; i < 2; ++i) {
       const auto bits = read<Bytes32>(block + 128 + 32 * i);

@@ -1,12 +1,6 @@
 // Products of vectors of int8, summed in int32.
 #pragma once
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
-
 #include <cstddef>
 #include <cstdint>
 
@@ -65,9 +59,11 @@ struct Integers {
           kTakesBytes ? 0 : 32767 / (2 * 127 * kHighest);
       if constexpr (kFitting > 0) {
         __m256i pairs = _mm256_setzero_si256();
-        for (std::size_t j = i; j < std::min(kCount, i + kFitting); ++j) {
-          const __m256i next =
-              _mm256_maddubs_epi16((__m256i)weights[j], (__m256i)rows[j]);
+#pragma GCC unroll 8
+        for (std::size_t j = 0; j < kFitting; ++j) {
+          if (i + j == kCount) break;
+          const __m256i next = _mm256_maddubs_epi16((__m256i)weights[i + j],
+                                                    (__m256i)rows[i + j]);
           pairs = _mm256_add_epi16(pairs, next);
         }
         sum += (Sum)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

@@ -34,7 +34,7 @@ REMEDY = (
   'install one (on Debian and Ubuntu: apt install g++; on macOS: xcode-select '
   '--install), or name it in CXX'
 )
-_FLAGS = ('-O2', '-std=c++17', '-fPIC', '-pthread')
+_FLAGS = ('-O2', '-std=c++17', '-ffp-contract=off', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')

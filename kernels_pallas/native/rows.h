@@ -44,7 +44,7 @@ template <class T, class To>
   for (std::size_t k = 0; k < size; k += kLanes) {
     store_some(total, k, size, some(x, k, size) + some(added, k, size));
     const Floats sum = some(total, k, size);
-    squares += sum * sum;
+    squares = multiply_add(sum, sum, squares);
   }
   float sums[4];
   store_sums(squares, squares, squares, squares, sums);

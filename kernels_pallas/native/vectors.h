@@ -1,6 +1,12 @@
 // Vectors of the widest kind that the target of the compiler has.
 #pragma once
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +60,20 @@ void with_size(std::size_t size, const Run& run) {
     if (size < kMost) return with_size<kMost - 1>(size, run);
   }
   run(std::integral_constant<std::size_t, kMost>());
+}
+
+// Returns a * b + sum, rounded once. It is not for the compiler to choose where:
+// a row would have other bits beside other rows.
+inline Floats multiply_add(Floats a, Floats b, Floats sum) {
+#if defined(NATIVE_AVX512)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__ARM_NEON)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + sum;
+#endif
 }
 
 // Returns a vector of T at any address.
