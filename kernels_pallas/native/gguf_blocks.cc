@@ -135,8 +135,8 @@ struct Numbers {
   }
 };
 
-// Rounds block i of a chunk of a row to integers.
-void round_block(const float* from, std::size_t i, Numbers<kChunk>& to) {
+// Rounds block i of a part of a row to integers.
+void round_block(const float* from, std::size_t i, Numbers<kSmall>& to) {
   std::uint32_t bits[kBlock], highest_bits = 0;
   std::memcpy(bits, from, sizeof(bits));
   for (std::uint32_t x : bits) {
@@ -172,20 +172,23 @@ class Rows {
       : count(count),
         stride(divide_up(count, together(count)) * together(count)),
         num_inputs(num_inputs),
-        chunks_(divide_up(num_inputs, kChunk) * stride) {}
+        chunks_(divide_up(num_inputs, kSmall) * kSmall / kChunk * stride) {}
 
   const Chunk* at(std::size_t chunk) const {
     return chunks_.data() + chunk * stride;
   }
 
   void round(std::size_t n, const float* row) {
-    for (std::size_t k = 0; k < num_inputs; k += kChunk) {
-      const std::size_t size = std::min(kChunk, num_inputs - k);
-      Numbers<kChunk> numbers = {};
+    for (std::size_t k = 0; k < num_inputs; k += kSmall) {
+      const std::size_t size = std::min(kSmall, num_inputs - k);
+      Numbers<kSmall> numbers = {};
       for (std::size_t i = 0; i < size / kBlock; ++i) {
         round_block(row + k + i * kBlock, i, numbers);
       }
-      chunks_.data()[k / kChunk * stride + n] = arrange<0>(numbers.part());
+      const Part<kSmall> part = numbers.part();
+      for_chunks([&](auto i) {
+        chunks_.data()[(k / kChunk + i()) * stride + n] = arrange<i()>(part);
+      }, kChunksOf<kSmall>);
     }
   }
 

@@ -2,7 +2,7 @@
 //
 // A weight is scale * (integer - kMiddle) + offset. Integers are from 0 to
 // kHighest, and 16 of them have one scale and one offset. A format unpacks kPart
-// weights into registers: one block of kSize weights, or what fills a chunk.
+// weights into registers: one block of kSize weights, or a few.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,11 @@ constexpr std::size_t kGroup = 16;  // weights with one scale
 constexpr std::size_t kVectors = 4;  // of a chunk, which has a group a lane
 constexpr std::size_t kChunk = kVectors * kVectorBytes;
 constexpr std::size_t kLarge = 256;  // weights of a large block
+// Those of small blocks that are unpacked together.
+constexpr std::size_t kSmall = std::max<std::size_t>(kChunk, 128);
 constexpr std::size_t kLargeGroups = kLarge / kGroup;
 
-// Each 32 of 256 weights are in this order, which suits pairs of them in a file.
+// Each 32 of 128 weights are in this order, which suits pairs of them in a file.
 constexpr std::size_t kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
 
 // Returns the group of a lane. Four vectors are read four bytes at a time, so
@@ -59,8 +61,14 @@ inline T read(const Byte* from) {
   return value;
 }
 
+#if defined(__aarch64__)
+typedef __fp16 Half;  // GCC has the other name since version 13
+#else
+typedef _Float16 Half;
+#endif
+
 inline float half(const Byte* from) {
-  return static_cast<float>(read<_Float16>(from));
+  return static_cast<float>(read<Half>(from));
 }
 
 typedef std::uint64_t Words32 __attribute__((vector_size(32)));
@@ -147,13 +155,13 @@ inline Bytes16 in_lanes(Bytes16 bytes, std::index_sequence<I...>) {
 
 constexpr auto kAllGroups = std::make_index_sequence<kLargeGroups>();
 
-// Returns the first numbers of the blocks of a chunk, which are half floats.
+// Returns the first numbers of the blocks of a part, which are half floats.
 template <std::size_t kBytes>
-[[gnu::always_inline]] inline Lanes<kChunk> halves(const Byte* from) {
+[[gnu::always_inline]] inline Lanes<kSmall> halves(const Byte* from) {
   const auto at = [&](std::size_t lane) {
     return from + group_of(lane) / 2 * kBytes;
   };
-  Lanes<kChunk> result;
+  Lanes<kSmall> result;
 #if defined(__AVX2__)
   // Lanes 0 to 3 and 4 to 7 have the same blocks, and so have the others.
   const auto of = [&](std::size_t i) { return read<short>(at(i)); };
@@ -166,16 +174,18 @@ template <std::size_t kBytes>
       of(0), of(1), of(2), of(3), of(0), of(1), of(2), of(3)));
 #endif
 #else
-  for (std::size_t i = 0; i < kLanes; ++i) result.of[0][i] = half(at(i));
+  for (std::size_t i = 0; i < kSmall / kGroup; ++i) {
+    result.of[i / kLanes][i % kLanes] = half(at(i));
+  }
 #endif
   return result;
 }
 
-// Reads the first two numbers of the blocks of a chunk.
+// Reads the first two numbers of the blocks of a part.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void read_halves(const Byte* from,
-                                               Lanes<kChunk>& first,
-                                               Lanes<kChunk>& second) {
+                                               Lanes<kSmall>& first,
+                                               Lanes<kSmall>& second) {
 #if defined(__AVX2__)
   const auto of = [&](std::size_t lane) {
     return read<int>(from + group_of(lane) / 2 * kBytes);
@@ -200,7 +210,7 @@ template <std::size_t kBytes>
 }
 
 struct Q8_0 {
-  static constexpr std::size_t kSize = 32, kBytes = 34, kPart = kChunk;
+  static constexpr std::size_t kSize = 32, kBytes = 34, kPart = kSmall;
   static constexpr int kMiddle = Integers::kTakesBytes ? 128 : 0;
   static constexpr int kHighest = 255;
 
@@ -254,7 +264,7 @@ inline Bytes32 nibbles(const Byte* from) {
 template <bool kIsFive, bool kIsAround>
 struct Small {
   static constexpr std::size_t kHead = kIsAround ? 2 : 4;
-  static constexpr std::size_t kSize = 32, kPart = kChunk;
+  static constexpr std::size_t kSize = 32, kPart = kSmall;
   static constexpr std::size_t kBytes = kHead + (kIsFive ? 20 : 16);
   static constexpr int kHighest = kIsFive ? 31 : 15;
   static constexpr int kMiddle = kIsAround ? (kHighest + 1) / 2 : 0;
