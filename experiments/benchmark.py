@@ -10,7 +10,6 @@ results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
 """
 
 import pathlib
-import sys
 import time
 
 import tqdm
@@ -159,8 +158,11 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
       decoder = shared_flags.make_decoder(
         mode, target, drafts.get(mode), policy=policy_flags.make(mode)
       )
-      print(f'compiling for {mode}...', file=sys.stderr, flush=True)
-      decoder.warmup(longest + sampling.max_new_tokens, sampling)
+      decoder.warmup(
+        longest + sampling.max_new_tokens,
+        sampling,
+        show_progress=f'compiling for {mode}',
+      )
       runners[mode] = benchmark_run.make_runner(
         decoder,
         forced_acceptance if mode in modes_lib.PERSISTENT_TREES else None,

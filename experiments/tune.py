@@ -10,7 +10,6 @@ neighbouring sizes by decoding prompts, and writes a configuration for --config.
 
 import dataclasses
 import pathlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -176,11 +175,14 @@ class _Tuner:
   def _decoder(self, tree: ss.TreeConfig) -> ss.Decoder:
     if tree not in self._decoders:
       sizes = f'{tree.num_nodes}/{tree.width}/{tree.num_draft_steps}'
-      print(f'compiling for bs/w/d {sizes}...', file=sys.stderr, flush=True)
       decoder = ss.Decoder(
         self._target, self._draft, tree=tree, run_ahead=tree_flags.run_ahead()
       )
-      decoder.warmup(self._max_total_tokens, shared_flags.sampling())
+      decoder.warmup(
+        self._max_total_tokens,
+        shared_flags.sampling(),
+        show_progress=f'compiling for bs/w/d {sizes}',
+      )
       self._decoders[tree] = decoder
     return self._decoders[tree]
 

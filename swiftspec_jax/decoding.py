@@ -161,12 +161,15 @@ class Decoder:
     self,
     max_total_tokens: int,
     sampling: SamplingParams = SamplingParams(),
+    *,
+    show_progress: str | None = None,
   ) -> None:
-    """Runs all programs that requests of up to `max_total_tokens` can need.
+    """Readies all programs that requests of up to `max_total_tokens` can need.
 
     Args:
       max_total_tokens: tokens of a prompt and its output together.
       sampling: parameters that use the same features as the requests to come.
+      show_progress: label of a bar on standard error, None for no bar.
 
     Raises:
       UserError: an iterator of this decoder has not ended.
@@ -176,6 +179,7 @@ class Decoder:
       engine.run_programs(
         slot_sampling.level_of(sampling),
         has_grammar=sampling.structured_outputs is not None,
+        show_progress=show_progress,
       )
 
   @contextlib.contextmanager

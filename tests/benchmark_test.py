@@ -225,14 +225,14 @@ def test_ctrl_c_while_compiling(flags, tmp_path, monkeypatch):
     '--modes=prompt_lookup',
     f'--output_dir={tmp_path / "results"}',
   ) as process:
-    while process.stderr.readline() != 'compiling for prompt_lookup...\n':
+    while 'compiling for prompt_lookup' not in process.stderr.readline():
       assert process.poll() is None
     # Somewhere in the middle, where it used to crash.
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     status, output, complaints = programs.finish(process)
   assert status == 130
-  assert complaints == '\ninterrupted\n'
+  assert complaints.endswith('\ninterrupted\n')
   assert not output
   assert not list((tmp_path / 'results').iterdir())
 

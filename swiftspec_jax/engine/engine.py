@@ -12,11 +12,13 @@ Legend: R rows of a step, B of them decode, U slots, K longest draft.
 
 import collections
 import dataclasses
+import functools
 import time
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 
 from swiftspec_jax import errors, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
@@ -42,7 +44,7 @@ from swiftspec_jax.step import buckets, step_input, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
-from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
+from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.target import Target
 
@@ -364,23 +366,46 @@ class Engine(Frontend):
     self._target.assign(rows, is_new)
 
   def run_programs(
-    self, level: SamplingLevel, *, has_grammar: bool = False
+    self,
+    level: SamplingLevel,
+    *,
+    has_grammar: bool = False,
+    show_progress: str | None = None,
   ) -> None:
-    """Runs all programs for a level of sampling; only without requests.
+    """Readies all programs for a level of sampling; only without requests.
 
-    More than to compile them: what XLA prepares when a program first runs is
-    prepared, too.
+    Those that read prompts are compiled. Others run, too, for what XLA prepares
+    when a program first runs.
+
+    Args:
+      level: level of sampling.
+      has_grammar: whether outputs follow grammars.
+      show_progress: label of a bar on standard error, None for no bar.
     """
     self._target.warm_up()
-    for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
-      for length in buckets.text_lengths(flat.context):
+    self.scheduler.forget_pages()
+    for flat in tqdm.tqdm(
+      [*self.sizes.all_plain(), *self.sizes.all_mixed()],
+      show_progress,
+      unit='size',
+      disable=show_progress is None,
+    ):
+      target, drafter = self._target, self.drafter
+      lengths = buckets.text_lengths(flat.context)
+      if self.sizes.is_for_prompts(flat):
+        target, drafter = target.compiling(), drafter.compiling()
+        lengths = lengths[-1:]
+      for length in lengths:
+        step = warm_up.made_up_step(flat, length)
+        run = functools.partial(
+          warm_up.run_step, self.sizes, target, flat, step, level
+        )
         for search in warm_up.searches(flat, self.drafter):
-          output = self.enqueue_trial(flat, length, level, *search)
-          jax.block_until_ready(output[0])
+          jax.block_until_ready(run(*search)[0])
         if has_grammar:
-          self.enqueue_trial(flat, length, level, has_grammar=True)
-      if self.drafter.has_programs and flat.block_size > 1:
-        self.drafter.warm_up(flat)
+          run(has_grammar=True)
+      if drafter.has_programs and flat.block_size > 1:
+        drafter.warm_up(flat)
 
   def trial(self, flat: StepSizes, num_positions: int) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
@@ -396,17 +421,8 @@ class Engine(Frontend):
     jax.block_until_ready(self.enqueue_trial(flat, num_positions)[0])
     return warm_up.made_up_step(flat, num_positions)
 
-  def enqueue_trial(
-    self,
-    flat: StepSizes,
-    num_positions: int,
-    level: SamplingLevel = SamplingLevel.GREEDY,
-    search: Search | None = None,
-    least_found: int = 0,
-    *,
-    has_grammar: bool = False,
-  ) -> Any:
-    """Enqueues an invented step of the target.
+  def enqueue_trial(self, flat: StepSizes, num_positions: int) -> Any:
+    """Enqueues an invented step of the target, greedy and without drafts.
 
     Only without requests. What past ones have left in pages is lost.
 
@@ -414,10 +430,6 @@ class Engine(Frontend):
       flat: sizes of the step.
       num_positions: positions of its longest row, among those that take the
         context.
-      level: level of sampling.
-      search: lookup that it does.
-      least_found: tokens that this finds at least.
-      has_grammar: whether an output of the step follows a grammar.
 
     Returns:
       What the host would read, and the drafts.
@@ -425,13 +437,4 @@ class Engine(Frontend):
     jax.block_until_ready([unread.output for unread in self._unread])
     self.scheduler.forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
-    return warm_up.run_step(
-      self.sizes,
-      self._target,
-      flat,
-      step,
-      level,
-      search,
-      least_found,
-      has_grammar=has_grammar,
-    )
+    return warm_up.run_step(self.sizes, self._target, flat, step)

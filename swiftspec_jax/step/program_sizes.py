@@ -117,6 +117,11 @@ class ProgramSizes:
       and num_tokens < buckets.max_query_tokens
     )
 
+  def is_for_prompts(self, sizes: StepSizes) -> bool:
+    """Whether steps have more tokens than all rows and their longest drafts."""
+    buckets = self.scheduler.buckets
+    return sizes.num_tokens > buckets.max_rows * (buckets.max_length + 1)
+
   def pad_query_tokens(
     self, num_tokens: np.ndarray, *, has_prompts: bool
   ) -> int:
