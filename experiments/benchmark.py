@@ -12,7 +12,6 @@ results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
 import pathlib
 import time
 
-import tqdm
 from absl import flags
 
 from experiments.flags import run_flags
@@ -100,14 +99,17 @@ def main() -> None:
       'num_resumed': len(records),
       **peers.facts(target, _PEERS.value),
     }
-    jobs = benchmark_run.plan(encoded, modes, _REPEATS.value)
+    jobs = [
+      job
+      for job in benchmark_run.plan(encoded, modes, _REPEATS.value)
+      if job.key not in done
+    ]
     num_before = compilations.count
     interruption = None
     try:
-      for record in _measure(jobs, runners, samplings, done):
-        if is_first:
-          benchmark_output.append(directory, record)
-          records.append(record)
+      benchmark_run.run(
+        jobs, runners, samplings, records, directory if is_first else None
+      )
     except KeyboardInterrupt as error:
       interruption = error
   facts['compile_count'] = compilations.count
@@ -179,20 +181,6 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   for _ in benchmark_run.measure(jobs, runners, [sampling]):
     pass
   return runners
-
-
-def _measure(jobs, runners, samplings, done):
-  """Yields what is missing, and shows how far it is."""
-  with tqdm.tqdm(
-    total=len(jobs), initial=len(done), unit='run', mininterval=0.5
-  ) as progress:
-    for record in benchmark_run.measure(jobs, runners, samplings, done):
-      yield record
-      speed = benchmark_report.speed([record]) or 0
-      progress.set_postfix_str(
-        f'{record.mode} {speed:.1f} tokens/s', refresh=False
-      )
-      progress.update()
 
 
 def _report(records, modes, directory, facts) -> None:

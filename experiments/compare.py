@@ -19,7 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 from experiments.flags import load_flags, run_flags
@@ -192,10 +191,7 @@ def _decode(
   for _ in benchmark_run.measure(warmup, runners, [sampling]):
     pass
   try:
-    found = benchmark_run.measure(jobs, runners, [sampling])
-    for record in tqdm.tqdm(found, total=len(jobs), desc='prompts'):
-      benchmark_output.append(folder, record)
-      records.append(record)
+    benchmark_run.run(jobs, runners, [sampling], records, folder)
   finally:
     if records:
       _report_prompts(names, records, directory, target.dtype.name)

@@ -179,15 +179,7 @@ def _measure(
       output_files.append_line(directory / _TIMELINES, line)
   samplings = shared_flags.samplings(_REPEATS.value)
   jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
-  done = {record.key for record in records}
-  with tqdm.tqdm(
-    total=len(jobs), initial=len(done), desc='measuring', mininterval=0.5
-  ) as progress:
-    for record in benchmark_run.measure(jobs, runners, samplings, done):
-      benchmark_output.append(directory, record)
-      records.append(record)
-      progress.set_postfix_str(record.mode, refresh=False)
-      progress.update()
+  benchmark_run.run(jobs, runners, samplings, records, directory)
 
 
 def _runner(

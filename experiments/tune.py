@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
+from experiments.output import benchmark_output
 from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 from swiftspec_jax.cli import (
@@ -169,8 +169,9 @@ class _Tuner:
     }
     samplings = [shared_flags.sampling()] * _REPEATS.value
     jobs = benchmark_run.plan(self._encoded, list(trees), _REPEATS.value)
-    records = benchmark_run.measure(jobs, runners, samplings)
-    return list(tqdm.tqdm(records, total=len(jobs), desc=stage))
+    records: list[benchmark_output.Record] = []
+    benchmark_run.run(jobs, runners, samplings, records, label=stage)
+    return records
 
   def _decoder(self, tree: ss.TreeConfig) -> ss.Decoder:
     if tree not in self._decoders:

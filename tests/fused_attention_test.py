@@ -11,7 +11,7 @@ import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
 
 from kernels_pallas import comparison
-from kernels_pallas.fused_attention import api, pallas_gpu, reference
+from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
 from kernels_pallas.fused_paged_attention import api as paged_api
 from kernels_pallas.fused_paged_attention import arg_specs as paged_specs
 from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
@@ -128,6 +128,25 @@ def test_equals_oracle(name, case):
   close(keys, want_cache[0])
   # A key may be rounded the other way.
   np.testing.assert_array_equal(values, want_cache[1])
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+def test_norms_of_heads(dtype):
+  rng = np.random.default_rng(0)
+  heads = jnp.asarray(rng.standard_normal((2, 3, 2, 5, 24)), dtype)
+  query_scale, key_scale = rng.standard_normal((2, 24)).astype(np.float32)
+  got = native.norm_heads(heads, query_scale, key_scale, 1e-5)
+  assert got.dtype == heads.dtype
+  scales = np.stack([query_scale] * 3 + [key_scale])
+  wide = np.asarray(heads, np.float64)
+  keys = wide[..., :4, :]
+  square = np.mean(keys**2, axis=-1, keepdims=True)
+  want = keys / np.sqrt(square + 1e-5) * scales
+  tolerance = {'float32': 1e-6, 'bfloat16': 1e-2, 'float16': 1e-3}[dtype]
+  np.testing.assert_allclose(
+    np.asarray(got[..., :4, :], np.float64), want, tolerance, tolerance
+  )
+  np.testing.assert_array_equal(got[..., 4, :], heads[..., 4, :])
 
 
 def test_a_chain_has_no_mask(monkeypatch):

@@ -160,8 +160,7 @@ def test_other_dtypes_have_the_norm_of_float32():
 
 
 def test_one_cpu_keeps_the_blocks_unless_it_is_told_otherwise(file):
-  rotates_alone = 'gemma3' not in str(file)
-  assert load(file).config.weight_dtype == ('stored' if rotates_alone else None)
+  assert load(file).config.weight_dtype == 'stored'
   assert load(file, weight_dtype='wide').name == f'{load(file).name} (wide)'
   for options in ({'dtype': 'float32'}, {'kernels': 'reference'}):
     assert load(file, **options).config.weight_dtype is None

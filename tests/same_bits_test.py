@@ -179,10 +179,15 @@ def check_pages(model, text, want, rng):
   )
 
 
-@pytest.mark.parametrize('name', DTYPES)
-def test_of_a_tiny_model(name):
+@pytest.mark.parametrize(
+  ('name', 'has_norms'),
+  [*((name, False) for name in DTYPES), ('float32', True), ('bfloat16', True)],
+)
+def test_of_a_tiny_model(name, has_norms):
   dtype, weight_dtype = DTYPES[name]
-  config = dataclasses.replace(CONFIG, weight_dtype=weight_dtype)
+  config = dataclasses.replace(
+    CONFIG, weight_dtype=weight_dtype, use_qk_norm=has_norms
+  )
   check(testing.random_model(config, dtype=dtype), seed=0)
 
 

@@ -85,12 +85,7 @@ def speed(records: Sequence[Record]) -> float | None:
   seconds = sum(record.decode_seconds for record in records)
   if not seconds:
     return None
-  return sum(map(_decoded_tokens, records)) / seconds
-
-
-def _decoded_tokens(record: Record) -> int:
-  known = record.decoded_tokens
-  return record.new_tokens if known is None else known  # older files
+  return sum(record.timed_tokens for record in records) / seconds
 
 
 def forced_label(summary: dict[str, dict[str, Any]]) -> str:

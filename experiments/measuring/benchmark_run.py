@@ -1,8 +1,10 @@
 """Measures: every prompt in every mode, one after the other."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import tqdm
 from absl import logging
 
 import swiftspec_jax as ss
@@ -130,11 +132,46 @@ def plan(
   return jobs
 
 
+def run(
+  jobs: Sequence[Job],
+  runners: Mapping[str, Runner],
+  samplings: Sequence[ss.SamplingParams],
+  records: list[benchmark_output.Record],
+  directory: pathlib.Path | None = None,
+  *,
+  label: str | None = None,
+) -> None:
+  """Adds what is missing to the records, and shows how far it is.
+
+  Args:
+    jobs: jobs in their order.
+    runners: one for each mode.
+    samplings: one for each repeat.
+    records: results so far.
+    directory: folder whose file gets every new record; None for no file.
+    label: what the bar calls it.
+  """
+  done = {record.key for record in records}
+  missing = [job for job in jobs if job.key not in done]
+  with tqdm.tqdm(
+    desc=label, total=len(missing), unit='run', mininterval=0.5
+  ) as progress:
+    for record in measure(missing, runners, samplings):
+      if directory is not None:
+        benchmark_output.append(directory, record)
+      records.append(record)
+      seconds = max(record.decode_seconds, 1e-9)
+      progress.set_postfix_str(
+        f'{record.mode} {record.timed_tokens / seconds:.1f} tokens/s',
+        refresh=False,
+      )
+      progress.update()
+
+
 def measure(
   jobs: Sequence[Job],
   runners: Mapping[str, Runner],
   samplings: Sequence[ss.SamplingParams],
-  done: Collection[tuple[int | str, str, int]] = (),
 ) -> Iterator[benchmark_output.Record]:
   """Yields a record for each job.
 
@@ -142,11 +179,8 @@ def measure(
     jobs: jobs in their order.
     runners: one for each mode.
     samplings: one for each repeat.
-    done: keys of jobs that are left out.
   """
   for job in jobs:
-    if job.key in done:
-      continue
     runner = runners[job.mode]
     request = runner.prepare(
       ss.Request(token_ids=job.token_ids, sampling=samplings[job.repeat])

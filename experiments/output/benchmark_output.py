@@ -57,6 +57,13 @@ class Record:
     """What tells this result from the others of a run."""
     return self.question_id, self.mode, self.repeat
 
+  @property
+  def timed_tokens(self) -> int:
+    """Tokens that `decode_seconds` gave."""
+    if self.decoded_tokens is None:
+      return self.new_tokens  # older files
+    return self.decoded_tokens
+
 
 def make_record(
   prompt: Prompt,

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas.native import library
 from kernels_pallas.tree_attention import native
@@ -59,6 +60,35 @@ def fused_attention(
     **options,
   )
   return attended.astype(heads.dtype), keys, values
+
+
+def norm_heads(
+  heads: jax.Array,
+  query_scale: jax.Array,
+  key_scale: jax.Array,
+  epsilon: float,
+) -> jax.Array:
+  """Returns heads [..., G, Q + 2, E] with a norm of each query and key.
+
+  Args:
+    heads: [..., G, Q + 2, E] as in `api.fused_attention`.
+    query_scale: f32[E] factors of queries after the norm.
+    key_scale: f32[E] factors of keys.
+    epsilon: number that is added to the mean square.
+  """
+  flat = heads.reshape(-1, *heads.shape[-3:])
+  if heads.dtype not in (jnp.float32, jnp.bfloat16):
+    flat = flat.astype(jnp.float32)
+  normed = library.call(
+    'norm_heads',
+    jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+    flat,
+    query_scale.astype(jnp.float32),
+    key_scale.astype(jnp.float32),
+    in_place={0: 0},
+    epsilon=np.float32(epsilon),
+  )
+  return normed.reshape(heads.shape).astype(heads.dtype)
 
 
 def rotate_and_write(

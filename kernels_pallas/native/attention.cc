@@ -16,6 +16,7 @@
 
 #include "exponentials.h"
 #include "parallel.h"
+#include "rows.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -385,6 +386,47 @@ ffi::Error paged_attention_call(
   return attend_all(pool, call);
 }
 
+// Gives a head its root-mean-square norm.
+template <class T>
+[[gnu::noinline]] void norm_head(T* head, const float* scale, float epsilon,
+                                 std::size_t head_dim) {
+  Floats squares = {};
+  for (std::size_t e = 0; e < head_dim; e += kLanes) {
+    const Floats x = some(head, e, head_dim);
+    squares = multiply_add(x, x, squares);
+  }
+  float sums[4];
+  store_sums(squares, squares, squares, squares, sums);
+  const float factor = 1 / std::sqrt(sums[0] / head_dim + epsilon);
+  for (std::size_t e = 0; e < head_dim; e += kLanes) {
+    const Floats x = some(head, e, head_dim) * factor;
+    store_some(head, e, head_dim, x * some(scale, e, head_dim));
+  }
+}
+
+// The heads are those of the results, as XLA gives these the same memory.
+ffi::Error norm_heads_call(ffi::ThreadPool pool, ffi::AnyBuffer,
+                           ffi::Buffer<ffi::F32> query_scale,
+                           ffi::Buffer<ffi::F32> key_scale,
+                           ffi::Result<ffi::AnyBuffer> heads, float epsilon) {
+  const auto shape = heads->dimensions();  // [N, G, Q + 2, E]
+  const std::size_t num_heads = shape[2], head_dim = shape[3];
+  return with_type(*heads, [&](auto type) {
+    using T = decltype(type);
+    parallel_if(pool, heads->element_count(), shape[0] * shape[1],
+                [&](std::size_t i) {
+                  T* head = static_cast<T*>(heads->untyped_data()) +
+                            i * num_heads * head_dim;
+                  for (std::size_t h = 2; h < num_heads; ++h) {
+                    norm_head(head, query_scale.typed_data(), epsilon,
+                              head_dim);
+                    head += head_dim;
+                  }
+                  norm_head(head, key_scale.typed_data(), epsilon, head_dim);
+                });
+  });
+}
+
 // Rotates a head: its first and second half are the pairs.
 template <class S>
 void rotate(const S* head, const float* cos, const float* sin,
@@ -505,6 +547,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention, paged_attention_call,
                                   .Attr<float>("scale")
                                   .Attr<std::int64_t>("window")
                                   .Attr<float>("soft_cap"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(norm_heads, norm_heads_call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()         // heads
+                                  .Arg<ffi::Buffer<ffi::F32>>()  // query_scale
+                                  .Arg<ffi::Buffer<ffi::F32>>()  // key_scale
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("epsilon"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rotate_and_write, rotate_and_write_call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -27,7 +27,12 @@ from kernels_pallas import user_cache
 # Functions of each library, targets of `jax.ffi`. The source is NAME.cc.
 HANDLERS = {
   'few_rows': ('few_rows_float32', 'few_rows_bfloat16', 'few_rows_int8'),
-  'attention': ('rotate_and_write', 'tree_attention', 'paged_attention'),
+  'attention': (
+    'norm_heads',
+    'rotate_and_write',
+    'tree_attention',
+    'paged_attention',
+  ),
   'gguf_blocks': ('gguf_multiply', 'gguf_take'),
 }
 REMEDY = (

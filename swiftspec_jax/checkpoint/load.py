@@ -197,7 +197,7 @@ def _for_native_kernels(
 ) -> str | None:
   """Returns the `weight_dtype` on one CPU; its library is being compiled."""
   is_asked_for = weight_dtype is not None or dtype is not None
-  has_kernels = source.has_blocks and attention.rotates_alone(source.config)
+  has_kernels = source.has_blocks and attention.suits_native(source.config)
   if has_kernels and not is_asked_for:
     try:
       library.check('gguf_blocks')

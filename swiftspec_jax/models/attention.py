@@ -9,8 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from kernels_pallas.fused_attention import reference
+from kernels_pallas.fused_attention import api, native, reference
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.params import Params
@@ -74,7 +75,17 @@ def over_layers(
 
 def rotates_alone(config: ModelConfig) -> bool:
   """Returns whether a rotation is all between the product and attention."""
-  return not (config.use_qk_norm or config.irope or config.gemma4)
+  return suits_native(config) and not config.use_qk_norm
+
+
+def suits_native(config: ModelConfig) -> bool:
+  """Returns whether norms and rotation are all between the two."""
+  return not (config.irope or config.gemma4)
+
+
+def is_native(config: ModelConfig, mesh: Mesh | None) -> bool:
+  """Returns whether kernels of one CPU do all from the product on."""
+  return suits_native(config) and api.is_native_on(mesh, config.kernels)
 
 
 def heads(
@@ -100,6 +111,9 @@ def heads(
   if config.use_qkv_bias:
     qkv = qkv + layer['qkv_bias'][None, None]
   if rotates:
+    if config.use_qk_norm:
+      scales = layer['query_norm'], layer['key_norm']
+      qkv = native.norm_heads(qkv, *scales, config.norm_eps)
     return qkv, *encoding
   queries, new_keys, new_values = qkv[:, :, :, :num_groups], None, None
   if config.num_kv_parts:

@@ -146,8 +146,8 @@ def forward_with_features(
     attend=attend,
     attend_from_heads=attend_from_heads,
   )
-  is_fused = attention.rotates_alone(config) and (
-    is_few or fused_api.is_native_on(mesh, kernels)
+  is_fused = attention.is_native(config, mesh) or (
+    is_few and attention.rotates_alone(config)
   )
   x, features = run_layers(
     params,

@@ -302,11 +302,11 @@ def _attend(
 
 def _is_fused(config, batch, cache) -> bool:
   """Whether rotation and write belong to attention."""
+  mesh = cache.sharding.mesh
+  if attention.is_native(config, mesh):
+    return True
   if not attention.rotates_alone(config):
     return False
-  mesh = cache.sharding.mesh
-  if fused_api.is_native_on(mesh, config.kernels):
-    return True
   if len(batch.positions) > _MOST_KERNEL_TOKENS:
     return False
   if isinstance(cache, dense.KVCache):

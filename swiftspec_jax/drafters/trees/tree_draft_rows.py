@@ -30,6 +30,7 @@ from swiftspec_jax.drafters.trees import (
   tree_draft,
 )
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import attention
 from swiftspec_jax.policies.prediction.round_rates import RoundRates
 from swiftspec_jax.step import ahead_of_time, buckets, unread_tokens
 from swiftspec_jax.step import rows as rows_lib
@@ -201,7 +202,12 @@ class TreeDraftRows:
     )
 
   def context(self, start: int, size: int) -> int:
-    """Returns rows of the cache under the attention of a chunk."""
+    """Returns rows of the cache under the attention of a chunk.
+
+    All where attention reads none but those that it needs.
+    """
+    if attention.is_native(self._model.config, self._model.mesh):
+      return self.capacity
     end = self._start(start, size) + size
     return buckets.context_of(end, self.capacity)
 
