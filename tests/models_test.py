@@ -270,8 +270,9 @@ def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
 
-  np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=1e-5)
-  np.testing.assert_allclose(tree(many), tree(one), atol=1e-5)
+  # One CPU adds up norms and products in another order.
+  np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=2e-5)
+  np.testing.assert_allclose(tree(many), tree(one), atol=2e-5)
   for whole_shape, shape, spec in axis_sizes(many):
     for size, padded, whole, axis in zip(
       shape, whole_shape, spec.shape, spec.axes, strict=True
