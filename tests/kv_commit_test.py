@@ -18,7 +18,13 @@ from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu, reference
+from kernels_pallas.kv_commit import (
+  api,
+  native,
+  pallas_gpu,
+  pallas_tpu,
+  reference,
+)
 from kernels_pallas.paged_commit import api as paged_api
 from kernels_pallas.paged_commit import pallas_gpu as paged_gpu
 
@@ -27,6 +33,7 @@ pytestmark = pytest.mark.usefixtures('no_races')
 
 IMPLEMENTATIONS = {
   'reference': reference.kv_commit,
+  'native': native.kv_commit,
   'pallas_tpu': functools.partial(
     pallas_tpu.kv_commit, interpret=interpret_tpu()
   ),
@@ -120,7 +127,7 @@ def test_equals_oracle(name, case):
   check(name, CASES[case], arguments(CASES[case]))
 
 
-@pytest.mark.parametrize('name', ['reference', 'pallas_gpu'])
+@pytest.mark.parametrize('name', ['reference', 'native', 'pallas_gpu'])
 def test_narrow_heads_and_more_caches_than_a_launch(name):
   case = Case(head_dim=16, num_caches=5, num_kv_heads=1)
   check(name, case, arguments(case))

@@ -10,6 +10,7 @@
 // C pages of a table.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -518,6 +519,58 @@ ffi::Error rotate_and_write_call(
   });
 }
 
+// Moves row start + path[i] to start + i, for all i, in all heads of a cache
+// [B, G, S, E] and one of its rows.
+void keep_rows(const ffi::AnyBuffer& cache, std::size_t batch_row,
+               std::int64_t start, const std::int32_t* path,
+               std::int64_t num_kept, std::int64_t num_rows) {
+  const auto shape = cache.dimensions();
+  const std::int64_t capacity = shape[2];
+  const std::size_t row_bytes =
+      shape[3] * cache.size_bytes() / cache.element_count();
+  const std::size_t head_bytes = capacity * row_bytes;
+  num_rows = std::min(num_rows, capacity);
+  const std::int64_t first =
+      std::clamp<std::int64_t>(start, 0, capacity - num_rows);
+  const std::int64_t to =
+      std::clamp<std::int64_t>(start, 0, capacity - num_kept);
+  std::vector<char> kept(num_kept * row_bytes);
+  char* head = static_cast<char*>(cache.untyped_data()) +
+               batch_row * shape[1] * head_bytes;
+  for (std::int64_t g = 0; g < shape[1]; ++g, head += head_bytes) {
+    for (std::int64_t i = 0; i < num_kept; ++i) {
+      const std::int64_t from =
+          first + std::clamp<std::int64_t>(path[i] + start - first, 0,
+                                           num_rows - 1);
+      std::memcpy(&kept[i * row_bytes], head + from * row_bytes, row_bytes);
+    }
+    std::memcpy(head + to * row_bytes, kept.data(), kept.size());
+  }
+}
+
+// The caches are those of the results: XLA gives these the same memory.
+ffi::Error kv_commit_call(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> starts,
+                          ffi::Buffer<ffi::S32> path, ffi::RemainingArgs,
+                          ffi::RemainingRets caches, std::int64_t num_rows) {
+  const std::size_t batch = path.dimensions()[0];
+  const std::size_t num_kept = path.dimensions()[1];
+  std::vector<ffi::AnyBuffer> arrays;
+  std::size_t num_moved = 0;
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    auto cache = caches.get<ffi::AnyBuffer>(i);
+    if (cache.has_error()) return cache.error();
+    arrays.push_back(**cache);
+    const auto shape = arrays.back().dimensions();
+    num_moved += batch * shape[1] * num_kept * shape[3];
+  }
+  parallel_if(pool, num_moved, arrays.size() * batch, [&](std::size_t i) {
+    const std::size_t row = i % batch;
+    keep_rows(arrays[i / batch], row, starts.typed_data()[row],
+              path.typed_data() + row * num_kept, num_kept, num_rows);
+  });
+  return ffi::Error::Success();
+}
+
 // Binds what all kinds of attention take first.
 auto bind_attention() {
   return ffi::Ffi::Bind()
@@ -547,6 +600,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention, paged_attention_call,
                                   .Attr<float>("scale")
                                   .Attr<std::int64_t>("window")
                                   .Attr<float>("soft_cap"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kv_commit, kv_commit_call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // starts
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // path
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::int64_t>("num_rows"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(norm_heads, norm_heads_call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -28,6 +28,7 @@ from kernels_pallas import user_cache
 HANDLERS = {
   'few_rows': ('few_rows_float32', 'few_rows_bfloat16', 'few_rows_int8'),
   'attention': (
+    'kv_commit',
     'norm_heads',
     'rotate_and_write',
     'tree_attention',
