@@ -149,7 +149,7 @@ def run(
     samplings: one for each repeat.
     records: results so far.
     directory: folder whose file gets every new record; None for no file.
-    label: what the bar calls it.
+    label: name in front of the bar.
   """
   done = {record.key for record in records}
   missing = [job for job in jobs if job.key not in done]
