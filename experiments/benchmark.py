@@ -99,11 +99,7 @@ def main() -> None:
       'num_resumed': len(records),
       **peers.facts(target, _PEERS.value),
     }
-    jobs = [
-      job
-      for job in benchmark_run.plan(encoded, modes, _REPEATS.value)
-      if job.key not in done
-    ]
+    jobs = benchmark_run.plan(encoded, modes, _REPEATS.value, done)
     num_before = compilations.count
     interruption = None
     try:

@@ -178,7 +178,8 @@ def _measure(
       line = {'name': name, 'summary': timelines[name]}
       output_files.append_line(directory / _TIMELINES, line)
   samplings = shared_flags.samplings(_REPEATS.value)
-  jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value)
+  done = {record.key for record in records}
+  jobs = benchmark_run.plan(study.encoded, list(runners), _REPEATS.value, done)
   benchmark_run.run(jobs, runners, samplings, records, directory)
 
 

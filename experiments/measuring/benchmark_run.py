@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import tqdm
 from absl import logging
@@ -115,11 +115,18 @@ def plan(
   prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
   modes: Sequence[str],
   num_repeats: int,
+  done: Collection[tuple[int | str, str, int]] = (),
 ) -> list[Job]:
   """Returns all that is to be measured, in its order.
 
   All modes take a prompt before the next prompt begins, and another mode is
   the first each time: a machine whose speed drifts hurts all modes alike.
+
+  Args:
+    prompts: prompts with their token ids.
+    modes: modes to measure.
+    num_repeats: runs of each prompt in each mode.
+    done: keys of jobs to leave out.
   """
   jobs = []
   for repeat in range(num_repeats):
@@ -129,7 +136,7 @@ def plan(
         Job(prompt=prompt, token_ids=token_ids, mode=mode, repeat=repeat)
         for mode in (*modes[shift:], *modes[:shift])
       ]
-  return jobs
+  return [job for job in jobs if job.key not in done]
 
 
 def run(
@@ -141,7 +148,7 @@ def run(
   *,
   label: str | None = None,
 ) -> None:
-  """Adds what is missing to the records, and shows how far it is.
+  """Adds a record for each job, and shows how far it is.
 
   Args:
     jobs: jobs in their order.
@@ -151,12 +158,10 @@ def run(
     directory: folder whose file gets every new record; None for no file.
     label: name in front of the bar.
   """
-  done = {record.key for record in records}
-  missing = [job for job in jobs if job.key not in done]
   with tqdm.tqdm(
-    desc=label, total=len(missing), unit='run', mininterval=0.5
+    desc=label, total=len(jobs), unit='run', mininterval=0.5
   ) as progress:
-    for record in measure(missing, runners, samplings):
+    for record in measure(jobs, runners, samplings):
       if directory is not None:
         benchmark_output.append(directory, record)
       records.append(record)

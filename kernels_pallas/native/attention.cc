@@ -396,9 +396,7 @@ template <class T>
     const Floats x = some(head, e, head_dim);
     squares = multiply_add(x, x, squares);
   }
-  float sums[4];
-  store_sums(squares, squares, squares, squares, sums);
-  const float factor = 1 / std::sqrt(sums[0] / head_dim + epsilon);
+  const float factor = norm_factor(squares, epsilon, head_dim);
   for (std::size_t e = 0; e < head_dim; e += kLanes) {
     const Floats x = some(head, e, head_dim) * factor;
     store_some(head, e, head_dim, x * some(scale, e, head_dim));

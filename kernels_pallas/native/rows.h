@@ -35,6 +35,13 @@ template <class T>
   }
 }
 
+// Returns what a root-mean-square norm multiplies with, of sums of squares.
+inline float norm_factor(Floats squares, float epsilon, std::size_t size) {
+  float sums[4];
+  store_sums(squares, squares, squares, squares, sums);
+  return 1 / std::sqrt(sums[0] / size + epsilon);
+}
+
 // Writes the sum of two rows, and its root-mean-square norm.
 template <class T, class To>
 [[gnu::noinline]] void normalize(const T* x, const T* added, const float* scale,
@@ -46,9 +53,7 @@ template <class T, class To>
     const Floats sum = some(total, k, size);
     squares = multiply_add(sum, sum, squares);
   }
-  float sums[4];
-  store_sums(squares, squares, squares, squares, sums);
-  const float factor = 1 / std::sqrt(sums[0] / size + epsilon);
+  const float factor = norm_factor(squares, epsilon, size);
   for (std::size_t k = 0; k < size; k += kLanes) {
     const Floats of_row = some(total, k, size) * factor * some(scale, k, size);
     if constexpr (std::is_same_v<To, float>) {

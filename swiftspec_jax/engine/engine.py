@@ -383,7 +383,7 @@ class Engine(Frontend):
       show_progress: label of a bar on standard error, None for no bar.
     """
     self._target.warm_up()
-    self.scheduler.forget_pages()
+    self._forget_pages()
     for flat in tqdm.tqdm(
       [*self.sizes.all_plain(), *self.sizes.all_mixed()],
       show_progress,
@@ -434,7 +434,11 @@ class Engine(Frontend):
     Returns:
       What the host would read, and the drafts.
     """
-    jax.block_until_ready([unread.output for unread in self._unread])
-    self.scheduler.forget_pages()
+    self._forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
     return warm_up.run_step(self.sizes, self._target, flat, step)
+
+  def _forget_pages(self) -> None:
+    """Readies the pages for invented steps, after the real ones."""
+    jax.block_until_ready([unread.output for unread in self._unread])
+    self.scheduler.forget_pages()
