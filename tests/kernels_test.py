@@ -72,11 +72,10 @@ def test_a_model_on_kernels_gives_the_same():
     got = hidden_states(model, on_kernels)
   want = hidden_states(model, model.config)
   np.testing.assert_allclose(got, want, atol=2e-6)
-  chosen = [
+  chosen = {
     (choice.implementation, choice.reason) for choice in dispatch.choices()
-  ]
+  }
   assert ('pallas_tpu', 'asked for') in chosen
-  assert ('reference', 'no kernel for cpu') in chosen
 
 
 @pytest.mark.ci
