@@ -166,13 +166,10 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
         forced_acceptance if mode in modes_lib.PERSISTENT_TREES else None,
         known.add_to,
       )
-  if _PEERS.value:
-    lookup = draft_flags.prompt_lookup()
-    rivals = peers.load(target, _PEERS.value, lookup.num_speculative_tokens)
-    runners |= {
-      name: benchmark_run.Runner(decode=decode)
-      for name, decode in rivals.items()
-    }
+  for name in _PEERS.value:
+    length = draft_flags.prompt_lookup().num_speculative_tokens
+    decode = peers.load(name, target, shared_flags.draft_name('chain'), length)
+    runners[name] = benchmark_run.Runner(decode=decode)
   jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
   for _ in benchmark_run.measure(jobs, runners, [sampling]):
     pass

@@ -30,7 +30,7 @@ from experiments.flags import run_flags
 from experiments.measuring import (
   benchmark_report,
   benchmark_run,
-  peers,
+  hf_peer,
   round_profile,
 )
 from swiftspec_jax import errors, profiling
@@ -79,7 +79,7 @@ def _profile_steps() -> None:
   """Measures plain decoding."""
   shared_flags.check(['autoregressive'])
   if _PEERS.value:
-    peers.check(['hf'])
+    hf_peer.check()
   target = shared_flags.load_target()
   longest = max(_PROMPT_TOKENS.value, _SHORT_PROMPT + _NUM_STEPS.value)
   if longest >= target.config.max_context:
@@ -117,7 +117,7 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
     'prefill': lambda: _run(long_decoder, prefill).ttft_seconds,
   }
   if _PEERS.value:
-    run = peers.load(target, ['hf'], num_speculative_tokens=1)['hf']
+    run = hf_peer.load('hf', target, None, num_speculative_tokens=1)
     measurements['hf_token'] = lambda: 1 / run(decode).stats.tokens_per_second
     measurements['hf_prefill'] = lambda: run(prefill).stats.ttft_seconds
   return measurements

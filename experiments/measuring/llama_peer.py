@@ -1,51 +1,50 @@
 """llama.cpp as a peer: the GGUF file of a target, with its own numbers.
 
 Its weights and activations are quantized otherwise than ours, so its output is
-its own.
+its own. It speculates by its own means and defaults: matches of n-grams
+(`ngram_simple`), or a draft model.
 """
 
 import importlib.util
+import json
 import os
 import pathlib
-import time
-from collections.abc import Collection
-
-import numpy as np
+import urllib.request
+from typing import TYPE_CHECKING, Any
 
 import swiftspec_jax as ss
-from experiments.measuring import peer_results
 from experiments.measuring.benchmark_run import Decode
-from swiftspec_jax import errors
+from swiftspec_jax import errors, results
 from swiftspec_jax.checkpoint import builtin
 
-_LOOKUP = 'llama_cpp_prompt_lookup'
-PEERS = ('llama_cpp', _LOOKUP)
+if TYPE_CHECKING:
+  import xllamacpp
+
+_PLAIN, _DRAFT = 'llama_cpp', 'llama_cpp_draft'
+PEERS = (_PLAIN, 'llama_cpp_prompt_lookup', _DRAFT)
 
 
 def check() -> None:
   """Raises UserError unless llama.cpp is installed."""
-  if importlib.util.find_spec('llama_cpp') is None:
+  if importlib.util.find_spec('xllamacpp') is None:
     raise errors.UserError(
-      '--peers=llama_cpp needs llama-cpp-python; run: '
-      'CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON '
-      '-DGGML_F16C=ON" pip install -e ".[llama_cpp]" (takes minutes; for '
-      'AVX-512 add -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON)'
+      '--peers=llama_cpp needs xllamacpp; run: pip install -e ".[peers]"'
     )
 
 
-def file_of(target: ss.Model) -> pathlib.Path:
+def file_of(name: str) -> pathlib.Path:
   """Returns the GGUF file of a model.
 
   Raises:
     UserError: it has none.
   """
-  if target.name in ss.BUILTIN_MODELS:
-    return builtin.fetch(target.name)
-  path = pathlib.Path(target.name).expanduser()
+  if name in ss.BUILTIN_MODELS:
+    return builtin.fetch(name)
+  path = pathlib.Path(name).expanduser()
   if path.suffix != '.gguf':
     raise errors.UserError(
-      f'--peers=llama_cpp reads GGUF files only, but --target={target.name} '
-      f'is none; give a .gguf file or one of {", ".join(ss.BUILTIN_MODELS)}'
+      f'--peers=llama_cpp reads GGUF files only, but {name} is none; give a '
+      f'.gguf file or one of {", ".join(ss.BUILTIN_MODELS)}'
     )
   return path
 
@@ -64,98 +63,109 @@ def bits_per_weight(path: pathlib.Path) -> float:
   return 8 * num_bytes / num_weights
 
 
-def load(
-  target: ss.Model, names: Collection[str], num_speculative_tokens: int
-) -> dict[str, Decode]:
-  """Returns a runner for each of `names` that is one of `PEERS`.
+def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
+  """Returns a runner for one of `PEERS`.
 
   Args:
+    name: name of the peer.
     target: target with a GGUF file.
-    names: names of peers.
-    num_speculative_tokens: number of tokens that prompt lookup drafts.
+    draft_name: name of the draft model, for the peer that takes one.
 
   Raises:
-    UserError: llama.cpp cannot read the file.
+    UserError: a model has no GGUF file, or llama.cpp cannot read it.
   """
-  path = file_of(target)
-  num_drafted = {'llama_cpp': 0, _LOOKUP: num_speculative_tokens}
-  return {
-    name: _make_runner(path, target, num_drafted[name])
-    for name in PEERS
-    if name in names
-  }
+  import xllamacpp
 
-
-def _make_runner(
-  path: pathlib.Path, target: ss.Model, num_speculative_tokens: int
-) -> Decode:
-  model, widths = _load_model(path, target, num_speculative_tokens)
-
-  def run(request: ss.Request) -> ss.GenerationResult:
-    sampling = request.sampling
-    ends = peer_results.ends_of(target, request)
-    model.reset()  # else it would keep the beginning of an equal prompt
-    model.set_seed(sampling.seed)
-    widths.clear()
-    token_ids, times, num_forwards = [], [], []
-    start = time.perf_counter()
-    for token_id in model.generate(
-      request.token_ids,
-      temp=sampling.temperature,
-      top_k=sampling.top_k,
-      top_p=sampling.top_p,
-      min_p=sampling.min_p,
-    ):
-      token_ids.append(token_id)
-      times.append(time.perf_counter())
-      num_forwards.append(len(widths))
-      if token_id in ends or len(token_ids) == sampling.max_new_tokens:
-        break
-    lasts = np.flatnonzero(np.diff(num_forwards, append=len(widths) + 1))
-    drafted = np.array(widths) - 1
-    drafted[0] = 0  # is the prompt
-    rounds = peer_results.Rounds(
-      start=start,
-      times=np.array(times)[lasts],
-      sizes=np.diff(lasts, prepend=-1),
-      drafted=drafted,
-    )
-    return peer_results.make_result(
-      target, request, tuple(token_ids), rounds, num_speculative_tokens
-    )
-
-  return run
-
-
-def _load_model(path, target, num_speculative_tokens):
-  """Returns the model, and a list that gets the tokens of its forwards."""
-  import llama_cpp
-  from llama_cpp import llama_speculative
-
-  widths = []
-
-  class Counted(llama_cpp.Llama):
-    def eval(self, tokens):
-      widths.append(len(tokens))
-      super().eval(tokens)
-
-  draft = None
-  if num_speculative_tokens:
-    draft = llama_speculative.LlamaPromptLookupDecoding(
-      num_pred_tokens=num_speculative_tokens
-    )
-  num_threads = os.cpu_count()  # as XLA takes, too
+  path = file_of(target.name)
+  params = xllamacpp.CommonParams()
+  params.model.path = str(path)
+  params.n_ctx = target.config.max_context
+  params.n_parallel = 1
+  params.verbosity = -1
+  kinds = xllamacpp.common_speculative_type
+  speculative, kind = params.speculative, None
+  if name == _DRAFT:
+    if draft_name is None:
+      raise errors.UserError(f'--peers={_DRAFT} needs --draft')
+    speculative.draft.mparams.path = str(file_of(draft_name))
+    kind = kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
+  elif name != _PLAIN:
+    kind = kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
+  if kind is not None:
+    speculative.types = [kind]
+  for threads in (
+    params.cpuparams,
+    params.cpuparams_batch,
+    speculative.draft.cpuparams,
+    speculative.draft.cpuparams_batch,
+  ):
+    threads.n_threads = os.cpu_count()  # as XLA takes, too
   try:
-    model = Counted(
-      str(path),
-      n_ctx=target.config.max_context,
-      n_threads=num_threads,
-      n_threads_batch=num_threads,
-      draft_model=draft,
-      verbose=False,
-    )
-  except ValueError as error:
+    server = xllamacpp.Server(params)
+  except RuntimeError as error:
     raise errors.UserError(
       f'llama.cpp cannot load {path} for --peers: {error}'
     ) from error
-  return model, widths
+  return _make_decode(server)
+
+
+def _make_decode(server: 'xllamacpp.Server') -> Decode:
+  def decode(request: ss.Request) -> ss.GenerationResult:
+    sampling = request.sampling
+    answer = _post(
+      f'{server.listening_address}/completion',
+      prompt=request.token_ids,
+      n_predict=sampling.max_new_tokens,
+      temperature=sampling.temperature,
+      top_k=sampling.top_k,
+      top_p=sampling.top_p,
+      min_p=sampling.min_p,
+      seed=sampling.seed,
+      ignore_eos=sampling.ignore_eos,
+      cache_prompt=False,  # else it would keep the beginning of an equal prompt
+      return_tokens=True,
+    )
+    return ss.GenerationResult(
+      text=answer['content'],
+      token_ids=tuple(answer['tokens']),
+      finish_reason='length' if answer['stop_type'] == 'limit' else 'stop',
+      logprobs=None,
+      top_logprobs=None,
+      stats=_stats(len(request.token_ids), answer['timings']),
+    )
+
+  return decode
+
+
+def _post(address: str, **fields: Any) -> dict[str, Any]:
+  """Returns what the server answers to a request."""
+  request = urllib.request.Request(
+    address,
+    json.dumps(fields).encode(),
+    {'Content-Type': 'application/json'},
+  )
+  with urllib.request.urlopen(request) as response:
+    return json.load(response)
+
+
+def _stats(
+  prompt_tokens: int, timings: dict[str, Any]
+) -> results.GenerationStats:
+  """Returns the statistics; the prompt gives the first token."""
+  new_tokens = timings['predicted_n']
+  accepted = timings.get('draft_n_accepted', 0)
+  ttft_seconds = timings['prompt_ms'] / 1000
+  decode_seconds = timings['predicted_ms'] / 1000
+  return results.GenerationStats(
+    prompt_tokens=prompt_tokens,
+    new_tokens=new_tokens,
+    decoded_tokens=new_tokens - 1,
+    num_rounds=max(new_tokens - 1 - accepted, 0),
+    num_drafted=timings.get('draft_n', 0),
+    num_accepted=accepted,
+    drafted_per_position=(),
+    accepted_per_position=(),
+    ttft_seconds=ttft_seconds,
+    decode_seconds=decode_seconds,
+    latency_seconds=ttft_seconds + decode_seconds,
+  )

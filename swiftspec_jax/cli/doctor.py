@@ -34,7 +34,6 @@ _EXTRAS = {
   'experiments': 'matplotlib',
   'serve': 'fastapi',
   'peers': 'torch',
-  'llama_cpp': 'llama-cpp-python',
 }
 
 
