@@ -9,6 +9,7 @@ results.jsonl, summary.json and results.png. Ctrl-C keeps what is done, and
 --resume goes on with it.
 """
 
+import dataclasses
 import pathlib
 import time
 
@@ -53,8 +54,12 @@ _PROMPTS = run_flags.prompts()
 _LIMIT = run_flags.limit()
 _REPEATS = run_flags.repeats(1, 'How often to measure each prompt.')
 _WARMUP = flags.DEFINE_integer(
-  'warmup', 1, 'Prompts that run before and are not counted.', lower_bound=0
+  'warmup',
+  1,
+  'Prompts that run before, for a few tokens, and are not counted.',
+  lower_bound=0,
 )
+_WARMUP_TOKENS = 16  # of a prompt; all is compiled already
 _OUTPUT_DIR = run_flags.output_dir()
 _RESUME = run_flags.resume()
 
@@ -171,7 +176,9 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
     decode = peers.load(name, target, shared_flags.draft_name('chain'), length)
     runners[name] = benchmark_run.Runner(decode=decode)
   jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
-  for _ in benchmark_run.measure(jobs, runners, [sampling]):
+  new_tokens = min(sampling.max_new_tokens, _WARMUP_TOKENS)
+  brief = dataclasses.replace(sampling, max_new_tokens=new_tokens)
+  for _ in benchmark_run.measure(jobs, runners, [brief]):
     pass
   return runners
 

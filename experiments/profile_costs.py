@@ -60,7 +60,7 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
   engine, target = engine_flags.make_engine(declared)
   key = engine_flags.cost_key(engine, target, declared)
-  engine.warm_up(show_progress=True)
+  engine.programs.compile_all(show_progress='compiling')
   trials = [
     *_target_trials(engine, declared),
     *_draft_trials(engine, declared),

@@ -72,7 +72,7 @@ def main() -> None:
   policies = cost_flags.Policies(engine, target, declared)
   for name in names:
     policies.make(name)
-  engine.warm_up(show_progress=True)
+  engine.programs.compile_all(show_progress='compiling')
   if engine_flags.mode() == modes.FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []

@@ -94,7 +94,7 @@ def serve(
   sizes = make_sizes(drafts=drafts)
   engine = Engine(target, draft, sizes=sizes, policy=policy)
   if is_warm:
-    engine.warm_up()
+    engine.programs.compile_all()
   found = record_drafts(engine)
   with profiling.count_compilations() as compilations:
     handles = [engine.submit(request) for request in requests]

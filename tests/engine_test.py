@@ -92,7 +92,7 @@ def serve_at_random(engine, requests, seed=0):
 def check_load(draft, count, seed=0):
   requests, plain = plain_load(count, seed)
   engine = engine_of(draft, RandomLengths(seed))
-  engine.warm_up()
+  engine.programs.compile_all()
   with profiling.count_compilations() as compilations:
     handles, cancelled = serve_at_random(engine, requests, seed)
   assert compilations.count == 0

@@ -205,7 +205,7 @@ def test_drafts_read_features_of_the_pages(mode, tmp_path):
 def test_nothing_is_compiled_after_warm_up():
   target, draft = make_models('async')
   engine = make_engine(target, draft, RandomLengths(2))
-  engine.warm_up()
+  engine.programs.compile_all()
   with profiling.count_compilations() as compilations:
     serve(engine, random_requests(8, seed=1), seed=1)
   assert compilations.count == 0

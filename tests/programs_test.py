@@ -145,7 +145,7 @@ def test_a_step_that_fills_no_program_is_compiled():
   sizes = make_sizes((1,), (8, 16, 32, 64), 20)
   assert {flat.num_tokens for flat in sizes.all_mixed()} == {8, 16, 32}
   engine = Engine(server_cases.MODEL, sizes=sizes)
-  engine.warm_up()
+  engine.programs.compile_all()
   with profiling.count_compilations() as compilations:
     engine.submit(ss.Request(token_ids=(0,) * 18)).result()
   assert compilations.count == 0

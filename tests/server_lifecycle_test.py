@@ -30,7 +30,7 @@ UNAVAILABLE = 'service_unavailable_error'
 @pytest.fixture(scope='module')
 def slow():
   service = make_service(server_cases.Slow(), max_waiting=0)
-  service.engine.warm_up()
+  service.engine.programs.compile_all()
   with serving(service) as address, client_of(address) as client:
     yield service, client
 

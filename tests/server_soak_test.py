@@ -112,7 +112,7 @@ def test_random_load_leaves_nothing(seconds, caplog):
   requests = make_requests()
   texts = texts_alone(requests)
   service = make_service(num_pages=FEW_PAGES)
-  service.engine.warm_up()
+  service.engine.programs.compile_all()
 
   def settle():
     """Waits, and leaves the engine with what both kinds of requests need."""

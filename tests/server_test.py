@@ -31,7 +31,7 @@ def service():
 
 @pytest.fixture(scope='module')
 def address(service):
-  service.engine.warm_up()
+  service.engine.programs.compile_all()
   with serving(service) as address:
     yield address
 

@@ -185,7 +185,7 @@ def test_outputs_are_those_of_plain_decoding(run_ahead):
     policy=RandomLengths(0),
     run_ahead=run_ahead,
   )
-  engine.warm_up()
+  engine.programs.compile_all()
   requests = random_requests(20, seed=1)
   with profiling.count_compilations() as compilations:
     results = serve(engine, requests, seed=2)

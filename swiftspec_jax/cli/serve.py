@@ -120,7 +120,7 @@ def main() -> None:
     listener = _bind()  # it is found out early, as loading takes long
   engine, target = _make(declared)
   if _WARM_UP.value == 'full':
-    engine.programs.compile_all(show_progress=True)
+    engine.programs.compile_all(show_progress='compiling')
   else:
     engine.programs.start()
   if listener is None:

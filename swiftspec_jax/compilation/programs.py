@@ -10,23 +10,25 @@ Drafts wait until all programs are there that a step with drafts could need, as
 a policy compares the times of these very programs.
 """
 
+import copy
 import dataclasses
-import itertools
+import functools
 import threading
 from collections.abc import Iterable
+from concurrent import futures
 
 import tqdm
 
 from swiftspec_jax import hosts, policies
 from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
-from swiftspec_jax.step import buckets
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.target import Target
 
 _OTHER_LEVELS = [x for x in SamplingLevel if x != SamplingLevel.GREEDY]
+_NUM_THREADS = 2  # as XLA compiles a program for CPUs in one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +96,43 @@ class Programs:
     """Lets steps take a `num_ready` that this or another process has had."""
     self._num_ready = num_ready
 
-  def compile_all(self, *, show_progress: bool = False) -> None:
-    """Compiles everything, and waits.
+  def compile_all(
+    self,
+    levels: Iterable[SamplingLevel] = tuple(SamplingLevel),
+    *,
+    has_grammar: bool = False,
+    show_progress: str | None = None,
+  ) -> None:
+    """Compiles everything, several programs at a time, and waits.
 
     Args:
-      show_progress: whether a bar on standard error shows it.
+      levels: levels of sampling of the requests to come.
+      has_grammar: whether their outputs may follow grammars.
+      show_progress: label of a bar on standard error, None for no bar.
     """
-    for program in tqdm.tqdm(
-      self._programs, 'compiling', unit='program', disable=not show_progress
-    ):
-      self._compile(program)
+    steps = [x.flat for x in self._programs if not x.is_draft]
+    drafts = [x.flat for x in self._programs if x.is_draft]
+    self._target.warm_up()
+    pool = futures.ThreadPoolExecutor(_NUM_THREADS)
+    try:
+      # Sizes share programs of the drafter, so they are of one thread.
+      jobs = [pool.submit(lambda: [*map(self._drafter.warm_up, drafts)])]
+      jobs += [
+        pool.submit(self._compile_step, flat, levels, has_grammar=has_grammar)
+        for flat in steps
+      ]
+      for job in tqdm.tqdm(
+        futures.as_completed(jobs),
+        show_progress,
+        total=len(jobs),
+        unit='size',
+        disable=show_progress is None,
+      ):
+        job.result()
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
+    hosts.exchange(None)  # no process may take them before all have them
+    self._num_compiled = len(self._programs)
 
   def start(self) -> None:
     """Compiles what first requests need; a thread compiles the others.
@@ -191,19 +220,23 @@ class Programs:
     self._num_compiled += 1
 
   def _compile_step(
-    self, flat: StepSizes, levels: Iterable[SamplingLevel]
+    self,
+    flat: StepSizes,
+    levels: Iterable[SamplingLevel],
+    *,
+    has_grammar: bool = False,
   ) -> None:
     if not self._num_compiled:
       self._target.warm_up()
-    lengths = [self._sizes.range_of(flat.context)[1]]
-    if self._sizes.has_rows:
-      lengths += buckets.text_lengths(flat.context)
-    for length in lengths:
-      step = warm_up.made_up_step(flat, length)
-      for level, search in itertools.product(
-        levels, warm_up.searches(flat, self._drafter)
-      ):
-        warm_up.run_step(self._sizes, self._target, flat, step, level, *search)
+    step = warm_up.made_up_step(flat, self._sizes.range_of(flat.context)[1])
+    run = functools.partial(
+      warm_up.run_step, self._sizes, copy.copy(self._target), flat, step
+    )
+    for level in levels:
+      for search in warm_up.searches(flat, self._drafter):
+        run(level, *search)
+      if has_grammar:
+        run(level, has_grammar=True)
 
 
 def _in_order(

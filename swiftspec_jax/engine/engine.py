@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from swiftspec_jax import errors, policies, sharding, types
 from swiftspec_jax import timeline as timeline_lib
@@ -169,10 +168,6 @@ class Engine(Frontend):
   def num_preemptions(self) -> int:
     """Times that a request has lost its slot."""
     return self.scheduler.num_preemptions
-
-  def warm_up(self, *, show_progress: bool = False) -> None:
-    """Compiles everything, before the first request."""
-    self.programs.compile_all(show_progress=show_progress)
 
   def step(self) -> StepRecord | None:
     """Reads a step, after those that are enqueued for the rows at hand.
@@ -374,7 +369,7 @@ class Engine(Frontend):
   ) -> None:
     """Readies all programs for a level of sampling; only without requests.
 
-    Those that read prompts are compiled. Others run, too, for what XLA prepares
+    All are compiled. Those that read no prompts run, too, for what XLA prepares
     when a program first runs.
 
     Args:
@@ -384,28 +379,23 @@ class Engine(Frontend):
     """
     self._target.warm_up()
     self._forget_pages()
-    for flat in tqdm.tqdm(
-      [*self.sizes.all_plain(), *self.sizes.all_mixed()],
-      show_progress,
-      unit='size',
-      disable=show_progress is None,
-    ):
-      target, drafter = self._target, self.drafter
-      lengths = buckets.text_lengths(flat.context)
+    self.programs.compile_all(
+      [level], has_grammar=has_grammar, show_progress=show_progress
+    )
+    for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
       if self.sizes.is_for_prompts(flat):
-        target, drafter = target.compiling(), drafter.compiling()
-        lengths = lengths[-1:]
-      for length in lengths:
+        continue
+      for length in buckets.text_lengths(flat.context):
         step = warm_up.made_up_step(flat, length)
         run = functools.partial(
-          warm_up.run_step, self.sizes, target, flat, step, level
+          warm_up.run_step, self.sizes, self._target, flat, step, level
         )
         for search in warm_up.searches(flat, self.drafter):
           jax.block_until_ready(run(*search)[0])
         if has_grammar:
           run(has_grammar=True)
-      if drafter.has_programs and flat.block_size > 1:
-        drafter.warm_up(flat)
+      if self.drafter.has_programs and flat.block_size > 1:
+        self.drafter.warm_up(flat)
 
   def trial(self, flat: StepSizes, num_positions: int) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.
