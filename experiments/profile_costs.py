@@ -31,7 +31,6 @@ from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
-from swiftspec_jax.drafters.engine_drafter import HostDrafter
 from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDrafter
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -143,7 +142,7 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   buckets = declared.scheduler.buckets
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
   # What a drafter does on the host is overhead.
-  is_free = isinstance(engine.drafter, HostDrafter)
+  is_free = not engine.drafter.has_programs
   chooses = isinstance(engine.drafter, SnapKVDrafter)
   trials = []
   ranges = map(declared.range_of, declared.contexts)
@@ -173,7 +172,7 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
 
 def _prefill_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
   """Returns trials of a chunk that a draft model reads."""
-  if isinstance(engine.drafter, HostDrafter):
+  if not engine.drafter.has_programs:
     return []
   buckets = declared.scheduler.buckets
   trials = []

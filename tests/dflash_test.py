@@ -18,7 +18,7 @@ from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors, profiling, types
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.models import draft_block, draft_places
+from swiftspec_jax.drafters.models import draft_block, draft_places, grown_trees
 from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
@@ -187,12 +187,11 @@ def logits_of(target, draft, texts, first_parts):
     texts=None,
   )
   last = jnp.array([text[-1] for text in texts], jnp.int32)
-  _, logits = draft_block.block_logits(
+  *_, logits = draft_block.block_logits(
     cache=cache,
     context=context(first_parts, lengths),
     token_ids=last,
     rows=rows,
-    length=LENGTH,
     **call,
   )
   return logits
@@ -279,10 +278,14 @@ def test_golden_tree():
     jnp.array(1),
     slots.state(slot_sampling.SamplingLevel.GREEDY),
     config=CONFIG,
-    num_nodes=5,
-    sizes=(4, 2),
-    kinds=(),
-    min_leaf_mass=0.0,
+    sizes=grown_trees.TreeSizes(
+      num_forwards=2,
+      num_nodes=5,
+      width=4,
+      branching=2,
+      kinds=(),
+      min_leaf_mass=0.0,
+    ),
   )
   trees = types.TreeProposal.unpack(grown)
   assert trees.token_ids[0, 1:].tolist() == [0, 0, 1, 0]

@@ -117,12 +117,12 @@ def raw_trees(target, draft, request, tree_config, num_rounds):
   """The trees that the rounds must show, read without their code."""
   decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
   with decoder.engine_for([request]) as engine:
-    handle = engine.submit(request)
+    handle = engine.submit(request, shows_drafts=True)
     while num_rounds:
       if engine.step().lengths.any():
         num_rounds -= 1
         tree = jax.device_get(engine.drafter.rows.state.tree)
-        yield tree, handle.latest.token_ids
+        yield tree, handle.latest
 
 
 @pytest.mark.parametrize('mode', ['serial', 'async'])
@@ -134,7 +134,7 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
   sections = list(ElementTree.fromstring(page).iter('section'))
   assert len(sections) == 5
   raw = raw_trees(*pairs[mode], request_of(), TREE, 5)
-  for section, round_, (tree, token_ids) in zip(
+  for section, round_, (tree, update) in zip(
     sections, rounds, raw, strict=True
   ):
     boxes = json.loads(section.find('.//svg').get('data-boxes'))
@@ -148,8 +148,8 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
     assert drawn['missed'] == is_miss
     assert drawn['next'] == (not is_miss)
     assert drawn['root'] == 1
-    assert drawn['sent'] == tree.is_sent.sum()
-    assert drawn['accepted'] == len(token_ids) - 1
+    assert drawn['sent'] == 1 + len(update.draft_nodes)
+    assert drawn['accepted'] == len(update.token_ids) - 1
     num_expanded = int((tree.cache_slots[0] >= 0).sum())
     if max_nodes > size:
       num_candidates = drawn['candidate']

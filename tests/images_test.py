@@ -236,7 +236,7 @@ def test_golden_example():
     page_table=np.zeros((1, 40), np.int32),
   )
   listener = Listener()
-  drafter = text_only.TextOnlyHost(listener, config, is_image)
+  drafter = text_only.TextOnly(listener, config, is_image)
   for kv_length in (585, 588):
     view = serving_cases.make_view(1, config.buckets, kv_length=kv_length)
     drafter.draft(view, np.array([3]), texts)

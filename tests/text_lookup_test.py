@@ -16,7 +16,7 @@ from swiftspec_jax.drafters.texts import text_lookup
 SIZE = 24
 PLAIN = TreeConfig(prompt_lookup=False)
 BOTH = TreeConfig(num_nodes=5, suffix_lookup=True)
-KINDS = text_lookup.kinds_of_tree(BOTH)
+KINDS = text_lookup.kinds_of(BOTH)
 NUM_LENGTHS = len(KINDS[0].prior)
 
 

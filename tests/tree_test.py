@@ -66,7 +66,6 @@ select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=1
 )
-mark_sent = tree_oracle.compiled(tree_lib.mark_sent)
 reroot_program = tree_oracle.compiled(tree_lib.reroot)
 
 
@@ -203,12 +202,6 @@ def test_full_tree_drops_least_probable_candidates():
   tree, num_forwards = grow(tree, 0, DRAFT, num_steps=0, num_nodes=6, width=2)
   assert tokens(tree, tree_lib.EXPANDED) == [1, 2, 3, 5, 6]
   assert num_forwards == 1  # and no more: nothing is left to expand
-
-
-def test_sent_nodes_are_marked():
-  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
-  tree = mark_sent(tree, select(tree, 3))
-  assert tree.token_ids[tree.is_sent].tolist() == [1, 2, 3]
 
 
 def test_ancestor_mask_follows_parents():

@@ -84,7 +84,7 @@ def collect(
     request = references.References(target).add_to(request)
   known, rounds, num_seen = list(request.token_ids), [], 0
   with decoder.engine_for([request]) as engine:
-    handle = engine.submit(request)
+    handle = engine.submit(request, shows_drafts=True)
     while len(rounds) < num_rounds and not handle.is_finished:
       record = engine.step()
       # Before the next step changes the trees.
@@ -113,7 +113,13 @@ def _make_round(
   token_ids = tree.token_ids[0, :size].tolist()
   parents = tree.parents[0, :size].tolist()
   is_expanded = (tree.cache_slots[0, :size] != tree_lib.NO_SLOT).tolist()
-  path = _walk(token_ids, parents, update.token_ids)
+  children = {
+    pair: i for i, pair in enumerate(zip(parents, token_ids, strict=True))
+  }
+  path = _walk(children, update.token_ids)
+  sent = [tree_lib.ROOT_INDEX]
+  for node in update.draft_nodes:
+    sent.append(children.get((sent[node.parent + 1], node.token_id)))
   new_root = path[-1] if len(path) == len(update.token_ids) else None
   outcome = tree_lib.MISS
   if new_root is not None:
@@ -131,7 +137,7 @@ def _make_round(
       depth=int(tree.depths[0, i]),
       log_prob=float(tree.log_probs[0, i]),
       is_expanded=is_expanded[i],
-      is_sent=bool(tree.is_sent[0, i]),
+      is_sent=i in sent,
       is_accepted=i in accepted,
       is_next=i == new_root,
       is_kept=i in kept,
@@ -149,15 +155,9 @@ def _make_round(
 
 
 def _walk(
-  token_ids: Sequence[int], parents: Sequence[int], verdict: Sequence[int]
+  children: dict[tuple[int, int], int], verdict: Sequence[int]
 ) -> list[int]:
   """Returns the nodes below the root that a verdict passes."""
-  children = {
-    (parent, token_id): node
-    for node, (parent, token_id) in enumerate(
-      zip(parents, token_ids, strict=True)
-    )
-  }
   path = [tree_lib.ROOT_INDEX]
   for token_id in verdict:
     node = children.get((path[-1], token_id))

@@ -8,12 +8,13 @@ Legend: B rows of a view, U slots, K longest draft.
 
 import copy
 import dataclasses
+from typing import Self
 
 import jax
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.drafters.engine_drafter import NothingToRead, SlotTexts
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
 from swiftspec_jax.model import Model
 from swiftspec_jax.step.ragged_batch import StepSizes
@@ -39,26 +40,16 @@ class OnDevices(DraftSpec):
     return True
 
   def make(self, setup: Setup) -> 'DeviceDrafter':
-    return make(self.drafter, setup)
+    setup.refuse_images(
+      f'{self.drafter!r} on the devices',
+      'PromptLookup with run_ahead=0, or a HostDrafter',
+    )
+    return DeviceDrafter(self.drafter, setup.target)
 
 
-def make(drafter: StatelessDrafter, setup: Setup) -> 'DeviceDrafter':
-  """Returns what drafts with `drafter` on the devices.
-
-  Raises:
-    UserError: the target reads images, which nobody leaves out there.
-  """
-  setup.refuse_images(
-    f'{drafter!r} on the devices',
-    'PromptLookup with run_ahead=0, or a HostDrafter',
-  )
-  return DeviceDrafter(drafter, setup.target)
-
-
-class DeviceDrafter(NothingToRead):
+class DeviceDrafter(EngineDrafter):
   """Asks a `StatelessDrafter` for chains."""
 
-  has_programs = True
   runs_ahead = True
 
   def __init__(self, drafter: StatelessDrafter, target: Target):
@@ -79,7 +70,6 @@ class DeviceDrafter(NothingToRead):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    del texts  # those on the devices go further
     wanted = self._none_wanted.copy()
     wanted[view.slots] = lengths
     return SlotDrafts(
@@ -96,15 +86,13 @@ class DeviceDrafter(NothingToRead):
       wanted = self._none_wanted
     return Search(drafter=self._drafter, wanted=wanted)
 
-  def compiling(self) -> 'DeviceDrafter':
+  def compiling(self) -> Self:
     twin = copy.copy(self)
     twin._target = self._target.compiling()
     return twin
 
   def warm_up(self, flat: StepSizes) -> None:
-    del flat  # it looks at all slots
     self._target.find(self.search())
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
-    del num_rows, num_known, length
     jax.block_until_ready(self._target.find(self.search()))

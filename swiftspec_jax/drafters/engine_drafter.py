@@ -6,7 +6,7 @@ text.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -56,19 +56,22 @@ class SlotTexts:
       requests=[None] * num_slots,
     )
 
+  def known(self, view: policies.StepView, row: int) -> np.ndarray:
+    """Returns the tokens i32[any] of a row of a view."""
+    # The last known token is not in the cache yet.
+    return self.token_ids[view.slots[row], : view.kv_lengths[row] + 1]
+
   def known_from(
     self, view: policies.StepView, row: int, start: int
   ) -> list[int]:
     """Returns the tokens of a row of a view, from place `start` on."""
-    # The last known token is not in the cache yet.
-    end = view.kv_lengths[row] + 1
-    return self.token_ids[view.slots[row], start:end].tolist()
+    return self.known(view, row)[start:].tolist()
 
 
 def chains_of(
   view: policies.StepView,
   texts: SlotTexts,
-  found: Mapping[int, Sequence[int]],
+  found: Mapping[int, Sequence[int] | np.ndarray],
   confidences: np.ndarray | None = None,
 ) -> SlotDrafts:
   """Returns drafts that were found on the host.
@@ -118,24 +121,34 @@ def trees_of(
   )
 
 
-class EngineDrafter(Protocol):
-  """Drafts for rows: always chains, or always trees."""
+class EngineDrafter:
+  """Base of drafters for rows: always chains, or always trees.
+
+  Attributes:
+    runs_ahead: whether it drafts after texts whose ends the host has not read.
+    keeps_trees: whether its trees outlive a step, so that `observe` is told of
+      them.
+    has_programs: whether it runs programs on the devices.
+  """
+
+  runs_ahead = False
+  keeps_trees = False
+  has_programs = True
 
   @property
   def name(self) -> str:
     """For results, and for what costs depend on."""
+    raise NotImplementedError
 
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     """Returns the unread tokens of a view; asked in each step before drafts."""
+    return 0
 
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
     """Drafts at most `lengths` i64[B] tokens; not called where all are 0."""
-
-  @property
-  def runs_ahead(self) -> bool:
-    """Whether it drafts after texts whose ends the host has not read."""
+    raise NotImplementedError
 
   def overlap(
     self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
@@ -146,6 +159,18 @@ class EngineDrafter(Protocol):
       view: view of the step.
       drafted: i64[B] tokens that it has drafted.
       verified: i64[B] draft tokens, whoever drafted them, that are verified.
+    """
+
+  def learn(
+    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
+  ) -> None:
+    """Learns what the target would write, also after what it rejected.
+
+    Args:
+      view: view of the step.
+      lengths: i64[B] draft tokens that were verified, without those of
+        grammars.
+      verdicts: verdicts on them, of the B rows.
     """
 
   def commit(
@@ -165,10 +190,6 @@ class EngineDrafter(Protocol):
       accepted: i64[B] of them.
       is_present: bool[B] rows whose requests have not ended before.
     """
-
-  @property
-  def keeps_trees(self) -> bool:
-    """Whether its trees outlive a step, so that `observe` is told of them."""
 
   def observe(
     self,
@@ -195,12 +216,9 @@ class EngineDrafter(Protocol):
   def reset(self) -> None:
     """Forgets what ended requests have taught; only without requests."""
 
-  @property
-  def has_programs(self) -> bool:
-    """Whether it runs programs on the devices."""
-
-  def compiling(self) -> 'EngineDrafter':
+  def compiling(self) -> Self:
     """Returns a drafter for another thread, whose `warm_up` runs nothing."""
+    return self
 
   def warm_up(self, flat: StepSizes) -> None:
     """Goes through the programs for some sizes of a step that is not plain."""
@@ -227,60 +245,10 @@ class EngineDrafter(Protocol):
     """
 
 
-class NothingToRead:
-  """Base of drafters that keep nothing on the devices."""
-
-  keeps_trees = False
-
-  def num_unread_tokens(self, view, texts) -> int:
-    del view, texts
-    return 0
-
-  def overlap(self, view, drafted, verified) -> None:
-    del view, drafted, verified
-
-  def commit(self, view, drafted, verified, accepted, is_present) -> None:
-    del view, drafted, verified, accepted, is_present
-
-  def observe(self, drafted, verified, accepted, report, seconds) -> None:
-    del drafted, verified, accepted, report, seconds
-
-  def forget(self, request_id) -> None:
-    del request_id
-
-  def reset(self) -> None:
-    pass
-
-  def trial_prefill(self, num_rows, num_known) -> None:
-    del num_rows, num_known
-
-
-class HostDrafter(NothingToRead):
+class HostDrafter(EngineDrafter):
   """Base of drafters that leave the devices alone."""
 
   has_programs = False
-  runs_ahead = False
-
-  def learn(
-    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
-  ) -> None:
-    """Learns what the target would write, also after what it rejected.
-
-    Args:
-      view: view of the step.
-      lengths: i64[B] draft tokens that were verified.
-      verdicts: verdicts on them, of the B rows.
-    """
-    del view, lengths, verdicts
-
-  def compiling(self) -> Self:
-    return self
-
-  def warm_up(self, flat) -> None:
-    del flat
-
-  def trial(self, num_rows, num_known, length) -> None:
-    del num_rows, num_known, length
 
 
 class NoDrafter(HostDrafter):
@@ -292,5 +260,4 @@ class NoDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    del lengths
     return chains_of(view, texts, {})

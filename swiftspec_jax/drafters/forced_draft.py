@@ -35,7 +35,6 @@ class ForcedDraft(DraftSpec):
     errors.check_fields(self, {'acceptance': (is_valid, '0 to 1')})
 
   def make(self, setup: Setup) -> 'ForcedDrafter':
-    del setup
     return ForcedDrafter(self)
 
 

@@ -39,5 +39,4 @@ class GrammarDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    del lengths
     return trees_of(view, texts, {})

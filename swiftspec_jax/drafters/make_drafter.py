@@ -117,6 +117,6 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
 def _without_images(spec: DraftSpec, setup: Setup) -> Any:
   sizes = text_only.sizes_of_draft(setup.sizes)
   drafter = spec.make(dataclasses.replace(setup, sizes=sizes))
-  is_on_host = isinstance(drafter, HostDrafter)
-  kind = text_only.TextOnlyHost if is_on_host else text_only.TextOnly
-  return kind(drafter, setup.sizes.scheduler, setup.target.is_image)
+  return text_only.TextOnly(
+    drafter, setup.sizes.scheduler, setup.target.is_image
+  )

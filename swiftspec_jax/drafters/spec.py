@@ -94,12 +94,10 @@ class DraftSpec:
     A lookup takes the same time whatever it finds, and persistent trees grow as
     they are told.
     """
-    del length
     return 1
 
   def runs_ahead(self, target: Model) -> bool:
     """Returns whether steps are enqueued ahead, where nobody says how many."""
-    del target
     return False
 
   def sees_images(self, setup: Setup) -> bool:
@@ -107,7 +105,6 @@ class DraftSpec:
 
     Other drafters are told of the text alone.
     """
-    del setup
     return False
 
   def model_for(self, target: Model) -> Model | None:
@@ -117,7 +114,6 @@ class DraftSpec:
       UserError: it has another vocabulary, lies on other devices, or reads
         features that the target does not have.
     """
-    del target
 
   def make(self, setup: Setup) -> EngineDrafter:
     """Returns the drafter.

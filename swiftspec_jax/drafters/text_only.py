@@ -9,20 +9,15 @@ Legend: B rows of a view, U slots, S tokens of the longest text.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.drafters.engine_drafter import (
-  EngineDrafter,
-  HostDrafter,
-  SlotTexts,
-)
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
-from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
-from swiftspec_jax.step.verdicts import Verdicts
 
 
 def sizes_of_draft(sizes: ProgramSizes) -> ProgramSizes:
@@ -55,10 +50,8 @@ class TextOnly:
     self._is_image = is_image
     shape = config.buckets.max_rows, _pages_of_slot(config)
     pages = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
-    self._texts = SlotTexts(
-      token_ids=np.zeros((shape[0], config.max_context), np.int32),
-      slot_generations=np.zeros(shape[0], np.int64),
-      page_table=pages,
+    self._texts = dataclasses.replace(
+      SlotTexts.empty(config.max_context, pages),
       num_left_out=np.zeros(shape[0], np.int64),
     )
     self._num_read = np.zeros(shape[0], np.int64)  # tokens of the target's text
@@ -84,22 +77,6 @@ class TextOnly:
     left_out = self._texts.num_left_out[view.slots]
     return dataclasses.replace(view, kv_lengths=view.kv_lengths - left_out)
 
-  @property
-  def name(self) -> str:
-    return self._drafter.name
-
-  @property
-  def runs_ahead(self) -> bool:
-    return self._drafter.runs_ahead
-
-  @property
-  def keeps_trees(self) -> bool:
-    return self._drafter.keeps_trees
-
-  @property
-  def has_programs(self) -> bool:
-    return self._drafter.has_programs
-
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     self._prefill(view, texts)
     return self._drafter.num_unread_tokens(self._of_text(view), self._texts)
@@ -110,45 +87,15 @@ class TextOnly:
     self._prefill(view, texts)
     return self._drafter.draft(self._of_text(view), lengths, self._texts)
 
-  def overlap(
-    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
-  ) -> None:
-    self._drafter.overlap(self._of_text(view), drafted, verified)
+  def overlap(self, view: policies.StepView, *counts: np.ndarray) -> None:
+    self._drafter.overlap(self._of_text(view), *counts)
 
-  def commit(
-    self,
-    view: policies.StepView,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    is_present: np.ndarray,
-  ) -> None:
-    view = self._of_text(view)
-    self._drafter.commit(view, drafted, verified, accepted, is_present)
+  def learn(self, view: policies.StepView, *facts: Any) -> None:
+    self._drafter.learn(self._of_text(view), *facts)
 
-  def forget(self, request_id: int) -> None:
-    self._drafter.forget(request_id)
+  def commit(self, view: policies.StepView, *counts: np.ndarray) -> None:
+    self._drafter.commit(self._of_text(view), *counts)
 
-  def reset(self) -> None:
-    self._drafter.reset()
-
-  def compiling(self) -> EngineDrafter:
-    return self._drafter.compiling()
-
-  def warm_up(self, flat: StepSizes) -> None:
-    self._drafter.warm_up(flat)
-
-  def trial(self, num_rows: int, num_known: int, length: int) -> None:
-    self._drafter.trial(num_rows, num_known, length)
-
-  def trial_prefill(self, num_rows: int, num_known: int) -> None:
-    self._drafter.trial_prefill(num_rows, num_known)
-
-
-class TextOnlyHost(TextOnly, HostDrafter):
-  """The same of a drafter that leaves the devices alone."""
-
-  def learn(
-    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
-  ) -> None:
-    self._drafter.learn(self._of_text(view), lengths, verdicts)
+  def __getattr__(self, name: str) -> Any:
+    """Returns what has to do with no text."""
+    return getattr(self._drafter, name)

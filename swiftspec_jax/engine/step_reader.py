@@ -11,11 +11,7 @@ import numpy as np
 
 from swiftspec_jax import hosts, policies, profiling, types
 from swiftspec_jax import timeline as timeline_lib
-from swiftspec_jax.drafters.engine_drafter import (
-  EngineDrafter,
-  HostDrafter,
-  SlotTexts,
-)
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.engine import steps
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import StepRecord, Unread
@@ -123,10 +119,9 @@ class StepReader:
     rows = is_present[decoding]
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = self._verdicts(packed[view.slots])
-    if isinstance(self._drafter, HostDrafter):
-      has_grammar = self._target.sampling.has_grammar[view.slots]
-      # Its nodes are not those of the drafter, or not where they were.
-      self._drafter.learn(view, np.where(has_grammar, 0, lengths), verdicts)
+    has_grammar = self._target.sampling.has_grammar[view.slots]
+    # Its nodes are not those of the drafter, or not where they were.
+    self._drafter.learn(view, np.where(has_grammar, 0, lengths), verdicts)
     accepted, ended = self._commit(
       unread, step, is_present, packed, (logprobs, drafted), report
     )

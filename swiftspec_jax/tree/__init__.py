@@ -45,7 +45,7 @@ from swiftspec_jax.tree.rerooting import (
   Reroot,
   reroot,
 )
-from swiftspec_jax.tree.selection import Selection, mark_sent, select
+from swiftspec_jax.tree.selection import Selection, select
 from swiftspec_jax.tree.state import (
   CANDIDATE,
   EMPTY,
@@ -58,36 +58,3 @@ from swiftspec_jax.tree.state import (
   ancestor_mask,
   new_tree,
 )
-
-__all__ = [
-  'CANDIDATE',
-  'EMPTY',
-  'EXPANDED',
-  'HIT',
-  'LATE_HIT',
-  'MISS',
-  'NO_NODE',
-  'NO_PARENT',
-  'NO_SLOT',
-  'NUM_OUTCOMES',
-  'ROOT_INDEX',
-  'DraftFn',
-  'DraftTree',
-  'Leaves',
-  'Reroot',
-  'Selection',
-  'add_chains',
-  'ancestor_mask',
-  'best_candidates',
-  'expand',
-  'expand_best',
-  'grow',
-  'grow_fixed',
-  'leaf_mass',
-  'mark_sent',
-  'new_tree',
-  'reroot',
-  'root_leaves',
-  'same_prefixes',
-  'select',
-]

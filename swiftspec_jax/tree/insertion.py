@@ -36,7 +36,6 @@ def widen(
     depths=append(tree.depths, depths),
     log_probs=append(tree.log_probs, log_probs),
     cache_slots=fill(tree.cache_slots, state.NO_SLOT),
-    is_sent=fill(tree.is_sent, False),
     is_looked_up=fill(tree.is_looked_up, is_looked_up),
   )
 

@@ -12,7 +12,6 @@ from swiftspec_jax.tree import arrays, state
 class Selection:
   """Connected nodes, most probable first: the root leads, padding is last."""
 
-  nodes: jax.Array  # i32[B, T] in the tree; NO_NODE for padding
   token_ids: jax.Array  # i32[B, T] PLACEHOLDER_TOKEN_ID for padding
   parents: jax.Array  # i32[B, T] in the selection; NO_PARENT for padding
   depths: jax.Array  # i32[B, T]
@@ -39,7 +38,6 @@ def select(
   has_parent = is_node & jnp.any(is_parent, axis=2)
   parents = jnp.argmax(is_parent, axis=2).astype(jnp.int32)
   return Selection(
-    nodes=jnp.where(is_node, nodes, state.NO_NODE),
     token_ids=jnp.where(
       is_node, arrays.take(tree.token_ids, nodes), types.PLACEHOLDER_TOKEN_ID
     ),
@@ -48,13 +46,4 @@ def select(
     log_probs=jnp.where(is_node, weights, -jnp.inf),
     is_looked_up=is_node & arrays.take(tree.is_looked_up, nodes),
     size=arrays.count(is_node),
-  )
-
-
-def mark_sent(tree: state.DraftTree, selection: Selection) -> state.DraftTree:
-  """Notes in `is_sent` that the target gets this selection, no other."""
-  none = jnp.zeros_like(tree.is_sent)
-  is_node = selection.nodes != state.NO_NODE
-  return tree.replace(
-    is_sent=arrays.put(none, selection.nodes, is_node, is_node)
   )

@@ -23,7 +23,6 @@ class DraftTree:
   # i32[B, N] row of the draft's cache, counted from the end of the prefix;
   # NO_SLOT for candidates.
   cache_slots: jax.Array
-  is_sent: jax.Array  # bool[B, N] part of what the target verifies now
   is_looked_up: jax.Array  # bool[B, N] came of a text first, not of the draft
   # bool[B, M, M] which rows the node of a row sees: its ancestors' and its
   # own. Kept, because it costs one lookup for each new row; to derive it from
@@ -93,7 +92,6 @@ def new_tree(
     depths=jnp.zeros(shape, jnp.int32),
     log_probs=nodes(0.0, -jnp.inf, jnp.float32),
     cache_slots=jnp.full(shape, NO_SLOT, jnp.int32),
-    is_sent=jnp.zeros(shape, bool),
     is_looked_up=jnp.zeros(shape, bool),
     row_mask=jnp.zeros((batch_size, num_cache_rows, num_cache_rows), bool),
     size=jnp.ones(batch_size, jnp.int32),
@@ -171,7 +169,6 @@ def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:
     depths=move(tree.depths, 0),
     log_probs=move(tree.log_probs, -jnp.inf),
     cache_slots=move(tree.cache_slots, NO_SLOT),
-    is_sent=move(tree.is_sent, False),
     is_looked_up=move(tree.is_looked_up, False),
     size=size,
   )

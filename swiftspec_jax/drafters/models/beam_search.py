@@ -22,7 +22,6 @@ from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_tree import TreeDrafter
 from swiftspec_jax.drafters.models.model_spec import ModelSpec
 from swiftspec_jax.drafters.spec import Setup
-from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
@@ -48,6 +47,7 @@ class BeamDraft(ModelSpec):
   """
 
   makes_trees = True
+  min_leaf_mass = 0.0
 
   model: Model
   width: int = 4
@@ -72,13 +72,6 @@ class BeamDraft(ModelSpec):
   def branching(self) -> int:
     """Children of a beam that may become one."""
     return self.width
-
-  @property
-  def kinds(self) -> tuple[text_lookup.Kind, ...]:
-    """What is to be looked up in the known text."""
-    return text_lookup.kinds_of(
-      prompt_lookup=self.prompt_lookup, suffix_lookup=self.suffix_lookup
-    )
 
   def num_nodes(self, num_forwards: int) -> int:
     """Returns the most nodes, root left out, after some forwards."""
@@ -137,7 +130,7 @@ def search(
       config,
       token_ids[:, :, i - 1],
       jnp.zeros(shape, jnp.int32),  # it knows no positions
-      _attend,
+      None,
       features_before=hidden,
     )
     found = children(decoder.unembed(params, config, hidden), i)
@@ -157,14 +150,7 @@ def search(
   return jax.lax.fori_loop(1, num_steps + 1, step, carry)[:2]
 
 
-def _attend(*args):
-  raise NotImplementedError(f'a recurrent head has no layers: {args}')
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'num_forwards', 'num_nodes', 'width', 'kinds'),
-)
+@functools.partial(jax.jit, static_argnames=('config', 'sizes'))
 def grow(
   params: Params,
   hidden: jax.Array,
@@ -175,10 +161,7 @@ def grow(
   sampling: sampling_lib.SamplingState,
   *,
   config: ModelConfig,
-  num_forwards: int,
-  num_nodes: int,
-  width: int,
-  kinds: tuple[text_lookup.Kind, ...],
+  sizes: grown_trees.TreeSizes,
 ) -> jax.Array:
   """Returns the best nodes of the trees of beams after the last known tokens.
 
@@ -191,21 +174,16 @@ def grow(
     num_steps: i32[] forwards, at most D - 1.
     sampling: sampling parameters of the slots.
     config: configuration of the head; static.
-    num_forwards: D; static.
-    num_nodes: T to choose; static.
-    width: W; static.
-    kinds: kinds of lookups in the known text; static.
+    sizes: static.
   """
-  length = num_nodes - 1
-  num_found = sum(kind.num_chains for kind in kinds) * length
   tree = tree_lib.new_tree(
     jnp.zeros_like(rows.slots),
-    capacity=1 + num_forwards * width + num_found,
+    capacity=1 + sizes.num_forwards * sizes.width + sizes.num_found,
     num_cache_rows=1,
-    chain_length=1 + max(num_forwards, length),
+    chain_length=max(1 + sizes.num_forwards, sizes.num_nodes),
   )
   children = grown_trees.children_fn(
-    params, config, noise, rows, sampling, width
+    params, config, noise, rows, sampling, sizes.width
   )
   beams = search(
     params,
@@ -214,13 +192,13 @@ def grow(
     children,
     num_steps,
     config=config,
-    width=width,
-    length=num_forwards,
+    width=sizes.width,
+    length=sizes.num_forwards,
   )
   tree = tree_lib.add_chains(tree, *beams, is_looked_up=False)
-  tree = grown_trees.with_lookups(tree, rows, length, kinds)
+  tree = grown_trees.with_lookups(tree, rows, sizes)
   num_slots = sampling.seeds.shape[0]
-  return grown_trees.best_of(tree, rows, num_nodes, num_slots)
+  return grown_trees.best_of(tree, rows, sizes.num_nodes, num_slots)
 
 
 class BeamDrafter(TreeDrafter):
@@ -246,8 +224,5 @@ class BeamDrafter(TreeDrafter):
       num_steps,
       sampling,
       config=self._model.config,
-      num_forwards=self._num_forwards,
-      num_nodes=self._sizes.scheduler.buckets.max_length + 1,
-      width=self._draft.width,
-      kinds=self._draft.kinds,
+      sizes=dataclasses.replace(self._tree_sizes, width=self._draft.width),
     )

@@ -13,6 +13,7 @@ Legend:
 - H width of the features
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -22,13 +23,12 @@ from flax import struct
 
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_places import (
   ChainOfPlaces,
   TreeOfPlaces,
 )
-from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
+from swiftspec_jax.drafters.models.model_drafter import ModelDrafter, Unread
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import ragged_batch, target_forward
@@ -76,9 +76,7 @@ def prefill(
   )
 
 
-@functools.partial(
-  jax.jit, static_argnames=('config', 'length'), donate_argnames='cache'
-)
+@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
 def block_logits(
   params: Params,
   cache: paged.PagedCache,
@@ -87,8 +85,7 @@ def block_logits(
   rows: DraftRows,
   *,
   config: ModelConfig,
-  length: int,
-) -> tuple[paged.PagedCache, jax.Array]:
+) -> tuple[paged.PagedCache, None, jax.Array]:
   """Reads the rest of the verified tokens, and runs a block of each row.
 
   Args:
@@ -98,10 +95,9 @@ def block_logits(
     token_ids: i32[R] last known tokens.
     rows: rows to draft for; the table of each ends in spare pages.
     config: configuration of the draft; static.
-    length: D; static.
 
   Returns:
-    The cache, and logits f32[R, D, V'] of the draft's output vocabulary.
+    The cache, None, and logits f32[R, D, V'] of the draft's output vocabulary.
   """
   cache = prefill(params, cache, context, config=config)
   hidden, cache = target_forward.forward(
@@ -111,8 +107,8 @@ def block_logits(
     cache,
   )
   hidden = hidden.reshape(len(token_ids), config.block.num_drafts + 1, -1)
-  drafted = hidden[:, 1 : length + 1]
-  return cache, decoder.unembed(params, config, drafted)
+  drafted = hidden[:, 1 : rows.positions.shape[1] + 1]
+  return cache, None, decoder.unembed(params, config, drafted)
 
 
 def _block(token_ids, rows, cache, config):
@@ -143,6 +139,8 @@ def _block(token_ids, rows, cache, config):
 class _BlockForwards(ModelDrafter):
   """Forwards of blocks, whatever is made of their logits."""
 
+  _first_program = staticmethod(block_logits)
+
   @property
   def _num_unread(self) -> int:
     return 1
@@ -152,65 +150,36 @@ class _BlockForwards(ModelDrafter):
     size = self._model.config.block.num_drafts + 1
     return -(-size // self._sizes.scheduler.page_size)
 
-  def _prefill(
-    self,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    texts: SlotTexts,
-  ) -> None:
+  def _prefill(self, unread: Unread) -> None:
     num_tokens = self._sizes.scheduler.buckets.max_query_tokens
     self.cache = self._call(
       prefill,
       self._model.params,
       self.cache,
-      self._context(num_tokens, slots, starts, counts, texts),
+      self._context(num_tokens, unread),
       config=self._model.config,
     )
 
-  def _first_forward(
-    self,
-    sizes: StepSizes,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
-  ) -> tuple[DraftRows, None, jax.Array]:
-    kv_lengths = starts + counts - 1
-    rows = self._rows(sizes, slots, starts, counts, lengths, texts)
-    tables = self._with_spare_pages(rows.page_table, kv_lengths)
-    last = texts.token_ids[slots, kv_lengths]
-    token_ids = ragged_batch.padded(last, sizes.num_rows)
-    rows, token_ids = self._argument(
-      (rows.replace(page_table=tables), token_ids)
-    )
-    self.cache, logits = self._call(
-      block_logits,
-      self._model.params,
-      self.cache,
-      self._context(sizes.num_tokens, slots, starts, counts - 1, texts),
-      token_ids,
-      rows,
-      config=self._model.config,
-      length=self._num_forwards,
-    )
-    return rows, None, logits
+  def _rows(
+    self, sizes: StepSizes, unread: Unread, lengths: np.ndarray
+  ) -> DraftRows:
+    rows = super()._rows(sizes, unread, lengths)
+    tables = self._with_spare_pages(rows.page_table, unread.ends - 1)
+    return rows.replace(page_table=tables)
 
-  def _context(
-    self,
-    num_tokens: int,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    texts: SlotTexts,
-  ) -> Context:
-    """Returns i64[r] tokens of rows from `starts` i64[r] on."""
-    rows = np.repeat(np.arange(len(slots)), counts)
-    before = np.cumsum(counts) - counts
-    positions = starts[rows] + np.arange(len(rows)) - before[rows]
+  def _fed(self, sizes: StepSizes, unread: Unread) -> tuple[Context, jax.Array]:
+    # The last known token is a part of the block.
+    known = dataclasses.replace(unread, counts=unread.counts - 1)
+    last = unread.texts.token_ids[unread.slots, known.ends]
+    last = self._argument(ragged_batch.padded(last, sizes.num_rows))
+    return self._context(sizes.num_tokens, known), last
+
+  def _context(self, num_tokens: int, unread: Unread) -> Context:
+    rows = np.repeat(np.arange(len(unread.slots)), unread.counts)
+    before = np.cumsum(unread.counts) - unread.counts
+    positions = (unread.starts - before)[rows] + np.arange(len(rows))
     places = ragged_batch.places_of(
-      texts.page_table[slots],
+      unread.page_table,
       rows,
       positions,
       self.cache.page_size,

@@ -27,7 +27,6 @@ from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify
-from swiftspec_jax.step.slot_drafts import SlotDrafts
 
 
 @functools.partial(
@@ -116,7 +115,6 @@ class ChainDrafter(ModelDrafter):
     accepted: np.ndarray,
     is_present: np.ndarray,
   ) -> None:
-    del verified, is_present
     if self._model.config.reads_features:
       return
     # The last token of a draft was not fed.
@@ -143,8 +141,3 @@ class ChainDrafter(ModelDrafter):
       length=self._num_forwards,
     )
     return drafted
-
-  def _slot_drafts(self, view, lengths, found) -> SlotDrafts:
-    del view
-    drafts = policies.Drafts(lengths=lengths)
-    return SlotDrafts(drafts=drafts, chains=found)

@@ -14,11 +14,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
   TargetFeatures,
@@ -28,16 +26,13 @@ from swiftspec_jax.drafters.models.draft_places import (
   ChainOfPlaces,
   TreeOfPlaces,
 )
-from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import target_forward
-from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes
+from swiftspec_jax.step.ragged_batch import RaggedBatch
 
 
-@functools.partial(
-  jax.jit, static_argnames=('config', 'length'), donate_argnames='cache'
-)
+@functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
 def logits_of_masks(
   params: Params,
   cache: paged.PagedCache,
@@ -47,8 +42,7 @@ def logits_of_masks(
   rows: DraftRows,
   *,
   config: ModelConfig,
-  length: int,
-) -> tuple[paged.PagedCache, jax.Array]:
+) -> tuple[paged.PagedCache, None, jax.Array]:
   """Reads tokens up to the last known one of each row, and masks after them.
 
   Args:
@@ -59,12 +53,11 @@ def logits_of_masks(
     features: features of the target.
     rows: rows to draft for.
     config: configuration of the draft; static.
-    length: D; static.
 
   Returns:
-    The cache, and logits f32[R, D, V'] of the draft's output vocabulary.
+    The cache, None, and logits f32[R, D, V'] of the draft's output vocabulary.
   """
-  num_rows, num_masks = len(rows.lengths), length - 1
+  num_rows, num_masks = len(rows.lengths), rows.positions.shape[1] - 1
   before = features_before(params, config, features)
   if num_masks:
     batch = _with_masks(batch, rows, cache, num_masks)
@@ -81,7 +74,7 @@ def logits_of_masks(
   of_masks = hidden[len(hidden) - num_rows * num_masks :]
   of_masks = of_masks.reshape(num_rows, num_masks, hidden.shape[1])
   hidden = jnp.concatenate([hidden[rows.last][:, None], of_masks], axis=1)
-  return cache, decoder.unembed(params, config, hidden)
+  return cache, None, decoder.unembed(params, config, hidden)
 
 
 def _with_masks(batch, rows, cache, num_masks):
@@ -121,37 +114,13 @@ def _with_masks(batch, rows, cache, num_masks):
   )
 
 
-class _MaskForwards(ModelDrafter):
-  """Forwards of masks, whatever is made of their logits."""
-
-  def _first_forward(
-    self,
-    sizes: StepSizes,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
-  ) -> tuple[DraftRows, None, jax.Array]:
-    fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = self._argument(
-      self._rows(sizes, slots, starts, counts, lengths, texts)
-    )
-    self.cache, logits = self._call(
-      logits_of_masks,
-      self._model.params,
-      self.cache,
-      *fed,
-      rows,
-      config=self._model.config,
-      length=self._num_forwards,
-    )
-    return rows, None, logits
-
-
-class MaskChainDrafter(_MaskForwards, ChainOfPlaces):
+class MaskChainDrafter(ChainOfPlaces):
   """Chains of a head with masks."""
 
+  _first_program = staticmethod(logits_of_masks)
 
-class MaskTreeDrafter(_MaskForwards, TreeOfPlaces):
+
+class MaskTreeDrafter(TreeOfPlaces):
   """Trees of a head with masks."""
+
+  _first_program = staticmethod(logits_of_masks)

@@ -13,10 +13,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kernels_pallas.vocabulary import largest
-from swiftspec_jax import errors, policies
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import grown_trees
 from swiftspec_jax.drafters.models.draft_forward import (
@@ -25,14 +24,12 @@ from swiftspec_jax.drafters.models.draft_forward import (
 )
 from swiftspec_jax.drafters.models.draft_tree import TreeDrafter
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify
 from swiftspec_jax.step.program_sizes import ProgramSizes
-from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 
@@ -70,10 +67,7 @@ def chains(
   )
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('config', 'num_nodes', 'sizes', 'kinds', 'min_leaf_mass'),
-)
+@functools.partial(jax.jit, static_argnames=('config', 'sizes'))
 def grow(
   params: Params,
   logits: jax.Array,
@@ -83,10 +77,7 @@ def grow(
   sampling: sampling_lib.SamplingState,
   *,
   config: ModelConfig,
-  num_nodes: int,
-  sizes: tuple[int, int],
-  kinds: tuple[text_lookup.Kind, ...],
-  min_leaf_mass: float,
+  sizes: grown_trees.TreeSizes,
 ) -> jax.Array:
   """Grows trees, in which each place has the same tokens below all nodes.
 
@@ -98,14 +89,11 @@ def grow(
     num_steps: i32[] levels of a tree below the first, at most D - 1.
     sampling: sampling parameters of the U slots.
     config: configuration of the draft; static.
-    num_nodes: T to choose; static.
-    sizes: leaves that get children at once, and children of a leaf; static.
-    kinds: kinds of lookups in the known text; static.
-    min_leaf_mass: same as in `grown_trees.grow`; static.
+    sizes: static; leaves get children W at once.
   """
   noise = noise_of_outputs(params, config, noise)
   scores = verify.draft_scores(logits, noise, rows.slots, sampling)
-  best, index = jax.lax.top_k(scores, sizes[1])
+  best, index = jax.lax.top_k(scores, sizes.branching)
   token_ids = decoder.token_ids_of(params, config, index)
   log_probs = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
@@ -128,28 +116,13 @@ def grow(
     draft_fn,
     rows,
     num_steps,
-    num_forwards=logits.shape[1],
-    num_nodes=num_nodes,
-    sizes=sizes,
-    kinds=kinds,
-    min_leaf_mass=min_leaf_mass,
+    sizes,
     num_slots=sampling.seeds.shape[0],
   )
 
 
 class _Places(ModelDrafter):
   """What chains and trees of places have in common."""
-
-  def commit(
-    self,
-    view: policies.StepView,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    is_present: np.ndarray,
-  ) -> None:
-    # Features of what was accepted are read with the next draft.
-    del view, drafted, verified, accepted, is_present
 
   @property
   def _num_forwards(self) -> int:
@@ -180,7 +153,6 @@ class ChainOfPlaces(_Places):
       )
 
   def _propose(self, hidden, logits, noise, rows, num_steps, sampling):
-    del hidden, num_steps  # one forward was all
     return self._call(
       chains,
       self._model.params,
@@ -192,12 +164,6 @@ class ChainOfPlaces(_Places):
       length=self._sizes.scheduler.buckets.max_length,
     )
 
-  def _slot_drafts(
-    self, view: policies.StepView, lengths: np.ndarray, found: jax.Array
-  ) -> SlotDrafts:
-    del view
-    return SlotDrafts(drafts=policies.Drafts(lengths=lengths), chains=found)
-
 
 class TreeOfPlaces(_Places, TreeDrafter):
   """Trees of the best tokens of each place."""
@@ -205,7 +171,6 @@ class TreeOfPlaces(_Places, TreeDrafter):
   def _propose(
     self, hidden, logits, noise, rows, num_steps, sampling
   ) -> jax.Array:
-    del hidden
     return self._call(
       grow,
       self._model.params,
@@ -215,8 +180,5 @@ class TreeOfPlaces(_Places, TreeDrafter):
       num_steps,
       sampling,
       config=self._model.config,
-      num_nodes=self._sizes.scheduler.buckets.max_length + 1,
-      sizes=self._sizes_of_trees,
-      kinds=self._draft.kinds,
-      min_leaf_mass=self._draft.min_leaf_mass,
+      sizes=self._tree_sizes,
     )

@@ -72,13 +72,6 @@ class TreeDraft(ModelSpec):
     }
     errors.check_fields(self, checks)
 
-  @property
-  def kinds(self) -> tuple[text_lookup.Kind, ...]:
-    """What is to be looked up in the known text."""
-    return text_lookup.kinds_of(
-      prompt_lookup=self.prompt_lookup, suffix_lookup=self.suffix_lookup
-    )
-
   def num_nodes(self, num_forwards: int) -> int:
     """Returns the fewest nodes, root left out, after some forwards."""
     leaves = min(self.width, self.branching)
@@ -108,9 +101,16 @@ class TreeDrafter(ModelDrafter):
     buckets = sizes.scheduler.buckets
     _check(draft, buckets)
     self._draft = draft
-    # No more can be chosen, nor have children that are.
     most = buckets.max_length
-    self._sizes_of_trees = min(draft.width, most), min(draft.branching, most)
+    self._tree_sizes = grown_trees.TreeSizes(
+      num_forwards=self._num_forwards,
+      num_nodes=most + 1,
+      # No more can be chosen, nor have children that are.
+      width=min(draft.width, most),
+      branching=min(draft.branching, most),
+      kinds=text_lookup.kinds_of(draft),
+      min_leaf_mass=draft.min_leaf_mass,
+    )
     axes = 'batch', 'kv_heads', None, None
     self._sharding = sharding_lib.sharding_of(draft.model.mesh, axes)
 
@@ -128,22 +128,11 @@ class TreeDrafter(ModelDrafter):
 
   @property
   def _reads_texts(self) -> bool:
-    return bool(self._draft.kinds)
+    return bool(self._tree_sizes.kinds)
 
   @property
   def _num_forwards(self) -> int:
     return self._sizes.scheduler.buckets.draft_steps[-1]
-
-  def commit(
-    self,
-    view: policies.StepView,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    is_present: np.ndarray,
-  ) -> None:
-    # Nothing of a tree is kept.
-    del view, drafted, verified, accepted, is_present
 
   def _num_steps(self, length: int) -> int:
     return self._sizes.scheduler.buckets.steps_of(length) - 1
@@ -163,11 +152,7 @@ class TreeDrafter(ModelDrafter):
       sampling,
       config=self._model.config,
       sharding=self._sharding,
-      num_forwards=self._num_forwards,
-      num_nodes=self._sizes.scheduler.buckets.max_length + 1,
-      sizes=self._sizes_of_trees,
-      kinds=self._draft.kinds,
-      min_leaf_mass=self._draft.min_leaf_mass,
+      sizes=self._tree_sizes,
     )
 
   def _slot_drafts(self, view, lengths, found) -> SlotDrafts:

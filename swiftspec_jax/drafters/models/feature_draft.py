@@ -72,13 +72,6 @@ def check_lives(draft: Model) -> None:
     )
 
 
-def take_chunk(values: jax.Array, starts: jax.Array, size: int) -> jax.Array:
-  """Returns [B, size, D] of [B, S, D], from i32[B] on."""
-  return jax.vmap(
-    lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, size)
-  )(values, starts)
-
-
 def read_leaves(
   params: Params,
   config: ModelConfig,

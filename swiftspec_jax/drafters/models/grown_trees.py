@@ -9,6 +9,7 @@ Legend:
 - E width of the draft
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -34,18 +35,38 @@ from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    'config',
-    'sharding',
-    'num_forwards',
-    'num_nodes',
-    'sizes',
-    'kinds',
-    'min_leaf_mass',
-  ),
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeSizes:
+  """What programs that grow trees are compiled for.
+
+  Attributes:
+    num_forwards: D.
+    num_nodes: T to choose.
+    width: W.
+    branching: children of a leaf.
+    kinds: kinds of lookups in the known text.
+    min_leaf_mass: bound for trees that have the nodes asked for.
+  """
+
+  num_forwards: int
+  num_nodes: int
+  width: int
+  branching: int
+  kinds: tuple[text_lookup.Kind, ...]
+  min_leaf_mass: float
+
+  @property
+  def num_rows(self) -> int:
+    """Most nodes that are expanded."""
+    return 1 + (self.num_forwards - 1) * self.width
+
+  @property
+  def num_found(self) -> int:
+    """Most nodes that lookups bring."""
+    return sum(kind.num_chains for kind in self.kinds) * (self.num_nodes - 1)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'sharding', 'sizes'))
 def grow(
   params: Params,
   cache: paged.PagedCache,
@@ -58,11 +79,7 @@ def grow(
   *,
   config: ModelConfig,
   sharding: NamedSharding,
-  num_forwards: int,
-  num_nodes: int,
-  sizes: tuple[int, int],
-  kinds: tuple[text_lookup.Kind, ...],
-  min_leaf_mass: float,
+  sizes: TreeSizes,
 ) -> jax.Array:
   """Grows trees after the last known tokens.
 
@@ -77,23 +94,18 @@ def grow(
     sampling: sampling parameters of the U slots.
     config: configuration of the draft; static.
     sharding: sharding of dense keys and values; static.
-    num_forwards: D; static.
-    num_nodes: T to choose; static.
-    sizes: W, and children of a leaf; static.
-    kinds: kinds of lookups in the known text; static.
-    min_leaf_mass: bound for trees that have the nodes asked for; static.
+    sizes: static.
 
   Returns:
     i32[U, 5 T + 3], a packed `types.TreeProposal` by slot.
   """
-  width, branching = sizes
-  num_rows = 1 + (num_forwards - 1) * width
-  children = children_fn(params, config, noise, rows, sampling, branching)
+  num_rows = sizes.num_rows + sizes.width  # with scratch
+  children = children_fn(params, config, noise, rows, sampling, sizes.branching)
   # The root lies where its row of the tree is: right after the others.
   lengths = rows.positions[:, 0] - 1
   of_rows = None
   if config.reads_features:
-    of_rows = jnp.zeros((len(hidden), num_rows + width, config.hidden_dim))
+    of_rows = jnp.zeros((len(hidden), num_rows, config.hidden_dim))
     of_rows = of_rows.astype(hidden.dtype).at[:, 0].set(hidden)
 
   def draft_fn(carry, leaves):
@@ -109,7 +121,7 @@ def grow(
     config.kv_heads,
     rows.page_table,
     lengths,
-    num_rows + width,
+    num_rows,
     sharding,
   )
   return grown(
@@ -118,11 +130,7 @@ def grow(
     draft_fn,
     rows,
     num_steps,
-    num_forwards=num_forwards,
-    num_nodes=num_nodes,
-    sizes=sizes,
-    kinds=kinds,
-    min_leaf_mass=min_leaf_mass,
+    sizes,
     num_slots=sampling.seeds.shape[0],
   )
 
@@ -133,12 +141,8 @@ def grown(
   draft_fn: tree_lib.DraftFn,
   rows: DraftRows,
   num_steps: jax.Array,
+  sizes: TreeSizes,
   *,
-  num_forwards: int,
-  num_nodes: int,
-  sizes: tuple[int, int],
-  kinds: tuple[text_lookup.Kind, ...],
-  min_leaf_mass: float,
   num_slots: int,
 ) -> jax.Array:
   """Returns trees whose roots have children already.
@@ -149,33 +153,25 @@ def grown(
     draft_fn: same as in `tree_lib.grow`.
     rows: same as in `grow`.
     num_steps: same as in `grow`.
-    num_forwards: same as in `grow`.
-    num_nodes: same as in `grow`.
     sizes: same as in `grow`.
-    kinds: same as in `grow`.
-    min_leaf_mass: same as in `grow`.
     num_slots: U.
   """
-  width, branching = sizes
-  num_rows = 1 + (num_forwards - 1) * width
-  length = num_nodes - 1
-  num_found = sum(kind.num_chains for kind in kinds) * length
   tree = tree_lib.new_tree(
     jnp.zeros_like(rows.slots),
-    capacity=1 + num_rows * branching + num_found,
-    num_cache_rows=num_rows,
-    chain_length=1 + length if kinds else 1,
+    capacity=1 + sizes.num_rows * sizes.branching + sizes.num_found,
+    num_cache_rows=sizes.num_rows,
+    chain_length=sizes.num_nodes if sizes.kinds else 1,
   )
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   tree = tree_lib.expand(tree, leaves, *first)
-  tree = with_lookups(tree, rows, length, kinds)
+  tree = with_lookups(tree, rows, sizes)
   stop = {}
-  if min_leaf_mass:
-    stop = {'num_nodes': rows.lengths + 1, 'min_mass': min_leaf_mass}
+  if sizes.min_leaf_mass:
+    stop = {'num_nodes': rows.lengths + 1, 'min_mass': sizes.min_leaf_mass}
   tree, _ = tree_lib.grow(
-    tree, carry, draft_fn, num_steps=num_steps, width=width, **stop
+    tree, carry, draft_fn, num_steps=num_steps, width=sizes.width, **stop
   )
-  return best_of(tree, rows, num_nodes, num_slots)
+  return best_of(tree, rows, sizes.num_nodes, num_slots)
 
 
 # Logits f32[R, W, V'] at depths i32[R, W] -> tokens i32[R, W, C] of the best
@@ -207,16 +203,13 @@ def children_fn(
 
 
 def with_lookups(
-  tree: tree_lib.DraftTree,
-  rows: DraftRows,
-  length: int,
-  kinds: tuple[text_lookup.Kind, ...],
+  tree: tree_lib.DraftTree, rows: DraftRows, sizes: TreeSizes
 ) -> tree_lib.DraftTree:
   """Returns trees with the chains that the known text suggests."""
-  if not kinds:
+  if not sizes.kinds:
     return tree
-  known = rows.positions[:, 0]
-  chains = text_lookup.find(rows.texts, known, length=length, kinds=kinds)
+  known, length = rows.positions[:, 0], sizes.num_nodes - 1
+  chains = text_lookup.find(rows.texts, known, length=length, kinds=sizes.kinds)
   return tree_lib.add_chains(tree, *chains)
 
 

@@ -15,14 +15,15 @@ of it, V vocabulary, V' of it what the draft can propose, E embed.
 
 import copy
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from swiftspec_jax import policies
 from swiftspec_jax.cache import paged
-from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
   TargetFeatures,
@@ -47,29 +48,42 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 
-class ModelDrafter:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Unread:
+  """Tokens of rows that a draft model is fed.
+
+  Attributes:
+    slots: i64[r] of the rows.
+    starts: i64[r] what their caches hold.
+    counts: i64[r] tokens to feed.
+    texts: texts of all slots.
+  """
+
+  slots: np.ndarray
+  starts: np.ndarray
+  counts: np.ndarray
+  texts: SlotTexts
+
+  @property
+  def ends(self) -> np.ndarray:
+    """i64[r] what their caches hold afterwards."""
+    return self.starts + self.counts
+
+  @property
+  def page_table(self) -> np.ndarray:
+    """i32[r, any]."""
+    return self.texts.page_table[self.slots]
+
+
+class ModelDrafter(EngineDrafter):
   """A draft model on the devices of the target.
 
   Attributes:
     cache: keys and values.
   """
 
-  has_programs = True
-  keeps_trees = False
-
-  def __init__(
-    self,
-    model: Model,
-    sizes: ProgramSizes,
-    target: Target,
-  ):
-    """Allocates the cache.
-
-    Args:
-      model: model that drafts.
-      sizes: declared.
-      target: model that verifies.
-    """
+  def __init__(self, model: Model, sizes: ProgramSizes, target: Target):
+    """Allocates the cache of a model that drafts for the target."""
     self._model = model
     self._sizes = sizes
     self._target = target
@@ -96,7 +110,14 @@ class ModelDrafter:
     plan = self._draft_prefill.plan(view, lengths)
     if plan.chunks.any():
       fed = np.flatnonzero(plan.chunks)
-      self._prefill(view.slots[fed], plan.starts[fed], plan.chunks[fed], texts)
+      self._prefill(
+        Unread(
+          slots=view.slots[fed],
+          starts=plan.starts[fed],
+          counts=plan.chunks[fed],
+          texts=texts,
+        )
+      )
     is_late = (lengths > 0) & ~plan.is_ready
     lengths = np.where(plan.is_ready, lengths, 0)
     if lengths.any():
@@ -119,21 +140,24 @@ class ModelDrafter:
   ) -> SlotDrafts:
     """Drafts i64[B] tokens for rows whose texts are read."""
     rows = np.flatnonzero(lengths)
-    slots, lengths_of_rows = view.slots[rows], lengths[rows]
     num_known = view.kv_lengths[rows] + 1
     starts = (plan.starts + plan.chunks)[rows]
-    counts = num_known - starts
+    unread = Unread(
+      slots=view.slots[rows],
+      starts=starts,
+      counts=num_known - starts,
+      texts=texts,
+    )
+    num_tokens = int(unread.counts.sum())
     sizes = self._sizes.mixed(
-      view.buckets.pad_rows(len(slots)),
+      view.buckets.pad_rows(len(rows)),
       # At least one more than rows, as in every step that is not plain.
-      view.buckets.pad_query_tokens(max(int(counts.sum()), len(slots) + 1)),
-      int((num_known + lengths_of_rows).max()),
+      view.buckets.pad_query_tokens(max(num_tokens, len(rows) + 1)),
+      int((num_known + lengths[rows]).max()),
     )
-    taken = self._first_forward(
-      sizes, slots, starts, counts, lengths_of_rows, texts
-    )
+    taken = self._first_forward(sizes, unread, lengths[rows])
     # Truncation and penalties only matter to the target, which decides.
-    level = self._target.sampling.level(slots)
+    level = self._target.sampling.level(unread.slots)
     level = min(level, slot_sampling.SamplingLevel.TEMPERATURE)
     found = self._draft_behind(*taken, int(lengths.max()), level)
     return self._slot_drafts(view, lengths, found)
@@ -141,18 +165,7 @@ class ModelDrafter:
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
     return self._draft_prefill.num_unread_tokens(view, texts.slot_generations)
 
-  def overlap(
-    self, view: policies.StepView, drafted: np.ndarray, verified: np.ndarray
-  ) -> None:
-    del view, drafted, verified  # target and draft take turns
-
-  def forget(self, request_id: int) -> None:
-    del request_id
-
-  def reset(self) -> None:
-    pass  # a slot begins empty for each request
-
-  def compiling(self) -> 'ModelDrafter':
+  def compiling(self) -> Self:
     twin = copy.copy(self)
     twin._call = ahead_of_time.compile_only
     twin._target = self._target.compiling()
@@ -187,9 +200,7 @@ class ModelDrafter:
   def trial_prefill(self, num_rows: int, num_known: int) -> None:
     budget = self._sizes.scheduler.buckets.max_query_tokens
     counts = np.full(num_rows, min(budget // num_rows, num_known))
-    starts = num_known - counts
-    slots, texts = np.arange(num_rows), self._made_up_texts()
-    self._prefill(slots, starts, counts, texts)
+    self._prefill(self._made_up(num_known - counts, counts))
     jax.block_until_ready(self.cache)
 
   def _run_made_up(
@@ -201,66 +212,56 @@ class ModelDrafter:
     level: slot_sampling.SamplingLevel,
   ) -> None:
     """Drafts for rows that miss `counts` tokens, and waits."""
-    slots, texts = np.arange(len(counts)), self._made_up_texts()
-    taken = self._first_forward(flat, slots, starts, counts, lengths, texts)
+    made_up = self._made_up(starts, counts)
+    taken = self._first_forward(flat, made_up, lengths)
     jax.block_until_ready(self._draft_behind(*taken, int(lengths.max()), level))
+
+  def _made_up(self, starts: np.ndarray, counts: np.ndarray) -> Unread:
+    return Unread(
+      slots=np.arange(len(counts)),
+      starts=starts,
+      counts=counts,
+      texts=self._made_up_texts(),
+    )
 
   def _made_up_texts(self) -> SlotTexts:
     return SlotTexts.empty(
       self._sizes.scheduler.max_context, self._sizes.made_up_pages()
     )
 
-  def _prefill(
-    self,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    texts: SlotTexts,
-  ) -> None:
-    """Feeds i64[r] tokens that rows know, from `starts` i64[r] on."""
+  def _prefill(self, unread: Unread) -> None:
+    """Feeds tokens of which none is the last one of its row."""
     buckets = self._sizes.scheduler.buckets
     sizes = self._sizes.mixed(
-      buckets.pad_rows(len(slots)),
+      buckets.pad_rows(len(unread.slots)),
       buckets.max_query_tokens,
-      int((starts + counts).max()),
+      int(unread.ends.max()),
     )
-    fed = self._fed(sizes, slots, starts, counts, texts)
     self.cache = self._call(
       prefill,
       self._model.params,
       self.cache,
-      *fed,
+      *self._fed(sizes, unread),
       config=self._model.config,
     )
 
   def _first_forward(
-    self,
-    sizes: StepSizes,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
-  ) -> tuple[DraftRows, jax.Array, jax.Array]:
-    """Feeds known tokens of rows.
+    self, sizes: StepSizes, unread: Unread, lengths: np.ndarray
+  ) -> tuple[DraftRows, jax.Array | None, jax.Array]:
+    """Feeds tokens up to the last known one of each row.
 
     Args:
       sizes: sizes of the program.
-      slots: i64[r] of the rows.
-      starts: i64[r] what their caches hold.
-      counts: i64[r] tokens to feed.
+      unread: tokens to feed.
       lengths: i64[r] drafts that are wanted after them.
-      texts: texts of all slots.
 
     Returns:
       The rows, and hidden states and logits as `first_logits`.
     """
-    fed = self._fed(sizes, slots, starts, counts, texts)
-    rows = self._argument(
-      self._rows(sizes, slots, starts, counts, lengths, texts)
-    )
+    fed = self._fed(sizes, unread)
+    rows = self._argument(self._rows(sizes, unread, lengths))
     self.cache, hidden, logits = self._call(
-      first_logits,
+      self._first_program,
       self._model.params,
       self.cache,
       *fed,
@@ -270,34 +271,26 @@ class ModelDrafter:
     return rows, hidden, logits
 
   def _rows(
-    self,
-    sizes: StepSizes,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
+    self, sizes: StepSizes, unread: Unread, lengths: np.ndarray
   ) -> DraftRows:
     """Returns rows as in `_first_forward`, on the host."""
-    known = None
+    known, slots, texts = None, unread.slots, unread.texts
     if self._reads_texts:
       known = _padded_rows(
         texts.token_ids[slots], sizes.num_rows, sizes.context
       )
-    ends, left_out = starts + counts, texts.num_left_out
+    ends, left_out = unread.ends, texts.num_left_out
     steps = np.arange(self._num_forwards, dtype=np.int32)[None]
     ends_of_target = ends if left_out is None else ends + left_out[slots]
+    pad = functools.partial(ragged_batch.padded, size=sizes.num_rows)
     return DraftRows(
-      slots=ragged_batch.padded(slots, sizes.num_rows),
-      last=ragged_batch.padded(np.cumsum(counts) - 1, sizes.num_rows),
-      positions=ragged_batch.padded(ends, sizes.num_rows)[:, None] + steps,
-      noise_positions=ragged_batch.padded(ends_of_target, sizes.num_rows)[
-        :, None
-      ]
-      + steps,
-      lengths=ragged_batch.padded(lengths, sizes.num_rows),
+      slots=pad(slots),
+      last=pad(np.cumsum(unread.counts) - 1),
+      positions=pad(ends)[:, None] + steps,
+      noise_positions=pad(ends_of_target)[:, None] + steps,
+      lengths=pad(lengths),
       page_table=_padded_rows(
-        texts.page_table[slots],
+        unread.page_table,
         sizes.num_rows,
         sizes.context // self._sizes.scheduler.page_size,
       ),
@@ -306,23 +299,23 @@ class ModelDrafter:
     )
 
   def _fed(
-    self,
-    sizes: StepSizes,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    texts: SlotTexts,
+    self, sizes: StepSizes, unread: Unread
   ) -> tuple[RaggedBatch, jax.Array, TargetFeatures | None]:
     """Returns where tokens belong, the tokens i32[N], and their features."""
-    config = self._sizes.scheduler
-    tables = texts.page_table[slots]
+    config, tables = self._sizes.scheduler, unread.page_table
+    pages = config.page_size, config.num_pages
     batch = ragged_batch.pack(
-      sizes, starts, counts, tables, config.page_size, config.num_pages
+      sizes, unread.starts, unread.counts, tables, *pages
     )
-    owners = np.repeat(np.arange(len(slots)), counts)
+    owners = np.repeat(np.arange(len(tables)), unread.counts)
     positions = batch.positions[: len(owners)]
-    token_ids = texts.token_ids[slots[owners], positions]
-    places = self._places_before(sizes, tables, owners, positions)
+    token_ids = unread.texts.token_ids[unread.slots[owners], positions]
+    places = None
+    if self._model.config.reads_features:
+      places = ragged_batch.padded(
+        ragged_batch.places_of(tables, owners, positions - 1, *pages),
+        sizes.num_tokens,
+      )
     fed = batch, ragged_batch.padded(token_ids, sizes.num_tokens), places
     batch, token_ids, places = self._argument(fed)
     features = None
@@ -361,21 +354,8 @@ class ModelDrafter:
     num_steps = self._argument(np.int32(self._num_steps(longest)))
     return self._propose(hidden, logits, noise, rows, num_steps, sampling)
 
-  def _places_before(
-    self,
-    sizes: StepSizes,
-    tables: np.ndarray,
-    rows: np.ndarray,
-    positions: np.ndarray,
-  ) -> np.ndarray | None:
-    """Returns `TargetFeatures.places` if the draft reads any."""
-    if not self._model.config.reads_features:
-      return None
-    config = self._sizes.scheduler
-    places = ragged_batch.places_of(
-      tables, rows, positions - 1, config.page_size, config.num_pages
-    )
-    return ragged_batch.padded(places, sizes.num_tokens)
+  # Reads the rest of texts, as `first_logits`.
+  _first_program = staticmethod(first_logits)
 
   @property
   def _reads_texts(self) -> bool:
@@ -425,14 +405,14 @@ class ModelDrafter:
   def _slot_drafts(
     self, view: policies.StepView, lengths: np.ndarray, found: Any
   ) -> SlotDrafts:
-    """Returns the drafts, i64[B] tokens of each row.
+    """Returns the drafts, by default chains, i64[B] tokens of each row.
 
     Args:
       view: view of the step.
       lengths: i64[B] draft tokens.
       found: result of `_propose`.
     """
-    raise NotImplementedError
+    return SlotDrafts(drafts=policies.Drafts(lengths=lengths), chains=found)
 
 
 def _padded_rows(values: np.ndarray, num_rows: int, size: int) -> np.ndarray:

@@ -18,6 +18,7 @@ Legend: B rows of a view, U slots, K longest draft.
 import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import jax
 import numpy as np
@@ -25,12 +26,16 @@ import numpy as np
 from swiftspec_jax import errors, policies
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafters.engine_drafter import SlotTexts
+from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.models import feature_draft, model_spec
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
 from swiftspec_jax.drafters.texts import text_lookup
-from swiftspec_jax.drafters.trees import forced_acceptance, tree_checks
-from swiftspec_jax.drafters.trees.tree_draft_rows import Chunk, TreeDraftRows
+from swiftspec_jax.drafters.trees import forced_acceptance
+from swiftspec_jax.drafters.trees.tree_draft_rows import (
+  Chunk,
+  TreeDraftRows,
+  are_disjoint,
+)
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.page_table import NO_PAGE
@@ -39,7 +44,6 @@ from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
-from swiftspec_jax.step.unread_tokens import Texts
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
 
@@ -65,7 +69,7 @@ class PersistentTrees(DraftSpec):
         'is_adaptive=True has no effect in an engine, whose policy says how '
         'many nodes there are; leave it out'
       )
-    tree_checks.check_sizes(self.model, self.tree)
+    _check_sizes(self.model, self.tree)
 
   @property
   def own_length(self) -> int:
@@ -78,7 +82,7 @@ class PersistentTrees(DraftSpec):
     return True
 
   def model_for(self, target: Model) -> Model:
-    tree_checks.are_disjoint(target, self.model)
+    are_disjoint(target, self.model)
     feature_draft.check_lives(self.model)
     model_spec.check_fits(self.model, target)
     return self.model
@@ -93,14 +97,28 @@ class PersistentTrees(DraftSpec):
     )
 
 
-class PersistentTreeDrafter:
+def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
+  """Raises UserError if a size does not fit the draft."""
+  if tree_config.branching > draft.config.num_logits:
+    raise errors.UserError(
+      f'branching={tree_config.branching} is more than the '
+      f'{draft.config.num_logits} tokens that {draft.name} proposes'
+    )
+  window = draft.config.sliding_window
+  if window is not None and window <= tree_config.num_cache_rows:
+    raise errors.UserError(
+      f'num_cache_rows={tree_config.num_cache_rows} must be less than the '
+      f'sliding window of {window} of {draft.name}'
+    )
+
+
+class PersistentTreeDrafter(EngineDrafter):
   """Decides when rows read, and what their trees send.
 
   Attributes:
     rows: the draft's rows, on its devices.
   """
 
-  has_programs = True
   runs_ahead = True
   keeps_trees = True
 
@@ -168,7 +186,7 @@ class PersistentTreeDrafter:
   def name(self) -> str:
     tree, mode = self._draft.tree, 'async' if self.rows.is_async else 'serial'
     name = f'{self._draft.model.name}_{mode}_{tree.width}_{tree.branching}'
-    kinds = text_lookup.kinds_of_tree(tree)
+    kinds = text_lookup.kinds_of(tree)
     name += f'_{tree.num_draft_steps}_{len(kinds)}'
     return f'{name}_{tree.min_leaf_mass}' if tree.min_leaf_mass else name
 
@@ -217,7 +235,6 @@ class PersistentTreeDrafter:
     accepted: np.ndarray,
     is_present: np.ndarray,
   ) -> None:
-    del drafted
     rows = is_present & (self._read_steps[view.slots] <= view.step)
     rejected = np.where(rows, verified - accepted, 0)
     self._num_missing[view.slots] -= rejected
@@ -234,13 +251,7 @@ class PersistentTreeDrafter:
     num_forwards = int(report[drafted > 0, 2].max(initial=0))
     self.rows.rates.observe(num_sent, accepted + 1, num_forwards, seconds)
 
-  def forget(self, request_id: int) -> None:
-    del request_id
-
-  def reset(self) -> None:
-    pass  # a slot begins empty for each request
-
-  def compiling(self) -> 'PersistentTreeDrafter':
+  def compiling(self) -> Self:
     twin = copy.copy(self)
     twin.rows = self.rows.compiling()
     twin._target = self._target.compiling()
@@ -256,7 +267,7 @@ class PersistentTreeDrafter:
       for start in {self.rows.context(x, size): x for x in starts}.values():
         self.rows.read(self.rows.chunk(0, start, size, texts))
     self._put_text(0, (), Request(token_ids=()))
-    self._advance(np.zeros(len(self._num_read), np.int32), texts)
+    self.rows.advance(texts, np.zeros(len(self._num_read), np.int32))
     if self.rows.is_async:
       self.rows.grow()
     self._is_compiled = True
@@ -267,7 +278,7 @@ class PersistentTreeDrafter:
     clears_trees = not self.rows.is_async
     self.rows.begin_trial(num_rows, num_known, clears_trees=clears_trees)
     texts = self._target.texts(self._no_pages)
-    jax.block_until_ready(self._advance(budgets, texts, follows=False))
+    jax.block_until_ready(self.rows.advance(texts, budgets, follows=False))
 
   def trial_prefill(self, num_rows: int, num_known: int) -> None:
     del num_rows  # one after the other
@@ -277,12 +288,6 @@ class PersistentTreeDrafter:
     for _ in range(-(-self._budget // size)):
       self.rows.read(chunk)
     jax.block_until_ready(self.rows.state)
-
-  def _advance(
-    self, budgets: np.ndarray, texts: Texts, *, follows: bool = True
-  ) -> jax.Array:
-    """Enqueues proposals of i32[U] nodes, 0 for rows to leave."""
-    return self.rows.advance(texts, budgets > 0, budgets, follows=follows)
 
   def _num_unread(self, view: policies.StepView) -> np.ndarray:
     """Returns i64[B], the most tokens that the draft has not read."""
@@ -309,7 +314,7 @@ class PersistentTreeDrafter:
     rows = np.flatnonzero(lengths)
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[view.slots[rows]] = lengths[rows]
-    trees = self._advance(budgets, self._target.texts(texts.page_table))
+    trees = self.rows.advance(self._target.texts(texts.page_table), budgets)
     self._note_read(view, rows)
     self._is_fresh[view.slots[rows]] = False
     self._grows = True

@@ -19,19 +19,19 @@ import functools
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies
+from swiftspec_jax import errors
 from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.drafters.models.draft_forward import DraftRows, feed
+from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
+from swiftspec_jax.drafters.models.model_drafter import Unread
 from swiftspec_jax.drafters.models.model_spec import TargetSpec
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.step import ahead_of_time, slot_sampling
+from swiftspec_jax.step import ahead_of_time
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes, padded
-from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 
@@ -120,176 +120,67 @@ class TargetChains(ChainDrafter):
   What they draft with is right there, so no text is ever late.
   """
 
-  def __init__(self, sizes: ProgramSizes, target: Target):
-    """Allocates nothing.
+  _first_program = staticmethod(last_logits)
 
-    Args:
-      sizes: declared.
-      target: model that drafts and verifies.
-    """
+  def __init__(self, sizes: ProgramSizes, target: Target):
+    """Allocates nothing."""
     self._model = target.model
     self._sizes = sizes
     self._target = target
     self._argument = target.argument
+    # It reads nothing but the last known tokens.
+    self._draft_prefill = DraftPrefill(sizes.scheduler.buckets, None)
     self._call = ahead_of_time.call
     self._warm_rows: set[int] = set()
 
-  def draft(
-    self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
-  ) -> SlotDrafts:
-    rows = np.flatnonzero(lengths)
-    slots, kv_lengths = view.slots[rows], view.kv_lengths[rows]
-    num_rows = view.buckets.pad_rows(len(rows))
-    level = self._target.sampling.level(slots)
-    found = self._chains(
-      num_rows,
-      slots,
-      kv_lengths,
-      lengths[rows],
-      min(level, slot_sampling.SamplingLevel.TEMPERATURE),
-      texts,
-      self._seen(num_rows, slots, kv_lengths, lengths[rows], texts),
-    )
-    return self._slot_drafts(view, lengths, found)
-
   def _seen(
-    self,
-    num_rows: int,
-    slots: np.ndarray,
-    kv_lengths: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
+    self, unread: Unread, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns what drafts see, with room for what they write.
 
     Args:
-      num_rows: R, a declared size.
-      slots: i64[r].
-      kv_lengths: i64[r] tokens in the target's cache.
+      unread: tokens, of which the target's cache lacks the last of each row.
       lengths: i64[r], at least 1.
-      texts: texts of all slots.
 
     Returns:
       Page tables i32[r, C], and the tokens i64[r] that they lack.
     """
     raise NotImplementedError
 
-  def _made_up_seen(
-    self,
-    num_rows: int,
-    slots: np.ndarray,
-    kv_lengths: np.ndarray,
-    lengths: np.ndarray,
-    texts: SlotTexts,
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `_seen` does, of invented rows."""
-    return self._seen(num_rows, slots, kv_lengths, lengths, texts)
-
-  def _chains(
-    self,
-    num_rows: int,
-    slots: np.ndarray,
-    kv_lengths: np.ndarray,
-    lengths: np.ndarray,
-    level: slot_sampling.SamplingLevel,
-    texts: SlotTexts,
-    seen: tuple[np.ndarray, np.ndarray],
-  ) -> jax.Array:
-    """Enqueues the drafts i32[U, K] of rows.
-
-    Args:
-      num_rows: same as in `_seen`.
-      slots: same as in `_seen`.
-      kv_lengths: same as in `_seen`.
-      lengths: same as in `_seen`.
-      level: level of sampling, one of the two lower ones.
-      texts: texts of all slots.
-      seen: result of `_seen`.
-    """
-    steps = np.arange(self._num_forwards)
-    columns = {
-      'slots': slots,
-      'last': np.arange(len(slots)),
-      'positions': kv_lengths[:, None] + 1 + steps,
-      'lengths': lengths,
-      'page_table': seen[0],
-      'num_skipped': seen[1],
-    }
-    token_ids = texts.token_ids[slots, kv_lengths]
-    fed, columns = self._argument(
-      jax.tree.map(
-        functools.partial(padded, size=num_rows), (token_ids, columns)
-      )
+  def _rows(
+    self, sizes: StepSizes, unread: Unread, lengths: np.ndarray
+  ) -> DraftRows:
+    page_table, num_skipped = self._seen(unread, lengths)
+    steps = np.arange(self._num_forwards, dtype=np.int32)[None]
+    pad = functools.partial(padded, size=sizes.num_rows)
+    return DraftRows(
+      slots=pad(unread.slots),
+      last=pad(np.arange(len(lengths))),
+      positions=pad(unread.ends)[:, None] + steps,
+      lengths=pad(lengths),
+      page_table=pad(page_table),
+      num_skipped=pad(num_skipped),
+      texts=None,
     )
-    rows = DraftRows(**columns, texts=None)
-    self.cache, hidden, logits = self._call(
-      last_logits,
-      self._model.params,
-      self.cache,
-      fed,
-      rows,
-      config=self._model.config,
-    )
-    return self._draft_behind(rows, hidden, logits, int(lengths.max()), level)
 
-  def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:
-    del view, texts
-    return 0
-
-  def commit(
-    self,
-    view: policies.StepView,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    is_present: np.ndarray,
-  ) -> None:
-    del view, drafted, verified, accepted, is_present
+  def _fed(self, sizes: StepSizes, unread: Unread) -> tuple[jax.Array]:
+    last = unread.texts.token_ids[unread.slots, unread.ends - 1]
+    return (self._argument(padded(last, sizes.num_rows)),)
 
   def warm_up(self, flat: StepSizes) -> None:
-    if flat.num_rows in self._warm_rows:
-      return  # neither tokens nor context make a difference
-    self._warm_rows.add(flat.num_rows)
-    for level in (
-      slot_sampling.SamplingLevel.GREEDY,
-      slot_sampling.SamplingLevel.TEMPERATURE,
-    ):
-      self._run_made_up(flat.num_rows, 1, 1, level)
-
-  def trial(self, num_rows: int, num_known: int, length: int) -> None:
-    jax.block_until_ready(
-      self._run_made_up(
-        num_rows, num_known, length, slot_sampling.SamplingLevel.GREEDY
-      )
-    )
+    # Neither tokens nor context make a difference.
+    if flat.num_rows not in self._warm_rows:
+      self._warm_rows.add(flat.num_rows)
+      super().warm_up(flat)
 
   def trial_prefill(self, num_rows: int, num_known: int) -> None:
-    del num_rows, num_known  # nothing is ever late
-
-  def _run_made_up(
-    self,
-    num_rows: int,
-    num_known: int,
-    length: int,
-    level: slot_sampling.SamplingLevel,
-  ) -> jax.Array:
-    ones, texts = np.ones(num_rows, np.int64), self._made_up_texts()
-    rows = np.arange(num_rows), ones * num_known - 1, ones * length
-    seen = self._made_up_seen(num_rows, *rows, texts)
-    return self._chains(num_rows, *rows, level, texts, seen)
+    pass  # nothing is ever late
 
 
 class SelfDrafter(TargetChains):
   """Drafts over pages of the target; its cache has all of the text already."""
 
   def __init__(self, draft: SelfDraft, sizes: ProgramSizes, target: Target):
-    """Allocates nothing.
-
-    Args:
-      draft: options.
-      sizes: declared.
-      target: model that drafts and verifies.
-    """
     super().__init__(sizes, target)
     self._draft = draft
     page_size = sizes.scheduler.page_size
@@ -311,11 +202,10 @@ class SelfDrafter(TargetChains):
     draft = self._draft
     return f'{self._model.name}_self_{draft.num_sink_tokens}_{draft.window}'
 
-  def _seen(self, num_rows, slots, kv_lengths, lengths, texts):
-    del num_rows
+  def _seen(self, unread, lengths):
     return sparse_pages(
-      texts.page_table[slots],
-      kv_lengths + lengths - 1,
+      unread.page_table,
+      unread.ends + lengths - 2,
       self._sizes.scheduler.page_size,
       self._num_pages,
       self._num_sink_pages,

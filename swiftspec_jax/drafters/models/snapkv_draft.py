@@ -68,13 +68,7 @@ class SnapKVDrafter(TargetChains):
   """
 
   def __init__(self, draft: SnapKVDraft, sizes: ProgramSizes, target: Target):
-    """Allocates the cache.
-
-    Args:
-      draft: options.
-      sizes: declared.
-      target: model that drafts and verifies.
-    """
+    """Allocates the cache."""
     super().__init__(sizes, target)
     self._draft = draft
     config = sizes.scheduler
@@ -125,8 +119,10 @@ class SnapKVDrafter(TargetChains):
     self._keep_best(0, num_kept, context, self._made_up_texts())
     jax.block_until_ready(self.cache.keys)
 
-  def _seen(self, num_rows, slots, kv_lengths, lengths, texts):
-    del lengths  # there is room for any
+  def _seen(self, unread, lengths):
+    slots, kv_lengths, texts = unread.slots, unread.ends - 1, unread.texts
+    if not texts.slot_generations[slots].all():  # invented rows
+      return self._pages(slots), kv_lengths - self._num_kept(kv_lengths)
     num_new = kv_lengths - self._num_read[slots]
     is_stale = (
       (self._generations[slots] != texts.slot_generations[slots])
@@ -140,6 +136,7 @@ class SnapKVDrafter(TargetChains):
       self._keep_best(slot, kv_length, context, texts)
     num_new[is_stale] = 0
     if num_new.any():
+      num_rows = self._sizes.scheduler.buckets.pad_rows(len(slots))
       self._append(num_rows, *self._moves(slots, num_new, texts))
     self._generations[slots] = texts.slot_generations[slots]
     self._num_read[slots] = kv_lengths
@@ -147,10 +144,6 @@ class SnapKVDrafter(TargetChains):
       is_stale, self._num_kept(kv_lengths), self._num_held[slots] + num_new
     )
     return self._pages(slots), kv_lengths - self._num_held[slots]
-
-  def _made_up_seen(self, num_rows, slots, kv_lengths, lengths, texts):
-    del num_rows, lengths, texts
-    return self._pages(slots), kv_lengths - self._num_kept(kv_lengths)
 
   def _num_kept(self, kv_lengths: np.ndarray) -> np.ndarray:
     """Returns the tokens i64[r] that choices keep of texts."""

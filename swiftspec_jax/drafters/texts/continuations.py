@@ -8,7 +8,7 @@ sources together make the tree (SSSD, arXiv 2411.05894).
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -68,26 +68,35 @@ class MergedTree:
   probs: list[float]
 
 
+def places_after(
+  token_ids: np.ndarray, match: Sequence[int] | np.ndarray
+) -> list[np.ndarray]:
+  """Returns the places after the last 1, 2, ... tokens of a match, in order.
+
+  Only places count that have a token.
+
+  Args:
+    token_ids: i32[any].
+    match: tokens, at least one.
+  """
+  found = [np.flatnonzero(token_ids[:-1] == match[-1]) + 1]
+  for back, token_id in enumerate(match[-2::-1], start=2):
+    places = found[-1][found[-1] >= back]
+    found.append(places[token_ids[places - back] == token_id])
+  return found
+
+
 def of_own_text(
   token_ids: np.ndarray, length: int, most: int
 ) -> Iterator[Source]:
   """Yields what followed the last tokens of a text, for matches of 3, 2, 1.
-
-  Only places count that are followed by a token.
 
   Args:
     token_ids: i32[any].
     length: most tokens of a continuation.
     most: number of places to look at, the latest.
   """
-  end = len(token_ids)
-  found = []
-  # After the matches.
-  places = np.arange(1, end)
-  for size in range(1, min(_OWN_MATCHES, end - 1) + 1):
-    places = places[places >= size]
-    places = places[token_ids[places - size] == token_ids[end - size]]
-    found.append(places)
+  found = places_after(token_ids, token_ids[-_OWN_MATCHES:])
   for size, places in reversed(list(enumerate(found, start=1))):
     counts = Counts()
     for place in places[-most:].tolist():

@@ -92,12 +92,10 @@ class DatastoreDrafter(HostDrafter):
   ) -> SlotDrafts:
     found = {}
     for row in np.flatnonzero(lengths).tolist():
-      # The last known token is not in the cache yet.
-      end = view.kv_lengths[row] + 1
-      text = texts.token_ids[view.slots[row], :end]
+      text = texts.known(view, row)
       found[row] = self.tree(text, int(lengths[row]))
       if self._datastore.num_past_tokens:
-        start = max(end - view.num_output[row] - _NUM_BEFORE, 0)
+        start = max(len(text) - view.num_output[row] - _NUM_BEFORE, 0)
         self._outputs[int(view.request_ids[row])] = text[start:].copy()
     return trees_of(view, texts, found)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from swiftspec_jax.drafters.texts import continuations
+
 _END = -1  # after a text
 
 
@@ -45,10 +47,8 @@ class PastTexts:
       length: most tokens of a continuation; there is at least one.
       most: number of places to look at, the latest.
     """
-    places = np.arange(len(match), len(self._tokens))
+    places = continuations.places_after(self._tokens, match)[-1]
     places = places[self._tokens[places] != _END]
-    for back, token_id in enumerate(reversed(match), start=1):
-      places = places[self._tokens[places - back] == token_id]
     for place in places[-most:].tolist():
       found = self._tokens[place : place + length].tolist()
       if _END in found:

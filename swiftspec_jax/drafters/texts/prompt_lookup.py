@@ -2,9 +2,9 @@
 
 Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); vLLM's
 `ngram` method. Where steps are enqueued ahead it runs on the devices, so that
-the host need not know the tokens; it compares the whole text in every step.
-Else the host keeps the places of n-grams: a step costs some microseconds a row,
-and steps without drafts cost nothing. Both find the same drafts.
+the host need not know the tokens. Else it runs on the host: a step costs some
+ten microseconds a row, and steps without drafts cost nothing. Both compare the
+whole text and find the same drafts.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.drafters import device_drafter
+from swiftspec_jax.drafters.device_drafter import OnDevices
 from swiftspec_jax.drafters.engine_drafter import (
   EngineDrafter,
   HostDrafter,
@@ -22,7 +22,7 @@ from swiftspec_jax.drafters.engine_drafter import (
   chains_of,
 )
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
-from swiftspec_jax.drafters.texts import text_match
+from swiftspec_jax.drafters.texts import continuations, text_match
 from swiftspec_jax.model import Model
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import SlotDrafts
@@ -84,49 +84,8 @@ class PromptLookup(StatelessDrafter, DraftSpec):
     if not setup.run_ahead:
       return LookupDrafter(self)
     max_length = setup.sizes.scheduler.buckets.max_length  # as on the host
-    return device_drafter.make(
-      dataclasses.replace(self, num_speculative_tokens=max_length), setup
-    )
-
-
-class NgramIndex:
-  """The latest place of every n-gram of a text."""
-
-  def __init__(self, smallest: int, largest: int):
-    self._token_ids: list[int] = []
-    self._sizes = range(largest, smallest - 1, -1)
-    self._places: dict[tuple[int, ...], int] = {}
-
-  @property
-  def num_tokens(self) -> int:
-    """Length of the text."""
-    return len(self._token_ids)
-
-  def extend(self, token_ids: list[int]) -> None:
-    """Appends to the text."""
-    for token_id in token_ids:
-      # The n-gram at the end is only known once it is no longer the last.
-      end = len(self._token_ids)
-      for size in self._sizes:
-        if size <= end:
-          key = tuple(self._token_ids[end - size :])
-          self._places[key] = end
-      self._token_ids.append(token_id)
-
-  def continuation(self, num_tokens: int) -> list[int]:
-    """Returns what followed the longest, then latest match; [] without one.
-
-    A continuation that runs into the end of the text goes on periodically.
-    """
-    end = len(self._token_ids)
-    for size in self._sizes:
-      if size <= end:
-        place = self._places.get(tuple(self._token_ids[end - size :]))
-        if place is not None:
-          found = self._token_ids[place : place + num_tokens]
-          repeats = -(-num_tokens // len(found))
-          return (found * repeats)[:num_tokens]
-    return []
+    lookup = dataclasses.replace(self, num_speculative_tokens=max_length)
+    return OnDevices(drafter=lookup).make(setup)
 
 
 class LookupDrafter(HostDrafter):
@@ -134,7 +93,6 @@ class LookupDrafter(HostDrafter):
 
   def __init__(self, lookup: PromptLookup):
     self._lookup = lookup
-    self._indices: dict[int, NgramIndex] = {}
 
   @property
   def name(self) -> str:
@@ -146,19 +104,25 @@ class LookupDrafter(HostDrafter):
   def draft(
     self, view: policies.StepView, lengths: np.ndarray, texts: SlotTexts
   ) -> SlotDrafts:
-    found = {}
-    for row in np.flatnonzero(lengths).tolist():
-      index = self._index(int(view.request_ids[row]))
-      index.extend(texts.known_from(view, row, index.num_tokens))
-      found[row] = index.continuation(int(lengths[row]))
+    found = {
+      row: self.continuation(texts.known(view, row), int(lengths[row]))
+      for row in np.flatnonzero(lengths).tolist()
+    }
     return chains_of(view, texts, found)
 
-  def forget(self, request_id: int) -> None:
-    self._indices.pop(request_id, None)
+  def continuation(self, token_ids: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Returns what followed the longest, then latest match; [] without one.
 
-  def _index(self, request_id: int) -> NgramIndex:
-    if request_id not in self._indices:
-      self._indices[request_id] = NgramIndex(
-        self._lookup.prompt_lookup_min, self._lookup.prompt_lookup_max
-      )
-    return self._indices[request_id]
+    A continuation that runs into the end of the text goes on periodically.
+
+    Args:
+      token_ids: i32[any], the text.
+      num_tokens: length of the result.
+    """
+    lookup = self._lookup
+    match = token_ids[-lookup.prompt_lookup_max :]
+    found = continuations.places_after(token_ids, match)
+    for places in reversed(found[lookup.prompt_lookup_min - 1 :]):
+      if len(places):
+        return np.resize(token_ids[places[-1] :], num_tokens)
+    return token_ids[:0]

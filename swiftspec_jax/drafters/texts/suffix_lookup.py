@@ -49,7 +49,6 @@ class SuffixLookup(DraftSpec):
     errors.check_fields(self, checks)
 
   def make(self, setup: Setup) -> 'SuffixDrafter':
-    del setup
     return SuffixDrafter(self)
 
 
@@ -89,10 +88,6 @@ class Followers:
     """Returns how often each token followed."""
     return self._counts.get(key, {})
 
-  @property
-  def num_ngrams(self) -> int:
-    return len(self._counts)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Text:
@@ -109,7 +104,9 @@ class SuffixDrafter(HostDrafter):
 
   def __init__(self, lookup: SuffixLookup):
     self._lookup = lookup
-    self._texts: dict[int, _Text] = {}
+    self._texts = collections.defaultdict[int, _Text](
+      lambda: _Text([], self._new_followers())
+    )
     self.reset()
 
   @property
@@ -123,7 +120,7 @@ class SuffixDrafter(HostDrafter):
     confidences = np.zeros((view.buckets.max_length, view.num_rows))
     chains = {}
     for row in np.flatnonzero(lengths).tolist():
-      text = self._text(int(view.request_ids[row]))
+      text = self._texts[int(view.request_ids[row])]
       start = len(text.token_ids)
       text.token_ids.extend(texts.known_from(view, row, start))
       text.followers.add(text.token_ids, start)
@@ -151,11 +148,6 @@ class SuffixDrafter(HostDrafter):
 
   def _new_followers(self) -> Followers:
     return Followers(self._lookup.min_match, self._lookup.max_match)
-
-  def _text(self, request_id: int) -> _Text:
-    if request_id not in self._texts:
-      self._texts[request_id] = _Text([], self._new_followers())
-    return self._texts[request_id]
 
   def _continuation(self, text: _Text, most: int) -> list[tuple[int, float]]:
     """Returns up to `most` tokens with their shares among all followers."""

@@ -16,6 +16,7 @@ of a match.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,23 +85,13 @@ class TextLookup:
   kinds: tuple[Kind, ...] = struct.field(pytree_node=False)
 
 
-def kinds_of(*, prompt_lookup: bool, suffix_lookup: bool) -> tuple[Kind, ...]:
-  """Returns what is to be looked up."""
-  switches = (prompt_lookup, PROMPT_LOOKUP), (suffix_lookup, SUFFIX_LOOKUP)
-  return tuple(kind for is_on, kind in switches if is_on)
-
-
-def kinds_of_tree(tree_config: TreeConfig) -> tuple[Kind, ...]:
-  """Returns what the configuration wants looked up."""
-  return kinds_of(
-    prompt_lookup=tree_config.prompt_lookup,
-    suffix_lookup=tree_config.suffix_lookup,
+def kinds_of(tree: Any) -> tuple[Kind, ...]:
+  """Returns what a `TreeConfig`, or a draft with such fields, looks up."""
+  kinds = (
+    (tree.prompt_lookup, PROMPT_LOOKUP),
+    (tree.suffix_lookup, SUFFIX_LOOKUP),
   )
-
-
-def chain_length(tree_config: TreeConfig) -> int:
-  """Returns D, one token more than can be accepted: the next root."""
-  return tree_config.num_nodes
+  return tuple(kind for is_on, kind in kinds if is_on)
 
 
 def make_row(
@@ -117,7 +108,7 @@ def make_row(
     capacity: S.
     control_token_ids: tokens of prompts that the target does not write.
   """
-  kinds = kinds_of_tree(tree_config)
+  kinds = kinds_of(tree_config)
   if not kinds:
     return None
   text = np.zeros((1, capacity), np.int32)
@@ -125,7 +116,8 @@ def make_row(
   known = np.where(is_control, types.PLACEHOLDER_TOKEN_ID, token_ids)
   text[0, : len(token_ids)] = known
   lengths = np.full(1, len(token_ids), np.int32)
-  return _uncounted(text, lengths, chain_length(tree_config), kinds)
+  # One token more than can be accepted: the next root.
+  return _uncounted(text, lengths, tree_config.num_nodes, kinds)
 
 
 def _uncounted(token_ids, lengths, length, kinds) -> TextLookup:

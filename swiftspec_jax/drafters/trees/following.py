@@ -1,39 +1,28 @@
 """What a verdict does to the trees of a draft, their caches and features.
 
-Legend: B rows.
+Legend: B rows, W leaves of a forward, K children of a leaf, D embed.
 """
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
 from swiftspec_jax.cache import dense
+from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.texts import text_lookup
-from swiftspec_jax.drafters.trees import expansion
+from swiftspec_jax.drafters.trees import forced_acceptance
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.params import Params
 from swiftspec_jax.step.control_flow import run_if
 from swiftspec_jax.tree import arrays
 
 
-@struct.dataclass(frozen=True, kw_only=True)
-class Restart:
-  """What becomes of rows whose roots were not expanded."""
-
-  is_waited_for: jax.Array  # bool[] their new trees grow first
-  is_late: jax.Array  # bool[B] rows that nobody waits for
-
-
-def _restart_of(state, wait_from):
-  """Returns which rows need a new tree, and what becomes of them."""
-  is_new = _is_new(state)
-  is_waited_for = jnp.sum(is_new) >= jnp.maximum(wait_from, 1)
-  restart = Restart(
-    is_waited_for=is_waited_for, is_late=is_new & ~is_waited_for
-  )
-  return is_new, restart
+def _is_waited_for(is_new, wait_from):
+  """Returns bool[], whether new trees of rows bool[B] grow first."""
+  return jnp.sum(is_new) >= jnp.maximum(wait_from, 1)
 
 
 def _is_new(state):
@@ -45,8 +34,8 @@ def follow(params, state, verified, wait_from, config, tree_config):
   """Follows a verdict, and expands the roots that are not, if that is due.
 
   Returns:
-    The state; the verdict, unpacked; the `Restart`; and the number of
-    forwards.
+    The state; the verdict, unpacked; rows bool[B] that need a new tree; bool[]
+    whether these grow first; and the number of forwards.
   """
   verified = types.VerifiedTokens.unpack(verified)
   state, num_missing = _commit(state, verified, config)
@@ -56,14 +45,15 @@ def follow(params, state, verified, wait_from, config, tree_config):
     )
   with jax.named_scope('restart'):
     state = state.replace(before=_before_roots(state, verified, num_missing))
-    is_new, restart = _restart_of(state, wait_from)
+    is_new = _is_new(state)
+    is_waited_for = _is_waited_for(is_new, wait_from)
     state = run_if(
-      restart.is_waited_for,
+      is_waited_for,
       lambda now: restart_rows(params, now, is_new, config, tree_config),
       state,
     )
-  num_forwards = restart.is_waited_for.astype(jnp.int32) + num_prefills
-  return state, verified, restart, num_forwards
+  num_forwards = is_waited_for.astype(jnp.int32) + num_prefills
+  return state, verified, is_new, is_waited_for, num_forwards
 
 
 def follow_in_turn(params, state, verified, config, tree_config):
@@ -119,13 +109,14 @@ def follow_with_features(
     params, state, verified, config, tree_config
   )
   with jax.named_scope('restart'):
-    is_new, restart = _restart_of(state, wait_from)
+    is_new = _is_new(state)
     state = run_if(
       jnp.any(is_new),
       lambda now: _expand_roots(params, now, root, is_new, config, tree_config),
       state,
     )
-  return state, verified, restart, jnp.int32(1)
+  is_waited_for = _is_waited_for(is_new, wait_from)
+  return state, verified, is_new, is_waited_for, jnp.int32(1)
 
 
 def _read_verified(params, state, verified, config, tree_config):
@@ -289,14 +280,57 @@ def _read_roots(
 
 
 def _expand_roots(params, state, hidden, is_new, config, tree_config):
-  tree = expansion.expand_roots(
+  """Expands the roots of rows bool[B], whose hidden states are [B, 1, D]."""
+  leaves = tree_lib.root_leaves(state.tree, is_new)
+  children = children_of(
     params,
-    state.tree,
     hidden,
-    is_new,
+    leaves,
     state.cache.kv_lengths,
     state.reference,
     config=config,
     tree_config=tree_config,
   )
-  return state.replace(tree=tree)
+  return state.replace(tree=tree_lib.expand(state.tree, leaves, *children))
+
+
+def children_of(
+  params: Params,
+  hidden: jax.Array,
+  leaves: tree_lib.Leaves,
+  kv_lengths: jax.Array,
+  reference: forced_acceptance.Reference | None,
+  *,
+  config: ModelConfig,
+  tree_config: TreeConfig,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the K best children of each leaf and their log-probabilities.
+
+  Args:
+    params: parameters of the draft.
+    hidden: [B, W, D] of the leaves.
+    leaves: leaves of the tree.
+    kv_lengths: i32[B] of the prefix.
+    reference: text that forces acceptance, or None.
+    config: configuration of the draft; static.
+    tree_config: static sizes of the tree.
+
+  Returns:
+    i32[B, W, K] and f32[B, W, K].
+  """
+  with jax.named_scope('children'):
+    logits = decoder.unembed(params, config, hidden)
+    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    top, indices = largest.top_k(logits, tree_config.branching)
+    log_probs = top - log_total
+    token_ids = decoder.token_ids_of(params, config, indices)
+  if reference is None:
+    return token_ids, log_probs
+  return forced_acceptance.force(
+    reference,
+    token_ids,
+    log_probs,
+    leaves.token_ids,
+    kv_lengths[:, None] + leaves.depths,
+    tree_config.forced_acceptance,
+  )

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax import types
 from swiftspec_jax.config import ModelConfig, TreeConfig
-from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import rows as rows_lib
+from swiftspec_jax.tree import arrays
 
 
 @functools.partial(
@@ -55,7 +55,7 @@ def read_row(
   if features is not None:
     before = decoder.project_features(params, config, features)
     feature_state = feature_state.replace(
-      before_root=feature_draft.take_chunk(before, last, 1)[:, 0].astype(
+      before_root=arrays.take(before, last[:, None, None])[:, 0].astype(
         feature_state.before_root.dtype
       )
     )

@@ -23,7 +23,7 @@ from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.texts import text_lookup
-from swiftspec_jax.drafters.trees import expansion, following, forced_acceptance
+from swiftspec_jax.drafters.trees import following, forced_acceptance
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step.control_flow import run_if
 
@@ -99,14 +99,12 @@ def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
   """Returns trees of a root alone: i32[B], the last known tokens."""
-  chain_length = 1
-  if text_lookup.kinds_of_tree(tree_config):
-    chain_length = 1 + text_lookup.chain_length(tree_config)
+  has_chains = bool(text_lookup.kinds_of(tree_config))
   return tree_lib.new_tree(
     root_token_ids,
     capacity=tree_config.capacity,
     num_cache_rows=tree_config.num_cache_rows,
-    chain_length=chain_length,
+    chain_length=1 + tree_config.num_nodes if has_chains else 1,
   )
 
 
@@ -197,20 +195,21 @@ def advance(
   follow = following.follow
   if config.reads_features:
     follow = following.follow_with_features
-  state, verified, restart, num_before = follow(
+  state, verified, is_new, is_waited_for, num_before = follow(
     params, state, verified, wait_from, config, tree_config
   )
   with jax.named_scope('look_up'):
     state = following.look_up(state, verified)
   with jax.named_scope('grow'):
-    num_steps = jnp.where(restart.is_waited_for, num_restart_steps, 0)
+    num_steps = jnp.where(is_waited_for, num_restart_steps, 0)
     least = num_nodes if budgets is None else budgets + 1
-    least = jnp.where(restart.is_late, 0, least)
+    # Nobody waits for late rows.
+    least = jnp.where(is_new & ~is_waited_for, 0, least)
     state, num_forwards = _grow(
       params, state, num_steps, least, min_mass, config, tree_config
     )
   num_forwards += num_before
-  return _propose(state, verified, num_forwards, num_nodes, budgets)
+  return state, _propose(state, verified, num_forwards, num_nodes, budgets)
 
 
 @functools.partial(
@@ -264,16 +263,15 @@ def take_turn(
     state, num_forwards = _grow(
       params, state, num_steps, least, min_mass, config, tree_config
     )
-  return _propose(state, verified, num_forwards + 1, num_nodes, budgets)
+  return state, _propose(state, verified, num_forwards + 1, num_nodes, budgets)
 
 
 def _propose(state, verified, num_forwards, num_nodes, budgets):
-  """Returns the state after the next choice, and the packed `TreeProposal`."""
+  """Returns the packed `TreeProposal`."""
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes, budgets)
-    state = state.replace(tree=tree_lib.mark_sent(state.tree, chosen))
   has_followed = verified.num_tokens > 0
-  proposal = types.TreeProposal(
+  return types.TreeProposal(
     token_ids=chosen.token_ids,
     parents=chosen.parents,
     depths=chosen.depths,
@@ -282,8 +280,7 @@ def _propose(state, verified, num_forwards, num_nodes, budgets):
     size=chosen.size,
     outcome=jnp.where(has_followed, state.outcome, types.NO_OUTCOME),
     num_forwards=jnp.broadcast_to(num_forwards, chosen.size.shape),
-  )
-  return state, proposal.pack()
+  ).pack()
 
 
 def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
@@ -295,7 +292,7 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
   """
   is_ready = state.is_busy & (state.before == types.PLACEHOLDER_TOKEN_ID)
   children_fn = functools.partial(
-    expansion.children_of, config=config, tree_config=tree_config
+    following.children_of, config=config, tree_config=tree_config
   )
 
   def draft_fn(carry, leaves):

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from swiftspec_jax import errors
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
@@ -26,7 +27,6 @@ from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import (
   forced_acceptance,
   read_row,
-  tree_checks,
   tree_draft,
 )
 from swiftspec_jax.model import Model
@@ -54,6 +54,24 @@ class Chunk:
   context: int
   chunk: jax.Array
   features: jax.Array | None
+
+
+def are_disjoint(target: Model, draft: Model) -> bool:
+  """Whether the models have no device in common.
+
+  Raises:
+    UserError: they share a part of their devices only.
+  """
+  if draft.mesh == target.mesh:
+    return False
+  shared = set(target.mesh.devices.flat) & set(draft.mesh.devices.flat)
+  if shared:
+    raise errors.UserError(
+      f'{target.name} and {draft.name} share {len(shared)} of their devices; '
+      'load both with the same `devices` (serial mode) or without a common one '
+      '(asynchronous mode)'
+    )
+  return True
 
 
 class TreeDraftRows:
@@ -90,7 +108,7 @@ class TreeDraftRows:
     Raises:
       UserError: the models share a part of their devices only.
     """
-    self.is_async = tree_checks.are_disjoint(target, model)
+    self.is_async = are_disjoint(target, model)
     self.rates = RoundRates(tree)
     self._model, self._tree = model, tree
     self._target_mesh = target.mesh
@@ -231,7 +249,6 @@ class TreeDraftRows:
   def advance(
     self,
     texts: Texts,
-    is_busy: np.ndarray,
     budgets: np.ndarray,
     *,
     follows: bool = True,
@@ -240,13 +257,14 @@ class TreeDraftRows:
 
     Args:
       texts: texts of the target.
-      is_busy: bool[U] rows to follow; the others stay as they are.
-      budgets: i32[U] most nodes to send, the root left out.
+      budgets: i32[U] most nodes to send, the root left out; 0 for rows that
+        stay as they are.
       follows: whether the draft reads what is new in the texts before.
 
     Returns:
       The packed `TreeProposal`, on the target's devices.
     """
+    is_busy = budgets > 0
     if (is_busy != self._is_busy).any():
       self._set_busy(is_busy)
     verified, self._num_read = self._call(
