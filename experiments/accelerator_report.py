@@ -10,10 +10,8 @@ the same kind, given what the former call wrote. On a CPU all sizes are tiny.
 docs/how_to/accelerators.md says how to read the page.
 """
 
-import dataclasses
 import os
 import pathlib
-import tempfile
 import time
 from collections.abc import Sequence
 
@@ -23,18 +21,15 @@ from experiments.accelerator import page, runner, sections
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Settings
+from experiments.flags import run_flags
 from experiments.output import benchmark_output
 from swiftspec_jax.cli import program
 
-_OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'New or empty directory for the report.', required=True
-)
+_OUTPUT_DIR = run_flags.output_dir()
 _BUDGET_SECONDS = flags.DEFINE_float(
   'budget_seconds', 540.0, 'Seconds of this call.', lower_bound=1.0
 )
-_RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the report in --output_dir.'
-)
+_RESUME = run_flags.resume()
 _SECTIONS = flags.DEFINE_list(
   'sections',
   [],
@@ -66,18 +61,12 @@ def main() -> None:
   # A child must leave memory to the programs that it starts.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   rows = rows_lib.read(directory)
-  with tempfile.TemporaryDirectory() as work:
-    settings = Settings(
-      directory=directory,
-      work=pathlib.Path(work),
-      model=_MODEL.value,
-      tiny=_TINY.value,
-    )
-    try:
-      _measure(chosen, settings, rows, end)
-    finally:
-      path = page.write(directory, rows)
-      print(f'written to {path}')
+  settings = Settings(directory=directory, model=_MODEL.value, tiny=_TINY.value)
+  try:
+    _measure(chosen, settings, rows, end)
+  finally:
+    path = page.write(directory, rows)
+    print(f'written to {path}')
 
 
 def _measure(
@@ -96,16 +85,9 @@ def _measure(
     seconds = min(seconds, end - now)
     if seconds < _LEAST_SECONDS:
       return
-    if section.name in complete and not section.is_endless:
+    if section.name in complete:
       continue
-    is_complete = runner.run_section(
-      section,
-      dataclasses.replace(settings, seconds=seconds),
-      rows,
-      now + seconds,
-      end,
-    )
-    if is_complete:
+    if runner.run_section(section, settings, rows, now + seconds, end):
       complete.add(section.name)
     page.write(settings.directory, rows)
 

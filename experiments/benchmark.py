@@ -106,36 +106,23 @@ def main() -> None:
     }
     jobs = benchmark_run.plan(encoded, modes, _REPEATS.value, done)
     num_before = compilations.count
-    interruption = None
     try:
       benchmark_run.run(
         jobs, runners, samplings, records, directory if is_first else None
       )
-    except KeyboardInterrupt as error:
-      interruption = error
-  facts['compile_count'] = compilations.count
-  facts['compile_count_measured'] = compilations.count - num_before
-  facts['total_seconds'] = time.perf_counter() - start
-  if is_first:
-    _report(records, modes, directory, facts)
-  if interruption is not None:
-    raise interruption
+    finally:
+      facts['compile_count'] = compilations.count
+      facts['compile_count_measured'] = compilations.count - num_before
+      facts['total_seconds'] = time.perf_counter() - start
+      if is_first:
+        _report(records, modes, directory, facts)
 
 
 def _check_modes() -> list[str]:
   """Returns all modes to be measured, if the flags fit together."""
   modes = list(_MODES.value or shared_flags.default_modes())
-  for flag, names, known in (
-    ('modes', modes, modes_lib.DECODING),
-    ('peers', _PEERS.value, peers.PEERS),
-  ):
-    for name in names:
-      if name not in known:
-        raise errors.UserError(
-          f'--{flag}: unknown mode {name!r}; choose from {", ".join(known)}'
-        )
-      if names.count(name) > 1:
-        raise errors.UserError(f'--{flag} names {name} twice')
+  run_flags.check_names('modes', modes, modes_lib.DECODING)
+  run_flags.check_names('peers', _PEERS.value, peers.PEERS)
   device_flags.spread(modes)
   shared_flags.check(modes)
   policy_flags.check(modes)

@@ -95,17 +95,8 @@ def main() -> None:
 
 def _names() -> list[str]:
   """Returns the systems to compare, checked."""
-  for flag, values, known in (
-    ('systems', _SYSTEMS.value or [], systems.SYSTEMS),
-    ('settings', _SETTINGS_FLAG.value, _SETTINGS),
-  ):
-    for name in values:
-      if name not in known:
-        raise errors.UserError(
-          f'--{flag}: unknown name {name!r}; choose from {", ".join(known)}'
-        )
-      if values.count(name) > 1:
-        raise errors.UserError(f'--{flag} names {name} twice')
+  run_flags.check_names('systems', _SYSTEMS.value or [], systems.SYSTEMS)
+  run_flags.check_names('settings', _SETTINGS_FLAG.value, _SETTINGS)
   if _SYSTEMS.value:
     return _SYSTEMS.value
   return [

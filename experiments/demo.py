@@ -2,7 +2,4 @@
 
 import runpy
 
-if __name__ == '__main__':
-  runpy.run_module(
-    'swiftspec_jax.cli.demo', run_name='__main__', alter_sys=True
-  )
+runpy.run_module('swiftspec_jax.cli.demo', None, __name__, True)

@@ -16,10 +16,9 @@ import dataclasses
 import pathlib
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 import swiftspec_jax as ss
@@ -37,13 +36,6 @@ from swiftspec_jax.cli.flags import shared_flags, tree_flags
 
 _PROMPTS = run_flags.prompts()
 _LIMIT = run_flags.limit()
-_BATCH_SIZE = flags.DEFINE_integer(
-  'batch_size',
-  1,
-  'Prompts that decode together. More are faster on some machines, but a tree '
-  'can then get a forward less than it would on its own.',
-  lower_bound=1,
-)
 _OUTPUT_DIR = run_flags.output_dir()
 _RESUME = run_flags.resume()
 flags.FLAGS.set_default('max_new_tokens', 128)
@@ -56,9 +48,6 @@ _FIXED = (
   'forced_acceptance',
 )
 _NUM_MEASUREMENTS = 3  # of each step time; other programs slow some of them
-
-# The results of all modes for the same prompts, in this order.
-_Encoded = Sequence[tuple[prompts_lib.Prompt, tuple[int, ...]]]
 
 
 def main() -> None:
@@ -73,9 +62,7 @@ def main() -> None:
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
   directory = pathlib.Path(_OUTPUT_DIR.value)
-  settings = shared_flags.shared_settings(
-    prompts_path, limit=_LIMIT.value, batch_size=_BATCH_SIZE.value
-  )
+  settings = shared_flags.shared_settings(prompts_path, limit=_LIMIT.value)
   records = benchmark_output.open_directory(
     directory, settings, resume=_RESUME.value
   )
@@ -98,14 +85,15 @@ def main() -> None:
     'num_resumed': len(records),
     'flags': settings,
   }
-  interruption = None
+  modes = evaluation_report.MODES
+  runners = {
+    mode: _runner(mode, target, draft, max_total_tokens) for mode in modes
+  }
+  jobs = benchmark_run.plan(encoded, modes, 1, {r.key for r in records})
   try:
-    _measure(target, draft, encoded, max_total_tokens, records, directory)
-  except KeyboardInterrupt as error:
-    interruption = error
-  _report(records, times, directory, facts)
-  if interruption is not None:
-    raise interruption
+    benchmark_run.run(jobs, runners, [sampling], records, directory)
+  finally:
+    _report(records, times, directory, facts)
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:
@@ -144,8 +132,10 @@ def _measure_steps(
   )
 
 
-def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
-  """Returns the decoder of one of `evaluation_report.MODES`."""
+def _runner(
+  mode: str, target: ss.Model, draft: ss.Model, max_total_tokens: int
+) -> benchmark_run.Runner:
+  """Returns what decodes in one of `evaluation_report.MODES`, compiled."""
   if mode == evaluation_report.CHAIN:
     # A tree of one leaf, as drafts that read features have no other chains.
     length = evaluation_report.CHAIN_LENGTH
@@ -158,58 +148,11 @@ def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
     )
   else:
     tree = _tree(int(mode.removeprefix('tree')))
-  return ss.Decoder(
-    target,
-    draft,
-    tree=tree,
-    batch_size=_BATCH_SIZE.value,
-    run_ahead=tree_flags.run_ahead(),
+  decoder = ss.Decoder(
+    target, draft, tree=tree, run_ahead=tree_flags.run_ahead()
   )
-
-
-def _measure(
-  target: ss.Model,
-  draft: ss.Model,
-  encoded: _Encoded,
-  max_total_tokens: int,
-  records: list[benchmark_output.Record],
-  directory: pathlib.Path,
-) -> None:
-  """Adds what is missing to `records` and, line by line, to the file."""
-  done = {record.key for record in records}
-  with tqdm.tqdm(
-    total=len(encoded) * len(evaluation_report.MODES),
-    initial=len(done),
-    unit='prompt',
-    mininterval=0.5,
-  ) as progress:
-    for mode in evaluation_report.MODES:
-      missing = [x for x in encoded if (x[0].question_id, mode, 0) not in done]
-      if not missing:
-        continue
-      progress.set_postfix_str(f'{mode}, compiling')
-      decoder = _decoder(mode, target, draft)
-      decoder.warmup(max_total_tokens, shared_flags.sampling())
-      progress.set_postfix_str(mode)
-      for record in _decode(decoder, mode, missing):
-        benchmark_output.append(directory, record)
-        records.append(record)
-        progress.update()
-
-
-def _decode(
-  decoder: ss.Decoder, mode: str, encoded: _Encoded
-) -> Iterator[benchmark_output.Record]:
-  """Yields a record of each prompt when its decoding ends."""
-  sampling = shared_flags.sampling()
-  requests = [
-    ss.Request(token_ids=token_ids, sampling=sampling)
-    for _, token_ids in encoded
-  ]
-  for event in decoder.run(requests):
-    if event.result is not None:
-      prompt, _ = encoded[event.index]
-      yield benchmark_output.make_record(prompt, mode, 0, event.result)
+  decoder.warmup(max_total_tokens, shared_flags.sampling())
+  return benchmark_run.make_runner(decoder)
 
 
 def _report(

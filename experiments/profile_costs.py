@@ -12,11 +12,12 @@ devices and sizes only.
 """
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tqdm
@@ -46,8 +47,8 @@ _REPEATS = run_flags.repeats(
 
 _LEAST_SIZES = 3
 _PROMPT_TOKENS = 24  # of invented requests
-# Makes a measurement of a part of the step; called again for each repeat.
-Trial = Callable[[], Measurement]
+# What is measured, without its seconds, and what measures them once.
+Trial = tuple[Measurement, Callable[[], float]]
 
 
 def main() -> None:
@@ -65,19 +66,23 @@ def main() -> None:
     *_draft_trials(engine, declared),
     *_prefill_trials(engine, declared),
   ]
-  found: list[list[Measurement]] = [[] for _ in trials]
+  seconds: list[list[float]] = [[] for _ in trials]
   records: list[StepRecord] = []
   with tqdm.tqdm(
     total=_REPEATS.value * (len(trials) + 1), desc='measuring', unit='step'
   ) as progress:
     # In turn: a machine whose speed drifts hurts all sizes alike.
     for _ in range(_REPEATS.value):
-      for own, trial in zip(found, trials, strict=True):
-        own.append(trial())
+      for own, (_, run) in zip(seconds, trials, strict=True):
+        own.append(run())
         progress.update()
       records += _serve(engine, declared)
       progress.update()
-  measurements = [_typical(own) for own in found]
+  # The lower quartile: other work on the machine only adds time.
+  measurements = [
+    dataclasses.replace(what, seconds=float(np.percentile(own, 25)))
+    for own, (what, _) in zip(seconds, trials, strict=True)
+  ]
   measurements = _with_host(measurements, records, declared)
   costs = measured.fit(key, measurements)
   with output_files.writing(path):
@@ -101,33 +106,20 @@ def _check_sizes(declared: ProgramSizes) -> None:
       )
 
 
-def _target_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
-  """Returns trials of plain steps and of all others."""
-  trials = []
+def _target_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
+  """Yields trials of plain steps and of all others."""
   parts = ('plain', declared.all_plain()), ('target', declared.all_mixed())
-  programs = [
-    (part, flat, positions)
-    for part, sizes in parts
-    for flat in sizes
-    for positions in _positions(declared, flat)
-  ]
-  for part, flat, positions in programs:
-    step = engine.trial(flat, positions)
-
-    def trial(
-      part=part, flat=flat, positions=positions, kv_tokens=step.kv_tokens
-    ):
-      seconds = _seconds(lambda: engine.trial(flat, positions))
-      return Measurement(
-        part=part,
-        num_rows=flat.num_rows,
-        num_query_tokens=flat.num_tokens if part == 'target' else 0,
-        kv_tokens=kv_tokens,
-        seconds=seconds,
-      )
-
-    trials.append(trial)
-  return trials
+  for part, sizes in parts:
+    for flat in sizes:
+      for positions in _positions(declared, flat):
+        what = Measurement(
+          part=part,
+          num_rows=flat.num_rows,
+          num_query_tokens=flat.num_tokens if part == 'target' else 0,
+          kv_tokens=engine.trial(flat, positions).kv_tokens,
+          seconds=0.0,
+        )
+        yield what, functools.partial(_seconds, engine.trial, flat, positions)
 
 
 def _positions(declared: ProgramSizes, flat: StepSizes) -> list[int]:
@@ -137,58 +129,50 @@ def _positions(declared: ProgramSizes, flat: StepSizes) -> list[int]:
   return [min(max(fewest, new), most), most]
 
 
-def _draft_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
-  """Returns trials of drafts, for each number of forwards its longest one."""
+def _draft_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
+  """Yields trials of drafts, for each number of forwards its longest one."""
   buckets = declared.scheduler.buckets
   lengths = dict(zip(buckets.draft_steps, buckets.lengths, strict=True))
-  # What a drafter does on the host is overhead.
-  is_free = not engine.drafter.has_programs
-  chooses = isinstance(engine.drafter, SnapKVDrafter)
-  trials = []
   ranges = map(declared.range_of, declared.contexts)
   ends = [(low, high - buckets.max_length) for low, high in ranges]
   for rows, known, (steps, length) in itertools.product(
     buckets.rows, itertools.chain.from_iterable(ends), lengths.items()
   ):
-
-    def trial(rows=rows, known=known, steps=steps, length=length):
-      seconds = 0.0
-      if length and not is_free:
-        seconds = _seconds(lambda: engine.drafter.trial(rows, known, length))
-      if length and chooses:
-        choice = _seconds(lambda: engine.drafter.trial_choice(known))
-        seconds += choice * engine.drafter.num_choices(rows, length)
-      return Measurement(
-        part='draft',
-        num_rows=rows,
-        kv_tokens=rows * (known - 1),
-        num_draft_steps=steps,
-        seconds=seconds,
-      )
-
-    trials.append(trial)
-  return trials
+    what = Measurement(
+      part='draft',
+      num_rows=rows,
+      kv_tokens=rows * (known - 1),
+      num_draft_steps=steps,
+      seconds=0.0,
+    )
+    yield what, functools.partial(_draft, engine.drafter, rows, known, length)
 
 
-def _prefill_trials(engine: Engine, declared: ProgramSizes) -> list[Trial]:
-  """Returns trials of a chunk that a draft model reads."""
+def _draft(drafter, rows: int, known: int, length: int) -> float:
+  """Returns the seconds of a draft."""
+  # What a drafter does on the host is overhead.
+  if not length or not drafter.has_programs:
+    return 0.0
+  seconds = _seconds(drafter.trial, rows, known, length)
+  if isinstance(drafter, SnapKVDrafter):
+    choice = _seconds(drafter.trial_choice, known)
+    seconds += choice * drafter.num_choices(rows, length)
+  return seconds
+
+
+def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
+  """Yields trials of a chunk that a draft model reads."""
   if not engine.drafter.has_programs:
-    return []
-  buckets = declared.scheduler.buckets
-  trials = []
-  for rows, context in itertools.product(buckets.rows, declared.contexts):
+    return
+  for rows, context in itertools.product(
+    declared.scheduler.buckets.rows, declared.contexts
+  ):
     known = declared.range_of(context)[1]
-
-    def trial(rows=rows, known=known):
-      return Measurement(
-        part='intake',
-        num_rows=rows,
-        kv_tokens=rows * known,
-        seconds=_seconds(lambda: engine.drafter.trial_prefill(rows, known)),
-      )
-
-    trials.append(trial)
-  return trials
+    what = Measurement(
+      part='intake', num_rows=rows, kv_tokens=rows * known, seconds=0.0
+    )
+    run = engine.drafter.trial_prefill
+    yield what, functools.partial(_seconds, run, rows, known)
 
 
 def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
@@ -293,16 +277,10 @@ def _place(measurement: Measurement) -> tuple[str, int, int, int]:
   return m.part, m.num_rows, m.num_query_tokens, m.num_draft_steps
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[..., object], *args: object) -> float:
   start = time.perf_counter()
-  run()
+  run(*args)
   return time.perf_counter() - start
-
-
-def _typical(measurements: Sequence[Measurement]) -> Measurement:
-  """Returns the lower quartile: other work on the machine only adds time."""
-  seconds = np.percentile([m.seconds for m in measurements], 25)
-  return dataclasses.replace(measurements[0], seconds=float(seconds))
 
 
 def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:

@@ -76,26 +76,20 @@ def main() -> None:
   if engine_flags.mode() == modes.FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []
-  interruption = None
   try:
     _serve(engine, policies, encoded, rates, rows, directory)
-  except KeyboardInterrupt as error:
-    interruption = error
-  if rows:
-    title = f'{target.name}, drafts: {engine.drafter.name}'
-    if _VIRTUAL_TIME.value:
-      title += ', virtual time'
-    own = {holder.name: holder.value for holder in (_PROMPTS, _VIRTUAL_TIME)}
-    settings = {**own, **cost_flags.to_json()}
-    load_output.report(
-      rows, directory, title, {**settings, **engine_flags.to_json()}
-    )
-    print(_repetition(rows))
-    if policies.costs is not None and not engine_flags.is_tree():
-      _simulate(engine, policies, encoded, rows, directory)
-    print(f'written to {directory}')
-  if interruption is not None:
-    raise interruption
+  finally:
+    if rows:
+      title = f'{target.name}, drafts: {engine.drafter.name}'
+      if _VIRTUAL_TIME.value:
+        title += ', virtual time'
+      own = {holder.name: holder.value for holder in (_PROMPTS, _VIRTUAL_TIME)}
+      settings = {**own, **cost_flags.to_json(), **engine_flags.to_json()}
+      load_output.report(rows, directory, title, settings)
+      print(_repetition(rows))
+      if policies.costs is not None and not engine_flags.is_tree():
+        _simulate(engine, policies, encoded, rows, directory)
+      print(f'written to {directory}')
 
 
 def _check_virtual_time() -> None:
@@ -152,7 +146,7 @@ def _serve(
       engine.reset_drafters()
     before = engine.scheduler.num_preemptions
     records: list[StepRecord] = []
-    clock: load_replay.Clock = load_replay.RealTime()
+    clock = load_replay.RealTime()
     if _VIRTUAL_TIME.value:
       buckets = engine.scheduler.config.buckets
       clock = load_replay.VirtualTime(policies.costs, buckets)

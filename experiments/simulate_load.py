@@ -41,17 +41,13 @@ def main() -> None:
   directory = pathlib.Path(_OUTPUT_DIR.value)
   output_files.open_directory(directory)
   rows: list[dict[str, Any]] = []
-  interruption = None
   start = time.perf_counter()
   try:
     load_output.sweep(
       rates, rows, directory, prepare=load.acceptance, run=load.run
     )
-  except KeyboardInterrupt as error:
-    interruption = error
-  _report(rows, directory, time.perf_counter() - start)
-  if interruption is not None:
-    raise interruption
+  finally:
+    _report(rows, directory, time.perf_counter() - start)
 
 
 def _report(

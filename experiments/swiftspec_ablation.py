@@ -138,15 +138,11 @@ def main() -> None:
   )
   benchmark_output.write_settings(directory, settings)
   facts = provenance.collect()
-  interruption = None
   try:
     _measure(study, records, timelines, directory)
-  except KeyboardInterrupt as error:
-    interruption = error
-  facts['kernels'] = provenance.kernels()
-  _report(study, records, timelines, directory, facts)
-  if interruption is not None:
-    raise interruption
+  finally:
+    facts['kernels'] = provenance.kernels()
+    _report(study, records, timelines, directory, facts)
 
 
 def _read_prompts(path: pathlib.Path) -> list[prompts_lib.Prompt]:
@@ -236,7 +232,7 @@ def _report(
   pictures = {
     'speed': ablation_plot.draw_speed(rows, title),
     'sweeps': ablation_plot.draw_sweeps(rows, title),
-    'acceptance': ablation_plot.draw_acceptance(rows, title),
+    'acceptance': ablation_plot.draw_acceptance(losses, title),
   }
   output_files.write_pictures(directory, pictures)
   print(title)

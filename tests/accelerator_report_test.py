@@ -6,9 +6,7 @@ import itertools
 import math
 import time
 import xml.etree.ElementTree
-import zipfile
 
-import distillation_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +26,6 @@ from experiments.accelerator import (
 from experiments.accelerator.jobs import (
   correctness_jobs,
   first_jobs,
-  training_jobs,
 )
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import KERNELS
@@ -37,18 +34,14 @@ from kernels_pallas import registry, tuning
 NAMES = [section.name for section in sections.SECTIONS]
 
 
-def work(section, settings, done=()):
+def work(section, settings):
   """Returns the rows of a section, measured in this process."""
-  messages = []
-  worker.work(section, settings, done, messages.append)
-  found = [row for m in messages if isinstance(m, list) for row in m]
-  return found, messages
+  jobs = worker.find(section, settings)
+  return [row for job in jobs for row in worker.run(section, job)]
 
 
 def settings_of(directory, jobs=None):
-  return sections.Settings(
-    directory=directory, work=directory, model=jobs, tiny=True
-  )
+  return sections.Settings(directory=directory, model=jobs, tiny=True)
 
 
 @pytest.fixture
@@ -63,12 +56,7 @@ def bare_host(tmp_path, monkeypatch):
 
 
 def test_a_child_says_what_it_does(tmp_path):
-  jobs = 'measure,refuse,fail,after'
-  found, messages = work(SECTION, settings_of(tmp_path, jobs))
-  assert messages[:2] == [
-    worker.Planned(4),
-    worker.Started('measure', 'small', 60.0),
-  ]
+  found = work(SECTION, settings_of(tmp_path, 'measure,refuse,fail,after'))
   assert [(row.section, *row.key, row.status) for row in found] == [
     ('cases', 'measure', 'small', 'ok'),
     ('cases', 'more', 'other', 'ok'),
@@ -82,10 +70,6 @@ def test_a_child_says_what_it_does(tmp_path):
   assert found[0].seconds == 2.0
   assert found[2].reason == 'ValueError: no such shape'
   assert found[3].reason == 'RuntimeError: out of memory'
-  done = {row.key for row in found if row.name not in ('after', 'more')}
-  found, messages = work(SECTION, settings_of(tmp_path, jobs), done)
-  assert [row.name for row in found] == ['after', 'more']
-  assert messages[-1] == worker.Finished()
 
 
 def test_crashes_hangs_and_missing_packages_are_rows(tmp_path, bare_host):
@@ -121,7 +105,7 @@ def test_first_each_section_has_its_time():
     (device, math.inf),
     (tiles, math.inf),
   ]
-  with pytest.raises(ss.UserError, match="unknown section 'tile'"):
+  with pytest.raises(ss.UserError, match="unknown name 'tile'"):
     sections.choose(['tile'])
 
 
@@ -222,7 +206,7 @@ def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   found = []
   for section in sections.SECTIONS:
     if section.name in ('first', 'device', 'correctness', 'kernels', 'tiles'):
-      found += work(section, settings)[0]
+      found += work(section, settings)
   assert {row.section for row in found} == {
     'first',
     'device',
@@ -234,34 +218,14 @@ def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   assert all(row.seconds > 0 for row in found if row.section == 'kernels')
   monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path))
   settings = dataclasses.replace(settings, model=None)
-  for name in ('small', 'training'):
-    (row,), _ = work(*sections.choose([name]), settings)
-    assert row.status == 'no weights'
-    found.append(row)
+  (row,) = work(*sections.choose(['small']), settings)
+  assert row.status == 'no weights'
+  found.append(row)
   text = page.write(tmp_path, found).read_text()
   root = xml.etree.ElementTree.fromstring(text)
   assert len(root.findall('.//img')) == 3
   assert len(root.findall('.//tbody/tr')) == len(found)
   assert text.count('not measured yet') == 3
-
-
-@pytest.mark.slow
-def test_drafts_are_trained_further_from_archives(model, tmp_path):
-  distillation_cases.write_data(tmp_path / 'data')
-  with zipfile.ZipFile(tmp_path / 'data-00-0.zip', 'w') as file:
-    for path in (tmp_path / 'data').iterdir():
-      file.write(path, path.name)
-  settings = settings_of(tmp_path, str(model))
-  for _ in range(2):
-    job = training_jobs.jobs(settings)[1]
-    (row,) = job.run()
-    assert row.seconds > 0
-    assert row.figures['num_steps'] == 2
-    assert row.figures['is_complete']
-    assert 0 <= row.figures['agreement_after'] <= 1
-    with zipfile.ZipFile(tmp_path / 'draft.zip') as file:
-      assert 'draft.safetensors' in file.namelist()
-    settings = dataclasses.replace(settings, work=tmp_path / 'second')
 
 
 @pytest.mark.slow
@@ -277,17 +241,7 @@ def test_the_whole_report(model, tmp_path):
   found = rows.read(tmp_path / 'report')
   assert {row.section for row in found} == set(NAMES) - {'tiles'}
   bad = [row for row in found if row.status != 'ok']
-  # The built-in draft is made for another vocabulary, and so little data has
-  # none for evaluation.
-  assert {row.name for row in bad} <= {'serial', 'draft'}, bad
-  files = sorted(path.name for path in (tmp_path / 'report').iterdir())
-  assert 'data-00-0.zip' in files
+  # The built-in draft is made for another vocabulary.
+  assert {row.name for row in bad} <= {'serial'}, bad
   error = programs.error_of('accelerator_report', *flags)
   assert 'is not empty' in error
-  # Another call makes more data, of another seed.
-  programs.output_of(
-    'accelerator_report', *flags, '--resume', '--sections=training'
-  )
-  more = rows.read(tmp_path / 'report')[len(found) :]
-  assert {row.name for row in more} == {'data', 'draft'}
-  assert not {row.key for row in more} & {row.key for row in found}

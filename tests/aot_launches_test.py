@@ -66,11 +66,6 @@ ENTRY %main.9 (x.1: f32[8], p.1: pred[]) -> f32[8] {
 """  # noqa: E501
 
 
-def test_kernels_of_all_that_is_run():
-  """Of the loop 2 and 1, all-reduce, copy (once, in both) and gemm."""
-  assert launches.count(_PROGRAM) == 6
-
-
 def test_kernels_of_a_turn_of_a_loop():
   """The loop's condition is a part of both."""
   assert launches.by_loop(_PROGRAM) == {
@@ -127,4 +122,5 @@ def test_a_program_of_the_compiler_at_hand():
 
   text = jax.jit(step).lower(jnp.ones((8, 8))).compile().as_text()
   assert 'while(' in text
-  assert launches.count(text) >= 2
+  found = launches.by_loop(text).values()
+  assert sum(part['num_kernels'] for part in found) >= 2

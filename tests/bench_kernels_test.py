@@ -22,7 +22,7 @@ def smallest(kernel, **fields):
       for case in kernel_cases.cases(kernel)
       if all(getattr(case.spec, k) == v for k, v in fields.items())
     ),
-    key=lambda case: case.num_bytes,
+    key=lambda case: case.spec.num_bytes,
   )
 
 
@@ -37,7 +37,7 @@ def test_libraries_do_the_same(num_tokens, window):
   case = smallest(
     'tree_attention', num_tokens=num_tokens, window=window, has_sinks=False
   )
-  arrays = case.make_arrays(jax.random.key(1))
+  arrays = case.spec.make_arrays(jax.random.key(1))
   reference, native, library = case.contenders('cpu')
   want = reference.call(*arrays)
   with jax.numpy_dtype_promotion('standard'):
@@ -50,7 +50,7 @@ def test_libraries_do_the_same(num_tokens, window):
 
 def test_a_product_of_whole_weights_is_beside_quantized_ones():
   case = smallest('quantized_matmul', num_tokens=8, weight_dtype='int4')
-  arrays = case.make_arrays(jax.random.key(1))
+  arrays = case.spec.make_arrays(jax.random.key(1))
   _, library = case.contenders('cpu')
   assert library.name == 'jnp.dot bfloat16'
   # With scales of 1 the two products are the same.
@@ -64,7 +64,7 @@ def test_a_product_of_whole_weights_is_beside_quantized_ones():
 def test_torch_does_the_same(window):
   torch = pytest.importorskip('torch')
   case = smallest('tree_attention', num_tokens=8, window=window)
-  arrays = case.make_arrays(jax.random.key(1))
+  arrays = case.spec.make_arrays(jax.random.key(1))
   sdpa = torch_kernels.contender(case, torch_kernels.names(case)[0])
   got = sdpa(*torch_kernels.tensors(case, arrays, 'cpu')).to(torch.float32)
   want = next(case.contenders('cpu')).call(*arrays)
@@ -76,7 +76,7 @@ def test_torch_does_the_same(window):
 @pytest.mark.parametrize('kernel', kernel_cases.KERNELS)
 def test_arguments_have_the_shapes_of_the_specs(kernel):
   case = smallest(kernel)
-  arrays = jax.eval_shape(case.make_arrays, jax.random.key(0))
+  arrays = jax.eval_shape(case.spec.make_arrays, jax.random.key(0))
   got, want = jax.tree.leaves(arrays), jax.tree.leaves(case.spec.arrays())
   assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
 

@@ -321,7 +321,7 @@ def test_forced_acceptance_is_labelled(flags, model, tmp_path):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--modes=autoregressive,guess', "--modes: unknown mode 'guess'; choose"),
+    ('--modes=autoregressive,guess', "--modes: unknown name 'guess'; choose"),
     ('--modes=chain', 'mode chain needs a draft model: give --draft'),
     ('--repeats=-1', 'flag --repeats=-1: -1 is not a positive integer'),
     ('--prompts=/missing', 'cannot read prompts from /missing: No such file'),

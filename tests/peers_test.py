@@ -133,7 +133,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   ('flags', 'message'),
   [
     (['--dtype=bfloat16'], 'compares in float32, but the dtype is bfloat16'),
-    (['--peers=vllm'], "--peers: unknown mode 'vllm'; choose from hf, hf_"),
+    (['--peers=vllm'], "--peers: unknown name 'vllm'; choose from hf, hf_"),
   ],
 )
 def test_unfair_or_unknown_peers_are_refused(tmp_path, flags, message):

@@ -22,10 +22,9 @@ H100 = hardware.get('h100')
 def measure(directory, name):
   """Returns the rows of a section, with the smallest sizes on this CPU."""
   (section,) = sections.choose([name])
-  settings = sections.Settings(directory=directory, work=directory, tiny=True)
-  messages = []
-  worker.work(section, settings, (), messages.append)
-  rows = [row for m in messages if isinstance(m, list) for row in m]
+  settings = sections.Settings(directory=directory, tiny=True)
+  jobs = worker.find(section, settings)
+  rows = [row for job in jobs for row in worker.run(section, job)]
   rows_lib.append(directory, rows)
   return rows
 

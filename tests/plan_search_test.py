@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_left_out_with_its_bytes():
   )
   found, left_out = plan_search.plans(deployment, RECORDINGS)
   assert {plan.choice.weight_dtype for plan in found} == {'int4'}
-  assert any('async 1+1, target bfloat16' in reason for reason in left_out)
+  assert any('async 1+1, bfloat16 with' in reason for reason in left_out)
   assert all(' do not fit into the 0 GB of a toy' in r for r in left_out)
   with pytest.raises(errors.UserError, match='no plan fits'):
     plan_search.plans(

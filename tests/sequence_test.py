@@ -73,22 +73,24 @@ class Devices(targets.Target):
 
 
 @pytest.mark.parametrize(
-  ('step', 'num_sharing'), [('decode', 8), ('tree', 2), ('prompt', 8)]
+  ('kind', 'num_sharing'), [('plain', 8), ('tree', 2), ('tree', 8)]
 )
-def test_no_keys_or_values_are_exchanged(step, num_sharing):
+def test_no_keys_or_values_are_exchanged(kind, num_sharing):
   """What the largest collective carries is less than a device's part of them.
 
   That is the logits, whatever the context.
   """
   host = Devices(name='host', platform='cpu', topology='', bytes_per_device=1)
   context = 8192
-  program = long_context.lower(
-    CONFIG, num_sharing, host, *long_context.STEPS[step], context=context
-  )
+  step = long_context.step_of(CONFIG, num_sharing, host, kind, context)
   heads = max(CONFIG.num_kv_heads // (8 // num_sharing), 1)
   part = context // num_sharing * heads * CONFIG.head_dim * 2
-  found = rows.largest_collective(program.compile().as_text())
-  assert 0 < found < part
+  found = {
+    name: rows.largest_collective(program.compile().as_text())
+    for name, program in step.parts().items()
+  }
+  assert 0 < found['query_logits'] < part
+  assert max(found.values()) < part
 
 
 def test_a_page_is_shared_evenly():

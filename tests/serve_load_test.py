@@ -9,10 +9,10 @@ import programs
 import pytest
 from absl import flags as absl_flags
 from absl.testing import flagsaver
+from simulate_load_test import COLUMNS
 
 import swiftspec_jax as ss
 from experiments import serve_load
-from experiments.load import load_report
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import cost_flags, engine_flags
 from swiftspec_jax.cost_model import measured, storage
@@ -126,7 +126,7 @@ def test_load(model, tmp_path, mode, capsys):
   rows = programs.read_lines(directory)
   assert [row['policy'] for row in rows] == names
   for row in rows:
-    assert tuple(row)[: len(load_report.COLUMNS)] == load_report.COLUMNS
+    assert tuple(row)[: len(COLUMNS)] == COLUMNS
     assert row['num_requests'] == 6
   assert rows[0]['acceptance_length'] == 1 < rows[1]['acceptance_length']
   for name in ('latency', 'lengths'):

@@ -17,6 +17,19 @@ from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.batch_table import BatchTable
 
 ROOT = pathlib.Path(__file__).parents[1]
+# The first columns of rows.jsonl, in this order.
+COLUMNS = (
+  'policy',
+  'request_rate',
+  'num_requests',
+  'mean_e2e_latency',
+  'p99_e2e_latency',
+  'mean_ttft',
+  'mean_tpot',
+  'throughput',
+  'acceptance_length',
+  'mean_num_speculative_tokens',
+)
 SMALL = ('--num_requests=20', '--request_rates=5,50')
 
 
@@ -95,9 +108,9 @@ def test_program(tmp_path):
   assert len(rows) == 2 * 2 * 6
   for values in rows:
     assert 0 < values['padded_share'] < 0.5
-    assert tuple(values)[: len(load_report.COLUMNS)] == load_report.COLUMNS
+    assert tuple(values)[: len(COLUMNS)] == COLUMNS
     assert values['num_requests'] == 20
-    assert all(values[name] is not None for name in load_report.COLUMNS)
+    assert all(values[name] is not None for name in COLUMNS)
   for name in ('latency', 'lengths'):
     assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   facts = json.loads((tmp_path / 'provenance.json').read_text())

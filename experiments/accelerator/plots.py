@@ -133,22 +133,6 @@ def _draw_engine(rows: Sequence[Row]) -> figure_lib.Figure | None:
   return figure
 
 
-def _draw_training(rows: Sequence[Row]) -> figure_lib.Figure | None:
-  """A line of the loss of each call."""
-  trained = [row for row in rows if row.figures.get('losses')]
-  if not trained:
-    return None
-  figure, (axes,) = plots.make_figure(7, 3.2)
-  for row in trained:
-    losses = row.figures['losses']
-    steps = np.linspace(1, row.figures['num_steps'], len(losses))
-    axes.plot(steps, losses, label=row.shape)
-  axes.set_xlabel('step')
-  axes.set_ylabel('loss')
-  axes.legend(frameon=False)
-  return figure
-
-
 def _names(rows: Sequence[Row]) -> list[str]:
   labels = [f'{row.name}  {row.shape}' for row in rows]
   return [label if len(label) < 75 else f'{label[:72]}...' for label in labels]
@@ -162,5 +146,4 @@ _DRAWN = {
   'small': _draw_times,
   'large': _draw_shares,
   'engine': _draw_engine,
-  'training': _draw_training,
 }

@@ -53,63 +53,51 @@ def run_section(
       for row in new:
         tqdm.tqdm.write(_line(row), file=sys.stderr)
 
-    is_complete = None
-    while is_complete is None:
+    while True:
       done = {row.key for row in rows if row.section == section.name}
-      with _child(section, settings, done) as child:
-        is_complete = _follow(child, section, turn_end, end, add, bar)
-  return is_complete
+      with _child(section, settings) as child:
+        is_complete = _follow(child, section, done, turn_end, end, add, bar)
+      if is_complete is not None:
+        return is_complete
 
 
-def _follow(child: '_Child', section, turn_end, end, add, bar) -> bool | None:
-  """Hands on the rows of a child.
+def _follow(
+  child: '_Child', section, done, turn_end, end, add, bar
+) -> bool | None:
+  """Has a child run what is not done.
 
   Returns:
     Whether the section is complete; None if another child has to go on.
   """
-  job, num_started, num_jobs = None, 0, 0
-  limit = _START_SECONDS
-  while True:
-    left = end - time.monotonic()
-    try:
-      message = child.receive(min(limit, left))
-    except (EOFError, TimeoutError) as error:
-      is_late = isinstance(error, TimeoutError)
-      if is_late and left <= limit:
-        return False
-      if job is not None or not num_started:
-        key = ('start', '') if job is None else (job.name, job.shape)
-        status = rows_lib.TIMED_OUT if is_late else rows_lib.CRASHED
-        reason = f'{limit:.0f} s' if is_late else child.last_words()
-        add([_lost(section, *key, status, reason, child.seconds())])
-      if num_started in (0, num_jobs):
-        return num_started > 0
-      return None
-    if isinstance(message, worker.Finished):
-      return True
-    if isinstance(message, worker.Planned):
-      num_jobs = message.num_jobs
-      bar.reset(num_jobs)
-    elif isinstance(message, worker.Started):
-      job, limit = message, message.limit
-      num_started += 1
-      bar.set_postfix_str(f'{job.name} {job.shape}'[:60])
-    else:
-      add(message)
-      job, limit = None, _START_SECONDS
-      if time.monotonic() > turn_end:
-        return num_started == num_jobs
-
-
-def _lost(section, name, shape, status, reason, seconds) -> Row:
-  return Row(
-    section=section.name,
-    name=name,
-    shape=shape,
-    status=status,
-    reason=reason,
-    job_seconds=seconds,
-  )
+  key, limit, left = ('start', ''), _START_SECONDS, []
+  try:
+    left += [x for x in child.receive(limit, end) if x[0] not in done]
+    bar.reset(len(left))
+    while left:
+      key, limit = left.pop(0)
+      bar.set_postfix_str(' '.join(key)[:60])
+      child.send(key)
+      new, is_sound = child.receive(limit, end)
+      add(new)
+      if left and (time.monotonic() > turn_end or not is_sound):
+        return None if not is_sound else False
+    return True
+  except (EOFError, ConnectionError, TimeoutError) as error:
+    is_late = isinstance(error, TimeoutError)
+    if is_late and time.monotonic() >= end:
+      return False
+    row = Row(
+      section=section.name,
+      name=key[0],
+      shape=key[1],
+      status=rows_lib.TIMED_OUT if is_late else rows_lib.CRASHED,
+      reason=f'{limit:.0f} s' if is_late else child.last_words(),
+      job_seconds=child.seconds(),
+    )
+    add([row])
+    if key[0] == 'start':
+      return False
+    return None if left else True
 
 
 def _line(row: Row) -> str:
@@ -126,14 +114,18 @@ class _Child:
     self._log = log
     self._heard = time.monotonic()
 
-  def receive(self, seconds: float) -> Any:
-    """Returns the next message.
+  def send(self, message: Any) -> None:
+    """Sends a message."""
+    self._connection.send(message)
+
+  def receive(self, limit: float, end: float) -> Any:
+    """Returns the next message, if it comes in `limit` seconds and before end.
 
     Raises:
       EOFError: the process has ended.
       TimeoutError: there was none in time.
     """
-    if not self._connection.poll(max(seconds, 0.0)):
+    if not self._connection.poll(max(min(limit, end - time.monotonic()), 0.0)):
       raise TimeoutError
     message = self._connection.recv()
     self._heard = time.monotonic()
@@ -159,13 +151,13 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _child(section, settings, done) -> Iterator[_Child]:
+def _child(section, settings) -> Iterator[_Child]:
   """Starts a child; it and all its children end with the block."""
   context = multiprocessing.get_context('spawn')
-  ours, theirs = context.Pipe(duplex=False)
+  ours, theirs = context.Pipe()
   with tempfile.NamedTemporaryFile() as log, ours:
     process = context.Process(
-      target=worker.main, args=(theirs, section, settings, done, log.name)
+      target=worker.main, args=(theirs, section, settings, log.name)
     )
     process.start()
     theirs.close()

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.accelerator.rows import Row
-from swiftspec_jax import errors
+from experiments.flags import run_flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,18 +15,14 @@ class Settings:
 
   Attributes:
     directory: folder of the report.
-    work: directory that goes with the call.
     model: path or name of SmolLM2-135M; None is the built-in one, if it is in
       the cache.
     tiny: the smallest sizes; None is only on CPUs.
-    seconds: seconds that the section has.
   """
 
   directory: pathlib.Path
-  work: pathlib.Path
   model: str | None = None
   tiny: bool | None = None
-  seconds: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,6 @@ class Section:
     seconds: after which it begins no other job, and the next section has its
       turn.
     note: text on the page: what the columns mean.
-    is_endless: it has more to do whenever there is time.
   """
 
   name: str
@@ -73,21 +68,19 @@ class Section:
   module: str
   seconds: float
   note: str
-  is_endless: bool = False
 
   def jobs(self, settings: Settings) -> list[Job]:
     """Returns what is to be measured; asks JAX for its devices."""
     return importlib.import_module(self.module).jobs(settings)
 
 
-def _section(name, title, seconds, note, **options) -> Section:
+def _section(name, title, seconds, note) -> Section:
   return Section(
     name=name,
     title=title,
     module=f'{__package__}.jobs.{name}_jobs',
     seconds=seconds,
     note=note,
-    **options,
   )
 
 
@@ -151,13 +144,6 @@ SECTIONS = (
     'as many rows. Load: seconds per token and request; the reference is no '
     'speculation at the same rate.',
   ),
-  _section(
-    'training',
-    'Data and a draft made on the device',
-    180,
-    'Seconds of a token of data, and of a step of training.',
-    is_endless=True,
-  ),
 )
 
 
@@ -167,12 +153,8 @@ def choose(names: Sequence[str]) -> list[Section]:
   Raises:
     UserError: a name is unknown.
   """
-  known = {section.name: section for section in SECTIONS}
-  for name in names:
-    if name not in known:
-      raise errors.UserError(
-        f'--sections: unknown section {name!r}; choose from {", ".join(known)}'
-      )
+  known = [section.name for section in SECTIONS]
+  run_flags.check_names('sections', names, known)
   return [section for section in SECTIONS if section.name in names or not names]
 
 

@@ -40,7 +40,7 @@ def chosen_cases(*, tiny: bool, long_first: bool = False) -> list[Case]:
   """
   if tiny:
     found = kernel_cases.cases(_TINY_KERNEL)
-    return [min(found, key=lambda case: case.num_bytes)]
+    return [min(found, key=lambda case: case.spec.num_bytes)]
   return list(_in_turn(_of_kernel(kernel, long_first) for kernel in KERNELS))
 
 
@@ -90,9 +90,3 @@ def bandwidth() -> float:
   """Returns the bytes per second that the device reads."""
   is_cpu = jax.default_backend() == 'cpu'
   return kernel_timing.read_bandwidth(2**24 if is_cpu else 2**30, REPEATS)
-
-
-def make_sets(case: Case, prepare=lambda *arrays: arrays) -> list:
-  """Returns several sets of arguments, too large for caches together."""
-  keys = jax.random.split(jax.random.key(0), case.num_sets)
-  return [prepare(*case.make_arrays(key)) for key in keys]

@@ -1,15 +1,15 @@
-"""The child: runs the jobs of a section, and tells the parent what it does.
+"""The child: runs the jobs of a section that the parent asks for.
 
 A fault of the device spoils all later work of its process. So a child tries the
-device before each job, and ends if that fails; the parent starts another.
+device after each job, and says if that fails; the parent starts another.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 
 import jax
@@ -33,45 +33,18 @@ _ERRORS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-  """How many jobs there are to do."""
-
-  num_jobs: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Started:
-  """The job that runs from now on."""
-
-  name: str
-  shape: str
-  limit: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-  """There is nothing left to do."""
-
-
-# A list has the rows of a job that has ended.
-Message = Planned | Started | Finished | list[Row]
-
-
 def main(
-  connection: Connection,
-  section: Section,
-  settings: Settings,
-  done: Collection[tuple[str, str]],
-  log: str,
+  connection: Connection, section: Section, settings: Settings, log: str
 ) -> None:
   """Runs in a process of its own.
 
+  Sends keys and limits of all jobs. Then a key is answered by the job's rows,
+  and whether the device still works.
+
   Args:
-    connection: connection that the messages go to.
+    connection: connection to the parent.
     section: section to be measured.
     settings: settings of the report.
-    done: keys of jobs that are left out.
     log: path of the file for all that is printed.
   """
   os.setpgrp()  # so that the programs that it starts end with it
@@ -81,50 +54,47 @@ def main(
     for stream in (1, 2):
       os.dup2(file.fileno(), stream)
   program.set_up()
-  work(section, settings, done, connection.send)
+  jobs = {job.key: job for job in find(section, settings)}
+  connection.send([(key, job.limit) for key, job in jobs.items()])
+  with contextlib.suppress(EOFError):
+    while True:
+      rows = run(section, jobs[connection.recv()])
+      connection.send((rows, _device_works()))
 
 
-def work(
-  section: Section,
-  settings: Settings,
-  done: Collection[tuple[str, str]],
-  send: Callable[[Message], None],
-) -> None:
-  """Runs the jobs that are not done; raises if the device is lost.
-
-  Args:
-    section: section to be measured.
-    settings: settings of the report.
-    done: keys of jobs that are left out.
-    send: function that sends a `Message`.
-  """
-  device = jax.devices()[0]
+def find(section: Section, settings: Settings) -> list[Job]:
+  """Returns the jobs of a section on this device."""
   if settings.tiny is None:
-    is_cpu = device.platform == 'cpu'
+    is_cpu = jax.default_backend() == 'cpu'
     settings = dataclasses.replace(settings, tiny=is_cpu)
-  jobs = [job for job in section.jobs(settings) if job.key not in done]
-  send(Planned(len(jobs)))
-  for job in jobs:
-    # A fault of the job before must not be held against this one.
-    jax.block_until_ready(jnp.ones(8) + 1)
-    send(Started(job.name, job.shape, job.limit))
-    start = time.perf_counter()
-    rows = _attempt(job)
-    seconds = time.perf_counter() - start
-    send(
-      [
-        dataclasses.replace(
-          row,
-          section=section.name,
-          name=row.name or job.name,
-          shape=row.shape or job.shape,
-          job_seconds=seconds / len(rows),
-          device=device.device_kind,
-        )
-        for row in rows
-      ]
+  return section.jobs(settings)
+
+
+def run(section: Section, job: Job) -> list[Row]:
+  """Returns the rows of a job; an error is a row, too."""
+  start = time.perf_counter()
+  rows = _attempt(job)
+  seconds = time.perf_counter() - start
+  return [
+    dataclasses.replace(
+      row,
+      section=section.name,
+      name=row.name or job.name,
+      shape=row.shape or job.shape,
+      job_seconds=seconds / len(rows),
+      device=jax.devices()[0].device_kind,
     )
-  send(Finished())
+    for row in rows
+  ]
+
+
+def _device_works() -> bool:
+  try:
+    jax.block_until_ready(jnp.ones(8) + 1)
+  except RuntimeError:
+    traceback.print_exc()
+    return False
+  return True
 
 
 def _attempt(job: Job) -> list[Row]:

@@ -142,8 +142,9 @@ def _line(row: rows.Row) -> str:
   ]
   if row.optimal_seconds is not None:
     cells.append(f'bound {row.optimal_seconds * 1e6:7.1f} us')
-  if row.num_kernels is not None:
-    cells.append(f'{row.num_kernels:5} kernels')
+  if row.launches is not None:
+    count = sum(part['num_kernels'] for part in row.launches.values())
+    cells.append(f'{count:5} kernels')
   if row.compile_seconds is not None:
     cells.append(f'compiled in {row.compile_seconds:5.1f} s')
   return '  '.join([*filter(None, cells), row.shape, row.message])

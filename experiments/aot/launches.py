@@ -38,19 +38,6 @@ ONCE = ''  # what is in no loop
 _COUNTS = 'num_kernels', 'num_all_reduces'
 
 
-def count(text: str) -> int:
-  """Returns the kernels of a program, those of a loop or a branch once.
-
-  Args:
-    text: optimised HLO, `jax.stages.Compiled.as_text()`.
-  """
-  computations, entry = _computations(text)
-  return sum(
-    _is_kernel(operation)
-    for operation, _ in _run(computations, [entry], into_loops=True)
-  )
-
-
 def by_loop(text: str) -> dict[str, dict[str, int]]:
   """Returns `num_kernels`, and `num_all_reduces` among them, by the part.
 
@@ -67,7 +54,7 @@ def by_loop(text: str) -> dict[str, dict[str, int]]:
   waiting = [(ONCE, 1, [entry])]
   while waiting:
     name, turns, starts = waiting.pop()
-    operations = [*_run(computations, starts, into_loops=False)]
+    operations = [*_run(computations, starts)]
     part = found.setdefault(name, dict.fromkeys(_COUNTS, 0))
     part['num_kernels'] += turns * sum(
       _is_kernel(kind) for kind, _ in operations
@@ -108,19 +95,17 @@ def _computations(
 
 
 def _run(
-  computations: dict[str, list[tuple[str, str]]],
-  starts: list[str],
-  *,
-  into_loops: bool,
+  computations: dict[str, list[tuple[str, str]]], starts: list[str]
 ) -> Iterator[tuple[str, str]]:
-  """Yields the operations of computations and of what they run, each once."""
+  """Yields the operations of computations and of what they run, each once.
+
+  The bodies of loops are left out.
+  """
   waiting, seen = [*starts], {*starts}
   while waiting:
     for operation, line in computations[waiting.pop()]:
       yield operation, line
       names = _RUN.findall(line)
-      if into_loops:
-        names += _BODY.findall(line)
       for branches in _BRANCHES.findall(line):
         names += [branch.strip(' %') for branch in branches.split(',')]
       if operation == 'call':

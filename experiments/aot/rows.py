@@ -56,15 +56,11 @@ class Row:
     bytes_per_device: arguments, results and temporaries at once.
     temp_bytes: bytes of temporaries among them.
     code_bytes: size of the code, where the compiler says.
-    flops: operations by the compiler's count, where it gives one; kernels
-      count nothing.
-    bytes_accessed: bytes by the same count.
     collective_bytes: size of the largest array that devices exchange.
     optimal_seconds: the compiler's own lower bound, where it gives one. It is
       no measurement.
-    num_kernels: kernels that a GPU program starts, see `launches.count`; None
+    launches: kernels that a GPU program starts, see `launches.by_loop`; None
       for TPUs.
-    launches: the same by the parts of the program, see `launches.by_loop`.
     compile_seconds: wall time, on the machine that compiled.
     message: message of the compiler.
     fingerprint: fingerprint of the program, the device and the compilers'
@@ -78,11 +74,8 @@ class Row:
   bytes_per_device: int | None = None
   temp_bytes: int | None = None
   code_bytes: int | None = None
-  flops: float | None = None
-  bytes_accessed: float | None = None
   collective_bytes: int | None = None
   optimal_seconds: float | None = None
-  num_kernels: int | None = None
   launches: dict[str, dict[str, int]] | None = None
   compile_seconds: float | None = None
   message: str = ''
@@ -114,9 +107,7 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
   seconds = time.perf_counter() - start
   facts = _facts(compiled)
   if job.target.platform == 'cuda':
-    program = compiled.as_text()
-    facts['num_kernels'] = launches.count(program)
-    facts['launches'] = launches.by_loop(program)
+    facts['launches'] = launches.by_loop(compiled.as_text())
   fits = facts['bytes_per_device'] <= job.target.bytes_per_device
   return dataclasses.replace(
     row,
@@ -162,8 +153,6 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
     'bytes_per_device': total,
     'temp_bytes': memory.temp_size_in_bytes,
     'code_bytes': memory.generated_code_size_in_bytes or None,
-    'flops': cost.get('flops'),
-    'bytes_accessed': cost.get('bytes accessed'),
     'collective_bytes': largest_collective(compiled.as_text()),
     # Negative where the compiler does not know.
     'optimal_seconds': optimal if optimal > 0 else None,

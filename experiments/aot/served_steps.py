@@ -25,13 +25,10 @@ from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import (
   ahead_of_time,
   slot_sampling,
-  slot_trees,
   step_input,
   target_forward,
   target_programs,
-  verify,
 )
-from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.rows import Rows
 
@@ -58,6 +55,13 @@ _LAYOUTS = {
   'rows': ProgramSizes.of_rows(_BUCKETS, _CONTEXT),
 }
 _KINDS = 'plain', 'chain', 'tree'
+# The functions of programs.
+_FUNCTIONS = {
+  'step': 'run_step',
+  'forward': 'query_logits',
+  'verdict': 'verify',
+  'commit': 'commit_nodes',
+}
 # Of pages the parts of a step are programs of their own.
 _PROGRAMS = {
   'pages': {
@@ -99,17 +103,25 @@ def jobs(
     )
 
 
-def _lower(program, kind, layout, config, num_devices, target):
+def _lower(program, *step):
+  return _programs(*step)[_FUNCTIONS[program]]
+
+
+@functools.lru_cache(maxsize=1)
+def _programs(
+  kind, layout, config, num_devices, target
+) -> dict[str, jax.stages.Lowered]:
+  """Returns the programs of a step by their functions."""
   step = Step(
     kind=kind,
     sizes=_LAYOUTS[layout],
     config=dataclasses.replace(config, num_shards=num_devices),
     mesh=sharding.make_mesh(target.devices[:num_devices]),
   )
-  return getattr(step, program)()
+  return {'run_step': step.lower()} if layout == 'rows' else step.parts()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
   """A step in the words of `Target.dispatch`, with abstract arrays.
 
@@ -127,113 +139,63 @@ class Step:
   mesh: Mesh
   sampling: SamplingParams = SamplingParams()
 
-  def step(self) -> jax.stages.Lowered:
+  def lower(self) -> jax.stages.Lowered:
     """Returns the whole step, of rows of the cache."""
-    args, options = self._forward()
-    chains = self._integers(self._num_rows, self._num_nodes - 1)
+    args, options = self.arguments()
+    return target_programs.run_step.lower(*args, **options)
+
+  def parts(self) -> dict[str, jax.stages.Lowered]:
+    """Returns the programs of a step over pages, by their functions."""
+    found = {}
+
+    def call(fn, *args, **options):
+      found[fn.__name__] = fn.lower(*args, **options)
+      return ahead_of_time.compile_only(fn, *args, **options)
+
+    args, options = self.arguments()
+    target_programs.run_parts(call, *args, **options)
+    return found
+
+  def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns those of `target_programs.run_step`."""
+    config = self.sizes.scheduler
+    num_rows, num_nodes = config.buckets.max_rows, config.buckets.max_length + 1
+    context = self.sizes.contexts[-1]
+    flat = self.sizes.plain(num_rows, context)
+    if self.kind != 'plain':
+      flat = self.sizes.mixed(num_rows, num_rows * num_nodes, context)
+    columns = step_input.NUM_COUNTS
+    if not self.sizes.has_rows:
+      columns += context // config.page_size
+    level = slot_sampling.level_of(self.sampling)
+    state = slot_sampling.make_state(
+      [self.sampling] * num_rows, self.config.vocab_size, level
+    )
     trees = None
     if self.kind == 'tree':
-      trees = self._integers(self._num_rows, 5 * self._num_nodes + 3)
-    return target_programs.run_step.lower(
-      *args[:4],
-      chains,
-      trees,
-      None,
-      self._sampling,
-      level=slot_sampling.level_of(self.sampling),
-      sharding=sharding.replicated(self.mesh),
-      **options,
-    )
-
-  @property
-  def _num_rows(self) -> int:
-    return self.sizes.scheduler.buckets.max_rows
-
-  @property
-  def _num_nodes(self) -> int:
-    return self.sizes.scheduler.buckets.max_length + 1
-
-  @property
-  def _sampling(self) -> sampling_lib.SamplingState:
-    state = slot_sampling.make_state(
-      [self.sampling] * self._num_rows,
-      self.config.vocab_size,
-      slot_sampling.level_of(self.sampling),
-    )
-    return self._placed(state)
-
-  def forward(self) -> jax.stages.Lowered:
-    """Returns the target's forward."""
-    args, options = self._forward()
-    return target_programs.query_logits.lower(*args, **options)
-
-  def verdict(self) -> jax.stages.Lowered:
-    """Returns the choice of the tokens that stand."""
-    args, options = self._verdict()
-    return verify.verify.lower(*args, **options)
-
-  def commit(self) -> jax.stages.Lowered:
-    """Returns the move of accepted nodes."""
-    args, options = self._verdict()
-    packed = ahead_of_time.compile_only(verify.verify, *args, **options)[1]
-    cache, *_, places = self._forwarded
-    return target_programs.commit_nodes.lower(
-      cache, places, packed, kernels=self.config.kernels
-    )
-
-  def _forward(self):
-    """Returns the arguments of `query_logits`."""
-    context = self.sizes.contexts[-1]
-    flat = self.sizes.plain(self._num_rows, context)
-    if self.kind != 'plain':
-      num_tokens = self._num_rows * self._num_nodes
-      flat = self.sizes.mixed(self._num_rows, num_tokens, context)
-    columns = 0
-    if not self.sizes.has_rows:
-      columns = context // self.sizes.scheduler.page_size
+      trees = self._integers(num_rows, 5 * num_nodes + 3)
     args = (
       params_lib.abstract_params(self.config, _DTYPE, self.mesh),
       self._cache(),
-      self._integers(self._num_rows, step_input.NUM_COUNTS + columns),
-      self._rows,
-      self._drafted,
-      self._trees,
+      self._integers(num_rows, columns),
+      Rows(
+        token_ids=self._integers(num_rows, config.max_context),
+        **dict.fromkeys(
+          ('lengths', 'prompt_lengths', 'max_lengths'), self._integers(num_rows)
+        ),
+      ),
+      self._integers(num_rows, num_nodes - 1),
+      trees,
       None,
+      self._whole(state),
     )
-    options = {
+    return args, {
       'config': self.config,
       'flat': flat,
       'num_queries': self.sizes.num_logits(flat),
-    }
-    return args, options
-
-  @functools.cached_property
-  def _forwarded(self):
-    """What the forward returns, where it leaves it."""
-    args, options = self._forward()
-    return ahead_of_time.compile_only(
-      target_programs.query_logits, *args, **options
-    )
-
-  def _verdict(self):
-    """Returns the arguments of `verify`."""
-    _, logits, token_ids, queries, _ = self._forwarded
-    args = (
-      logits,
-      None,
-      token_ids,
-      queries,
-      self._drafted,
-      self._sampling,
-      self._rows,
-      self._trees,
-    )
-    options = {
-      'reads_texts': False,
-      'kernels': self.config.kernels,
+      'level': level,
       'sharding': sharding.replicated(self.mesh),
     }
-    return args, options
 
   def _cache(self) -> target_forward.Cache:
     model = Model(
@@ -248,41 +210,16 @@ class Step:
       functools.partial(target_forward.init_cache, model, self.sizes)
     )
     stored = {
-      name: self._placed(getattr(cache, name), cache.sharding)
+      name: ahead_of_time.abstract(getattr(cache, name), cache.sharding)
       for name in ('keys', 'values')
     }
     if isinstance(cache, dense.KVCache):
-      stored['kv_lengths'] = self._placed(cache.kv_lengths)
+      stored['kv_lengths'] = self._whole(cache.kv_lengths)
     return cache.replace(**stored)
 
-  @property
-  def _rows(self) -> Rows:
-    of_rows = self._integers(self._num_rows)
-    max_context = self.sizes.scheduler.max_context
-    return Rows(
-      token_ids=self._integers(self._num_rows, max_context),
-      lengths=of_rows,
-      prompt_lengths=of_rows,
-      max_lengths=of_rows,
-    )
-
-  @property
-  def _drafted(self) -> jax.ShapeDtypeStruct:
-    return self._integers(self._num_rows, self._num_nodes - 1)
-
-  @property
-  def _trees(self) -> slot_trees.SlotTrees | None:
-    if self.kind != 'tree':
-      return None
-    packed = self._integers(self._num_rows, 5 * self._num_nodes + 3)
-    return self._placed(jax.eval_shape(slot_trees.of_proposal, packed)[1])
-
   def _integers(self, *shape: int) -> jax.ShapeDtypeStruct:
-    return self._placed(jax.ShapeDtypeStruct(shape, jnp.int32))
+    return self._whole(jax.ShapeDtypeStruct(shape, jnp.int32))
 
-  def _placed(self, tree: Any, where: Any = None) -> Any:
-    """Returns abstract arrays, by default each whole on all devices."""
-    where = where or sharding.replicated(self.mesh)
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree
-    )
+  def _whole(self, tree: Any) -> Any:
+    """Returns abstract arrays, each whole on all devices."""
+    return ahead_of_time.abstract(tree, sharding.replicated(self.mesh))

@@ -81,7 +81,7 @@ def _step(kind, config, num_nodes, num_devices, target, params):
     config=config,
     mesh=mesh,
     sampling=params,
-  ).step()
+  ).lower()
 
 
 def _grow(config, tree: TreeConfig, split, target):

@@ -64,21 +64,6 @@ _SLO_TPOTS = flags.DEFINE_list(
   'have them, as in 0.03:0.6,0.05:0.2,0.15:0.2. They stand in for --slo_tpot.',
 )
 
-_HOLDERS = (
-  _POLICIES,
-  _REQUEST_RATES,
-  _SEEDS,
-  _NUM_REQUESTS,
-  _ARRIVALS,
-  _TRACE,
-  _PROMPT_TOKENS,
-  _OUTPUT_TOKENS,
-  _LENGTH_SPREAD,
-  _SLO_TTFT,
-  _SLO_TPOT,
-  _SLO_TPOTS,
-)
-
 
 def policy_names() -> list[str]:
   """Returns the policies to compare."""
@@ -171,4 +156,5 @@ def positive_numbers(flag: str, values: list[str]) -> list[float]:
 
 def to_json() -> dict[str, Any]:
   """Returns the values of these flags, by name."""
-  return {holder.name: holder.value for holder in _HOLDERS}
+  own = flags.FLAGS.get_flags_for_module(__name__)
+  return {flag.name: flag.value for flag in own}

@@ -1,8 +1,11 @@
 """Flags that most programs have; each function defines one."""
 
 import pathlib
+from collections.abc import Collection, Sequence
 
 from absl import flags
+
+from swiftspec_jax import errors
 
 DEFAULT_PROMPTS = (
   pathlib.Path(__file__).parents[1] / 'prompts' / 'default.jsonl'
@@ -42,3 +45,16 @@ def repeats(
 ) -> flags.FlagHolder[int]:
   """Defines --repeats."""
   return flags.DEFINE_integer('repeats', default, text, lower_bound=1)
+
+
+def check_names(
+  flag: str, names: Sequence[str], known: Collection[str]
+) -> None:
+  """Raises UserError if a list flag names what is not known, or one twice."""
+  for name in names:
+    if name not in known:
+      raise errors.UserError(
+        f'--{flag}: unknown name {name!r}; choose from {", ".join(known)}'
+      )
+    if names.count(name) > 1:
+      raise errors.UserError(f'--{flag} names {name} twice')

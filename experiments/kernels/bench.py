@@ -69,14 +69,8 @@ def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:
   """Returns a row of the table."""
   seconds, refused, baselines = {}, {}, set()
   for contender in case.contenders(jax.default_backend()):
-    keys = jax.random.split(jax.random.key(0), case.num_sets)
     try:
-      sets = [contender.prepare(*case.make_arrays(key)) for key in keys]
-      donated = case.spec.DONATED
-      program = jax.jit(contender.call, donate_argnums=donated)
-      seconds[contender.name] = kernel_timing.seconds_of(
-        program, sets, repeats, donated
-      )
+      seconds[contender.name] = case.seconds_of(contender, repeats)
     # What a library cannot do is a fact of the table.
     except (RuntimeError, TypeError, ValueError) as error:
       refused[contender.name] = ' '.join(str(error).split())[:200]
@@ -84,10 +78,7 @@ def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:
       baselines.add(contender.name)
   if torch_kernels.is_usable():
     for name in torch_kernels.names(case):
-      call = torch_kernels.contender(case, name)
-      keys = jax.random.split(jax.random.key(0), case.num_sets)
-      sets = [torch_kernels.tensors(case, case.make_arrays(k)) for k in keys]
-      seconds[name] = torch_kernels.seconds_of(call, sets, repeats)
+      seconds[name] = torch_kernels.seconds_of(case, name, repeats)
       baselines.add(name)
   timed = [name for name in baselines if name in seconds]
   best = min(timed, key=seconds.__getitem__, default=None)
@@ -100,23 +91,24 @@ def _row(case, rates, seconds, refused, best) -> dict[str, Any]:
   )
   own = seconds.get(kernel or 'reference')
   bound = max(
-    case.num_bytes / rates.bytes_per_second,
-    case.num_flops / rates.flops_per_second,
+    case.spec.num_bytes / rates.bytes_per_second,
+    case.spec.num_flops / rates.flops_per_second,
   )
   return {
     'kernel': case.kernel,
     'shape': case.spec.name,
     'implementation': kernel,
     'best_baseline': best,
-    'num_bytes': case.num_bytes,
-    'num_flops': case.num_flops,
+    'num_bytes': case.spec.num_bytes,
+    'num_flops': case.spec.num_flops,
     'bound_seconds': bound,
     'seconds': seconds,
     'refused': refused,
     # Of the kernel, or of the reference where there is none.
-    'share_of_bandwidth': own and case.num_bytes / own / rates.bytes_per_second,
+    'share_of_bandwidth': own
+    and case.spec.num_bytes / own / rates.bytes_per_second,
     'share_of_matrix_rate': own
-    and case.num_flops / own / rates.flops_per_second,
+    and case.spec.num_flops / own / rates.flops_per_second,
     'speedup_over_reference': kernel and seconds['reference'] / own,
     'speedup_over_baseline': kernel and best and seconds[best] / own,
   }

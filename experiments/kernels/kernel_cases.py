@@ -50,14 +50,10 @@ class Case:
   Attributes:
     kernel: name of the kernel.
     spec: one of the kernel's `arg_specs`.
-    num_bytes: bytes that have to be read and written at least.
-    num_flops: operations of the products.
   """
 
   kernel: str
   spec: CallSpec
-  num_bytes: int
-  num_flops: int
 
   @property
   def num_sets(self) -> int:
@@ -66,11 +62,19 @@ class Case:
       return 2
     leaves = jax.tree.leaves(self.spec.arrays())
     set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
-    return kernel_timing.num_sets(self.num_bytes, set_bytes)
+    return kernel_timing.num_sets(self.spec.num_bytes, set_bytes)
 
-  def make_arrays(self, key: jax.Array) -> Arrays:
-    """Returns random arguments; the key is consumed."""
-    return self.spec.make_arrays(key)
+  def make_sets(self, prepare: Callable[..., Arrays] = _same) -> list[Arrays]:
+    """Returns sets of random arguments, too large for caches together."""
+    keys = jax.random.split(jax.random.key(0), self.num_sets)
+    return [prepare(*self.spec.make_arrays(key)) for key in keys]
+
+  def seconds_of(self, contender: Contender, repeats: int) -> float:
+    """Returns the seconds of a call by a contender."""
+    donated = self.spec.DONATED
+    program = jax.jit(contender.call, donate_argnums=donated)
+    sets = self.make_sets(contender.prepare)
+    return kernel_timing.seconds_of(program, sets, repeats, donated)
 
   def contenders(self, platform: str) -> Iterator[Contender]:
     """Yields the reference, the kernel for the platform and the baselines."""
@@ -104,13 +108,7 @@ class Case:
 
 def cases(kernel: str) -> Iterator[Case]:
   """Yields the cases of a kernel."""
-  for spec in KERNELS[kernel][0]:
-    yield Case(
-      kernel=kernel,
-      spec=spec,
-      num_bytes=spec.num_bytes,
-      num_flops=spec.num_flops,
-    )
+  return (Case(kernel=kernel, spec=spec) for spec in KERNELS[kernel][0])
 
 
 def _attention_baselines(spec, platform):

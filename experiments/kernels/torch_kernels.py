@@ -4,7 +4,7 @@ The time is that of the kernels on the device, without gaps, the same as of JAX.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -129,20 +129,20 @@ def tensors(case: Case, arrays: Any, device: str = 'cuda') -> list[Any]:
   return jax.tree.map(convert, list(arrays))
 
 
-def seconds_of(
-  call: Callable[..., Any], sets: Sequence[Any], repeats: int
-) -> float:
-  """Returns the mean of the seconds of a call on tensors of a GPU."""
+def seconds_of(case: Case, name: str, repeats: int) -> float:
+  """Returns the mean of the seconds of a call on a GPU."""
   import torch
 
+  call = contender(case, name)
+  sets = case.make_sets(lambda *arrays: tensors(case, arrays))
   with torch.inference_mode():
-    for tensors in [*sets] * _WARM_UPS:
-      call(*tensors)
+    for arguments in sets * _WARM_UPS:
+      call(*arguments)
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-      for tensors in [*sets] * repeats:
-        call(*tensors)
+      for arguments in sets * repeats:
+        call(*arguments)
       torch.cuda.synchronize()
   micros = sum(e.self_device_time_total for e in profile.key_averages())
   return micros / 1e6 / (repeats * len(sets))

@@ -15,7 +15,6 @@ from experiments.aot.kernels import KERNELS
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
 from kernels_pallas import comparison, dispatch, tuning
-from kernels_pallas.call_spec import Arrays
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.cli import output_files
 
@@ -148,8 +147,7 @@ def _measure(case, call, options, repeats) -> tuple[float, list[np.ndarray]]:
   """Returns the seconds of a call, and what it gives."""
   donated = case.spec.DONATED
   program = jax.jit(functools.partial(call, **options), donate_argnums=donated)
-  keys = jax.random.split(jax.random.key(0), case.num_sets)
-  sets: list[Arrays] = [case.make_arrays(key) for key in keys]
+  sets = case.make_sets()
   results = program(*sets[0])
   values = [np.array(x) for x in jax.tree.leaves(results)]
   sets[0] = kernel_timing.taken_back(sets[0], results, donated)

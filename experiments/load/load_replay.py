@@ -4,7 +4,6 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,40 +17,27 @@ from swiftspec_jax.simulator.load_metrics import LoadRecorder
 _LONGEST_SLEEP = 0.05  # seconds
 
 
-class Clock(Protocol):
-  """Says when things happen, in seconds since the first request could come."""
-
-  def now(self) -> float:
-    """Returns the time."""
-
-  def time_step(self, record: StepRecord) -> tuple[float, float]:
-    """Returns when the step that has just been run ended, and its seconds."""
-
-  def wait(self, until: float) -> None:
-    """Waits for a time, or for a part of it."""
-
-
 class RealTime:
-  """The clock on the wall."""
+  """The clock on the wall; 0 is when the first request can come."""
 
   def __init__(self):
     self._start = time.perf_counter()
 
   def now(self) -> float:
-    """See `Clock`."""
+    """Returns the time in seconds."""
     return time.perf_counter() - self._start
 
   def time_step(self, record: StepRecord) -> tuple[float, float]:
-    """See `Clock`."""
+    """Returns when the step that has just been run ended, and its seconds."""
     return record.time - self._start, record.seconds
 
   def wait(self, until: float) -> None:
-    """See `Clock`; Ctrl-C and cancellations are not kept waiting."""
+    """Waits for a part of the time: Ctrl-C is not kept waiting."""
     time.sleep(min(max(until - self.now(), 0.0), _LONGEST_SLEEP))
 
 
 class VirtualTime:
-  """Steps take what costs say of them, as in the simulator."""
+  """A clock for steps that take what costs say, as in the simulator."""
 
   def __init__(self, costs: cost_model.CostModel, buckets: StepBuckets):
     """Begins at 0; `buckets` are those of the engine."""
@@ -60,11 +46,11 @@ class VirtualTime:
     self._now = 0.0
 
   def now(self) -> float:
-    """See `Clock`."""
+    """Returns the time in seconds."""
     return self._now
 
   def time_step(self, record: StepRecord) -> tuple[float, float]:
-    """See `Clock`."""
+    """Returns when the step that has just been run ended, and its seconds."""
     seconds = simulator.step_seconds(
       self._costs,
       self._buckets,
@@ -76,7 +62,7 @@ class VirtualTime:
     return self._now, seconds
 
   def wait(self, until: float) -> None:
-    """See `Clock`."""
+    """Is there at once."""
     self._now = until
 
 
@@ -84,7 +70,7 @@ def replay(
   engine: Engine,
   arrivals: Arrivals,
   requests: Sequence[ss.Request],
-  clock: Clock,
+  clock: RealTime | VirtualTime,
   on_step: Callable[[StepRecord], None],
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""

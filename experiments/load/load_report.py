@@ -2,7 +2,7 @@
 
 import operator
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.measuring import benchmark_report
@@ -10,20 +10,6 @@ from swiftspec_jax.cli.flags import policy_names
 
 # Of the paper: average request latency, the best of its settings.
 _PAPER_SPEEDUP = 3.2
-
-# The first columns of rows.jsonl, in this order.
-COLUMNS = (
-  'policy',
-  'request_rate',
-  'num_requests',
-  'mean_e2e_latency',
-  'p99_e2e_latency',
-  'mean_ttft',
-  'mean_tpot',
-  'throughput',
-  'acceptance_length',
-  'mean_num_speculative_tokens',
-)
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -75,78 +61,47 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if 'mean_e2e_latency' in row:
       by_policy = latencies.setdefault(row['request_rate'], {})
       by_policy[row['policy']] = row['mean_e2e_latency']
-  return [
-    *_crossings(latencies),
-    *_against(latencies, 'the best fixed length', _best_fixed),
-    *_against(
-      latencies, 'no speculation', lambda p: p.get(policy_names.NO_SPECULATION)
-    ),
-    *_rivals(latencies),
-    *_speedup(latencies),
-  ]
-
-
-def _crossings(latencies) -> list[str]:
   names = dict.fromkeys(n for p in latencies.values() for n in p)
+  none, goodput = map(_of, (policy_names.NO_SPECULATION, policy_names.GOODPUT))
+  rivals = {'the best fixed length': _best_fixed, 'no speculation': none}
   lines = []
   for name in names:
     if not policy_names.is_fixed(name):
+      if name not in (policy_names.NO_SPECULATION, policy_names.GOODPUT):
+        rivals[name] = _of(name)
       continue
     slower = [
-      rate
-      for rate, policies in latencies.items()
-      if policies.get(name, 0.0)
-      > policies.get(policy_names.NO_SPECULATION, float('inf'))
+      rate for ratio, rate in _ratios(latencies, _of(name), none) if ratio > 1
     ]
     if slower:
       lines.append(
         f'{name} is slower than no speculation from {min(slower):g} requests/s'
       )
+  for label, rival in rivals.items():
+    for ratio, rate in _ratios(latencies, goodput, rival)[-1:]:
+      lines.append(
+        f'latency of goodput over that of {label}: at most {ratio:.2f} (at '
+        f'{rate:g} requests/s)'
+      )
+  for ratio, rate in _ratios(latencies, none, goodput)[-1:]:
+    lines.append(
+      f'latency of no speculation over that of goodput: up to {ratio:.2f} (at '
+      f'{rate:g} requests/s; the paper reports up to {_PAPER_SPEEDUP})'
+    )
   return lines
 
 
-def _against(latencies, label, rival) -> list[str]:
-  ratios = [
-    (policies[policy_names.GOODPUT] / rival(policies), rate)
+def _of(policy: str) -> Callable[[Mapping[str, float]], float | None]:
+  return operator.methodcaller('get', policy)
+
+
+def _ratios(latencies, own, rival) -> list[tuple[float, float]]:
+  """Returns ascending ratios of two latencies with the rates of both."""
+  return sorted(
+    (own(policies) / rival(policies), rate)
     for rate, policies in latencies.items()
-    if policy_names.GOODPUT in policies and rival(policies)
-  ]
-  if not ratios:
-    return []
-  ratio, rate = max(ratios)
-  return [
-    f'latency of goodput over that of {label}: at most {ratio:.2f} (at '
-    f'{rate:g} requests/s)'
-  ]
-
-
-def _rivals(latencies) -> list[str]:
-  names = dict.fromkeys(n for p in latencies.values() for n in p)
-  return [
-    line
-    for name in names
-    if name not in (policy_names.NO_SPECULATION, policy_names.GOODPUT)
-    and not policy_names.is_fixed(name)
-    for line in _against(latencies, name, operator.methodcaller('get', name))
-  ]
-
-
-def _speedup(latencies) -> list[str]:
-  speedups = [
-    (
-      policies[policy_names.NO_SPECULATION] / policies[policy_names.GOODPUT],
-      rate,
-    )
-    for rate, policies in latencies.items()
-    if {policy_names.GOODPUT, policy_names.NO_SPECULATION} <= policies.keys()
-  ]
-  if not speedups:
-    return []
-  speedup, rate = max(speedups)
-  return [
-    f'latency of no speculation over that of goodput: up to {speedup:.2f} (at '
-    f'{rate:g} requests/s; the paper reports up to {_PAPER_SPEEDUP})'
-  ]
+    if own(policies) and rival(policies)
+  )
 
 
 def _best_fixed(policies: Mapping[str, float]) -> float | None:

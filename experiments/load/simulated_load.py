@@ -1,7 +1,5 @@
 """Requests that are served in virtual time: flags, and what they stand for."""
 
-import copy
-import dataclasses
 import pathlib
 import time
 from typing import Any
@@ -81,19 +79,6 @@ _KV_TOKENS = flags.DEFINE_integer(
   'kv_tokens', 2**18, 'Tokens that the cache has room for.', lower_bound=16
 )
 _PAGE_SIZE = 16
-_HOLDERS = (
-  _PROFILE,
-  _SELF_DRAFT_TOKENS,
-  _SELF_DRAFT_INTERVAL,
-  _ACCEPTANCE,
-  _ACCEPTANCE_SPREAD,
-  _SHARPNESS,
-  _MAX_LENGTH,
-  _TREE_SIZES,
-  _MAX_ROWS,
-  _MAX_QUERY_TOKENS,
-  _KV_TOKENS,
-)
 
 
 class SimulatedLoad:
@@ -126,26 +111,6 @@ class SimulatedLoad:
     )
     self._table = _table(self._costs, buckets)
     self._coverage = coverage
-
-  @property
-  def costs(self) -> cost_model.CostModel:
-    """Costs of a step."""
-    return self._costs
-
-  @property
-  def buckets(self) -> StepBuckets:
-    """Declared sizes."""
-    return self._config.buckets
-
-  def variant(
-    self, costs: cost_model.CostModel, buckets: StepBuckets
-  ) -> 'SimulatedLoad':
-    """Returns the same load for other costs and declared sizes."""
-    other = copy.copy(self)
-    other._costs = costs
-    other._config = dataclasses.replace(self._config, buckets=buckets)
-    other._table = _table(costs, buckets)
-    return other
 
   def policy(self, name: str) -> policies.Policy:
     """Returns a new policy."""
@@ -210,7 +175,8 @@ def title() -> str:
 
 def to_json() -> dict[str, Any]:
   """Returns the values of these flags, by name."""
-  return {holder.name: holder.value for holder in _HOLDERS}
+  own = flags.FLAGS.get_flags_for_module(__name__)
+  return {flag.name: flag.value for flag in own}
 
 
 def _costs_and_buckets() -> tuple[cost_model.CostModel, StepBuckets]:

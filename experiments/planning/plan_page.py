@@ -80,7 +80,7 @@ def _shown(row: Row) -> Row:
   """Returns what the page has of a line of rows.jsonl."""
   return {
     'mode': row['mode'],
-    'chips': plan_report.chips(row),
+    'chips': row['chips'],
     'kernels': 'yes' if row['kernels'] else 'no',
     'target': row['weight_dtype'],
     'draft': f'{row["draft"]} {row["draft_weight_dtype"]}',
@@ -124,7 +124,7 @@ def draw(rows: Sequence[Row], goal: float | None) -> bytes:
     rounds.text(left, place, tokens, va='center', fontsize='small')
   if goal is not None:
     speeds.axvline(goal, color=plots.ORANGE, linestyle='--')
-  names = [plan_report.plan_name(row) for row in rows]
+  names = [row['plan'] for row in rows]
   speeds.set_yticks(range(len(rows)), names)
   speeds.invert_yaxis()
   speeds.set_xlim(left=0)

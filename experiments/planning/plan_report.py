@@ -88,7 +88,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the plans as text for a terminal."""
   columns = {
     'mode': ('mode',),
-    'chips': chips,
+    'chips': ('chips',),
     'kernels': lambda row: 'yes' if row['kernels'] else 'no',
     'target': lambda row: str(row['weight_dtype']),
     'draft': lambda row: f'{row["draft"]} {row["draft_weight_dtype"]}',
@@ -104,12 +104,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     'paper': ('published', '.0f'),
   }
   return benchmark_report.table_of(rows, columns, num_names=6)
-
-
-def chips(row: Mapping[str, Any]) -> str:
-  """Returns the chips of target and draft, or those that they share."""
-  draft = f'+{row["draft_chips"]}' if row['mode'] == 'async' else ''
-  return f'{row["target_chips"]}{draft}'
 
 
 def validation_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -139,7 +133,7 @@ def advice(
   """Returns what the best plan is, what holds it back, and what would help."""
   best, goal = summary['best'], summary['goal']
   lines = [
-    f'best for {goal["of"]}: {plan_name(best)}, '
+    f'best for {goal["of"]}: {best["plan"]}, '
     f'{best["tokens_per_second"]:.0f} tokens/s '
     f'({best["low"]:.0f} to {best["high"]:.0f}), '
     f'{best["slow_tokens_per_second"]:.0f} or more in 95 % of the requests'
@@ -170,10 +164,10 @@ def sources(constants: Sequence[Mapping[str, Any]]) -> str:
 def _of_goal(wanted, score, tables) -> list[str]:
   """Returns which plans reach the goal, or what it would need."""
   above = [row for row in tables['rows'] if row[score] > wanted]
-  names = [f'{plan_name(row)} ({row[score]:.0f})' for row in above]
+  names = [f'{row["plan"]} ({row[score]:.0f})' for row in above]
   lines = [f'above the goal of {wanted:g}: {"; ".join(names) or "none"}']
   if above and score == GOALS['throughput']:  # which the intervals are of
-    sure = [plan_name(row) for row in above if row['low'] > wanted]
+    sure = [row['plan'] for row in above if row['low'] > wanted]
     lines.append(f'with the whole interval: {"; ".join(sure) or "none"}')
   if tables['needs']:
     lines.append(f'to reach {wanted:g}, one of')
@@ -187,12 +181,3 @@ def _of_goal(wanted, score, tables) -> list[str]:
       line += f', or {1 - needed / row["now"]:.0%} fewer kernels'
     lines.append(line)
   return lines
-
-
-def plan_name(row: Mapping[str, Any]) -> str:
-  """Returns a plan in a few words."""
-  kernels = 'kernels' if row['kernels'] else 'no kernels'
-  return (
-    f'{row["mode"]} {chips(row)}, {row["weight_dtype"]} with '
-    f'{row["draft"]} {row["draft_weight_dtype"]}, {kernels}'
-  )

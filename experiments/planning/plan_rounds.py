@@ -63,56 +63,33 @@ class Recording:
 
 
 def record(
-  trees: Sequence[ss.TreeConfig],
-  num_requests: int,
-  modes: Sequence[str] = ('serial', 'async'),
+  trees: Sequence[ss.TreeConfig], num_requests: int
 ) -> Iterator[Recording]:
   """Yields the rounds of each mode and each tree, on two CPU devices.
 
   Args:
     trees: sizes, with a forced acceptance.
     num_requests: requests to decode, one after the other.
-    modes: 'serial', 'async' or both.
   """
-  for mode in modes:
-    target, draft = tiny_pair(mode)
-    requests = known_requests(target, num_requests)
-    for tree in trees:
-      yield _record(mode, target, draft, tree, requests)
-
-
-def tiny_pair(mode: str) -> tuple[ss.Model, ss.Model]:
-  """Returns a target and a draft, for forced acceptance, on one or two CPUs."""
   first, second = jax.devices('cpu')[:2]
-  own = [second if mode == 'async' else first]
-  return (
-    testing.random_model(_TINY, devices=[first]),
-    testing.random_model(_TINY, seed=1, devices=own),
-  )
-
-
-def known_requests(
-  target: ss.Model, count: int, num_tokens: int = _NUM_TOKENS
-) -> list[ss.Request]:
-  """Returns requests with the outputs that the draft is told.
-
-  Args:
-    target: target of `tiny_pair`.
-    count: number of requests.
-    num_tokens: tokens of each output.
-  """
+  target = testing.random_model(_TINY, devices=[first])
+  # The draft is told the outputs.
   known = references.References(target)
-  return [
+  requests = [
     known.add_to(
       ss.Request(
         token_ids=(i % 256, i // 256),
         sampling=ss.SamplingParams(
-          seed=i, max_new_tokens=num_tokens, ignore_eos=True
+          seed=i, max_new_tokens=_NUM_TOKENS, ignore_eos=True
         ),
       )
     )
-    for i in range(count)
+    for i in range(num_requests)
   ]
+  for mode, device in (('serial', first), ('async', second)):
+    draft = testing.random_model(_TINY, seed=1, devices=[device])
+    for tree in trees:
+      yield _record(mode, target, draft, tree, requests)
 
 
 def _record(

@@ -28,7 +28,9 @@ def row(
   choice, tree = plan.choice, plan.recording.tree
   rounds, times = plan.recording.rounds, plan.price.times
   values = {
+    'plan': choice.name,
     'mode': choice.mode,
+    'chips': choice.chips,
     'target_chips': choice.target_chips,
     'draft_chips': choice.draft_chips,
     'kernels': choice.kernels,

@@ -44,6 +44,21 @@ class Choice:
   draft_weight_dtype: str | None
 
   @property
+  def chips(self) -> str:
+    """Chips of target and draft, or those that they share."""
+    draft = f'+{self.draft_chips}' if self.mode == 'async' else ''
+    return f'{self.target_chips}{draft}'
+
+  @property
+  def name(self) -> str:
+    """The choice in a few words."""
+    target, draft = (dtype or 'bfloat16' for dtype in self.weight_dtypes)
+    return (
+      f'{self.mode} {self.chips}, {target} with {self.draft.name} {draft}, '
+      f'{"" if self.kernels else "no "}kernels'
+    )
+
+  @property
   def group(self) -> tuple[str, int, bool]:
     """What the best plan is shown of."""
     return self.mode, self.target_chips, self.kernels
@@ -145,7 +160,7 @@ def plans(
       try:
         price = price_of(deployment, choice, own[0].tree, programs_of)
       except errors.UserError as error:
-        refused[str(error)] = f'{name_of(choice)}: {error}'
+        refused[str(error)] = f'{choice.name}: {error}'
         break
       found += [
         Plan(choice=choice, recording=recording, price=price)
@@ -191,25 +206,11 @@ def splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
     yield from ((n, total - n) for n in deployment.target_chips)
 
 
-def name_of(choice: Choice) -> str:
-  """Returns a choice in a few words."""
-  chips = f'{choice.target_chips}'
-  if choice.mode == 'async':
-    chips += f'+{choice.draft_chips}'
-  return (
-    f'{choice.mode} {chips}, target {choice.weight_dtype or "bfloat16"}, '
-    f'draft {choice.draft.name} {choice.draft_weight_dtype or "bfloat16"}, '
-    f'{"" if choice.kernels else "no "}kernels'
-  )
-
-
 def price_of(
   deployment: Deployment,
   choice: Choice,
   tree: TreeConfig,
   programs_of: ProgramsOf = launches.counted,
-  *,
-  num_rows: int = 1,
 ) -> Price:
   """Returns the seconds of what rounds are made of.
 
@@ -219,20 +220,19 @@ def price_of(
       turns.
     tree: sizes of the trees.
     programs_of: function that returns the kernels of a round.
-    num_rows: requests that decode together.
 
   Raises:
     UserError: the models do not fit into the chips' memory, or a model cannot
       have such weights.
   """
-  chip, context = deployment.chip, deployment.context * num_rows
+  chip, context = deployment.chip, deployment.context
   of_draft = programs_of(choice.draft_weight_dtype, choice.kernels)
   target = Forward(
     config=dataclasses.replace(
       deployment.target, weight_dtype=choice.weight_dtype
     ),
     num_chips=choice.target_chips,
-    num_tokens=tree.num_nodes * num_rows,
+    num_tokens=tree.num_nodes,
     context=context,
     launches=programs_of(choice.weight_dtype, choice.kernels).verify,
   )
@@ -241,7 +241,7 @@ def price_of(
       choice.draft.config, weight_dtype=choice.draft_weight_dtype
     ),
     num_chips=choice.draft_chips,
-    num_tokens=tree.width * num_rows,
+    num_tokens=tree.width,
     context=context,
     launches=of_draft.grow,
   )

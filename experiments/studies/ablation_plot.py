@@ -5,7 +5,11 @@ from typing import Any
 
 from matplotlib import ticker
 
-from experiments.studies import ablation_report, ablation_settings
+from experiments.studies import (
+  ablation_report,
+  ablation_settings,
+  acceptance_loss,
+)
 from swiftspec_jax.cli import plots
 
 _COLORS = {
@@ -82,16 +86,15 @@ def draw_sweeps(rows: Sequence[Mapping[str, Any]], title: str) -> bytes | None:
 def draw_acceptance(
   rows: Sequence[Mapping[str, Any]], title: str
 ) -> bytes | None:
-  """Returns a PNG of acceptance in serial and async mode; None without."""
-  pairs = ablation_report.compare_acceptance(rows)
-  if not pairs:
+  """Returns a PNG of `acceptance_loss.make_rows`; None without any."""
+  rows = [row for row in rows if row['task'] == acceptance_loss.ALL]
+  if not rows:
     return None
-  labels, serial, asynchronous = zip(*pairs, strict=True)
-  figure, (axes,) = plots.make_figure(8, 1.8 + 0.5 * len(pairs))
+  figure, (axes,) = plots.make_figure(8, 1.8 + 0.5 * len(rows))
   plots.bars(
     axes,
-    [' = '.join(label.rsplit('_', 1)) for label in labels],
-    {'serial': serial, 'async': asynchronous},
+    [' = '.join(row['settings'].rsplit('_', 1)) for row in rows],
+    {mode: [row[mode] for row in rows] for mode in ('serial', 'async')},
     _COLORS,
     is_horizontal=True,
   )

@@ -103,28 +103,6 @@ def _sizes(row: Mapping[str, Any]) -> str:
   return '-' if None in sizes else '/'.join(map(str, sizes))
 
 
-def pairs(names: Sequence[str]) -> list[tuple[str, str, str]]:
-  """Returns settings, and the names of their serial and async configuration."""
-  found = []
-  for name in names:
-    rival = name.replace('serial', 'async', 1)
-    if name.startswith('serial') and rival in names:
-      label = name.removeprefix('serial').strip('_') or 'base'
-      found.append((label, name, rival))
-  return found
-
-
-def compare_acceptance(
-  rows: Sequence[Mapping[str, Any]],
-) -> list[tuple[str, float, float]]:
-  """Returns settings, and the acceptance length in serial and async mode."""
-  lengths = {row['name']: row['acceptance_length'] for row in rows}
-  return [
-    (label, lengths[serial], lengths[asynchronous])
-    for label, serial, asynchronous in pairs(list(lengths))
-  ]
-
-
 def sweep(
   rows: Sequence[Mapping[str, Any]], mode: str, field: str
 ) -> list[tuple[int, float]]:

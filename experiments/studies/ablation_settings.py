@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import swiftspec_jax as ss
+from experiments.flags import run_flags
 
 SWEEPS = {
   'num_nodes': (4, 8, 16),
@@ -113,10 +114,5 @@ def choose(
     UserError: a name is unknown.
   """
   by_name = {configuration.name: configuration for configuration in known}
-  for name in names:
-    if name not in by_name:
-      raise ss.UserError(
-        f'--configurations: unknown name {name!r}; choose from '
-        f'{", ".join(by_name)}'
-      )
+  run_flags.check_names('configurations', names, by_name)
   return [by_name[name] for name in names or by_name]

@@ -15,7 +15,6 @@ import numpy as np
 
 from experiments.measuring import benchmark_report
 from experiments.output.benchmark_output import Record
-from experiments.studies import ablation_report
 from swiftspec_jax import results
 
 ALL = 'all'
@@ -50,7 +49,7 @@ def make_rows(
     do not count.
   """
   rows = []
-  for label, serial, asynchronous in ablation_report.pairs(names):
+  for label, serial, asynchronous in _pairs(names):
     both = [
       {r.key[::2]: r for r in records if r.mode == mode}
       for mode in (serial, asynchronous)
@@ -63,6 +62,17 @@ def make_rows(
       chosen = [p for p in common if task in (ALL, p[0].task)]
       rows.append({'settings': label, 'task': task, **_figures(chosen)})
   return rows
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str, str]]:
+  """Returns settings, and the names of their serial and async configuration."""
+  found = []
+  for name in names:
+    rival = name.replace('serial', 'async', 1)
+    if name.startswith('serial') and rival in names:
+      label = name.removeprefix('serial').strip('_') or 'base'
+      found.append((label, name, rival))
+  return found
 
 
 def _figures(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class System:
   """How a system decodes prompts, and what it does under load.
 
   Attributes:
-    paper: source of the idea.
     mode: one of `modes_lib.DECODING`, for prompts; None if none fits. Beside
       `engine_draft` it says which model that gets.
     tree: changes of the tree that the flags describe.
@@ -39,7 +38,6 @@ class System:
     policy: name of its policy under load; None if it has none.
   """
 
-  paper: str
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   engine_draft: Callable[..., Any] | None = None
@@ -75,48 +73,31 @@ def _beams(head: ss.Model) -> BeamDraft:
 
 PLAIN = 'autoregressive'
 SYSTEMS = {
-  PLAIN: System(paper='', mode='autoregressive', policy='none'),
-  'prompt_lookup': System(paper='Saxena 2023', mode='prompt_lookup'),
-  'chain': System(paper='arXiv 2211.17192', mode='chain'),
-  'tree': System(paper='arXiv 2406.16858', mode='serial', policy='fixed_7'),
-  'ddd': System(
-    paper='arXiv 2409.00142',
-    mode='serial',
-    tree={'num_draft_steps': 8, 'min_leaf_mass': 0.2},
+  PLAIN: System(mode='autoregressive', policy='none'),
+  'prompt_lookup': System(mode='prompt_lookup'),  # Saxena 2023
+  'chain': System(mode='chain'),  # arXiv 2211.17192
+  'tree': System(mode='serial', policy='fixed_7'),  # arXiv 2406.16858
+  'ddd': System(  # arXiv 2409.00142
+    mode='serial', tree={'num_draft_steps': 8, 'min_leaf_mass': 0.2}
   ),
-  'swiftspec': System(paper='arXiv 2506.11309', mode='async'),
-  'su': System(paper='arXiv 2310.18813', policy='table'),
-  'smartspec': System(
-    paper='arXiv 2406.14066',
-    engine_draft=ss.PromptLookup,
-    engine_policy=_goodput,
-    policy='goodput',
+  'swiftspec': System(mode='async'),  # arXiv 2506.11309
+  'su': System(policy='table'),  # arXiv 2310.18813
+  'smartspec': System(  # arXiv 2406.14066
+    engine_draft=ss.PromptLookup, engine_policy=_goodput, policy='goodput'
   ),
-  'adaserve': System(paper='arXiv 2501.12162', policy='adaserve'),
-  'redrafter': System(
-    paper='arXiv 2403.09919',
-    mode='chain',
-    engine_draft=_beams,
-    engine_policy=_whole_drafts,
+  'adaserve': System(policy='adaserve'),  # arXiv 2501.12162
+  'redrafter': System(  # arXiv 2403.09919
+    mode='chain', engine_draft=_beams, engine_policy=_whole_drafts
   ),
-  'sssd': System(
-    paper='arXiv 2411.05894',
-    engine_draft=Datastore,
-    engine_policy=_whole_drafts,
+  'sssd': System(  # arXiv 2411.05894
+    engine_draft=Datastore, engine_policy=_whole_drafts
   ),
-  'ouroboros': System(
-    paper='arXiv 2402.13720',
-    engine_draft=PhraseDraft,
-    engine_policy=_whole_drafts,
+  'ouroboros': System(  # arXiv 2402.13720
+    engine_draft=PhraseDraft, engine_policy=_whole_drafts
   ),
-  'magicdec': System(
-    paper='arXiv 2408.11049', engine_draft=SelfDraft, engine_policy=_pairs
-  ),
-  'magicdec_snapkv': System(
-    paper='arXiv 2408.11049',
-    engine_draft=ss.SnapKVDraft,
-    engine_policy=_pairs,
-  ),
+  # arXiv 2408.11049
+  'magicdec': System(engine_draft=SelfDraft, engine_policy=_pairs),
+  'magicdec_snapkv': System(engine_draft=ss.SnapKVDraft, engine_policy=_pairs),
 }
 
 

@@ -16,7 +16,6 @@ from experiments.accelerator import shapes
 from experiments.accelerator.jobs import correctness_jobs
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case, Contender
 
 _NUM_TURNS = 3  # shapes of each kernel
@@ -65,17 +64,14 @@ def _product(rows: int, size: int, precision: str) -> list[Row]:
 
 def _check(case: Case, kernel: Contender, num_runs: int) -> list[Row]:
   found = correctness_jobs.compare(case, kernel)
-  arrays = case.make_arrays(jax.random.key(2))
+  arrays = case.spec.make_arrays(jax.random.key(2))
   num_odd = int(_num_odd(kernel.call, arrays, num_runs))
-  donated = case.spec.DONATED
-  program = jax.jit(kernel.call, donate_argnums=donated)
-  sets = shapes.make_sets(case)
-  seconds = kernel_timing.seconds_of(program, sets, shapes.REPEATS, donated)
+  seconds = case.seconds_of(kernel, shapes.REPEATS)
   is_good = found.is_same and not num_odd
   return [
     Row(
       seconds=seconds,
-      bandwidth_share=case.num_bytes / seconds / shapes.bandwidth(),
+      bandwidth_share=case.spec.num_bytes / seconds / shapes.bandwidth(),
       max_error=found.max_error,
       status=rows_lib.OK if is_good else rows_lib.DIFFERS,
       figures={'tolerance': found.tolerance, 'odd_runs': num_odd},

@@ -48,35 +48,31 @@ def _torch_jobs(cases: Sequence[Case], platform: str) -> Iterator[Job]:
 
 
 def _measure(case: Case, contender: Contender) -> list[Row]:
-  sets = shapes.make_sets(case, contender.prepare)
-  donated = case.spec.DONATED
   figures = {}
-  if not contender.is_baseline and not donated:
+  if not contender.is_baseline and not case.spec.DONATED:
+    sets = case.make_sets(contender.prepare)[:_LOOP_SETS]
     figures['loop_seconds'] = kernel_timing.loop_seconds(
-      contender.call, sets[:_LOOP_SETS], _LOOP_ROUNDS
+      contender.call, sets, _LOOP_ROUNDS
     )
-  program = jax.jit(contender.call, donate_argnums=donated)
-  seconds = kernel_timing.seconds_of(program, sets, shapes.REPEATS, donated)
+    del sets  # there may be no room for others besides
+  seconds = case.seconds_of(contender, shapes.REPEATS)
   return [_row(case, seconds, figures, is_baseline=contender.is_baseline)]
 
 
 def _measure_torch(case: Case, name: str) -> list[Row]:
-  call = torch_kernels.contender(case, name)
-  keys = jax.random.split(jax.random.key(0), case.num_sets)
-  sets = [torch_kernels.tensors(case, case.make_arrays(key)) for key in keys]
-  seconds = torch_kernels.seconds_of(call, sets, shapes.REPEATS)
+  seconds = torch_kernels.seconds_of(case, name, shapes.REPEATS)
   return [_row(case, seconds, {}, is_baseline=True)]
 
 
 def _row(case: Case, seconds: float, figures, *, is_baseline: bool) -> Row:
-  share = case.num_bytes / seconds / shapes.bandwidth()
+  share = case.spec.num_bytes / seconds / shapes.bandwidth()
   return Row(
     seconds=seconds,
     reference_seconds=_reference_seconds(case),
     # Libraries may read weights of another dtype.
     bandwidth_share=None if is_baseline else share,
     figures={
-      'operations_per_second': case.num_flops / seconds,
+      'operations_per_second': case.spec.num_flops / seconds,
       **figures,
     },
   )
@@ -85,8 +81,4 @@ def _row(case: Case, seconds: float, figures, *, is_baseline: bool) -> Row:
 @functools.lru_cache(maxsize=2)
 def _reference_seconds(case: Case) -> float:
   reference = next(case.contenders(jax.default_backend()))
-  donated = case.spec.DONATED
-  program = jax.jit(reference.call, donate_argnums=donated)
-  return kernel_timing.seconds_of(
-    program, shapes.make_sets(case), shapes.REPEATS, donated
-  )
+  return case.seconds_of(reference, shapes.REPEATS)

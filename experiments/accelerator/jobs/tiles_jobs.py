@@ -54,7 +54,7 @@ def _tune(case: Case, implementation, call, settings) -> list[Row]:
     Row(
       seconds=entry.seconds,
       reference_seconds=entry.default_seconds,
-      bandwidth_share=case.num_bytes / entry.seconds / shapes.bandwidth(),
+      bandwidth_share=case.spec.num_bytes / entry.seconds / shapes.bandwidth(),
       figures={**figures, 'config': str(entry.config)},
     )
   ]
