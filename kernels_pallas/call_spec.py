@@ -77,9 +77,9 @@ class CallSpec(abc.ABC):
     """
     return self
 
-  def make_arrays(self, key: jax.Array) -> Arrays:
-    """Returns random arguments; the key is consumed."""
-    return _make_arrays(self, key)
+  def make_arrays(self, key: jax.Array, **meaning: Any) -> Arrays:
+    """Returns random arguments with such a meaning; the key is consumed."""
+    return _make_arrays(self, key, meaning)
 
   def suits(self, implementation: str) -> bool:
     """Returns whether an implementation is made for such a shape."""
@@ -96,7 +96,7 @@ class CallSpec(abc.ABC):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _make_arrays(spec, key):
+def _make_arrays(spec, key, meaning):
   abstract, treedef = jax.tree.flatten(spec.arrays())
   keys = jax.random.split(key, len(abstract))
   leaves = [None] * len(abstract)
@@ -108,7 +108,7 @@ def _make_arrays(spec, key):
     )
     for place, value in zip(places, values, strict=True):
       leaves[place] = value
-  return spec.with_meaning(*treedef.unflatten(leaves))
+  return spec.with_meaning(*treedef.unflatten(leaves), **meaning)
 
 
 def _random(key, abstract):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 _Spec = TypeVar('_Spec')
@@ -13,7 +13,7 @@ NUM_TOKENS = (1, 8, 16)  # query tokens of a step
 CONTEXTS = (500, 1_000, 8_192, 32_768)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class ModelShape:
   """What kernels see of a model.
 
@@ -55,56 +55,47 @@ class ModelShape:
     return math.ceil(self.ffw_dim / num_shards)
 
 
-def once_each(specs: Iterable[tuple[str, _Spec]]) -> list[_Spec]:
-  """Returns each shape once, with the names of its users before its own.
+def once_each(
+  find: Callable[..., Iterable[tuple[str, _Spec]]],
+) -> Callable[..., list[_Spec]]:
+  """Returns a function of each shape once, with its users before its name.
 
   Args:
-    specs: users and their shapes, which are frozen dataclasses with a `name`;
-      the same ones may come several times.
+    find: function that yields users and their shapes, which are frozen
+      dataclasses with a `name`; the same ones may come several times.
   """
-  users: dict[_Spec, list[str]] = {}
-  for user, spec in specs:
-    users.setdefault(spec, []).append(user)
-  return [
-    dataclasses.replace(
-      spec, name=f'{"+".join(dict.fromkeys(own))} {spec.name}'
-    )
-    for spec, own in users.items()
-  ]
+
+  @functools.wraps(find)
+  def arg_specs(*arguments):
+    users: dict[_Spec, list[str]] = {}
+    for user, spec in find(*arguments):
+      users.setdefault(spec, []).append(user)
+    return [
+      dataclasses.replace(
+        spec, name=f'{"+".join(dict.fromkeys(own))} {spec.name}'
+      )
+      for spec, own in users.items()
+    ]
+
+  return arg_specs
 
 
-def _model(name, layer_sizes, head_sizes, vocab_size, window=None, **changes):
-  num_layers, embed_dim, ffw_dim = layer_sizes
-  num_heads, num_kv_heads, head_dim = head_sizes
-  return ModelShape(
-    name=name,
-    num_layers=num_layers,
-    embed_dim=embed_dim,
-    ffw_dim=ffw_dim,
-    num_heads=num_heads,
-    num_kv_heads=num_kv_heads,
-    head_dim=head_dim,
-    vocab_size=vocab_size,
-    window=window,
-    **changes,
-  )
+_gemma = functools.partial(ModelShape, activation='gelu_tanh')
 
-
-_gemma = functools.partial(_model, activation='gelu_tanh')
-
+# Name, L, D, F, query heads, G, E, V and window.
 MODELS = (
-  _model('llama-1b', (16, 2048, 8192), (32, 8, 64), 128_256),
-  _model('llama-3b', (28, 3072, 8192), (24, 8, 128), 128_256),
-  _model('llama-8b', (32, 4096, 14_336), (32, 8, 128), 128_256),
-  _model('llama-70b', (80, 8192, 28_672), (64, 8, 128), 128_256),
-  _model('qwen2-72b', (80, 8192, 29_568), (64, 8, 128), 152_064),
-  _model('smollm2-135m', (30, 576, 1536), (9, 3, 64), 49_152),
-  _model('smollm2-1.7b', (24, 2048, 8192), (32, 32, 64), 49_152),
-  _gemma('gemma3-270m', (18, 640, 2048), (4, 1, 256), 262_144, 512),
-  _gemma('gemma3-4b', (34, 2560, 10_240), (8, 4, 256), 262_208, 1024),
-  _gemma('gemma3-27b', (62, 5376, 21_504), (32, 16, 128), 262_208, 1024),
+  ModelShape('llama-1b', 16, 2048, 8192, 32, 8, 64, 128_256),
+  ModelShape('llama-3b', 28, 3072, 8192, 24, 8, 128, 128_256),
+  ModelShape('llama-8b', 32, 4096, 14_336, 32, 8, 128, 128_256),
+  ModelShape('llama-70b', 80, 8192, 28_672, 64, 8, 128, 128_256),
+  ModelShape('qwen2-72b', 80, 8192, 29_568, 64, 8, 128, 152_064),
+  ModelShape('smollm2-135m', 30, 576, 1536, 9, 3, 64, 49_152),
+  ModelShape('smollm2-1.7b', 24, 2048, 8192, 32, 32, 64, 49_152),
+  _gemma('gemma3-270m', 18, 640, 2048, 4, 1, 256, 262_144, 512),
+  _gemma('gemma3-4b', 34, 2560, 10_240, 8, 4, 256, 262_208, 1024),
+  _gemma('gemma3-27b', 62, 5376, 21_504, 32, 16, 128, 262_208, 1024),
 )
 # What follows their attention is no gated layer, but experts.
 WITH_SINKS = (
-  _model('gpt-oss-20b', (24, 2880, 2880), (64, 8, 64), 201_088, 128),
+  ModelShape('gpt-oss-20b', 24, 2880, 2880, 64, 8, 64, 201_088, 128),
 )

@@ -45,18 +45,14 @@ def function(kernel: str, name: str) -> Callable[..., Any]:
   return getattr(module(kernel, name), kernel)
 
 
+@functools.cache
 def implementations(kernel: str) -> tuple[str, ...]:
   """Returns the implementations of a kernel, without the reference."""
-  return _implementations(PACKAGES[kernel])
-
-
-@functools.cache
-def _implementations(package):
   return tuple(
     name
     for name in dispatch.IMPLEMENTATIONS
     if name != dispatch.REFERENCE
-    and importlib.util.find_spec(f'{package}.{name}')
+    and importlib.util.find_spec(f'{PACKAGES[kernel]}.{name}')
   )
 
 

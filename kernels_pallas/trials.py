@@ -32,7 +32,7 @@ from kernels_pallas import (
 from kernels_pallas.call_spec import CallSpec
 from kernels_pallas.dispatch import Verdict
 
-SECONDS = 60.0
+SECONDS = 60.0  # that a kernel may take, to compile and to run
 # Of these a second process cannot open a device that is in use.
 EXCLUSIVE_PLATFORMS = ('tpu',)
 _HOW_TO = (
@@ -84,9 +84,6 @@ class Trial:
     return folder() / f'{name}.json'
 
 
-_ROW = {'trial', *(field.name for field in dataclasses.fields(Verdict))}
-
-
 def folder() -> pathlib.Path:
   """Returns the folder of the verdicts, which may not exist yet."""
   return user_cache.cache_dir() / 'kernel_verdicts'
@@ -108,8 +105,6 @@ def verdict(
   spec: CallSpec,
   sharding: Sharding | None,
   implementation: str,
-  *,
-  seconds: float = SECONDS,
 ) -> Verdict:
   """Returns the verdict on a kernel; compares it if there is none yet.
 
@@ -119,7 +114,6 @@ def verdict(
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
     implementation: one of `dispatch.IMPLEMENTATIONS` that is a kernel.
-    seconds: most seconds that the kernel may take, to compile and to run.
   """
   device = dispatch.device_of(sharding)
   if not _is_here(device):
@@ -129,15 +123,15 @@ def verdict(
   trial = _trial(kernel, spec, implementation, device)
   path = trial.path()
   try:
-    known = _read(path)
+    _, known = _read(path)
     if known is None:
       with _locked():
         # Another process may have compared it meanwhile.
-        known = _read(path)
+        _, known = _read(path)
         if known is None and device.platform in EXCLUSIVE_PLATFORMS:
           known = _keep(trial, _uncompared(_HOW_TO))
         elif known is None:
-          known = _check(trial, seconds)
+          known = _check(trial)
   except OSError as error:
     return _uncompared(
       f'verdicts cannot be kept ({error}); set SWIFTSPEC_CACHE to a directory '
@@ -192,18 +186,17 @@ def check_uncompared() -> list[tuple[Trial, Verdict]]:
   """
   found = []
   for path in sorted(folder().glob('*.json')):
-    row = _row(path)
-    trial = None if row is None or row['is_compared'] else _trial_of(row)
+    request, known = _read(path)
+    trial = None if known is None or known.is_compared else _trial_of(request)
     if trial is not None and trial.path() == path:
       with _locked():
-        found.append((trial, _check(trial, SECONDS)))
+        found.append((trial, _check(trial)))
   _CHILD.end()
   return found
 
 
-def _trial_of(row: dict[str, Any]) -> Trial | None:
+def _trial_of(request: dict[str, Any]) -> Trial | None:
   """Returns the trial of a file, None if another version has written it."""
-  request = {**row['trial']}
   try:
     spec = comparison.load_spec(request.pop('package'), request['spec'])
     return Trial(**{**request, 'spec': spec})
@@ -224,18 +217,13 @@ def _locked() -> filelock.FileLock:
   return filelock.FileLock(folder() / 'lock')
 
 
-def _row(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the content of a file, None if it is missing or damaged."""
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], Verdict | None]:
+  """Returns request and verdict of a file, none if it is missing or damaged."""
   try:
     row = json.loads(path.read_text())
-    return row if set(row) == _ROW else None
-  except (FileNotFoundError, TypeError, ValueError):
-    return None
-
-
-def _read(path: pathlib.Path) -> Verdict | None:
-  row = _row(path)
-  return row and Verdict(row['is_good'], row['detail'], row['is_compared'])
+    return row.pop('trial'), Verdict(**row)
+  except (FileNotFoundError, KeyError, TypeError, ValueError):
+    return {}, None
 
 
 def _keep(trial: Trial, found: Verdict) -> Verdict:
@@ -255,7 +243,7 @@ def _keep(trial: Trial, found: Verdict) -> Verdict:
   return found
 
 
-def _check(trial: Trial, seconds: float) -> Verdict:
+def _check(trial: Trial) -> Verdict:
   """Compares a kernel and keeps the verdict."""
   logging.warning(
     'Comparing %s of %s with its reference, once for this device.',
@@ -263,11 +251,11 @@ def _check(trial: Trial, seconds: float) -> Verdict:
     trial.kernel,
   )
   if trial.implementation == 'native':
-    return _keep(trial, _judge(_compare_here(trial), ''))
-  return _keep(trial, _judge(*_CHILD.compare(trial.request(), seconds)))
+    return _keep(trial, _verdict_of(_compare_here(trial)))
+  return _keep(trial, _judge(*_CHILD.compare(trial.request(), SECONDS)))
 
 
-def _compare_here(trial: Trial) -> dict[str, Any]:
+def _compare_here(trial: Trial) -> comparison.Comparison:
   """Returns the comparison, made by a thread that is not tracing a program."""
 
   def compare():
@@ -275,7 +263,7 @@ def _compare_here(trial: Trial) -> dict[str, Any]:
       return comparison.compare(trial.kernel, trial.implementation, trial.spec)
 
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    return dataclasses.asdict(thread.submit(compare).result())
+    return thread.submit(compare).result()
 
 
 def _judge(said: dict[str, Any] | None, end: str) -> Verdict:

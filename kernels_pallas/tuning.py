@@ -1,9 +1,8 @@
 """Tiles that were measured, which kernels take instead of their defaults.
 
-`python -m experiments.kernels tune` writes them. Two files are read: one that
-is shipped, and one that the environment variable `SWIFTSPEC_TILES` names, which
-wins. An entry holds for one kind of device and exactly its shapes; where there
-is none, the defaults stay.
+`python -m experiments.kernels tune` writes them to a file, which is read where
+the environment variable `SWIFTSPEC_TILES` names it. An entry holds for one kind
+of device and exactly its shapes; where there is none, the defaults stay.
 """
 
 import dataclasses
@@ -22,7 +21,6 @@ from jax.sharding import Sharding
 from kernels_pallas import dispatch, registry
 
 VARIABLE = 'SWIFTSPEC_TILES'
-_SHIPPED = pathlib.Path(__file__).with_name('measured_tiles.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,9 +123,9 @@ def measured(
 
 
 @functools.cache
-def _known(own_path: str | None) -> dict[tuple[str, ...], Entry]:
-  paths = [_SHIPPED, *([pathlib.Path(own_path)] if own_path else [])]
-  return {entry.key: entry for path in paths for entry in read(path)}
+def _known(path: str | None) -> dict[tuple[str, ...], Entry]:
+  entries = read(pathlib.Path(path)) if path else []
+  return {entry.key: entry for entry in entries}
 
 
 def check_variable() -> None:

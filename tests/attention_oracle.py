@@ -28,7 +28,6 @@ def oracle(
   positions,
   scale,
   window,
-  soft_cap,
   sinks=None,
 ):
   """Plain Python over tokens and rows, in float64."""
@@ -45,8 +44,6 @@ def oracle(
       continue
     for g, q in np.ndindex(queries.shape[2:4]):
       scores = keys[b, g, rows] @ queries[b, t, g, q] * scale
-      if soft_cap is not None:
-        scores = soft_cap * np.tanh(scores / soft_cap)
       sink = -np.inf if sinks is None else sinks[g, q]
       best = max(scores.max(), sink)
       weights = np.exp(scores - best)

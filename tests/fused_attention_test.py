@@ -117,7 +117,6 @@ def test_equals_oracle(name, case):
     *want_cache,
     *seen,
     **options,
-    soft_cap=None,
   )
   tolerance = TOLERANCES[case.dtype]
   close = functools.partial(

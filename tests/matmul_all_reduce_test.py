@@ -69,12 +69,7 @@ def test_equals_oracle(
   implementation, num_devices, num_tokens, num_outputs, dtype, monkeypatch
 ):
   # Three tiles of columns, so that they are exchanged while others are made.
-  tiny = pallas_tpu.Config(block_bytes=1)
-  monkeypatch.setattr(
-    pallas_tpu,
-    'matmul_all_reduce',
-    functools.partial(pallas_tpu.matmul_all_reduce, config=tiny),
-  )
+  monkeypatch.setattr(pallas_tpu, '_BLOCK_BYTES', 1)
   sharding = sharding_on(num_devices)
   x, weight = arguments(sharding, num_tokens, 256, num_outputs, dtype)
   call = functools.partial(

@@ -60,15 +60,10 @@ class Case:
   num_columns: int = 20
   dtype: str = 'float32'
   window: int | None = None
-  soft_cap: float | None = None
 
   @property
   def options(self):
-    return {
-      'scale': self.head_dim**-0.5,
-      'window': self.window,
-      'soft_cap': self.soft_cap,
-    }
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 CASES = {
@@ -92,7 +87,6 @@ CASES = {
     page_size=8,
     num_columns=40,
     window=40,
-    soft_cap=5.0,
   ),
   'bfloat16': Case(
     prefix_lengths=(100, 251),
@@ -204,7 +198,7 @@ def test_equals_oracle(name, case):
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name):
   """Heads whose sink is far below, beside and far above the scores."""
-  case = dataclasses.replace(CASES['trees'], window=40, soft_cap=5.0)
+  case = dataclasses.replace(CASES['trees'], window=40)
   arrays = arguments(case, unseen=1e4)
   shape = case.num_kv_heads, case.num_groups
   sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), shape)
@@ -247,7 +241,7 @@ def test_native_bits_are_those_of_single_tokens_over_rows(dtype, size):
     random.normal(size=(num_tokens, heads[0], heads[2])).astype(queries.dtype)
     for _ in range(2)
   )
-  options = {'scale': 0.2, 'window': 150, 'soft_cap': 30.0}
+  options = {'scale': 0.2, 'window': 150}
   sinks = random.normal(size=heads[:2]).astype(np.float32)
   tree = jax.jit(functools.partial(tree_native.tree_attention, **options))
   rows = [np.moveaxis(x, 0, 1)[None] for x in (keys, values)]

@@ -59,7 +59,6 @@ class Case:
   tree_size: int = 5
   dtype: str = 'float32'
   window: int | None = None
-  soft_cap: float | None = None
 
   @property
   def num_heads(self):
@@ -84,9 +83,7 @@ CASES = {
     num_groups=1,
     head_dim=128,
   ),
-  'window': Case(
-    prefix_lengths=(3, 333), capacity=384, window=40, soft_cap=5.0
-  ),
+  'window': Case(prefix_lengths=(3, 333), capacity=384, window=40),
   'bfloat16': Case(
     prefix_lengths=(100, 251), dtype='bfloat16', head_dim=128, num_groups=4
   ),
@@ -130,11 +127,7 @@ def arguments(case, seed=0, masks=None):
 
 @functools.cache
 def compiled(name, case):
-  options = {
-    'scale': case.head_dim**-0.5,
-    'window': case.window,
-    'soft_cap': case.soft_cap,
-  }
+  options = {'scale': case.head_dim**-0.5, 'window': case.window}
   if name == 'mosaic_gpu':
     if case.head_dim == 64:
       # More blocks than stages; the default has more programs than blocks.
@@ -151,7 +144,6 @@ def check(name, case, arrays):
     *arrays,
     scale=case.head_dim**-0.5,
     window=case.window,
-    soft_cap=case.soft_cap,
   )
   tolerance = TOLERANCES[case.dtype]
   np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
@@ -267,11 +259,7 @@ def test_sinks_take_a_share(name, case):
   arrays = arguments(case)
   arrays[4][0] = False
   sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
-  options = {
-    'scale': case.head_dim**-0.5,
-    'window': case.window,
-    'soft_cap': case.soft_cap,
-  }
+  options = {'scale': case.head_dim**-0.5, 'window': case.window}
   call = functools.partial(IMPLEMENTATIONS[name], **options)
   got = jax.jit(call)(*arrays, sinks.astype(jnp.dtype(case.dtype)))
   want = oracle(*arrays, **options, sinks=sinks)

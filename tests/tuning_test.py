@@ -165,10 +165,6 @@ def test_there_are_tiles_to_try(kernel, implementation):
   assert len(configs) == len(set(configs)) > 1
 
 
-def test_what_is_shipped_can_be_read():
-  tuning.check_variable()
-
-
 def test_cpus_are_refused():
   complaint = programs.error_of('kernels', 'tune', '--kernel=swiglu')
   assert 'kernels for a cpu have no tiles' in complaint

@@ -92,7 +92,7 @@ def _words(entry: tuning.Entry | None) -> str:
 def candidates(kernel: str, implementation: str) -> Iterator[Any]:
   """Yields the tiles to try, those that the kernel's `Config` accepts."""
   make = tuning.config_class(kernel, implementation)
-  values = make.CANDIDATES
+  values = make.candidates()
   for combination in itertools.product(*values.values()):
     with contextlib.suppress(ValueError):
       yield make(**dict(zip(values, combination, strict=True)))

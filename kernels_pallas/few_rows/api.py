@@ -6,12 +6,10 @@ the bits that they would have alone.
 Legend: N rows, K inputs, A axes of outputs.
 """
 
-import functools
-
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from kernels_pallas import dispatch, registry, trials
+from kernels_pallas import calls, dispatch, registry
 from kernels_pallas.few_rows import arg_specs
 
 
@@ -107,11 +105,4 @@ def _choose(rows, weight, num_terms, implementation):
     weight_dtype=weight.dtype.name,
     num_terms=num_terms,
   )
-  return dispatch.choose(
-    'few_rows',
-    described,
-    implementation,
-    'cpu',
-    registry.checks('few_rows', rows.dtype),
-    trial=functools.partial(trials.verdict, 'few_rows', spec, on_cpu),
-  )
+  return calls.choose('few_rows', spec, implementation, on_cpu, rows.dtype)

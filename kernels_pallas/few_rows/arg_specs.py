@@ -26,7 +26,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_tokens: N.
     num_inputs: K.
     out_shape: sizes of the axes A.
@@ -60,17 +59,14 @@ class ArgSpec(call_spec.CallSpec):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the arguments and the result."""
     results = self.num_tokens * math.prod(self.out_shape)
     return super().num_bytes + 4 * results
 
   @property
   def num_flops(self) -> int:
-    """Operations of the product."""
     return 2 * self.num_tokens * self.num_inputs * math.prod(self.out_shape)
 
   def arrays(self) -> call_spec.Arrays:
-    """Returns the abstract arguments of `few_rows`."""
     rows = jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype)
     scales, norm = None, (None, None)
     if self.weight_dtype == 'int8':
@@ -81,18 +77,13 @@ class ArgSpec(call_spec.CallSpec):
     return rows, jax.ShapeDtypeStruct(weight, self.weight_dtype), scales, *norm
 
   def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments."""
     options = {'num_terms': self.num_terms, 'activation': self.activation}
     return {**options, 'epsilon': 1e-5}
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
-  """Yields users and their shapes, the same ones several times."""
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields models and their shapes, the same ones several times."""
   for model in model_shapes.MODELS:
     if model.name not in _MODELS:
       continue

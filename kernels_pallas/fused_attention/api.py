@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, dispatch
 from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import arg_specs, reference
 from kernels_pallas.native import library
@@ -65,47 +65,42 @@ def fused_attention(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   options = {'scale': scale, 'window': window}
-  chosen = _choose(
-    heads, keys, tree_mask, options, sinks, implementation, sharding
+  arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
+  chosen = attention_api.choose(
+    'fused_attention',
+    arg_specs.ArgSpec,
+    heads,
+    heads.shape[3] - 2,
+    keys,
+    tree_mask,
+    window,
+    sinks,
+    calls.for_triton_alone(implementation),
+    sharding,
   )
   if chosen == dispatch.REFERENCE:
-    queries, keys, values = reference.rotate_and_write(
-      heads, cos, sin, keys, values, starts
-    )
-    attended = attention_api.tree_attention(
-      queries,
-      keys,
-      values,
-      prefix_lengths,
-      tree_mask,
-      positions,
-      **options,
-      sinks=sinks,
+    attend = functools.partial(
+      attention_api.tree_attention,
       implementation=implementation,
       sharding=sharding,
     )
-    return attended, keys, values
+    return reference.fused_attention(
+      *arrays, tree_mask, positions, sinks, attend=attend, **options
+    )
   if tree_mask is None:
     tree_mask = attention_api.chain_mask(positions)
-  call = registry.function('fused_attention', chosen)
-  call = functools.partial(call, **options)
-  call = tuning.tuned('fused_attention', chosen, call, sharding)
-  arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
-  arrays = (*arrays, tree_mask, positions)
-  if sinks is not None:
-    arrays = (*arrays, sinks)
-  if sharding is not None:
-    rows, groups = (*sharding.spec, None, None)[:2]
-    tokens, cache, of_row = P(rows, None, groups), P(rows, groups), P(rows)
-    specs = (tokens, *[of_row] * 2, *[cache] * 2, *[of_row] * 4, P(groups))
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=specs[: len(arrays)],
-      out_specs=(tokens, cache, cache),
-      check_vma=False,
-    )
-  return call(*arrays)
+  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  rows, groups = calls.axes_of(sharding, 2)
+  tokens, cache, of_row = P(rows, None, groups), P(rows, groups), P(rows)
+  return calls.run(
+    'fused_attention',
+    chosen,
+    arrays,
+    options,
+    sharding,
+    (tokens, *[of_row] * 2, *[cache] * 2, *[of_row] * 4, P(groups)),
+    (tokens, cache, cache),
+  )
 
 
 def is_native_on(mesh: Mesh | None, implementation: str) -> bool:
@@ -117,30 +112,3 @@ def is_native_on(mesh: Mesh | None, implementation: str) -> bool:
   except NotImplementedError:
     return False
   return True
-
-
-def _choose(heads, keys, tree_mask, options, sinks, implementation, sharding):
-  """Returns the name of the implementation."""
-  if implementation in ('pallas_tpu', 'mosaic_gpu'):
-    implementation = dispatch.REFERENCE
-  shape = keys.shape if sharding is None else sharding.shard_shape(keys.shape)
-  tokens = (shape[0], heads.shape[1], shape[1], *heads.shape[3:])
-  tree_size = heads.shape[1] if tree_mask is None else tree_mask.shape[2]
-  spec = arg_specs.ArgSpec.of_call(
-    f'heads {heads.dtype}{list(tokens)}',
-    shape,
-    heads.dtype,
-    num_tokens=heads.shape[1],
-    num_groups=heads.shape[3] - 2,
-    tree_size=tree_size,
-    has_sinks=sinks is not None,
-    window=options['window'],
-  )
-  return dispatch.choose(
-    'fused_attention',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks('fused_attention', tokens, tree_size, heads.dtype),
-    trial=functools.partial(trials.verdict, 'fused_attention', spec, sharding),
-  )

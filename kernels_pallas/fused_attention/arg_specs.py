@@ -17,7 +17,6 @@ class ArgSpec(tree_specs.ArgSpec):
   DONATED = (3, 4)  # keys and values
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `fused_attention`."""
     queries, keys, values, lengths, *others = super().arrays()
     batch, tokens, num_kv_heads, num_groups, head_dim = queries.shape
     heads = (batch, tokens, num_kv_heads, num_groups + 2, head_dim)
@@ -33,29 +32,15 @@ class ArgSpec(tree_specs.ArgSpec):
       *others,
     )
 
-  def options(self) -> dict[str, float | int | None]:
-    """Returns the keyword arguments."""
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
-
   def with_meaning(
-    self, heads, cos, sin, keys, values, starts, lengths, mask, *others
+    self, heads, cos, sin, keys, values, _, lengths, mask, *others, **meaning
   ):
     """The new tokens are the last rows of the tree."""
     _, keys, values, lengths, mask, *others = super().with_meaning(
-      heads, keys, values, lengths, mask, *others
+      heads, keys, values, lengths, mask, *others, **meaning
     )
     starts = lengths + self.tree_size - self.num_tokens
     return (heads, cos, sin, keys, values, starts, lengths, mask, *others)
-
-  def with_prefix(self, arrays, length):
-    """With as many rows in front of the tree."""
-    heads, cos, sin, keys, values, _, lengths, mask, positions, *sinks = arrays
-    lengths, positions = (
-      jnp.full_like(x, length) for x in (lengths, positions)
-    )
-    starts = lengths + self.tree_size - self.num_tokens
-    arrays = (heads, cos, sin, keys, values, starts, lengths, mask, positions)
-    return (*arrays, *sinks)
 
 
 def arg_specs() -> list[ArgSpec]:
@@ -63,5 +48,5 @@ def arg_specs() -> list[ArgSpec]:
   return [
     ArgSpec(**dataclasses.asdict(spec))
     for spec in tree_specs.arg_specs()
-    if spec.context == _CONTEXT and spec.soft_cap is None
+    if spec.context == _CONTEXT
   ]

@@ -16,12 +16,7 @@ import numpy as np
 from kernels_pallas.native import library
 from kernels_pallas.tree_attention import native
 
-
-def check(
-  heads_shape: tuple[int, ...], tree_size: int, dtype: jax.typing.DTypeLike
-) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  native.check(heads_shape, (), tree_size, dtype)
+check = native.check
 
 
 def fused_attention(
@@ -31,10 +26,7 @@ def fused_attention(
   keys: jax.Array,
   values: jax.Array,
   starts: jax.Array,
-  prefix_lengths: jax.Array,
-  tree_mask: jax.Array,
-  positions: jax.Array,
-  sinks: jax.Array | None = None,
+  *seen: jax.Array,
   **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`."""
@@ -49,16 +41,8 @@ def fused_attention(
     values,
     places.reshape(-1),
   )
-  attended = native.tree_attention(
-    queries.reshape(num_rows, num_tokens, *queries.shape[1:]),
-    keys,
-    values,
-    prefix_lengths,
-    tree_mask,
-    positions,
-    sinks,
-    **options,
-  )
+  queries = queries.reshape(num_rows, num_tokens, *queries.shape[1:])
+  attended = native.tree_attention(queries, keys, values, *seen, **options)
   return attended.astype(heads.dtype), keys, values
 
 

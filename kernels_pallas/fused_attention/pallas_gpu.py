@@ -26,12 +26,15 @@ Config = tree_kernel.Config
 
 
 def check(
-  heads_shape: tuple[int, ...], tree_size: int, dtype: jax.typing.DTypeLike
+  heads_shape: tuple[int, ...],
+  keys_shape: tuple[int, ...],
+  tree_size: int,
+  dtype: jax.typing.DTypeLike,
 ) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   *tokens, num_heads, head_dim = heads_shape
   queries_shape = (*tokens, num_heads - 2, head_dim)
-  tree_kernel.check(queries_shape, (), tree_size, dtype)
+  tree_kernel.check(queries_shape, keys_shape, tree_size, dtype)
 
 
 def fused_attention(
@@ -52,7 +55,7 @@ def fused_attention(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; raises NotImplementedError as `check`."""
-  check(heads.shape, tree_mask.shape[2], heads.dtype)
+  check(heads.shape, keys.shape, tree_mask.shape[2], heads.dtype)
   num_tokens, num_kv_heads, num_heads, head_dim = heads.shape[1:]
   num_rows = triton_blocks.num_rows_of(num_tokens, num_heads - 2)
   cos, sin, flat = (x.reshape(-1, *x.shape[2:]) for x in (cos, sin, heads))
@@ -71,7 +74,6 @@ def fused_attention(
     name='fused_attention',
     scale=scale,
     window=window,
-    soft_cap=None,
     interpret=interpret,
     writes=True,
   )

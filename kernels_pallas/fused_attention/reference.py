@@ -4,6 +4,9 @@ Legend: B rows, T new tokens, M cache rows of the tree, S cache capacity, G kv
 heads, Q query heads for each kv head, E head_dim.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -19,30 +22,15 @@ def fused_attention(
   keys: jax.Array,
   values: jax.Array,
   starts: jax.Array,
-  prefix_lengths: jax.Array,
-  tree_mask: jax.Array,
-  positions: jax.Array,
-  sinks: jax.Array | None = None,
-  *,
-  scale: float,
-  window: int | None = None,
+  *seen: jax.Array | None,
+  attend: Callable[..., jax.Array] = reference.tree_attention,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """See `api.fused_attention`."""
+  """See `api.fused_attention`; `attend` does what `tree_attention` does."""
   queries, keys, values = rotate_and_write(
     heads, cos, sin, keys, values, starts
   )
-  attended = reference.tree_attention(
-    queries,
-    keys,
-    values,
-    prefix_lengths,
-    tree_mask,
-    positions,
-    sinks,
-    scale=scale,
-    window=window,
-  )
-  return attended, keys, values
+  return attend(queries, keys, values, *seen, **options), keys, values
 
 
 def rotate_and_write(

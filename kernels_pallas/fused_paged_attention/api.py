@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, dispatch
 from kernels_pallas.fused_paged_attention import arg_specs, reference
 from kernels_pallas.paged_attention import api as paged_api
 from kernels_pallas.tree_attention import api as tree_api
@@ -83,84 +83,43 @@ def fused_paged_attention(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   options = {'scale': scale, 'window': window}
-  blocks, num_columns = block_tokens.shape, page_table.shape[1]
-  chosen = _choose(
-    heads, keys, blocks, num_columns, window, sinks, implementation, sharding
+  arrays = (heads, cos, sin, keys, values, places, block_tokens, block_places)
+  arrays += (blocks_before, page_table, prefix_lengths, num_tokens)
+  in_blocks = (*block_tokens.shape, *heads.shape[1:])
+  chosen = paged_api.choose(
+    'fused_paged_attention',
+    arg_specs.ArgSpec,
+    jax.ShapeDtypeStruct(in_blocks, heads.dtype),
+    heads.shape[2] - 2,
+    keys,
+    page_table.shape[1],
+    window,
+    sinks,
+    calls.for_triton_alone(implementation),
+    sharding,
+    pages_dtype=heads.dtype,
   )
   if chosen == dispatch.REFERENCE:
-    queries, keys, values = reference.rotate_and_write(
-      heads, cos, sin, keys, values, places
-    )
-    attended = paged_api.paged_attention(
-      queries[block_tokens],
-      keys,
-      values,
-      page_table,
-      prefix_lengths,
-      num_tokens,
-      tree_mask,
-      positions,
-      **options,
-      sinks=sinks,
+    attend = functools.partial(
+      paged_api.paged_attention,
       is_one_row=is_one_row,
       implementation=implementation,
       sharding=sharding,
     )
-    return reference.of_blocks(attended, block_places), keys, values
+    return reference.fused_paged_attention(
+      *arrays, tree_mask, positions, sinks, attend=attend, **options
+    )
   if tree_mask is None:
     tree_mask = tree_api.chain_mask(positions)
-  call = registry.function('fused_paged_attention', chosen)
-  call = functools.partial(call, **options)
-  call = tuning.tuned('fused_paged_attention', chosen, call, sharding)
-  arrays = (heads, cos, sin, keys, values, places, block_tokens, block_places)
-  arrays = (*arrays, blocks_before, page_table, prefix_lengths, num_tokens)
-  arrays = (*arrays, tree_mask, positions)
-  if sinks is not None:
-    arrays = (*arrays, sinks)
-  if sharding is not None:
-    groups = (*sharding.spec, None, None, None)[2]
-    tokens, pages = P(None, groups), P(None, None, groups)
-    specs = (tokens, P(), P(), pages, pages, *[P()] * 9, P(groups))
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=specs[: len(arrays)],
-      out_specs=(tokens, pages, pages),
-      check_vma=False,
-    )
-  return call(*arrays)
-
-
-def _choose(
-  heads, keys, blocks, num_columns, window, sinks, implementation, sharding
-):
-  """Returns the name of the implementation."""
-  if implementation in ('pallas_tpu', 'mosaic_gpu'):
-    implementation = dispatch.REFERENCE
-  num_all, num_kv_heads, num_heads, head_dim = heads.shape
-  pages = keys.shape
-  if sharding is not None:
-    pages = sharding.shard_shape(pages)
-    num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
-  local = (num_all, num_kv_heads, num_heads, head_dim)
-  spec = arg_specs.ArgSpec.of_pages(
-    f'heads {heads.dtype}{list(local)}, blocks {list(blocks)}',
-    (*blocks, num_kv_heads, num_heads - 2, head_dim),
-    pages,
-    num_columns,
-    heads.dtype,
-    has_sinks=sinks is not None,
-    window=window,
-  )
-  return dispatch.choose(
+  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  *_, groups = calls.axes_of(sharding, 3)
+  tokens, pages = P(None, groups), P(None, None, groups)
+  return calls.run(
     'fused_paged_attention',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks(
-      'fused_paged_attention', local, blocks, pages, num_columns, heads.dtype
-    ),
-    trial=functools.partial(
-      trials.verdict, 'fused_paged_attention', spec, sharding
-    ),
+    chosen,
+    arrays,
+    options,
+    sharding,
+    (tokens, P(), P(), pages, pages, *[P()] * 9, P(groups)),
+    (tokens, pages, pages),
   )

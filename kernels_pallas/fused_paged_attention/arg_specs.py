@@ -26,7 +26,6 @@ class ArgSpec(paged_specs.ArgSpec):
     return self.batch_size > 1 and self.context >= self.num_tokens
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `fused_paged_attention`."""
     queries, keys, values, table, lengths, *others = super().arrays()
     _, _, num_kv_heads, num_groups, head_dim = queries.shape
     num_all = self.num_all_tokens
@@ -49,15 +48,19 @@ class ArgSpec(paged_specs.ArgSpec):
       *others,
     )
 
-  def options(self) -> dict[str, float | int | None]:
-    """Returns the keyword arguments."""
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
-
-  def with_meaning(self, heads, cos, sin, keys, values, *arrays):
+  def with_meaning(self, heads, cos, sin, keys, values, *arrays, **meaning):
     """Tokens lie one after another; a row may have two blocks."""
     *_, table, lengths, num_tokens, mask, positions = arrays[:9]
     _, keys, values, table, lengths, *by_block = super().with_meaning(
-      heads, keys, values, table, lengths, num_tokens, mask, positions
+      heads,
+      keys,
+      values,
+      table,
+      lengths,
+      num_tokens,
+      mask,
+      positions,
+      **meaning,
     )
     blocks = (self.batch_size, self.num_tokens)
     tokens = jnp.arange(self.num_all_tokens, dtype=jnp.int32)
@@ -67,29 +70,17 @@ class ArgSpec(paged_specs.ArgSpec):
     if self.has_chunk:
       blocks_before = blocks_before.at[1].set(1)
       table = table.at[1].set(table[0])
-    found = (heads, cos, sin, keys, values, tokens, block_tokens, tokens)
-    found = (*found, blocks_before, table, lengths, *by_block, *arrays[9:])
-    return self.with_prefix(found, self.context)
-
-  def with_prefix(self, arrays, length):
-    """With as many rows in front of the blocks; of a chunk, of the second."""
-    *before, places, block_tokens, block_places, blocks_before = arrays[:9]
-    table, lengths, num_tokens, mask, positions = arrays[9:14]
-    lengths, positions = (
-      jnp.full_like(x, length) for x in (lengths, positions)
-    )
-    if self.has_chunk:
-      second = max(length, self.num_tokens)
+      second = jnp.maximum(lengths[1], self.num_tokens)
       lengths = lengths.at[:2].set(
-        jnp.array([second - self.num_tokens, second], jnp.int32)
+        jnp.stack([second - self.num_tokens, second])
       )
     rows = lengths[:, None] + jnp.arange(self.num_tokens)[None]
     pages = jnp.take_along_axis(table, rows // self.page_size, axis=1)
     own = pages * self.page_size + rows % self.page_size
-    places = own.ravel()[: len(places)]
-    found = (*before, places, block_tokens, block_places, blocks_before)
-    by_block = (table, lengths, num_tokens, mask, positions)
-    return (*found, *by_block, *arrays[14:])
+    places = own.ravel()[: len(tokens)]
+    found = (heads, cos, sin, keys, values, places, block_tokens, tokens)
+    found = (*found, blocks_before, table, lengths, *by_block)
+    return (*found, *arrays[9:])
 
 
 def arg_specs() -> list[ArgSpec]:

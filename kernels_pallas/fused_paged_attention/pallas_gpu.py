@@ -29,28 +29,19 @@ _NUM_SCALARS = 4  # of a block, in front of its pages
 
 
 def check(
-  heads_shape: tuple[int, ...],
-  block_shape: tuple[int, ...],
-  pages_shape: tuple[int, ...],
-  num_columns: int,
+  heads_shape: tuple[int, ...],  # X, T, G, Q + 2, E
+  pages_shape: tuple[int, ...],  # P, Z, G * E
+  num_columns: int,  # C
   dtype: jax.typing.DTypeLike,
 ) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    heads_shape: N, G, Q + 2, E.
-    block_shape: X, T.
-    pages_shape: P, Z, G * E.
-    num_columns: C.
-    dtype: dtype of the heads.
-  """
-  queries_shape = _queries_shape(heads_shape, block_shape)
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
+  queries_shape = _queries_shape(heads_shape)
   paged_kernel.check(queries_shape, pages_shape, num_columns, dtype)
 
 
-def _queries_shape(heads_shape, block_shape):
-  _, num_kv_heads, num_heads, head_dim = heads_shape
-  return (*block_shape, num_kv_heads, num_heads - 2, head_dim)
+def _queries_shape(heads_shape):
+  *tokens, num_heads, head_dim = heads_shape
+  return (*tokens, num_heads - 2, head_dim)
 
 
 def fused_paged_attention(
@@ -76,8 +67,8 @@ def fused_paged_attention(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_paged_attention`; raises NotImplementedError as `check`."""
-  blocks = block_tokens.shape
-  check(heads.shape, blocks, keys.shape, page_table.shape[1], heads.dtype)
+  in_blocks = (*block_tokens.shape, *heads.shape[1:])
+  check(in_blocks, keys.shape, page_table.shape[1], heads.dtype)
   num_pages, page_size, _ = keys.shape
   _, num_kv_heads, _, head_dim = heads.shape
   mask, positions = padding.hide(num_tokens, tree_mask, positions)
@@ -99,13 +90,10 @@ def fused_paged_attention(
     pl.BlockSpec((shape[0], None, head_dim), lambda b, g, p: (0, g, 0)),
     sinks,
     config=config
-    or paged_kernel.default_config(
-      _queries_shape(heads.shape, blocks), keys.dtype
-    ),
+    or paged_kernel.default_config(_queries_shape(in_blocks), keys.dtype),
     name='fused_paged_attention',
     scale=scale,
     window=window,
-    soft_cap=None,
     interpret=interpret,
     writes=True,
   )

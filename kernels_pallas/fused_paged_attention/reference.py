@@ -4,6 +4,9 @@ Legend: N tokens, X blocks, T tokens of a block. P pages, Z rows of a page, C
 pages of a table. G kv heads, Q query heads for each kv head, E head_dim.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -23,34 +26,16 @@ def fused_paged_attention(
   block_tokens: jax.Array,
   block_places: jax.Array,
   blocks_before: jax.Array,
-  page_table: jax.Array,
-  prefix_lengths: jax.Array,
-  num_tokens: jax.Array,
-  tree_mask: jax.Array | None,
-  positions: jax.Array,
-  sinks: jax.Array | None = None,
-  *,
-  scale: float,
-  window: int | None = None,
+  *seen: jax.Array | None,
+  attend: Callable[..., jax.Array] = paged_reference.paged_attention,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """See `api.fused_paged_attention`."""
+  """See `api.fused_paged_attention`; `attend` is as `paged_attention`."""
   del blocks_before
   queries, keys, values = rotate_and_write(
     heads, cos, sin, keys, values, places
   )
-  attended = paged_reference.paged_attention(
-    queries[block_tokens],
-    keys,
-    values,
-    page_table,
-    prefix_lengths,
-    num_tokens,
-    tree_mask,
-    positions,
-    sinks,
-    scale=scale,
-    window=window,
-  )
+  attended = attend(queries[block_tokens], keys, values, *seen, **options)
   return of_blocks(attended, block_places), keys, values
 
 

@@ -82,24 +82,15 @@ def multiply(
   Raises:
     NotImplementedError: there is no native library, with the remedy.
   """
-  if added is not None and rows.dtype.name not in native.DTYPES:
-    total, product = multiply(
-      rows.astype(jnp.float32),
-      tensors,
-      kinds,
-      starts,
-      added.astype(jnp.float32),
-      norm_scale,
-      epsilon=epsilon,
-      activation=activation,
-    )
-    return total.astype(rows.dtype), product
+  dtype = rows.dtype
+  if added is not None and dtype.name not in native.DTYPES:
+    rows, added = rows.astype(jnp.float32), added.astype(jnp.float32)
   num_inputs = rows.shape[1]
   num_outputs = sum(
     (x.size - start) // KINDS[kind].row_bytes(num_inputs)
     for x, kind, start in zip(tensors, kinds, starts, strict=True)
   )
-  return native.call(
+  found = native.call(
     'gguf_multiply',
     (2, num_outputs // 2) if activation else (num_outputs,),
     native.in_float32(rows, added),
@@ -111,6 +102,7 @@ def multiply(
     kinds=np.array([KINDS[kind].number for kind in kinds], np.int64),
     starts=np.array(starts, np.int64),
   )
+  return found if added is None else (found[0].astype(dtype), found[1])
 
 
 def take_rows(

@@ -3,12 +3,10 @@
 Legend: R rows, X experts, K inputs, N outputs, C groups of inputs.
 """
 
-import functools
-
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, registry, tuning
 from kernels_pallas.grouped_matmul import arg_specs
 from kernels_pallas.quantized_matmul import float4, shards
 
@@ -71,11 +69,6 @@ def _choose(x, values, scales, chosen, implementation, sharding):
     dtype=x.dtype.name,
     weight_dtype='mxfp4' if float4.is_used(scales) else values.dtype.name,
   )
-  return dispatch.choose(
-    'grouped_matmul',
-    described,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks('grouped_matmul', x, values, scales),
-    trial=functools.partial(trials.verdict, 'grouped_matmul', spec, sharding),
+  return calls.choose(
+    'grouped_matmul', spec, implementation, sharding, x, values, scales
   )

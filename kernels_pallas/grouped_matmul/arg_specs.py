@@ -24,7 +24,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_rows: R.
     num_experts: X.
     num_inputs: K.
@@ -59,11 +58,9 @@ class ArgSpec(call_spec.CallSpec):
 
   @property
   def num_flops(self) -> int:
-    """Operations of the product."""
     return 2 * self.num_rows * self.num_inputs * self.num_outputs
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `grouped_matmul`."""
     sizes = self.num_experts, self.num_inputs, self.num_outputs
     num_groups = self.num_inputs // self.group_size
     is_mxfp4 = self.weight_dtype == 'mxfp4'
@@ -89,11 +86,6 @@ class ArgSpec(call_spec.CallSpec):
     return x, values, scales, jnp.sort(chosen % self.num_experts)
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
 @dataclasses.dataclass(frozen=True)
 class _Model:
   """The experts of a model: as many of a token, D, and the width of one."""
@@ -114,8 +106,9 @@ _MODELS = (
 )
 
 
-def _all() -> Iterator[tuple[str, ArgSpec]]:
-  """Yields users and their shapes, the same ones several times."""
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields models and their shapes, the same ones several times."""
   for model, shards in itertools.product(_MODELS, (1, 8)):
     for weight_dtype, num_tokens in itertools.product(
       model.weight_dtypes, _NUM_TOKENS

@@ -12,7 +12,6 @@ inputs, W block_outputs, M pieces.
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,28 +27,13 @@ _MOST_OUTPUTS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(block_tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_outputs: outputs of a program, a power of two that divides N.
-    num_warps: warps of a program.
-    num_stages: chunks in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_outputs': (16, 32, 64, 128),
-    'num_warps': (4, 8),
-    'num_stages': (2, 3, 4),
-  }
-  block_outputs: int
-  num_warps: int = 4
-  num_stages: int = 4
-
-  def __post_init__(self):
-    block_tiles.check_powers(self, 'block_outputs', 'num_warps')
-    block_tiles.check_multiples(self, 1, 'num_stages')
+  # Outputs of a program, which divides N.
+  block_outputs: int = block_tiles.power((16, 32, 64, 128))
+  num_warps: int = block_tiles.power((4, 8), 4)  # warps of a program
+  num_stages: int = block_tiles.number((2, 3, 4), 4)  # chunks in flight
 
 
 def default_config(num_outputs: int) -> Config:
@@ -58,13 +42,7 @@ def default_config(num_outputs: int) -> Config:
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    x: rows [R, K], of which shape and dtype are read.
-    values: weights [X, K, N], of which shape and dtype are read.
-    scales: scales [X, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x.shape[0], x.dtype, values.dtype)
   triton_chunks.check_sizes(values, scales)
 

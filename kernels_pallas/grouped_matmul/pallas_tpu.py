@@ -11,7 +11,6 @@ inputs, H chunks, J inputs of a chunk, W block_outputs, M pieces.
 """
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,25 +26,15 @@ _MOST_BLOCK_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(block_tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_rows: rows of a block, a multiple of 16.
-    block_outputs: outputs of a program, a multiple of 128.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_rows': (16, 32, 64, 128),
-    'block_outputs': (128, 256, 512, 1024),
-  }
-  block_rows: int
-  block_outputs: int
-
-  def __post_init__(self):
-    block_tiles.check_multiples(self, _ROW_TILE, 'block_rows')
-    block_tiles.check_multiples(self, block_tiles.LANES, 'block_outputs')
+  # Rows of a block.
+  block_rows: int = block_tiles.number((16, 32, 64, 128), multiple=_ROW_TILE)
+  # Outputs of a program.
+  block_outputs: int = block_tiles.number(
+    (128, 256, 512, 1024), multiple=block_tiles.LANES
+  )
 
 
 def default_config(
@@ -70,13 +59,7 @@ def default_config(
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    x: rows [R, K], of which shape and dtype are read.
-    values: weights [X, K, N], of which shape and dtype are read.
-    scales: scales [X, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x.shape[0], x.dtype, values.dtype)
   if tiles.is_reordered(values.shape):
     raise NotImplementedError(

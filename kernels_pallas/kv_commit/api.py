@@ -3,14 +3,13 @@
 Legend: B rows, T rows to keep, S cache capacity, G kv heads, E head_dim.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, dispatch, registry, trials, tuning
+from kernels_pallas import call_spec, calls, dispatch
 from kernels_pallas.kv_commit import arg_specs
 
 
@@ -46,9 +45,7 @@ def kv_commit(
   """
   if not caches:  # a model without layers
     return caches
-  shape = caches[0].shape
-  if sharding is not None:
-    shape = sharding.shard_shape(shape)
+  shape = calls.local_shape(caches[0], sharding)
   spec = arg_specs.ArgSpec(
     name=f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
     f'{path.shape[1]} of {num_rows} rows',
@@ -61,24 +58,16 @@ def kv_commit(
     capacity=min(shape[2], arg_specs.CAPACITY),
     dtype=caches[0].dtype.name,
   )
-  chosen = dispatch.choose(
-    'kv_commit',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks('kv_commit', shape, num_rows),
-    trial=functools.partial(trials.verdict, 'kv_commit', spec, sharding),
+  chosen = calls.choose(
+    'kv_commit', spec, implementation, sharding, shape, num_rows
   )
-  call = registry.function('kv_commit', chosen)
-  call = functools.partial(call, num_rows=num_rows)
-  call = tuning.tuned('kv_commit', chosen, call, sharding)
-  if chosen != dispatch.REFERENCE and sharding is not None:
-    rows, heads = (*sharding.spec, None, None)[:2]
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=(P(rows, heads), P(rows), P(rows)),
-      out_specs=P(rows, heads),
-      check_vma=False,
-    )
-  return call(list(caches), starts, path)
+  rows, heads = calls.axes_of(sharding, 2)
+  return calls.run(
+    'kv_commit',
+    chosen,
+    (list(caches), starts, path),
+    {'num_rows': num_rows},
+    None if chosen == dispatch.REFERENCE else sharding,
+    (P(rows, heads), P(rows), P(rows)),
+    P(rows, heads),
+  )

@@ -23,7 +23,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_caches: keys and values of all layers.
     num_kv_heads: G.
     head_dim: E.
@@ -52,7 +51,6 @@ class ArgSpec(call_spec.CallSpec):
     return 4 * heads * (self.num_rows - 1) * self.head_dim
 
   def arrays(self) -> tuple[Any, ...]:
-    """Returns the abstract arguments of `kv_commit`."""
     batch = self.batch_size
     cache = (batch, self.num_kv_heads, self.capacity, self.head_dim)
     return (
@@ -62,7 +60,6 @@ class ArgSpec(call_spec.CallSpec):
     )
 
   def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments."""
     return {'num_rows': self.num_rows}
 
   def with_meaning(self, caches, starts, path):
@@ -76,12 +73,8 @@ class ArgSpec(call_spec.CallSpec):
     )
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model, shards, (num_rows, batch) in itertools.product(
     model_shapes.MODELS,

@@ -10,7 +10,6 @@ columns of a program.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +22,13 @@ MOST_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    num_columns: most columns of a program, a power of two.
-    num_caches: most caches of a launch. The time to compile grows faster than
-      this number.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'num_columns': (32, 64, 128),
-    'num_caches': (16, 32),
-  }
-  num_columns: int = 64
-  num_caches: int = 32
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'num_columns')
-    tiles.check_multiples(self, 1, 'num_caches')
+  num_columns: int = tiles.power((32, 64, 128), 64)  # most columns of a program
+  # Most caches of a launch. The time to compile grows faster than this
+  # number.
+  num_caches: int = tiles.number((16, 32), 32)
 
 
 def check(cache_shape: tuple[int, ...], num_rows: int) -> None:

@@ -15,7 +15,6 @@ heads, E head_dim, A caches in VMEM at once.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +28,11 @@ _SUBLANES = 16  # of the narrowest dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    window_bytes: most bytes of all windows in VMEM; a single window may be
-      larger.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'window_bytes': (2**20, 2**21, 2**22, 2**23),
-  }
-  window_bytes: int = 4 * 2**20
-
-  def __post_init__(self):
-    tiles.check_multiples(self, 1, 'window_bytes')
+  # Most bytes of all windows in VMEM; a single window may be larger.
+  window_bytes: int = tiles.number((2**20, 2**21, 2**22, 2**23), 4 * 2**20)
 
 
 def check(cache_shape: tuple[int, ...], num_rows: int) -> None:

@@ -14,7 +14,6 @@ class ArgSpec:
   """The arguments of one call, on all devices.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_devices: P.
     num_tokens: T.
     num_inputs: K.
@@ -28,19 +27,14 @@ class ArgSpec:
   num_outputs: int
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `matmul_all_reduce`."""
     return (
       jax.ShapeDtypeStruct((1, self.num_tokens, self.num_inputs), 'bfloat16'),
       jax.ShapeDtypeStruct((self.num_inputs, self.num_outputs), 'bfloat16'),
     )
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model, shards, num_tokens, part in itertools.product(
     model_shapes.MODELS,

@@ -13,7 +13,6 @@ Legend: N tokens, K inputs of a device, D outputs, C columns of a tile, P
 devices.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -25,18 +24,8 @@ from kernels_pallas import tiles
 
 _MOST_TOKENS = 32
 _PART_BYTES = 6 * 2**20  # of the parts in VMEM
+_BLOCK_BYTES = 2 * 2**20  # of a tile of the weight, of which two are in VMEM
 _COLLECTIVE_ID = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
-
-  Attributes:
-    block_bytes: most bytes of a tile of the weight, of which two are in VMEM.
-  """
-
-  block_bytes: int = 2 * 2**20
 
 
 def check(
@@ -74,7 +63,6 @@ def matmul_all_reduce(
   *,
   axis_name: str,
   num_devices: int,
-  config: Config = Config(),
 ) -> jax.Array:
   """Returns the sum over devices of x [N, K] times weight [K, D].
 
@@ -86,12 +74,11 @@ def matmul_all_reduce(
     weight: the device's rows of the weight.
     axis_name: name of the axis of the mesh over which the sum goes.
     num_devices: number of devices along that axis.
-    config: tiles.
   """
   check(x.shape, weight.shape[1], num_devices, x.dtype)
   num_tokens, num_inputs = x.shape
   num_outputs = weight.shape[1]
-  fitting = config.block_bytes // (num_inputs * weight.dtype.itemsize)
+  fitting = _BLOCK_BYTES // (num_inputs * weight.dtype.itemsize)
   columns = tiles.whole_lanes(num_outputs, max(fitting, tiles.LANES))
   return pl.pallas_call(
     functools.partial(

@@ -15,7 +15,6 @@
 #include <numeric>
 #include <vector>
 
-#include "exponentials.h"
 #include "parallel.h"
 #include "rows.h"
 #include "vectors.h"
@@ -89,12 +88,10 @@ void multiply_keys(const float* queries, Rows<T> keys,
 //   scores: room for whole vectors.
 //   count: number of scores.
 //   scale: factor of the scores.
-//   soft_cap: bound of the scores, 0 for none.
 //   sink: score that takes a share and has no value, or null.
 // Returns the sum of the weights.
-[[gnu::noinline]] float weigh(float* scores, std::size_t count,
-                                     float scale, float soft_cap,
-                                     const float* sink) {
+[[gnu::noinline]] float weigh(float* scores, std::size_t count, float scale,
+                              const float* sink) {
   const std::size_t num_shares = count + (sink ? 1 : 0);
   const std::size_t end = (num_shares + kLanes - 1) / kLanes * kLanes;
   constexpr float kLowest = -1e30f;
@@ -103,11 +100,6 @@ void multiply_keys(const float* queries, Rows<T> keys,
   Floats highest = Floats{} + kLowest;
   for (std::size_t i = 0; i < end; i += kLanes) {
     Floats some = load<float>(scores + i) * scale;
-    if (soft_cap) {
-      for (std::size_t k = 0; k < kLanes; ++k) {
-        some[k] = soft_cap * std::tanh(some[k] / soft_cap);
-      }
-    }
     some = places + std::int32_t(i) < std::int32_t(count) ? some
                                                           : Floats{} + kLowest;
     store(scores + i, some);
@@ -171,51 +163,41 @@ void mix_values(const float* weights, std::size_t room, Rows<T> values,
   }
 }
 
-// Where a cache has the rows of its blocks, which are pages of their own unless
-// there is a table.
+// Where a cache [B, G, S, E] or [P, Z, G * E] has the rows of its heads. Its
+// blocks are rows of a batch, or pages. Strides are in numbers.
 struct Layout {
-  std::size_t block_stride, head_stride, row_stride;  // in numbers
-  std::size_t page_size;
-  std::size_t num_columns = 1;          // C
-  const std::int32_t* table = nullptr;  // [X, C]
-  std::int32_t num_pages = 1;           // P
+  std::size_t num_heads, num_blocks, block_size;
+  std::size_t block_stride, row_stride, head_stride;
 
-  std::size_t capacity() const { return num_columns * page_size; }
+  Layout(ffi::Span<const std::int64_t> shape, std::size_t num_heads,
+         std::size_t head_dim)
+      : num_heads(num_heads), num_blocks(shape[0]) {
+    const bool has_rows = shape.size() == 4;
+    block_size = shape[has_rows ? 2 : 1];
+    block_stride = block_size * num_heads * head_dim;
+    row_stride = has_rows ? head_dim : num_heads * head_dim;
+    head_stride = has_rows ? block_size * head_dim : head_dim;
+  }
 
-  // Adds where the rows of a range are.
-  void append(std::size_t block, std::size_t begin, std::size_t end,
-              std::vector<Index>& rows) const {
-    while (begin < end) {
-      const std::size_t column = begin / page_size;
-      const std::size_t stop = std::min(end, (column + 1) * page_size);
-      // As JAX does, so that a wrong page is no address outside.
-      const std::int32_t page =
-          table ? std::clamp(table[block * num_columns + column], 0,
-                             num_pages - 1)
-                : 0;
-      const std::size_t before = rows.size();
-      rows.resize(before + stop - begin);
-      std::iota(rows.begin() + before, rows.end(),
-                Index(page * page_size + begin % page_size));
-      begin = stop;
-    }
+  std::size_t of(std::size_t place, std::size_t head) const {
+    return place / block_size * block_stride +
+           place % block_size * row_stride + head * head_stride;
   }
 };
 
-// The arguments of a call, without those of a layout.
+// The arguments of a call. Of rows of a cache there are no pages.
 struct Attention {
-  ffi::Buffer<ffi::F32> queries;         // [X, T, G, Q, E]
-  ffi::AnyBuffer keys, values;           // of any layout
-  ffi::Buffer<ffi::S32> lengths;         // [X]
-  ffi::Buffer<ffi::PRED> mask;           // [X, T, M]
-  ffi::Buffer<ffi::S32> positions;       // [X, T]
-  ffi::Buffer<ffi::F32> sinks;           // [G * Q], or none
-  float* results;                        // as queries
+  ffi::Buffer<ffi::F32> queries;    // [X, T, G, Q, E]
+  ffi::AnyBuffer keys, values;      // as in `Layout`
+  ffi::Buffer<ffi::S32> lengths;    // [X]
+  ffi::Buffer<ffi::PRED> mask;      // [X, T, M]
+  ffi::Buffer<ffi::S32> positions;  // [X, T]
+  ffi::Buffer<ffi::F32> sinks;      // [G * Q], or none
+  ffi::Buffer<ffi::S32> pages;      // [X, C], or none
+  ffi::Buffer<ffi::S32> counts;     // [X] tokens without padding, or none
+  float* results;                   // as queries
   float scale;
   std::int64_t window;  // 0 for none
-  float soft_cap;       // 0 for none
-  Layout layout{};
-  const std::int32_t* num_real = nullptr;  // [X] without padding; null for all
 
   std::size_t num_blocks = queries.dimensions()[0];
   std::size_t num_tokens = queries.dimensions()[1];
@@ -223,9 +205,33 @@ struct Attention {
   std::size_t num_groups = queries.dimensions()[3];
   std::size_t head_dim = queries.dimensions()[4];
   std::size_t tree_size = mask.dimensions()[2];
+  bool has_pages = pages.element_count() > 0;
+  std::size_t num_columns = has_pages ? pages.dimensions()[1] : 1;  // C
+  Layout layout{keys.dimensions(), num_heads, head_dim};
 
   std::size_t num_real_tokens(std::size_t block) const {
-    return num_real ? num_real[block] : num_tokens;
+    return has_pages ? counts.typed_data()[block] : num_tokens;
+  }
+
+  // Adds where the rows of a range are.
+  void append(std::size_t block, std::size_t begin, std::size_t end,
+              std::vector<Index>& rows) const {
+    const std::size_t page_size = layout.block_size;
+    while (begin < end) {
+      const std::size_t column = begin / page_size;
+      const std::size_t stop = std::min(end, (column + 1) * page_size);
+      // As JAX does, so that a wrong page is no address outside.
+      const std::int32_t page =
+          has_pages ? std::clamp<std::int32_t>(
+                          pages.typed_data()[block * num_columns + column], 0,
+                          layout.num_blocks - 1)
+                    : 0;
+      const std::size_t before = rows.size();
+      rows.resize(before + stop - begin);
+      std::iota(rows.begin() + before, rows.end(),
+                Index(page * page_size + begin % page_size));
+      begin = stop;
+    }
   }
 
   // Finds the rows that a token sees, in their order.
@@ -234,7 +240,7 @@ struct Attention {
     rows.clear();
     const std::size_t num_tokens_here = num_real_tokens(block);
     if (token >= num_tokens_here) return;
-    const std::int64_t capacity = layout.capacity();
+    const std::int64_t capacity = num_columns * layout.block_size;
     const std::int64_t length =
         std::min<std::int64_t>(lengths.typed_data()[block], capacity);
     const std::size_t index = block * num_tokens + token;
@@ -242,14 +248,14 @@ struct Attention {
         window ? std::max<std::int64_t>(
                      positions.typed_data()[index] - window + 1, 0)
                : 0;
-    layout.append(block, begin, length, rows);
+    append(block, begin, length, rows);
     const std::size_t num_masked =
-        num_real ? std::min(tree_size, num_tokens_here) : tree_size;
+        has_pages ? std::min(tree_size, num_tokens_here) : tree_size;
     const bool* seen = mask.typed_data() + index * tree_size;
     for (std::size_t m = 0; m < num_masked; ++m) {
       const std::int64_t row = length + m;
       if (seen[m] && row >= begin && row < capacity) {
-        layout.append(block, row, row + 1, rows);
+        append(block, row, row + 1, rows);
       }
     }
   }
@@ -270,7 +276,8 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
   scratch.scores.resize(N * room);
   float* scores = scratch.scores.data();
   const std::size_t first =
-      block * call.layout.block_stride + head * call.layout.head_stride;
+      (call.has_pages ? 0 : block * call.layout.block_stride) +
+      head * call.layout.head_stride;
   auto rows = [&](const ffi::AnyBuffer& cache) {
     return Rows<T>{static_cast<const T*>(cache.untyped_data()) + first,
                    call.layout.row_stride};
@@ -283,8 +290,7 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
                             ? call.sinks.typed_data() +
                                   head * call.num_groups + q + i
                             : nullptr;
-    totals[i] =
-        weigh(scores + i * room, count, call.scale, call.soft_cap, sink);
+    totals[i] = weigh(scores + i * room, count, call.scale, sink);
   }
   mix_values<N>(scores, room, rows(call.values), scratch.seen, call.head_dim,
                 totals, results + q * call.head_dim);
@@ -342,49 +348,19 @@ ffi::Error with_type(const ffi::AnyBuffer& array, const Run& run) {
   return ffi::Error::Success();
 }
 
-ffi::Error attend_all(ffi::ThreadPool& pool, const Attention& call) {
-  return with_type(call.keys, [&](auto stored) {
-    attend_all<decltype(stored)>(pool, call);
+ffi::Error attention_call(
+    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
+    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
+    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
+    ffi::Buffer<ffi::F32> sinks, ffi::Buffer<ffi::S32> pages,
+    ffi::Buffer<ffi::S32> counts, ffi::ResultBuffer<ffi::F32> results,
+    float scale, std::int64_t window) {
+  const Attention call{queries, keys,  values, lengths,    mask,
+                       positions, sinks, pages,  counts,
+                       results->typed_data(), scale, window};
+  return with_type(keys, [&](auto type) {
+    attend_all<decltype(type)>(pool, call);
   });
-}
-
-// Keys and values are [B, G, S, E].
-ffi::Error tree_attention_call(
-    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
-    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
-    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
-    ffi::Buffer<ffi::F32> sinks, ffi::ResultBuffer<ffi::F32> results,
-    float scale, std::int64_t window, float soft_cap) {
-  Attention call{queries, keys,      values, lengths,
-                 mask,    positions, sinks,  results->typed_data(),
-                 scale,   window,    soft_cap};
-  const std::size_t capacity = keys.dimensions()[2];
-  call.layout.row_stride = call.head_dim;
-  call.layout.head_stride = capacity * call.head_dim;
-  call.layout.block_stride = call.num_heads * call.layout.head_stride;
-  call.layout.page_size = capacity;
-  return attend_all(pool, call);
-}
-
-// Keys and values are [P, Z, G * E].
-ffi::Error paged_attention_call(
-    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
-    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
-    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
-    ffi::Buffer<ffi::F32> sinks, ffi::Buffer<ffi::S32> table,
-    ffi::Buffer<ffi::S32> num_tokens, ffi::ResultBuffer<ffi::F32> results,
-    float scale, std::int64_t window, float soft_cap) {
-  Attention call{queries, keys,      values, lengths,
-                 mask,    positions, sinks,  results->typed_data(),
-                 scale,   window,    soft_cap};
-  call.num_real = num_tokens.typed_data();
-  call.layout.row_stride = keys.dimensions()[2];
-  call.layout.head_stride = call.head_dim;
-  call.layout.num_pages = keys.dimensions()[0];
-  call.layout.page_size = keys.dimensions()[1];
-  call.layout.num_columns = table.dimensions()[1];
-  call.layout.table = table.typed_data();
-  return attend_all(pool, call);
 }
 
 // Gives a head its root-mean-square norm.
@@ -438,33 +414,12 @@ void rotate(const S* head, const float* cos, const float* sin,
   }
 }
 
-// Where a cache [B, G, S, E] or [P, Z, G * E] has the head of a token.
-struct Places {
-  std::size_t num_heads, num_blocks, block_size;
-  std::size_t block_stride, row_stride, head_stride;
-
-  Places(ffi::Span<const std::int64_t> shape, std::size_t num_heads,
-         std::size_t head_dim)
-      : num_heads(num_heads), num_blocks(shape[0]) {
-    const bool has_rows = shape.size() == 4;
-    block_size = shape[has_rows ? 2 : 1];
-    block_stride = block_size * num_heads * head_dim;
-    row_stride = has_rows ? head_dim : num_heads * head_dim;
-    head_stride = has_rows ? block_size * head_dim : head_dim;
-  }
-
-  std::size_t of(std::size_t place, std::size_t head) const {
-    return place / block_size * block_stride +
-           place % block_size * row_stride + head * head_stride;
-  }
-};
-
 // Rotates the heads [G, Q + 2, E] of a token, whose type is S; writes its
 // queries, and its key and value, of type T, to a place of the cache.
 template <class S, class T>
 [[gnu::noinline]] void keep_token(const S* head, const float* cos,
                                   const float* sin, std::size_t num_groups,
-                                  std::size_t head_dim, const Places& cache,
+                                  std::size_t head_dim, const Layout& cache,
                                   std::int64_t place, float* query, T* keys,
                                   T* values) {
   const bool is_kept =
@@ -496,7 +451,7 @@ ffi::Error rotate_and_write_call(
     ffi::Buffer<ffi::S32> places, ffi::ResultBuffer<ffi::F32> queries,
     ffi::Result<ffi::AnyBuffer> keys, ffi::Result<ffi::AnyBuffer> values) {
   const auto shape = heads.dimensions();  // [N, G, Q + 2, E]
-  const Places cache(keys->dimensions(), shape[1], shape[3]);
+  const Layout cache(keys->dimensions(), shape[1], shape[3]);
   const std::size_t num_groups = shape[2] - 2, half = shape[3] / 2;
   const std::size_t size = shape[1] * shape[2] * shape[3];
   const auto run = [&](auto given, auto stored) {
@@ -569,35 +524,23 @@ ffi::Error kv_commit_call(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> starts,
   return ffi::Error::Success();
 }
 
-// Binds what all kinds of attention take first.
-auto bind_attention() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<ffi::F32>>()    // queries
-      .Arg<ffi::AnyBuffer>()           // keys
-      .Arg<ffi::AnyBuffer>()           // values
-      .Arg<ffi::Buffer<ffi::S32>>()    // lengths
-      .Arg<ffi::Buffer<ffi::PRED>>()   // mask
-      .Arg<ffi::Buffer<ffi::S32>>()    // positions
-      .Arg<ffi::Buffer<ffi::F32>>();   // sinks
-}
-
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tree_attention, tree_attention_call,
-                              bind_attention()
+XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, attention_call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()   // queries
+                                  .Arg<ffi::AnyBuffer>()          // keys
+                                  .Arg<ffi::AnyBuffer>()          // values
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // lengths
+                                  .Arg<ffi::Buffer<ffi::PRED>>()  // mask
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // positions
+                                  .Arg<ffi::Buffer<ffi::F32>>()   // sinks
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // pages
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // counts
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale")
-                                  .Attr<std::int64_t>("window")
-                                  .Attr<float>("soft_cap"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention, paged_attention_call,
-                              bind_attention()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // table
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // num_tokens
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("scale")
-                                  .Attr<std::int64_t>("window")
-                                  .Attr<float>("soft_cap"));
+                                  .Attr<std::int64_t>("window"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kv_commit, kv_commit_call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -349,9 +349,14 @@ std::size_t whole_steps(std::size_t num_inputs) {
   return divide_up(num_inputs, F::kStep) * F::kStep;
 }
 
-template <class F, class Weights>
-ffi::Error multiply(ffi::ThreadPool pool, Around around, Weights weights,
-                    ffi::ResultBuffer<ffi::F32> results) {
+template <class F>
+ffi::Error few_rows(ffi::ThreadPool pool, ffi::AnyBuffer rows,
+                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
+                    ffi::AnyBuffer weights,
+                    ffi::ResultBuffer<ffi::F32> results,
+                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
+                    std::int64_t activation) {
+  const Around around{rows, added, norm_scale, *total, epsilon, activation};
   const std::size_t num_rows = around.num_rows();
   const std::size_t num_inputs = around.num_inputs();
   const std::size_t num_outputs = weights.element_count() / num_inputs;
@@ -399,11 +404,14 @@ float quantize(const float* row, std::size_t size, std::size_t num_terms,
   return highest;
 }
 
-ffi::Error multiply_dynamic(ffi::ThreadPool pool, Around around,
-                            ffi::Buffer<ffi::S8> weights,
-                            ffi::Buffer<ffi::F32> scales,
-                            ffi::ResultBuffer<ffi::F32> results,
-                            std::int64_t num_terms) {
+ffi::Error few_rows_of_integers(
+    ffi::ThreadPool pool, ffi::AnyBuffer given_rows, ffi::AnyBuffer added,
+    ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::S8> weights,
+    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> results,
+    ffi::Result<ffi::AnyBuffer> total, float epsilon, std::int64_t activation,
+    std::int64_t num_terms) {
+  const Around around{given_rows, added,   norm_scale,
+                      *total,     epsilon, activation};
   const std::size_t num_rows = around.num_rows();
   const std::size_t num_inputs = around.num_inputs();
   const std::size_t num_outputs = weights.element_count() / num_inputs;
@@ -448,29 +456,6 @@ ffi::Error multiply_dynamic(ffi::ThreadPool pool, Around around,
                     });
   });
   return ffi::Error::Success();
-}
-
-template <class F>
-ffi::Error few_rows(ffi::ThreadPool pool, ffi::AnyBuffer rows,
-                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
-                    ffi::AnyBuffer weights,
-                    ffi::ResultBuffer<ffi::F32> results,
-                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
-                    std::int64_t activation) {
-  return multiply<F>(pool,
-                     {rows, added, norm_scale, *total, epsilon, activation},
-                     weights, results);
-}
-
-ffi::Error few_rows_of_integers(
-    ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer added,
-    ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::S8> weights,
-    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> results,
-    ffi::Result<ffi::AnyBuffer> total, float epsilon, std::int64_t activation,
-    std::int64_t num_terms) {
-  return multiply_dynamic(
-      pool, {rows, added, norm_scale, *total, epsilon, activation}, weights,
-      scales, results, num_terms);
 }
 
 }  // namespace

@@ -384,29 +384,18 @@ struct Q6_K {
   }
 };
 
-// Calls work with the format of a number, those of ggml_type. Returns whether
-// there is one.
+// Calls work with the format of a number, those of ggml_type.
 template <class Work>
-bool with_format(std::int64_t number, const Work& work) {
+void with_format(std::int64_t number, const Work& work) {
   switch (number) {
-    case 2:
-      return work(Small<false, true>()), true;
-    case 3:
-      return work(Small<false, false>()), true;
-    case 6:
-      return work(Small<true, true>()), true;
-    case 7:
-      return work(Small<true, false>()), true;
-    case 8:
-      return work(Q8_0()), true;
-    case 12:
-      return work(Large<false>()), true;
-    case 13:
-      return work(Large<true>()), true;
-    case 14:
-      return work(Q6_K()), true;
-    default:
-      return false;
+    case 2: return work(Small<false, true>());
+    case 3: return work(Small<false, false>());
+    case 6: return work(Small<true, true>());
+    case 7: return work(Small<true, false>());
+    case 8: return work(Q8_0());
+    case 12: return work(Large<false>());
+    case 13: return work(Large<true>());
+    case 14: return work(Q6_K());
   }
 }
 

@@ -31,8 +31,7 @@ HANDLERS = {
     'kv_commit',
     'norm_heads',
     'rotate_and_write',
-    'tree_attention',
-    'paged_attention',
+    'attention',
   ),
   'gguf_blocks': ('gguf_multiply', 'gguf_take'),
 }

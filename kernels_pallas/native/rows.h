@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "exponentials.h"
 #include "parallel.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"

@@ -3,13 +3,11 @@
 Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
 """
 
-import functools
-
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, dispatch
 from kernels_pallas.normed_matmul import arg_specs, reference
 from kernels_pallas.quantized_matmul import api as product_api
 
@@ -49,7 +47,6 @@ def normed_matmul(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   options = {'epsilon': epsilon, 'activation': activation}
-  arrays = (x, added, norm_scale, values, scales)
   chosen = _choose(x, values, scales, options, implementation, sharding)
   if chosen == dispatch.REFERENCE:
     total = x + added
@@ -62,46 +59,25 @@ def normed_matmul(
       sharding=sharding,
     )
     return total, product
-  call = registry.function('normed_matmul', chosen)
-  call = functools.partial(call, **options)
   outputs = P(None, None, sharding.spec[2])
-  return jax.shard_map(
-    tuning.tuned('normed_matmul', chosen, call, sharding),
-    mesh=sharding.mesh,
-    in_specs=(P(), P(), P(), outputs, outputs),
-    out_specs=(P(), outputs),
-    check_vma=False,
-  )(*arrays)
+  return calls.run(
+    'normed_matmul',
+    chosen,
+    (x, added, norm_scale, values, scales),
+    options,
+    sharding,
+    (P(), P(), P(), outputs, outputs),
+    (P(), outputs),
+  )
 
 
 def _choose(x, values, scales, options, wanted, sharding):
   """Returns the name of the implementation for a device's part."""
-  if wanted in ('pallas_tpu', 'mosaic_gpu'):
-    wanted = dispatch.REFERENCE
   weight = jax.ShapeDtypeStruct(
     sharding.shard_shape(values.shape), values.dtype
   )
-  num_parts, num_inputs, num_outputs = weight.shape
-  described = (
-    f'x {x.dtype}{list(x.shape)}, weight {weight.dtype}{list(weight.shape)}, '
-    f'{scales.shape[1]} groups, {options["activation"]}'
-  )
-  spec = arg_specs.ArgSpec(
-    name=described,
-    num_tokens=x.shape[0],
-    num_parts=num_parts,
-    num_inputs=num_inputs,
-    num_outputs=num_outputs,
-    group_size=num_inputs // scales.shape[1],
-    dtype=x.dtype.name,
-    weight_dtype=values.dtype.name,
-    **options,
-  )
-  return dispatch.choose(
-    'normed_matmul',
-    described,
-    wanted,
-    dispatch.platform_of(sharding),
-    registry.checks('normed_matmul', x, weight, scales),
-    trial=functools.partial(trials.verdict, 'normed_matmul', spec, sharding),
+  spec = arg_specs.ArgSpec.of_call(x, weight, scales, **options)
+  wanted = calls.for_triton_alone(wanted)
+  return calls.choose(
+    'normed_matmul', spec, wanted, sharding, x, weight, scales
   )

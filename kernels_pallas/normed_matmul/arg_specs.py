@@ -23,18 +23,15 @@ class ArgSpec(product_specs.ArgSpec):
   epsilon: float = _EPSILON
 
   def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments."""
     return {**super().options(), 'epsilon': self.epsilon}
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `normed_matmul`."""
     x, *weight = super().arrays()
     scale = jax.ShapeDtypeStruct((self.num_inputs,), jnp.float32)
     return (x, x, scale, *weight)
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the arguments and the results."""
     x = self.arrays()[0]
     return super().num_bytes + 2 * x.size * x.dtype.itemsize
 

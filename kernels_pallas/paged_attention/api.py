@@ -7,10 +7,11 @@ table, G kv heads, Q query heads for each kv head, E head_dim.
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import call_spec, calls, dispatch, registry, tuning
 from kernels_pallas.paged_attention import arg_specs, reference, shared_pages
 from kernels_pallas.tree_attention import api as tree_api
 
@@ -24,11 +25,10 @@ def paged_attention(
   num_tokens: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
   page_size: int | None = None,
   is_one_row: bool = False,
   implementation: str = 'auto',
@@ -54,7 +54,6 @@ def paged_attention(
     positions: i32[X, T] of the tokens; read with a window only.
     scale: factor of the scores.
     window: a token sees no row of `position - window` or less.
-    soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
     sinks: [G, Q] or None, as in `tree_attention.api`.
     page_size: rows of a page that hold something, the first ones. It is Z, or
       less where some of the devices that share the rows keep none; None is Z.
@@ -72,14 +71,25 @@ def paged_attention(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
-  chosen = _choose(
-    queries, keys, page_table.shape[1], options, sinks, implementation, sharding
+  options = {'scale': scale, 'window': window}
+  chosen = choose(
+    'paged_attention',
+    arg_specs.ArgSpec,
+    queries,
+    queries.shape[3],
+    keys,
+    page_table.shape[1],
+    window,
+    sinks,
+    implementation,
+    sharding,
+    pages_dtype=keys.dtype,
+    native=calls.several_devices(sharding),
   )
   call = registry.function('paged_attention', chosen)
   call = functools.partial(call, **options)
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
-  _, tokens, heads = _spec(sharding)
+  _, tokens, heads = calls.axes_of(sharding, 3)
   if chosen == dispatch.REFERENCE and tokens is None:
     if is_one_row and tree_mask is None:
       call = functools.partial(reference.of_one_row, **options)
@@ -113,44 +123,60 @@ def paged_attention(
   return call(*arrays)
 
 
-def _spec(sharding):
-  """Returns the mesh axes of the three axes of keys and values."""
-  spec = () if sharding is None else sharding.spec
-  return (*spec, None, None, None)[:3]
+def choose(
+  kernel: str,
+  make_spec: type[arg_specs.ArgSpec],
+  tokens: jax.ShapeDtypeStruct,
+  num_groups: int,
+  keys: jax.Array,
+  num_columns: int,
+  window: int | None,
+  sinks: jax.Array | None,
+  implementation: str,
+  sharding: NamedSharding | None,
+  *,
+  pages_dtype: jax.typing.DTypeLike,
+  **refused: str | None,
+) -> str:
+  """Returns the implementation of a kernel that attends to pages.
 
-
-def _choose(
-  queries, keys, num_columns, options, sinks, implementation, sharding
-):
-  """Returns the name of the implementation."""
-  num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
-  pages = keys.shape
-  if sharding is not None:
-    pages = sharding.shard_shape(pages)
-    num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
-  local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
-  spec = arg_specs.ArgSpec.of_pages(
-    f'queries {queries.dtype}{list(local)}',
+  `tokens` are [X, T, G, any, E], with Q = `num_groups`; the others are as in
+  `paged_attention`, and `calls.choose`.
+  """
+  num_blocks, size, num_kv_heads, num_heads, head_dim = tokens.shape
+  pages = calls.local_shape(keys, sharding)
+  num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
+  is_shared = calls.axes_of(sharding, 3)[1] is not None
+  local = (num_blocks, size, num_kv_heads, num_heads, head_dim)
+  spec = make_spec(
+    name=f'tokens {tokens.dtype}{list(local)}, pages {list(pages)}, '
+    f'{num_columns} of a row, window {window}'
+    f'{"" if sinks is None else ", sinks"}'
+    f'{", devices share them" if is_shared else ""}',
+    # An engine has programs for many numbers of blocks.
+    batch_size=call_spec.MOST_ROWS,
+    num_tokens=size,
+    num_kv_heads=num_kv_heads,
+    num_groups=num_groups,
+    head_dim=head_dim,
+    context=max(num_columns * pages[1] - size, 0),
+    tree_size=size,
+    dtype=tokens.dtype.name,
+    window=window,
+    page_size=pages[1],
+    # Devices that share rows count the sinks when they merge.
+    has_sinks=sinks is not None and not is_shared,
+    is_shared=is_shared,
+    pages_dtype=jnp.dtype(pages_dtype).name,
+  )
+  return calls.choose(
+    kernel,
+    spec,
+    implementation,
+    sharding,
     local,
     pages,
     num_columns,
-    queries.dtype,
-    has_sinks=sinks is not None,
-    window=options['window'],
-    soft_cap=options['soft_cap'],
-    is_shared=_spec(sharding)[1] is not None,
-    pages_dtype=keys.dtype,
-  )
-  checks = registry.checks(
-    'paged_attention', local, pages, num_columns, queries.dtype
-  )
-  if sharding is not None and sharding.mesh.size > 1:
-    checks['native'] = tree_api.refuse_devices
-  return dispatch.choose(
-    'paged_attention',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    checks,
-    trial=functools.partial(trials.verdict, 'paged_attention', spec, sharding),
+    tokens.dtype,
+    **refused,
   )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import call_spec, model_shapes, tiles
+from kernels_pallas import model_shapes, tiles
 from kernels_pallas.paged_attention import padding
 from kernels_pallas.tree_attention import arg_specs as tree_specs
 
@@ -36,59 +36,6 @@ class ArgSpec(tree_specs.ArgSpec):
   is_shared: bool = False
   pages_dtype: str | None = None
 
-  @classmethod
-  def of_pages(
-    cls,
-    tokens: str,
-    queries_shape: tuple[int, ...],
-    pages_shape: tuple[int, ...],
-    num_columns: int,
-    dtype: jax.typing.DTypeLike,
-    *,
-    has_sinks: bool,
-    window: int | None,
-    soft_cap: float | None = None,
-    is_shared: bool = False,
-    pages_dtype: jax.typing.DTypeLike | None = None,
-  ) -> 'ArgSpec':
-    """Returns the spec of a call.
-
-    Args:
-      tokens: dtype and shape of the tokens' argument, in words.
-      queries_shape: (X, T, G, Q, E) of a device.
-      pages_shape: (P, Z, G * E) of a device.
-      num_columns: C.
-      dtype: dtype of tokens.
-      has_sinks: whether query heads have sinks.
-      window: window in tokens, or None.
-      soft_cap: bound of the scores, or None.
-      is_shared: whether devices share the rows of a page.
-      pages_dtype: dtype of pages; None is that of tokens.
-    """
-    _, size, num_kv_heads, num_groups, head_dim = queries_shape
-    page_size = pages_shape[1]
-    return cls(
-      name=f'{tokens}, pages {list(pages_shape)}, {num_columns} of a row, '
-      f'window {window}{", sinks" if has_sinks else ""}'
-      f'{", devices share them" if is_shared else ""}',
-      # An engine has programs for many numbers of blocks.
-      batch_size=call_spec.MOST_ROWS,
-      num_tokens=size,
-      num_kv_heads=num_kv_heads,
-      num_groups=num_groups,
-      head_dim=head_dim,
-      context=max(num_columns * page_size - size, 0),
-      tree_size=size,
-      dtype=jnp.dtype(dtype).name,
-      window=window,
-      soft_cap=soft_cap,
-      page_size=page_size,
-      # Devices that share rows count the sinks when they merge.
-      has_sinks=has_sinks and not is_shared,
-      is_shared=is_shared,
-      pages_dtype=jnp.dtype(dtype if pages_dtype is None else pages_dtype).name,
-    )
-
   @property
   def capacity(self) -> int:
     """C * Z."""
@@ -101,7 +48,6 @@ class ArgSpec(tree_specs.ArgSpec):
     return dataclasses.replace(small, tree_size=small.num_tokens, page_size=8)
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `paged_attention`."""
     queries, _, _, lengths, mask, positions, *sinks = super().arrays()
     table = (self.batch_size, self.capacity // self.page_size)
     width = self.num_kv_heads * self.head_dim
@@ -114,8 +60,8 @@ class ArgSpec(tree_specs.ArgSpec):
     return queries, pages, pages, *by_block, *sinks
 
   def options(self):
-    """Returns the keyword arguments."""
-    return {**super().options(), 'with_sums': self.is_shared}
+    sums = {'with_sums': True} if self.is_shared else {}
+    return super().options() | sums
 
   def suits(self, implementation):
     """Whether it can; TPUs take pages of whole lanes."""
@@ -128,11 +74,11 @@ class ArgSpec(tree_specs.ArgSpec):
     del sizes['tiles']  # of a cache
     return {**sizes, 'context': min(sizes['context'], _MOST_IN_A_CLASS)}
 
-  def with_meaning(self, *arrays):
+  def with_meaning(self, *arrays, prefix=None):
     """Pages lie apart, and the last block has padding, which nobody sees."""
     queries, *stores, table, lengths, num_tokens, mask, positions = arrays[:8]
     queries, *stores, lengths, mask, positions = super().with_meaning(
-      queries, *stores, lengths, mask, positions
+      queries, *stores, lengths, mask, positions, prefix=prefix
     )
     pages = jnp.arange(table.size, dtype=jnp.int32).reshape(table.T.shape)
     num_tokens = jnp.full_like(num_tokens, self.num_tokens)
@@ -141,21 +87,9 @@ class ArgSpec(tree_specs.ArgSpec):
     by_block = (pages.T, lengths, num_tokens, mask, positions)
     return queries, *stores, *by_block, *arrays[8:]
 
-  def with_prefix(self, arrays, length):
-    """With as many rows in front of the blocks."""
-    *before, lengths, num_tokens, mask, positions = arrays[:8]
-    lengths, positions = (
-      jnp.full_like(x, length) for x in (lengths, positions)
-    )
-    return *before, lengths, num_tokens, mask, positions, *arrays[8:]
 
-
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model, shards in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL
@@ -176,21 +110,6 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
 
 
 def _spec(model, shards, num_tokens, capacity=_CAPACITY, **changes) -> ArgSpec:
-  fields = {
-    'num_tokens': num_tokens,
-    'num_kv_heads': model.kv_heads_of(shards),
-    'num_groups': model.num_groups,
-    'head_dim': model.head_dim,
-    'context': capacity - num_tokens,
-    'tree_size': num_tokens,
-    'dtype': 'bfloat16',
-    'window': None,
-    'batch_size': _NUM_BLOCKS,
-    'page_size': _PAGE_SIZE,
-    **changes,
-  }
-  name = (
-    f'X{_NUM_BLOCKS} T{num_tokens} S{capacity} {fields["dtype"]} '
-    f'window {fields["window"]}{" sinks" if fields.get("has_sinks") else ""}'
-  )
-  return ArgSpec(name=name, **fields)
+  own = {'batch_size': _NUM_BLOCKS, 'page_size': _PAGE_SIZE, **changes}
+  context = capacity - num_tokens
+  return tree_specs.spec_of(ArgSpec, model, shards, context, num_tokens, **own)

@@ -16,19 +16,12 @@ from kernels_pallas.tree_attention import native as tree_native
 
 
 def check(
-  queries_shape: tuple[int, ...],
-  pages_shape: tuple[int, ...],
-  num_columns: int,
+  queries_shape: tuple[int, ...],  # X, T, G, Q, E
+  pages_shape: tuple[int, ...],  # P, Z, G * E
+  num_columns: int,  # C
   dtype: jax.typing.DTypeLike,
 ) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    queries_shape: X, T, G, Q, E.
-    pages_shape: P, Z, G * E.
-    num_columns: C.
-    dtype: dtype of the queries. Pages have it, or float32.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del num_columns
   num_pages, page_size, _ = pages_shape
   if num_pages * page_size > jnp.iinfo(jnp.uint32).max:
@@ -55,8 +48,7 @@ def paged_attention(
   """See `reference.paged_attention`; there are no sums to return."""
   if with_sums:
     raise NotImplementedError('no sums of the softmax are returned')
-  return tree_native.call(
-    'paged_attention',
+  return tree_native.tree_attention(
     queries,
     keys,
     values,

@@ -31,19 +31,12 @@ _MAX_NUMBERS = 2**31  # of the pages: offsets have 32 bits
 
 
 def check(
-  queries_shape: tuple[int, ...],
-  pages_shape: tuple[int, ...],
-  num_columns: int,
+  queries_shape: tuple[int, ...],  # X, T, G, Q, E
+  pages_shape: tuple[int, ...],  # P, Z, G * E
+  num_columns: int,  # C
   dtype: jax.typing.DTypeLike,
 ) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    queries_shape: X, T, G, Q, E.
-    pages_shape: P, Z, G * E.
-    num_columns: C.
-    dtype: dtype of the queries.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del num_columns
   num_numbers = math.prod(pages_shape)
   if num_numbers > _MAX_NUMBERS:
@@ -66,7 +59,6 @@ def paged_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   config: Config | None = None,
   interpret: bool = False,
   with_sums: bool = False,
@@ -95,7 +87,6 @@ def paged_attention(
     name='paged_attention',
     scale=scale,
     window=window,
-    soft_cap=soft_cap,
     interpret=interpret,
   )
   attended = attended.reshape(queries.shape)

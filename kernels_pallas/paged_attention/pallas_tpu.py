@@ -30,19 +30,12 @@ _MAX_TABLE_BYTES = 512 * 2**10  # of the scalars' memory
 
 
 def check(
-  queries_shape: tuple[int, ...],
-  pages_shape: tuple[int, ...],
-  num_columns: int,
+  queries_shape: tuple[int, ...],  # X, T, G, Q, E
+  pages_shape: tuple[int, ...],  # P, Z, G * E
+  num_columns: int,  # C
   dtype: jax.typing.DTypeLike,
 ) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    queries_shape: X, T, G, Q, E.
-    pages_shape: P, Z, G * E.
-    num_columns: C.
-    dtype: dtype of the queries.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   num_blocks, num_tokens, _, num_groups, head_dim = queries_shape
   page_size, width = pages_shape[1:]
   mask_words.check(
@@ -81,7 +74,6 @@ def paged_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   config: Config | None = None,
   interpret: bool | pltpu.InterpretParams = False,
   with_sums: bool = False,
@@ -114,7 +106,6 @@ def paged_attention(
     block_kv=block_kv,
     scale=scale,
     has_window=window is not None,
-    soft_cap=soft_cap,
   )
   if sinks:
     kernel = tpu_blocks.with_ref(kernel, 8, 'sinks')

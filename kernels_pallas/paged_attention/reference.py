@@ -28,7 +28,6 @@ def paged_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   with_sums: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Tree attention to copies of the pages; see `api.paged_attention`.
@@ -45,7 +44,7 @@ def paged_attention(
     prefix_lengths, tree_mask, positions, keys.shape[2], window
   )
   found = tree_reference.attention_part(
-    queries, keys, values, visible, scale, soft_cap, sinks
+    queries, keys, values, visible, scale, sinks
   )
   attended, log_sums = (padding.zero(x, num_tokens) for x in found)
   return (attended, log_sums) if with_sums else attended

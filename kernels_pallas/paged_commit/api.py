@@ -4,15 +4,15 @@ Legend: B rows, T places of each, P pages, Z places of a page, C numbers of a
 token.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
-from kernels_pallas.paged_commit import arg_specs, reference
+from kernels_pallas import call_spec, calls, dispatch
+from kernels_pallas.kv_commit import arg_specs as dense_specs
+from kernels_pallas.paged_commit import arg_specs
 
 
 def paged_commit(
@@ -45,38 +45,27 @@ def paged_commit(
   """
   if not caches or not sources.size:
     return list(caches)
-  if implementation in ('pallas_tpu', 'mosaic_gpu'):
-    implementation = dispatch.REFERENCE
-  shape = caches[0].shape
-  if sharding is not None:
-    shape = sharding.shard_shape(shape)
-  spec = arg_specs.ArgSpec.of_call(
-    f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
+  _, page_size, width = shape = calls.local_shape(caches[0], sharding)
+  num_rows, num_kept = sources.shape
+  spec = arg_specs.ArgSpec(
+    name=f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
     f'{list(sources.shape)} tokens',
-    len(caches),
-    shape,
-    sources.shape,
-    caches[0].dtype,
+    num_caches=min(len(caches), dense_specs.MOST_CACHES),
+    width=width,
+    num_kept=num_kept,
+    batch_size=min(num_rows, call_spec.MOST_ROWS),
+    page_size=page_size,
+    dtype=caches[0].dtype.name,
   )
-  chosen = dispatch.choose(
+  wanted = calls.for_triton_alone(implementation)
+  chosen = calls.choose('paged_commit', spec, wanted, sharding, shape, num_kept)
+  pages = P(*calls.axes_of(sharding, 3))
+  return calls.run(
     'paged_commit',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks('paged_commit', shape, sources.shape[1]),
-    trial=functools.partial(trials.verdict, 'paged_commit', spec, sharding),
+    chosen,
+    (list(caches), sources, targets),
+    {},
+    None if chosen == dispatch.REFERENCE else sharding,
+    (pages, P(), P()),
+    pages,
   )
-  if chosen == dispatch.REFERENCE:
-    return reference.paged_commit(caches, sources, targets)
-  call = registry.function('paged_commit', chosen)
-  call = tuning.tuned('paged_commit', chosen, call, sharding)
-  if sharding is not None:
-    pages = P(None, None, (*sharding.spec, None, None, None)[2])
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=(pages, P(), P()),
-      out_specs=pages,
-      check_vma=False,
-    )
-  return call(list(caches), sources, targets)

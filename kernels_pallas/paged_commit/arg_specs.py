@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
-from kernels_pallas.kv_commit import arg_specs as dense_specs
 
 _PAGE_SIZE = 16
 _NUM_KEPT = (7, 15)  # of drafts, their roots left out
@@ -20,7 +19,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_caches: keys and values of all layers.
     width: C.
     num_kept: T.
@@ -38,34 +36,6 @@ class ArgSpec(call_spec.CallSpec):
   page_size: int = _PAGE_SIZE
   dtype: str = 'bfloat16'
 
-  @classmethod
-  def of_call(
-    cls,
-    name: str,
-    num_caches: int,
-    pages_shape: tuple[int, ...],
-    places_shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-  ) -> 'ArgSpec':
-    """Returns the spec of a call.
-
-    Args:
-      name: shape in words.
-      num_caches: number of caches.
-      pages_shape: (P, Z, C) of a device.
-      places_shape: (B, T).
-      dtype: dtype of the caches.
-    """
-    return cls(
-      name=name,
-      num_caches=min(num_caches, dense_specs.MOST_CACHES),
-      width=pages_shape[2],
-      num_kept=places_shape[1],
-      batch_size=min(places_shape[0], call_spec.MOST_ROWS),
-      page_size=pages_shape[1],
-      dtype=jnp.dtype(dtype).name,
-    )
-
   @property
   def num_bytes(self) -> int:
     """Bytes that are read and written; numbers have two bytes."""
@@ -73,7 +43,6 @@ class ArgSpec(call_spec.CallSpec):
     return 4 * tokens * self.width
 
   def arrays(self) -> tuple[Any, ...]:
-    """Returns the abstract arguments of `paged_commit`."""
     rows = (self.batch_size, self.num_kept)
     # Every second place is moved, and the last pages stay.
     num_pages = 1 + 2 * self.batch_size * self.num_kept // self.page_size
@@ -97,12 +66,8 @@ class ArgSpec(call_spec.CallSpec):
     )
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model, shards, num_kept in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, _NUM_KEPT

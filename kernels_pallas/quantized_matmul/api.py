@@ -8,7 +8,7 @@ import functools
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, registry, tuning
 from kernels_pallas.quantized_matmul import arg_specs, shards
 
 
@@ -58,33 +58,13 @@ def quantized_matmul(
 
 def _choose(x, values, scales, activation, implementation, sharding):
   """Returns the name of the implementation for a device's part."""
-  described = (
-    f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
-    f'{scales.shape[1]} groups{f", {activation}" if activation else ""}'
-  )
-  num_parts, num_inputs, num_outputs = values.shape
-  spec = arg_specs.ArgSpec(
-    name=described,
-    num_tokens=x.shape[0],
-    num_parts=num_parts,
-    num_inputs=num_inputs,
-    num_outputs=num_outputs,
-    group_size=num_inputs // scales.shape[1],
-    dtype=x.dtype.name,
-    weight_dtype=values.dtype.name,
-    activation=activation,
-  )
-  checks = registry.checks('quantized_matmul', x, values, scales)
+  arrays = x, values, scales
+  spec = arg_specs.ArgSpec.of_call(*arrays, activation=activation)
   if implementation == 'mosaic_gpu':
     try:
-      checks['mosaic_gpu']()
+      registry.checks('quantized_matmul', *arrays)['mosaic_gpu']()
     except NotImplementedError:
-      del checks['mosaic_gpu']
-  return dispatch.choose(
-    'quantized_matmul',
-    described,
-    implementation,
-    dispatch.platform_of(sharding),
-    checks,
-    trial=functools.partial(trials.verdict, 'quantized_matmul', spec, sharding),
+      implementation = 'pallas_gpu'
+  return calls.choose(
+    'quantized_matmul', spec, implementation, sharding, *arrays
   )

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_tokens: T.
     num_parts: P.
     num_inputs: K.
@@ -43,9 +43,27 @@ class ArgSpec(call_spec.CallSpec):
   weight_dtype: str
   activation: str | None = None
 
+  @classmethod
+  def of_call(cls, x: Any, values: Any, scales: Any, **options: Any) -> Self:
+    """Returns the spec of a device's part, whose dtypes and shapes are read."""
+    num_parts, num_inputs, num_outputs = values.shape
+    activation = options.get('activation')
+    return cls(
+      name=f'x {x.dtype}{list(x.shape)}, weight {values.dtype}'
+      f'{list(values.shape)}, {scales.shape[1]} groups'
+      f'{f", {activation}" if activation else ""}',
+      num_tokens=x.shape[0],
+      num_parts=num_parts,
+      num_inputs=num_inputs,
+      num_outputs=num_outputs,
+      group_size=num_inputs // scales.shape[1],
+      dtype=x.dtype.name,
+      weight_dtype=values.dtype.name,
+      **options,
+    )
+
   @property
   def num_bytes(self) -> int:
-    """Bytes of the arguments and the result."""
     x, *_, values, scales = self.arrays()
     num_results = 1 if self.activation else self.num_parts
     result = self.num_tokens * num_results * self.num_outputs
@@ -57,16 +75,13 @@ class ArgSpec(call_spec.CallSpec):
 
   @property
   def num_flops(self) -> int:
-    """Operations of the product."""
     weights = self.num_parts * self.num_inputs * self.num_outputs
     return 2 * weights * self.num_tokens
 
   def options(self) -> dict[str, str | None]:
-    """Returns the keyword arguments."""
     return {'activation': self.activation}
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `quantized_matmul`."""
     is_grouped = self.weight_dtype != 'int8'
     num_groups = self.num_inputs // self.group_size if is_grouped else 1
     parts, outputs = self.num_parts, self.num_outputs
@@ -84,19 +99,11 @@ class ArgSpec(call_spec.CallSpec):
     return implementation != 'mosaic_gpu' or is_fit
 
 
+@model_shapes.once_each
 def arg_specs(
   matrices: tuple[str, ...] = ('qkv', 'attention_out', 'gate_up', 'down'),
-) -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it.
-
-  Args:
-    matrices: names of matrices of a layer.
-  """
-  return model_shapes.once_each(_all(matrices))
-
-
-def _all(matrices: tuple[str, ...]) -> Iterator[tuple[str, ArgSpec]]:
-  """Yields users and their shapes, the same ones several times."""
+) -> Iterator[tuple[str, ArgSpec]]:
+  """Yields users and their shapes, of some matrices of a layer."""
   for model, shards, weight_dtype in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):

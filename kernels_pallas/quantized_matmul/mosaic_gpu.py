@@ -23,7 +23,6 @@ Legend:
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,26 +42,13 @@ _NUM_PROGRAMS = 256  # about two for each multiprocessor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Sizes of the kernel; not measured.
+class Config(block_tiles.Config):
+  """Sizes of the kernel; not measured."""
 
-  Attributes:
-    num_splits: programs that share the inputs of a tile, a power of two. All
-      devices run clusters of up to 8.
-    num_stages: chunks in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'num_splits': (1, 2, 4, 8),
-    'num_stages': (2, 4, 6),
-  }
-  num_splits: int
-  num_stages: int = 4
-
-  def __post_init__(self):
-    block_tiles.check_powers(self, 'num_splits')
-    block_tiles.check_multiples(self, 1, 'num_stages')
+  # Programs that share the inputs of a tile. All devices run clusters of up
+  # to 8.
+  num_splits: int = block_tiles.power((1, 2, 4, 8))
+  num_stages: int = block_tiles.number((2, 4, 6), 4)  # chunks in flight
 
 
 def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
@@ -80,13 +66,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    x: rows [T, K], of which shape and dtype are read.
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x.shape[0], x.dtype, values.dtype)
   if x.dtype != jnp.bfloat16:
     raise NotImplementedError(f'{x.dtype} is not bfloat16')

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,31 +34,15 @@ _NUM_PROGRAMS = 256  # about two for each multiprocessor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(block_tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_outputs: outputs of a program, a power of two that divides N.
-    num_splits: programs that share the inputs of a tile.
-    num_warps: warps of a program.
-    num_stages: chunks in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_outputs': (32, 64, 128),
-    'num_splits': (1, 2, 4, 8, 16, 32),
-    'num_warps': (4, 8),
-    'num_stages': (2, 3, 4),
-  }
-  block_outputs: int
-  num_splits: int
-  num_warps: int = 4
-  num_stages: int = 4
-
-  def __post_init__(self):
-    block_tiles.check_powers(self, 'block_outputs', 'num_warps')
-    block_tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
+  # Outputs of a program, which divides N.
+  block_outputs: int = block_tiles.power((32, 64, 128))
+  # Programs that share the inputs of a tile.
+  num_splits: int = block_tiles.number((1, 2, 4, 8, 16, 32))
+  num_warps: int = block_tiles.power((4, 8), 4)  # warps of a program
+  num_stages: int = block_tiles.number((2, 3, 4), 4)  # chunks in flight
 
 
 def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
@@ -80,13 +63,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    x: rows [T, K], of which shape and dtype are read.
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x.shape[0], x.dtype, values.dtype)
   if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:
     raise NotImplementedError(

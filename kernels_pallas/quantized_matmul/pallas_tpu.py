@@ -10,7 +10,6 @@ inputs of a chunk, W block_outputs.
 """
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,21 +31,13 @@ _VMEM_BYTES = 14 * 2**20  # of 16 MiB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(block_tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_outputs: outputs of a program, a multiple of 128.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_outputs': (128, 256, 512, 1024),
-  }
-  block_outputs: int
-
-  def __post_init__(self):
-    block_tiles.check_multiples(self, _LANES, 'block_outputs')
+  # Outputs of a program.
+  block_outputs: int = block_tiles.number(
+    (128, 256, 512, 1024), multiple=_LANES
+  )
 
 
 def default_config(
@@ -68,13 +59,7 @@ def default_config(
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it.
-
-  Args:
-    x: rows [T, K], of which shape and dtype are read.
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x.shape[0], x.dtype, values.dtype)
   check_tile(padded_rows(x.shape[0]), x.dtype, values, scales)
 
@@ -85,14 +70,7 @@ def check_tile(
   values: jax.Array,
   scales: jax.Array,
 ) -> None:
-  """Raises NotImplementedError if a tile of outputs cannot be made.
-
-  Args:
-    num_rows: number of rows in VMEM.
-    dtype: dtype of these.
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError if a tile of outputs of rows cannot be made."""
   num_inputs = values.shape[1]
   if chunk_size_of(values, scales) is None:
     raise NotImplementedError(

@@ -24,12 +24,7 @@ _NARROW_BYTES = 2**32
 
 
 def check_sizes(values: jax.Array, scales: jax.Array) -> None:
-  """Raises NotImplementedError if a weight cannot be parted.
-
-  Args:
-    values: weight [P, K, N], of which shape and dtype are read.
-    scales: scales [P, C, N], of which shape and dtype are read.
-  """
+  """Raises NotImplementedError if a weight [P, K, N] cannot be parted."""
   num_inputs, num_outputs = values.shape[1:]
   num_groups = scales.shape[1]
   chunk_size = chunk_size_of(num_inputs, num_groups)

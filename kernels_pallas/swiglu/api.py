@@ -3,13 +3,11 @@
 Legend: B rows, T tokens, D embed, F ffw.
 """
 
-import functools
-
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, dispatch
 from kernels_pallas.swiglu import arg_specs, reference
 
 
@@ -39,9 +37,7 @@ def swiglu(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   rows = (x.shape[0] * x.shape[1], x.shape[2])
-  local = gate_up.shape
-  if sharding is not None:
-    local = sharding.shard_shape(local)
+  local = calls.local_shape(gate_up, sharding)
   spec = arg_specs.ArgSpec(
     name=f'x {x.dtype}{list(rows)}, gate_up {list(local)}, {activation}',
     num_tokens=rows[0],
@@ -50,26 +46,17 @@ def swiglu(
     activation=activation,
     dtype=x.dtype.name,
   )
-  chosen = dispatch.choose(
-    'swiglu',
-    spec.name,
-    implementation,
-    dispatch.platform_of(sharding),
-    registry.checks('swiglu', rows, x.dtype),
-    trial=functools.partial(trials.verdict, 'swiglu', spec, sharding),
-  )
+  chosen = calls.choose('swiglu', spec, implementation, sharding, rows, x.dtype)
   if chosen == dispatch.REFERENCE:
     return reference.swiglu(x, gate_up, activation=activation)
-  call = registry.function('swiglu', chosen)
-  call = functools.partial(call, activation=activation)
-  call = tuning.tuned('swiglu', chosen, call, sharding)
-  if sharding is not None:
-    columns = sharding.spec[2]
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=(P(), P(None, None, columns)),
-      out_specs=P(None, columns),
-      check_vma=False,
-    )
-  return call(x.reshape(rows), gate_up).reshape(*x.shape[:2], -1)
+  *_, columns = calls.axes_of(sharding, 3)
+  hidden = calls.run(
+    'swiglu',
+    chosen,
+    (x.reshape(rows), gate_up),
+    {'activation': activation},
+    sharding,
+    (P(), P(None, None, columns)),
+    P(None, columns),
+  )
+  return hidden.reshape(*x.shape[:2], -1)

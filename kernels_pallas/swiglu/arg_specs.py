@@ -19,7 +19,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_tokens: N.
     embed_dim: D.
     ffw_dim: F.
@@ -35,33 +34,25 @@ class ArgSpec(call_spec.CallSpec):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the arguments and the result."""
     result = self.num_tokens * self.ffw_dim
     return super().num_bytes + result * jnp.dtype(self.dtype).itemsize
 
   @property
   def num_flops(self) -> int:
-    """Operations of both products."""
     return 4 * self.num_tokens * self.embed_dim * self.ffw_dim
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `swiglu`."""
     return (
       jax.ShapeDtypeStruct((self.num_tokens, self.embed_dim), self.dtype),
       jax.ShapeDtypeStruct((self.embed_dim, 2, self.ffw_dim), self.dtype),
     )
 
   def options(self) -> dict[str, Any]:
-    """Returns the keyword arguments."""
     return {'activation': self.activation}
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model, shards, num_tokens, dtype in itertools.product(
     model_shapes.MODELS,

@@ -10,7 +10,6 @@ a block, P splits.
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,35 +25,16 @@ _NUM_PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_rows: K, a power of two from 16 on that divides D.
-    block_columns: C, a power of two from 16 on.
-    num_splits: programs that share the rows of a column.
-    num_warps: warps of a program.
-    num_stages: blocks in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_rows': (32, 64, 128),
-    'block_columns': (32, 64, 128),
-    'num_splits': (1, 2, 4),
-    'num_warps': (4, 8),
-    'num_stages': (2, 3, 4),
-  }
-  block_rows: int = 64
-  block_columns: int = 64
-  num_splits: int = 1
-  num_warps: int = 4
-  num_stages: int = 4
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'block_rows', 'block_columns', 'num_warps')
-    tiles.check_multiples(self, 16, 'block_rows', 'block_columns')
-    tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
+  # K, which divides D.
+  block_rows: int = tiles.power((32, 64, 128), 64, multiple=16)
+  block_columns: int = tiles.power((32, 64, 128), 64, multiple=16)  # C
+  # Programs that share the rows of a column.
+  num_splits: int = tiles.number((1, 2, 4), 1)
+  num_warps: int = tiles.power((4, 8), 4)  # warps of a program
+  num_stages: int = tiles.number((2, 3, 4), 4)  # blocks in flight
 
 
 def default_config(

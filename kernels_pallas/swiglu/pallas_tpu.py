@@ -12,7 +12,6 @@ Legend: N tokens, D embed, F ffw, K rows and C columns of a block.
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,25 +25,13 @@ _CHUNK = 256  # rows that are unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_bytes: most bytes of a block, of which two are in VMEM.
-    block_columns: columns of gate, and of up; a multiple of 128.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_bytes': (2**20, 2**21, 2**22),
-    'block_columns': (256, 512, 1024),
-  }
-  block_bytes: int = 2 * 2**20
-  block_columns: int = 512
-
-  def __post_init__(self):
-    tiles.check_multiples(self, 1, 'block_bytes')
-    tiles.check_multiples(self, tiles.LANES, 'block_columns')
+  # Most bytes of a block, of which two are in VMEM.
+  block_bytes: int = tiles.number((2**20, 2**21, 2**22), 2 * 2**20)
+  # Columns of gate, and of up; a multiple of 128.
+  block_columns: int = tiles.number((256, 512, 1024), 512, multiple=tiles.LANES)
 
 
 check = functools.partial(reference.check, most_tokens=256)

@@ -21,7 +21,6 @@ class ArgSpec(vocabulary_spec.VocabularySpec):
   has_top_p: bool = True
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct | None, ...]:
-    """Returns the abstract arguments of `find_thresholds`."""
     return (
       self.logits(),
       self.for_rows(jnp.int32) if self.has_top_k else None,

@@ -11,7 +11,6 @@ Legend: N rows of all queries, V vocabulary, K block_vocab, P programs of a row
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,27 +22,16 @@ from kernels_pallas.thresholds import exact
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_vocab: tokens of a program, a power of two.
-    num_bits: bits of the threshold that a launch finds, a power of two up to 8.
-    num_warps: warps of a program.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_vocab': (512, 1024, 2048),
-    'num_bits': (2, 4),
-    'num_warps': (4, 8),
-  }
-  block_vocab: int = 1024
-  num_bits: int = 4
-  num_warps: int = 8
+  block_vocab: int = tiles.power((512, 1024, 2048), 1024)  # tokens of a program
+  # Bits of the threshold that a launch finds up to 8.
+  num_bits: int = tiles.power((2, 4), 4)
+  num_warps: int = tiles.power((4, 8), 8)  # warps of a program
 
   def __post_init__(self):
-    tiles.check_powers(self, 'block_vocab', 'num_bits', 'num_warps')
+    super().__post_init__()
     if self.num_bits > 8:
       raise ValueError(f'num_bits={self.num_bits} must be 8 at most')
 

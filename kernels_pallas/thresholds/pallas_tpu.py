@@ -12,7 +12,6 @@ group (8 or 1), K block_vocab, C columns in VMEM, W width.
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +26,19 @@ _SPARE_BYTES = 4 * 2**20  # of VMEM, for tiles and what the compiler needs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_vocab: tokens of a tile, a multiple of 1024.
-    width: columns that are added up side by side, a multiple of 128 that
-      divides an eighth of `block_vocab`.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_vocab': (8192, 16_384, 32_768),
-    'width': (256, 512, 1024, 2048),
-  }
-  block_vocab: int = 8192
-  width: int = 1024
+  # Tokens of a tile.
+  block_vocab: int = tiles.number(
+    (8192, 16_384, 32_768), 8192, multiple=_SUBLANES * tiles.LANES
+  )
+  # Columns that are added up side by side, which divides an eighth of
+  # `block_vocab`.
+  width: int = tiles.number((256, 512, 1024, 2048), 1024, multiple=tiles.LANES)
 
   def __post_init__(self):
-    tiles.check_multiples(self, _SUBLANES * tiles.LANES, 'block_vocab')
-    tiles.check_multiples(self, tiles.LANES, 'width')
+    super().__post_init__()
     if self.block_vocab // _SUBLANES % self.width:
       raise ValueError(
         f'width={self.width} must divide an eighth of {self.block_vocab}'

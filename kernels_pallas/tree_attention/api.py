@@ -4,14 +4,12 @@ Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
 kv heads, Q query heads for each kv head, E head_dim.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import call_spec, calls, dispatch
 from kernels_pallas.tree_attention import arg_specs, filled, reference
 
 
@@ -22,11 +20,10 @@ def tree_attention(
   prefix_lengths: jax.Array,
   tree_mask: jax.Array | None,
   positions: jax.Array,
+  sinks: jax.Array | None = None,
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
   implementation: str = 'auto',
   sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -43,8 +40,6 @@ def tree_attention(
     scale: factor of the scores.
     window: tokens that are visible, the own one included: none sees a position
       of `position - window` or less. None means all.
-    soft_cap: bound of the scores, which become
-      `soft_cap * tanh(scores / soft_cap)`. None means no bound.
     sinks: [G, Q] score of each query head that takes a share of the softmax
       and has no value (gpt-oss model card, section 2.2); None means none.
     implementation: name of the code to run, one of
@@ -58,41 +53,49 @@ def tree_attention(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  options = {'scale': scale, 'window': window, 'soft_cap': soft_cap}
-  arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  chosen = _choose(
-    queries, keys, tree_mask, options, sinks, implementation, sharding
+  options = {'scale': scale, 'window': window}
+  chosen = choose(
+    'tree_attention',
+    arg_specs.ArgSpec,
+    queries,
+    queries.shape[3],
+    keys,
+    tree_mask,
+    window,
+    sinks,
+    implementation,
+    sharding,
+    mosaic_gpu=None if sinks is None else 'it has no attention sinks',
+    native=calls.several_devices(sharding),
   )
   if chosen == dispatch.REFERENCE:
     is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
     backend = filled if is_on_cpu else reference
-    return backend.tree_attention(*arrays, **options, sinks=sinks)
+    return backend.tree_attention(
+      queries,
+      keys,
+      values,
+      prefix_lengths,
+      tree_mask,
+      positions,
+      sinks,
+      **options,
+    )
   if tree_mask is None:
     tree_mask = chain_mask(positions)
-  call = registry.function('tree_attention', chosen)
-  call = functools.partial(call, **options)
-  call = tuning.tuned('tree_attention', chosen, call, sharding)
   arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  if sinks is not None:
-    arrays = (*arrays, sinks)
-  if sharding is not None:
-    rows, heads = (*sharding.spec, None, None)[:2]
-    call = jax.shard_map(
-      call,
-      mesh=sharding.mesh,
-      in_specs=(
-        P(rows, None, heads),
-        P(rows, heads),
-        P(rows, heads),
-        P(rows),
-        P(rows),
-        P(rows),
-        P(heads),
-      )[: len(arrays)],
-      out_specs=P(rows, None, heads),
-      check_vma=False,
-    )
-  return call(*arrays)
+  arrays += () if sinks is None else (sinks,)
+  rows, heads = calls.axes_of(sharding, 2)
+  tokens, cache = P(rows, None, heads), P(rows, heads)
+  return calls.run(
+    'tree_attention',
+    chosen,
+    arrays,
+    options,
+    sharding,
+    (tokens, cache, cache, *[P(rows)] * 3, P(heads)),
+    tokens,
+  )
 
 
 def chain_mask(positions: jax.Array) -> jax.Array:
@@ -106,48 +109,51 @@ def chain_mask(positions: jax.Array) -> jax.Array:
   return jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
 
 
-def _choose(queries, keys, tree_mask, options, sinks, implementation, sharding):
-  """Returns the name of the implementation."""
-  shape = _local_shape(keys.shape, sharding)
-  tokens = (shape[0], queries.shape[1], shape[1], *queries.shape[3:])
-  tree_size = queries.shape[1] if tree_mask is None else tree_mask.shape[2]
-  checks = registry.checks(
-    'tree_attention', tokens, shape, tree_size, queries.dtype
-  )
-  if sinks is not None:
-    checks['mosaic_gpu'] = _refuse_sinks
-  if sharding is not None and sharding.mesh.size > 1:
-    checks['native'] = refuse_devices
-  spec = arg_specs.ArgSpec.of_call(
-    f'queries {queries.dtype}{list(tokens)}',
-    shape,
-    queries.dtype,
-    num_tokens=queries.shape[1],
-    num_groups=queries.shape[3],
+def choose(
+  kernel: str,
+  make_spec: type[arg_specs.ArgSpec],
+  tokens: jax.Array,
+  num_groups: int,
+  keys: jax.Array,
+  tree_mask: jax.Array | None,
+  window: int | None,
+  sinks: jax.Array | None,
+  implementation: str,
+  sharding: NamedSharding | None,
+  **refused: str | None,
+) -> str:
+  """Returns the implementation of a kernel that attends to rows of a cache.
+
+  `tokens` are [B, T, G, any, E], with Q = `num_groups`; the others are as in
+  `tree_attention`, and `calls.choose`.
+  """
+  shape = calls.local_shape(keys, sharding)
+  batch_size, num_kv_heads, capacity, head_dim = shape
+  num_tokens, dtype = tokens.shape[1], tokens.dtype
+  local = (batch_size, num_tokens, num_kv_heads, *tokens.shape[3:])
+  tree_size = num_tokens if tree_mask is None else tree_mask.shape[2]
+  spec = make_spec(
+    name=f'tokens {dtype}{list(local)}, cache {list(shape)}, {tree_size} tree '
+    f'rows, window {window}{"" if sinks is None else ", sinks"}',
+    batch_size=min(batch_size, call_spec.MOST_ROWS),
+    num_tokens=num_tokens,
+    num_kv_heads=num_kv_heads,
+    num_groups=num_groups,
+    head_dim=head_dim,
+    context=capacity - tree_size,
     tree_size=tree_size,
+    dtype=dtype.name,
+    window=window,
     has_sinks=sinks is not None,
-    window=options['window'],
-    soft_cap=options['soft_cap'],
   )
-  return dispatch.choose(
-    'tree_attention',
-    spec.name,
+  return calls.choose(
+    kernel,
+    spec,
     implementation,
-    dispatch.platform_of(sharding),
-    checks,
-    trial=functools.partial(trials.verdict, 'tree_attention', spec, sharding),
+    sharding,
+    local,
+    shape,
+    tree_size,
+    dtype,
+    **refused,
   )
-
-
-def _refuse_sinks():
-  raise NotImplementedError('it has no attention sinks')
-
-
-def refuse_devices() -> None:
-  """Refuses a kernel of one device."""
-  raise NotImplementedError('several devices share the cache')
-
-
-def _local_shape(shape, sharding):
-  """Returns the shape of a device's part."""
-  return shape if sharding is None else sharding.shard_shape(shape)

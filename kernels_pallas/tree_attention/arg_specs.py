@@ -1,6 +1,7 @@
 """Shapes of tree attention in real models, for compilers and measurements."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ class ArgSpec(call_spec.CallSpec):
   """The arguments of one call, on one device.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     num_tokens: T.
     num_kv_heads: G.
     num_groups: Q.
@@ -35,7 +35,6 @@ class ArgSpec(call_spec.CallSpec):
     dtype: dtype of queries and cache.
     window: window of a sliding layer in tokens; None means all.
     batch_size: B.
-    soft_cap: bound of the scores; None means no bound.
     has_sinks: whether query heads have sinks.
   """
 
@@ -49,52 +48,7 @@ class ArgSpec(call_spec.CallSpec):
   dtype: str
   window: int | None
   batch_size: int = 1
-  soft_cap: float | None = None
   has_sinks: bool = False
-
-  @classmethod
-  def of_call(
-    cls,
-    tokens: str,
-    cache_shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    *,
-    num_tokens: int,
-    num_groups: int,
-    tree_size: int,
-    has_sinks: bool,
-    window: int | None,
-    soft_cap: float | None = None,
-  ) -> 'ArgSpec':
-    """Returns the spec of a call.
-
-    Args:
-      tokens: dtype and shape of the tokens' argument, in words.
-      cache_shape: (B, G, S, E) of a device's keys.
-      dtype: dtype of tokens and cache.
-      num_tokens: T.
-      num_groups: Q.
-      tree_size: M.
-      has_sinks: whether query heads have sinks.
-      window: window in tokens, or None.
-      soft_cap: bound of the scores, or None.
-    """
-    batch_size, num_kv_heads, capacity, head_dim = cache_shape
-    return cls(
-      name=f'{tokens}, cache {list(cache_shape)}, {tree_size} tree rows, '
-      f'window {window}{", sinks" if has_sinks else ""}',
-      batch_size=min(batch_size, call_spec.MOST_ROWS),
-      num_tokens=num_tokens,
-      num_kv_heads=num_kv_heads,
-      num_groups=num_groups,
-      head_dim=head_dim,
-      context=capacity - tree_size,
-      tree_size=tree_size,
-      dtype=jnp.dtype(dtype).name,
-      window=window,
-      soft_cap=soft_cap,
-      has_sinks=has_sinks,
-    )
 
   @property
   def capacity(self) -> int:
@@ -110,7 +64,6 @@ class ArgSpec(call_spec.CallSpec):
 
   @property
   def num_flops(self) -> int:
-    """Operations of both products."""
     heads, rows, queries = self._sizes()
     return 4 * heads * rows * queries
 
@@ -123,7 +76,6 @@ class ArgSpec(call_spec.CallSpec):
     return heads, rows, self.num_tokens * self.num_groups
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `tree_attention`."""
     batch, tokens = self.batch_size, self.num_tokens
     heads = (self.num_kv_heads, self.num_groups)
     cache = (batch, self.num_kv_heads, self.capacity, self.head_dim)
@@ -143,12 +95,7 @@ class ArgSpec(call_spec.CallSpec):
     return (sinks,) if self.has_sinks else ()
 
   def options(self) -> dict[str, float | int | None]:
-    """Returns the keyword arguments."""
-    return {
-      'scale': self.head_dim**-0.5,
-      'window': self.window,
-      'soft_cap': self.soft_cap,
-    }
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
   def suits(self, implementation):
     """Whether it can; wgmma multiplies no float32, and there are no sinks."""
@@ -178,44 +125,31 @@ class ArgSpec(call_spec.CallSpec):
     )
 
   def with_meaning(
-    self, queries, keys, values, lengths, mask, positions, *sinks
+    self, queries, keys, values, lengths, mask, positions, *sinks, prefix=None
   ):
-    """Each token sees itself, and stands right after the prefix."""
+    """Each token sees itself, and stands right after as many rows."""
+    prefix = self.context if prefix is None else prefix
     rows = jnp.arange(self.tree_size - self.num_tokens, self.tree_size)
     own = jnp.arange(self.tree_size)[None] == rows[:, None]
     return (
       queries,
       keys,
       values,
-      jnp.full_like(lengths, self.context),
+      jnp.full_like(lengths, prefix),
       mask | own[None],
-      jnp.full_like(positions, self.context),
+      jnp.full_like(positions, prefix),
       *sinks,
     )
 
   def draws(self, key):
-    """A short prefix, too: after a long one the tree weighs little."""
-    short = min(_SHORT_PREFIX, self.context)
-    with_prefix = jax.jit(self.with_prefix, static_argnums=1)
-    for arrays in super().draws(key):
-      yield arrays
-      yield with_prefix(arrays, short)
-
-  def with_prefix(self, arrays, length):
-    """With as many rows in front of the tree."""
-    queries, keys, values, lengths, mask, positions, *sinks = arrays
-    lengths, positions = (
-      jnp.full_like(x, length) for x in (lengths, positions)
-    )
-    return queries, keys, values, lengths, mask, positions, *sinks
+    """After a short prefix, too: after a long one the tree weighs little."""
+    for own_key in jax.random.split(key):
+      for prefix in (self.context, min(_SHORT_PREFIX, self.context)):
+        yield self.make_arrays(own_key, prefix=prefix)
 
 
-def arg_specs() -> list[ArgSpec]:
-  """Returns all shapes, each once, with the models that have it."""
-  return model_shapes.once_each(_all())
-
-
-def _all() -> Iterator[tuple[str, ArgSpec]]:
+@model_shapes.once_each
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   sizes = itertools.product(
     model_shapes.MODELS,
@@ -245,7 +179,8 @@ def _all() -> Iterator[tuple[str, ArgSpec]]:
       )
 
 
-def _spec(model, shards, context, num_tokens, **changes) -> ArgSpec:
+def spec_of(make, model, shards, context, num_tokens, **changes):
+  """Returns a spec of the class `make` for a model's part of a device."""
   fields = {
     'num_tokens': num_tokens,
     'num_kv_heads': model.kv_heads_of(shards),
@@ -263,4 +198,7 @@ def _spec(model, shards, context, num_tokens, **changes) -> ArgSpec:
     f'ctx{context} {fields["dtype"]} window {fields["window"]}'
     f'{" sinks" if fields.get("has_sinks") else ""}'
   )
-  return ArgSpec(name=name, **fields)
+  return make(name=name, **fields)
+
+
+_spec = functools.partial(spec_of, ArgSpec)

@@ -12,7 +12,7 @@ from kernels_pallas.tree_attention import reference
 
 
 # All layers share what is traced and lowered.
-@functools.partial(jax.jit, static_argnames=('scale', 'window', 'soft_cap'))
+@functools.partial(jax.jit, static_argnames=('scale', 'window'))
 def tree_attention(
   queries: jax.Array,
   keys: jax.Array,
@@ -24,7 +24,6 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
 ) -> jax.Array:
   """See `api.tree_attention`.
 
@@ -41,15 +40,15 @@ def tree_attention(
   )
 
   def attend(size, queries, keys, values, visible, sinks):
-    return reference.masked_attention(
+    attended, _ = reference.attention_part(
       queries,
       keys[:, :, :size],
       values[:, :, :size],
       visible[:, :, :size],
       scale,
-      soft_cap,
       sinks,
     )
+    return attended
 
   return jax.lax.switch(
     jnp.sum(num_filled > jnp.asarray(sizes[:-1], jnp.int32)),

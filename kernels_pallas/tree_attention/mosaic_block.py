@@ -70,7 +70,6 @@ def add_block(
   arrivals,
   fetches,
   scale,
-  soft_cap,
   first_rows,
   mask=None,
 ):
@@ -84,7 +83,6 @@ def add_block(
     arrivals: barriers at which keys and values arrive.
     fetches: functions that copy a block of keys and of values.
     scale: factor of the scores.
-    soft_cap: bound of the scores; None means no bound.
     first_rows: i32[R] first visible row, or None.
     mask: words i32[R], where they begin, and end of the rows; None where no
       mask is needed.
@@ -96,8 +94,6 @@ def add_block(
   plgpu.barrier_wait(arrivals[0].at[stage])
   scores = product(query_tile, key_tiles.at[stage].transpose((1, 0)), BLOCK_KV)
   scores *= scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
   visible = _visible(block, scores, first_rows, mask)
   if visible is not None:
     scores = jnp.where(visible, scores, reference.MASKED_SCORE)

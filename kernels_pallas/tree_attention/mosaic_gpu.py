@@ -18,7 +18,6 @@ Legend:
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,26 +32,14 @@ _MAX_QUERY_ROWS = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Sizes of the kernel; not measured.
+class Config(tiles.Config):
+  """Sizes of the kernel; not measured."""
 
-  Attributes:
-    num_splits: programs that share the rows of a kv head, a power of two. All
-      devices run clusters of up to 8.
-    num_stages: tiles of keys and of values in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'num_splits': (2, 4, 8),
-    'num_stages': (2, 3, 4),
-  }
-  num_splits: int = 8
-  num_stages: int = 2
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'num_splits')
-    tiles.check_multiples(self, 1, 'num_stages')
+  # Programs that share the rows of a kv head. All devices run clusters of up
+  # to 8.
+  num_splits: int = tiles.power((2, 4, 8), 8)
+  # Tiles of keys and of values in flight.
+  num_stages: int = tiles.number((2, 3, 4), 2)
 
 
 def check(
@@ -84,7 +71,6 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   config: Config | None = None,
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
@@ -106,7 +92,6 @@ def tree_attention(
       _kernel,
       scale=scale,
       has_window=window is not None,
-      soft_cap=soft_cap,
       tree_size=tree_mask.shape[2],
     ),
     out_type=[
@@ -202,7 +187,6 @@ def _kernel(
   *,
   scale: float,
   has_window: bool,
-  soft_cap: float | None,
   tree_size: int,
 ):
   b, g, tile, split = map(jax.lax.axis_index, ('row', 'head', 'tile', 'split'))
@@ -236,7 +220,6 @@ def _kernel(
       arrivals=(keys_here, values_here),
       fetches=(fetch_keys, fetch_values),
       scale=scale,
-      soft_cap=soft_cap,
       first_rows=words[0] if has_window else None,
     )
     tree_block = jnp.clip(

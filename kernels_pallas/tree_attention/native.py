@@ -7,8 +7,6 @@ Legend: B rows, T query tokens, M cache rows of the tree, S cache capacity, G
 kv heads, Q query heads for each kv head, E head_dim.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,44 +41,19 @@ def tree_attention(
   tree_mask: jax.Array,
   positions: jax.Array,
   sinks: jax.Array | None = None,
-  **options: Any,
-) -> jax.Array:
-  """See `api.tree_attention`."""
-  return call(
-    'tree_attention',
-    queries,
-    keys,
-    values,
-    prefix_lengths,
-    tree_mask,
-    positions,
-    sinks,
-    **options,
-  )
-
-
-def call(
-  handler: str,
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  prefix_lengths: jax.Array,
-  tree_mask: jax.Array,
-  positions: jax.Array,
-  sinks: jax.Array | None,
-  *more: jax.Array,
+  page_table: jax.Array | None = None,
+  num_tokens: jax.Array | None = None,
+  *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
 ) -> jax.Array:
-  """Returns what a function of the library makes of a call of attention.
-
-  `more` is what it takes after the arguments of `api.tree_attention`.
-  """
+  """See `api.tree_attention`, and `paged_attention.api` of pages."""
   if sinks is None:
     sinks = jnp.zeros(0)
+  if page_table is None:
+    page_table = num_tokens = jnp.zeros(0, jnp.int32)
   result = library.call(
-    handler,
+    'attention',
     jax.ShapeDtypeStruct(queries.shape, jnp.float32),
     queries.astype(jnp.float32),
     keys,
@@ -89,9 +62,9 @@ def call(
     tree_mask,
     positions,
     sinks.astype(jnp.float32).reshape(-1),
-    *more,
+    page_table,
+    num_tokens,
     scale=np.float32(scale),
     window=np.int64(window or 0),
-    soft_cap=np.float32(soft_cap or 0),
   )
   return result.astype(queries.dtype)

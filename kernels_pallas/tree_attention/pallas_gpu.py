@@ -10,7 +10,6 @@ Legend:
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,31 +20,14 @@ from kernels_pallas.tree_attention import mask_words, triton_blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_kv: cache rows of a product, a power of two.
-    num_splits: programs that share the rows of a kv head.
-    num_warps: warps of a program.
-    num_stages: blocks in flight.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_kv': (32, 64, 128),
-    'num_splits': (4, 8, 16, 32),
-    'num_warps': (4, 8),
-    'num_stages': (2, 3, 4),
-  }
-  block_kv: int = 64
-  num_splits: int = 16
-  num_warps: int = 4
-  num_stages: int = 2
-
-  def __post_init__(self):
-    tiles.check_powers(self, 'block_kv', 'num_warps')
-    tiles.check_multiples(self, 1, 'num_splits', 'num_stages')
+  block_kv: int = tiles.power((32, 64, 128), 64)  # cache rows of a product
+  # Programs that share the rows of a kv head.
+  num_splits: int = tiles.number((4, 8, 16, 32), 16)
+  num_warps: int = tiles.power((4, 8), 4)  # warps of a program
+  num_stages: int = tiles.number((2, 3, 4), 2)  # blocks in flight
 
 
 def default_config(
@@ -95,7 +77,6 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   config: Config | None = None,
   interpret: bool = False,
 ) -> jax.Array:
@@ -118,7 +99,6 @@ def tree_attention(
     name='tree_attention',
     scale=scale,
     window=window,
-    soft_cap=soft_cap,
     interpret=interpret,
   )
   return attended.reshape(queries.shape)

@@ -18,7 +18,6 @@ Legend:
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,26 +31,14 @@ _LANES = tpu_blocks.LANES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Tiles of the kernel.
+class Config(tiles.Config):
+  """Tiles of the kernel."""
 
-  Attributes:
-    block_kv: cache rows of a copy, a multiple of 128.
-    num_heads: most kv heads of a program; fewer where their blocks would not
-      fit into VMEM.
-    CANDIDATES: values that `experiments.kernels tune` tries.
-  """
-
-  CANDIDATES: ClassVar[dict[str, tuple[int, ...]]] = {
-    'block_kv': (128, 256, 512, 1024),
-    'num_heads': (1, 2, 4, 8),
-  }
-  block_kv: int = 512
-  num_heads: int = 8
-
-  def __post_init__(self):
-    tiles.check_multiples(self, tiles.LANES, 'block_kv')
-    tiles.check_multiples(self, 1, 'num_heads')
+  # Cache rows of a copy.
+  block_kv: int = tiles.number((128, 256, 512, 1024), 512, multiple=tiles.LANES)
+  # Most kv heads of a program; fewer where their blocks would not fit into
+  # VMEM.
+  num_heads: int = tiles.number((1, 2, 4, 8), 8)
 
 
 def check(
@@ -85,7 +72,6 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
   config: Config = Config(),
   interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
@@ -116,7 +102,6 @@ def tree_attention(
     rows_on_lanes=rows_on_lanes,
     scale=scale,
     has_window=window is not None,
-    soft_cap=soft_cap,
   )
   sinks = tpu_blocks.group_sinks(sinks, num_rows, num_tokens)
   rows_spec = pl.BlockSpec(

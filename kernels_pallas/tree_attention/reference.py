@@ -29,7 +29,6 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-  soft_cap: float | None = None,
 ) -> jax.Array:
   """Attention of new tokens to a prefix, seen by all, and a tree after it.
 
@@ -39,9 +38,7 @@ def tree_attention(
   visible = seen_rows(
     prefix_lengths, tree_mask, positions, keys.shape[2], window
   )
-  return masked_attention(
-    queries, keys, values, visible, scale, soft_cap, sinks
-  )
+  return attention_part(queries, keys, values, visible, scale, sinks)[0]
 
 
 def seen_rows(
@@ -90,50 +87,28 @@ def visible_rows(
   return (offsets < 0)[:, None] | (after & is_behind[:, None])
 
 
-def masked_attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  visible: jax.Array,
-  scale: float,
-  soft_cap: float | None = None,
-  sinks: jax.Array | None = None,
-) -> jax.Array:
-  """Softmax attention with any mask, scores in float32.
-
-  Args:
-    queries: [B, T, G, Q, E].
-    keys: [B, G, S, E].
-    values: [B, G, S, E].
-    visible: bool[B, T, S], True where a query may attend.
-    scale: factor of the scores.
-    soft_cap: bound of the scores; None means no bound.
-    sinks: [G, Q] or None, as in `api.tree_attention`.
-
-  Returns:
-    [B, T, G, Q, E]; zeros for a token that sees nothing.
-  """
-  return attention_part(queries, keys, values, visible, scale, soft_cap, sinks)[
-    0
-  ]
-
-
 def attention_part(
   queries: jax.Array,
   keys: jax.Array,
   values: jax.Array,
   visible: jax.Array,
   scale: float,
-  soft_cap: float | None = None,
   sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns attention to some of the rows, and its share in that to all.
 
-  The arguments are those of `masked_attention`.
+  Args:
+    queries: [B, T, G, Q, E].
+    keys: [B, G, S, E].
+    values: [B, G, S, E].
+    visible: bool[B, T, S], True where a query may attend.
+    scale: factor of the scores, which are in float32.
+    sinks: [G, Q] or None, as in `api.tree_attention`.
 
   Returns:
-    [B, T, G, Q, E], and the logarithms f32[B, T, G, Q] of the sums that the
-    softmax divides by. `merge_parts` puts the parts together.
+    [B, T, G, Q, E], zeros for a token that sees nothing; and the logarithms
+    f32[B, T, G, Q] of the sums that the softmax divides by. `merge_parts` puts
+    the parts together.
   """
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   # Tokens and query groups side by side: one product per kv head.
@@ -147,8 +122,6 @@ def attention_part(
     preferred_element_type=jnp.float32,
   ).reshape(batch, num_kv_heads, num_groups, num_tokens, -1)
   scores *= scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(visible[:, None, None], scores, MASKED_SCORE)
   probs, log_sums = _softmax(scores, sinks)
   output = products.einsum(

@@ -29,7 +29,6 @@ def add_rows(
   queries,
   first,
   scale,
-  soft_cap,
   columns=None,
   prefix_length=None,
 ):
@@ -44,7 +43,6 @@ def add_rows(
     queries: [N, E].
     first: i32[N, 1] first visible row, or None.
     scale: factor of the scores.
-    soft_cap: limit of the scores, or None.
     columns: the mask's words i32[N, 1]; None where no mask is needed.
     prefix_length: row at which the mask begins.
   """
@@ -54,8 +52,6 @@ def add_rows(
   )
   scores = plgpu.dot(queries, load_keys(), trans_b=True, precision=precision)
   scores = scores.astype(jnp.float32) * scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
   visible = None
   if columns is not None:
     visible = mask_words.is_visible(columns, (rows - prefix_length)[None])

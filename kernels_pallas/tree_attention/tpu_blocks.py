@@ -156,7 +156,6 @@ def attend(
   rows_axis: int,
   scale: float,
   has_window: bool,
-  soft_cap: float | None,
   sinks=None,
   log_sums=None,
 ):
@@ -179,7 +178,6 @@ def attend(
     rows_axis: index of the axis of rows, of keys and values.
     scale: factor of the scores.
     has_window: whether `words` have first rows.
-    soft_cap: limit of the scores, or None.
     sinks: f32[H, N, 1], or None.
     log_sums: f32[H, N, 1] that gets the logarithms of the sums, or None.
   """
@@ -201,7 +199,6 @@ def attend(
         (maxima.at[head], sums.at[head], totals.at[head]),
         rows_axis=rows_axis,
         scale=scale,
-        soft_cap=soft_cap,
       )
 
   num_words = words.shape[1] - has_window
@@ -266,7 +263,6 @@ def _add_head(
   *,
   rows_axis,
   scale,
-  soft_cap,
 ):
   """Takes one block of one head into the running softmax.
 
@@ -279,7 +275,6 @@ def _add_head(
       changed in place.
     rows_axis: index of the axis of rows, of keys and values.
     scale: factor of the scores.
-    soft_cap: limit of the scores, or None.
   """
   maxima, sums, totals = state
   precision = (
@@ -291,8 +286,6 @@ def _add_head(
     preferred_element_type=jnp.float32,
   )
   scores = product(queries, keys, (((1,), (1 - rows_axis,)), ((), ()))) * scale
-  if soft_cap is not None:
-    scores = soft_cap * jnp.tanh(scores / soft_cap)
   if visible is not None:
     bias = jnp.where(visible, 0.0, reference.MASKED_SCORE)
     num_tokens, num_keys = bias.shape

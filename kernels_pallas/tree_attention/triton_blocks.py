@@ -210,7 +210,6 @@ def attend(
   config: Any,
   scale: float,
   window: int | None,
-  soft_cap: float | None,
   interpret: bool,
   first_token: jax.Array,
   token_count: jax.Array | None = None,
@@ -237,7 +236,6 @@ def attend(
     config: tiles.
     scale: factor of the scores.
     window: width of the layer's window, or None.
-    soft_cap: limit of the scores, or None.
     interpret: whether it is interpreted.
     first_token: i32[] the first of the row's T tokens, among all tokens.
     token_count: i32[] tokens of the row that are no padding; None for T.
@@ -272,8 +270,7 @@ def attend(
     first_row = jnp.maximum(first.min(axis=0), 0)
     first = first[:, None]
   blocks, tree_block = _blocks_of(split, first_row, prefix_length, end, config)
-  options = {'queries': tile, 'first': first}
-  options |= {'scale': scale, 'soft_cap': soft_cap}
+  options = {'queries': tile, 'first': first, 'scale': scale}
   mask = {'columns': columns, 'prefix_length': prefix_length}
   add = functools.partial(
     _add_block,

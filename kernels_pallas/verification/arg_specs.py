@@ -10,7 +10,6 @@ class ArgSpec(vocabulary_spec.VocabularySpec):
   """The arguments of one call; T nodes."""
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the abstract arguments of `verify_tree`."""
     mask = (self.batch_size, self.num_tokens, self.num_tokens)
     return (
       self.logits(),

@@ -7,6 +7,7 @@ Legend: B rows, T nodes of the tree, N nodes with padding, V vocabulary, K
 block_vocab, P programs of a row.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,16 +15,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.verification import walk
-from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_NODES = 64
 _MIN_NODES = 2
 
-Config = whole_vocabulary.GpuConfig
-_DEFAULT = Config()
-check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
+check = functools.partial(walk.check, most_nodes=_MAX_NODES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(tiles.Config):
+  """Tiles of the kernel."""
+
+  block_vocab: int = tiles.power((512, 1024, 2048), 1024)  # tokens of a tile
+  num_programs: int = tiles.power((32, 64, 128), 128)  # most programs of a row
+  num_warps: int = tiles.power((4, 8), 4)  # warps of a program
 
 
 def verify_tree(
@@ -33,7 +40,7 @@ def verify_tree(
   sizes: jax.Array,
   ancestor_mask: jax.Array,
   *,
-  config: Config = _DEFAULT,
+  config: Config = Config(),
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""

@@ -6,6 +6,7 @@ last tile of a row comes the walk.
 Legend: B rows, T nodes of the tree, V vocabulary, K block_vocab.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -13,14 +14,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
 from kernels_pallas.verification import walk
-from kernels_pallas.vocabulary import whole_vocabulary
 
 _MAX_NODES = 128
 
-Config = whole_vocabulary.TpuConfig
-_DEFAULT = Config()
-check = functools.partial(whole_vocabulary.check, most_tokens=_MAX_NODES)
+check = functools.partial(walk.check, most_nodes=_MAX_NODES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(tiles.Config):
+  """Tiles of the kernel."""
+
+  # Tokens of a tile.
+  block_vocab: int = tiles.number(
+    (4096, 8192, 16_384), 8192, multiple=tiles.LANES
+  )
 
 
 def verify_tree(
@@ -30,7 +39,7 @@ def verify_tree(
   sizes: jax.Array,
   ancestor_mask: jax.Array,
   *,
-  config: Config = _DEFAULT,
+  config: Config = Config(),
   interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""

@@ -15,6 +15,16 @@ from kernels_pallas.verification import reference
 FAR = 2**30  # more than any token id
 
 
+def check(
+  shape: tuple[int, ...], dtype: jax.typing.DTypeLike, *, most_nodes: int
+) -> None:
+  """Raises NotImplementedError for scores [B, T, V] that a kernel cannot do."""
+  if dtype != jnp.float32:
+    raise NotImplementedError(f'dtype {dtype} is not float32')
+  if shape[1] > most_nodes:
+    raise NotImplementedError(f'{shape[1]} tokens are more than {most_nodes}')
+
+
 def walk(
   choices: jax.Array,
   token_ids: jax.Array,

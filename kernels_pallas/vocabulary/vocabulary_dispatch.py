@@ -1,13 +1,13 @@
 """Which implementation a kernel takes that needs all logits of a token."""
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import dispatch, registry, trials, tuning
+from kernels_pallas import calls, registry, tuning
 from kernels_pallas.vocabulary import vocabulary_spec
 
 
@@ -33,22 +33,19 @@ def choose(
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
   num_devices = 1 if sharding is None else len(sharding.device_set)
-
-  def refuse():
-    raise NotImplementedError(
-      f'the vocabulary is shared by {num_devices} devices'
-    )
-
-  checks = registry.checks(kernel, spec.logits().shape, dtype)
+  refused = {}
   if num_devices > 1:
-    checks = dict.fromkeys(checks, refuse)
-  chosen = dispatch.choose(
+    implementation = 'auto'
+    reason = f'the vocabulary is shared by {num_devices} devices'
+    refused = dict.fromkeys(registry.implementations(kernel), reason)
+  chosen = calls.choose(
     kernel,
-    f'{spec.name} on {num_devices} devices',
-    implementation if num_devices == 1 else 'auto',
-    dispatch.platform_of(sharding),
-    checks,
-    trial=functools.partial(trials.verdict, kernel, spec, sharding),
+    dataclasses.replace(spec, name=f'{spec.name} on {num_devices} devices'),
+    implementation,
+    sharding,
+    spec.logits().shape,
+    dtype,
+    **refused,
   )
   call = registry.function(kernel, chosen)
   return tuning.tuned(kernel, chosen, call, sharding)

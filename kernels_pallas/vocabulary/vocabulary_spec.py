@@ -1,7 +1,8 @@
 """Shapes of the kernels that read the logits of the whole vocabulary."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +16,6 @@ class VocabularySpec(call_spec.CallSpec):
   """The sizes of one call.
 
   Attributes:
-    name: models that have the shape, and the sizes.
     batch_size: B.
     num_tokens: T.
     vocab_size: V.
@@ -32,7 +32,6 @@ class VocabularySpec(call_spec.CallSpec):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the logits."""
     return 4 * self.num_logits
 
   def logits(self) -> jax.ShapeDtypeStruct:
@@ -52,23 +51,16 @@ class VocabularySpec(call_spec.CallSpec):
 _Spec = TypeVar('_Spec', bound=VocabularySpec)
 
 
-def of_all_models(make: Callable[..., _Spec]) -> list[_Spec]:
-  """Returns all shapes, each once, with the models that have it.
-
-  Args:
-    make: the class of the specs.
-  """
-  return model_shapes.once_each(
-    (
-      model.name,
-      make(
-        name=f'B{batch_size} T{num_tokens} V{model.vocab_size}',
-        batch_size=batch_size,
-        num_tokens=num_tokens,
-        vocab_size=model.vocab_size,
-      ),
+@model_shapes.once_each
+def of_all_models(make: Callable[..., _Spec]) -> Iterator[tuple[str, _Spec]]:
+  """Yields models and their shapes; `make` is the class of these."""
+  for model, batch_size, num_tokens in itertools.product(
+    model_shapes.MODELS, (1, 4), model_shapes.NUM_TOKENS
+  ):
+    spec = make(
+      name=f'B{batch_size} T{num_tokens} V{model.vocab_size}',
+      batch_size=batch_size,
+      num_tokens=num_tokens,
+      vocab_size=model.vocab_size,
     )
-    for model in model_shapes.MODELS
-    for batch_size in (1, 4)
-    for num_tokens in model_shapes.NUM_TOKENS
-  )
+    yield model.name, spec

@@ -66,13 +66,11 @@ def make_attend_fn(
     if earlier:
       chain = _chain(i, [*earlier[1:], written], rows)
       return _attention(queries, *earlier[0][i], is_visible, chain, scale)
-    return reference.masked_attention(
-      queries,
-      jnp.moveaxis(keys, 1, 2),
-      jnp.moveaxis(values, 1, 2),
-      is_visible,
-      scale,
+    keys, values = (jnp.moveaxis(x, 1, 2) for x in (keys, values))
+    attended, _ = reference.attention_part(
+      queries, keys, values, is_visible, scale
     )
+    return attended
 
   return attend, written
 

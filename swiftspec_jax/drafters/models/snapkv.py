@@ -56,7 +56,7 @@ def attend_and_vote(
     [W, G, Q, E], and votes f32[G, S]: the sum over queries and query heads.
   """
   attended, log_sums = tree_reference.attention_part(
-    queries[None], keys[None], values[None], visible[None], scale, None, sinks
+    queries[None], keys[None], values[None], visible[None], scale, sinks
   )
   scores = jnp.einsum(
     'wgqe,gse->wgqs', queries, keys, preferred_element_type=jnp.float32
