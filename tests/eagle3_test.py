@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import json
 
 import eagle3_cases as cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
 from engine_cases import RandomLengths, make_sizes
 from engine_feature_test import record_drafts
@@ -197,8 +197,7 @@ def test_what_is_not_understood_is_named(tmp_path, changes, message):
   cases.write(
     tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
   )
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path, draft_of=target)
 
@@ -339,7 +338,7 @@ def test_heads_are_written_as_they_are_read(
   head.params['output_token_ids'] = jnp.asarray(ids)
   if not has_embedding:
     head.params['embedding'] = jnp.asarray(target.params['embedding'])
-  ss.save_draft(head, tmp_path, target=target, format='speculators')
+  ss.save_draft(head, tmp_path, target=target)
   stored = safetensors_numpy.load_file(tmp_path / 'model.safetensors')
   assert ('embed_tokens.weight' in stored) == has_embedding
   np.testing.assert_array_equal(np.flatnonzero(stored['t2d']), ids)
@@ -353,20 +352,14 @@ def test_what_cannot_be_written_is_refused(tmp_path, directory):
   split = ss.load(directory, draft_of=target, devices=jax.devices()[:2])
   small = ss.load(directory, draft_of=target, weight_dtype='int8')
   other = dataclasses.replace(CONFIG, vocab_size=270)
-  for head, its_target, options, message in [
-    (target, target, {}, 'target is no EAGLE-3 head'),
-    (split, target, {}, 'on 2 devices'),
-    (small, target, {}, 'its weights are int8'),
-    (
-      draft,
-      target,
-      {'format': 'medusa'},
-      "'medusa' must be one of speculators",
-    ),
-    (draft, testing.random_model(other), {}, '262 tokens and random has 270'),
+  for head, its_target, message in [
+    (target, target, 'target is no EAGLE-3 head'),
+    (split, target, 'on 2 devices'),
+    (small, target, 'its weights are int8'),
+    (draft, testing.random_model(other), '262 tokens and random has 270'),
   ]:
     with pytest.raises(errors.UserError, match=message):
-      ss.save_draft(head, tmp_path / 'no', target=its_target, **options)
+      ss.save_draft(head, tmp_path / 'no', target=its_target)
   (tmp_path / 'file').write_text('')
   with pytest.raises(errors.UserError, match='cannot write'):
     ss.save_draft(draft, tmp_path / 'file', target=target)

@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 def test_what_experts_cannot_do_yet_is_refused(tmp_path):
   testing.write_tiny_checkpoint(tmp_path, 'qwen3_moe')
-  message = "'int8_dynamic' is not supported for mix"
+  message = 'must be one of int8, int4, float8, mxfp4 for mix'
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path, weight_dtype='int8_dynamic')
   with pytest.raises(errors.UserError, match='a dense draft'):

@@ -1,6 +1,5 @@
 """Checkpoints of float8 against the weights that they stand for."""
 
-import json
 import math
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoint_cases import write_pair
+from checkpoint_cases import change_config, write_pair
 from models_test import IDS, chain, tree
 
 import swiftspec_jax as ss
@@ -275,9 +274,7 @@ def test_a_rounded_model_is_close(tmp_path):
 )
 def test_what_is_not_understood_is_named(tmp_path, options, message):
   stored, _ = write(tmp_path, 'blocks', 'llama', num_hidden_layers=1)
-  path = stored / 'config.json'
-  config = json.loads(path.read_text())
-  path.write_text(json.dumps(config | {'quantization_config': options}))
+  change_config(stored, quantization_config=options)
   with pytest.raises(errors.UserError, match=message):
     ss.load(stored)
 

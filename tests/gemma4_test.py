@@ -189,7 +189,7 @@ def test_the_decoder_beside_towers(tmp_path):
       'rope_parameters=.*linear.* sliding_attention has the rope_type default',
     ),
     ({'num_kv_shared_layers': 2}, 'num_kv_shared_layers=2 is not supported'),
-    ({'num_global_key_value_heads': 3}, 'num_heads=4 is not a multiple'),
+    ({'num_global_key_value_heads': 3}, 'num_heads must be a multiple'),
   ],
 )
 def test_what_does_not_fit_is_named(tmp_path, changes, message):

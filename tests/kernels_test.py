@@ -160,7 +160,7 @@ def test_kernels_of_other_devices_are_refused(model):
 
 
 def test_unknown_kernels_are_named():
-  with pytest.raises(ss.UserError, match="kernels='fast' must be one of auto"):
+  with pytest.raises(ss.UserError, match='kernels must be one of auto'):
     dataclasses.replace(CONFIG, kernels='fast')
 
 

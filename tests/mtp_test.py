@@ -11,6 +11,7 @@ import checkpoint_cases
 import jax
 import numpy as np
 import pytest
+from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
 from eagle3_cases import rotate
 from eagle3_test import chain_of, features_of
@@ -233,8 +234,7 @@ def test_tied_tables_are_the_targets(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path, pair_of, changes, message):
   target, _ = pair_of()
   write(tmp_path)
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path, draft_of=target)
 

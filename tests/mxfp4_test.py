@@ -59,7 +59,7 @@ def test_numbers_by_hand():
     'w_blocks': np.full((1, 1, 1, 16), 0xA3, np.uint8),
     'w_scales': np.full((1, 1, 1), 128, np.uint8),
   }
-  numbers = mxfp4.widened(tensors.get, tensors.__contains__, 'w')
+  numbers = mxfp4.widened(tensors, 'w')
   assert numbers[0, :, 0].tolist() == [3, -2] * 16
 
 
@@ -166,7 +166,7 @@ def test_numbers_equal_those_of_transformers(tmp_path):
   theirs = peer.convert_moe_packed_tensors(
     torch.tensor(blocks), torch.tensor(scales), dtype=torch.bfloat16
   )
-  ours = mxfp4.widened(tensors.get, tensors.__contains__, 'w')
+  ours = mxfp4.widened(tensors, 'w')
   np.testing.assert_array_equal(ours.astype(np.float32), theirs.float().numpy())
 
 

@@ -298,7 +298,7 @@ def test_our_own_layout_holds_heads(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'rnn': False}, 'tensor rnn_u.bias is not of the head'),
+    ({'rnn': False}, 'tensor rnn_u.bias is not of a ReDrafter'),
     ({'exit_dim': 24}, r'lm_head.0.linear.weight has shape \(64, 64\)'),
     ({'num_draft_layers': 3}, 'lm_head.2.linear.weight is missing'),
     ({'num_draft_layers': '2'}, "num_draft_layers='2' must be a number"),

@@ -9,6 +9,7 @@ from swiftspec_jax import sharding, testing
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix
+from swiftspec_jax.models.param_specs import ParamSpec
 
 ARRAY = np.random.default_rng(0).standard_normal((2, 12, 3, 5), np.float32)
 AXES = ('kv_heads', None, None, None)
@@ -18,9 +19,8 @@ AXES = ('kv_heads', None, None, None)
 @pytest.mark.parametrize('num_rows', [1, 8, 65])
 def test_products_are_those_of_the_array(num_devices, num_rows):
   mesh = sharding.make_mesh(jax.devices()[:num_devices])
-  matrix = transposed.place(
-    ARRAY.__getitem__, ARRAY.shape, 2, AXES, mesh, ARRAY.dtype, 'auto'
-  )
+  spec = ParamSpec(ARRAY.shape, ARRAY.shape, AXES, 1.0, num_in_axes=2)
+  matrix = transposed.place(ARRAY.__getitem__, spec, mesh, ARRAY.dtype)
   assert matrix.values.shape == (3, 5, 24)
   rows = np.random.default_rng(1).standard_normal((num_rows, 24), np.float32)
   product = jax.jit(TransposedMatrix.multiply)(

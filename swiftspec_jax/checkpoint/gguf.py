@@ -20,10 +20,7 @@ from swiftspec_jax.checkpoint import (
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers
-from swiftspec_jax.models.matrices.stored_blocks import (
-  StoredBlocks,
-  StoredTensor,
-)
+from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
 from swiftspec_jax.models.params import Params
 
 # GGUF architecture -> family. Llama files also hold Mistral and SmolLM.
@@ -34,25 +31,6 @@ FAMILIES = {
   'gemma3': 'gemma3_text',
 }
 
-_LAYER_NAMES = {
-  'input_layernorm': 'attn_norm',
-  'self_attn.q_proj': 'attn_q',
-  'self_attn.k_proj': 'attn_k',
-  'self_attn.v_proj': 'attn_v',
-  'self_attn.o_proj': 'attn_output',
-  'self_attn.q_norm': 'attn_q_norm',
-  'self_attn.k_norm': 'attn_k_norm',
-  'mlp.gate_proj': 'ffn_gate',
-  'mlp.up_proj': 'ffn_up',
-  'mlp.down_proj': 'ffn_down',
-  'pre_feedforward_layernorm': 'ffn_norm',
-  'post_feedforward_layernorm': 'post_ffw_norm',
-}
-_GLOBAL_NAMES = {
-  'model.embed_tokens.weight': 'token_embd.weight',
-  'model.norm.weight': 'output_norm.weight',
-  'lm_head.weight': 'output.weight',
-}
 TABLES = ('model.embed_tokens.weight', 'lm_head.weight')
 
 
@@ -201,6 +179,16 @@ class GGUFFile:
       get, config, norm_offset=0.0, place=place, read_matrices=read_matrices
     )
 
+  @functools.cached_property
+  def _names(self) -> gguf.TensorNameMap:
+    """The names of tensors by those of Hugging Face."""
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    num_layers = self._get('block_count')
+    return gguf.get_tensor_name_map(kinds[self._architecture], num_layers)
+
+  def _name(self, hf_name: str) -> str:
+    return self._names.get_name(hf_name, ('.weight', '.bias'))
+
   def _tensor(self, name: str) -> gguf_header.Tensor:
     if name not in self._tensors:
       raise errors.UserError(
@@ -210,7 +198,7 @@ class GGUFFile:
     return self._tensors[name]
 
   def _get_tensor(self, config: ModelConfig, hf_name: str) -> np.ndarray:
-    name = _gguf_name(hf_name, config.use_post_norms)
+    name = self._name(hf_name)
     tensor = self._tensor(name)
     try:
       array = _dequantize(tensor)
@@ -242,9 +230,9 @@ class GGUFFile:
 
   def _get_blocks(
     self, config: ModelConfig, hf_name: str, *shape: int
-  ) -> tuple[StoredTensor, np.ndarray]:
+  ) -> tuple[gguf_header.Tensor, np.ndarray]:
     """Returns a tensor [out, in], and the places in it of our outputs."""
-    name = _gguf_name(hf_name, config.use_post_norms)
+    name = self._name(hf_name)
     tensor = self._tensor(name)
     kind = tensor.kind.name
     if kind not in native.KINDS:
@@ -260,7 +248,7 @@ class GGUFFile:
         'weights and config do not belong together'
       )
     places = self._in_order(config, name, np.arange(shape[0], dtype=np.int32))
-    return StoredTensor(kind, tensor.aligned, tensor.start), places
+    return tensor, places
 
 
 def _dequantize(tensor: gguf_header.Tensor) -> np.ndarray:
@@ -273,20 +261,6 @@ def _dequantize(tensor: gguf_header.Tensor) -> np.ndarray:
   )
   rows = tensor.data.reshape(math.prod(shape[:-1]) // num_joined, -1)
   return gguf.dequantize(rows, tensor.kind).reshape(shape)
-
-
-def _gguf_name(hf_name: str, use_post_norms: bool) -> str:
-  """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
-  if hf_name in _GLOBAL_NAMES:
-    return _GLOBAL_NAMES[hf_name]
-  _, _, layer, name = hf_name.split('.', 3)
-  name, kind = name.rsplit('.', 1)
-  if name == 'post_attention_layernorm':
-    # Gemma's norm after the attention; elsewhere the one before the FFW.
-    name = 'post_attention_norm' if use_post_norms else 'ffn_norm'
-  else:
-    name = _LAYER_NAMES[name]
-  return f'blk.{layer}.{name}.{kind}'
 
 
 def _unpermute(array: np.ndarray, head_dim: int) -> np.ndarray:

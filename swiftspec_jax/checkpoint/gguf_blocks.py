@@ -4,16 +4,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from swiftspec_jax.checkpoint import gguf_header
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.models.matrices.stored_blocks import (
-  StoredBlocks,
-  StoredTensor,
-)
+from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
 from swiftspec_jax.models.params import Params
 
 # From name and shape [out, in] to a tensor, and the places in it of its outputs
 # in the order of Hugging Face.
-Get = Callable[[str, int, int], tuple[StoredTensor, np.ndarray]]
+Get = Callable[[str, int, int], tuple[gguf_header.Tensor, np.ndarray]]
 
 
 def read_layer(

@@ -19,19 +19,7 @@ from swiftspec_jax import errors
 
 _STRING, _ARRAY = gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
 _ALIGNMENT = 64  # of memory that XLA takes without a copy
-_SCALARS = {
-  gguf.GGUFValueType.UINT8: '<u1',
-  gguf.GGUFValueType.INT8: '<i1',
-  gguf.GGUFValueType.UINT16: '<u2',
-  gguf.GGUFValueType.INT16: '<i2',
-  gguf.GGUFValueType.UINT32: '<u4',
-  gguf.GGUFValueType.INT32: '<i4',
-  gguf.GGUFValueType.FLOAT32: '<f4',
-  gguf.GGUFValueType.BOOL: '?',
-  gguf.GGUFValueType.UINT64: '<u8',
-  gguf.GGUFValueType.INT64: '<i8',
-  gguf.GGUFValueType.FLOAT64: '<f8',
-}
+_SCALARS = gguf.GGUFReader.gguf_scalar_to_np
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,14 @@ from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
 _SINGLE = 'model.safetensors'
+# `weight_dtype` by `quant_method`; llm-compressor's says more.
+_METHODS = {'awq': 'int4', 'gptq': 'int4', 'fp8': 'float8', 'mxfp4': 'mxfp4'}
+_CHECKS = {
+  'int8': compressed_int8.check,
+  'int4': packed_int4.packing_of,
+  'float8': float8.block_of,
+  'mxfp4': mxfp4.check,
+}
 
 
 def read_config(directory: pathlib.Path) -> ModelConfig:
@@ -48,8 +56,12 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
     eos = read_json(generation).get('eos_token_id')
     values['eos_token_id'] = values.get('eos_token_id') if eos is None else eos
   path = directory / 'config.json'
-  weight_dtype = _stored_dtype(path, values)
+  weight_dtype = _stored_dtype(values)
   if weight_dtype is not None:
+    try:
+      _CHECKS[weight_dtype](values)
+    except errors.UserError as error:
+      raise errors.UserError(f'{path}: {error}') from error
     values = quantization_config.without(values)
   config = config_of(path, values)
   if config.vision:
@@ -138,23 +150,26 @@ def read_params(
   Raises:
     UserError: missing, cut or contradicting weights.
   """
-  path = directory / 'config.json'
-  values = read_json(path)
+  values = read_json(directory / 'config.json')
+  stored, tensors = _stored_dtype(values), _Tensors(directory)
+  block = float8.block_of(values) if stored == 'float8' else None
   # What is not a matrix of a layer is widened.
-  get, _ = open_tensors(directory, float8.block_of(path, values))
-  read_matrices = None
-  stored = _stored_dtype(path, values)
+  get, read_matrices = functools.partial(_widened, tensors, block), None
   if stored is not None and stored == config.weight_dtype:
     place = stored_layers.place_as_stored(place)
-    get_stored, names = _open_stored(directory)
-    has = functools.partial(_is_in, frozenset(names))
     if stored == 'mxfp4':
-      get = functools.partial(mxfp4.stored, get_stored, has)
-    else:
-      read = _reader(path, values, config, get_stored, has)
-      read_matrices = functools.partial(stored_layers.read, config, read)
-    if stored == 'int8':
+      get = functools.partial(mxfp4.stored, tensors)
+    elif stored == 'int8':
       get = functools.partial(compressed_int8.refused, get)
+      read = functools.partial(compressed_int8.stored, tensors)
+    elif stored == 'float8':
+      read = functools.partial(float8.stored, tensors, block)
+    else:
+      read = packed_int4.Reader(
+        tensors=tensors, packing=packed_int4.packing_of(values), config=config
+      ).read
+    if stored != 'mxfp4':
+      read_matrices = functools.partial(stored_layers.read, config, read)
   return families.params_from_hf(
     get,
     config,
@@ -164,67 +179,82 @@ def read_params(
   )
 
 
-def _stored_dtype(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
+def _stored_dtype(values: Mapping[str, Any]) -> str | None:
   """Returns the `weight_dtype` of a checkpoint; None if it has none."""
   if gemma4.has_experts(values.get('text_config', values)):
     return None  # its layouts are not known, and so refused
-  kinds = {
-    'int8': compressed_int8.is_used(path, values),
-    'int4': packed_int4.packing_of(path, values) is not None,
-    'float8': float8.block_of(path, values) is not None,
-    'mxfp4': mxfp4.is_used(path, values),
-  }
-  return next((kind for kind, is_used in kinds.items() if is_used), None)
-
-
-def _reader(
-  path: pathlib.Path,
-  values: Mapping[str, Any],
-  config: ModelConfig,
-  get: Callable[[str], np.ndarray],
-  has: Callable[[str], bool],
-) -> stored_layers.Read:
-  """Returns what reads the matrices of layers as they are stored."""
-  packing = packed_int4.packing_of(path, values)
-  if packing is not None:
-    return packed_int4.Reader(
-      get=get, has=has, packing=packing, config=config
-    ).read
-  if compressed_int8.is_used(path, values):
-    return functools.partial(compressed_int8.stored, get, has)
-  block = float8.block_of(path, values)
-  return functools.partial(float8.stored, get, has, block)
+  options = quantization_config.options_of(values)
+  method = options.get('quant_method')
+  return quantization_config.kind_of(options) or _METHODS.get(method)
 
 
 def open_tensors(
-  directory: pathlib.Path, block: float8.Block | None = None
+  directory: pathlib.Path,
 ) -> tuple[Callable[[str], np.ndarray], list[str]]:
   """Returns a function from tensor name to array, and all names.
-
-  Args:
-    directory: folder of the checkpoint.
-    block: sizes of what shares a scale, where tensors are stored as float8.
 
   Raises:
     UserError: files are missing or cut; so does the function, of a tensor.
   """
-  get, names = _open_stored(directory)
-  has = functools.partial(_is_in, frozenset(names))
-  get = functools.partial(float8.dequantized, get, has, block)
-  return functools.partial(mxfp4.widened, get, has), names
+  tensors = _Tensors(directory)
+  return functools.partial(_widened, tensors, None), list(tensors)
 
 
-def _open_stored(
-  directory: pathlib.Path,
-) -> tuple[Callable[[str], np.ndarray], list[str]]:
-  """Returns what `open_tensors` does, with tensors as they are stored."""
-  if not list(directory.glob('*.safetensors')) and torch_file.is_in(directory):
-    files = torch_file.read(directory)
-    return _getter(directory, files.__getitem__, files), list(files)
-  tensors = {}
-  for name in sorted(_file_names(directory)):
-    tensors.update(safetensors_file.tensors_of(directory / name))
-  return _getter(directory, lambda name: tensors[name](), tensors), [*tensors]
+def _widened(
+  tensors: Mapping[str, np.ndarray], block: float8.Block | None, name: str
+) -> np.ndarray:
+  """Returns a tensor without scales; those of float8 are of a block each."""
+  if f'{name}_blocks' in tensors:
+    return mxfp4.widened(tensors, name)
+  return float8.dequantized(tensors, block, name)
+
+
+class _Tensors(Mapping[str, np.ndarray]):
+  """The tensors of a directory as they are stored, under several names."""
+
+  def __init__(self, directory: pathlib.Path):
+    self._directory = directory
+    self._read: dict[str, Callable[[], np.ndarray]] = {}
+    if torch_file.is_in(directory) and not [*directory.glob('*.safetensors')]:
+      for name, array in torch_file.read(directory).items():
+        self._read[name] = functools.partial(np.asarray, array)
+      return
+    for name in sorted(_file_names(directory)):
+      self._read |= safetensors_file.tensors_of(directory / name)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._read)
+
+  def __len__(self) -> int:
+    return len(self._read)
+
+  def __contains__(self, name: str) -> bool:
+    return self._stored_name(name) is not None
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    """Returns a tensor; raises UserError if there is none."""
+    stored_name = self._stored_name(name)
+    if stored_name is None:
+      raise errors.UserError(
+        f'{self._directory}: tensor {name} is missing; the weights are not '
+        'complete or belong to another architecture'
+      )
+    return self._read[stored_name]()
+
+  def _stored_name(self, name: str) -> str | None:
+    # Some checkpoints of a bare decoder lack the prefix, those of one that
+    # reads images have more, in two layouts.
+    bare, tower = name.removeprefix('model.'), 'vision_tower.'
+    candidates = (
+      name,
+      bare,
+      f'language_model.{name}',
+      f'model.language_model.{bare}',
+      name.replace(tower, f'{tower}vision_model.'),
+      f'model.{name}',
+      f'model.{name}'.replace(tower, f'{tower}vision_model.'),
+    )
+    return next((x for x in candidates if x in self._read), None)
 
 
 def _file_names(directory: pathlib.Path) -> set[str]:
@@ -237,42 +267,3 @@ def _file_names(directory: pathlib.Path) -> set[str]:
   # As in transformers: an index of other files is one of an older checkpoint.
   is_old = _SINGLE not in names and (directory / _SINGLE).exists()
   return {_SINGLE} if is_old else names
-
-
-def _getter(
-  directory: pathlib.Path,
-  read: Callable[[str], np.ndarray],
-  names: Container[str],
-) -> Callable[[str], np.ndarray]:
-  """Returns `read` that looks for other names and raises UserErrors."""
-
-  def get(name: str) -> np.ndarray:
-    stored_name = _stored_name(name, names)
-    if stored_name is None:
-      raise errors.UserError(
-        f'{directory}: tensor {name} is missing; the weights are not complete '
-        'or belong to another architecture'
-      )
-    return read(stored_name)
-
-  return get
-
-
-def _is_in(names: Container[str], name: str) -> bool:
-  return _stored_name(name, names) is not None
-
-
-def _stored_name(name: str, names: Container[str]) -> str | None:
-  # Some checkpoints of a bare decoder lack the prefix, those of one that reads
-  # images have more, in two layouts.
-  bare, tower = name.removeprefix('model.'), 'vision_tower.'
-  candidates = (
-    name,
-    bare,
-    f'language_model.{name}',
-    f'model.language_model.{bare}',
-    name.replace(tower, f'{tower}vision_model.'),
-    f'model.{name}',
-    f'model.{name}'.replace(tower, f'{tower}vision_model.'),
-  )
-  return next((name for name in candidates if name in names), None)

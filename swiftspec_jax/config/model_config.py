@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ STORED = 'stored'  # the blocks of a .gguf file
 WEIGHT_DTYPES = ('int8', 'int4', 'float8', 'mxfp4', *DYNAMIC_TERMS, STORED)
 WIDE = 'wide'  # what makes `load` widen a checkpoint of few bits
 _OF_EXPERTS = ('int8', 'int4', 'float8', 'mxfp4')
+_OF_DENSE = tuple(name for name in WEIGHT_DTYPES if name != 'mxfp4')
 
 
 def group_size(num_inputs: int, weight_dtype: str = 'int4') -> int:
@@ -120,85 +122,63 @@ class ModelConfig:
   weight_dtype: str | None = None
 
   def __post_init__(self):
-    for field in _POSITIVE:
-      if getattr(self, field) < 1:
-        raise errors.UserError(
-          f'{field} must be positive, got {getattr(self, field)}'
-        )
-    if self.kernels not in dispatch.IMPLEMENTATIONS:
-      raise errors.UserError(
-        f'kernels={self.kernels!r} must be one of '
-        f'{", ".join(dispatch.IMPLEMENTATIONS)}'
-      )
-    self._check_weight_dtype()
-    if self.num_heads % self.num_kv_heads:
-      raise errors.UserError(
-        f'num_heads={self.num_heads} is not a multiple of '
-        f'num_kv_heads={self.num_kv_heads}'
-      )
-    if self.output_vocab_size is not None and not (
-      1 <= self.output_vocab_size <= self.vocab_size
-    ):
-      raise errors.UserError(
-        f'output_vocab_size={self.output_vocab_size} must be between 1 and '
-        f'vocab_size={self.vocab_size}'
-      )
-    if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
-      raise errors.UserError(
-        f'sliding_layers names {len(self.sliding_layers)} layers, the model '
-        f'has {self.num_layers}'
-      )
-    self._check_draft()
-    if bool(self.feature_layers) != bool(self.feature_dim):
-      raise errors.UserError(
-        f'feature_layers={self.feature_layers} and '
-        f'feature_dim={self.feature_dim} belong together; give both or none'
-      )
+    errors.check_fields(
+      self, {name: (getattr(self, name) >= 1, 'positive') for name in _POSITIVE}
+    )
+    kernels = ', '.join(dispatch.IMPLEMENTATIONS)
+    dtypes = _OF_EXPERTS if self.experts else _OF_DENSE
+    kind = 'mixtures of experts' if self.experts else 'dense models'
+    outputs, size = self.output_vocab_size, self.vocab_size
+    checks = {
+      'kernels': (
+        self.kernels in dispatch.IMPLEMENTATIONS,
+        f'one of {kernels}',
+      ),
+      'weight_dtype': (
+        self.weight_dtype in (None, *dtypes),
+        f'one of {", ".join(dtypes)} for {kind}, or None for weights as they '
+        'are',
+      ),
+      'num_heads': (
+        self.num_heads % self.num_kv_heads == 0,
+        f'a multiple of num_kv_heads={self.num_kv_heads}',
+      ),
+      'output_vocab_size': (
+        outputs is None or 1 <= outputs <= size,
+        f'from 1 to vocab_size={size}, or None',
+      ),
+      'sliding_layers': (
+        len(self.sliding_layers) in (0, self.num_layers),
+        f'empty, or as long as num_layers={self.num_layers}',
+      ),
+      **self._draft_checks(),
+    }
+    errors.check_fields(self, checks)
 
-  def _check_draft(self) -> None:
-    if self.eagle3 and (not self.feature_layers or self.sliding_window):
-      raise errors.UserError(
-        f'an EAGLE-3 head with feature_layers={self.feature_layers} and '
-        f'sliding_window={self.sliding_window} is not supported; it needs '
-        'features and no window'
-      )
-    if self.is_mtp and self.feature_dim != self.embed_dim:
-      raise errors.UserError(
-        f'a layer for multi-token prediction with feature_dim='
-        f'{self.feature_dim} is not supported; it reads one layer of '
-        f'{self.embed_dim}'
-      )
-    if self.block and (
-      not self.feature_layers or self.block.mask_token_id >= self.vocab_size
-    ):
-      raise errors.UserError(
-        f'a draft of blocks with feature_layers={self.feature_layers} and '
-        f'mask_token_id={self.block.mask_token_id} is not supported; it needs '
-        f'features and a mask among the {self.vocab_size} tokens'
-      )
-    if self.recurrent and (self.num_layers or len(self.feature_layers) != 1):
-      raise errors.UserError(
-        f'a recurrent head with num_layers={self.num_layers} and '
-        f'feature_layers={self.feature_layers} is not supported; it needs no '
-        'layers and one feature'
-      )
-
-  def _check_weight_dtype(self) -> None:
-    if self.weight_dtype not in (None, *WEIGHT_DTYPES):
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} must be one of '
-        f'{", ".join(WEIGHT_DTYPES)}, or None to keep the weights as they are'
-      )
-    if self.experts and self.weight_dtype not in (None, *_OF_EXPERTS):
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} is not supported for mixtures of '
-        f'experts; take {", ".join(_OF_EXPERTS)} or leave it out'
-      )
-    if not self.experts and self.weight_dtype == 'mxfp4':
-      raise errors.UserError(
-        f'weight_dtype={self.weight_dtype!r} is for mixtures of experts, and '
-        f'{self.family} has none; take float8 or int4'
-      )
+  def _draft_checks(self) -> dict[str, tuple[bool, str]]:
+    features, block = self.feature_layers, self.block
+    return {
+      'feature_dim': (
+        bool(features) == bool(self.feature_dim),
+        f'given together with feature_layers={features}',
+      ),
+      'eagle3': (
+        not self.eagle3 or bool(features and not self.sliding_window),
+        'of a head with feature_layers and without a window',
+      ),
+      'is_mtp': (
+        not self.is_mtp or self.feature_dim == self.embed_dim,
+        'of a layer that reads one layer of its target',
+      ),
+      'block': (
+        not block or bool(features and block.mask_token_id < self.vocab_size),
+        f'of feature_layers, with a mask among the {self.vocab_size} tokens',
+      ),
+      'recurrent': (
+        not self.recurrent or (not self.num_layers and len(features) == 1),
+        'of a head without layers that reads one feature',
+      ),
+    }
 
   @property
   def reads_features(self) -> bool:
@@ -362,34 +342,25 @@ class ModelConfig:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> 'ModelConfig':
-    values = dict(values)
-    if values.get('rope_scaling') is not None:
-      divisors = tuple(values['rope_scaling'].get('divisors', ()))
-      values['rope_scaling'] = RopeScaling(
-        **{**values['rope_scaling'], 'divisors': divisors}
+    """Returns what became `to_json`; in JSON its tuples are lists."""
+
+    def made(kind, fields):
+      pairs = fields.items()
+      return kind(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in pairs}
       )
-    if values.get('irope') is not None:
-      nope_layers = tuple(values['irope']['nope_layers'])
-      values['irope'] = IRope(**{**values['irope'], 'nope_layers': nope_layers})
-    if values.get('gemma4') is not None:
-      values['gemma4'] = Gemma4(**values['gemma4'])
-    if values.get('eagle3') is not None:
-      values['eagle3'] = Eagle3(**values['eagle3'])
-    if values.get('block') is not None:
-      causal_layers = tuple(values['block']['causal_layers'])
-      values['block'] = Block(
-        **{**values['block'], 'causal_layers': causal_layers}
-      )
-    if values.get('recurrent') is not None:
-      values['recurrent'] = Recurrent(**values['recurrent'])
-    if values.get('experts') is not None:
-      dense_layers = tuple(values['experts']['dense_layers'])
-      values['experts'] = Experts(
-        **{**values['experts'], 'dense_layers': dense_layers}
-      )
-    if values.get('vision') is not None:
-      colours = {k: tuple(values['vision'][k]) for k in ('mean', 'std')}
-      values['vision'] = Vision(**{**values['vision'], **colours})
-    for field in ('eos_token_ids', 'sliding_layers', 'feature_layers'):
-      values[field] = tuple(values.get(field, ()))
-    return cls(**values)
+
+    parts = {
+      name: made(kind, values[name])
+      for name, kind in _PARTS.items()
+      if values.get(name) is not None
+    }
+    return made(cls, {**values, **parts})
+
+
+_PARTS = {
+  name: kind
+  for name, hint in typing.get_type_hints(ModelConfig).items()
+  for kind in typing.get_args(hint)
+  if dataclasses.is_dataclass(kind)
+}

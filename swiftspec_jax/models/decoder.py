@@ -5,8 +5,6 @@ capacity, D embed, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +27,8 @@ from swiftspec_jax.models import (
 from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.params import Params
 
-_Args = ParamSpec('_Args')
-_Result = TypeVar('_Result')
 
-
-def _at_full_precision(
-  fn: Callable[_Args, _Result],
-) -> Callable[_Args, _Result]:
+def _at_full_precision(fn):
   """Makes the products of a function of `params` at full precision."""
 
   @functools.wraps(fn)

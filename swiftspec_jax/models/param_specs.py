@@ -78,7 +78,7 @@ def param_specs(config: ModelConfig) -> Specs:
   layer of an EAGLE-3 head has inputs of 2 D in `qkv`.
   """
   c = config
-  spec, matrix = _makers(c)
+  spec, _ = _makers(c)
   is_tied = c.tie_embeddings and not c.output_vocab_size
   table = functools.partial(spec, scale=c.embed_dim**-0.5)
   specs = {
@@ -88,9 +88,9 @@ def param_specs(config: ModelConfig) -> Specs:
     'final_norm': spec('embed'),
   }
   if c.recurrent:
-    specs |= _recurrent_specs(c, spec, matrix)
+    specs |= _recurrent_specs(c)
   elif c.reads_features:
-    specs |= _feature_specs(c, spec, table)
+    specs |= _feature_specs(c)
   if c.vision:
     specs['vision'] = _vision_specs(c.vision, c.embed_dim)
   if c.layer_input_dim:
@@ -104,15 +104,15 @@ def param_specs(config: ModelConfig) -> Specs:
     specs['unembedding'] = table('outputs', inputs, in_axis=1)
   if c.output_vocab_size:
     # Ascending; logit i is that of token output_token_ids[i]. Not padded.
-    size = (c.output_vocab_size,)
-    specs['output_token_ids'] = ParamSpec(
-      shape=size,
-      padded_shape=size,
-      axes=(None,),
-      init_scale=None,
-      is_index=True,
-    )
+    specs['output_token_ids'] = _whole(c.output_vocab_size, is_index=True)
   return specs
+
+
+def _whole(
+  *shape: int, scale: float | None = None, is_index: bool = False
+) -> ParamSpec:
+  """Returns the spec of an array that every device holds whole."""
+  return ParamSpec(shape, shape, (None,) * len(shape), scale, is_index)
 
 
 def _makers(
@@ -168,12 +168,12 @@ def _makers(
 
 def _layer_specs(config: ModelConfig, layer: int) -> Specs:
   """Returns the specs of a layer; `config` is its `ModelConfig.of_layer`."""
-  spec, matrix = _makers(config)
+  spec, _ = _makers(config)
   specs = {
     'attention_norm': spec('embed'),
-    **_attention_specs(config, layer, spec, matrix),
+    **_attention_specs(config, layer),
     'ffw_norm': spec('embed'),
-    **_feed_forward_specs(config, layer, spec, matrix),
+    **_feed_forward_specs(config, layer),
   }
   if config.use_post_norms:
     specs['post_attention_norm'] = spec('embed')
@@ -190,13 +190,8 @@ def _layer_specs(config: ModelConfig, layer: int) -> Specs:
   return specs
 
 
-def _attention_specs(
-  config: ModelConfig,
-  layer: int,
-  spec: Callable[..., ParamSpec],
-  matrix: Callable[..., ParamSpec],
-) -> Specs:
-  c = config
+def _attention_specs(c: ModelConfig, layer: int) -> Specs:
+  spec, matrix = _makers(c)
   attends_with = 'pair' if c.eagle3 and layer == 0 else 'embed'
   specs = {
     'qkv': matrix((attends_with,), 'kv_heads', 'qkv', 'head_dim'),
@@ -215,12 +210,8 @@ def _attention_specs(
   return specs
 
 
-def _feed_forward_specs(
-  config: ModelConfig,
-  layer: int,
-  spec: Callable[..., ParamSpec],
-  matrix: Callable[..., ParamSpec],
-) -> Specs:
+def _feed_forward_specs(config: ModelConfig, layer: int) -> Specs:
+  spec, matrix = _makers(config)
   dense = {
     'gate_up': matrix(('embed',), 'gate_up', 'ffw'),
     'down': matrix(('ffw',), 'embed'),
@@ -274,12 +265,9 @@ def _head_width(config: ModelConfig) -> int:
   return config.recurrent.width if config.recurrent else 0
 
 
-def _recurrent_specs(
-  config: ModelConfig,
-  spec: Callable[..., ParamSpec],
-  matrix: Callable[..., ParamSpec],
-) -> Specs:
+def _recurrent_specs(config: ModelConfig) -> Specs:
   """Returns what a recurrent head has, see `recurrent`."""
+  spec, matrix = _makers(config)
 
   def affine(inputs, outputs):
     return {
@@ -298,19 +286,17 @@ def _recurrent_specs(
   return specs
 
 
-def _feature_specs(
-  config: ModelConfig,
-  spec: Callable[..., ParamSpec],
-  table: Callable[..., ParamSpec],
-) -> Specs:
+def _feature_specs(config: ModelConfig) -> Specs:
   """Returns what a draft has that reads features."""
+  spec, _ = _makers(config)
+  fusion = spec('embed', 'embed', scale=config.embed_dim**-0.5, in_axis=0)
   if config.is_mtp:
     return {
       'target_feature_norm': spec('features'),
       'feature_norm': spec('embed'),
-      'feature_fusion': table('embed', 'embed', in_axis=0),
+      'feature_fusion': fusion,
       'token_norm': spec('embed'),
-      'token_fusion': table('embed', 'embed', in_axis=0),
+      'token_fusion': fusion,
     }
   scale = config.feature_dim**-0.5
   specs = {
@@ -318,7 +304,7 @@ def _feature_specs(
     'feature_norm': spec('embed'),
   }
   if config.eagle3 is None and config.block is None:
-    specs['feature_fusion'] = table('embed', 'embed', in_axis=0)
+    specs['feature_fusion'] = fusion
   elif config.eagle3 and (
     config.eagle3.norm_before_fc or config.eagle3.fc_norm
   ):
@@ -332,23 +318,14 @@ def _vision_specs(vision: Vision, embed_dim: int) -> Specs:
   """Returns the specs of a vision tower, which every device holds whole."""
   width, ffw = vision.embed_dim, vision.ffw_dim
 
-  def array(*shape: int, scale: float | None) -> ParamSpec:
-    return ParamSpec(
-      shape=shape,
-      padded_shape=shape,
-      axes=(None,) * len(shape),
-      init_scale=scale,
-    )
-
   def linear(name: str, num_in: int, num_out: int) -> Specs:
     return {
-      name: array(num_in, num_out, scale=num_in**-0.5),
-      f'{name}_bias': array(num_out, scale=0.02),
+      name: _whole(num_in, num_out, scale=num_in**-0.5),
+      f'{name}_bias': _whole(num_out, scale=0.02),
     }
 
   def norm(name: str) -> Specs:
-    bias = array(width, scale=0.02)
-    return {name: array(width, scale=None), f'{name}_bias': bias}
+    return {name: _whole(width), f'{name}_bias': _whole(width, scale=0.02)}
 
   layer = {
     **norm('attention_norm'),
@@ -363,14 +340,14 @@ def _vision_specs(vision: Vision, embed_dim: int) -> Specs:
   patches = linear('patches', 3 * vision.patch_size**2, width)
   specs = {
     **patches,
-    'positions': array(num_positions, width, scale=0.02),
+    'positions': _whole(num_positions, width, scale=0.02),
     'layers': [layer] * vision.num_layers,
     **linear('projection_in', width, embed_dim),
     **linear('projection_out', embed_dim, embed_dim),
   }
   if is_clip:
     del specs['patches_bias']
-    specs |= {'class_token': array(width, scale=0.02), **norm('norm')}
+    specs |= {'class_token': _whole(width, scale=0.02), **norm('norm')}
   return specs
 
 

@@ -85,15 +85,7 @@ def place_params(
     )
     is_matrix_as_it_is = spec.num_in_axes and spec.scheme is None
     if is_matrix_as_it_is and transposed.is_faster(spec.dtype(dtype), mesh):
-      return transposed.place(
-        read,
-        spec.padded_shape,
-        spec.num_in_axes,
-        spec.axes,
-        mesh,
-        spec.dtype(dtype),
-        spec.kernels,
-      )
+      return transposed.place(read, spec, mesh, spec.dtype(dtype))
     placed = jax.make_array_from_callback(
       spec.padded_shape,
       sharding.sharding_of(mesh, spec.axes),

@@ -126,36 +126,26 @@ def from_hf(
   implied = 1.0 if kind == 'proportional' else max_context / original
   factor = entries.get('factor', implied)
   stretched = original * factor if kind in _STRETCH_CONTEXT else max_context
-  scaling = RopeScaling(kind=kind, factor=factor)
+  own: dict[str, Any] = {}
+  if kind in ('llama3', 'yarn', 'longrope'):
+    own['original_max_context'] = original
   if kind == 'llama3':
-    scaling = dataclasses.replace(
-      scaling,
-      low_freq_factor=entries['low_freq_factor'],
-      high_freq_factor=entries['high_freq_factor'],
-      original_max_context=original,
-    )
-  if kind == 'yarn':
-    scaling = dataclasses.replace(
-      scaling,
-      low_freq_factor=entries.get('beta_slow', 1.0),
-      high_freq_factor=entries.get('beta_fast', 32.0),
-      original_max_context=original,
-      attention_factor=_yarn_attention(entries, factor),
-      is_truncated=entries.get('truncate', True),
-    )
-  if kind == 'longrope':
+    own |= {k: entries[k] for k in ('low_freq_factor', 'high_freq_factor')}
+  elif kind == 'yarn':
+    own |= {
+      'low_freq_factor': entries.get('beta_slow', 1.0),
+      'high_freq_factor': entries.get('beta_fast', 32.0),
+      'attention_factor': _yarn_attention(entries, factor),
+      'is_truncated': entries.get('truncate', True),
+    }
+  elif kind == 'longrope':
     name = 'long_factor' if max_context > original else 'short_factor'
     growth = math.log(max(factor, 1)) / math.log(original)
-    scaling = dataclasses.replace(
-      scaling,
-      original_max_context=original,
-      attention_factor=entries.get('attention_factor', math.sqrt(1 + growth)),
-      divisors=tuple(entries[name]),
-    )
-  if kind == 'proportional':
-    share = entries.get('partial_rotary_factor', 1.0)
-    scaling = dataclasses.replace(scaling, rotated_share=share)
-  return scaling, int(stretched)
+    attention = entries.get('attention_factor', math.sqrt(1 + growth))
+    own |= {'attention_factor': attention, 'divisors': tuple(entries[name])}
+  elif kind == 'proportional':
+    own['rotated_share'] = entries.get('partial_rotary_factor', 1.0)
+  return RopeScaling(kind=kind, factor=factor, **own), int(stretched)
 
 
 def kind_of(rope: Mapping[str, Any]) -> str:

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Block
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
-from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.params import Params
 
+KIND = 'a DFlash draft'
 _KIND = 'speculators_model_type'
 _NAME = 'dflash'
 # Layers of the target, by what comes out of them and by what goes in.
@@ -53,61 +53,42 @@ def matches(directory: pathlib.Path, target: Model | None) -> bool:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Draft:
-  """A draft whose weights are not read yet."""
+def _arrays(directory: pathlib.Path, target: Model, c: ModelConfig) -> Params:
+  """Returns host arrays; tables are the target's."""
+  tensors = draft_tensors.Tensors(directory)
 
-  directory: pathlib.Path
-  config: ModelConfig
-  target: Model
+  def norm(name: str) -> np.ndarray:
+    return tensors.get(name, c.embed_dim).astype(np.float32)
 
-  def read_params(
-    self, config: ModelConfig, place: families.Place
-  ) -> params_lib.Params:
-    """Returns the parameters as `place` puts them; tables are the target's.
-
-    Raises:
-      UserError: missing, cut, unknown or contradicting weights.
-    """
-    c, tensors = config, draft_tensors.Tensors(self.directory)
-
-    def norm(name: str) -> np.ndarray:
-      return tensors.get(name, c.embed_dim).astype(np.float32)
-
-    layers = range(c.num_layers)
-    arrays = {
-      'embedding': draft_tensors.table_of(self.target, 'embedding'),
-      'layers': [
-        families.layer_from_hf(tensors.get, c, 0.0, i, '') for i in layers
-      ],
-      'final_norm': norm('norm.weight'),
-      'feature_norm': norm('hidden_norm.weight'),
-      'feature_projection': tensors.get(
-        'fc.weight', c.embed_dim, c.feature_dim
-      ).T,
-    }
-    if c.output_vocab_size is not None:
-      shape = c.num_logits, c.embed_dim
-      arrays['unembedding'] = tensors.get('lm_head.weight', *shape)
-      arrays['output_token_ids'] = draft_tensors.output_token_ids(tensors, c)
-    elif not c.tie_embeddings:
-      arrays['unembedding'] = draft_tensors.table_of(self.target, 'unembedding')
-    tensors.check_all_read('a DFlash draft')
-    return place(arrays, params_lib.param_specs(c))
+  layers = range(c.num_layers)
+  arrays = {
+    'embedding': draft_tensors.table_of(target, 'embedding'),
+    'layers': [
+      families.layer_from_hf(tensors.get, c, 0.0, i, '') for i in layers
+    ],
+    'final_norm': norm('norm.weight'),
+    'feature_norm': norm('hidden_norm.weight'),
+    'feature_projection': tensors.get(
+      'fc.weight', c.embed_dim, c.feature_dim
+    ).T,
+  }
+  if c.output_vocab_size is not None:
+    shape = c.num_logits, c.embed_dim
+    arrays['unembedding'] = tensors.get('lm_head.weight', *shape)
+    arrays['output_token_ids'] = draft_tensors.output_token_ids(tensors, c)
+  elif not c.tie_embeddings:
+    arrays['unembedding'] = draft_tensors.table_of(target, 'unembedding')
+  tensors.check_all_read(KIND)
+  return arrays
 
 
-def open_draft(directory: pathlib.Path, target: Model | None) -> Draft:
+def open_draft(directory: pathlib.Path, target: Model) -> draft_tensors.Draft:
   """Returns a draft that fits the target.
 
   Raises:
-    UserError: no target is given, an entry of the config is not understood, or
-      the draft belongs to another target.
+    UserError: an entry of the config is not understood, or the draft belongs to
+      another target.
   """
-  if target is None:
-    raise errors.UserError(
-      f'{directory} is a DFlash draft, which has no embedding of its own; load '
-      'it with draft_of=target'
-    )
   path = directory / 'config.json'
   values = hf.read_json(path)
   refuse = functools.partial(draft_tensors.refuse, path)
@@ -119,22 +100,19 @@ def open_draft(directory: pathlib.Path, target: Model | None) -> Draft:
   layers = _feature_layers(entries, target, refuse)
   size = entries.get('draft_vocab_size') or config.vocab_size
   is_reduced = size != config.vocab_size
-  return Draft(
-    directory,
-    dataclasses.replace(
-      config,
-      vocab_size=target.config.vocab_size,
-      # Drafts go on after the lengths that they were trained for.
-      max_context=target.config.max_context,
-      eos_token_ids=target.config.eos_token_ids,
-      tie_embeddings=target.config.tie_embeddings and not is_reduced,
-      output_vocab_size=size if is_reduced else None,
-      feature_layers=layers,
-      feature_dim=len(layers) * config.embed_dim,
-      block=_block(entries, config, refuse),
-    ),
-    target,
+  draft = dataclasses.replace(
+    config,
+    vocab_size=target.config.vocab_size,
+    # Drafts go on after the lengths that they were trained for.
+    max_context=target.config.max_context,
+    eos_token_ids=target.config.eos_token_ids,
+    tie_embeddings=target.config.tie_embeddings and not is_reduced,
+    output_vocab_size=size if is_reduced else None,
+    feature_layers=layers,
+    feature_dim=len(layers) * config.embed_dim,
+    block=_block(entries, config, refuse),
   )
+  return draft, functools.partial(_arrays, directory, target)
 
 
 def _checked(

@@ -7,7 +7,7 @@ draft stays small. Parameters are named by their path in the tree, such as
 (all axes but the last), named `<name>:scale`.
 """
 
-import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -24,10 +24,10 @@ from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
-from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
 
+KIND = 'a draft of the target that its config.json names'
 MODEL_TYPE = 'swiftspec_draft'
 _CONFIG = 'config.json'
 _WEIGHTS = 'draft.safetensors'
@@ -111,69 +111,47 @@ def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:
   return {name: quantized.astype(np.int8), name + _SCALE: scale}
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftFile:
-  """A draft directory whose weights are not read yet."""
-
-  directory: pathlib.Path
-  config: ModelConfig
-  target: Model
-
-  def read_params(
-    self, config: ModelConfig, place: families.Place
-  ) -> params_lib.Params:
-    """Returns the parameters as `place` puts them.
-
-    Raises:
-      UserError: missing or cut weights, or ids outside the vocabulary.
-    """
-    path = self.directory / _WEIGHTS
-    try:
-      stored = safetensors_numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-      raise errors.UserError(
-        f'{path} is missing or cut short ({error}); write it again'
-      ) from error
-    specs = params_lib.param_specs(config)
-    if _EMBEDDING not in stored:
-      stored[_EMBEDDING] = draft_tensors.table_of(self.target, _EMBEDDING)
-
-    def get(path_in_tree, spec):
-      name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')
-      if name not in stored:
-        raise errors.UserError(
-          f'{path}: {name} is missing; weights and config do not belong '
-          'together'
-        )
-      array = stored[name]
-      if name + _SCALE in stored:
-        array = array.astype(np.float32) * stored[name + _SCALE].astype(
-          np.float32
-        )
-      return array
-
-    arrays = jax.tree_util.tree_map_with_path(get, specs)
-    _check_output_ids(path, arrays.get('output_token_ids'), config.vocab_size)
-    return place(arrays, specs)
-
-
-def _check_output_ids(path, token_ids, vocab_size):
-  if token_ids is None:
-    return
-  is_ascending = (np.diff(token_ids) > 0).all()
-  if not is_ascending or token_ids[0] < 0 or token_ids[-1] >= vocab_size:
+def _arrays(
+  directory: pathlib.Path, target: Model, config: ModelConfig
+) -> params_lib.Params:
+  """Returns host arrays; a missing embedding is the target's."""
+  path = directory / _WEIGHTS
+  try:
+    stored = safetensors_numpy.load_file(path)
+  except (OSError, safetensors.SafetensorError) as error:
     raise errors.UserError(
-      f'{path}: output_token_ids must ascend from 0 to {vocab_size - 1}; the '
-      'file is damaged or belongs to another vocabulary'
+      f'{path} is missing or cut short ({error}); write it again'
+    ) from error
+  if _EMBEDDING not in stored:
+    stored[_EMBEDDING] = draft_tensors.table_of(target, _EMBEDDING)
+
+  def get(path_in_tree, _):
+    name = jax.tree_util.keystr(path_in_tree, simple=True, separator='.')
+    if name not in stored:
+      raise errors.UserError(
+        f'{path}: {name} is missing; weights and config do not belong together'
+      )
+    if name + _SCALE not in stored:
+      return stored[name]
+    return stored[name] * stored[name + _SCALE].astype(np.float32)
+
+  specs = params_lib.param_specs(config)
+  arrays = jax.tree_util.tree_map_with_path(get, specs)
+  ids, size = arrays.get('output_token_ids'), config.vocab_size
+  if ids is not None and not draft_tensors.are_ascending(ids, size):
+    raise errors.UserError(
+      f'{path}: output_token_ids must ascend from 0 to {size - 1}; the file is '
+      'damaged or belongs to another vocabulary'
     )
+  return arrays
 
 
-def open_draft(directory: pathlib.Path, target: Model | None) -> DraftFile:
+def open_draft(directory: pathlib.Path, target: Model) -> draft_tensors.Draft:
   """Returns a draft that fits the target.
 
   Raises:
-    UserError: no target is given, the config is damaged, or the draft belongs
-      to a target with another vocabulary or width.
+    UserError: the config is damaged, or the draft belongs to a target with
+      another vocabulary or width.
   """
   path = directory / _CONFIG
   try:
@@ -185,11 +163,6 @@ def open_draft(directory: pathlib.Path, target: Model | None) -> DraftFile:
     raise errors.UserError(
       f'{path} is not usable: {error}; write the draft again'
     ) from error
-  if target is None:
-    raise errors.UserError(
-      f'{directory} is a draft of {its_target} and cannot be loaded alone; '
-      'load it with draft_of=target'
-    )
   if its_vocabulary != vocabulary_hash(target.tokenizer):
     raise errors.UserError(
       f'{directory} is a draft of {its_target}, whose vocabulary is another '
@@ -200,4 +173,4 @@ def open_draft(directory: pathlib.Path, target: Model | None) -> DraftFile:
       f'{directory} shares the embedding of {its_target} ({config.embed_dim} '
       f'wide); that of {target.name} is {target.config.embed_dim} wide'
     )
-  return DraftFile(directory, config, target)
+  return config, functools.partial(_arrays, directory, target)

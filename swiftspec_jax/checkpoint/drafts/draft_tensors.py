@@ -1,6 +1,7 @@
 """Files of drafts as others publish them: tensors by name, and refusals."""
 
 import pathlib
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -11,9 +12,15 @@ from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families, layers
+from swiftspec_jax.models.params import Params
 
-# Tensors that nothing is lost without: t2d follows from d2t.
-_IGNORED = ('t2d',)
+# A draft's configuration, and what reads its host arrays for that, which may
+# have more devices.
+Draft = tuple[ModelConfig, Callable[[ModelConfig], Params]]
+
+# Tensors that nothing is lost without: t2d follows from d2t, and ReDrafter uses
+# the norm of embeddings nowhere.
+_IGNORED = ('t2d', 'emb_norm.weight')
 
 
 def refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
@@ -62,18 +69,16 @@ class Tensors:
     return np.asarray(self._get(self._by_name[name]), bool)
 
   def get(self, name: str, *shape: int) -> np.ndarray:
-    """Returns a tensor of that shape.
-
-    Raises:
-      UserError: it is missing, or has another.
-    """
-    if name not in self:
-      raise errors.UserError(
-        f'{self.directory}: tensor {name} is missing; the weights are not '
-        'complete or belong to another kind of draft'
-      )
+    """Returns a tensor; raises UserError if it is missing or has no `shape`."""
     self._unread.discard(name)
-    return families.get_checked(self._get, self._by_name[name], *shape)
+    stored_name = self._by_name.get(name, name)
+    return families.get_checked(self._get, stored_name, *shape)
+
+
+def are_ascending(token_ids: np.ndarray, vocab_size: int) -> bool:
+  """Whether ids, one at least, ascend within a vocabulary."""
+  edges = np.array([-1]), token_ids, np.array([vocab_size])
+  return bool((np.diff(np.concatenate(edges)) > 0).all())
 
 
 def output_token_ids(tensors: Tensors, config: ModelConfig) -> np.ndarray:
@@ -93,8 +98,7 @@ def output_token_ids(tensors: Tensors, config: ModelConfig) -> np.ndarray:
     expected = np.flatnonzero(tensors.mask('t2d'))
     candidates = [ids for ids in candidates if np.array_equal(ids, expected)]
   for ids in candidates:
-    is_ascending = (np.diff(ids) > 0).all()
-    if is_ascending and ids[0] >= 0 and ids[-1] < config.vocab_size:
+    if are_ascending(ids, config.vocab_size):
       return ids.astype(np.int32)
   raise errors.UserError(
     f'{tensors.directory}: d2t does not name {size} ascending tokens of '

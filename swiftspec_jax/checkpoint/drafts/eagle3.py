@@ -20,7 +20,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 
 from swiftspec_jax import errors
@@ -30,8 +29,9 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Block, Eagle3
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
-from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.params import Params
 
+KIND = 'an EAGLE-3 head'
 _KIND = 'speculators_model_type'
 _PARALLEL = 'peagle'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
@@ -60,60 +60,13 @@ def matches(directory: pathlib.Path, target: Model | None) -> bool:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
-  """A head whose weights are not read yet."""
-
-  directory: pathlib.Path
-  config: ModelConfig
-  target: Model
-  num_embeddings: int  # if it has an embedding of its own
-
-  def read_params(
-    self, config: ModelConfig, place: families.Place
-  ) -> params_lib.Params:
-    """Returns the parameters as `place` puts them.
-
-    Raises:
-      UserError: missing, cut, unknown or contradicting weights.
-    """
-    tensors = draft_tensors.Tensors(self.directory)
-    specs = params_lib.param_specs(config)
-    arrays = _arrays(tensors, config)
-    arrays['embedding'] = self._embedding(tensors)
-    tensors.check_all_read('an EAGLE-3 head')
-    return place(arrays, specs)
-
-  def _embedding(
-    self, tensors: draft_tensors.Tensors
-  ) -> np.ndarray | jax.Array:
-    """Returns [V, D]; that of the target, padded, where the head has none."""
-    c = self.config
-    if _EMBEDDING in tensors:
-      table = tensors.get(_EMBEDDING, self.num_embeddings, c.embed_dim)
-      return np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
-    table = draft_tensors.table_of(self.target, 'embedding')
-    if table.shape[1] != c.embed_dim:
-      raise errors.UserError(
-        f'{self.directory} has no {_EMBEDDING}, and that of '
-        f'{self.target.name} is {table.shape[1]} wide, not {c.embed_dim}; '
-        'load the target that the head was trained for'
-      )
-    return table
-
-
-def open_draft(directory: pathlib.Path, target: Model | None) -> Head:
+def open_draft(directory: pathlib.Path, target: Model) -> draft_tensors.Draft:
   """Returns a head that fits the target.
 
   Raises:
-    UserError: no target is given, an entry of the config is not understood, or
-      the head belongs to another target.
+    UserError: an entry of the config is not understood, or the head belongs to
+      another target.
   """
-  if target is None:
-    raise errors.UserError(
-      f'{directory} is an EAGLE-3 head and cannot be loaded alone; load it '
-      'with draft_of=target'
-    )
   path = directory / 'config.json'
   values = hf.read_json(path)
   refuse = functools.partial(draft_tensors.refuse, path)
@@ -135,7 +88,7 @@ def open_draft(directory: pathlib.Path, target: Model | None) -> Head:
     block=_block(values, config, refuse),
     **features,
   )
-  return Head(directory, head, target, config.vocab_size)
+  return head, functools.partial(_arrays, directory, target, config.vocab_size)
 
 
 def _checked(
@@ -208,25 +161,40 @@ def _features_of(
 
 
 def _arrays(
-  tensors: draft_tensors.Tensors, config: ModelConfig
-) -> params_lib.Params:
-  """Returns host arrays as `param_specs` says, but the embedding."""
-  c = config
-  outputs = draft_tensors.output_token_ids(tensors, c)
+  directory: pathlib.Path, target: Model, num_embeddings: int, c: ModelConfig
+) -> Params:
+  """Returns host arrays; an embedding of its own has `num_embeddings` rows."""
+  tensors = draft_tensors.Tensors(directory)
 
   def norm(name: str, size: int = c.embed_dim) -> np.ndarray:
     return tensors.get(name, size).astype(np.float32)
 
-  layers = [_layer(tensors, c, i) for i in range(c.num_layers)]
+  if _EMBEDDING in tensors:
+    table = tensors.get(_EMBEDDING, num_embeddings, c.embed_dim)
+    table = np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
+  else:
+    table = draft_tensors.table_of(target, 'embedding')
+    if table.shape[1] != c.embed_dim:
+      raise errors.UserError(
+        f'{directory} has no {_EMBEDDING}, and that of {target.name} is '
+        f'{table.shape[1]} wide, not {c.embed_dim}; load the target that the '
+        'head was trained for'
+      )
+  # The first layer attends with a pair.
+  widths = [c.embed_dim * (1 if i else 2) for i in range(c.num_layers)]
   arrays = {
-    'layers': layers,
+    'embedding': table,
+    'layers': [
+      families.layer_from_hf(tensors.get, c, 0.0, i, '', attention_width=width)
+      for i, width in enumerate(widths)
+    ],
     'final_norm': norm('norm.weight'),
     'feature_norm': norm('layers.0.hidden_norm.weight'),
     'feature_projection': tensors.get(
       'fc.weight', c.embed_dim, c.feature_dim
     ).T,
     'unembedding': tensors.get('lm_head.weight', c.num_logits, c.embed_dim),
-    'output_token_ids': outputs,
+    'output_token_ids': draft_tensors.output_token_ids(tensors, c),
   }
   if c.eagle3.norm_before_fc:
     arrays['target_feature_norm'] = norm('input_norm.weight', c.feature_dim)
@@ -239,13 +207,5 @@ def _arrays(
   if c.block:
     mask = tensors.get('mask_hidden', 1, 1, c.feature_dim)
     arrays['mask_feature'] = mask.reshape(-1)
+  tensors.check_all_read(KIND)
   return arrays
-
-
-def _layer(
-  tensors: draft_tensors.Tensors, config: ModelConfig, i: int
-) -> params_lib.Params:
-  width = config.embed_dim * (1 if i else 2)
-  return families.layer_from_hf(
-    tensors.get, config, 0.0, i, '', attention_width=width
-  )

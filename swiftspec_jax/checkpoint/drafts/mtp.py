@@ -20,8 +20,9 @@ from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
-from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.params import Params
 
+KIND = 'a layer for multi-token prediction'
 _NUM_LAYERS = 'num_nextn_predict_layers'
 _START = 'model.mtp_'
 
@@ -33,36 +34,7 @@ def matches(directory: pathlib.Path, target: Model | None) -> bool:
   return target is not None and is_mimo and bool(values.get(_NUM_LAYERS))
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-  """A layer whose weights are not read yet."""
-
-  directory: pathlib.Path
-  config: ModelConfig
-  target: Model
-
-  def read_params(
-    self, config: ModelConfig, place: families.Place
-  ) -> params_lib.Params:
-    """Returns the parameters as `place` puts them.
-
-    Raises:
-      UserError: missing, cut, unknown or contradicting weights.
-    """
-    tensors = draft_tensors.Tensors(self.directory)
-    arrays = _arrays(tensors, config)
-    tensors.check_all_read('a layer', start=_START)
-    tables = self.target.params
-    is_tied = 'unembedding' not in tables
-    arrays['embedding'] = draft_tensors.table_of(self.target, 'embedding')
-    arrays['unembedding'] = draft_tensors.table_of(
-      self.target, 'embedding' if is_tied else 'unembedding'
-    )
-    arrays['target_feature_norm'] = tables['final_norm']
-    return place(arrays, params_lib.param_specs(config))
-
-
-def open_draft(directory: pathlib.Path, target: Model) -> Layer:
+def open_draft(directory: pathlib.Path, target: Model) -> draft_tensors.Draft:
   """Returns the layer of a target.
 
   Raises:
@@ -93,14 +65,14 @@ def open_draft(directory: pathlib.Path, target: Model) -> Layer:
     feature_layers=(config.num_layers - 1,),
     feature_dim=config.embed_dim,
   )
-  return Layer(directory, layer, target)
+  return layer, functools.partial(_arrays, directory, target)
 
 
 def _arrays(
-  tensors: draft_tensors.Tensors, config: ModelConfig
-) -> params_lib.Params:
-  """Returns host arrays of what only the layer has."""
-  width = config.embed_dim
+  directory: pathlib.Path, target: Model, config: ModelConfig
+) -> Params:
+  """Returns host arrays; tables are the target's."""
+  tensors, width = draft_tensors.Tensors(directory), config.embed_dim
 
   def get(name: str, *shape: int) -> np.ndarray:
     return tensors.get(f'{_START}layers.0.{name}.weight', *shape)
@@ -110,7 +82,12 @@ def _arrays(
 
   # [D, 2 D]
   of_feature, of_token = np.split(get('input_proj', width, 2 * width), 2, 1)
-  return {
+  is_tied = 'unembedding' not in target.params
+  unembedding = 'embedding' if is_tied else 'unembedding'
+  arrays = {
+    'embedding': draft_tensors.table_of(target, 'embedding'),
+    'unembedding': draft_tensors.table_of(target, unembedding),
+    'target_feature_norm': target.params['final_norm'],
     'layers': [families.layer_from_hf(tensors.get, config, 0.0, 0, _START)],
     'final_norm': norm('final_layernorm'),
     'feature_norm': norm('hidden_layernorm'),
@@ -118,3 +95,5 @@ def _arrays(
     'token_norm': norm('token_layernorm'),
     'token_fusion': of_token.T,
   }
+  tensors.check_all_read(KIND, start=_START)
+  return arrays

@@ -36,30 +36,24 @@ _ARCHITECTURES = {
   'llama4_text': 'Llama4ForCausalLM',
   'gemma3_text': 'Gemma3ForCausalLM',
 }
-FORMATS = ('speculators',)
 
 
 def save_draft(
-  draft: Model,
-  directory: str | os.PathLike,
-  *,
-  target: Model,
-  format: str = 'speculators',
+  draft: Model, directory: str | os.PathLike, *, target: Model
 ) -> None:
-  """Saves an EAGLE-3 head as others read it.
+  """Saves an EAGLE-3 head in the layout of `speculators`, as vLLM reads it.
 
   Args:
     draft: head that was loaded for the target.
     directory: folder to write; made if it does not exist.
     target: model that it drafts for. Its embedding is not written again.
-    format: layout of the files, 'speculators'.
 
   Raises:
-    UserError: another format or kind of draft, one that is sharded or
-      quantized, another target, or a directory that cannot be written.
+    UserError: another kind of draft, one that is sharded or quantized, another
+      target, or a directory that cannot be written.
   """
   directory = pathlib.Path(directory)
-  eagle3 = _check(draft, target, format)
+  eagle3 = _check(draft, target)
   arrays = jax.tree.map(np.asarray, transposed.undone(draft.params))
   weights = _tensors(arrays, draft.config, eagle3)
   if not _shares_embedding(arrays['embedding'], target):
@@ -75,16 +69,12 @@ def save_draft(
     raise errors.UserError(f'cannot write {directory}: {error}') from error
 
 
-def _check(draft: Model, target: Model, format: str) -> Eagle3:
+def _check(draft: Model, target: Model) -> Eagle3:
   """Returns how the head reads features."""
   config = draft.config
-  if format not in FORMATS:
-    raise errors.UserError(
-      f'format={format!r} must be one of {", ".join(FORMATS)}'
-    )
   if config.eagle3 is None:
     raise errors.UserError(
-      f'{draft.name} is no EAGLE-3 head; {format} has no layout for it'
+      f'{draft.name} is no EAGLE-3 head; speculators has no layout for it'
     )
   if config.block is not None:
     raise errors.UserError(

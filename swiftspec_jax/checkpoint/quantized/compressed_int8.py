@@ -8,21 +8,17 @@ Activations, which others round while they run, stay as they are here.
 Legend: N outputs, K inputs, C groups of inputs.
 """
 
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint.quantized import (
-  compressed_tensors,
-  quantization_config,
-)
+from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.models import families
 from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
-_FORMATS = (compressed_tensors.INT, compressed_tensors.PACKED)
+_FORMATS = (quantization_config.INT, quantization_config.PACKED)
 _SUPPORTED = {
   'num_bits': (8,),
   'strategy': ('tensor', 'channel', 'group'),
@@ -31,21 +27,10 @@ _SUPPORTED = {
 }
 
 
-def is_used(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
-  """Whether a checkpoint has matrices of int8.
-
-  Args:
-    path: file that the values are from, for messages.
-    values: entries of config.json.
-
-  Raises:
-    UserError: an entry is not understood, or says what is not supported.
-  """
+def check(values: Mapping[str, Any]) -> None:
+  """Raises UserError for entries of config.json that are not understood."""
   options = quantization_config.options_of(values)
-  if compressed_tensors.kind_of(options) != 'int8':
-    return False
-  compressed_tensors.weights_of(path, options, _FORMATS, _SUPPORTED)
-  return True
+  quantization_config.weights_of(options, _FORMATS, _SUPPORTED)
 
 
 def refused(get: Callable[[str], np.ndarray], name: str) -> np.ndarray:
@@ -68,8 +53,7 @@ def refused(get: Callable[[str], np.ndarray], name: str) -> np.ndarray:
 
 
 def stored(
-  get: Callable[[str], np.ndarray],
-  has: Callable[[str], bool],
+  tensors: Mapping[str, np.ndarray],
   name: str,
   num_inputs: int,
   num_outputs: int,
@@ -77,8 +61,7 @@ def stored(
   """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
 
   Args:
-    get: function that returns the tensor of a name as it is stored.
-    has: function that says whether there is a tensor of a name.
+    tensors: tensors as they are stored.
     name: name of the tensor without `.weight`.
     num_inputs: K.
     num_outputs: N.
@@ -88,16 +71,16 @@ def stored(
   """
 
   def checked(kind, *shape):
-    return families.get_checked(get, f'{name}.{kind}', *shape)
+    return families.get_checked(tensors.__getitem__, f'{name}.{kind}', *shape)
 
-  if has(f'{name}.weight_packed'):
+  if f'{name}.weight_packed' in tensors:
     words = checked('weight_packed', num_outputs, -(-num_inputs // 4))
     integers = (words.view(np.uint8) ^ 128).view(np.int8)[:, :num_inputs]
   else:
     integers = checked('weight', num_outputs, num_inputs)
     if integers.dtype != np.int8:
       return integers.T
-  scales = get(f'{name}.weight_scale').astype(np.float32)
+  scales = tensors[f'{name}.weight_scale'].astype(np.float32)
   if scales.size == 1:
     scales = np.broadcast_to(scales.reshape(1, 1), (num_outputs, 1))
   num_groups = scales.shape[-1]

@@ -14,18 +14,14 @@ Legend: N outputs, K inputs.
 """
 
 import math
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint.quantized import (
-  compressed_tensors,
-  quantization_config,
-)
+from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.models import families
 from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
@@ -37,7 +33,6 @@ _DTYPES = (_NUMBER, ml_dtypes.float8_e8m0fnu)
 # All numbers by their bits: faster than a conversion.
 _NUMBERS = np.arange(256, dtype=np.uint8).view(_NUMBER).astype(np.float32)
 _SCALES = ('_scale_inv', '_scale')
-_METHOD = 'fp8'
 _SUPPORTED = {
   'expert_dtype': ('fp8',),
   'fmt': ('e4m3',),
@@ -64,67 +59,55 @@ _SUPPORTED_WEIGHTS = {
 }
 
 
-def block_of(path: pathlib.Path, values: Mapping[str, Any]) -> Block | None:
-  """Returns what shares a scale; None if the checkpoint has no float8.
-
-  Args:
-    path: file that the values are from, for messages.
-    values: entries of config.json.
+def block_of(values: Mapping[str, Any]) -> Block:
+  """Returns what shares a scale by the entries of config.json.
 
   Raises:
     UserError: an entry is not understood, or says what is not supported.
   """
   options = quantization_config.options_of(values)
-  method = options.get('quant_method')
-  if method == _METHOD:
-    quantization_config.check(path, options, _SUPPORTED, _IGNORED)
+  if options['quant_method'] != quantization_config.COMPRESSED:
+    quantization_config.check(options, _SUPPORTED, _IGNORED)
     size = options.get('weight_block_size')
-    return _checked(path, 'weight_block_size', size or (None, None))
-  if compressed_tensors.kind_of(options) != 'float8':
-    return None
-  weights = compressed_tensors.weights_of(
-    path, options, _FORMATS, _SUPPORTED_WEIGHTS
+    return _checked('weight_block_size', size or (None, None))
+  weights = quantization_config.weights_of(
+    options, _FORMATS, _SUPPORTED_WEIGHTS
   )
   if weights['strategy'] == 'block':
-    return _checked(path, 'block_structure', weights.get('block_structure'))
+    return _checked('block_structure', weights.get('block_structure'))
   if weights['strategy'] == 'group':
-    return _checked(path, 'group_size', (1, weights.get('group_size')))
+    return _checked('group_size', (1, weights.get('group_size')))
   return (None if weights['strategy'] == 'tensor' else 1), None
 
 
-def _checked(path: pathlib.Path, key: str, block: Any) -> Block:
+def _checked(key: str, block: Any) -> Block:
   """Returns a block if it is one."""
   is_block = isinstance(block, list | tuple) and len(block) == 2
   if not is_block or not all(
     size is None or (isinstance(size, int) and size >= 1) for size in block
   ):
-    quantization_config.refuse(
-      path, key, block, 'it must be two whole numbers of at least 1'
-    )
+    reason = 'it must be two whole numbers of at least 1'
+    quantization_config.refuse(key, block, reason)
   return tuple(block)
 
 
 def dequantized(
-  get: Callable[[str], np.ndarray],
-  has: Callable[[str], bool],
-  block: Block | None,
-  name: str,
+  tensors: Mapping[str, np.ndarray], block: Block | None, name: str
 ) -> np.ndarray:
   """Returns a tensor, in float32 where it is stored as float8.
 
   Args:
-    get: function that returns the tensor of a name as it is stored.
-    has: function that says whether there is a tensor of a name.
+    tensors: tensors as they are stored.
     block: sizes of what shares a scale; None if the config does not say.
     name: name of the tensor.
 
   Raises:
     UserError: there is no scale, or not one for each block.
   """
-  weight = get(name)
+  weight = tensors[name]
   if weight.dtype not in _DTYPES:
     return weight
-  scales, (rows, columns) = _scales_of(weight, get, has, block, name)
+  scales, (rows, columns) = _scales_of(weight, tensors, block, name)
   num_outputs, num_inputs = weight.shape
   scales = scales.repeat(rows, axis=0)[:num_outputs]
   scales = scales.repeat(columns, axis=1)[:, :num_inputs]
@@ -132,8 +115,7 @@ def dequantized(
 
 
 def stored(
-  get: Callable[[str], np.ndarray],
-  has: Callable[[str], bool],
+  tensors: Mapping[str, np.ndarray],
   block: Block | None,
   name: str,
   num_inputs: int,
@@ -142,8 +124,7 @@ def stored(
   """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
 
   Args:
-    get: function as in `dequantized`.
-    has: function as in `dequantized`.
+    tensors: tensors as they are stored.
     block: sizes as in `dequantized`.
     name: name of the tensor without `.weight`.
     num_inputs: K.
@@ -153,10 +134,12 @@ def stored(
     UserError: as in `dequantized`, or the matrix has another shape.
   """
   name = f'{name}.weight'
-  weight = families.get_checked(get, name, num_outputs, num_inputs)
+  weight = families.get_checked(
+    tensors.__getitem__, name, num_outputs, num_inputs
+  )
   if weight.dtype not in _DTYPES:
     return weight.T
-  scales, (rows, columns) = _scales_of(weight, get, has, block, name)
+  scales, (rows, columns) = _scales_of(weight, tensors, block, name)
   # Groups of inputs are of one size.
   size = math.gcd(columns, num_inputs)
   scales = scales[np.arange(num_outputs) // rows]
@@ -166,13 +149,12 @@ def stored(
 
 def _scales_of(
   weight: np.ndarray,
-  get: Callable[[str], np.ndarray],
-  has: Callable[[str], bool],
+  tensors: Mapping[str, np.ndarray],
   block: Block | None,
   name: str,
 ) -> tuple[np.ndarray, tuple[int, int]]:
   """Returns scales f32, one for each block, and the sizes of a block."""
-  scale_names = [name + suffix for suffix in _SCALES if has(name + suffix)]
+  scale_names = [name + x for x in _SCALES if name + x in tensors]
   is_matrix = weight.dtype == _NUMBER and weight.ndim == 2
   if not (is_matrix and block and scale_names):
     raise errors.UserError(
@@ -182,7 +164,7 @@ def _scales_of(
   (num_outputs, num_inputs), (scale_name, *_) = weight.shape, scale_names
   rows, columns = block[0] or num_outputs, block[1] or num_inputs
   shape = -(-num_outputs // rows), -(-num_inputs // columns)
-  scales = _checked_scales(get(scale_name), scale_name, shape)
+  scales = _checked_scales(tensors[scale_name], scale_name, shape)
   return scales, (rows, columns)
 
 

@@ -7,8 +7,7 @@ power of two, plus 127, for each 16 bytes (OCP Microscaling Formats, section 5).
 Legend: X experts, N outputs, K inputs.
 """
 
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +17,6 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.models.matrices.quantization import StoredMatrix
 
-_METHOD = 'mxfp4'
 _BYTES = 16  # with the same scale
 _POSITIVE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _BIAS = 127
@@ -26,65 +24,39 @@ _BIAS = 127
 _IGNORED = ('dequantize', 'modules_to_not_convert', 'quant_method')
 
 
-def is_used(path: pathlib.Path, values: Mapping[str, Any]) -> bool:
-  """Whether a checkpoint has experts in MXFP4.
-
-  Args:
-    path: file that the values are from, for messages.
-    values: entries of config.json.
-
-  Raises:
-    UserError: an entry is not understood, or the family has no such layout.
-  """
+def check(values: Mapping[str, Any]) -> None:
+  """Raises UserError for entries of config.json that are not understood."""
   options = quantization_config.options_of(values)
-  if options.get('quant_method') != _METHOD:
-    return False
-  quantization_config.check(path, options, {}, _IGNORED)
+  quantization_config.check(options, {}, _IGNORED)
   family = values.get('model_type')
   if family != 'gpt_oss':
-    quantization_config.refuse(
-      path, 'quant_method', _METHOD, f'it is read for gpt_oss, not for {family}'
-    )
-  return True
+    reason = f'it is read for gpt_oss, not for {family}'
+    quantization_config.refuse('quant_method', 'mxfp4', reason)
 
 
-def widened(
-  get: Callable[[str], np.ndarray], has: Callable[[str], bool], name: str
-) -> np.ndarray:
-  """Returns a tensor, bf16[X, K, N] where it is stored as MXFP4: exactly.
-
-  Args:
-    get: function that returns the tensor of a name as it is stored.
-    has: function that says whether there is a tensor of a name.
-    name: name of the tensor.
+def widened(tensors: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+  """Returns exactly a tensor that is stored as MXFP4: bf16[X, K, N].
 
   Raises:
     UserError: blocks and scales are of other shapes or dtypes.
   """
-  if not has(f'{name}_blocks'):
-    return get(name)
-  blocks, scales = _tensors(get, name)
+  blocks, scales = _checked(tensors, name)
   pairs = _PAIRS[scales[..., None], blocks]
   numbers = pairs.view(ml_dtypes.bfloat16)
   return np.swapaxes(numbers.reshape(*scales.shape[:-1], -1), -1, -2)
 
 
 def stored(
-  get: Callable[[str], np.ndarray], has: Callable[[str], bool], name: str
+  tensors: Mapping[str, np.ndarray], name: str
 ) -> StoredMatrix | np.ndarray:
   """Returns a tensor, as a matrix [X, K, N] where it is stored as MXFP4.
-
-  Args:
-    get: function as in `widened`.
-    has: function as in `widened`.
-    name: name of the tensor.
 
   Raises:
     UserError: as in `widened`.
   """
-  if not has(f'{name}_blocks'):
-    return get(name)
-  blocks, scales = _tensors(get, name)
+  if f'{name}_blocks' not in tensors:
+    return tensors[name]
+  blocks, scales = _checked(tensors, name)
   codes = np.stack([blocks & 15, blocks >> 4], axis=-1)
   codes = codes.reshape(*scales.shape[:-1], -1)
   return StoredMatrix(
@@ -94,11 +66,11 @@ def stored(
   )
 
 
-def _tensors(
-  get: Callable[[str], np.ndarray], name: str
+def _checked(
+  tensors: Mapping[str, np.ndarray], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns blocks u8[X, N, K / 32, 16] and scales u8[X, N, K / 32]."""
-  blocks, scales = get(f'{name}_blocks'), get(f'{name}_scales')
+  blocks, scales = tensors[f'{name}_blocks'], tensors[f'{name}_scales']
   is_mxfp4 = blocks.dtype == scales.dtype == np.uint8
   if not is_mxfp4 or blocks.shape != (*scales.shape, _BYTES):
     raise errors.UserError(

@@ -13,18 +13,13 @@ Legend: K inputs, N outputs, C groups of inputs.
 """
 
 import dataclasses
-import functools
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint.quantized import (
-  compressed_tensors,
-  quantization_config,
-)
+from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.matrices.quantization import MIDDLE, StoredMatrix
@@ -105,37 +100,31 @@ class Packing:
   zero_shift: int | None
 
 
-def packing_of(path: pathlib.Path, values: Mapping[str, Any]) -> Packing | None:
-  """Returns how matrices are stored; None if they are not int4.
-
-  Args:
-    path: file that the values are from, for messages.
-    values: entries of config.json.
+def packing_of(values: Mapping[str, Any]) -> Packing:
+  """Returns how matrices are stored by the entries of config.json.
 
   Raises:
     UserError: an entry is not understood, or says what is not supported.
   """
   options = quantization_config.options_of(values)
   method, kind = options.get('quant_method'), options.get('format')
-  if compressed_tensors.kind_of(options) == 'int4':
-    weights = compressed_tensors.weights_of(
-      path, options, (kind,), _SUPPORTED_WEIGHTS
+  if method == quantization_config.COMPRESSED:
+    weights = quantization_config.weights_of(
+      options, (kind,), _SUPPORTED_WEIGHTS
     )
     is_grouped = weights['strategy'] == 'group'
     group_size = weights.get('group_size') if is_grouped else -1
     zero_shift = None if weights['symmetric'] else 0
-  elif method in _SUPPORTED:
+  else:
     supported = {**_COMMON, **_SUPPORTED[method]}
     rules = options.get('dynamic') or {}
     if all(rule.startswith(_NOT_PACKED) for rule in rules):
       supported['dynamic'] = (options.get('dynamic'),)
-    quantization_config.check(path, options, supported, _IGNORED)
+    quantization_config.check(options, supported, _IGNORED)
     group_size = options.get('group_size')
     is_version_2 = 'gptq_v2' in (options.get('checkpoint_format'), kind)
     zero_shift = int(method == 'gptq' and not is_version_2)
-  else:
-    return None
-  refuse = functools.partial(quantization_config.refuse, path)
+  refuse = quantization_config.refuse
   is_whole = isinstance(group_size, int) and group_size >= 1
   if not is_whole and group_size != -1:
     refuse('group_size', group_size, 'it must be -1 or at least 1')
@@ -149,14 +138,12 @@ class Reader:
   """Reads packed matrices.
 
   Attributes:
-    get: function from the name of a tensor to its array.
-    has: function that says whether there is a tensor of a name.
+    tensors: tensors as they are stored.
     packing: format in which they are stored.
     config: the model's.
   """
 
-  get: Callable[[str], np.ndarray]
-  has: Callable[[str], bool]
+  tensors: Mapping[str, np.ndarray]
   packing: Packing
   config: ModelConfig
 
@@ -170,9 +157,8 @@ class Reader:
         that the packing does not.
     """
     plain = f'{name}.weight'
-    if self.has(plain):
-      weight = families.get_checked(self.get, plain, num_outputs, num_inputs)
-      return weight.T
+    if plain in self.tensors:
+      return self._get(plain, num_outputs, num_inputs).T
     size = self.packing.group_size
     size = num_inputs if size == -1 else size
     if num_inputs % size:
@@ -183,7 +169,7 @@ class Reader:
     self._check_order(name, size, num_inputs)
     self._check_bias(name, num_outputs)
 
-    is_compressed = self.packing.method == compressed_tensors.METHOD
+    is_compressed = self.packing.method == quantization_config.COMPRESSED
     read = self._outputs_first if is_compressed else self._inputs_first
     integers, scales, zeros = read(name, num_inputs, num_outputs, num_groups)
     scales = scales.astype(np.float32)
@@ -193,13 +179,16 @@ class Reader:
       offsets=((MIDDLE - zeros) * scales)[None],
     )
 
+  def _get(self, name: str, *shape: int) -> np.ndarray:
+    return families.get_checked(self.tensors.__getitem__, name, *shape)
+
   def _inputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns integers [K, N], scales [C, N] and zero points [C, N]."""
 
     def get(kind, *shape):
-      return families.get_checked(self.get, f'{name}.{kind}', *shape)
+      return self._get(f'{name}.{kind}', *shape)
 
     zeros = get('qzeros', num_groups, num_outputs // 8)
     if self.packing.method == 'awq':
@@ -221,7 +210,7 @@ class Reader:
     """Returns the same of compressed-tensors."""
 
     def get(kind, *shape):
-      return families.get_checked(self.get, f'{name}.weight_{kind}', *shape)
+      return self._get(f'{name}.weight_{kind}', *shape)
 
     words = get('packed', num_outputs, num_inputs // 8)
     zeros = np.full((num_groups, num_outputs), MIDDLE)
@@ -236,9 +225,9 @@ class Reader:
 
   def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
     name = f'{name}.g_idx'
-    if not self.has(name):
+    if name not in self.tensors:
       return
-    groups = families.get_checked(self.get, name, num_inputs)
+    groups = self._get(name, num_inputs)
     if not np.array_equal(groups, np.arange(num_inputs) // group_size):
       raise errors.UserError(
         f'tensor {name} has inputs in another order (desc_act=true), which is '
@@ -249,9 +238,9 @@ class Reader:
     """Some checkpoints have zeros where the model has no bias."""
     is_used = self.config.use_qkv_bias and name.endswith(_WITH_BIAS)
     name = f'{name}.bias'
-    if is_used or not self.has(name):
+    if is_used or name not in self.tensors:
       return
-    if families.get_checked(self.get, name, num_outputs).any():
+    if self._get(name, num_outputs).any():
       raise errors.UserError(
         f'tensor {name} is not zero, but {self.config.family} has no bias there'
       )

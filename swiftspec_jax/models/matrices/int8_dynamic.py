@@ -19,10 +19,11 @@ from kernels_pallas import products
 from kernels_pallas.few_rows import api
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices import quantization
+from swiftspec_jax.models.matrices.row_products import RowProducts
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class Int8Matrix:
+class Int8Matrix(RowProducts):
   """A matrix with the inputs of each output side by side."""
 
   values: jax.Array  # int8 [*A, K]
@@ -32,44 +33,16 @@ class Int8Matrix:
   num_terms: int = struct.field(pytree_node=False)
   kernels: str = struct.field(pytree_node=False)  # of `few_rows`
 
-  def scores(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the matrix: f32 [T, *A]."""
+  def _multiply(self, x, *norm, **options):
     return api.few_rows(
       x,
       self.values,
       self.scales,
+      *norm,
       num_terms=self.num_terms,
       implementation=self.kernels,
+      **options,
     )
-
-  def multiply(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the matrix in their dtype: [T, *A]."""
-    return self.scores(x).astype(x.dtype)
-
-  def multiply_normed(
-    self,
-    x: jax.Array,
-    added: jax.Array,
-    norm_scale: jax.Array,
-    epsilon: float,
-    activation: str | None = None,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns x + added, and its norm times the matrix.
-
-    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
-    """
-    total, product = api.few_rows(
-      x,
-      self.values,
-      self.scales,
-      added,
-      norm_scale,
-      num_terms=self.num_terms,
-      epsilon=epsilon,
-      activation=activation,
-      implementation=self.kernels,
-    )
-    return total, product.astype(x.dtype)
 
   def take_rows(self, indices: jax.Array) -> jax.Array:
     """Returns the weights of outputs i32[...] of a table: [..., K]."""

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from kernels_pallas import dispatch
 from kernels_pallas.normed_matmul import api as normed_api
 from kernels_pallas.normed_matmul import reference as normed_reference
-from kernels_pallas.quantized_matmul import api, tiles
+from kernels_pallas.quantized_matmul import api, float4, tiles
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
 
@@ -34,6 +34,7 @@ VALUE_DTYPES = {
   'float8': 'float8_e4m3fn',
   'mxfp4': 'int4',  # the bits of numbers, see `quantized_matmul.float4`
 }
+_HIGHEST_EXPONENT = 2  # of float4: its highest number is 6
 MIDDLE = 8  # of the 16 integers of int4: what becomes zero
 # qwix puts the highest weight right between the last integer and the one
 # after it, where the last bit decides and compilers differ. So a bit lower.
@@ -225,19 +226,19 @@ class Scheme:
   """How a parameter becomes a QuantizedMatrix.
 
   Attributes:
-    weight_dtype: 'int8', 'int4' or 'float8'.
-    num_in_axes: number of axes that are inputs, the first of the parameter.
-    num_part_axes: number of axes that are parts, those after the inputs.
-    group_size: number of inputs that share a scale of int4 or float8.
+    weight_dtype: 'int8', 'int4', 'float8' or, of experts, 'mxfp4'.
+    group_size: number of inputs that share a scale where int8 does not.
     kernels: name of the code to run, one of
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.
+    num_in_axes: number of axes that are inputs, the first of the parameter.
+    num_part_axes: number of axes that are parts, those after the inputs.
   """
 
   weight_dtype: str
-  num_in_axes: int
-  num_part_axes: int
   group_size: int
   kernels: str
+  num_in_axes: int = 1
+  num_part_axes: int = 0
 
   def quantize(
     self,
@@ -255,13 +256,7 @@ class Scheme:
     """
     shardings = self._shardings(axes, mesh, self.weight_dtype != 'int8')
     values, scales = run(_program(self, shardings), array, shardings)
-    return QuantizedMatrix(
-      values=values,
-      scales=scales,
-      out_shape=array.shape[self.num_in_axes :],
-      sharding=shardings[0],
-      kernels=self.kernels,
-    )
+    return self._matrix(array.shape, shardings[0], values, scales)
 
   def place(
     self,
@@ -278,24 +273,34 @@ class Scheme:
       axes: logical names of these axes.
       mesh: devices of the matrix.
     """
-    out_shape = shape[self.num_in_axes :]
+    inputs, _, outputs = self._split(shape)
     is_grouped = stored.is_grouped(self.weight_dtype)
     shardings = self._shardings(axes, mesh, is_grouped)
-    values, scales, offsets = stored.put(
-      (
-        math.prod(shape[: self.num_in_axes]),
-        math.prod(out_shape[self.num_part_axes :]),
-      ),
+    arrays = stored.put(
+      (math.prod(inputs), math.prod(outputs)),
       self.group_size if is_grouped else None,
       shardings,
       VALUE_DTYPES[self.weight_dtype],
     )
+    return self._matrix(shape, shardings[0], *arrays)
+
+  def _split(self, sizes: tuple) -> tuple[tuple, tuple, tuple]:
+    """Returns what axes of inputs, parts and outputs have."""
+    parts, outputs = self.num_in_axes, self.num_in_axes + self.num_part_axes
+    return sizes[:parts], sizes[parts:outputs], sizes[outputs:]
+
+  def matrices(self, array: jax.Array) -> jax.Array:
+    """Returns a parameter as [P, K, N]."""
+    inputs, parts, _ = map(math.prod, self._split(array.shape))
+    return jnp.moveaxis(array.reshape(inputs, parts, -1), 1, 0)
+
+  def _matrix(self, shape, sharding, values, scales, offsets=None):
     return QuantizedMatrix(
       values=values,
       scales=scales,
       offsets=offsets,
-      out_shape=out_shape,
-      sharding=shardings[0],
+      out_shape=shape[self.num_in_axes :],
+      sharding=sharding,
       kernels=self.kernels,
     )
 
@@ -303,10 +308,10 @@ class Scheme:
     self, axes: tuple[str | None, ...], mesh: Mesh, is_grouped: bool
   ) -> tuple[NamedSharding, NamedSharding]:
     """Returns the shardings of values and of scales."""
-    outputs = axes[self.num_in_axes + self.num_part_axes]
+    (inputs, *_), _, (outputs, *_) = self._split(axes)
     values, scales = (
-      sharding_lib.sharding_of(mesh, (None, inputs, outputs))
-      for inputs in (axes[0], axes[0] if is_grouped else None)
+      sharding_lib.sharding_of(mesh, (None, axis, outputs))
+      for axis in (inputs, inputs if is_grouped else None)
     )
     return values, scales
 
@@ -316,22 +321,28 @@ def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
   """Returns what makes values and scales of an array."""
 
   def quantize(array):
-    parts_axis = scheme.num_in_axes
-    outputs_axis = parts_axis + scheme.num_part_axes
-    matrices = array.astype(jnp.float32).reshape(
-      math.prod(array.shape[:parts_axis]),
-      math.prod(array.shape[parts_axis:outputs_axis]),
-      -1,
-    )
+    matrices = scheme.matrices(array.astype(jnp.float32))
+    if scheme.weight_dtype == 'mxfp4':
+      return _to_mxfp4(matrices, scheme.group_size)
     tiled = {1: scheme.group_size} if scheme.weight_dtype != 'int8' else {}
-    return round_weights(
-      jnp.moveaxis(matrices, 1, 0),
-      VALUE_DTYPES[scheme.weight_dtype],
-      (0, 2),
-      tiled,
-    )
+    dtype = VALUE_DTYPES[scheme.weight_dtype]
+    return round_weights(matrices, dtype, (0, 2), tiled)
 
   return jax.jit(quantize, out_shardings=shardings)
+
+
+def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+  """Returns bits int4 and uint8, as section 6.3 of OCP has them."""
+  num_parts, _, num_outputs = array.shape
+  groups = array.reshape(num_parts, -1, size, num_outputs)
+  highest = jnp.abs(groups).max(axis=2, keepdims=True)
+  _, exponents = jnp.frexp(highest)  # of a fraction below 1
+  scales = jnp.ldexp(jnp.ones_like(highest), exponents - 1 - _HIGHEST_EXPONENT)
+  values = jnp.clip(groups / scales, -6, 6).astype(jnp.float4_e2m1fn)
+  return (
+    float4.bits(values.astype(jnp.float32)).reshape(array.shape),
+    float4.bits_of_scales(scales[:, :, 0]),
+  )
 
 
 def round_weights(

@@ -7,21 +7,14 @@ Microscaling Formats). int4 may have offsets besides, as in `quantization`.
 Legend: X experts, K inputs, N outputs, C groups of inputs, R rows.
 """
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import api, tiles
-from kernels_pallas.quantized_matmul import float4
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices import quantization
-
-_HIGHEST_EXPONENT = 2  # of float4: its highest number is 6
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -74,96 +67,20 @@ class QuantizedExperts:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheme:
-  """How a parameter [X, K, N] becomes a QuantizedExperts.
+class Scheme(quantization.Scheme):
+  """How a parameter [X, K, N] becomes a QuantizedExperts."""
 
-  Attributes:
-    weight_dtype: 'int8', 'int4', 'float8' or 'mxfp4'.
-    group_size: number of inputs that share a scale where int8 does not.
-    kernels: name of the code to run, one of
-      `kernels_pallas.dispatch.IMPLEMENTATIONS`.
-  """
+  def _split(self, sizes):
+    return sizes[1:2], sizes[:1], sizes[2:]
 
-  weight_dtype: str
-  group_size: int
-  kernels: str
+  def matrices(self, array):
+    return array
 
-  def quantize(
-    self,
-    array: jax.Array | jax.ShapeDtypeStruct,
-    axes: tuple[str | None, ...],
-    mesh: Mesh,
-  ) -> QuantizedExperts:
-    """Returns the matrix; see `quantization.Scheme.quantize`."""
-    shardings = _shardings(axes, mesh, self.weight_dtype != 'int8')
-    program = _program(self, shardings)
-    values, scales = quantization.run(program, array, shardings)
-    return QuantizedExperts(
-      values=values, scales=scales, sharding=shardings[0], kernels=self.kernels
-    )
-
-  def place(
-    self,
-    stored: quantization.StoredMatrix,
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    mesh: Mesh,
-  ) -> QuantizedExperts:
-    """Returns the matrix of a checkpoint; see `quantization.Scheme.place`."""
-    is_grouped = stored.is_grouped(self.weight_dtype)
-    shardings = _shardings(axes, mesh, is_grouped)
-    values, scales, offsets = stored.put(
-      shape[1:],
-      self.group_size if is_grouped else None,
-      shardings,
-      quantization.VALUE_DTYPES[self.weight_dtype],
-    )
+  def _matrix(self, shape, sharding, values, scales, offsets=None):
     return QuantizedExperts(
       values=values,
       scales=scales,
       offsets=offsets,
-      sharding=shardings[0],
+      sharding=sharding,
       kernels=self.kernels,
     )
-
-
-def _shardings(
-  axes: tuple[str | None, ...], mesh: Mesh, is_grouped: bool
-) -> tuple[NamedSharding, NamedSharding]:
-  """Returns the shardings of values and of scales."""
-  experts, inputs, outputs = axes
-  of_scales = experts, inputs if is_grouped else None, outputs
-  return (
-    sharding_lib.sharding_of(mesh, axes),
-    sharding_lib.sharding_of(mesh, of_scales),
-  )
-
-
-@functools.cache
-def _program(scheme: Scheme, shardings: tuple[NamedSharding, ...]):
-  """Returns what makes values and scales of an array."""
-
-  def quantize(array):
-    array = array.astype(jnp.float32)
-    if scheme.weight_dtype == 'mxfp4':
-      return _to_mxfp4(array, scheme.group_size)
-    tiled = {1: scheme.group_size} if scheme.weight_dtype != 'int8' else {}
-    dtype = quantization.VALUE_DTYPES[scheme.weight_dtype]
-    return quantization.round_weights(array, dtype, (0, 2), tiled)
-
-  return jax.jit(quantize, out_shardings=shardings)
-
-
-def _to_mxfp4(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-  """Returns bits int4 and uint8, as section 6.3 of OCP has them."""
-  num_experts, _, num_outputs = array.shape
-  groups = array.reshape(num_experts, -1, size, num_outputs)
-  highest = jnp.abs(groups).max(axis=2, keepdims=True)
-  _, exponents = jnp.frexp(highest)  # of a fraction below 1
-  scales = jnp.ldexp(jnp.ones_like(highest), exponents - 1 - _HIGHEST_EXPONENT)
-  values = jnp.clip(groups / scales, -6, 6).astype(jnp.float4_e2m1fn)
-  return (
-    float4.bits(values.astype(jnp.float32)).reshape(array.shape),
-    float4.bits_of_scales(scales[:, :, 0]),
-  )

@@ -6,7 +6,7 @@ Legend: T rows, K inputs, M outputs.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 from kernels_pallas.gguf_blocks import native
 from swiftspec_jax import errors
 from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.models.matrices.row_products import RowProducts
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class BlockMatrix:
+class BlockMatrix(RowProducts):
   """A matrix of one or several tensors with the same inputs."""
 
   tensors: tuple[jax.Array, ...]  # u8[start + M x bytes of a row]
@@ -32,45 +33,16 @@ class BlockMatrix:
   out_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of M
   dtype: np.dtype = struct.field(pytree_node=False)  # of its rows
 
-  def scores(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the matrix: f32[T, *out_shape]."""
-    product = native.multiply(x, self.tensors, self.kinds, self.starts)
-    return self._in_order(product)
-
-  def _in_order(self, product):
-    if self.order is not None:
-      product = product[:, self.order]
-    return product.reshape(-1, *self.out_shape)
-
-  def multiply(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the matrix in their dtype."""
-    return self.scores(x).astype(x.dtype)
-
-  def multiply_normed(
-    self,
-    x: jax.Array,
-    added: jax.Array,
-    norm_scale: jax.Array,
-    epsilon: float,
-    activation: str | None = None,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns x + added, and its norm times the matrix.
-
-    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
-    """
-    total, product = native.multiply(
-      x,
-      self.tensors,
-      self.kinds,
-      self.starts,
-      added,
-      norm_scale,
-      epsilon=epsilon,
-      activation=activation,
+  def _multiply(self, x, *norm, **options):
+    found = native.multiply(
+      x, self.tensors, self.kinds, self.starts, *norm, **options
     )
-    if activation is None:
-      product = self._in_order(product)
-    return total, product.astype(x.dtype)
+    *total, product = found if norm else [found]
+    if options.get('activation') is None:
+      if self.order is not None:
+        product = product[:, self.order]
+      product = product.reshape(-1, *self.out_shape)
+    return (*total, product) if norm else product
 
   def take_rows(self, indices: jax.Array) -> jax.Array:
     """Returns the weights of outputs i32[...] of a table: [..., K]."""
@@ -86,34 +58,18 @@ class BlockMatrix:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredTensor:
-  """One tensor of a file.
-
-  Attributes:
-    kind: name of the kind of its blocks, a key of `native.KINDS`.
-    aligned: u8[start + bytes of the tensor], a view of the mapped file that
-      begins where XLA takes memory without a copy.
-    start: bytes before the first block.
-  """
-
-  kind: str
-  aligned: np.ndarray
-  start: int
-
-
-@dataclasses.dataclass(frozen=True)
 class StoredBlocks:
   """A matrix on the host.
 
   Attributes:
-    tensors: tensors with the same inputs, whose outputs are one after the
-      other.
+    tensors: `gguf_header.Tensor`s with the same inputs, whose outputs are one
+      after the other.
     num_inputs: K.
     out_shape: axes of outputs, of M together.
     order: i32[M] as in `BlockMatrix`.
   """
 
-  tensors: Sequence[StoredTensor]
+  tensors: Sequence[Any]  # its module needs a package that others do not
   num_inputs: int
   out_shape: tuple[int, ...]
   order: np.ndarray | None = None
@@ -134,7 +90,7 @@ class StoredBlocks:
     return BlockMatrix(
       tensors=tuple(put(tensor.aligned) for tensor in self.tensors),
       order=None if self.order is None else put(self.order),
-      kinds=tuple(tensor.kind for tensor in self.tensors),
+      kinds=tuple(tensor.kind.name for tensor in self.tensors),
       starts=tuple(tensor.start for tensor in self.tensors),
       num_inputs=self.num_inputs,
       out_shape=self.out_shape,

@@ -16,44 +16,22 @@ from jax.sharding import Mesh
 from kernels_pallas.few_rows import api
 from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import array_parts
+from swiftspec_jax.models.matrices.row_products import RowProducts
+from swiftspec_jax.models.param_specs import ParamSpec
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class TransposedMatrix:
+class TransposedMatrix(RowProducts):
   """A matrix as XLA's CPU backend multiplies it fastest with few rows."""
 
   values: jax.Array  # float32 or bfloat16 [..., K]
   in_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of K
   kernels: str = struct.field(pytree_node=False)  # of `few_rows`
 
-  def multiply(self, rows: jax.Array) -> jax.Array:
-    """Returns rows [N, K] times the matrix in their dtype: [N, ...]."""
-    product = api.few_rows(rows, self.values, implementation=self.kernels)
-    return product.astype(rows.dtype)
-
-  def multiply_normed(
-    self,
-    x: jax.Array,
-    added: jax.Array,
-    norm_scale: jax.Array,
-    epsilon: float,
-    activation: str | None = None,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns x + added, and its norm times the matrix.
-
-    The arguments and results are those of `QuantizedMatrix.multiply_normed`.
-    """
-    total, product = api.few_rows(
-      x,
-      self.values,
-      None,
-      added,
-      norm_scale,
-      epsilon=epsilon,
-      activation=activation,
-      implementation=self.kernels,
+  def _multiply(self, x, *norm, **options):
+    return api.few_rows(
+      x, self.values, None, *norm, implementation=self.kernels, **options
     )
-    return total, product.astype(x.dtype)
 
   def to_array(self) -> jax.Array:
     """Returns [*in_shape, ...], as the parameter is declared."""
@@ -70,25 +48,20 @@ def is_faster(dtype: np.dtype, mesh: Mesh) -> bool:
 
 def place(
   read: Callable[[array_parts.Index], np.ndarray],
-  shape: tuple[int, ...],
-  num_in_axes: int,
-  axes: tuple[str | None, ...],
+  spec: ParamSpec,
   mesh: Mesh,
   dtype: np.dtype,
-  kernels: str,
 ) -> TransposedMatrix:
-  """Returns the matrix on a mesh.
+  """Returns a matrix [*inputs, *outputs] on a mesh, padded.
 
   Args:
-    read: function that returns a part of the array [*inputs, *outputs].
-    shape: shape of the array.
-    num_in_axes: number of axes that are inputs; of them only the first may be
+    read: function that returns a part of the padded array.
+    spec: description of the matrix. Of its inputs only the first may be
       sharded.
-    axes: logical names of the axes.
     mesh: devices of the matrix.
     dtype: dtype of the array, one of `is_faster`.
-    kernels: name of the code to run, as in ModelConfig.
   """
+  shape, num_in_axes, axes = spec.padded_shape, spec.num_in_axes, spec.axes
   in_shape, out_shape = shape[:num_in_axes], shape[num_in_axes:]
   num_inputs, num_behind = math.prod(in_shape), math.prod(in_shape[1:])
 
@@ -107,7 +80,7 @@ def place(
     dtype=dtype,
   )
   return TransposedMatrix(
-    values=values, in_shape=in_shape, kernels=api.usable_on(mesh, kernels)
+    values=values, in_shape=in_shape, kernels=api.usable_on(mesh, spec.kernels)
   )
 
 
