@@ -3,7 +3,7 @@ r"""Sets the systems of the field side by side.
   python -m experiments.compare --limit=12 --output_dir=results
   python -m experiments.compare --systems=autoregressive,tree,ddd,sssd \
     --settings=prompts --output_dir=results
-  python -m experiments.compare --systems=autoregressive,smartspec,adaserve \
+  python -m experiments.compare --systems=autoregressive,smartspec,su \
     --settings=load --tree_sizes=3,7,15 --slo_tpots=0.01:1,0.05:1 \
     --output_dir=results
 

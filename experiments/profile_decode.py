@@ -111,7 +111,7 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
   decode = _request(range(_SHORT_PROMPT), _NUM_STEPS.value)
   prefill = _request(range(_PROMPT_TOKENS.value), 1)
   measurements = {
-    'bandwidth': lambda: profiling.measure_read_bandwidth(num_repeats=3),
+    'bandwidth': profiling.measure_read_bandwidth,
     'step': lambda: _step_seconds(decoder, decode),
     'loop': lambda: 1 / _run(decoder, decode).tokens_per_second,
     'prefill': lambda: _run(long_decoder, prefill).ttft_seconds,

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -17,9 +16,11 @@ from swiftspec_jax.drafters.spec import DraftSpec
 from swiftspec_jax.engine import left_iterators
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
-from swiftspec_jax.policies import auto
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.prediction.estimators import TreeEstimator
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import buckets, slot_sampling
@@ -140,7 +141,7 @@ class Decoder:
   ) -> Generator[Event, None, None]:
     levels = [slot_sampling.level_of(request.sampling) for request in requests]
     with self._own_engine(limit) as engine:
-      engine.least_level = max(levels)  # one program for all of them
+      engine.sampling.least_level = max(levels)  # one program for all of them
       waiting = {
         index: (engine.submit(request), 0)
         for index, request in enumerate(requests)
@@ -199,11 +200,12 @@ class Decoder:
       UserError: it cannot be decoded.
     """
     num_images = len(request.images)
-    limit = requests_lib.limit_of(
-      request, self._target, self.max_context, num_images
+    requests_lib.check(
+      request, self._target, self.max_context, self._target.name, num_images
     )
     self._max_images = max(self._max_images, num_images)
-    return limit
+    num_new = request.sampling.max_new_tokens or self.max_context
+    return min(len(request.token_ids) + num_new, self.max_context)
 
   @contextlib.contextmanager
   def _own_engine(self, limit: int) -> Iterator[Engine]:
@@ -284,11 +286,12 @@ def _policy_of(
     raise errors.UserError(
       f"policy={name!r} must be 'goodput', a Policy or what makes one"
     )
-  return functools.partial(
-    auto.make,
-    is_tree=spec.makes_trees,
-    drafts_by_model=drafts_by_model,
-  )
+
+  def make(buckets: StepBuckets) -> policies.Policy:
+    costs = LiveCosts(buckets, drafts_by_model=drafts_by_model)
+    return Goodput(costs, TreeEstimator() if spec.makes_trees else None)
+
+  return make
 
 
 def _declare(

@@ -11,7 +11,6 @@ Legend: V vocabulary, W = ceil(V / 32) words of a mask.
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,11 +104,6 @@ def _compiled(
 
 def _refusal(place: str, error: Exception) -> errors.UserError:
   return errors.UserError(f'structured_outputs.{place}: {error}')
-
-
-def is_installed() -> bool:
-  """Returns whether requests can have a grammar."""
-  return importlib.util.find_spec('llguidance') is not None
 
 
 def _library() -> Any:

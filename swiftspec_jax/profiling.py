@@ -65,20 +65,18 @@ def _note_compilation(event: str, duration: float, **kwargs) -> None:
 jax.monitoring.register_event_duration_secs_listener(_note_compilation)
 
 
-def measure_read_bandwidth(
-  num_bytes: int = 512 * 1024**2, num_repeats: int = 10
-) -> float:
+def measure_read_bandwidth() -> float:
   """Returns bytes per second that the default device reads at best.
 
   A sum over an array that is much larger than any cache. Decoding one token
   reads every weight once, so this bounds the rate of plain decoding.
   """
-  array = jnp.ones(num_bytes // 4, jnp.float32)
+  array = jnp.ones(2**27, jnp.float32)
   total = jax.jit(jnp.sum)
   total(array).block_until_ready()
   best = float('inf')
-  for _ in range(num_repeats):
+  for _ in range(3):
     start = time.perf_counter()
     total(array).block_until_ready()
     best = min(best, time.perf_counter() - start)
-  return num_bytes / best
+  return array.nbytes / best

@@ -28,12 +28,11 @@ LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
 def logits_fn(model: Model, longest: int) -> LogitsFn:
   """Returns the logits after texts of up to `longest` tokens, read anew."""
-  cache = dense.KVCacheConfig.of_model(model.config, 1, longest, model.dtype)
 
   @jax.jit
   def run(params, token_ids, length):
     starts = jnp.zeros(1, jnp.int32)
-    empty = cache.init(model.mesh)
+    empty = dense.init(model.config, 1, longest, model.dtype, model.mesh)
     hidden, _ = decoder.forward(
       params, model.config, token_ids[None], empty, starts=starts
     )

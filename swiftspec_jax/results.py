@@ -37,16 +37,16 @@ class GenerationStats:
   """
 
   prompt_tokens: int
-  new_tokens: int
-  num_rounds: int
-  num_drafted: int
-  num_accepted: int
-  drafted_per_position: tuple[int, ...]
-  accepted_per_position: tuple[int, ...]
-  ttft_seconds: float
-  decode_seconds: float
-  decoded_tokens: int
-  latency_seconds: float
+  new_tokens: int = 0
+  num_rounds: int = 0
+  num_drafted: int = 0
+  num_accepted: int = 0
+  drafted_per_position: tuple[int, ...] = ()
+  accepted_per_position: tuple[int, ...] = ()
+  ttft_seconds: float = 0.0
+  decode_seconds: float = 0.0
+  decoded_tokens: int = 0
+  latency_seconds: float = 0.0
   num_hits: int = 0
   num_late_hits: int = 0
   num_misses: int = 0
@@ -144,33 +144,9 @@ class GenerationResult:
   finish_reason: str
   stop_reason: int | str | None = None
   text_offsets: tuple[int, ...] = ()
-  logprobs: tuple[float, ...] | None
-  top_logprobs: tuple[TopLogprobs, ...] | None
+  logprobs: tuple[float, ...] | None = None
+  top_logprobs: tuple[TopLogprobs, ...] | None = None
   stats: GenerationStats
-
-
-def without_output(num_prompt_tokens: int) -> GenerationResult:
-  """Returns the result of a request that wants no token."""
-  return GenerationResult(
-    text='',
-    token_ids=(),
-    finish_reason='length',
-    logprobs=None,
-    top_logprobs=None,
-    stats=GenerationStats(
-      prompt_tokens=num_prompt_tokens,
-      new_tokens=0,
-      num_rounds=0,
-      num_drafted=0,
-      num_accepted=0,
-      drafted_per_position=(),
-      accepted_per_position=(),
-      ttft_seconds=0.0,
-      decode_seconds=0.0,
-      decoded_tokens=0,
-      latency_seconds=0.0,
-    ),
-  )
 
 
 def total_acceptance_length(stats: Sequence[GenerationStats]) -> float:

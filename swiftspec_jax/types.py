@@ -4,8 +4,6 @@ Legend: B rows, S cache capacity, K speculative tokens, T = K + 1 query
 tokens (the nodes of a tree, its root included), V vocabulary.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,19 +147,3 @@ class Logprobs:
       top=top,
       top_token_ids=top_token_ids,
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepReport:
-  """One row of a step's output, on the host."""
-
-  token_ids: list[int]  # emitted
-  num_drafted: int
-  num_levels: int  # length of the longest chain that was drafted
-  num_accepted: int
-  is_tree: bool  # whether the draft was a tree
-  outcome: int  # of the verdict before; NO_OUTCOME where no tree lives on
-  num_forwards: int  # of the draft after that verdict, for a tree
-  path: list[int]  # indices of root and accepted nodes, for a tree
-  # Which accepted draft tokens came of a text, where a model drafts, too.
-  is_looked_up: list[bool]

@@ -1,4 +1,4 @@
-"""Any sequence of write, commit and rollback equals a prefill from scratch."""
+"""Any sequence of write and commit equals a prefill from scratch."""
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,8 @@ PARAMS = params_lib.random_params(jax.random.key(0), CONFIG)
 
 
 def new_cache(batch_size=BATCH):
-  return dense.KVCacheConfig.of_model(
-    CONFIG, batch_size, CAPACITY, jnp.float32
-  ).init(sharding.make_mesh(None))
+  mesh = sharding.make_mesh(None)
+  return dense.init(CONFIG, batch_size, CAPACITY, jnp.float32, mesh)
 
 
 @jax.jit
@@ -81,7 +80,6 @@ def prefill(token_ids):
 
 
 commit = jax.jit(dense.commit)
-rollback = jax.jit(dense.rollback)
 
 
 def path_to(node, parents):
@@ -94,17 +92,15 @@ def path_to(node, parents):
 
 @st.composite
 def operations(draw):
-  """Trees to write in each row with the node to keep, or a rollback."""
-  if draw(st.booleans()):
-    rows = []
-    for _ in range(BATCH):
-      parents = [-1]
-      for node in range(1, NUM_NODES):
-        parents.append(draw(st.integers(-1, node - 1)))
-      token_ids = [draw(st.integers(0, 31)) for _ in range(NUM_NODES)]
-      rows.append((token_ids, parents, draw(st.integers(-1, NUM_NODES - 1))))
-    return ('tree', rows)
-  return ('rollback', [draw(st.integers(0, 3)) for _ in range(BATCH)])
+  """Trees to write in each row with the node to keep."""
+  rows = []
+  for _ in range(BATCH):
+    parents = [-1]
+    for node in range(1, NUM_NODES):
+      parents.append(draw(st.integers(-1, node - 1)))
+    token_ids = [draw(st.integers(0, 31)) for _ in range(NUM_NODES)]
+    rows.append((token_ids, parents, draw(st.integers(-1, NUM_NODES - 1))))
+  return rows
 
 
 @settings(max_examples=40)
@@ -112,13 +108,7 @@ def operations(draw):
 def test_any_sequence_equals_prefill(sequence):
   cache = new_cache()
   known = [[] for _ in range(BATCH)]
-  for kind, rows in sequence:
-    if kind == 'rollback':
-      known = [
-        k[: max(len(k) - n, 0)] for k, n in zip(known, rows, strict=True)
-      ]
-      cache = rollback(cache, jnp.asarray([len(k) for k in known], jnp.int32))
-      continue
+  for rows in sequence:
     token_ids, parents, kept = zip(*rows, strict=True)
     depths = [
       [len(path_to(node, p)) - 1 for node in range(NUM_NODES)] for p in parents
@@ -165,12 +155,6 @@ def test_extend_is_the_commit_of_a_chain():
   assert by_path.kv_lengths.tolist() == by_length.kv_lengths.tolist() == [0, 3]
   for got, want in zip(by_length.keys, by_path.keys, strict=True):
     np.testing.assert_array_equal(got[1, :, :3], want[1, :, :3])
-
-
-def test_rollback_never_lengthens():
-  cache = dense.extend(new_cache(), jnp.asarray([5, 2], jnp.int32))
-  rolled = rollback(cache, jnp.asarray([3, 9], jnp.int32))
-  assert rolled.kv_lengths.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -46,8 +46,7 @@ def model_of(num_layers):
 def instructions(num_layers, num_tokens):
   """Returns the numbers of all instructions of a step, and of native calls."""
   model = model_of(num_layers)
-  cache = dense.KVCacheConfig.of_model(model.config, 1, 64, model.dtype)
-  cache = cache.init(model.mesh)
+  cache = dense.init(model.config, 1, 64, model.dtype, model.mesh)
 
   def run(params, token_ids, cache):
     return decoder.forward(

@@ -20,9 +20,7 @@ from swiftspec_jax.drafters.texts import token_store as token_store_lib
 from swiftspec_jax.drafters.texts.datastore import Datastore, DatastoreDrafter
 from swiftspec_jax.drafters.texts.past_texts import PastTexts
 from swiftspec_jax.drafters.texts.token_store import TokenStore
-from swiftspec_jax.policies import roofline
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.roofline import Roofline
 
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])
@@ -244,25 +242,6 @@ def test_programs(model, tmp_path):
   assert plain['tpot_attainment_0.001ms'] == 0
   assert drafted['mean_num_speculative_tokens'] > 0
   assert (tmp_path / 'load' / 'promises.png').exists()
-
-
-@pytest.mark.parametrize(
-  ('slack', 'lengths'),
-  [(0.1, (37, 9, 4, 2, 1, 0, 0)), (0.3, (112, 28, 14, 7, 3, 1, 0))],
-)
-def test_golden_lengths_of_the_roofline(monkeypatch, slack, lengths):
-  """At 500 tokens of context on an H100, where nothing is padded."""
-  monkeypatch.setattr(roofline, '_SLACK', slack)
-  policy = Roofline(cases.EAGLE_8B)
-  found = []
-  for num_rows in (1, 4, 8, 16, 32, 64, 128):
-    buckets = cases.unpadded(num_rows, 120, max_query_tokens=1024)
-    view = cases.make_view(
-      num_rows, buckets, kv_length=500, max_draft_tokens=10**6
-    )
-    (length,) = set(policy.plan_draft(view).lengths.tolist())
-    found.append(length)
-  assert found == list(lengths)
 
 
 def test_counts_of_own_text_are_those_of_a_scan():

@@ -189,11 +189,10 @@ def test_passes_are_those_of_a_chain(window):
     projected = decoder.project_features(params, config, features[None])
     return jnp.pad(projected[:, :-1], ((0, 0), (1, 0), (0, 0)))
 
-  cache_config = dense.KVCacheConfig.of_model(config, 1, 128, 'float32')
   text_hidden, text_cache, text_logits = forward(
     token_ids,
     features_before(features),
-    cache_config.init(target().mesh),
+    dense.init(config, 1, 128, 'float32', target().mesh),
     np.int32(0),
   )
   for root in (1, 9, len(token_ids) - 4):

@@ -16,7 +16,7 @@ from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   TreeEstimator,
 )
-from swiftspec_jax.simulator import TreeAcceptance, node_gains
+from swiftspec_jax.simulator import TreeAcceptance, best_nodes
 
 BUCKETS = cases.unpadded(256)
 
@@ -244,16 +244,17 @@ def test_nodes_of_a_tree():
   truth = TreeAcceptance(np.full(64, 400), np.full(64, 0.6), 15, seed=0)
   generator = np.random.default_rng(0)
   for step in range(300):
-    view = cases.make_view(64, buckets, step=step)
+    emitted = np.full(64, step)
+    view = cases.make_view(64, buckets, step=step, num_output=emitted)
     lengths = generator.choice([3, 7, 15], 64)
-    accepted, ranks = truth.verify(view, np.full(64, step), lengths)
+    accepted, ranks = truth.verify(view, lengths)
     estimator.observe(
       cases.make_outcome(view, lengths, accepted, accepted_ranks=ranks)
     )
   gains = estimator.gains(view)
   assert gains.shape == (15, 64)
   assert (np.diff(gains, axis=0) <= 0).all()
-  expected = node_gains(0.6, 15)
+  _, expected = best_nodes(0.6, 15)
   np.testing.assert_allclose(gains[:, 0], expected, atol=0.03)
   assert gains[:, 0].sum() == pytest.approx(expected.sum(), rel=0.05)
 

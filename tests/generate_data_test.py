@@ -49,7 +49,7 @@ def test_bad_input_is_one_line(model, documents, tmp_path):
       (bare / file.name).write_bytes(file.read_bytes())
   start = ('generate_data', f'--output_dir={tmp_path / "data"}')
   for flags, message in (
-    ((f'--target={model}', f'--prompts={prompts}'), 'mine.jsonl line 1'),
+    ((f'--target={model}', f'--prompts={prompts}'), 'mine.jsonl, line 1'),
     ((f'--target={model}', '--documents=/nowhere/*'), 'matches no file'),
     ((f'--target={bare}', documents), 'no chat template'),
     (

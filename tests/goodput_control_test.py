@@ -12,22 +12,23 @@ from swiftspec_jax.policies import goodput, loading
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.policies.prediction.estimators import ChainEstimator
 
 COSTS = cases.EAGLE_8B.monotone()
 
 
-class OneArgument(NoSpeculation):
+class OneArgument(FixedLength):
   """What users write: a class that takes costs."""
 
   def __init__(self, costs):
+    super().__init__()
     self.costs = costs
 
 
-class TwoArguments(NoSpeculation):
+class TwoArguments(FixedLength):
   def __init__(self, first, second):
-    pass
+    del first, second
+    super().__init__()
 
 
 @pytest.mark.parametrize('num_rows', [1, 64])
@@ -235,7 +236,7 @@ def test_fixed_length_and_none():
     policy = FixedLength(5, drafts_first=drafts_first)
     _, plan = policies.ask(policy, view)
     assert plan.lengths.tolist() == lengths
-  assert NoSpeculation().plan_draft(view).lengths.tolist() == [0, 0, 0]
+  assert FixedLength().plan_draft(view).lengths.tolist() == [0, 0, 0]
   with pytest.raises(errors.UserError, match='length must be at least 0'):
     FixedLength(-1)
 

@@ -17,8 +17,7 @@ from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import allocation, search
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.simulator import acceptance as acceptance_lib
-from swiftspec_jax.simulator import node_gains
+from swiftspec_jax.simulator import best_nodes
 
 BATCHES = (1, 4, 16, 64, 128, 256, 512)
 
@@ -311,26 +310,11 @@ def test_verification_keeps_confident_tokens():
   assert found.tolist() == [2, 1]
 
 
-def test_tree_gains():
-  """Item 14: three guesses, and two after each of them."""
-  parents = np.array([-1, -1, -1, 0, 0, 1, 1, 2, 2])
-  # Any split of the rates .8 and .5 among the guesses.
-  first = np.array([0.5, 0.2, 0.1])
-  second = np.tile([0.3, 0.2], 3)
-  gains = allocation.path_gains(np.concatenate([first, second]), parents)
-  assert 1 + gains.sum() == pytest.approx(2.2)
-  assert len(gains) == 9
-  chain = allocation.path_gains(np.full(4, 0.7), np.arange(4) - 1)
-  np.testing.assert_allclose(chain, 0.7 ** np.arange(1, 5))
-
-
 def test_best_nodes_of_a_tree():
   """Item 14: a sure draft makes the tree a chain."""
-  np.testing.assert_allclose(node_gains(0.9, 4), 0.9 ** np.arange(1, 5))
-  gains = node_gains(0.5, 5)
+  np.testing.assert_allclose(best_nodes(0.9, 4)[1], 0.9 ** np.arange(1, 5))
+  children, gains = best_nodes(0.5, 5)
   np.testing.assert_allclose(gains, [0.5, 0.25, 0.25, 0.125, 0.125])
-  children, num_levels = acceptance_lib.best_nodes(0.5, 5)
-  assert num_levels == 2
   assert children[0].tolist() == [1, 2, 4, -1, -1, -1]
   assert children[1].tolist() == [3, 5, -1, -1, -1, -1]
 
@@ -345,7 +329,7 @@ def test_trees_have_the_size_that_pays():
 
   class KnownTree(cases.Oracle):
     def gains(self, view):
-      by_place = node_gains(0.7, 15)
+      _, by_place = best_nodes(0.7, 15)
       return np.repeat(by_place[:, None], view.num_rows, axis=1)
 
   costs = cases.EAGLE_8B.monotone()

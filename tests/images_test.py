@@ -184,7 +184,7 @@ def test_drafts_change_no_output(models, plain_outputs, name):
   draft = drafts_of(models)[name]
   engine = engine_of(models['clip'], draft, RandomLengths())
   assert tokens_of(engine, requests) == outputs
-  assert engine.num_preemptions
+  assert engine.scheduler.num_preemptions
   assert engine.scheduler.num_shared_tokens
   engine_cases.assert_empty(engine, NUM_PAGES)
 

@@ -153,9 +153,9 @@ def logits_of(model):
     )
     return decoder.unembed(params, model.config, hidden)
 
-  cache = dense.KVCacheConfig.of_model(model.config, 1, 64, jnp.float32)
+  cache = dense.init(model.config, 1, 64, jnp.float32, model.mesh)
   token_ids = jnp.asarray(model_cases.token_ids()[None])
-  return np.asarray(run(model.params, cache.init(model.mesh), token_ids))
+  return np.asarray(run(model.params, cache, token_ids))
 
 
 @pytest.mark.parametrize('family', ['llama', 'gemma3_text'])

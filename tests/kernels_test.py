@@ -37,8 +37,8 @@ CONFIG = ss.ModelConfig(
 
 def hidden_states(model, config):
   """Of a tree after a prefix; the prefix is taken in by the reference."""
-  cache = dense.KVCacheConfig.of_model(config, 1, 128, jnp.float32)
-  return _hidden_states(model.params, cache.init(model.mesh), config=config)
+  cache = dense.init(config, 1, 128, jnp.float32, model.mesh)
+  return _hidden_states(model.params, cache, config=config)
 
 
 @functools.partial(jax.jit, static_argnames='config')

@@ -1,6 +1,9 @@
 """Requests that come and go at any time, and oracles for what comes of them."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from engine_cases import random_sampling
 from tree_cases import CONFIG
@@ -8,10 +11,11 @@ from tree_cases import CONFIG
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
-from swiftspec_jax.engine import scoring
 from swiftspec_jax.models import decoder
+from swiftspec_jax.step import sampling as sampling_lib
 
 MAX_CONTEXT = 200
+_NUM_ROWS = 64  # more than an output has tokens
 ALONE = testing.random_model(CONFIG)  # the target on one device
 
 
@@ -50,8 +54,42 @@ def check(requests, results, model=ALONE):
     assert result.finish_reason in ('length', 'cancelled')
     assert result.finish_reason == 'cancelled' or len(output) == limit
     if len(output):
-      want = scoring.choices(model, request, output)
-      np.testing.assert_array_equal(output, want)
+      np.testing.assert_array_equal(output, choices(model, request, output))
+
+
+def choices(model, request, output):
+  """What is chosen after a prompt and each part of an output, read at once."""
+  num_prompt, text = len(request.token_ids), [*request.token_ids, *output]
+  # Each prefix is a row of its own, so that penalties count what it has.
+  lengths = num_prompt + np.arange(_NUM_ROWS)
+  chosen = _choose(
+    model.params,
+    model.config,
+    np.array([text + [0] * (MAX_CONTEXT - len(text))], np.int32),
+    dense.init(model.config, 1, MAX_CONTEXT, model.dtype, model.mesh),
+    np.minimum(lengths, len(text) - 1).astype(np.int32),
+    np.full(_NUM_ROWS, num_prompt, np.int32),
+    sampling_lib.make_state(
+      [request.sampling] * _NUM_ROWS,
+      model.config.vocab_size,
+      eos_token_ids=model.config.eos_token_ids,
+    ),
+  )
+  return np.asarray(chosen)[: len(output)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _choose(params, config, token_ids, cache, lengths, prompt_lengths, state):
+  starts = jnp.zeros(1, jnp.int32)
+  hidden, _ = decoder.forward(params, config, token_ids, cache, starts=starts)
+  logits = sampling_lib.adjust_logits(
+    decoder.unembed(params, config, hidden[0, lengths - 1][:, None]),
+    state,
+    token_ids=jnp.repeat(token_ids, len(lengths), axis=0),
+    lengths=lengths,
+    prompt_lengths=prompt_lengths,
+  )
+  return sampling_lib.choose(logits, lengths[:, None], state)[:, 0]
 
 
 forward = jax.jit(decoder.forward, static_argnums=1, static_argnames='context')
@@ -61,14 +99,11 @@ def fresh_cache(model, token_ids):
   """The cache of a text that is read at once."""
   padded = np.zeros((1, MAX_CONTEXT), np.int32)
   padded[0, : len(token_ids)] = token_ids
-  config = dense.KVCacheConfig.of_model(
-    model.config, 1, MAX_CONTEXT, model.dtype
-  )
   _, cache = forward(
     model.params,
     model.config,
     padded,
-    config.init(model.mesh),
+    dense.init(model.config, 1, MAX_CONTEXT, model.dtype, model.mesh),
     starts=np.zeros(1, np.int32),
     context=MAX_CONTEXT,
   )

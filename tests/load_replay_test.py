@@ -19,7 +19,6 @@ from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.no_speculation import NoSpeculation
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 from swiftspec_jax.simulator import arrivals as arrivals_lib
 from swiftspec_jax.simulator.load_metrics import LatencyTarget
@@ -65,7 +64,7 @@ def test_replay_is_the_simulation():
   longest = config.buckets.max_length
   means = {}
   for policy in (
-    NoSpeculation(),
+    FixedLength(),
     FixedLength(longest),
     FixedLength(longest, drafts_first=True),
   ):
@@ -175,7 +174,7 @@ def test_the_simulator_ranks_policies_as_the_engine_does():
   )
   costs = profile(config.buckets)
   policies = {
-    'none': NoSpeculation,
+    'none': FixedLength,
     'always_1': lambda: FixedLength(1, drafts_first=True),
     'always_3': lambda: FixedLength(3, drafts_first=True),
     'goodput': lambda: Goodput(costs),

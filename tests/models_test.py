@@ -65,10 +65,7 @@ def run(params, config, token_ids, cache, starts, positions=None, mask=None):
 
 
 def new_cache(model, batch_size=1):
-  sizes = dense.KVCacheConfig.of_model(
-    model.config, batch_size, capacity=64, dtype=model.dtype
-  )
-  return sizes.init(model.mesh)
+  return dense.init(model.config, batch_size, 64, model.dtype, model.mesh)
 
 
 def take(model, chunk_size, token_ids):

@@ -132,12 +132,11 @@ def test_accelerators_keep_all_bits_of_float32(platform, dtype, weight_dtype):
     kernels='reference',  # not those of the CPU that traces
   )
   mesh = sharding.make_mesh(jax.devices()[:1])
-  cache = dense.KVCacheConfig.of_model(config, 1, 64, dtype)
   lowered = scores_of.trace(
     params_lib.abstract_params(config, dtype, mesh),
     config,
     jax.ShapeDtypeStruct((1, 8), jnp.int32),
-    jax.eval_shape(functools.partial(cache.init, mesh)),
+    jax.eval_shape(lambda: dense.init(config, 1, 64, dtype, mesh)),
   ).lower(lowering_platforms=(platform,))
   found = re.findall(r'dot.*precision\S* = (.*?)\]', lowered.as_text())
   # Of a layer: qkv, scores, attended, out, router, gate, up and down.

@@ -92,8 +92,7 @@ def test_steps_of_all_sizes_give_the_same_bits_in_bfloat16():
     return logits[0], dense.extend(cache, num_new)
 
   def logits(step_size):
-    cache = dense.KVCacheConfig.of_model(target.config, 1, 512, target.dtype)
-    cache = cache.init(target.mesh)
+    cache = dense.init(target.config, 1, 512, target.dtype, target.mesh)
     parts = []
     for start in range(0, token_ids.shape[1], step_size):
       new = token_ids[:, start : start + step_size]

@@ -94,12 +94,10 @@ def _forward(params, token_ids, cache, *, config):
 
 def _expected(target, token_ids):
   """Log-probabilities and features of a plain forward."""
-  cache = dense.KVCacheConfig.of_model(target.config, 1, 512, target.dtype)
+  cache = dense.init(target.config, 1, 512, target.dtype, target.mesh)
   padded = np.zeros((1, 512), np.int32)
   padded[0, : len(token_ids)] = token_ids
-  found = _forward(
-    target.params, padded, cache.init(target.mesh), config=target.config
-  )
+  found = _forward(target.params, padded, cache, config=target.config)
   return [np.asarray(x)[: len(token_ids)] for x in found]
 
 

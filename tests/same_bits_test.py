@@ -86,9 +86,8 @@ def check(model, seed):
   run = make_run(model)
 
   def empty(batch_size):
-    return dense.KVCacheConfig.of_model(
-      model.config, batch_size, NUM_KNOWN + NUM_NODES, model.dtype
-    ).init(model.mesh)
+    size = NUM_KNOWN + NUM_NODES
+    return dense.init(model.config, batch_size, size, model.dtype, model.mesh)
 
   def filled(batch_size):
     # Other numbers of rows than the single tokens have, as chunks of prompts.
@@ -234,7 +233,7 @@ def test_of_requests_that_give_up_their_pages(name):
   handles = [engine.submit(request) for request in requests]
   while engine.step():
     pass
-  assert engine.num_preemptions > 0
+  assert engine.scheduler.num_preemptions > 0
   for request, handle in zip(requests, handles, strict=True):
     *_, last = ss.Decoder(model).run([request])
     assert handle.result().token_ids == last.result.token_ids

@@ -101,105 +101,76 @@ def test_greedy_batch_has_no_trace_of_other_features():
 adjust_logits = jax.jit(sampling_lib.adjust_logits)
 
 
-def adjust(logits, batch, history, lengths, drafts, prompt_lengths=None):
-  return np.asarray(
-    adjust_logits(
-      logits,
-      sampling_lib.make_state(batch, VOCAB),
-      token_ids=history,
-      lengths=lengths,
-      prompt_lengths=lengths if prompt_lengths is None else prompt_lengths,
-      draft_token_ids=drafts,
-    )
+def adjust(logits, batch, history, lengths, prompt_lengths, **ends):
+  """Logits f32[B, V] of rows, after histories i32[B, S]."""
+  state = sampling_lib.make_state(batch, VOCAB, **ends)
+  adjusted = adjust_logits(
+    logits[:, None],
+    state,
+    token_ids=np.asarray(history, np.int32),
+    lengths=np.asarray(lengths, np.int32),
+    prompt_lengths=np.asarray(prompt_lengths, np.int32),
   )
+  return np.asarray(adjusted)[:, 0]
 
 
-def test_repetition_penalty_sees_history_and_earlier_drafts():
-  logits = np.full((2, 3, VOCAB), 2.0, np.float32)
-  logits[:, :, 1] = -2.0
+def test_repetition_penalty_sees_history():
+  logits = np.full((2, VOCAB), 2.0, np.float32)
+  logits[:, 1] = -2.0
   batch = [SamplingParams(repetition_penalty=2.0), SamplingParams()]
   # Token 9 lies after the length and must not count.
-  history = np.asarray([[0, 1, 9, 9], [0, 1, 9, 9]], np.int32)
-  drafts = np.asarray([[4, 5], [4, 5]], np.int32)
-  got = adjust(logits, batch, history, np.asarray([2, 2], np.int32), drafts)
-  for query, seen in enumerate([{0, 1}, {0, 1, 4}, {0, 1, 4, 5}]):
-    expected = logits[0, query].copy()
-    for token in seen:
-      expected[token] = 1.0 if expected[token] > 0 else -4.0
-    np.testing.assert_array_equal(got[0, query], expected)
-  np.testing.assert_array_equal(got[1], logits[1])
+  got = adjust(logits, batch, [[0, 1, 4, 9]] * 2, [3, 3], [2, 2])
+  expected = logits[0].copy()
+  expected[[0, 1, 4]] = 1.0, -4.0, 1.0
+  np.testing.assert_array_equal(got, [expected, logits[1]])
 
 
-def test_presence_and_frequency_count_the_output_and_earlier_drafts():
+def test_presence_and_frequency_count_the_output():
   batch = [
     SamplingParams(presence_penalty=0.5, frequency_penalty=0.25),
     SamplingParams(frequency_penalty=-1.0),
     SamplingParams(),
   ]
-  logits = np.ones((3, 3, VOCAB), np.float32)
+  logits = np.ones((3, VOCAB), np.float32)
   # A prompt of 2 tokens, an output of 3; what is after does not count.
-  history = np.tile(np.asarray([0, 1, 1, 3, 3, 9], np.int32), (3, 1))
-  got = adjust(
-    logits,
-    batch,
-    history,
-    np.full(3, 5, np.int32),
-    np.tile(np.asarray([3, 0], np.int32), (3, 1)),
-    np.full(3, 2, np.int32),
-  )
-  seen = [1, 3, 3], [1, 3, 3, 3], [1, 3, 3, 3, 0]
-  for query, tokens in enumerate(seen):
-    for row, params in enumerate(batch):
-      expected = logits[row, query].copy()
-      for token in set(tokens):
-        expected[token] -= params.presence_penalty
-        expected[token] -= params.frequency_penalty * tokens.count(token)
-      np.testing.assert_array_equal(got[row, query], expected)
+  got = adjust(logits, batch, [[0, 1, 1, 3, 3, 9]] * 3, [5] * 3, [2] * 3)
+  expected = logits.copy()
+  for row, params in enumerate(batch):
+    expected[row, [1, 3]] -= params.presence_penalty
+    expected[row, [1, 3]] -= params.frequency_penalty * np.array([1, 2])
+  np.testing.assert_array_equal(got, expected)
 
 
 def test_bias_bans_and_forced_tokens():
-  batch = [
-    SamplingParams(
-      logit_bias={3: 5.0}, banned_token_ids=(7,), forced_token_ids=(7, 2)
-    )
-  ]
-  logits = np.zeros((1, 3, VOCAB), np.float32)
-  # The prompt has 4 tokens: query 0 is the first output token.
-  got = adjust(
-    logits,
-    batch,
-    np.zeros((1, 8), np.int32),
-    np.asarray([4], np.int32),
-    np.zeros((1, 2), np.int32),
+  params = SamplingParams(
+    logit_bias={3: 5.0}, banned_token_ids=(7,), forced_token_ids=(7, 2)
   )
-  assert got[0, 0].argmax() == 7  # forced though banned
-  assert np.isneginf(np.delete(got[0, 0], 7)).all()
-  assert got[0, 1].argmax() == 2
-  assert got[0, 2, 3] == 5.0
-  assert np.isneginf(got[0, 2, 7])
+  # A prompt of 4 tokens, and outputs of none, one and two.
+  zeros = np.zeros((3, VOCAB), np.float32)
+  got = adjust(zeros, [params] * 3, np.zeros((3, 8)), [4, 5, 6], [4] * 3)
+  assert got[0].argmax() == 7  # forced though banned
+  assert np.isneginf(np.delete(got[0], 7)).all()
+  assert got[1].argmax() == 2
+  assert got[2, 3] == 5.0
+  assert np.isneginf(got[2, 7])
 
 
-def test_ends_are_banned_by_the_place_of_each_node():
+def test_ends_are_banned_by_the_length_of_the_output():
   batch = [
     SamplingParams(min_tokens=3, stop_token_ids=(9,)),
     SamplingParams(min_tokens=2),
     SamplingParams(stop_token_ids=(9,)),
   ]
-  # Token 16 is one that the model lacks. A prompt of 4 tokens, an output of 1.
-  state = sampling_lib.make_state(batch, VOCAB, eos_token_ids=(2, VOCAB))
-  depths = np.tile(np.asarray([0, 1, 1, 2], np.int32), (3, 1))
-  got = adjust_logits(
-    np.zeros((3, 4, VOCAB), np.float32),
-    state,
-    token_ids=np.zeros((3, 8), np.int32),
-    lengths=np.full(3, 5, np.int32),
-    prompt_lengths=np.full(3, 4, np.int32),
-    draft_token_ids=np.zeros((3, 3), np.int32),
-    depths=depths,
-    ancestor_mask=np.ones((3, 4, 4), bool),
-  )
-  banned = [[np.flatnonzero(query).tolist() for query in row] for row in got]
-  assert banned == [[[2, 9]] * 3 + [[]], [[2], [], [], []], [[]] * 4]
+  # Token 16 is one that the model lacks. A prompt of 4 tokens.
+  zeros, history = np.zeros((3, VOCAB), np.float32), np.zeros((3, 8))
+  for num_output, banned in enumerate(
+    ([[2, 9], [2], []], [[2, 9], [2], []], [[2, 9], [], []], [[], [], []])
+  ):
+    lengths = [4 + num_output] * 3
+    got = adjust(
+      zeros, batch, history, lengths, [4] * 3, eos_token_ids=(2, VOCAB)
+    )
+    assert [np.flatnonzero(row).tolist() for row in got] == banned
 
 
 def test_noise_depends_on_seed_position_and_stream_only():

@@ -56,7 +56,6 @@ def test_choices_travel_whole(monkeypatch):
   plan = policies.DraftPlan(
     lengths=np.array([2, 0]),
     is_probe=np.array([False, True]),
-    prunes_after_draft=True,
     expected_tokens=1.5,
   )
   monkeypatch.setattr(

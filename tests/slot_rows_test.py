@@ -62,9 +62,9 @@ def read_cache(lengths):
   """A cache of `NUM_SLOTS` texts of some lengths."""
   rng = np.random.default_rng(0)
   token_ids = rng.integers(0, 256, (NUM_SLOTS, 40)).astype(np.int32)
-  cache = dense.KVCacheConfig.of_model(
-    CONFIG, NUM_SLOTS, CHAINS.row_capacity, MODEL.dtype
-  ).init(MODEL.mesh)
+  cache = dense.init(
+    CONFIG, NUM_SLOTS, CHAINS.row_capacity, MODEL.dtype, MODEL.mesh
+  )
   _, cache = forward(
     MODEL.params,
     CONFIG,

@@ -71,9 +71,7 @@ def requests_of(num_prompts, max_new_tokens):
 def gap(token_ids):
   """The target's lead of the best over the second logit after a text."""
   target = load(0, 1)
-  cache = dense.KVCacheConfig.of_model(
-    target.config, 1, len(token_ids), 'float32'
-  ).init(target.mesh)
+  cache = dense.init(target.config, 1, len(token_ids), 'float32', target.mesh)
   hidden, _ = decoder.forward(
     target.params,
     target.config,

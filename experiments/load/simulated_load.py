@@ -215,7 +215,7 @@ def _table(costs: cost_model.CostModel, buckets: StepBuckets) -> BatchTable:
   context = trial.prompt_tokens.mean() + trial.output_tokens.mean() / 2
   acceptance = _conditional_acceptance(buckets)
   if _TREE_SIZES.value:
-    gains = simulator.node_gains(float(acceptance[0]), buckets.max_length)
+    _, gains = simulator.best_nodes(acceptance[0], buckets.max_length)
     acceptance = gains / np.concatenate([[1.0], gains[:-1]])
   return BatchTable.profile(costs, buckets, acceptance, int(context))
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from swiftspec_jax import errors, figures, results
+from swiftspec_jax import errors, results
 from swiftspec_jax.cli import output_files
 from swiftspec_jax.cli.prompts import Prompt
 
@@ -16,7 +16,7 @@ _SETTINGS = 'settings.json'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-  """One line of results.jsonl: `figures.FIGURES` and more.
+  """One line of results.jsonl: the figures of a request and more.
 
   `host_seconds` is the work of the host loop, waits excluded, and
   `forced_acceptance` what the draft was told to reach; both are None where
@@ -73,7 +73,6 @@ def make_record(
   **values: float | None,
 ) -> Record:
   """Returns what is kept of `result`, and the `values` it does not have."""
-  of_request = figures.FIGURES.keys() - {figures.HOST_SECONDS}
   return Record(
     question_id=prompt.question_id,
     task=prompt.task,
@@ -82,7 +81,8 @@ def make_record(
     token_ids=result.token_ids,
     acceptance_length=result.stats.acceptance_length,
     finish_reason=result.finish_reason,
-    **{name: getattr(result.stats, name) for name in of_request},
+    tpot_seconds=result.stats.tpot_seconds,
+    **vars(result.stats),
     **values,
   )
 

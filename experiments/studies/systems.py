@@ -85,7 +85,6 @@ SYSTEMS = {
   'smartspec': System(  # arXiv 2406.14066
     engine_draft=ss.PromptLookup, engine_policy=_goodput, policy='goodput'
   ),
-  'adaserve': System(policy='adaserve'),  # arXiv 2501.12162
   'redrafter': System(  # arXiv 2403.09919
     mode='chain', engine_draft=_beams, engine_policy=_whole_drafts
   ),

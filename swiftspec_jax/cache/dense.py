@@ -1,10 +1,10 @@
 """Dense KV cache with per-row lengths.
 
 Verbs: `write` puts keys and values of new tokens into rows after the
-verified prefix, `commit` keeps an accepted path of them, `rollback` drops
-rows by length. Nothing is ever cleared: rows at or beyond `kv_lengths` are
-simply not visible. After the last row that can ever be committed a cache
-needs as many scratch rows as one step writes.
+verified prefix, `commit` keeps an accepted path of them. Nothing is ever
+cleared: rows at or beyond `kv_lengths` are simply not visible. After the last
+row that can ever be committed a cache needs as many scratch rows as one step
+writes.
 
 A cache may also keep features of its tokens, for a draft that reads them.
 
@@ -12,7 +12,6 @@ Legend: B rows, S capacity, T new tokens, G kv heads, E head_dim, L layers, H
 features.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -53,71 +52,51 @@ class KVCache:
   feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KVCacheConfig:
-  """Sizes of a cache; `init` makes it."""
+def init(
+  config: ModelConfig,
+  batch_size: int,
+  capacity: int,
+  dtype: jax.typing.DTypeLike,
+  mesh: Mesh,
+  feature_layers: tuple[int, ...] = (),
+) -> KVCache:
+  """Returns an empty cache on the mesh, of the capacity of `capacity_on`.
 
-  # Of each layer: kv heads of the arrays, padding included, and head_dim.
-  heads: tuple[tuple[int, int], ...]
-  batch_size: int
-  capacity: int
-  dtype: jax.typing.DTypeLike
-  feature_layers: tuple[int, ...] = ()  # whose outputs are kept
-  feature_dim: int = 0  # H
+  Args:
+    config: sizes of the model.
+    batch_size: B.
+    capacity: least S.
+    dtype: dtype of keys and values.
+    mesh: devices of the model.
+    feature_layers: layers whose outputs are kept besides, as in `paged.init`.
+  """
+  capacity = capacity_on(mesh, capacity)
+  rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
 
-  @classmethod
-  def of_model(
-    cls,
-    config: ModelConfig,
-    batch_size: int,
-    capacity: int,
-    dtype: jax.typing.DTypeLike,
-    feature_layers: tuple[int, ...] = (),
-  ) -> 'KVCacheConfig':
-    return cls(
-      heads=config.kv_heads,
-      batch_size=batch_size,
-      capacity=capacity,
-      dtype=dtype,
-      feature_layers=feature_layers,
-      feature_dim=len(feature_layers) * config.embed_dim,
+  def zeros():
+    shapes = ((batch_size, g, capacity, e) for g, e in config.kv_heads)
+    return [jnp.zeros(shape, dtype, device=rows) for shape in shapes]
+
+  features = None
+  if feature_layers:
+    # Rounding costs a little acceptance at most, and halves what travels.
+    width = len(feature_layers) * config.embed_dim
+    features = jnp.zeros(
+      (batch_size, capacity, width),
+      products.stored_dtype(jnp.bfloat16, mesh),
+      device=sharding.of_kept_features(mesh, width),
     )
-
-  def init(self, mesh: Mesh) -> KVCache:
-    """Returns an empty cache on the mesh, of the capacity of `capacity_on`."""
-    capacity = capacity_on(mesh, self.capacity)
-    rows = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
-
-    def zeros(shape, dtype, device):
-      return jnp.zeros(shape, dtype, device=device)
-
-    def of_layers():
-      return [
-        zeros(
-          (self.batch_size, num_heads, capacity, head_dim), self.dtype, rows
-        )
-        for num_heads, head_dim in self.heads
-      ]
-
-    features = None
-    if self.feature_layers:
-      # Rounding costs a little acceptance at most, and halves what travels.
-      features = zeros(
-        (self.batch_size, capacity, self.feature_dim),
-        products.stored_dtype(jnp.bfloat16, mesh),
-        sharding.of_kept_features(mesh, self.feature_dim),
-      )
-    return KVCache(
-      keys=of_layers(),
-      values=of_layers(),
-      kv_lengths=zeros(
-        (self.batch_size,), jnp.int32, sharding.replicated(mesh)
-      ),
-      capacity=capacity,
-      sharding=rows,
-      features=features,
-      feature_layers=self.feature_layers,
-    )
+  return KVCache(
+    keys=zeros(),
+    values=zeros(),
+    kv_lengths=jnp.zeros(
+      batch_size, jnp.int32, device=sharding.replicated(mesh)
+    ),
+    capacity=capacity,
+    sharding=rows,
+    features=features,
+    feature_layers=feature_layers,
+  )
 
 
 def capacity_on(mesh: Mesh, num_rows: int) -> int:
@@ -128,17 +107,15 @@ def capacity_on(mesh: Mesh, num_rows: int) -> int:
 
 
 def write_features(
-  cache: KVCache, features: jax.Array | None, starts: jax.Array
+  cache: KVCache, features: jax.Array, starts: jax.Array
 ) -> KVCache:
   """Returns the cache with the features of a block of tokens.
 
   Args:
     cache: cache to write into.
-    features: [B, T, H]; None where the cache keeps none.
+    features: [B, T, H].
     starts: i32[B] first row of each block, as in `write`.
   """
-  if features is None:
-    return cache
   # As the rows of a single head.
   rows = write(cache.features[:, None], features[:, :, None], starts)
   return cache.replace(features=rows[:, 0])
@@ -180,8 +157,3 @@ def commit(
 def extend(cache: KVCache, num_kept: jax.Array) -> KVCache:
   """`commit` of a chain: the first `num_kept` i32[B] new rows, in place."""
   return cache.replace(kv_lengths=cache.kv_lengths + num_kept)
-
-
-def rollback(cache: KVCache, kv_lengths: jax.Array) -> KVCache:
-  """Drops the rows at and after `kv_lengths` i32[B]; never lengthens."""
-  return cache.replace(kv_lengths=jnp.minimum(cache.kv_lengths, kv_lengths))

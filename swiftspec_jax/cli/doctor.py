@@ -104,7 +104,7 @@ def verdict(share: float) -> str:
 def _measure() -> None:
   """Measures the bandwidth and a step, and prints both."""
   model = ss.load(_MODEL)
-  bandwidth = profiling.measure_read_bandwidth(num_repeats=3)
+  bandwidth = profiling.measure_read_bandwidth()
   seconds = step_seconds(model)
   bound = model.num_bytes / bandwidth
   _print('bandwidth', f'{bandwidth / 1e9:.1f} GB/s read')

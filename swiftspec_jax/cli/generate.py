@@ -17,7 +17,7 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, hosts
+from swiftspec_jax import errors, hosts, input_files
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.cli import (
@@ -210,11 +210,7 @@ def _read_prompts() -> list[tuple[str, str]] | None:
   if path.suffix == '.jsonl':
     prompts = prompts_lib.read_prompts(path)
     return [(str(prompt.question_id), prompt.turns[0]) for prompt in prompts]
-  try:
-    return [('', path.read_text(encoding='utf-8'))]
-  except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'cannot read {path}: {reason}') from error
+  return [('', input_files.read_text(path))]
 
 
 if __name__ == '__main__':

@@ -11,13 +11,12 @@ stopped; more tokens later is a larger --num_tokens.
 """
 
 import collections
-import json
 import pathlib
 
 from absl import flags
 from tqdm import tqdm
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, input_files
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation.writing import documents, generation, scripts
@@ -98,22 +97,13 @@ def main() -> None:
 def _read_prompts() -> list[str]:
   if _PROMPTS.value is None:
     return []
-  path = pathlib.Path(_PROMPTS.value)
-  try:
-    lines = path.read_text(encoding='utf-8').splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise errors.UserError(f'cannot read {path}: {error}') from error
   prompts = []
-  for number, line in enumerate(lines, 1):
-    if not line.strip():
-      continue
-    try:
-      prompt = json.loads(line)['prompt']
-    except (ValueError, KeyError, TypeError):
-      prompt = None
+  path = pathlib.Path(_PROMPTS.value)
+  for place, values in input_files.read_lines(path, 'prompts'):
+    prompt = values.get('prompt')
     if not isinstance(prompt, str) or not prompt.strip():
       raise errors.UserError(
-        f'{path} line {number}: expected {{"prompt": "..."}}, got {line[:80]!r}'
+        f"{place}: 'prompt' must be a text, got {prompt!r:.80}"
       )
     prompts.append(prompt)
   return prompts

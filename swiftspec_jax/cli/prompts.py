@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, input_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,26 +36,16 @@ def read_prompts(path: pathlib.Path, limit: int | None = None) -> list[Prompt]:
     UserError: the file cannot be read or holds no prompt, or a line is not a
       prompt.
   """
-  try:
-    lines = path.read_text(encoding='utf-8').splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'cannot read prompts from {path}: {reason}') from (
-      error
-    )
   prompts: dict[int | str, Prompt] = {}
-  for number, line in enumerate(lines, start=1):
-    if len(prompts) == limit:
-      break
-    if not line.strip():
-      continue
-    place = f'{path}, line {number}'
-    prompt = _parse(line, place)
+  for place, values in input_files.read_lines(path, 'prompts'):
+    prompt = _parse(values, place)
     if prompt.question_id in prompts:
       raise errors.UserError(
         f'{place}: question_id {prompt.question_id!r} occurs twice'
       )
     prompts[prompt.question_id] = prompt
+    if len(prompts) == limit:
+      break
   if not prompts:
     raise errors.UserError(f'{path} holds no prompts')
   return list(prompts.values())
@@ -71,15 +60,7 @@ def of_each_task(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
   return [prompt for turn in turns for prompt in turn if prompt is not None]
 
 
-def _parse(line: str, place: str) -> Prompt:
-  try:
-    values = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise errors.UserError(f'{place}: not valid JSON: {error}') from error
-  if not isinstance(values, dict):
-    raise errors.UserError(
-      f'{place}: must be a JSON object, got {_short(values)}'
-    )
+def _parse(values: dict[str, Any], place: str) -> Prompt:
   question_id = values.get('question_id')
   if isinstance(question_id, bool) or not isinstance(question_id, int | str):
     raise errors.UserError(

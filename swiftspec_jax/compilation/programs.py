@@ -44,6 +44,13 @@ class Programs:
 
   Unless `compile_all` or `start` is called, a program is compiled by the first
   step that takes it.
+
+  Attributes:
+    num_programs: how many there are.
+    num_compiled: how many `compile_all` or `start` has compiled so far.
+    is_warming_up: whether programs stand in for others that are not compiled
+      yet.
+    error: what a compilation in the background has raised; None if nothing.
   """
 
   def __init__(
@@ -60,37 +67,18 @@ class Programs:
     self._target = target.compiling()
     self._drafter = drafter.compiling()
     self._programs, self._num_first = _in_order(sizes, drafter.has_programs)
-    self._num_compiled = 0
-    self._is_partial = False  # not all are compiled
+    self.num_programs = len(self._programs)
+    self.num_compiled = 0
+    self.is_warming_up = False
     self._num_ready: int | None = None
-    self._error: BaseException | None = None  # of the thread
+    self.error: BaseException | None = None
     self._is_stopped = threading.Event()
     self._thread = threading.Thread(target=self._compile_rest, daemon=True)
 
   @property
-  def num_programs(self) -> int:
-    """How many there are."""
-    return len(self._programs)
-
-  @property
-  def num_compiled(self) -> int:
-    """How many `compile_all` or `start` has compiled so far."""
-    return self._num_compiled
-
-  @property
-  def is_warming_up(self) -> bool:
-    """Whether programs stand in for others that are not compiled yet."""
-    return self._is_partial
-
-  @property
-  def error(self) -> BaseException | None:
-    """What a compilation in the background has raised; None if nothing."""
-    return self._error
-
-  @property
   def num_ready(self) -> int | None:
     """How many of them, the first ones, steps may take now; None for all."""
-    return self._num_compiled if self._is_partial else None
+    return self.num_compiled if self.is_warming_up else None
 
   def take(self, num_ready: int | None) -> None:
     """Lets steps take a `num_ready` that this or another process has had."""
@@ -132,7 +120,7 @@ class Programs:
     finally:
       pool.shutdown(wait=False, cancel_futures=True)
     hosts.exchange(None)  # no process may take them before all have them
-    self._num_compiled = len(self._programs)
+    self.num_compiled = len(self._programs)
 
   def start(self) -> None:
     """Compiles what first requests need; a thread compiles the others.
@@ -142,7 +130,7 @@ class Programs:
     """
     for program in self._programs[: self._num_first]:
       self._compile(program, [SamplingLevel.GREEDY])
-    self._is_partial = True
+    self.is_warming_up = True
     self.take(self.num_ready)
     self._thread.start()
 
@@ -169,8 +157,8 @@ class Programs:
     Raises:
       BaseException: what a compilation in the thread has raised.
     """
-    if self._error is not None:
-      raise self._error
+    if self.error is not None:
+      raise self.error
     if self._num_ready is None:
       return flat
     ready = self._programs[: self._num_ready]
@@ -202,9 +190,9 @@ class Programs:
           return
         self._compile(program)
     except BaseException as error:
-      self._error = error
+      self.error = error
       raise
-    self._is_partial = False
+    self.is_warming_up = False
 
   def _compile(
     self,
@@ -217,7 +205,7 @@ class Programs:
     else:
       self._compile_step(flat, levels)
     hosts.exchange(None)  # no process may take it before all have it
-    self._num_compiled += 1
+    self.num_compiled += 1
 
   def _compile_step(
     self,
@@ -226,7 +214,7 @@ class Programs:
     *,
     has_grammar: bool = False,
   ) -> None:
-    if not self._num_compiled:
+    if not self.num_compiled:
       self._target.warm_up()
     step = warm_up.made_up_step(flat, self._sizes.range_of(flat.context)[1])
     run = functools.partial(

@@ -8,7 +8,9 @@ import dataclasses
 
 import numpy as np
 
-from swiftspec_jax import cost_model, errors
+from swiftspec_jax import cost_model
+
+_NUM_QUERIES = 32  # latest tokens of a row, which choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,26 +27,13 @@ class SelfDraftCosts:
     num_seen: tokens of a row that a draft sees.
     interval: tokens that a row grows by between two choices; None where nothing
       is chosen.
-    num_queries: latest tokens, which choose.
   """
 
   costs: cost_model.CostModel
   num_seen: int
   interval: int | None = None
-  num_queries: int = 32
 
-  def __post_init__(self):
-    checks = {
-      'num_seen': (self.num_seen >= 1, 'at least 1'),
-      'interval': (self.interval is None or self.interval >= 1, 'at least 1'),
-      'num_queries': (self.num_queries >= 1, 'at least 1'),
-    }
-    errors.check_fields(self, checks)
-
-  @property
-  def drafts_by_model(self) -> bool:
-    """Whether a draft model has to read texts: never."""
-    return False
+  drafts_by_model = False  # the target reads the texts
 
   def predict(
     self,
@@ -71,6 +60,6 @@ class SelfDraftCosts:
     draft = forward * num_draft_steps
     if self.interval is not None:
       num_emitted = num_rows * (num_draft_steps + 1) * (num_draft_steps > 0)
-      choice = self.costs.predict(1, self.num_queries, kv_tokens / num_rows, 0)
+      choice = self.costs.predict(1, _NUM_QUERIES, kv_tokens / num_rows, 0)
       draft = draft + choice.target * num_emitted / self.interval
     return dataclasses.replace(found, draft=draft)

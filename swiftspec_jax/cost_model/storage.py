@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import atomic_file, errors, input_files
 from swiftspec_jax.cost_model.measured import CostKey, MeasuredCosts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.cost_model.tables import CostTable
@@ -93,10 +93,7 @@ def _check(
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   try:
-    values = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'cannot read costs from {path}: {reason}') from (
-      error
-    )
+    values = json.loads(input_files.read_text(path, 'costs'))
+  except json.JSONDecodeError as error:
+    raise errors.UserError(f'cannot read costs from {path}: {error}') from error
   return values if isinstance(values, dict) else {}

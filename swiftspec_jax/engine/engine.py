@@ -27,16 +27,12 @@ from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.spec import Setup
-from swiftspec_jax.engine import jobs
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.grammar_steps import GrammarSteps
-from swiftspec_jax.engine.handles import Handle
-from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.step_reader import StepReader
 from swiftspec_jax.engine.steps import StepRecord, Unread
 from swiftspec_jax.model import Model
-from swiftspec_jax.policies.no_speculation import NoSpeculation
-from swiftspec_jax.requests import Request
+from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step import buckets, step_input, target_forward
@@ -60,6 +56,7 @@ class Engine(Frontend):
     programs: compiled programs.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
+    sampling: sampling of the slots; its `least_level` may be set.
   """
 
   def __init__(
@@ -106,15 +103,15 @@ class Engine(Frontend):
     self.scheduler = Scheduler(config)
     self.sizes = sizes
     spec = make_drafter.spec_of(draft)
-    self._takes_trees = spec.makes_trees
     model = spec.model_for(target)
     self._drafts_by_model = model is not None
     self._target = Target(
       target,
       sizes,
-      takes_trees=self._takes_trees,
+      takes_trees=spec.makes_trees,
       feature_layers=model.config.feature_layers if model else (),
     )
+    self.sampling = self._target.sampling
     target_forward.check_kernels(target, sizes)
     self._run_ahead = run_ahead
     self._timeline = timeline
@@ -129,7 +126,7 @@ class Engine(Frontend):
     )
     self.programs = Programs(sizes, self._target, self.drafter)
     # Of how much to draft; may be replaced between steps.
-    self.policy = policy or NoSpeculation()
+    self.policy = policy or FixedLength()
     self._unread: collections.deque[Unread] = collections.deque()
     self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
     self._grammars = GrammarSteps(self._target, self._jobs)
@@ -140,34 +137,13 @@ class Engine(Frontend):
       self._jobs,
       self._texts,
       drafts_by_model=self._drafts_by_model,
-      takes_trees=self._takes_trees,
-      narrows=self._target.narrows,
       timeline=timeline,
     )
-
-  @property
-  def least_level(self) -> SamplingLevel:
-    """Level of sampling that steps take at least, whatever requests want."""
-    return self._target.sampling.least_level
-
-  @least_level.setter
-  def least_level(self, level: SamplingLevel) -> None:
-    self._target.sampling.least_level = level
-
-  @property
-  def num_running(self) -> int:
-    """Requests with a slot."""
-    return self.scheduler.num_running
 
   @property
   def cache_usage(self) -> float:
     """Share of the KV cache that is in use, 0 to 1."""
     return 1 - self.scheduler.num_free_pages / self.scheduler.config.num_pages
-
-  @property
-  def num_preemptions(self) -> int:
-    """Times that a request has lost its slot."""
-    return self.scheduler.num_preemptions
 
   def step(self) -> StepRecord | None:
     """Reads a step, after those that are enqueued for the rows at hand.
@@ -302,34 +278,6 @@ class Engine(Frontend):
   def reset_drafters(self) -> None:
     """Forgets what ended requests have taught; only without requests."""
     self.drafter.reset()
-
-  def _make_job(
-    self, request: Request, handle: Handle, max_speculative_tokens: int | None
-  ) -> Job:
-    config = self.sizes.scheduler
-    jobs.check(request, self.model, config, self.max_images)
-    return Job(
-      request,
-      handle,
-      self.model,
-      config,
-      max_speculative_tokens,
-      chains_by_model=self._drafts_by_model,
-    )
-
-  def _queue(self, job: Job) -> None:
-    self.scheduler.submit(
-      job.request_id,
-      job.num_known,
-      job.max_new_tokens,
-      job.max_speculative_tokens,
-      job.new_page_keys(),
-      job.request.slo_tpot or np.inf,
-    )
-
-  def _drop(self, job: Job) -> None:
-    self.scheduler.cancel(job.request_id)
-    self.drafter.forget(job.request_id)
 
   def _assign(self) -> None:
     """Writes down the texts of requests that have got a slot."""

@@ -1,6 +1,5 @@
 """The way of a request into an engine, and of its news out."""
 
-import abc
 import collections
 import contextlib
 import dataclasses
@@ -11,13 +10,13 @@ from concurrent import futures
 from typing import Any
 
 import jax
+import numpy as np
 
 from swiftspec_jax import hosts, sharding, types
 from swiftspec_jax.config import MAX_TOP_LOGPROBS
-from swiftspec_jax.engine import host_sync, scoring
+from swiftspec_jax.engine import host_sync, jobs, scoring
 from swiftspec_jax.engine.handles import EngineError, Handle, failure_of
 from swiftspec_jax.engine.jobs import Job
-from swiftspec_jax.engine.steps import StepRecord
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Request
 
@@ -32,8 +31,8 @@ class _Text:
   )
 
 
-class Frontend(abc.ABC):
-  """Takes requests that come at any time; an engine serves them.
+class Frontend:
+  """Takes requests that come at any time; base of `Engine`, which serves them.
 
   `submit` and `Handle.cancel` may be called from any thread, `step` from one.
 
@@ -61,24 +60,6 @@ class Frontend(abc.ABC):
   def num_requests(self) -> int:
     """Requests that have not ended."""
     return len(self._jobs) + len(self._submitted)
-
-  @abc.abstractmethod
-  def step(self) -> StepRecord | None:
-    """Runs a step; returns None if there is nothing to do."""
-
-  @abc.abstractmethod
-  def _make_job(
-    self, request: Request, handle: Handle, max_speculative_tokens: int | None
-  ) -> Job:
-    """Raises UserError for a request that cannot be served."""
-
-  @abc.abstractmethod
-  def _queue(self, job: Job) -> None:
-    """Puts a job at the end of the queue."""
-
-  @abc.abstractmethod
-  def _drop(self, job: Job) -> None:
-    """Takes a job that was cancelled out of the queue or its slot."""
 
   def submit(
     self,
@@ -176,12 +157,15 @@ class Frontend(abc.ABC):
     num_submitted, num_cancelled = self._count_news()
     text = self._next_text()
     found = hosts.from_process_zero(
-      lambda: host_sync.to_json(
-        [self._submitted[i] for i in range(num_submitted)],
-        [self._cancelled[i] for i in range(num_cancelled)],
-        None if text is None else text.token_ids,
-        fact,
-      )
+      lambda: {
+        'submitted': [
+          host_sync.job_to_json(self._submitted[i])
+          for i in range(num_submitted)
+        ],
+        'cancelled': [self._cancelled[i] for i in range(num_cancelled)],
+        'text': None if text is None else text.token_ids,
+        'fact': fact,
+      }
     )
     if not sharding.is_first_process():
       if found['text'] is not None:
@@ -193,7 +177,7 @@ class Frontend(abc.ABC):
     return found['fact']
 
   def _job_of(self, submitted: dict[str, Any]) -> Job:
-    """Returns the job of an entry of `news.to_json`."""
+    """Returns the job of an entry of `host_sync.job_to_json`."""
     job = self._make_job(
       host_sync.request_of(submitted['request']),
       Handle(submitted['request_id'], self._wait, self._cancel),
@@ -201,6 +185,34 @@ class Frontend(abc.ABC):
     )
     job.shows_drafts = submitted['shows_drafts']
     return job
+
+  def _make_job(
+    self, request: Request, handle: Handle, max_speculative_tokens: int | None
+  ) -> Job:
+    config = self.sizes.scheduler
+    jobs.check(request, self.model, config, self.max_images)
+    return Job(
+      request,
+      handle,
+      self.model,
+      config,
+      max_speculative_tokens,
+      chains_by_model=self._drafts_by_model,
+    )
+
+  def _queue(self, job: Job) -> None:
+    self.scheduler.submit(
+      job.request_id,
+      job.num_known,
+      job.max_new_tokens,
+      job.max_speculative_tokens,
+      job.new_page_keys(),
+      job.request.slo_tpot or np.inf,
+    )
+
+  def _drop(self, job: Job) -> None:
+    self.scheduler.cancel(job.request_id)
+    self.drafter.forget(job.request_id)
 
   def _count_news(self) -> tuple[int, int]:
     """Returns the numbers of requests submitted and cancelled so far."""

@@ -5,7 +5,6 @@ What else a step does depends on texts and sizes alone, so all processes enqueue
 the same programs in the same order.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from swiftspec_jax.config import SamplingParams
@@ -13,33 +12,13 @@ from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.requests import Request
 
 
-def to_json(
-  submitted: Sequence[Job],
-  cancelled: Sequence[int],
-  text: Sequence[int] | None,
-  fact: Any,
-) -> dict[str, Any]:
-  """Returns what has happened since the last step.
-
-  Args:
-    submitted: new requests.
-    cancelled: ids of requests that nobody wants any more.
-    text: tokens of a text that is rated before the step, or None.
-    fact: JSON value that the engine needs besides.
-  """
+def job_to_json(job: Job) -> dict[str, Any]:
+  """Returns all of a new request."""
   return {
-    'submitted': [
-      {
-        'request_id': job.request_id,
-        'request': request_to_json(job.request),
-        'max_speculative_tokens': job.max_speculative_tokens,
-        'shows_drafts': job.shows_drafts,
-      }
-      for job in submitted
-    ],
-    'cancelled': cancelled,
-    'text': text,
-    'fact': fact,
+    'request_id': job.request_id,
+    'request': request_to_json(job.request),
+    'max_speculative_tokens': job.max_speculative_tokens,
+    'shows_drafts': job.shows_drafts,
   }
 
 

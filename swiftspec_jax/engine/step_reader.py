@@ -44,6 +44,39 @@ class _ReadStep:
   report: np.ndarray | None
   seconds: float
 
+  def outcome(
+    self, is_usable: np.ndarray, *, takes_trees: bool, narrows: bool
+  ) -> policies.Outcome:
+    """Returns what a policy is told.
+
+    Args:
+      is_usable: bool[B] as in `policies.Outcome`.
+      takes_trees: whether the target takes trees.
+      narrows: same as in `Target`.
+    """
+    drafts, verdicts = self.unread.drafts, self.verdicts
+    num_fed = int(self.unread.verified.sum())
+    if narrows and drafts.num_found is not None and not self.lengths.any():
+      num_fed = 0
+    ranks = None
+    if takes_trees:
+      path = np.zeros((0, self.view.num_rows), np.int64)
+      if verdicts.tree is not None:
+        path = verdicts.tree.path[:, 1:].T
+      is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
+      ranks = np.where(is_accepted, path - 1, -1)
+    return policies.Outcome(
+      view=self.view,
+      plan=self.unread.plan,
+      drafts=drafts.drafts,
+      lengths=self.lengths,
+      num_accepted=verdicts.num_accepted,
+      accepted_ranks=ranks,
+      seconds=self.seconds,
+      is_usable=is_usable & self.rows,
+      num_fed=num_fed,
+    )
+
 
 class StepReader:
   """Waits for steps, and hands out what came of them.
@@ -61,9 +94,7 @@ class StepReader:
     texts: SlotTexts,
     *,
     drafts_by_model: bool,
-    takes_trees: bool,
-    narrows: bool,
-    timeline: timeline_lib.Timeline | None = None,
+    timeline: timeline_lib.Timeline | None,
   ):
     """Has read nothing yet.
 
@@ -75,8 +106,6 @@ class StepReader:
         out.
       texts: texts of the slots; written.
       drafts_by_model: whether the drafter is a model.
-      takes_trees: whether drafts are trees.
-      narrows: whether steps feed no draft if the devices find none.
       timeline: timeline that notes waits, and the work after them.
     """
     self._timeline = timeline
@@ -85,8 +114,6 @@ class StepReader:
     self._drafter, self._drafts_by_model = drafter, drafts_by_model
     self._jobs = jobs
     self._texts = texts
-    self._takes_trees = takes_trees
-    self._narrows = narrows
     self._max_nodes = scheduler.config.buckets.max_length + 1
     self._last_read = 0.0  # time
 
@@ -141,7 +168,16 @@ class StepReader:
       seconds=seconds,
     )
     _tell_drafter(read, self._drafter)
-    self._tell_policy(read, policy)
+    is_usable = self._target.sampling.is_usable(
+      view.slots, for_model=self._drafts_by_model
+    )
+    policy.observe(
+      read.outcome(
+        is_usable,
+        takes_trees=self._target.takes_trees,
+        narrows=self._target.narrows,
+      )
+    )
     # What a policy does is no part of the next step: its first fit may have to
     # wait until scipy is imported.
     self._last_read = time.perf_counter()
@@ -161,24 +197,6 @@ class StepReader:
       seconds=seconds,
       host_seconds=time.thread_time() - work,
       **verdicts_of(report),
-    )
-
-  def _tell_policy(self, step: _ReadStep, policy: policies.Policy) -> None:
-    """Tells the policy of a step."""
-    is_usable = self._target.sampling.is_usable(
-      step.view.slots, for_model=self._drafts_by_model
-    )
-    policy.observe(
-      steps.outcome(
-        step.unread,
-        step.view,
-        step.lengths,
-        step.verdicts,
-        step.seconds,
-        is_usable & step.rows,
-        takes_trees=self._takes_trees,
-        narrows=self._narrows,
-      )
     )
 
   def _commit(
@@ -213,11 +231,11 @@ class StepReader:
       own = extras
       if is_wanted:
         own = jax.tree.map(lambda x, slot=slot: x[slot], extras)
-      new = job.push_verdict(
+      new = job.push(
         self._verdicts(packed[slot]),
         int(step.lengths[i]),
         *own,
-        news=None if report is None else report[slot],
+        None if report is None else report[slot],
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self._scheduler.add_page_keys(slot, job.new_page_keys())

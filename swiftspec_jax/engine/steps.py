@@ -11,7 +11,6 @@ import numpy as np
 from swiftspec_jax import policies, tree
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step.slot_drafts import SlotDrafts
-from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,50 +100,4 @@ def resolve_lengths(
   return (
     dataclasses.replace(unread, drafts=drafts),
     dataclasses.replace(step, lengths=lengths),
-  )
-
-
-def outcome(
-  unread: Unread,
-  view: policies.StepView,
-  lengths: np.ndarray,
-  verdicts: Verdicts,
-  seconds: float,
-  is_usable: np.ndarray,
-  *,
-  takes_trees: bool,
-  narrows: bool,
-) -> policies.Outcome:
-  """Returns what a policy is told of a step.
-
-  Args:
-    unread: step.
-    view: view of where its rows were.
-    lengths: i64[B] draft tokens that were verified.
-    verdicts: verdicts on the drafts of the B rows.
-    seconds: duration of the step.
-    is_usable: bool[B] as in `policies.Outcome`.
-    takes_trees: whether the target takes trees.
-    narrows: whether steps feed no draft if the devices find none.
-  """
-  num_fed = int(unread.verified.sum())
-  if narrows and unread.drafts.num_found is not None and not lengths.any():
-    num_fed = 0
-  ranks = None
-  if takes_trees:
-    path = np.zeros((0, view.num_rows), np.int64)
-    if verdicts.tree is not None:
-      path = verdicts.tree.path[:, 1:].T
-    is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
-    ranks = np.where(is_accepted, path - 1, -1)
-  return policies.Outcome(
-    view=view,
-    plan=unread.plan,
-    drafts=unread.drafts.drafts,
-    lengths=lengths,
-    num_accepted=verdicts.num_accepted,
-    accepted_ranks=ranks,
-    seconds=seconds,
-    is_usable=is_usable,
-    num_fed=num_fed,
   )

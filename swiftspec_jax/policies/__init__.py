@@ -138,9 +138,6 @@ class DraftPlan:
       `plan_verify` keeps a part of them.
     is_first: whether drafts come before prompts, which then get what is left of
       the step.
-    prunes_after_draft: whether `plan_verify` takes a part of the drafts.
-      Together they may be more than the room of the step; only the memory
-      bounds them.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.
@@ -149,7 +146,6 @@ class DraftPlan:
   lengths: np.ndarray
   is_probe: np.ndarray | None = None
   is_first: bool = False
-  prunes_after_draft: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 
@@ -205,7 +201,7 @@ class Outcome:
   num_accepted: np.ndarray
   seconds: float
   accepted_ranks: np.ndarray | None = None
-  is_usable: np.ndarray | None = None
+  is_usable: np.ndarray | bool = True
   num_fed: int | None = None
 
 
@@ -256,8 +252,6 @@ def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
     return view, plan
   if plan.is_first:
     view = view.with_drafts_first()
-  if plan.prunes_after_draft:
-    lengths = view.fitting(np.minimum(plan.lengths, view.limits))
-  else:  # what cannot be verified is not drafted
-    lengths = view.shortened(plan.lengths)
+  # What cannot be verified is not drafted.
+  lengths = view.shortened(plan.lengths)
   return view, dataclasses.replace(plan, lengths=lengths)

@@ -140,12 +140,7 @@ class AdaptiveVerification(policies.Policy):
     lengths = np.minimum(view.limits, self._length)
     return policies.DraftPlan(lengths=lengths, is_first=True)
 
-  def plan_verify(
-    self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
-    drafts: policies.Drafts,
-  ) -> np.ndarray:
+  def plan_verify(self, view, plan, drafts) -> np.ndarray:
     self._make_room(view)
     num_positions = view.buckets.max_length
     acceptance = self._acceptance(features_of(drafts, num_positions))

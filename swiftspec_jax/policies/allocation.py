@@ -29,17 +29,3 @@ def allocate(gains: np.ndarray, num_tokens: int) -> np.ndarray:
   keys = _KEY_RANGE - np.ceil(gains.ravel() * _KEY_RANGE).astype(np.uint16)
   best = np.argsort(keys, kind='stable')[:num_tokens]
   return np.bincount(best % num_rows, minlength=num_rows)
-
-
-def path_gains(acceptance: np.ndarray, parents: np.ndarray) -> np.ndarray:
-  """Returns the gain of each node of a tree: the product along its path.
-
-  Args:
-    acceptance: f64[N] probability that a node is accepted if its parent is.
-    parents: i64[N], before their children; -1 for children of the root, which
-      is no node here.
-  """
-  gains = np.empty(len(parents))
-  for node, parent in enumerate(parents):
-    gains[node] = acceptance[node] * (gains[parent] if parent >= 0 else 1.0)
-  return gains

@@ -176,12 +176,7 @@ class DsdPerRequest(policies.Policy):
       lengths = np.minimum(lengths, self._lengths[view.slots])
     return policies.DraftPlan(lengths=lengths, is_first=True)
 
-  def plan_verify(
-    self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
-    drafts: policies.Drafts,
-  ) -> np.ndarray:
+  def plan_verify(self, view, plan, drafts) -> np.ndarray:
     del plan
     num_drafting = int(np.count_nonzero(drafts.lengths))
     if not (num_drafting and self._is_update(view)):

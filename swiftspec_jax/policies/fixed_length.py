@@ -6,13 +6,13 @@ from swiftspec_jax import errors, policies
 
 
 class FixedLength(policies.Policy):
-  """Drafts `length` tokens for each row, whatever the load.
+  """Drafts `length` tokens for each row, 0 for plain decoding.
 
   Prompts that share a step come first, unless `drafts_first`. That is the
   baseline of published comparisons: drafts take their room from prompts.
   """
 
-  def __init__(self, length: int, *, drafts_first: bool = False):
+  def __init__(self, length: int = 0, *, drafts_first: bool = False):
     if length < 0:
       raise errors.UserError(f'length must be at least 0, got {length}')
     self._length = length

@@ -28,12 +28,7 @@ class FromProcessZero(policies.Policy):
       arrays['is_probe'] = np.array(values['is_probe'], bool)
     return policies.DraftPlan(**{**values, **arrays})
 
-  def plan_verify(
-    self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
-    drafts: policies.Drafts,
-  ) -> np.ndarray:
+  def plan_verify(self, view, plan, drafts) -> np.ndarray:
     lengths = hosts.from_process_zero(
       lambda: self._policy.plan_verify(view, plan, drafts).tolist()
     )

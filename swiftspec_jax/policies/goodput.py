@@ -62,12 +62,7 @@ class Goodput(policies.Policy):
     plan = self._plan(view.with_drafts_first())
     return dataclasses.replace(plan, is_first=True)
 
-  def plan_verify(
-    self,
-    view: policies.StepView,
-    plan: policies.DraftPlan,
-    drafts: policies.Drafts,
-  ) -> np.ndarray:
+  def plan_verify(self, view, plan, drafts) -> np.ndarray:
     chosen = self._chosen(view, plan, drafts)
     if plan.is_probe is not None:
       probes = np.minimum(drafts.lengths, _probe_length(view)) * plan.is_probe

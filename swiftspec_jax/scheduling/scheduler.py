@@ -27,19 +27,20 @@ _NOBODY = -1  # request of an empty slot
 _DRAFT_SHARE = 16
 
 
-@dataclasses.dataclass(kw_only=True)
+_COUNTS = (
+  *('request_id', 'num_known', 'num_remaining', 'limit'),
+  *('num_output', 'num_verified', 'num_accepted'),
+)
+# What a request has with and without a slot.
+_ROW = np.dtype([*((x, np.int64) for x in _COUNTS), ('slo_tpot', np.float64)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Waiting:
   """A request without a slot."""
 
-  request_id: int
-  num_known: int
-  num_remaining: int
-  limit: int
+  row: np.void  # of _ROW
   page_keys: list[bytes]
-  slo_tpot: float
-  num_output: int = 0
-  num_verified: int = 0
-  num_accepted: int = 0
 
 
 class Scheduler:
@@ -52,6 +53,8 @@ class Scheduler:
   were cancelled meanwhile.
 
   Attributes:
+    config: sizes of the engine.
+    request_ids: i64[slots], -1 where there is none.
     num_preemptions: number of times that a request lost its slot and cache.
     num_shared_tokens: tokens that were found in the cache by requests that got
       a slot.
@@ -61,7 +64,7 @@ class Scheduler:
   def __init__(self, config: SchedulerConfig):
     self.num_preemptions = 0
     self.num_shared_tokens = 0
-    self._config = config
+    self.config = config
     self._waiting: collections.deque[_Waiting] = collections.deque()
     self._running: list[int] = []  # slots, the oldest row first
     self._num_steps = 0
@@ -71,22 +74,15 @@ class Scheduler:
     )
     self.slot_generations = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
-    self._request_ids = np.full(size, _NOBODY)
-    self._num_known = np.zeros(size, np.int64)
+    self._rows = np.zeros(size, _ROW)
+    self.request_ids = self._rows['request_id']
+    self.request_ids[:] = _NOBODY
+    self._num_known = self._rows['num_known']
+    self._num_remaining = self._rows['num_remaining']
     self._num_cached = np.zeros(size, np.int64)
-    self._num_remaining = np.zeros(size, np.int64)
     # Of unread steps: how many emit for a row, and the most tokens of them.
     self._num_unread = np.zeros(size, np.int64)
     self._num_ahead = np.zeros(size, np.int64)
-    self._limits = np.zeros(size, np.int64)
-    self._slo_tpots = np.full(size, np.inf)
-    self._num_output = np.zeros(size, np.int64)
-    self._num_verified = np.zeros(size, np.int64)
-    self._num_accepted = np.zeros(size, np.int64)
-
-  @property
-  def config(self) -> SchedulerConfig:
-    return self._config
 
   @property
   def num_waiting(self) -> int:
@@ -113,11 +109,6 @@ class Scheduler:
     """i32[slots, pages of the longest row], -1 where there is none."""
     return self._table.pages
 
-  @property
-  def request_ids(self) -> np.ndarray:
-    """i64[slots], -1 where there is none."""
-    return self._request_ids
-
   def submit(
     self,
     request_id: int,
@@ -142,20 +133,13 @@ class Scheduler:
       UserError: the request is longer than `max_context`, or would not fit into
         the cache even alone.
     """
-    self._config.check(num_prompt_tokens, max_new_tokens)
-    limit = self._config.buckets.max_length
+    self.config.check(num_prompt_tokens, max_new_tokens)
+    limit = self.config.buckets.max_length
     if max_speculative_tokens is not None:
       limit = min(limit, max_speculative_tokens)
-    self._waiting.append(
-      _Waiting(
-        request_id=request_id,
-        num_known=num_prompt_tokens,
-        num_remaining=max_new_tokens,
-        limit=limit,
-        page_keys=list(page_keys),
-        slo_tpot=slo_tpot,
-      )
-    )
+    counts = request_id, num_prompt_tokens, max_new_tokens, limit, 0, 0, 0
+    row = np.array((*counts, slo_tpot), _ROW)[()]
+    self._waiting.append(_Waiting(row, list(page_keys)))
 
   def add_page_keys(self, slot: int, keys: Sequence[bytes]) -> None:
     """Takes the keys of the next pages that the output of a row has filled."""
@@ -164,11 +148,11 @@ class Scheduler:
   def cancel(self, request_id: int) -> None:
     """Forgets a request; one that is not known has ended already."""
     for slot in self._running:
-      if self._request_ids[slot] == request_id:
+      if self.request_ids[slot] == request_id:
         self._release(slot)
         return
     for waiting in self._waiting:
-      if waiting.request_id == request_id:
+      if waiting.row['request_id'] == request_id:
         self._waiting.remove(waiting)
         return
 
@@ -192,30 +176,31 @@ class Scheduler:
     slots = slots[(missing == 1) & (num_remaining[slots] > 0)]
     if not len(slots) and not num_pending:
       return None
-    buckets = self._config.buckets
+    buckets = self.config.buckets
     room = buckets.max_query_tokens - len(slots)
     num_prefill_tokens = min(num_pending, room)
     # The last token comes from the target, so it need not be drafted.
-    limits = np.minimum(self._limits[slots], num_remaining[slots] - 1)
+    rows = self._rows[slots]
+    limits = np.minimum(rows['limit'], num_remaining[slots] - 1)
     return policies.StepView(
       step=self._num_steps,
-      request_ids=self._request_ids[slots],
+      request_ids=rows['request_id'],
       slots=slots,
       kv_lengths=self._num_cached[slots],
       limits=np.minimum(limits, buckets.max_length),
-      num_verified=self._num_verified[slots],
-      num_accepted=self._num_accepted[slots],
+      num_verified=rows['num_verified'],
+      num_accepted=rows['num_accepted'],
       num_prefill_tokens=num_prefill_tokens,
       num_filling=np.count_nonzero(is_filling),
       prefill_kv_tokens=prefill_kv_tokens,
       max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
-      page_size=self._config.page_size,
+      page_size=self.config.page_size,
       num_free_pages=self._table.num_free,
-      num_spare_tokens=self._table.num_owned[slots] * self._config.page_size
+      num_spare_tokens=self._table.num_owned[slots] * self.config.page_size
       - self._most_tokens(slots),
       num_waiting=len(self._waiting),
-      num_output=self._num_output[slots],
-      slo_tpots=self._slo_tpots[slots],
+      num_output=rows['num_output'],
+      slo_tpots=rows['slo_tpot'],
       decode_seconds=np.zeros(len(slots)),  # whoever has a clock fills them in
       num_ahead=self._num_ahead[slots],
       buckets=buckets,
@@ -241,7 +226,7 @@ class Scheduler:
     if lengths.any():
       lengths = view.shortened(lengths)
       self.reserve(view, lengths)
-    buckets = self._config.buckets
+    buckets = self.config.buckets
     slots, num_query_tokens = view.slots, lengths + 1
     if view.num_prefill_tokens:
       filling, sizes = self._chunks(int(num_query_tokens.sum()))
@@ -251,7 +236,7 @@ class Scheduler:
     starts = self._num_cached[slots]
     num_tokens = int(num_query_tokens.sum())
     step = StepPlan(
-      request_ids=self._request_ids[slots],
+      request_ids=self.request_ids[slots],
       slots=slots,
       starts=starts,
       num_query_tokens=num_query_tokens,
@@ -279,7 +264,7 @@ class Scheduler:
       they had room, and bool[R] which rows are still there.
     """
     slots = step.slots
-    is_present = self._request_ids[slots] == step.request_ids
+    is_present = self.request_ids[slots] == step.request_ids
     if not step.num_ahead.any():
       return step, is_present
     starts, lengths = step.starts.copy(), step.lengths
@@ -312,20 +297,20 @@ class Scheduler:
     Returns:
       i64[F] requests that have ended.
     """
-    is_present = self._request_ids[plan.slots] == plan.request_ids
+    is_present = self.request_ids[plan.slots] == plan.request_ids
     if not is_present.all():
       plan, num_accepted = plan.only(is_present), num_accepted[is_present]
       is_ended = None if is_ended is None else is_ended[is_present]
     slots = plan.slots
     num_emitted = num_accepted + plan.is_sampled
-    self._num_verified[slots] += plan.lengths
-    self._num_accepted[slots] += num_accepted
+    self._rows['num_verified'][slots] += plan.lengths
+    self._rows['num_accepted'][slots] += num_accepted
     # What was rejected is in the cache, too, but after its end.
     self._num_cached[slots] += num_emitted
     self._num_known[slots] += num_emitted
     self._num_ahead[slots] -= plan.most_emitted
     self._num_unread[slots] -= plan.is_sampled
-    self._num_output[slots] += num_emitted
+    self._rows['num_output'][slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
     self._table.remember(slots, self._num_cached[slots])
     self._table.trim(slots, self._most_tokens(slots))
@@ -333,7 +318,7 @@ class Scheduler:
     if is_ended is not None:
       has_ended |= is_ended
     ended = slots[has_ended]
-    request_ids = self._request_ids[ended]
+    request_ids = self.request_ids[ended]
     for slot in ended.tolist():
       self._release(slot)
     return request_ids
@@ -367,8 +352,9 @@ class Scheduler:
     """Gives slots to requests from the head of the queue."""
     while self._waiting and self._free_slots:
       waiting = self._waiting[0]
-      shared = self._table.find(waiting.page_keys, waiting.num_known)
-      needed = self._table.num_missing(waiting.num_known, shared)
+      num_known = int(waiting.row['num_known'])
+      shared = self._table.find(waiting.page_keys, num_known)
+      needed = self._table.num_missing(num_known, shared)
       # One page for each row that may lack some, or they would soon drive this
       # one out.
       num_owned = self._table.num_owned[self._running]
@@ -379,18 +365,11 @@ class Scheduler:
       slot = self._free_slots.pop()
       self.slot_generations[slot] += 1
       self._running.append(slot)
-      self._request_ids[slot] = waiting.request_id
-      self._num_known[slot] = waiting.num_known
+      self._rows[slot] = waiting.row
       num_cached = self._table.begin(slot, waiting.page_keys, shared)
       self._num_cached[slot] = num_cached
       self.num_shared_tokens += num_cached
-      self._num_remaining[slot] = waiting.num_remaining
       self._num_unread[slot] = self._num_ahead[slot] = 0
-      self._limits[slot] = waiting.limit
-      self._slo_tpots[slot] = waiting.slo_tpot
-      self._num_output[slot] = waiting.num_output
-      self._num_verified[slot] = waiting.num_verified
-      self._num_accepted[slot] = waiting.num_accepted
       self._table.own(np.array([slot]), self._num_known[[slot]])
 
   def _preempt(self, slot: int) -> None:
@@ -398,24 +377,13 @@ class Scheduler:
     if self._num_unread[slot]:
       raise ValueError(f'slot {slot} has unread steps')
     self.num_preemptions += 1
-    self._waiting.appendleft(
-      _Waiting(
-        request_id=int(self._request_ids[slot]),
-        num_known=int(self._num_known[slot]),
-        num_remaining=int(self._num_remaining[slot]),
-        limit=int(self._limits[slot]),
-        page_keys=self._table.keys(slot),
-        slo_tpot=float(self._slo_tpots[slot]),
-        num_output=int(self._num_output[slot]),
-        num_verified=int(self._num_verified[slot]),
-        num_accepted=int(self._num_accepted[slot]),
-      )
-    )
+    row = self._rows[slot].copy()
+    self._waiting.appendleft(_Waiting(row, self._table.keys(slot)))
     self._release(slot)
 
   def _release(self, slot: int) -> None:
     self._table.disown(slot)
-    self._request_ids[slot] = _NOBODY
+    self.request_ids[slot] = _NOBODY
     self._running.remove(slot)
     self._free_slots.append(slot)
 
@@ -425,7 +393,7 @@ class Scheduler:
     Args:
       num_tokens: number of tokens that other rows feed.
     """
-    left = self._config.buckets.max_query_tokens - num_tokens
+    left = self.config.buckets.max_query_tokens - num_tokens
     chunks = {}
     for slot in self._running:
       missing = int(self._num_known[slot] - self._num_cached[slot])

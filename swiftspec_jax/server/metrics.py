@@ -78,7 +78,7 @@ class Metrics:
     self.registry = prometheus_client.CollectorRegistry()
     self._model = model
     self._engine = engine
-    self._num_preemptions = engine.num_preemptions
+    self._num_preemptions = engine.scheduler.num_preemptions
     for name, help_text, value in (
       (
         'num_programs',
@@ -93,12 +93,12 @@ class Metrics:
       (
         'num_requests_running',
         'Requests with a slot.',
-        lambda: engine.num_running,
+        lambda: engine.scheduler.num_running,
       ),
       (
         'num_requests_waiting',
         'Requests without a slot.',
-        lambda: max(0, engine.num_requests - engine.num_running),
+        lambda: max(0, engine.num_requests - engine.scheduler.num_running),
       ),
       (
         'kv_cache_usage_perc',
@@ -191,7 +191,7 @@ class Metrics:
         counter.inc(np.count_nonzero(numbers > i))
     for i, counter in enumerate(self._of_length):
       counter.inc(np.count_nonzero(record.lengths == i))
-    num_preemptions = self._engine.num_preemptions
+    num_preemptions = self._engine.scheduler.num_preemptions
     self._preemptions.inc(num_preemptions - self._num_preemptions)
     self._num_preemptions = num_preemptions
 

@@ -89,7 +89,7 @@ class _Body(JsonObject):
     gt=0,
     lt=float('inf'),
     description='Seconds per output token that are good enough, for policies '
-    'such as adaserve.',
+    'of your own.',
   )
   response_format: ResponseFormat | None = None
   structured_outputs: Grammar | None = None

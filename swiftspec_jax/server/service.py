@@ -134,7 +134,10 @@ class Service:
         ratings.append(self.engine.score(request))
       for request in requests:
         if only_scores:
-          result = results.without_output(len(request.token_ids))
+          stats = results.GenerationStats(prompt_tokens=len(request.token_ids))
+          result = results.GenerationResult(
+            text='', token_ids=(), finish_reason='length', stats=stats
+          )
           handle = Handle.of_result(result)
         else:
           handle = self.engine.submit(

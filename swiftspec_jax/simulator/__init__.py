@@ -7,7 +7,7 @@ model predicts, and whose drafts are accepted by drawn luck.
 from swiftspec_jax.simulator.acceptance import (
   ChainAcceptance,
   TreeAcceptance,
-  node_gains,
+  best_nodes,
 )
 from swiftspec_jax.simulator.simulation import (
   Acceptance,
@@ -21,7 +21,7 @@ __all__ = [
   'ChainAcceptance',
   'Simulation',
   'TreeAcceptance',
-  'node_gains',
+  'best_nodes',
   'simulate',
   'step_seconds',
 ]

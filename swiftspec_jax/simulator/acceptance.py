@@ -12,7 +12,6 @@ import heapq
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.policies import allocation
 
 
 class ChainAcceptance:
@@ -58,16 +57,10 @@ class ChainAcceptance:
     self._runs = _run_lengths(luck, limits)
 
   def draft(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> policies.Drafts:
-    """Returns the drafts of rows.
-
-    Args:
-      view: view of the step.
-      num_output: i64[B] tokens that the rows have emitted.
-      lengths: i64[B] longest drafts.
-    """
-    places = self._offsets[view.request_ids] + num_output
+    """Returns the drafts of rows, of at most i64[B] tokens."""
+    places = self._offsets[view.request_ids] + view.num_output
     lengths = lengths * self._has_draft[places]
     if self._confidences is None:
       return policies.Drafts(lengths=lengths)
@@ -76,10 +69,10 @@ class ChainAcceptance:
     return policies.Drafts(lengths=lengths, confidences=confidences)
 
   def verify(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns how many draft tokens are accepted, i64[B], and no ranks."""
-    places = self._offsets[view.request_ids] + num_output
+    places = self._offsets[view.request_ids] + view.num_output
     return np.minimum(self._runs[places], lengths), None
 
 
@@ -108,34 +101,35 @@ class TreeAcceptance:
     requests = np.repeat(np.arange(len(output_tokens)), output_tokens)
     luck = np.random.default_rng(seed).random(len(requests))
     ranks = np.log(luck) / np.log1p(-np.clip(acceptance, 0, 1 - 1e-9))[requests]
-    self._children, self._num_levels = best_nodes(acceptance.mean(), size)
+    self._children, _ = best_nodes(acceptance.mean(), size)
     most = self._children.shape[1] - 1  # a rank that no node has
     self._ranks = np.minimum(ranks, most).astype(np.int64)
 
   def draft(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> policies.Drafts:
     """Returns the sizes asked for: there is always a tree."""
-    del view, num_output
+    del view
     return policies.Drafts(lengths=lengths)
 
   def verify(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers i64[B] and places i64[D, B] of accepted nodes."""
-    places = self._offsets[view.request_ids] + num_output
+    places = self._offsets[view.request_ids] + view.num_output
     node = np.zeros(len(lengths), np.int64)  # the root
-    path = np.full((self._num_levels, len(lengths)), -1)
+    path = [np.full(len(lengths), -1)]
     is_alive = lengths > 0
-    for level in range(self._num_levels):
-      ranks = self._ranks.take(places + level, mode='clip')
+    while is_alive.any():
+      ranks = self._ranks.take(places, mode='clip')
       node = np.where(is_alive, self._children[node, ranks], -1)
       is_alive &= (node > 0) & (node <= lengths)
-      path[level] = np.where(is_alive, node - 1, -1)
-    return (path >= 0).sum(axis=0), path
+      path.append(np.where(is_alive, node - 1, -1))
+      places = places + 1
+    return (np.array(path) >= 0).sum(axis=0), np.array(path)
 
 
-def best_nodes(acceptance: float, size: int) -> tuple[np.ndarray, int]:
+def best_nodes(acceptance: float, size: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tree of the most probable nodes, best first.
 
   Args:
@@ -144,32 +138,17 @@ def best_nodes(acceptance: float, size: int) -> tuple[np.ndarray, int]:
 
   Returns:
     i64[size + 1, size + 1] the child of each node (0 is the root) for each
-    rank, -1 where there is none; and the number of levels below the root.
+    rank, -1 where there is none; and f64[size] the probability of each node.
   """
   children = np.full((size + 1, size + 1), -1)
-  depths = [0]
-  heap = [(-acceptance, 0, 0)]  # weight, parent and rank of the next nodes
+  gains = np.zeros(size)
+  heap = [(-acceptance, 0, 0)]  # gain, parent and rank of the next nodes
   for node in range(1, size + 1):
-    weight, parent, rank = heapq.heappop(heap)
-    children[parent, rank] = node
-    depths.append(depths[parent] + 1)
-    heapq.heappush(heap, (weight * (1 - acceptance), parent, rank + 1))
-    heapq.heappush(heap, (weight * acceptance, node, 0))
-  return children, max(depths)
-
-
-def node_gains(acceptance: float, size: int) -> np.ndarray:
-  """Returns f64[size]: the probability of each of the best nodes, best first.
-
-  Args:
-    acceptance: a, if the r-th guess is right with probability a (1 - a)^r.
-    size: nodes without the root.
-  """
-  children, _ = best_nodes(acceptance, size)
-  parents, ranks = np.nonzero(children >= 0)
-  order = np.argsort(children[parents, ranks])
-  chances = acceptance * (1 - acceptance) ** ranks[order]
-  return allocation.path_gains(chances, parents[order] - 1)
+    gain, parent, rank = heapq.heappop(heap)
+    children[parent, rank], gains[node - 1] = node, -gain
+    heapq.heappush(heap, (gain * (1 - acceptance), parent, rank + 1))
+    heapq.heappush(heap, (gain * acceptance, node, 0))
+  return children, gains
 
 
 def _offsets(output_tokens: np.ndarray) -> np.ndarray:

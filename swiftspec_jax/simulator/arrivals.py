@@ -5,14 +5,13 @@ same proportions, at every rate.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import errors
+from swiftspec_jax import errors, input_files
 
 _STEP_SECONDS = 20.0
 _STEP_HEIGHT = 0.5  # the rate is that much higher and lower in turns
@@ -114,17 +113,13 @@ def read_trace(path: pathlib.Path) -> Arrivals:
   Raises:
     UserError: the file cannot be read, is empty, or a line is not valid.
   """
-  try:
-    lines = path.read_text(encoding='utf-8').splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'cannot read a trace from {path}: {reason}') from (
-      error
-    )
   rows = [
-    _parse(line, f'{path}, line {number}')
-    for number, line in enumerate(lines, start=1)
-    if line.strip()
+    (
+      _number(values, 'arrival', (int, float), 0, place),
+      _number(values, 'prompt_tokens', (int,), 1, place),
+      _number(values, 'output_tokens', (int,), 1, place),
+    )
+    for place, values in input_files.read_lines(path, 'a trace')
   ]
   if not rows:
     raise errors.UserError(f'{path} holds no arrivals')
@@ -148,20 +143,6 @@ def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
   factor = (len(arrivals) - 1) / span / rate
   times = (arrivals.times - arrivals.times[0]) * factor
   return dataclasses.replace(arrivals, times=times)
-
-
-def _parse(line: str, place: str) -> tuple[float, int, int]:
-  try:
-    values = json.loads(line)
-  except ValueError as error:
-    raise errors.UserError(f'{place}: not valid JSON: {error}') from error
-  if not isinstance(values, dict):
-    raise errors.UserError(f'{place}: must be a JSON object, got {values!r}')
-  return (
-    _number(values, 'arrival', (int, float), 0, place),
-    _number(values, 'prompt_tokens', (int,), 1, place),
-    _number(values, 'output_tokens', (int,), 1, place),
-  )
 
 
 def _number(values: dict[str, Any], name: str, kinds, least, place: str):

@@ -21,12 +21,12 @@ class Acceptance(Protocol):
   """Stands for the two models."""
 
   def draft(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> policies.Drafts:
-    """Returns the drafts of rows that have emitted `num_output` tokens."""
+    """Returns the drafts of rows, of at most i64[B] tokens."""
 
   def verify(
-    self, view: policies.StepView, num_output: np.ndarray, lengths: np.ndarray
+    self, view: policies.StepView, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns numbers of accepted tokens, and their places in a tree."""
 
@@ -38,12 +38,10 @@ class Simulation:
   Attributes:
     recorder: record of each request.
     num_preemptions: number of preemptions.
-    peak_pages: most pages that were in use between steps.
   """
 
   recorder: load_metrics.LoadRecorder
   num_preemptions: int
-  peak_pages: int
 
 
 def simulate(
@@ -89,7 +87,7 @@ def simulate(
   )
   upcoming = iter(enumerate(requests))
   arriving = next(upcoming, None)
-  time, peak_pages = 0.0, 0
+  time = 0.0
   seconds_of = functools.partial(step_seconds, costs, config.buckets)
   while True:
     while arriving is not None and arriving[1][0] <= time:
@@ -112,11 +110,8 @@ def simulate(
       recorder,
       time,
     )
-    peak_pages = max(peak_pages, config.num_pages - scheduler.num_free_pages)
   return Simulation(
-    recorder=recorder,
-    num_preemptions=scheduler.num_preemptions,
-    peak_pages=peak_pages,
+    recorder=recorder, num_preemptions=scheduler.num_preemptions
   )
 
 
@@ -161,13 +156,14 @@ def _run_step(
   time: float,
 ) -> float:
   """Runs a step from `time` on; returns its seconds."""
-  num_output = recorder.num_output[view.request_ids]
   if draft_prefill is not None:
     count = draft_prefill.num_unread_tokens(view, scheduler.slot_generations)
     view = dataclasses.replace(view, num_unread_tokens=count)
   if np.isfinite(view.slo_tpots).any():
     # A prompt of one token decodes at once.
-    first = np.where(num_output > 0, recorder.first[view.request_ids], time)
+    first = np.where(
+      view.num_output > 0, recorder.first[view.request_ids], time
+    )
     view = dataclasses.replace(view, decode_seconds=time - first)
   view, plan = policies.ask(policy, view)
   prefills_draft = False
@@ -178,12 +174,12 @@ def _run_step(
       plan.without(~taken.is_ready),
       bool(taken.chunks.any()),
     )
-  drafts = acceptance.draft(view, num_output, plan.lengths)
+  drafts = acceptance.draft(view, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
   seconds = seconds_of(plan, step, prefills_draft=prefills_draft)
   verified = step.lengths[: step.num_decoding]
-  accepted, ranks = acceptance.verify(view, num_output, verified)
+  accepted, ranks = acceptance.verify(view, verified)
   if draft_prefill is not None and ranks is None:
     # The last token of a chain was not fed.
     draft_prefill.keep(

@@ -8,11 +8,6 @@ import jax
 from swiftspec_jax import sharding as sharding_lib
 
 
-def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Runs a jitted function."""
-  return fn(*args, **kwargs)
-
-
 def compile_only(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
   """Compiles a jitted function for arguments, which may be abstract.
 

@@ -253,15 +253,8 @@ def places_of(
 
 def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
   """Returns i32[size, ...] of i64[r, ...], with `fill` after them."""
-  return spread(values, slice(len(values)), size, fill)
-
-
-def spread(
-  values: np.ndarray, index: np.ndarray | slice, size: int, fill: int = 0
-) -> np.ndarray:
-  """Returns i32[size, ...] with values [r, ...] at `index` and `fill` else."""
   found = np.full((size, *values.shape[1:]), fill, np.int32)
-  found[index] = values
+  found[: len(values)] = values
   return found
 
 

@@ -12,7 +12,6 @@ Legend: B rows, T query tokens, S cache capacity, V vocabulary, F forced.
 """
 
 import enum
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -168,52 +167,42 @@ def adjust_logits(
   token_ids: jax.Array,
   lengths: jax.Array,
   prompt_lengths: jax.Array,
-  draft_token_ids: jax.Array,
-  depths: jax.Array | None = None,
-  ancestor_mask: jax.Array | None = None,
 ) -> jax.Array:
   """Applies penalties, bias, bans and forced tokens.
 
   Args:
-    logits: f32[B, T, V]; query 0 follows the history, query t > 0 draft token
-      t - 1.
+    logits: f32[B, 1, V] after the history.
     sampling: sampling parameters of the rows.
     token_ids: i32[B, S] history.
     lengths: i32[B] of the history.
     prompt_lengths: i32[B].
-    draft_token_ids: i32[B, T - 1] after the history.
-    depths: i32[B, T] draft tokens that lead to each query. None means a chain:
-      query t follows the first t.
-    ancestor_mask: bool[B, T, T] which queries lie on the way to each, its own
-      included. None means a chain.
 
   Returns:
-    f32[B, T, V], -inf where a token is banned.
+    f32[B, 1, V], -inf where a token is banned.
   """
-  num_queries, vocab_size = logits.shape[1:]
-  if depths is None:
-    depths = jnp.arange(num_queries)[None]
+  vocab_size = logits.shape[2]
   # Of the token that is chosen, in the output.
-  index = (lengths - prompt_lengths)[:, None] + depths
-  counts_from = functools.partial(
-    _counts, token_ids, lengths, draft_token_ids, ancestor_mask, vocab_size
-  )
+  index = (lengths - prompt_lengths)[:, None]
+
+  def counts_from(starts):
+    return token_counts(token_ids, starts, lengths, vocab_size)[:, None]
+
   logits = _penalize(logits, sampling, prompt_lengths, counts_from)
   if sampling.logit_bias is not None:
     logits = logits + sampling.logit_bias[:, None]
   if sampling.min_tokens is not None:
     is_early = index < sampling.min_tokens[:, None]
-    is_banned = is_early[:, :, None] & sampling.is_end[:, None]
+    is_banned = (is_early & sampling.is_end)[:, None]
     logits = jnp.where(is_banned, -jnp.inf, logits)
   if sampling.forced_token_ids is not None:
     size = sampling.forced_token_ids.shape[1]
     forced = jnp.take_along_axis(
       sampling.forced_token_ids, jnp.clip(index, 0, size - 1), axis=1
     )
-    forced = jnp.where(index < size, forced, -1)
-    is_forced = _is_token(forced, vocab_size)
+    forced = jnp.where(index < size, forced, -1)[:, :, None]
+    is_forced = forced == jnp.arange(vocab_size)[None, None]
     only_forced = jnp.where(is_forced, 0.0, -jnp.inf)
-    logits = jnp.where((forced < 0)[:, :, None], logits, only_forced)
+    logits = jnp.where(forced < 0, logits, only_forced)
   return logits
 
 
@@ -221,11 +210,11 @@ def _penalize(logits, sampling, prompt_lengths, counts_from):
   """Applies the penalties on tokens that were seen.
 
   Args:
-    logits: f32[B, T, V].
+    logits: f32[B, 1, V].
     sampling: sampling parameters of the rows.
     prompt_lengths: i32[B].
     counts_from: function from places i32[B] to how often each token occurs
-      from there up to each query, i32[B, T, V].
+      from there on, i32[B, 1, V].
   """
   if sampling.repetition_penalties is not None:
     seen = counts_from(jnp.zeros_like(prompt_lengths)) > 0
@@ -244,26 +233,6 @@ def _penalize(logits, sampling, prompt_lengths, counts_from):
     penalty = presence[:, None, None]
     logits = jnp.where(counts > 0, logits - penalty, logits)
   return logits
-
-
-def _counts(
-  token_ids, lengths, draft_token_ids, ancestor_mask, vocab_size, starts
-):
-  """Returns i32[B, T, V] as `_penalize` wants it; as `adjust_logits`."""
-  num_queries = draft_token_ids.shape[1] + 1
-  counts = token_counts(token_ids, starts, lengths, vocab_size)[:, None]
-  if ancestor_mask is None:
-    ancestor_mask = jnp.tri(num_queries, dtype=bool)[None]
-  for t in range(1, num_queries):
-    is_draft = _is_token(draft_token_ids[:, t - 1 : t], vocab_size)
-    is_draft &= ancestor_mask[:, :, t, None]
-    counts = counts + is_draft.astype(jnp.int32)
-  return counts
-
-
-def _is_token(ids, vocab_size):
-  """Returns bool[B, T, V] of i32[B, T]."""
-  return ids[:, :, None] == jnp.arange(vocab_size)[None, None]
 
 
 def distribution_logits(

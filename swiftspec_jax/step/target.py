@@ -6,6 +6,7 @@ Legend: B slots, K longest draft, S tokens of the longest text.
 import copy
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ class Target:
       devices.
     images: images of the slots, on the devices; None if the model reads none.
     is_image: bool[B, S] which tokens of prompts stand for images, on the host.
+    takes_trees: whether drafts are trees, not chains.
     narrows: whether steps feed no draft if the devices find none. On GPUs eight
       tokens take as long as one, and to choose would have them wait for the
       host.
@@ -74,13 +76,14 @@ class Target:
       UserError: the pages do not fit the model's devices.
     """
     self.model = model
+    self.takes_trees = takes_trees
     platform = model.mesh.devices.flat[0].platform
     self.narrows = sizes.has_rows and platform == 'cpu'
     self._sizes = sizes
     config = sizes.scheduler
     self._max_length = config.buckets.max_length
     self.cache = target_forward.init_cache(model, sizes, feature_layers)
-    self._call = ahead_of_time.call
+    self._call = operator.call
     self._num_slots = config.buckets.max_rows
     self.sampling = self._greedy_sampling()
     no_text = np.zeros((self._num_slots, config.max_context), np.int32)

@@ -55,14 +55,14 @@ def init_cache(
       model.mesh,
       feature_layers,
     )
-  rows = dense.KVCacheConfig.of_model(
+  return dense.init(
     model.config,
     config.buckets.max_rows,
     sizes.row_capacity,
     model.dtype,
+    model.mesh,
     feature_layers,
   )
-  return rows.init(model.mesh)
 
 
 def check_kernels(model: Model, sizes: ProgramSizes) -> None:

@@ -4,6 +4,7 @@ Legend: M queries, B slots, K longest draft, T = K + 1, V vocabulary.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,14 @@ from swiftspec_jax import types
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import (
-  ahead_of_time,
   slot_trees,
   stateless_drafter,
   step_input,
   target_forward,
   verify,
 )
-from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step.control_flow import run_if
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
@@ -207,9 +207,7 @@ def run_parts(
 )
 def run_step(params, cache, packed, rows, *args, **statics):
   """Does what `run_parts` does, in one program."""
-  return run_parts(
-    ahead_of_time.call, params, cache, packed, rows, *args, **statics
-  )
+  return run_parts(operator.call, params, cache, packed, rows, *args, **statics)
 
 
 @functools.partial(
@@ -260,7 +258,7 @@ def run_searching_step(
     chains, num_found = stateless_drafter.propose(
       rows, wanted, drafter=drafter, max_length=max_length
     )
-  run = functools.partial(run_parts, ahead_of_time.call, params)
+  run = functools.partial(run_parts, operator.call, params)
 
   def run_wide(cache, rows):
     return run(cache, packed, rows, chains, None, *args, flat=flat, **statics)

@@ -184,7 +184,6 @@ def _judge(
       token_ids=texts,
       lengths=positions,
       prompt_lengths=rows.prompt_lengths[slots],
-      draft_token_ids=token_ids[:, None][:, :0],
     )
   scores = adjusted
   if noise is not None:
@@ -195,7 +194,11 @@ def _judge(
     verdicts = _verify_chains(choices, queries, drafted)
   else:
     verdicts, choices = _verify_trees(scores, queries, drafted, trees, devices)
-  logprobs = logprobs_of(logits[:, None], choices[:, None], own)
+  logprobs = None
+  if own.with_logprobs:
+    logprobs = types.Logprobs.at(
+      logits[:, None], choices[:, None], own.num_top_logprobs
+    )
   index = queries.index
   if trees is not None:
     index = jnp.take_along_axis(index, verdicts.tree.path, axis=1)
@@ -290,28 +293,6 @@ def _texts_behind(texts, queries, drafted, trees):
   )
 
 
-def choose_draft(
-  logits: jax.Array,
-  noise: jax.Array | None,
-  slots: jax.Array,
-  sampling: sampling_lib.SamplingState,
-) -> jax.Array:
-  """Returns what a draft chooses, i32[M], with the noise of the target.
-
-  The same noise makes it choose the same token wherever the two distributions
-  agree. What the output is does not depend on it.
-
-  Args:
-    logits: f32[M, V] of the draft.
-    noise: f32[M, V], None where all slots are greedy.
-    slots: i32[M].
-    sampling: sampling parameters of the slots, of the two lower levels.
-  """
-  noise = None if noise is None else noise[:, None]
-  scores = draft_scores(logits[:, None], noise, slots, sampling)
-  return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
-
-
 def draft_scores(
   logits: jax.Array,
   noise: jax.Array | None,
@@ -321,13 +302,15 @@ def draft_scores(
   """Returns f32[R, W, V] whose highest is what a draft chooses.
 
   The next ones are its next guesses: scores are logits in greedy slots, and
-  those of the distribution with the noise in others.
+  those of the distribution with the noise of the target in others. The same
+  noise makes it choose the same token wherever the two distributions agree.
+  What the output is does not depend on it.
 
   Args:
     logits: f32[R, W, V] of the draft.
     noise: f32[R, W, V], None where all slots are greedy.
     slots: i32[R].
-    sampling: same as in `choose_draft`.
+    sampling: sampling parameters of the slots, of the two lower levels.
   """
   if noise is None:
     return logits
@@ -335,20 +318,3 @@ def draft_scores(
   is_greedy = temperatures == 0
   drawn = logits / jnp.where(is_greedy, 1, temperatures) + noise
   return jnp.where(is_greedy, logits, drawn)
-
-
-def logprobs_of(
-  logits: jax.Array,
-  token_ids: jax.Array,
-  sampling: sampling_lib.SamplingState,
-) -> types.Logprobs | None:
-  """Returns the log-probabilities at tokens, if a row wants them.
-
-  Args:
-    logits: f32[B, T, V], not adjusted.
-    token_ids: i32[B, T]; padding gets anything.
-    sampling: sampling parameters of the rows.
-  """
-  if not sampling.with_logprobs:
-    return None
-  return types.Logprobs.at(logits, token_ids, sampling.num_top_logprobs)

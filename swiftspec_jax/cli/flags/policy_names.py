@@ -2,15 +2,14 @@
 
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies import auto, loading
+from swiftspec_jax.policies import loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
-from swiftspec_jax.policies.adaserve import AdaServe
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.no_speculation import NoSpeculation
+from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.policies.roofline import Roofline
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
 NO_SPECULATION = 'none'
 FIXED = 'fixed_'
@@ -18,16 +17,12 @@ ALWAYS = 'always_'
 GOODPUT = 'goodput'
 _TABLE = 'table'
 _DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
-_ADASERVE = 'adaserve'
-_ROOFLINE = 'roofline'
-_OF_COSTS = {**_DSD, _ROOFLINE: Roofline}
 _VERIFICATION = 'adaptive_verification_'
 HELP = (
   f'{NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
   f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
-  f'{_VERIFICATION}K (of vLLM: K are drafted), {_ADASERVE} (promises first), '
-  f'{_ROOFLINE} (what a step takes along for almost nothing), '
+  f'{_VERIFICATION}K (of vLLM: K are drafted), '
   f'{GOODPUT}, or a '
   "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
 )
@@ -46,8 +41,6 @@ def names(length: int) -> list[str]:
     *(f'{kind}{length}' for kind in with_length),
     _TABLE,
     *_DSD,
-    _ADASERVE,
-    _ROOFLINE,
     GOODPUT,
   ]
 
@@ -87,24 +80,18 @@ def make(
     UserError: there is none of this name, or none for trees.
   """
   if name == NO_SPECULATION:
-    return NoSpeculation()
+    return FixedLength()
   if name == _TABLE:
     return table
   if name == GOODPUT:
-    return auto.make(
-      buckets,
-      is_tree=is_tree,
-      drafts_by_model=drafts_by_model,
-      costs=costs,
-    )
-  if name == _ADASERVE:
-    return AdaServe(costs, TreeEstimator() if is_tree else None)
+    costs = costs or LiveCosts(buckets, drafts_by_model=drafts_by_model)
+    return Goodput(costs, TreeEstimator() if is_tree else None)
   if ':' in name:
     return loading.load(name, costs)
   if is_tree and not is_for_trees(name):
     raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
-  if name in _OF_COSTS:
-    return _OF_COSTS[name](costs)
+  if name in _DSD:
+    return _DSD[name](costs)
   kind, length = _with_length(name, buckets)
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
@@ -119,7 +106,7 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   if kind not in kinds or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
-      f'{", ".join(_OF_COSTS)}, {_VERIFICATION}K, {_ADASERVE}, goodput and '
+      f'{", ".join(_DSD)}, {_VERIFICATION}K, goodput and '
       "'module:Class'"
     )
   if int(length) not in buckets.lengths:

@@ -102,9 +102,9 @@ def prefill(
     token and the features f16[F, P, H].
   """
   num_prefixes, capacity = token_ids.shape
-  cache = dense.KVCacheConfig.of_model(
-    model.config, num_prefixes, capacity, model.dtype
-  ).init(model.mesh)
+  cache = dense.init(
+    model.config, num_prefixes, capacity, model.dtype, model.mesh
+  )
   parts = []
   for start in range(0, capacity, _PREFILL_CHUNK):
     size = min(_PREFILL_CHUNK, capacity - start)

@@ -66,8 +66,9 @@ def chains(
   noise = noise_of_outputs(params, config, noise)
 
   def choose(logits, step):
-    own = None if noise is None else noise[:, step]
-    index = verify.choose_draft(logits, own, rows.slots, sampling)
+    own = None if noise is None else noise[:, step][:, None]
+    scores = verify.draft_scores(logits[:, None], own, rows.slots, sampling)
+    index = jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
     return decoder.token_ids_of(params, config, index)
 
   first = choose(logits, 0)

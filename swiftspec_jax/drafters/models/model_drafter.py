@@ -16,6 +16,7 @@ of it, V vocabulary, V' of it what the draft can propose, E embed.
 import copy
 import dataclasses
 import functools
+import operator
 from typing import Any, Self
 
 import jax
@@ -98,7 +99,7 @@ class ModelDrafter(EngineDrafter):
     )
     self._argument = target.argument  # the devices are the same
     self._draft_prefill = DraftPrefill(config.buckets, self._num_unread)
-    self._call = ahead_of_time.call
+    self._call = operator.call
 
   @property
   def name(self) -> str:

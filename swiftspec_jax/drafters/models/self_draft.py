@@ -15,6 +15,7 @@ sees, E embed, V vocabulary.
 
 import dataclasses
 import functools
+import operator
 
 import jax
 import numpy as np
@@ -29,7 +30,6 @@ from swiftspec_jax.drafters.models.model_drafter import Unread
 from swiftspec_jax.drafters.models.model_spec import TargetSpec
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.step import ahead_of_time
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes, padded
 from swiftspec_jax.step.target import Target
@@ -130,7 +130,7 @@ class TargetChains(ChainDrafter):
     self._argument = target.argument
     # It reads nothing but the last known tokens.
     self._draft_prefill = DraftPrefill(sizes.scheduler.buckets, None)
-    self._call = ahead_of_time.call
+    self._call = operator.call
     self._warm_rows: set[int] = set()
 
   def _seen(

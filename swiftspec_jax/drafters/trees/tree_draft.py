@@ -67,9 +67,7 @@ def init(
   # and for one that reads verified tokens.
   num_read = max(tree_config.width, tree_config.num_nodes, 2)
   num_scratch = tree_config.num_cache_rows + num_read
-  cache = dense.KVCacheConfig.of_model(
-    config, batch_size, capacity + num_scratch, dtype
-  )
+  cache = dense.init(config, batch_size, capacity + num_scratch, dtype, mesh)
   put = functools.partial(sharding_lib.replicate, mesh=mesh)
   zeros = np.zeros(batch_size, np.int32)
   reference = None
@@ -83,7 +81,7 @@ def init(
     config, dtype, batch_size, tree_config.num_cache_rows + tree_config.width
   )
   return TreeDraftState(
-    cache=cache.init(mesh),
+    cache=cache,
     tree=put(new_tree(tree_config, zeros)),
     outcome=put(zeros),
     is_busy=put(zeros.astype(bool)),

@@ -10,6 +10,7 @@ Legend: U rows, T = K + 1 nodes, C tokens of a chunk, H features.
 import copy
 import dataclasses
 import functools
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -122,7 +123,7 @@ class TreeDraftRows:
     )
     self.max_context = max_context
     self._timeline = timeline
-    self._call = ahead_of_time.call
+    self._call = operator.call
     self.state = tree_draft.init(
       model.config,
       self._compiled_tree,

@@ -38,8 +38,7 @@ class Calibration:
     places = np.arange(len(confidences))[:, None]
     is_hit = places < outcome.num_accepted
     is_reached = (places <= outcome.num_accepted) & (places < outcome.lengths)
-    if outcome.is_usable is not None:
-      is_reached &= outcome.is_usable
+    is_reached &= outcome.is_usable
     if not is_reached.any():
       return
     bins = _bins(confidences)
@@ -72,8 +71,7 @@ class NodeCalibration:
     """Counts the nodes that were verified."""
     confidences = np.nan_to_num(outcome.drafts.node_confidences())
     is_tried = np.arange(len(confidences))[:, None] < outcome.lengths
-    if outcome.is_usable is not None:
-      is_tried &= outcome.is_usable
+    is_tried &= outcome.is_usable
     if not is_tried.any():
       return
     is_hit = np.zeros_like(is_tried)

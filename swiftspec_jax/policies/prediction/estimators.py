@@ -167,8 +167,7 @@ class ChainEstimator:
       expected = self._calibration(outcome.drafts.confidences)
       chances = np.where(places < outcome.lengths, chances, expected)
       known = outcome.drafts.lengths
-    if outcome.is_usable is not None:
-      known = known * outcome.is_usable
+    known = known * outcome.is_usable
     hits = chances.cumprod(axis=0)
     reached = np.ones_like(hits)
     reached[1:] = hits[:-1]
@@ -235,8 +234,7 @@ class TreeEstimator:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
     is_counted = outcome.lengths > 0
-    if outcome.is_usable is not None:
-      is_counted &= outcome.is_usable
+    is_counted &= outcome.is_usable
     size = len(self._hits)
     tried = _at_least(outcome.lengths[is_counted], size)
     ranks = outcome.accepted_ranks[:, is_counted]

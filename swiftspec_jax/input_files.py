@@ -1,0 +1,42 @@
+"""Files that users give, with errors that name the place."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from swiftspec_jax import errors
+
+
+def read_text(path: pathlib.Path, what: str = '') -> str:
+  """Returns the text of a file; raises UserError if it cannot be read.
+
+  Args:
+    path: path of the file.
+    what: what is read from it, for the message.
+  """
+  try:
+    return path.read_text(encoding='utf-8')
+  except (OSError, UnicodeDecodeError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    source = f'{what} from {path}' if what else path
+    raise errors.UserError(f'cannot read {source}: {reason}') from error
+
+
+def read_lines(
+  path: pathlib.Path, what: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the place and the JSON object of each line that is not empty."""
+  lines = read_text(path, what).splitlines()
+  for number, line in enumerate(lines, start=1):
+    if line.strip():
+      place = f'{path}, line {number}'
+      try:
+        values = json.loads(line)
+      except ValueError as error:
+        raise errors.UserError(f'{place}: not valid JSON: {error}') from error
+      if not isinstance(values, dict):
+        raise errors.UserError(
+          f'{place}: must be a JSON object, got {line[:60]}'
+        )
+      yield place, values
