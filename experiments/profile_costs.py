@@ -5,10 +5,10 @@ r"""Measures how long the steps of an engine take.
 
 Runs the engine's own compiled programs, in turn and several times. These are
 plain steps, steps of all declared sizes and contexts, drafts of all lengths,
-chunks of prompts that a draft model reads, and the choices of SnapKV. The whole
-engine with invented requests tells the host's part. The times, fitted, go to a
-file that `serve_load` and `simulate_load` take. It holds for these models,
-devices and sizes only.
+and chunks of prompts that a draft model reads. The whole engine with invented
+requests tells the host's part. The times, fitted, go to a file that
+`serve_load` and `simulate_load` take. It holds for these models, devices and
+sizes only.
 """
 
 import dataclasses
@@ -32,7 +32,6 @@ from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.cost_model import measured, storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
-from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDrafter
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step.program_sizes import ProgramSizes
@@ -153,11 +152,7 @@ def _draft(drafter, rows: int, known: int, length: int) -> float:
   # What a drafter does on the host is overhead.
   if not length or not drafter.has_programs:
     return 0.0
-  seconds = _seconds(drafter.trial, rows, known, length)
-  if isinstance(drafter, SnapKVDrafter):
-    choice = _seconds(drafter.trial_choice, known)
-    seconds += choice * drafter.num_choices(rows, length)
-  return seconds
+  return _seconds(drafter.trial, rows, known, length)
 
 
 def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:

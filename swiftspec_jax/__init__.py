@@ -20,7 +20,6 @@ if TYPE_CHECKING:
   from swiftspec_jax.drafters.models.beam_search import BeamDraft
   from swiftspec_jax.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.drafters.models.self_draft import SelfDraft
-  from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDraft
   from swiftspec_jax.drafters.texts.datastore import Datastore
   from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
   from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
@@ -51,7 +50,6 @@ __all__ = [
   'Request',
   'SamplingParams',
   'SelfDraft',
-  'SnapKVDraft',
   'StructuredOutputs',
   'SuffixLookup',
   'Timeline',
@@ -83,7 +81,6 @@ _MODULES = {
   'Request': 'requests',
   'SamplingParams': 'config',
   'SelfDraft': 'drafters.models.self_draft',
-  'SnapKVDraft': 'drafters.models.snapkv_draft',
   'StructuredOutputs': 'config',
   'SuffixLookup': 'drafters.texts.suffix_lookup',
   'Timeline': 'timeline',

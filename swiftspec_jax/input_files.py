@@ -13,7 +13,7 @@ def read_text(path: pathlib.Path, what: str = '') -> str:
 
   Args:
     path: path of the file.
-    what: what is read from it, for the message.
+    what: content of the file, for the message.
   """
   try:
     return path.read_text(encoding='utf-8')

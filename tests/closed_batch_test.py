@@ -52,7 +52,6 @@ DRAFTS = {
   'phrases': {'draft': ss.PhraseDraft(), **LENGTH},
   'grammar': {'draft': ss.GrammarDraft(), **LENGTH},
   'self': {'draft': ss.SelfDraft(window=16), **LENGTH},
-  'snapkv': {'draft': ss.SnapKVDraft(budget=16, window=4), **LENGTH},
   'forced': {'draft': ForcedDraft(acceptance=1.0), **LENGTH},
   'repeats': {'draft': Repeats(), **LENGTH},
   'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3), **LENGTH},

@@ -12,7 +12,6 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.drafters.models.snapkv_draft import SnapKVDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
@@ -60,7 +59,6 @@ DRAFTS = {
   ),
   'itself': TARGET,
   'self': SelfDraft(num_sink_tokens=8, window=16),
-  'snapkv': SnapKVDraft(budget=16, window=4, interval=6),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
   'bad_tree': TreeDraft(

@@ -1,7 +1,5 @@
 """A target that drafts for itself over a sink and a window."""
 
-import dataclasses
-
 import engine_cases
 import numpy as np
 import programs
@@ -123,25 +121,6 @@ def test_golden_speedups(num_rows, crossover, speedups):
   # The golden ones have a small coefficient of the rows besides.
   np.testing.assert_allclose(found, speedups, atol=0.02)
   assert speedup(num_rows, crossover) == pytest.approx(1, abs=1e-4)
-
-
-def test_golden_choices():
-  """Of 4 rows of 10 000 tokens, each of which chooses after 128 tokens.
-
-  A choice is a forward of 32 tokens. With drafts of two a step may emit 12.
-  """
-  chosen = dataclasses.replace(COSTS, interval=128)
-  sizes = 4, np.array([4, 12]), 40_000, np.array([0, 2])
-  choice = 6.94e-3 + 32 * 1.84e-5 + 10_000 * 4.86e-8
-  np.testing.assert_allclose(
-    chosen.predict(*sizes).draft - COSTS.predict(*sizes).draft,
-    [0, 12 / 128 * choice],
-    rtol=1e-6,
-  )
-  # They make it pay later, most of all in large batches.
-  for num_rows, crossover in ((1, 58994), (32, 5660), (256, 4155)):
-    found = speedup(num_rows, crossover, chosen)
-    assert found == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize('num_rows', [1, 32])

@@ -32,14 +32,6 @@ _SELF_DRAFT_TOKENS = flags.DEFINE_integer(
   'of its own forwards stand in for those of the draft.',
   lower_bound=1,
 )
-_SELF_DRAFT_INTERVAL = flags.DEFINE_integer(
-  'self_draft_interval',
-  None,
-  'Attention chooses what --self_draft_tokens are, each time that a text has '
-  'grown by this many tokens (SnapKV). Default: the first and the latest ones, '
-  'which costs nothing.',
-  lower_bound=1,
-)
 _ACCEPTANCE = flags.DEFINE_list(
   'acceptance',
   ['0.7'],
@@ -95,14 +87,7 @@ class SimulatedLoad:
     """
     self._costs, buckets = _costs_and_buckets()
     if _SELF_DRAFT_TOKENS.value is not None:
-      self._costs = SelfDraftCosts(
-        self._costs, _SELF_DRAFT_TOKENS.value, _SELF_DRAFT_INTERVAL.value
-      )
-    elif _SELF_DRAFT_INTERVAL.value is not None:
-      raise errors.UserError(
-        f'--self_draft_interval={_SELF_DRAFT_INTERVAL.value} needs '
-        '--self_draft_tokens, the number of tokens to choose'
-      )
+      self._costs = SelfDraftCosts(self._costs, _SELF_DRAFT_TOKENS.value)
     self._config = SchedulerConfig(
       buckets=buckets,
       num_pages=_KV_TOKENS.value // _PAGE_SIZE,

@@ -96,7 +96,6 @@ SYSTEMS = {
   ),
   # arXiv 2408.11049
   'magicdec': System(engine_draft=SelfDraft, engine_policy=_pairs),
-  'magicdec_snapkv': System(engine_draft=ss.SnapKVDraft, engine_policy=_pairs),
 }
 
 

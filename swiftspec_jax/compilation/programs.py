@@ -46,11 +46,11 @@ class Programs:
   step that takes it.
 
   Attributes:
-    num_programs: how many there are.
-    num_compiled: how many `compile_all` or `start` has compiled so far.
+    num_programs: number of programs.
+    num_compiled: number of programs that `compile_all` or `start` has compiled.
     is_warming_up: whether programs stand in for others that are not compiled
       yet.
-    error: what a compilation in the background has raised; None if nothing.
+    error: exception of a compilation in the background; None if there is none.
   """
 
   def __init__(

@@ -74,7 +74,7 @@ def spec_of(draft: Draft, tree: TreeConfig | None = None) -> DraftSpec:
   if isinstance(draft, HostDrafter):
     return OnHost(drafter=draft)
   raise errors.UserError(
-    'an engine with policies drafts with a model, SelfDraft, SnapKVDraft, '
+    'an engine with policies drafts with a model, SelfDraft, '
     'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
     'Datastore, PhraseDraft, GrammarDraft, a HostDrafter or a '
     f'StatelessDrafter, got {draft!r}'

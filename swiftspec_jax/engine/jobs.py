@@ -65,7 +65,7 @@ class Job:
     limit: the same, prompt included.
     token_ids: the output so far.
     is_finished: whether the output is complete.
-    matcher: where in its grammar the output is; None without one.
+    matcher: place of the output in its grammar; None without a grammar.
   """
 
   shows_drafts = False

@@ -5,7 +5,6 @@ import pathlib
 from absl import flags
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
@@ -50,15 +49,9 @@ _WINDOW = flags.DEFINE_integer(
   'Mode self: latest tokens that a draft sees, besides the first '
   f'{ss.SelfDraft().num_sink_tokens}.',
 )
-_SNAPKV_BUDGET = flags.DEFINE_integer(
-  'snapkv_budget',
-  None,
-  'Mode self: tokens that each kv head chooses by attention (SnapKV), for '
-  'drafts to see in place of the first and the latest ones.',
-)
 OF_DATASTORE = _STORE, _PAST_TOKENS
 OF_PHRASES = (_NUM_PHRASES,)
-OF_SELF = _WINDOW, _SNAPKV_BUDGET
+OF_SELF = (_WINDOW,)
 HOLDERS = (
   _NUM_SPECULATIVE_TOKENS,
   _PROMPT_LOOKUP_MIN,
@@ -106,14 +99,6 @@ def phrases() -> ss.PhraseDraft:
   )
 
 
-def self_draft() -> ss.SelfDraft | ss.SnapKVDraft:
-  """Returns the draft of mode self, checked."""
-  budget = _SNAPKV_BUDGET.value
-  if budget is None:
-    return ss.SelfDraft(window=_WINDOW.value)
-  if flags.FLAGS[_WINDOW.name].present:
-    raise errors.UserError(
-      f'--window={_WINDOW.value} has no effect with --snapkv_budget={budget}, '
-      'which chooses by attention; give one of the two'
-    )
-  return ss.SnapKVDraft(budget=budget)
+def self_draft() -> ss.SelfDraft:
+  """Returns the draft of mode self."""
+  return ss.SelfDraft(window=_WINDOW.value)

@@ -174,7 +174,7 @@ def grow(
     num_steps: i32[] forwards, at most D - 1.
     sampling: sampling parameters of the slots.
     config: configuration of the head; static.
-    sizes: static.
+    sizes: sizes of the tree; static.
   """
   tree = tree_lib.new_tree(
     jnp.zeros_like(rows.slots),

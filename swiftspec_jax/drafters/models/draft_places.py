@@ -89,7 +89,7 @@ def grow(
     num_steps: i32[] levels of a tree below the first, at most D - 1.
     sampling: sampling parameters of the U slots.
     config: configuration of the draft; static.
-    sizes: static; leaves get children W at once.
+    sizes: sizes of the tree; static; leaves get children W at once.
   """
   noise = noise_of_outputs(params, config, noise)
   scores = verify.draft_scores(logits, noise, rows.slots, sampling)

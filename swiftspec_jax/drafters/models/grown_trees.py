@@ -94,7 +94,7 @@ def grow(
     sampling: sampling parameters of the U slots.
     config: configuration of the draft; static.
     sharding: sharding of dense keys and values; static.
-    sizes: static.
+    sizes: sizes of the tree; static.
 
   Returns:
     i32[U, 5 T + 3], a packed `types.TreeProposal` by slot.

@@ -114,16 +114,14 @@ def last_logits(
   return cache, hidden, logits
 
 
-class TargetChains(ChainDrafter):
-  """Base of drafters whose model is the target itself, over a part of texts.
-
-  What they draft with is right there, so no text is ever late.
-  """
+class SelfDrafter(ChainDrafter):
+  """Drafts over pages of the target, so no text is ever late."""
 
   _first_program = staticmethod(last_logits)
 
-  def __init__(self, sizes: ProgramSizes, target: Target):
+  def __init__(self, draft: SelfDraft, sizes: ProgramSizes, target: Target):
     """Allocates nothing."""
+    self._draft = draft
     self._model = target.model
     self._sizes = sizes
     self._target = target
@@ -132,25 +130,35 @@ class TargetChains(ChainDrafter):
     self._draft_prefill = DraftPrefill(sizes.scheduler.buckets, None)
     self._call = operator.call
     self._warm_rows: set[int] = set()
+    page_size = sizes.scheduler.page_size
+    most = draft.window + sizes.scheduler.buckets.max_length - 1
+    self._num_sink_pages = -(-draft.num_sink_tokens // page_size)
+    # One more, as the window need not begin with a page.
+    self._num_pages = self._num_sink_pages + -(-most // page_size) + 1
 
-  def _seen(
-    self, unread: Unread, lengths: np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what drafts see, with room for what they write.
+  @property
+  def cache(self) -> paged.PagedCache:
+    return self._target.cache
 
-    Args:
-      unread: tokens, of which the target's cache lacks the last of each row.
-      lengths: i64[r], at least 1.
+  @cache.setter
+  def cache(self, cache: paged.PagedCache) -> None:
+    self._target.cache = cache
 
-    Returns:
-      Page tables i32[r, C], and the tokens i64[r] that they lack.
-    """
-    raise NotImplementedError
+  @property
+  def name(self) -> str:
+    draft = self._draft
+    return f'{self._model.name}_self_{draft.num_sink_tokens}_{draft.window}'
 
   def _rows(
     self, sizes: StepSizes, unread: Unread, lengths: np.ndarray
   ) -> DraftRows:
-    page_table, num_skipped = self._seen(unread, lengths)
+    page_table, num_skipped = sparse_pages(
+      unread.page_table,
+      unread.ends + lengths - 2,  # room for what a draft writes
+      self._sizes.scheduler.page_size,
+      self._num_pages,
+      self._num_sink_pages,
+    )
     steps = np.arange(self._num_forwards, dtype=np.int32)[None]
     pad = functools.partial(padded, size=sizes.num_rows)
     return DraftRows(
@@ -175,38 +183,3 @@ class TargetChains(ChainDrafter):
 
   def trial_prefill(self, num_rows: int, num_known: int) -> None:
     pass  # nothing is ever late
-
-
-class SelfDrafter(TargetChains):
-  """Drafts over pages of the target; its cache has all of the text already."""
-
-  def __init__(self, draft: SelfDraft, sizes: ProgramSizes, target: Target):
-    super().__init__(sizes, target)
-    self._draft = draft
-    page_size = sizes.scheduler.page_size
-    most = draft.window + sizes.scheduler.buckets.max_length - 1
-    self._num_sink_pages = -(-draft.num_sink_tokens // page_size)
-    # One more, as the window need not begin with a page.
-    self._num_pages = self._num_sink_pages + -(-most // page_size) + 1
-
-  @property
-  def cache(self) -> paged.PagedCache:
-    return self._target.cache
-
-  @cache.setter
-  def cache(self, cache: paged.PagedCache) -> None:
-    self._target.cache = cache
-
-  @property
-  def name(self) -> str:
-    draft = self._draft
-    return f'{self._model.name}_self_{draft.num_sink_tokens}_{draft.window}'
-
-  def _seen(self, unread, lengths):
-    return sparse_pages(
-      unread.page_table,
-      unread.ends + lengths - 2,
-      self._sizes.scheduler.page_size,
-      self._num_pages,
-      self._num_sink_pages,
-    )
