@@ -21,6 +21,7 @@ from swiftspec_jax.distillation import (
   evaluation,
   losses,
   packing,
+  samples,
   shards,
   student,
   trainer,
@@ -220,7 +221,7 @@ def test_places_hold_what_is_learned(num_samples):
   (rows,) = packing.plan_batches(pieces, 2048, None)
   batch = make_batch(rows)
   assert batch.places.shape[1] == (256 if num_samples == 1 else 512)
-  num_answers = sum(group.num_answer_tokens for group in groups)
+  num_answers = samples.answer_tokens(groups).total()
   assert batch.is_answer.sum() == num_answers
   num_given = sum(
     len(group.token_ids) - 1 + 3 * len(group.samples) for group in groups

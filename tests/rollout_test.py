@@ -233,14 +233,14 @@ def planner(plain_target, tmp_path):
 
 def test_generation_goes_on_where_it_stopped(plain_target, planner, tmp_path):
   def generate(directory, count):
-    reports = generation.generate_shards(
+    found = generation.generate_shards(
       plain_target, planner, directory, seed=0, num_stored=NUM_STORED
     )
-    return [next(reports) for _ in range(count)]
+    return [samples.answer_tokens(next(found)) for _ in range(count)]
 
   directory = tmp_path / 'data'
   first = generate(directory, 1)
-  assert first[0].kinds.keys() == {'own'}
+  assert first[0].keys() == {'own'}
   path = shards.shard_path(directory, 0)
   content = safetensors_numpy.load_file(path)
   assert generate(directory, 1) == first

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from swiftspec_jax import errors, input_files
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import shared_flags
+from swiftspec_jax.distillation import samples
 from swiftspec_jax.distillation.writing import documents, generation, scripts
 
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -79,11 +80,11 @@ def main() -> None:
   )
   kinds = collections.Counter()
   with tqdm(total=_NUM_TOKENS.value, unit='tok', unit_scale=True) as bar:
-    for shard in shards:
-      kinds.update(shard.kinds)
-      bar.set_postfix_str(f'{shard.number + 1} shards')
-      bar.update(shard.num_answer_tokens)
-      if shard.number == 0 and not shard.num_answer_tokens:
+    for number, groups in enumerate(shards, 1):
+      kinds.update(samples.answer_tokens(groups))
+      bar.set_postfix_str(f'{number} shards')
+      bar.update(kinds.total() - bar.n)
+      if not kinds.total():
         raise errors.UserError(
           'no usable answer in the first shard: the target repeats itself or '
           'ends no turn; choose an instruction-tuned target'

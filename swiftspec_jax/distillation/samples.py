@@ -1,9 +1,10 @@
 """From what the rows wrote to samples: cuts, filters, and the stored form."""
 
+import collections
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,11 +53,6 @@ class Sample:
   top_log_probs: np.ndarray  # f32[n, K]
   features: np.ndarray | None = None  # f16[n, H]
 
-  @property
-  def num_answer_tokens(self) -> int:
-    """Tokens that the target wrote as itself."""
-    return int((self.roles == Role.ANSWER).sum())
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
@@ -73,10 +69,14 @@ class Group:
   def num_tokens(self) -> int:
     return len(self.token_ids) + sum(len(s.token_ids) for s in self.samples)
 
-  @property
-  def num_answer_tokens(self) -> int:
-    """Tokens that the target wrote as itself."""
-    return sum(sample.num_answer_tokens for sample in self.samples)
+
+def answer_tokens(groups: Iterable[Group]) -> collections.Counter[str]:
+  """Returns how many tokens the target wrote as itself, by kind."""
+  counts: collections.Counter[str] = collections.Counter()
+  for group in groups:
+    for sample in group.samples:
+      counts[sample.kind] += int((sample.roles == Role.ANSWER).sum())
+  return counts
 
 
 def harvest(

@@ -108,42 +108,19 @@ def read_shard(path: pathlib.Path) -> tuple[list[Group], dict[str, object]]:
   Raises:
     UserError: it is cut short or no shard.
   """
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      metadata = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
-      if metadata.get('format') != FORMAT:
-        raise ValueError(f'its format is {metadata.get("format")!r}')
-      arrays = {
-        name: file.get_tensor(name)
-        for name in file.keys()  # noqa: SIM118
-        if name != _FEATURES
-      }
-      if _FEATURES in file.keys():  # noqa: SIM118
-        arrays[_FEATURES] = _mapped(path, _FEATURES)
-  except (OSError, ValueError, safetensors.SafetensorError) as error:
+  arrays = safetensors_file.tensors_of(path)
+  with safetensors.safe_open(path, framework='numpy') as file:
+    metadata = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+  if metadata.get('format') != FORMAT:
     raise errors.UserError(
-      f'{path} is cut short or no shard of samples ({error}); delete it and '
-      'generate it again'
-    ) from error
+      f'{path} is no shard of samples: its format is '
+      f'{metadata.get("format")!r}; delete it and generate it again'
+    )
+  arrays = {
+    name: array() if name == _FEATURES else np.array(array())
+    for name, array in arrays.items()
+  }
   return list(_groups(arrays, metadata['kinds'])), metadata
-
-
-def _mapped(path: pathlib.Path, name: str) -> np.ndarray:
-  """Returns an array that stays in the file: features are too large to read.
-
-  The layout is that of the safetensors format: the size of the header, the
-  header as JSON, the data.
-  """
-  with path.open('rb') as file:
-    size = int.from_bytes(file.read(8), 'little')
-    entry = json.loads(file.read(size))[name]
-  return np.memmap(
-    path,
-    np.float16,
-    'r',
-    offset=8 + size + entry['data_offsets'][0],
-    shape=tuple(entry['shape']),
-  )
 
 
 def feature_layers(directory: pathlib.Path) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The endpoints."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 from collections.abc import (
@@ -44,7 +45,6 @@ from swiftspec_jax.server.service import Call, Service
 
 _T = TypeVar('_T')
 
-MAX_BODY_BYTES = 4 * 2**20
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the number is nginx's
 _ERRORS = {
   '4XX': {'model': answer_types.ErrorAnswer},
@@ -61,7 +61,7 @@ def make_app(
   service: Service,
   *,
   api_keys: Sequence[str] = (),
-  max_body_bytes: int = MAX_BODY_BYTES,
+  max_body_bytes: int = 4 * 2**20,
   allowed_origins: Sequence[str] = (),
 ) -> fastapi.FastAPI:
   """Returns the application that serves a service.
@@ -249,7 +249,7 @@ async def _decode(
   http.state.call = call
   if body.stream:
     return _EventStream(call, _events(call, answer, options.include_usage))
-  with call:
+  with contextlib.closing(call):
     whole = await _unless_gone(_whole(call, answer), http)
   return whole or fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
 
@@ -289,7 +289,7 @@ class _EventStream(responses.StreamingResponse):
     self._call = call
 
   async def __call__(self, scope, receive, send) -> None:
-    with self._call:
+    with contextlib.closing(self._call):
       await super().__call__(scope, receive, send)
 
 

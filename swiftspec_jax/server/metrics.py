@@ -1,6 +1,11 @@
-"""Figures of a server for Prometheus, under the names that vLLM gives them."""
+"""Figures of a server for Prometheus.
 
-from collections.abc import Callable
+What vLLM has, too, has its name there.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import prometheus_client
@@ -8,11 +13,9 @@ import prometheus_client
 from swiftspec_jax import tree
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.engine.handles import Update
-from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.results import GenerationResult, GenerationStats
 
 _LABEL = 'model_name'
-# What vLLM has, too, has its name there.
-_THEIRS, _OURS = 'vllm', 'swiftspec'
 
 # Counters by name, with what they count, and what is added to them for an
 # ended request or for a step. More may be added before a server is made.
@@ -54,11 +57,50 @@ OF_STEPS: dict[str, tuple[str, Callable[[StepRecord], float]]] = {
   ),
 }
 
+_OF_ENGINE: dict[str, tuple[str, Callable[[Engine], float]]] = {
+  'vllm:num_programs': (
+    'Programs of the engine.',
+    lambda engine: engine.programs.num_programs,
+  ),
+  'vllm:num_compiled_programs': (
+    'Of them compiled; drafts wait for those of their steps.',
+    lambda engine: engine.programs.num_compiled,
+  ),
+  'vllm:num_requests_running': (
+    'Requests with a slot.',
+    lambda engine: engine.scheduler.num_running,
+  ),
+  'vllm:num_requests_waiting': (
+    'Requests without a slot.',
+    lambda engine: max(0, engine.num_requests - engine.scheduler.num_running),
+  ),
+  'vllm:kv_cache_usage_perc': (
+    'Share of the KV cache that is in use, 0 to 1.',
+    lambda engine: engine.cache_usage,
+  ),
+}
+# Of requests with an output; the others only have their prompt rated.
+_TIMES: dict[str, tuple[str, Callable[[GenerationStats], float | None]]] = {
+  'vllm:time_to_first_token_seconds': (
+    'From arrival to the first token.',
+    lambda stats: stats.ttft_seconds,
+  ),
+  'vllm:request_time_per_output_token_seconds': (
+    'For a token after the first, averaged over a request.',
+    lambda stats: stats.tpot_seconds,
+  ),
+  'vllm:e2e_request_latency_seconds': (
+    'From arrival to the last token.',
+    lambda stats: stats.latency_seconds,
+  ),
+}
+
 _SECONDS = tuple(
   round(digit * 10.0**power, 3)
   for power in range(-3, 3)
   for digit in (1, 2.5, 5)
 )
+_OUTCOMES = {tree.MISS: 'miss', tree.LATE_HIT: 'late_hit', tree.HIT: 'hit'}
 
 
 class Metrics:
@@ -79,102 +121,55 @@ class Metrics:
     self._model = model
     self._engine = engine
     self._num_preemptions = engine.scheduler.num_preemptions
-    for name, help_text, value in (
-      (
-        'num_programs',
-        'Programs of the engine.',
-        lambda: engine.programs.num_programs,
-      ),
-      (
-        'num_compiled_programs',
-        'Of them compiled; drafts wait for those of their steps.',
-        lambda: engine.programs.num_compiled,
-      ),
-      (
-        'num_requests_running',
-        'Requests with a slot.',
-        lambda: engine.scheduler.num_running,
-      ),
-      (
-        'num_requests_waiting',
-        'Requests without a slot.',
-        lambda: max(0, engine.num_requests - engine.scheduler.num_running),
-      ),
-      (
-        'kv_cache_usage_perc',
-        'Share of the KV cache that is in use, 0 to 1.',
-        lambda: engine.cache_usage,
-      ),
-    ):
-      self._gauge(name, help_text, value)
-    self._add_steps(engine.max_draft_tokens)
-    self._add_requests()
-
-  def _add_steps(self, max_length: int) -> None:
-    self._preemptions = self._counter(
-      'num_preemptions', 'Times that a request has lost its slot.'
+    for gauge, value in self._all(prometheus_client.Gauge, _OF_ENGINE):
+      gauge.set_function(functools.partial(value, engine))
+    self._of_steps = self._all(prometheus_client.Counter, OF_STEPS)
+    self._of_results = self._all(prometheus_client.Counter, OF_RESULTS)
+    histogram = functools.partial(prometheus_client.Histogram, buckets=_SECONDS)
+    self._times = self._all(histogram, _TIMES)
+    self._itl = self._make(
+      histogram,
+      'vllm:inter_token_latency_seconds',
+      'Between two outputs of a request, each of one token or several.',
     )
-    self._of_steps = self._counters(OF_STEPS)
-    outcomes = self._metric(
-      prometheus_client.Counter,
-      'spec_decode_num_tree_verdicts',
+    counter = functools.partial(self._make, prometheus_client.Counter)
+    self._generation_tokens = counter(
+      'vllm:generation_tokens', 'Tokens of outputs.'
+    )
+    self._preemptions = counter(
+      'vllm:num_preemptions', 'Times that a request has lost its slot.'
+    )
+    self._ended = counter(
+      'vllm:request_success',
+      'Requests that have ended; abort: their client has gone.',
+      'finished_reason',
+    )
+    self._outcomes = self._numbered(
+      'swiftspec:spec_decode_num_tree_verdicts',
       'Verdicts on persistent trees: whether the last verified token was in '
       'the tree and expanded (hit), not yet expanded (late_hit), or not in it '
       '(miss).',
       'outcome',
-      prefix=_OURS,
+      [_OUTCOMES[outcome] for outcome in sorted(_OUTCOMES)],
     )
-    self._outcomes = [
-      outcomes.labels(self._model, name)
-      for _, name in sorted(
-        {tree.MISS: 'miss', tree.LATE_HIT: 'late_hit', tree.HIT: 'hit'}.items()
-      )
-    ]
+    longest = engine.max_draft_tokens
     self._accepted_at = self._numbered(
-      'spec_decode_num_accepted_tokens_per_pos',
+      'vllm:spec_decode_num_accepted_tokens_per_pos',
       'Drafts of which the token at a position is part of an output.',
       'position',
-      max_length,
+      range(longest),
     )
     self._drafted_at = self._numbered(
-      'spec_decode_num_draft_tokens_per_pos',
+      'swiftspec:spec_decode_num_draft_tokens_per_pos',
       'Drafts that had a token at a position, in trees a node of that depth.',
       'position',
-      max_length,
-      prefix=_OURS,
+      range(longest),
     )
     self._of_length = self._numbered(
-      'spec_decode_num_rounds_per_length',
+      'swiftspec:spec_decode_num_rounds_per_length',
       'Rounds by the number of draft tokens that they verified.',
       'length',
-      max_length + 1,
-      prefix=_OURS,
-    )
-
-  def _add_requests(self) -> None:
-    self._of_results = self._counters(OF_RESULTS)
-    self._generation_tokens = self._counter(
-      'generation_tokens', 'Tokens of outputs.'
-    )
-    self._ended = self._metric(
-      prometheus_client.Counter,
-      'request_success',
-      'Requests that have ended; abort: their client has gone.',
-      'finished_reason',
-    )
-    self._ttft = self._histogram(
-      'time_to_first_token_seconds', 'From arrival to the first token.'
-    )
-    self._itl = self._histogram(
-      'inter_token_latency_seconds',
-      'Between two outputs of a request, each of one token or several.',
-    )
-    self._tpot = self._histogram(
-      'request_time_per_output_token_seconds',
-      'For a token after the first, averaged over a request.',
-    )
-    self._e2e = self._histogram(
-      'e2e_request_latency_seconds', 'From arrival to the last token.'
+      range(longest + 1),
     )
 
   def note_step(self, record: StepRecord) -> None:
@@ -217,54 +212,22 @@ class Metrics:
     self._ended.labels(self._model, result.finish_reason).inc()
     for counter, count in self._of_results:
       counter.inc(count(result))
-    if stats.new_tokens:  # the others only have their prompt rated
-      self._ttft.observe(stats.ttft_seconds)
-      self._e2e.observe(stats.latency_seconds)
-    if stats.tpot_seconds is not None:
-      self._tpot.observe(stats.tpot_seconds)
+    for histogram, time_of in self._times if stats.new_tokens else ():
+      if (seconds := time_of(stats)) is not None:
+        histogram.observe(seconds)
 
-  def _metric(self, kind, name, help_text, *labels, prefix=_THEIRS, **options):
-    return kind(
-      f'{prefix}:{name}',
-      help_text,
-      (_LABEL, *labels),
-      registry=self.registry,
-      **options,
-    )
+  def _make(self, kind: Callable[..., Any], name: str, text: str, *labels: str):
+    made = kind(name, text, (_LABEL, *labels), registry=self.registry)
+    return made if labels else made.labels(self._model)
 
-  def _numbered(self, name, help_text, label, count, prefix=_THEIRS):
-    """Returns a counter for each of the numbers below `count`."""
-    counters = self._metric(
-      prometheus_client.Counter, name, help_text, label, prefix=prefix
-    )
-    return [counters.labels(self._model, str(i)) for i in range(count)]
-
-  def _counters(self, table):
-    """Returns the counters of a table with their functions."""
+  def _all(self, kind: Callable[..., Any], table: Mapping[str, tuple]):
+    """Returns the figures of a table with their functions."""
     return [
-      (self._counter(name, help_text, prefix), count)
-      for full_name, (help_text, count) in table.items()
-      for prefix, name in [full_name.split(':')]
+      (self._make(kind, name, text), value)
+      for name, (text, value) in table.items()
     ]
 
-  def _counter(
-    self, name: str, help_text: str, prefix: str = _THEIRS
-  ) -> prometheus_client.Counter:
-    counter = self._metric(
-      prometheus_client.Counter, name, help_text, prefix=prefix
-    )
-    return counter.labels(self._model)
-
-  def _histogram(
-    self, name: str, help_text: str
-  ) -> prometheus_client.Histogram:
-    histogram = self._metric(
-      prometheus_client.Histogram, name, help_text, buckets=_SECONDS
-    )
-    return histogram.labels(self._model)
-
-  def _gauge(
-    self, name: str, help_text: str, value: Callable[[], float]
-  ) -> None:
-    gauge = self._metric(prometheus_client.Gauge, name, help_text)
-    gauge.labels(self._model).set_function(value)
+  def _numbered(self, name: str, text: str, label: str, values: Iterable[Any]):
+    """Returns a counter for each value of a label."""
+    made = self._make(prometheus_client.Counter, name, text, label)
+    return [made.labels(self._model, str(value)) for value in values]

@@ -2,13 +2,13 @@
 
 import socket
 import time
-from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from swiftspec_jax.engine import background
-from swiftspec_jax.server.app import MAX_BODY_BYTES, make_app
+from swiftspec_jax.server.app import make_app
 from swiftspec_jax.server.service import Service
 
 # Clients drop idle connections after about 5 seconds. If the server did so,
@@ -24,31 +24,11 @@ class Server(uvicorn.Server):
   at once.
   """
 
-  def __init__(
-    self,
-    service: Service,
-    *,
-    api_keys: Sequence[str] = (),
-    max_body_bytes: int = MAX_BODY_BYTES,
-    allowed_origins: Sequence[str] = (),
-  ):
-    """Opens no port yet.
-
-    Args:
-      service: engine and its limits.
-      api_keys: keys, as `make_app` takes them.
-      max_body_bytes: same as in `app.make_app`.
-      allowed_origins: same as in `app.make_app`.
-    """
-    app = make_app(
-      service,
-      api_keys=api_keys,
-      max_body_bytes=max_body_bytes,
-      allowed_origins=allowed_origins,
-    )
+  def __init__(self, service: Service, **options: Any):
+    """Opens no port yet; the arguments are those of `make_app`."""
     super().__init__(
       uvicorn.Config(
-        app,
+        make_app(service, **options),
         log_config=None,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE,

@@ -95,19 +95,11 @@ class _Body(JsonObject):
   structured_outputs: Grammar | None = None
 
   @pydantic.model_validator(mode='after')
-  def _check_grammars(self):
+  def _check_both(self):
     if self.response_format and self.structured_outputs:
       raise ValueError('give response_format or structured_outputs, not both')
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_stream(self):
     if 'stream_options' in self.model_fields_set and not self.stream:
       raise ValueError('stream_options needs stream=true')
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_stop(self):
     if isinstance(self.stop, list) and len(self.stop) > _MAX_STOPS:
       raise ValueError(f'stop has more than {_MAX_STOPS} strings')
     return self
@@ -166,22 +158,14 @@ class CompletionRequest(_Body):
   )
 
   @pydantic.model_validator(mode='after')
-  def _check_best_of(self):
+  def _check(self):
     if self.best_of not in (None, self.n):
       raise ValueError(
         f'best_of is {self.best_of}; this server returns all choices, so it '
         f'must be n, {self.n}'
       )
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_suffix(self):
     if self.suffix and self.echo:
       raise ValueError('a completion with suffix has no echo')
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_max_tokens(self):
     if not (self.max_tokens or self.echo):
       raise ValueError('max_tokens=0 needs echo=true; give at least 1')
     return self
@@ -268,13 +252,9 @@ class ChatRequest(Conversation, _Body):
   )
 
   @pydantic.model_validator(mode='after')
-  def _check_top_logprobs(self):
+  def _check(self):
     if self.top_logprobs and not self.logprobs:
       raise ValueError('top_logprobs needs logprobs=true')
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_tool_choice(self):
     if self.tool_choice not in ('none', 'auto') and not self.callable_tools:
       raise ValueError('tool_choice asks for a tool that is not in tools')
     return self

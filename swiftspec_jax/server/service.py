@@ -248,9 +248,3 @@ class Call:
         handle.cancel()
         self._metrics.note_abort()
     self._on_close(len(self.handles))
-
-  def __enter__(self) -> 'Call':
-    return self
-
-  def __exit__(self, *_) -> None:
-    self.close()

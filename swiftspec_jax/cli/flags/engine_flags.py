@@ -17,8 +17,8 @@ from swiftspec_jax.cli.flags import (
 )
 from swiftspec_jax.cost_model.measured import CostKey
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
@@ -179,19 +179,12 @@ def make_engine(
     runs_ahead: whether --run_ahead has a meaning.
   """
   target = shared_flags.load_target()
-  draft: Any = None
-  if mode() == 'chain':
-    draft = shared_flags.load_draft(target, mode())
-  elif mode() in modes.NEW_TREES:
-    model = shared_flags.load_draft(target, mode())
-    draft = tree_flags.new_trees(mode(), model)
-  elif mode() in modes.PERSISTENT_TREES:
-    model = shared_flags.load_draft(target, mode())
-    draft = PersistentTrees(model=model, tree=tree_flags.config())
-  elif mode() == modes.FORCED:
+  if mode() == modes.FORCED:
     draft = _forced_draft()
-  elif (make := modes.MODES[mode()].make) is not None:
-    draft = make()
+  else:
+    model = shared_flags.load_drafts(target, [mode()]).get(mode())
+    found = shared_flags.speculation(mode(), model)
+    draft = make_drafter.spec_of(found.get('draft'), found.get('tree'))
   engine = Engine(
     target,
     draft,

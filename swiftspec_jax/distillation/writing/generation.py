@@ -1,6 +1,6 @@
 """The target writes its own training text, shard by shard."""
 
-import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator
 
@@ -17,24 +17,6 @@ _SENSIBLE_TEMPERATURE = 0.85
 _MIN_DOCUMENT = 60  # tokens of an answer that becomes a document
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardReport:
-  """What is in a shard.
-
-  Attributes:
-    number: number of the shard.
-    num_tokens: number of tokens with their distributions, prefixes and prompts
-      included.
-    num_answer_tokens: those that the target wrote as itself.
-    kinds: answer tokens of each kind.
-  """
-
-  number: int
-  num_tokens: int
-  num_answer_tokens: int
-  kinds: dict[str, int]
-
-
 def generate_shards(
   target: Model,
   planner: scripts.Planner,
@@ -43,8 +25,8 @@ def generate_shards(
   seed: int,
   num_stored: int,
   feature_layers: tuple[int, ...] = (),
-) -> Iterator[ShardReport]:
-  """Yields reports of the shards, those that exist already first; endless.
+) -> Iterator[list[samples.Group]]:
+  """Yields the groups of shards, those that exist already first; endless.
 
   Shard i depends on the seed, i and the shards before it, from which it takes
   texts as documents. So generation goes on where it was interrupted.
@@ -72,8 +54,7 @@ def generate_shards(
     'feature_layers': feature_layers,
   }
   existing = dict(shards.find_shards(directory))
-  number = 0
-  while True:
+  for number in itertools.count():
     path = existing.get(number)
     if path is not None:
       groups, found = shards.read_shard(path)
@@ -84,23 +65,7 @@ def generate_shards(
       )
       shards.write_shard(shards.shard_path(directory, number), groups, metadata)
     planner.learn(_texts(target, groups))
-    yield report(number, groups)
-    number += 1
-
-
-def report(number: int, groups: list[samples.Group]) -> ShardReport:
-  """Returns the figures of a shard."""
-  kinds: dict[str, int] = {}
-  for group in groups:
-    for sample in group.samples:
-      size = sample.num_answer_tokens
-      kinds[sample.kind] = kinds.get(sample.kind, 0) + size
-  return ShardReport(
-    number=number,
-    num_tokens=sum(group.num_tokens for group in groups),
-    num_answer_tokens=sum(kinds.values()),
-    kinds=kinds,
-  )
+    yield groups
 
 
 def _generate(target, planner, number, seed, num_stored, feature_layers):

@@ -33,8 +33,6 @@ from swiftspec_jax.models.params import Params
 GENERATE = -1  # in a script: the model writes here
 _PREFILL_CHUNK = 256
 _STEPS = 128  # of one program
-# Rows of the unembedding at a time in prefill.
-_LAW_ROWS = 256
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -154,18 +152,10 @@ def _prefill_chunk(
     context=context,
     feature_layers=feature_layers,
   )
-  flat = hidden.reshape(-1, hidden.shape[-1])
-  rows = min(_LAW_ROWS, len(flat))
-  num_parts = -(-len(flat) // rows)
-  flat = jnp.pad(flat, ((0, num_parts * rows - len(flat)), (0, 0)))
+  # Of one prefix at a time, as logits are large.
   top = jax.lax.map(
     lambda part: top_tokens.largest(_logits(params, config, part), num_stored),
-    flat.reshape(num_parts, rows, -1),
-  )
-  shape = (*token_ids.shape, num_stored)
-  top = jax.tree.map(
-    lambda x: x.reshape(-1, num_stored)[: shape[0] * shape[1]].reshape(shape),
-    top,
+    hidden,
   )
   return cache, top, _stored(features)
 
@@ -334,10 +324,7 @@ def _forward(params, config, prefix, state, feature_layers):
 
 def _logits(params: Params, config: ModelConfig, hidden: jax.Array):
   """Returns f32[B, V] of hidden states [B, D]."""
-  x = layers.rms_norm(hidden, params['final_norm'], config.norm_eps)
-  table = params.get('unembedding', params['embedding'])
-  logits = products.look_up_scores(x, table)[:, : config.vocab_size]
-  return layers.cap(logits, config.logit_cap)
+  return decoder.unembed(params, config, hidden[None])[0]
 
 
 def _advance(script, state, logits, top):

@@ -182,14 +182,8 @@ class Planner:
 
   def _task_branch(self, rng, form: ChatFormat, kind, first, text) -> Branch:
     """A given user turn."""
-    return Branch(
-      kind=kind,
-      parts=(
-        (*first, *self._encode(text), *form.closing),
-        self._answer(rng),
-        *self._follow_up(rng, 0.2),
-      ),
-    )
+    turn = (*first, *self._encode(text), *form.closing)
+    return self._branch(rng, kind, turn, share=0.2)
 
   def _short_text_branch(self, rng, form: ChatFormat, first) -> Branch:
     """A task over some sentences, which no prefix has to hold."""
@@ -206,15 +200,13 @@ class Planner:
     opening = instructions.pick(rng, instructions.OPENINGS)
     word = self._library.word(rng) if '{word}' in opening else ''
     is_long = 'rticle' in opening or 'Context' in opening
-    return Branch(
-      kind='chat',
-      parts=(
-        (*first, *self._encode(instructions.fill(opening, rng, word))),
-        self._user_turn(rng, 160 if is_long else 70),
-        form.closing[1:],
-        self._answer(rng),
-        *self._follow_up(rng, 0.35),
-      ),
+    return self._branch(
+      rng,
+      'chat',
+      (*first, *self._encode(instructions.fill(opening, rng, word))),
+      self._user_turn(rng, 160 if is_long else 70),
+      form.closing[1:],
+      share=0.35,
     )
 
   def _document_plan(self, rng: np.random.Generator, shape: BatchShape) -> Plan:
@@ -245,14 +237,8 @@ class Planner:
         text = '\n\n' + instructions.pick(rng, chosen.wordings)
       inside = documents.word_in(passage, rng) or word
       text = instructions.fill(text, rng, inside)
-      return Branch(
-        kind=chosen.kind,
-        parts=(
-          (*self._encode(text), *self._format.closing),
-          self._answer(rng, chosen.limit),
-          *self._follow_up(rng, 0.2),
-        ),
-      )
+      turn = (*self._encode(text), *self._format.closing)
+      return self._branch(rng, chosen.kind, turn, share=0.2, limit=chosen.limit)
 
     return Plan(
       prefix=prefix, has_document=True, rows=self._rows(shape, branch)
@@ -267,19 +253,19 @@ class Planner:
     shape = BatchShape(len(encoded), 4, capacity)
 
     def branch():
-      return Branch(
-        kind='own',
-        parts=(
-          self._format.closing,
-          self._answer(rng),
-          *self._follow_up(rng, 0.5),
-        ),
-      )
+      return self._branch(rng, 'own', self._format.closing, share=0.5)
 
     return shape, [
       Plan(prefix=ids, has_document=True, rows=self._rows(shape, branch))
       for ids in encoded
     ]
+
+  def _branch(self, rng, kind, *turn, share, limit=_ANSWER_LIMIT) -> Branch:
+    """A user turn, its answer, and with probability `share` another turn."""
+    answer = self._answer(rng, limit)
+    return Branch(
+      kind=kind, parts=(*turn, answer, *self._follow_up(rng, share))
+    )
 
   def _answer(self, rng, limit: int = _ANSWER_LIMIT) -> Passage:
     is_greedy = rng.random() < _GREEDY_SHARE

@@ -1,12 +1,13 @@
 """The next-token distribution of a large batch: its largest entries, and draws.
 
-Nothing sorts the vocabulary: it is looked at in groups. Legend: B rows, V
-vocabulary, K stored entries of the distribution.
+Legend: B rows, V vocabulary, K stored entries of the distribution.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from kernels_pallas.vocabulary import largest as largest_lib
 
 _GROUP = 128  # of the vocabulary
 
@@ -26,29 +27,9 @@ def largest(logits: jax.Array, num_stored: int) -> TopTokens:
     logits: f32[B, V].
     num_stored: K.
   """
-  num_rows, vocab_size = logits.shape
-  grouped = _grouped(logits)
-  # The K largest lie in the K groups with the largest maxima.
-  num_groups = min(num_stored, grouped.shape[1])
-  maxima = grouped.max(-1)
-  _, groups = jax.lax.top_k(maxima, num_groups)
-  candidates = jnp.take_along_axis(grouped, groups[:, :, None], axis=1)
-  values, places = jax.lax.top_k(candidates.reshape(num_rows, -1), num_stored)
-  groups = jnp.take_along_axis(groups, places // _GROUP, axis=1)
-  best = maxima.max(-1, keepdims=True)  # from `values` XLA takes 5 times longer
-  total = jnp.exp(logits - best).sum(-1, keepdims=True)
-  normaliser = best + jnp.log(total)
-  token_ids = groups * _GROUP + places % _GROUP
-  # Where the vocabulary is smaller than K.
-  token_ids = jnp.minimum(token_ids, vocab_size - 1)
+  values, token_ids = largest_lib.top_k(logits, num_stored)
+  normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
   return TopTokens(token_ids=token_ids, log_probs=values - normaliser)
-
-
-def _grouped(logits):
-  """[B, V] -> [B, groups, 128], filled up with -inf."""
-  padding = -logits.shape[1] % _GROUP
-  logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-  return logits.reshape(len(logits), -1, _GROUP)
 
 
 def draw(
