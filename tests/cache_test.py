@@ -107,7 +107,7 @@ def operations(draw):
   return ('rollback', [draw(st.integers(0, 3)) for _ in range(BATCH)])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(operations(), min_size=1, max_size=8))
 def test_any_sequence_equals_prefill(sequence):
   cache = new_cache()

@@ -63,12 +63,7 @@ def request_of(**sampling):
 
 @pytest.mark.parametrize(
   ('mode', 'forced', 'temperature'),
-  [
-    ('serial', None, 0.0),
-    ('serial', 0.5, 1.0),
-    ('async', 0.5, 0.0),
-    ('async', None, 1.0),
-  ],
+  [('serial', 0.5, 1.0), ('async', None, 0.0)],
 )
 def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
   tree = dataclasses.replace(TREE, forced_acceptance=forced)
@@ -125,8 +120,9 @@ def raw_trees(target, draft, request, tree_config, num_rounds):
         yield tree, handle.latest.token_ids
 
 
-@pytest.mark.parametrize('mode', ['serial', 'async'])
-@pytest.mark.parametrize('max_nodes', [12, 1000])
+@pytest.mark.parametrize(
+  ('mode', 'max_nodes'), [('serial', 12), ('async', 1000)]
+)
 def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
   rounds = tree_rounds.collect(*pairs[mode], request_of(), TREE, 5)
   facts = tree_page.facts(*pairs[mode], TREE, 'why?')

@@ -191,7 +191,9 @@ def conversations():
   return turns
 
 
-@pytest.mark.parametrize('draft', ALL_BUT_TREE)
+@pytest.mark.parametrize(
+  'draft', ['suffixes', 'phrases', 'itself', 'snapkv', 'bad_tree']
+)
 def test_conversations_that_share_pages_write_what_they_would_alone(draft):
   """A turn goes on from the text of the one before, beside others."""
   engine = engine_of(draft, RandomLengths(3))
@@ -239,7 +241,7 @@ def test_a_row_without_a_draft_decodes():
   assert_empty(engine)
 
 
-@pytest.mark.parametrize('length', [23, 24, 25, 49, 130])
+@pytest.mark.parametrize('length', [24, 25, 130])
 def test_a_prompt_in_chunks(length):
   """Item 33: chunks of at most 24 tokens give what one forward gives."""
   tokens = np.random.default_rng(0).integers(0, 256, length).tolist()

@@ -67,10 +67,8 @@ def make_engine(
 @pytest.mark.parametrize(
   ('split', 'run_ahead', 'tree'),
   [
-    ('serial', 0, {}),
     ('serial', 2, {'waits_for_misses': True, 'min_leaf_mass': 0.3}),
     ('async', 0, {'waits_for_misses': False}),
-    ('async', 1, {'waits_for_misses': True}),
     ('async', 2, {}),
   ],
 )

@@ -106,9 +106,8 @@ def test_chains(load, name):
   assert max(tokens) >= draft.config.num_logits
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-def test_trees_write_what_plain_decoding_writes(load, mode):
-  target_devices, draft_devices = DEVICES[mode]
+def test_trees_write_what_plain_decoding_writes(load):
+  target_devices, draft_devices = DEVICES['async']
   target = load(*TARGET, devices=target_devices)
   draft = load(*DRAFTS['a prefix'], devices=draft_devices, draft_of=target)
   results = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), MIXED)

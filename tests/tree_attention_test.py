@@ -253,12 +253,17 @@ def test_chain_is_the_lower_triangle():
   np.testing.assert_array_equal(with_mask, without)
 
 
+WINDOW_IN_BFLOAT16 = dataclasses.replace(CASES['window'], dtype='bfloat16')
+
+
 @pytest.mark.parametrize(
-  'case',
-  [CASES['edges'], dataclasses.replace(CASES['window'], dtype='bfloat16')],
-  ids=['edges', 'window_in_bfloat16'],
+  ('name', 'case'),
+  [
+    *((name, CASES['edges']) for name in IMPLEMENTATIONS),
+    ('reference', WINDOW_IN_BFLOAT16),
+    ('pallas_gpu', WINDOW_IN_BFLOAT16),
+  ],
 )
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name, case):
   """Heads whose sink is far below, beside and far above the scores.
 
