@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import redrafter_cases
 from decoding_cases import CONFIG, assert_same, requests_of, run
+from structured_outputs_test import RECORD, request_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
@@ -74,6 +75,17 @@ def plain():
   return run(ss.Decoder(MODEL), requests_of(5))
 
 
+@functools.cache
+def records(name):
+  """Drawn and greedy records, and what plain decoding says of them."""
+  temperatures = (0, 0) if name == 'chain' else (0, 0.5)
+  requests = [
+    request_of(RECORD, seed=i, temperature=temperature, max_new_tokens=40)
+    for i, temperature in enumerate(temperatures)
+  ]
+  return requests, run(ss.Decoder(MODEL, batch_size=2), requests)
+
+
 @pytest.fixture
 def options(name, tmp_path):
   """What `Decoder` is told; a recurrent head is a file first."""
@@ -103,6 +115,8 @@ def test_outputs_are_those_of_plain_decoding(name, options):
     assert s.num_tree_rounds == (num_drafts if name in TREES else 0)
     num_verdicts = s.num_hits + s.num_late_hits + s.num_misses
     assert (num_verdicts > 0) == (name == 'persistent_trees' and num_drafts > 1)
+  requests, expected = records(name)
+  assert_same(run(decoder, requests), expected)
 
 
 def test_no_draft_of_serving_is_left_out():

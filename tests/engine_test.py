@@ -7,15 +7,11 @@ import asyncio
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 from decoding_cases import requests_of, run
 from decoding_test import (
-  DRAWS,
-  assert_follows_distribution,
   letters,
-  markov_table,
   text_model,
 )
 from engine_cases import (
@@ -34,14 +30,11 @@ from engine_cases import (
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine import background
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import slot_sampling
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 
@@ -262,54 +255,6 @@ def test_an_override_of_the_policy():
     assert max([0, *np.flatnonzero(stats.drafted_per_position) + 1]) == limit
 
 
-@pytest.mark.parametrize('draft', [None, 'lookup', 'phrases'])
-def test_stops_cut_the_output_exactly(draft):
-  """Item 34: end of sequence, stop strings and limits inside of a block."""
-  sizes = make_sizes(drafts=FEW)
-  engine = Engine(CIRCLE, DRAFTS.get(draft), sizes=sizes, policy=FixedLength(3))
-
-  def one(prompt, **sampling):
-    request = ss.Request(
-      token_ids=letters(prompt), sampling=ss.SamplingParams(**sampling)
-    )
-    result = engine.submit(request).result()
-    assert result.stats.new_tokens == len(result.token_ids)
-    tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
-    return result.text, tokens, result.finish_reason
-
-  assert one('abcdefghab') == ('cdefg', 'cdefgh', 'stop')
-  assert one('a', stop=('de',)) == ('bc', 'bcde', 'stop')
-  assert one('a', max_new_tokens=3) == ('bcd', 'bcd', 'length')
-  assert one('a', max_new_tokens=1) == ('b', 'b', 'length')
-  assert one('g') == ('', 'h', 'stop')
-  text, tokens, reason = one('a', ignore_eos=True, max_new_tokens=12)
-  assert (text, reason) == ('bcdefghabcde'[:12], 'length')
-  assert tokens == text
-  assert_empty(engine)
-
-
-@pytest.mark.parametrize('draft', ['lookup', 'phrases'])
-def test_sampled_sequences_follow_the_target_distribution(draft):
-  """Item 27: chi-square over sequences of three tokens, with padded rows."""
-  size = 3
-  table = markov_table(size, seed=0)
-  sizes = ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(rows=(60,), query_tokens=(400,), lengths=(0, 1, 2)),
-      num_pages=60,
-      max_context=16,
-    )
-  )
-  engine = Engine(
-    testing.table_model(table),
-    DRAFTS[draft],
-    sizes=sizes,
-    policy=RandomLengths(0),
-  )
-  handles = [engine.submit(request) for request in DRAWS]
-  assert_follows_distribution([handle.result() for handle in handles], table)
-
-
 def test_bad_requests_are_refused():
   engine = make_engine()
   for request, message in (
@@ -366,22 +311,6 @@ def test_a_thread_serves_asynchronous_users():
   assert_empty(engine)
 
 
-class Broken(FixedLength):
-  def plan_draft(self, view):
-    raise ArithmeticError(f'{view.num_rows} rows are too many')
-
-
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
-)
-def test_who_waits_learns_of_a_failure():
-  engine = make_engine(policy=Broken(1))
-  with background.running(engine):
-    handle = engine.submit(requests_of(1)[0])
-    with pytest.raises(RuntimeError, match='engine has failed'):
-      handle.result()
-
-
 @pytest.mark.parametrize(('is_tree', 'window'), [(False, 16), (True, 2)])
 def test_sliding_windows(is_tree, window):
   layers = (True,) if is_tree else (True, False)
@@ -400,18 +329,6 @@ def test_sliding_windows(is_tree, window):
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]
   for handle, expected in zip(handles, alone(requests, model), strict=True):
-    assert handle.result().token_ids == expected.token_ids
-
-
-def test_tensor_parallel():
-  """`sequence_test` has trees."""
-  devices = jax.devices()[:2]
-  model = testing.random_model(TARGET.config, seed=0, devices=devices)
-  requests = requests_of(4)
-  sizes = make_sizes(drafts=FEW)
-  engine = Engine(model, model, sizes=sizes, policy=FixedLength(2))
-  handles = [engine.submit(request) for request in requests]
-  for handle, expected in zip(handles, alone(requests), strict=True):
     assert handle.result().token_ids == expected.token_ids
 
 

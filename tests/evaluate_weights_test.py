@@ -31,6 +31,7 @@ def test_score_is_what_decoding_says(model):
   assert rated.top.shape == (12, 2)
 
 
+@pytest.mark.ci
 def test_report(model, tmp_path):
   prompts = tmp_path / 'prompts.jsonl'
   lines = [
