@@ -6,9 +6,7 @@ import itertools
 import math
 import time
 import xml.etree.ElementTree
-import zipfile
 
-import distillation_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +26,6 @@ from experiments.accelerator import (
 from experiments.accelerator.jobs import (
   correctness_jobs,
   first_jobs,
-  training_jobs,
 )
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import KERNELS
@@ -243,25 +240,6 @@ def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   assert len(root.findall('.//img')) == 3
   assert len(root.findall('.//tbody/tr')) == len(found)
   assert text.count('not measured yet') == 3
-
-
-@pytest.mark.slow
-def test_drafts_are_trained_further_from_archives(model, tmp_path):
-  distillation_cases.write_data(tmp_path / 'data')
-  with zipfile.ZipFile(tmp_path / 'data-00-0.zip', 'w') as file:
-    for path in (tmp_path / 'data').iterdir():
-      file.write(path, path.name)
-  settings = settings_of(tmp_path, str(model))
-  for _ in range(2):
-    job = training_jobs.jobs(settings)[1]
-    (row,) = job.run()
-    assert row.seconds > 0
-    assert row.figures['num_steps'] == 2
-    assert row.figures['is_complete']
-    assert 0 <= row.figures['agreement_after'] <= 1
-    with zipfile.ZipFile(tmp_path / 'draft.zip') as file:
-      assert 'draft.safetensors' in file.namelist()
-    settings = dataclasses.replace(settings, work=tmp_path / 'second')
 
 
 @pytest.mark.slow

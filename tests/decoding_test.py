@@ -268,16 +268,6 @@ def test_hot_loop_reads_nothing_implicitly():
   assert [r.token_ids for r in got] == [r.token_ids for r in expected]
 
 
-def test_closing_early_leaves_the_decoder_usable():
-  decoder = ss.Decoder(TARGET, TARGET)
-  request = requests_of(1, max_new_tokens=50)[0]
-  expected = run(decoder, [request])[0].token_ids
-  events = decoder.run([request])
-  next(events)
-  events.close()
-  assert run(decoder, [request])[0].token_ids == expected
-
-
 @pytest.mark.parametrize(
   ('draft', 'num_devices'),
   [(None, 2), (ss.PromptLookup(num_speculative_tokens=1), 1)],

@@ -352,15 +352,6 @@ def test_right_drafts_are_accepted(tmp_path, temperature):
     assert result.stats.num_accepted == result.stats.num_drafted > 20
 
 
-@pytest.mark.parametrize('lengths', [(0,), (0, LENGTH)])
-def test_without_drafts_it_decodes_plainly(directory, lengths):
-  target, _, draft = pair(directory)
-  policy = FixedLength(0)
-  tokens, found, _ = serve(target, draft, REQUESTS, policy, lengths)
-  assert tokens == plain()
-  assert not found
-
-
 def test_devices_that_share(directory):
   pair(directory)  # writes it
   target = target_of(2, (0, 2))

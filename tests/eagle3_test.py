@@ -116,40 +116,6 @@ def test_chains_are_those_of_the_published_forward(tmp_path, layout, switch):
     assert np.abs(without[-1] - logits[-1]).max() > 0.1
 
 
-def test_mistakes_of_others_would_be_seen(tmp_path):
-  """Each of them loads without error and lowers acceptance."""
-  target = target_of(6)
-  weights, draft = head_of(tmp_path, target, 'speculators')
-  table = np.asarray(target.params['embedding'])
-  layers = draft.config.feature_layers
-  features = features_of(target, TEXT, layers)
-  _, logits = chain_of(draft, TEXT, features[:-1])
-  before = cases.project(weights, features[:-1])
-  out, right = cases.forward(weights, table[list(TEXT[1:])], before)
-  np.testing.assert_allclose(logits[0], right[-1], atol=2e-4)
-
-  def is_wrong(other):
-    return np.abs(other - logits[0]).max() > 0.05
-
-  # A token is read with its own feature.
-  own = cases.project(weights, features[1:])
-  assert is_wrong(cases.forward(weights, table[list(TEXT[1:])], own)[1][-1])
-  # Features are taken one layer too late.
-  late = features_of(target, TEXT[:-1], tuple(i + 1 for i in layers))
-  late = cases.project(weights, late)
-  assert is_wrong(cases.forward(weights, table[list(TEXT[1:])], late)[1][-1])
-  # The first token is read, too, though no feature comes before it.
-  padded = np.pad(before, ((1, 0), (0, 0)))
-  assert is_wrong(cases.forward(weights, table[list(TEXT)], padded)[1][-1])
-  # A chain starts after what drafts have left in the cache.
-  stale = np.concatenate([before, out[-1:], before[-1:]])
-  tokens = [*TEXT[1:], TEXT[0], TEXT[-1]]
-  assert is_wrong(cases.forward(weights, table[tokens], stale)[1][-1])
-  # All positions may be others, if they are by the same number.
-  moved = cases.forward(weights, table[list(TEXT[1:])], before, first=5)[1]
-  np.testing.assert_allclose(moved, right, atol=1e-9)
-
-
 def test_an_embedding_of_its_own(tmp_path):
   target = target_of(6)
   table = np.asarray(target.params['embedding'])[::-1].copy()

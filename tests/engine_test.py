@@ -142,12 +142,6 @@ def test_output_under_load_is_that_of_plain_decoding(draft):
   assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('draft', DRAFTS)
-def test_output_of_300_requests_under_load(draft):
-  check_load(draft, 300, seed=1)
-
-
 def test_a_perfect_draft_stays_in_step():
   """Item 29: steps without drafts and preemption leave no gap in its cache."""
   engine = engine_of('itself', RandomLengths(2))

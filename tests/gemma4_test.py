@@ -115,15 +115,6 @@ def test_experts_are_beside_a_feed_forward(tmp_path):
   )
 
 
-@pytest.mark.parametrize('name', ['gemma4_text', 'gemma4_experts', SHARED])
-def test_a_saved_model_comes_back(name, tmp_path):
-  model = models_test.load_case(name, tmp_path / 'source')
-  ss.save(model, tmp_path / 'saved')
-  loaded = ss.load(tmp_path / 'saved')
-  assert loaded.config == model.config
-  jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
-
-
 def test_output_with_drafts_is_that_of_plain_decoding(tmp_path):
   """In trees of a draft like it that lies elsewhere."""
   target = load_few('gemma4_text', tmp_path, KINDS)

@@ -17,7 +17,7 @@ from eagle3_test import chain_of, features_of
 from engine_cases import RandomLengths, make_sizes
 from engine_feature_test import record_drafts
 from safetensors import numpy as safetensors_numpy
-from tree_cases import MIXED, TREE, requests_of
+from tree_cases import requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -176,14 +176,6 @@ def test_the_target_is_one_of_qwen_2(tmp_path, pair_of):
   )
   same, target = ss.load(tmp_path), pair_of()[0]
   jax.tree.map(np.testing.assert_array_equal, same.params, target.params)
-
-
-def test_trees_write_what_plain_decoding_writes(pair_of):
-  """Greedy and sampled; the layer is on more devices than it has kv heads."""
-  target, draft = pair_of((3, 4), (0, 3))
-  results = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), MIXED)
-  assert_same(results, run(ss.Decoder(target, batch_size=3), MIXED))
-  assert sum(result.stats.num_drafted for result in results) > 100
 
 
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):

@@ -15,7 +15,7 @@ from interpreters import interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas import comparison, dispatch
+from kernels_pallas import dispatch
 from kernels_pallas.paged_attention import (
   api,
   arg_specs,
@@ -472,27 +472,6 @@ def test_what_no_kernel_takes_is_named(changes, name, reason):
   check = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}[name].check
   with pytest.raises(NotImplementedError, match=reason):
     check(*spec)
-
-
-def test_a_comparison_agrees_in_the_interpreter():
-  """With padding, and after a short prefix."""
-  spec = arg_specs.ArgSpec(
-    name='tiny',
-    num_tokens=4,
-    num_kv_heads=1,
-    num_groups=2,
-    head_dim=128,
-    context=60,
-    tree_size=4,
-    dtype='float32',
-    window=None,
-    batch_size=2,
-    page_size=16,
-    has_sinks=True,
-  )
-  with pltpu.force_tpu_interpret_mode():
-    found = comparison.compare('paged_attention', 'pallas_tpu', spec)
-  assert found.is_same
 
 
 def test_long_contexts_are_one_class():

@@ -5,10 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftspec_jax as ss
+from swiftspec_jax.drafters.texts.prompt_lookup import NgramIndex
 from swiftspec_jax.step.rows import Rows
 
 SIZE = 24
@@ -77,3 +79,20 @@ def propose(drafter, token_ids, lengths, room=1):
 @functools.partial(jax.jit, static_argnums=0)
 def _propose(drafter, rows):
   return drafter.propose(rows)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 5))
+def test_the_host_finds_the_same(tokens, num_pieces):
+  drafter = ss.PromptLookup(num_speculative_tokens=5)
+  index = NgramIndex(drafter.prompt_lookup_min, drafter.prompt_lookup_max)
+  for piece in np.array_split(tokens, num_pieces):
+    index.extend(piece.tolist())
+  assert index.continuation(5) == (oracle(tokens, drafter) or [])
+
+
+@pytest.mark.parametrize('num_tokens', [1, 3, 7])
+def test_a_continuation_goes_on_periodically(num_tokens):
+  index = NgramIndex(1, 3)
+  index.extend([9, 1, 2, 1, 2])
+  assert index.continuation(num_tokens) == ([1, 2] * 4)[:num_tokens]

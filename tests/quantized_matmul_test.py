@@ -166,18 +166,6 @@ def test_shares_of_devices(axes, weight_dtype):
   check(jax.jit(call)(*arrays), arrays)
 
 
-def test_choice_and_reason_can_be_read():
-  on_device = sharding.sharding_of(sharding.make_mesh(), (None, None, None))
-  arrays = arguments(2, 2, 'float32', 'int4')
-  call = functools.partial(api.quantized_matmul, sharding=on_device)
-  jax.eval_shape(call, *arrays)
-  newest = [c for c in dispatch.choices() if c.kernel == 'quantized_matmul'][-1]
-  assert newest.implementation == 'reference'
-  assert newest.shape == (
-    'x float32[2, 192], weight int4[2, 192, 144], 3 groups'
-  )
-
-
 @pytest.mark.parametrize(
   ('weight_dtype', 'num_outputs', 'chosen'),
   [

@@ -147,17 +147,10 @@ def test_logits_of_every_family(tmp_path, family):
 
 
 @pytest.mark.parametrize('weight_dtype', LIMITS)
-def test_greedy_output_is_the_same_in_all_modes(weight_dtype):
+def test_greedy_output_is_that_of_rounded_weights(weight_dtype):
   target = model_of(weight_dtype)
   want = results_of(rounded(model_of(None), weight_dtype))
   assert_same(results_of(target), want)
-  if weight_dtype == 'int8':  # the others differ in their products alone
-    config = dataclasses.replace(target.config, num_layers=1)
-    draft = testing.random_model(config)
-    assert_same(results_of(target, draft), want)
-    tree = ss.TreeConfig(num_nodes=4, width=2, num_draft_steps=2, branching=2)
-    elsewhere = testing.random_model(config, devices=jax.devices()[1:2])
-    assert_same(results_of(target, elsewhere, tree=tree), want)
 
 
 @pytest.mark.parametrize('weight_dtype', LIMITS)

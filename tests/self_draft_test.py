@@ -4,7 +4,6 @@ import dataclasses
 
 import engine_cases
 import numpy as np
-import programs
 import pytest
 from serving_cases import Oracle, linear_costs, make_view, unpadded
 
@@ -155,21 +154,6 @@ def test_goodput_drafts_where_it_pays(num_rows, context):
   view = make_view(num_rows, buckets, kv_length=context)
   lengths = policy.plan_draft(view).lengths
   assert (lengths > 0).all() == (speedup(num_rows, context) > 1)
-
-
-@pytest.mark.parametrize(
-  ('flag', 'mode'),
-  [
-    ('window=9', 'self'),
-    ('num_phrases=2', 'phrases'),
-    ('past_tokens=9', 'datastore'),
-  ],
-)
-def test_flags_belong_to_modes(tmp_path, flag, mode):
-  found = programs.error_of(
-    'serve_load', f'--{flag}', f'--output_dir={tmp_path}'
-  )
-  assert f'give --mode={mode}' in found
 
 
 def test_bad_options_are_refused():

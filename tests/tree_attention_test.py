@@ -210,18 +210,6 @@ def test_padding_changes_nothing(name):
   np.testing.assert_allclose(padded[:, :5], got, atol=1e-6)
 
 
-parents = st.lists(st.integers(0, 1000), min_size=5, max_size=5)
-
-
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
-@hypothesis.given(trees=st.lists(parents, min_size=4, max_size=4))
-@hypothesis.settings(max_examples=3)
-def test_any_tree(name, trees):
-  case = CASES['edges']
-  masks = [ancestor_mask(tree, case.tree_size) for tree in trees]
-  check(name, case, arguments(case, masks=masks))
-
-
 @jax.jit
 def visible_of_words(mask, offsets):
   """Whether offsets i32[S] are visible by the words of mask bool[N]."""
