@@ -41,13 +41,8 @@ NUM_TOKENS = 60
 
 @pytest.fixture(scope='module')
 def prompts(tmp_path_factory):
-  path = tmp_path_factory.mktemp('prompts') / 'prompts.jsonl'
-  lines = [
-    {'question_id': i, 'task': 'ab'[i % 2], 'turns': [question]}
-    for i, question in enumerate(QUESTIONS)
-  ]
-  path.write_text('\n'.join(map(json.dumps, lines)))
-  return path
+  folder = tmp_path_factory.mktemp('prompts')
+  return programs.write_prompts(folder, *QUESTIONS)
 
 
 @pytest.fixture(scope='module')
@@ -231,12 +226,7 @@ def test_full_disk_while_measuring(flags, tmp_path):
 
 
 def test_samples_and_skipped_prompts(model, tmp_path):
-  path = tmp_path / 'prompts.jsonl'
-  lines = [
-    {'question_id': name, 'task': 'qa', 'turns': [text]}
-    for name, text in (('short', 'Hello!'), ('long', 'a' * 1000))
-  ]
-  path.write_text('\n'.join(map(json.dumps, lines)))
+  path = programs.write_prompts(tmp_path, 'Hello!', 'a' * 1000)
   directory = tmp_path / 'new' / 'results'
   status, output, complaints = programs.run(
     'benchmark',

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle3_test import TEXT, features_of, target_of
-from engine_cases import RandomLengths, assert_empty, make_sizes
+from engine_cases import (
+  RandomLengths,
+  assert_empty,
+  make_sizes,
+  results_of,
+)
 from engine_feature_test import record_drafts
 from tree_cases import CONFIG, TREE, requests_of
 
@@ -97,8 +102,7 @@ def serve(
     engine.programs.compile_all()
   found = record_drafts(engine)
   with profiling.count_compilations() as compilations:
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    results = results_of(engine, requests)
   assert not (is_warm and compilations.count)
   assert_empty(engine)
   return [result.token_ids for result in results], found, results

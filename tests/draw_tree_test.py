@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import jax
 import programs
 import pytest
+import tree_cases
 
 import swiftspec_jax as ss
 from experiments.pictures import tree_page, tree_rounds
@@ -20,14 +21,12 @@ from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.tokenizer import token_names
 
-TREE = ss.TreeConfig(
+TREE = dataclasses.replace(
+  tree_cases.TREE,
   num_nodes=6,
   width=3,
   num_draft_steps=2,
-  branching=4,
-  capacity=64,
-  num_cache_rows=32,
-  prompt_lookup=False,
+  num_restart_steps=0,
 )
 NODE = tree_rounds.Node(
   token_id=7,

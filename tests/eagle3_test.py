@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-import json
 
 import eagle3_cases as cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes, results_of
 from engine_feature_test import record_drafts
 from feature_draft_test import read
 from safetensors import numpy as safetensors_numpy
@@ -163,8 +163,7 @@ def test_what_is_not_understood_is_named(tmp_path, changes, message):
   cases.write(
     tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
   )
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path, draft_of=target)
 
@@ -230,8 +229,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory):
   engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  results = results_of(engine, requests)
   assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
   assert engine.scheduler.num_preemptions > 0
   for i in np.random.default_rng(0).choice(len(found), 20, replace=False):

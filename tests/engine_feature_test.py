@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_cases import FEW, RandomLengths, make_sizes, tokens_of
+from engine_cases import (
+  FEW,
+  RandomLengths,
+  make_sizes,
+  results_of,
+  tokens_of,
+)
 from feature_draft_test import features_before, fed_pair, read
 from tree_cases import requests_of
 
@@ -62,8 +68,7 @@ def test_drafts_are_those_of_the_oracle(make_draft):
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   for _ in range(2):
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    results = results_of(engine, requests)
   assert engine.scheduler.num_preemptions > 0
   assert engine.scheduler.num_shared_tokens > 0
   assert len(results[0].token_ids) == 60

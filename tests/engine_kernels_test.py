@@ -5,8 +5,10 @@ import dataclasses
 import functools
 
 import jax
+import kernels_test
 import pytest
 from decoding_cases import assert_same, run
+from engine_cases import results_of
 from jax.experimental.pallas import tpu as pltpu
 
 import swiftspec_jax as ss
@@ -22,18 +24,8 @@ from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
-CONFIG = ss.ModelConfig(
-  family='llama',
-  vocab_size=262,
-  num_layers=2,
-  embed_dim=32,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=64,
-  ffw_dim=32,
-  max_context=128,
-  sliding_window=24,
-  sliding_layers=(True, False),
+CONFIG = dataclasses.replace(
+  kernels_test.CONFIG, vocab_size=262, sliding_window=24
 )
 TARGET = testing.random_model(CONFIG, name='target')
 SIZES = ProgramSizes(
@@ -92,8 +84,7 @@ def serve(kernels, draft):
   config = dataclasses.replace(CONFIG, kernels=kernels)
   target = dataclasses.replace(TARGET, config=config)
   engine = Engine(target, draft, sizes=SIZES, policy=FixedLength(3))
-  handles = [engine.submit(request) for request in REQUESTS]
-  return [handle.result() for handle in handles]
+  return results_of(engine, REQUESTS)
 
 
 @pytest.mark.parametrize('kernels', ['pallas_tpu', 'pallas_gpu'])

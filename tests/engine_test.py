@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 import pytest
-from decoding_cases import requests_of, run
+from decoding_cases import assert_same, requests_of, run
 from decoding_test import (
   letters,
   text_model,
@@ -26,6 +26,7 @@ from engine_cases import (
   make_engine,
   make_sizes,
   random_requests,
+  results_of,
 )
 
 import swiftspec_jax as ss
@@ -146,11 +147,9 @@ def test_a_perfect_draft_stays_in_step():
   """Item 29: steps without drafts and preemption leave no gap in its cache."""
   engine = engine_of('itself', RandomLengths(2))
   requests = requests_of(16, ignore_eos=True)
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  results = results_of(engine, requests)
   assert engine.scheduler.num_preemptions > 0
-  for got, expected in zip(results, alone(requests), strict=True):
-    assert got.token_ids == expected.token_ids
+  assert_same(results, alone(requests))
   for outcome in engine.policy.outcomes:
     assert outcome.num_accepted.tolist() == outcome.lengths.tolist()
   assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 50
@@ -185,9 +184,7 @@ def test_conversations_that_share_pages_write_what_they_would_alone(draft):
   """A turn goes on from the text of the one before, beside others."""
   engine = engine_of(draft, RandomLengths(3))
   for requests, plain in conversations():
-    handles = [engine.submit(request) for request in requests]
-    for handle, expected in zip(handles, plain, strict=True):
-      assert handle.result().token_ids == expected.token_ids
+    assert_same(results_of(engine, requests), plain)
   # All that was fed before, in full pages, but for the first turn.
   assert engine.scheduler.num_shared_tokens == 3 * (48 + 64)
   assert_empty(engine)
@@ -321,9 +318,7 @@ def test_sliding_windows(is_tree, window):
     draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES if is_tree else FEW)
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
-  handles = [engine.submit(request) for request in requests]
-  for handle, expected in zip(handles, alone(requests, model), strict=True):
-    assert handle.result().token_ids == expected.token_ids
+  assert_same(results_of(engine, requests), alone(requests, model))
 
 
 def test_requests_that_tell_how_good_a_drafter_is():

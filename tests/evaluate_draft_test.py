@@ -74,16 +74,10 @@ def flags(model, tmp_path_factory):
   small = ss.load(model, num_layers=1)
   own = {k: v for k, v in small.params.items() if k != 'embedding'}
   draft_lib.save(directory / 'draft', small.config, own, ss.load(model))
-  path = directory / 'prompts.jsonl'
-  lines = (
-    {'question_id': i, 'task': 'ab'[i % 2], 'turns': [text]}
-    for i, text in enumerate(QUESTIONS)
-  )
-  path.write_text('\n'.join(map(json.dumps, lines)))
   return (
     f'--target={model}',
     f'--draft={directory / "draft"}',
-    f'--prompts={path}',
+    f'--prompts={programs.write_prompts(directory, *QUESTIONS)}',
     '--max_new_tokens=24',
     # Trees whose programs compile faster.
     '--tree_prompt_lookup=False',

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes, results_of
 from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
@@ -148,8 +148,7 @@ def test_pages_change_no_output():
     sizes=make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)}),
     policy=RandomLengths(0),
   )
-  handles = [engine.submit(request) for request in requests]
-  assert_same([handle.result() for handle in handles], plain)
+  assert_same(results_of(engine, requests), plain)
 
 
 @pytest.mark.parametrize('weight_dtype', ['int8', 'int4', 'mxfp4'])

@@ -16,6 +16,7 @@ from tree_cases import (
   TREE,
   Pauses,
   pair,
+  path_to,
   requests_of,
 )
 
@@ -210,15 +211,6 @@ def features_before(target, draft, text, dtype=jnp.bfloat16):
   table = np.asarray(draft.params['feature_projection'])
   projected = features.astype(np.float32) @ table
   return np.pad(projected, ((0, 0), (1, 0), (0, 0)))
-
-
-def path_to(tree, node):
-  """Tokens from the root to a node."""
-  path = []
-  while node >= 0:
-    path.append(int(tree.token_ids[0, node]))
-    node = int(tree.parents[0, node])
-  return path[::-1]
 
 
 def rows_of(cache):

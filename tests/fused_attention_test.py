@@ -9,6 +9,7 @@ import numpy as np
 import paged_attention_test as paged
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from interpreters import implementations
 
 from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
 from kernels_pallas.fused_paged_attention import api as paged_api
@@ -16,14 +17,10 @@ from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
 from kernels_pallas.fused_paged_attention import reference as paged_reference
 from swiftspec_jax import sharding as sharding_lib
 
-IMPLEMENTATIONS = {
-  'reference': reference.fused_attention,
-  'pallas_gpu': functools.partial(
-    pallas_gpu.fused_attention,
-    config=pallas_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'fused_attention',
+  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,14 +169,10 @@ def test_a_chain_has_no_mask(monkeypatch):
       np.testing.assert_allclose(x, y, atol=2e-6)
 
 
-PAGED = {
-  'reference': paged_reference.fused_paged_attention,
-  'pallas_gpu': functools.partial(
-    paged_gpu.fused_paged_attention,
-    config=paged_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+PAGED = implementations(
+  'fused_paged_attention',
+  pallas_gpu=paged_gpu.Config(block_kv=32, num_splits=3),
+)
 # The second block of each case goes on with the row of the first, from the last
 # token of a page on; of some rows nothing is in the pages yet.
 PAGED_CASES = {

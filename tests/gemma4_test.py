@@ -12,8 +12,8 @@ import models_test
 import numpy as np
 import pytest
 import transformers
-from decoding_cases import requests_of, run
-from engine_cases import TREES, make_sizes
+from decoding_cases import assert_same, requests_of, run
+from engine_cases import TREES, make_sizes, results_of
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -137,10 +137,8 @@ def test_pages_hold_heads_of_two_sizes(tmp_path):
   draft = TreeDraft(model=model, width=3, branching=2)
   sizes = make_sizes(drafts=TREES)
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
-  handles = [engine.submit(request) for request in requests]
   wanted = run(ss.Decoder(alone, batch_size=4), requests)
-  for handle, expected in zip(handles, wanted, strict=True):
-    assert handle.result().token_ids == expected.token_ids
+  assert_same(results_of(engine, requests), wanted)
 
 
 def test_the_decoder_beside_towers(tmp_path):

@@ -41,12 +41,10 @@ def test_text_and_statistics(model, expected):
 
 
 def test_prompts_from_a_file(model, expected, tmp_path):
-  path = tmp_path / 'prompts.jsonl'
-  line = '{{"question_id": {}, "task": "qa", "turns": ["hello"]}}\n'
-  path.write_text(line.format(1) + line.format(2))
+  path = programs.write_prompts(tmp_path, 'hello', 'hello')
   status, output, complaints = generate(model, f'--prompt_file={path}')
   assert status == 0
-  assert output == f'[1]\n{expected}\n[2]\n{expected}\n'
+  assert output == f'[0]\n{expected}\n[1]\n{expected}\n'
   *first, last = complaints.splitlines()
   figures = r'{} tokens in \d+\.\d\d s, decoded at \d+\.\d tokens/s'
   assert re.fullmatch(f'all, {figures.format(48)}', last)

@@ -72,8 +72,8 @@ def golden_request(**sampling):
 
 
 def tokens_of(engine, requests):
-  handles = [engine.submit(request) for request in requests]
-  return [handle.result().token_ids for handle in handles]
+  results = engine_cases.results_of(engine, requests)
+  return [result.token_ids for result in results]
 
 
 def embed(model, pixels):

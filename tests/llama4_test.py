@@ -10,6 +10,7 @@ import models_test
 import numpy as np
 import packed_int4_cases
 import pytest
+from checkpoint_cases import change_config
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -91,8 +92,7 @@ def test_the_decoder_beside_a_vision_tower(tmp_path):
 )
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
   testing.write_tiny_checkpoint(tmp_path, 'llama4')
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+  change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path)
 

@@ -7,6 +7,7 @@ import math
 import pathlib
 import re
 
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import model_cases
@@ -17,7 +18,6 @@ from scipy import special
 import swiftspec_jax as ss
 from swiftspec_jax import sharding, testing
 from swiftspec_jax.cache import dense, paged
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
@@ -34,8 +34,8 @@ IDS = model_cases.token_ids()
 NUM_PREFIX = model_cases.NUM_PREFIX
 NUM_NODES = len(model_cases.PARENTS)
 CHAIN_MASK = np.tri(NUM_NODES, dtype=bool)[None]
-ODD_CONFIG = ModelConfig(
-  family='llama',
+ODD_CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG,
   vocab_size=271,
   num_layers=2,
   embed_dim=45,
@@ -43,7 +43,6 @@ ODD_CONFIG = ModelConfig(
   num_kv_heads=3,
   head_dim=6,
   ffw_dim=47,
-  max_context=64,
 )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from decoding_cases import run
 from decoding_test import markov_table
+from engine_cases import results_of
 from engine_tree_test import SIZE, make_sizes
 from tree_cases import DEVICES, TREE
 
@@ -64,8 +65,7 @@ def test_engine(plain, kind, is_tree):
   if is_tree:
     draft = TreeDraft(model=draft, width=8, branching=2, prompt_lookup=False)
   engine = Engine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
-  handles = [engine.submit(request) for request in REQUESTS]
-  assert tokens_of(handle.result() for handle in handles) == plain
+  assert tokens_of(results_of(engine, REQUESTS)) == plain
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
-from interpreters import interpret_tpu
+from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -22,7 +22,6 @@ from kernels_pallas.paged_attention import (
   native,
   pallas_gpu,
   pallas_tpu,
-  reference,
   shared_pages,
 )
 from kernels_pallas.tree_attention import native as tree_native
@@ -30,20 +29,12 @@ from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.paged_attention,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.paged_attention,
-    config=pallas_tpu.Config(block_kv=128, num_heads=2),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.paged_attention,
-    config=pallas_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-  'native': native.paged_attention,
-}
+IMPLEMENTATIONS = implementations(
+  'paged_attention',
+  pallas_tpu=pallas_tpu.Config(block_kv=128, num_heads=2),
+  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+  native=None,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

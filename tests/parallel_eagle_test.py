@@ -1,11 +1,11 @@
 """EAGLE-3 heads that draft with masks, all tokens in one forward (P-EAGLE)."""
 
 import functools
-import json
 
 import eagle3_cases as cases
 import numpy as np
 import pytest
+from checkpoint_cases import change_config
 from dflash_test import LAYERS, LENGTH, REQUESTS, plain, serve
 from eagle3_test import features_of, target_of
 from engine_cases import RandomLengths, make_sizes
@@ -34,8 +34,7 @@ def load(directory, target, changes=(), **switches):
     vocab_size=CONFIG.vocab_size,
     **switches,
   )
-  path = directory / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **dict(changes)}))
+  change_config(directory, **dict(changes))
   return weights, ss.load(directory, draft_of=target)
 
 

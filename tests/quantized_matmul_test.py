@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 import scipy.special
 from hypothesis import strategies as st
-from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
+from interpreters import (
+  HAS_GPU_INTERPRETER,
+  implementations,
+  interpreting_gpu,
+)
 
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu
@@ -30,20 +34,12 @@ from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.quantized_matmul,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.quantized_matmul,
-    config=pallas_tpu.Config(block_outputs=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.quantized_matmul,
-    # Four programs for three chunks: one has nothing to do.
-    config=pallas_gpu.Config(block_outputs=16, num_splits=4),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'quantized_matmul',
+  pallas_tpu=pallas_tpu.Config(block_outputs=128),
+  # Four programs for three chunks: one has nothing to do.
+  pallas_gpu=pallas_gpu.Config(block_outputs=16, num_splits=4),
+)
 NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS = 2, 192, 144  # not of whole tiles of 128
 WEIGHTS = {'int8': 1, 'int4': 3, 'float8_e4m3fn': 3}  # groups
 # Of the sum of absolute products. float32: the order of sums. bfloat16: the

@@ -8,12 +8,12 @@ import dataclasses
 import re
 
 import decoding_cases
+import engine_cases
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from decoding_cases import assert_same, requests_of
-from engine_cases import make_sizes
 from flags_test import given
 from models_test import chain
 
@@ -156,13 +156,10 @@ def test_greedy_output_is_that_of_rounded_weights(weight_dtype):
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_the_engine_takes_quantized_models(weight_dtype):
   target = model_of(weight_dtype)
-  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
+  sizes = engine_cases.make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
   engine = Engine(target, target, sizes=sizes)
-  handles = [engine.submit(request) for request in REQUESTS]
-  while engine.step() is not None:
-    pass
-  for handle, want in zip(handles, results_of(target), strict=True):
-    assert handle.result().token_ids == want.token_ids
+  got = engine_cases.results_of(engine, REQUESTS)
+  assert_same(got, results_of(target))
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def requests_of(lengths, seed=0, **options):
 
 def serve(draft, requests, length=LENGTH):
   engine = engine_cases.make_engine(draft, FixedLength(length))
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  results = engine_cases.results_of(engine, requests)
   engine_cases.assert_empty(engine)
   return [result.token_ids for result in results], [r.stats for r in results]
 

@@ -36,13 +36,8 @@ def load(*flags):
 
 def write_prompts(tmp_path):
   """Writes three prompts; returns the flag that names them."""
-  prompts = tmp_path / 'prompts.jsonl'
-  lines = [
-    json.dumps({'question_id': i, 'task': 'short', 'turns': [f'{i} and {i}']})
-    for i in range(3)
-  ]
-  prompts.write_text('\n'.join(lines))
-  return f'--prompts={prompts}'
+  texts = (f'{i} and {i}' for i in range(3))
+  return f'--prompts={programs.write_prompts(tmp_path, *texts)}'
 
 
 def of_models(model, mode):

@@ -151,8 +151,8 @@ def test_a_budget_for_everything_is_right_about_everything():
     *requests_of([90, 80, 90, 70, 3], seed=1),
     *requests_of([60, 80, 40], seed=2, temperature=1.0),
   ]
-  handles = [engine.submit(request) for request in requests]
-  assert all(handle.result().token_ids for handle in handles)
+  results = engine_cases.results_of(engine, requests)
+  assert all(result.token_ids for result in results)
   assert engine.scheduler.num_preemptions > 0
   for outcome in policy.outcomes:
     assert outcome.num_accepted.tolist() == outcome.lengths.tolist()

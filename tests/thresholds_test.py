@@ -14,31 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import implementations
 
-from kernels_pallas.thresholds import (
-  exact,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.thresholds import exact, pallas_gpu, pallas_tpu
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
 VOCAB = 1300  # neither of whole tiles of 1024 nor of 256 tokens
-IMPLEMENTATIONS = {
-  'reference': reference.find_thresholds,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.find_thresholds,
-    config=pallas_tpu.Config(block_vocab=1024, width=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.find_thresholds,
-    config=pallas_gpu.Config(block_vocab=256),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'find_thresholds',
+  pallas_tpu=pallas_tpu.Config(block_vocab=1024, width=128),
+  pallas_gpu=pallas_gpu.Config(block_vocab=256),
+)
 ALL = math.inf
 
 

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
 from hypothesis import strategies as st
-from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
+from interpreters import (
+  HAS_GPU_INTERPRETER,
+  implementations,
+  interpret_tpu,
+  interpreting_gpu,
+)
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -20,7 +25,6 @@ from kernels_pallas.tree_attention import (
   filled,
   mask_words,
   mosaic_gpu,
-  native,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -29,21 +33,12 @@ from swiftspec_jax.step import buckets
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.tree_attention,
-  'filled': filled.tree_attention,
-  'native': native.tree_attention,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.tree_attention,
-    config=pallas_tpu.Config(block_kv=128, num_heads=2),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.tree_attention,
-    config=pallas_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'tree_attention',
+  native=None,
+  pallas_tpu=pallas_tpu.Config(block_kv=128, num_heads=2),
+  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+) | {'filled': filled.tree_attention}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,7 @@ def test_configuration_is_made_and_used(model, tmp_path):
   settings = plan_rows.flags_of({**planned, **chips, **dtypes})
   configuration.write(start, settings, [], device_kind=None)
   # As long as what is generated below: the same programs.
-  prompts = tmp_path / 'prompts.jsonl'
-  prompts.write_text('{"question_id": 0, "task": "qa", "turns": ["hello"]}')
+  prompts = programs.write_prompts(tmp_path, 'hello')
   # Without lookups, programs compile faster.
   lookup = '--tree_prompt_lookup=False'
   output = programs.output_of(
